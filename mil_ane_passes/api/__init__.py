@@ -1,4 +1,4 @@
-"""The public functions: each loads, does one job, and returns a report. The command line adds only words to them."""
+"""Public functions: each loads a model, does one job, and returns a report. The command line only formats them."""
 
 from __future__ import annotations
 
@@ -29,6 +29,6 @@ _HOME = {
     "verify": ".verification",
 }
 
-# An edit needs none of what predicts and verifies.
-if not TYPE_CHECKING:  # so that a checker refuses names that are not there
+# Lazy: an edit needs no code for prediction or verification.
+if not TYPE_CHECKING:  # so that a type checker reports unknown names
     __getattr__ = make_lazy_getattr(__name__, _HOME)

@@ -1,21 +1,22 @@
-"""Where a model leaves fp16 on the user's own feeds, and what fixes it.
+"""Calibration: finds where a model exceeds fp16 on the user's own feeds, and the rewrites that fix it.
 
-Most faults of numbers are silent: the ANE gives a number, and it is wrong. Which of them strikes depends on the
-values, so ask with your own inputs. `calibrate` runs the model, shows the room that fp16 leaves at each value (65504
-over the largest magnitude), bounds every partial sum (the ANE's accumulator ends at 32768), and tries each rewrite
-that applies on a copy. `--feeds` may be given several times; `--ranges 'image=0:1'` stands for inputs you have no
-sample of, both ends included. Without either it runs on random feeds.
+Most numeric faults are silent: the ANE returns a number, and it is wrong. Which of them occurs depends on the values,
+so use your own inputs. `calibrate` runs the model, reports the headroom that fp16 leaves at each value (65504 over the
+largest magnitude), bounds every partial sum (the ANE's accumulator ends at 32768), and tries each applicable rewrite
+on a copy. `--feeds` may be repeated; `--ranges 'image=0:1'` stands for inputs of which you have no sample, both ends
+included. Without either it runs on random feeds.
 
-`rewrite` takes both, too: `bounded_accumulation` scales what `calibrate` shows to be too large, `fp16_compute` keeps
-in fp32 what fp16 cannot hold, and the equivalence check runs on them besides its own draws; what approximates is
-judged on them alone.
+`rewrite` accepts both, too: `bounded_accumulation` scales values that `calibrate` reports as too large, `fp16_compute`
+keeps in fp32 what exceeds fp16, and the equivalence check runs on them besides its own random feeds; approximate
+rewrites are judged on the user's feeds alone.
 
-An fp32 package becomes an fp16 one with `--passes fp16_compute`: weights halve, inputs and outputs stay as they are,
-and the report lists what was kept in fp32, why, and the largest error on the feeds (without feeds, on seeded draws).
-`--passes fp16_io` makes inputs and outputs fp16 as well, which changes the interface, so it is never done unasked.
+An fp32 package becomes an fp16 one with `--passes fp16_compute`: weights halve, inputs and outputs are unchanged, and
+the report lists what was kept in fp32, why, and the largest error on the feeds (without feeds, on seeded random
+feeds). `--passes fp16_io` makes inputs and outputs fp16 as well, which changes the interface, so it only runs on
+request.
 
-`finite_mask` turns the infinities of additive masks into -1e4, as Apple's own models have it. A masked weight is 0
-before and after; only a row that is masked throughout changes, from NaN to the softmax of its scores.
+`finite_mask` replaces the infinities of additive masks by -1e4, as Apple's own models do. A masked weight is 0 before
+and after; only a row that is masked throughout changes, from NaN to the softmax of its scores.
 """
 
 from __future__ import annotations
@@ -47,14 +48,14 @@ def calibrate(
     worst: int | None = None, max_steps: int | None = DEFAULT_MAX_STEPS, max_seconds: float | None = None,
     progress: Progress = ignore_progress,
 ) -> CalibrateReport:
-    """Run a model on `feeds` (a mapping from input name to array, or several) or within `ranges` (input name to
-    (low, high), both included), at float32, and say of each value its range, the room it leaves in fp16, the bound on
-    its partial sums, what finds fault with it, and which rewrites fix what does not fit: each rule that fires is tried
-    on a copy. Without feeds and ranges the model runs on random feeds, those of the equivalence check: normal values,
-    and indices that are valid; the report has `sampled` set.
+    """Run a model on `feeds` (a mapping from input name to array, or several) or within `ranges` (input name to (low,
+    high), both included), at float32, and report for each value its range, its fp16 headroom, the bound on its partial
+    sums, the rules that match, and the rewrites that fix what does not fit: each rule that fires is tried on a copy.
+    Without feeds and ranges the model runs on random feeds, those of the equivalence check: normal values, and indices
+    that are valid; the report has `sampled` set.
 
-    Raises InputError where feeds or ranges do not fit, NotSupported for an op the runtime lacks, and LimitReached where
-    runs take more than `max_steps` steps of loops each or `max_seconds` together (None: no limit).
+    Raises InputError where feeds or ranges do not fit, NotSupported for an op the runtime lacks, and LimitReached if
+    runs take more than `max_steps` loop steps each or `max_seconds` together (None: no limit).
     """
     parse_target(target)
     given = UserInputs.of(feeds, ranges)
@@ -75,6 +76,9 @@ def calibrate(
 
 
 def _is_numerics_rule(rule: type[Rule]) -> bool:
-    """Rules of numbers: 3xx. Those that change the interface or all types are no fix of a value."""
+    """Return whether a rule is about numerics: 3xx.
+
+    Rules that change the interface or all types are not fixes of a value.
+    """
     return rule.code.startswith("ANE3") and not (
         issubclass(rule, Rewrite) and (rule.interface or issubclass(rule, ProgramRewrite)))

@@ -1,4 +1,4 @@
-"""What `edit` is asked for, as edits in the order in which they are made."""
+"""Conversion of the arguments of `edit` to edits, in the order in which they are applied."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ _EDIT_OPTIONS = ("fix_shape", "expose", "drop_output", "io", "rename", "split_at
 Names = str | Sequence[str]
 "A name, or several."
 IoTypes = str | Mapping[str, Names] | None
-"A type for all inputs and outputs of floats, or the names that get one."
+"A type for all float inputs and outputs, or the names that get one."
 
 Shapes = Mapping[str, Sequence[int]]
-"The shape that an input gets, by its name."
+"New shapes of inputs, by input name."
 FixShapes = str | Sequence[str] | Shapes | Sequence[Shapes] | Mapping[str, Shapes]
-"Texts as the command takes them, one set of shapes, one for each function to make, or those by their names."
+"Texts in the command's syntax, one set of shapes, one set for each function to make, or sets by function name."
 
 
 def make_edits(
     function: str | None, *, fix_shape: FixShapes | None = None, expose: Names = (), drop_output: Names = (),
     io: IoTypes = None, rename: Mapping[str, str] | None = None, split_at: Names = (), dedup_weights: bool = False,
 ) -> list[Edit]:
-    """The edits that are asked for. Raises InputError when there are none, or two that contradict each other.
+    """Make the requested edits. Raises InputError if there are none, or if two contradict each other.
 
-    Names are those of the source. What makes functions comes first, then what changes their outputs and types; then
-    values get other names, and last comes what is done to the package as a whole.
+    Names are those of the source. Edits that make functions come first, then those that change outputs and types, then
+    renames, and last the edits of the entire package.
     """
     edits: list[Edit] = []
     if fix_shape:
@@ -63,7 +63,7 @@ def make_edits(
 
 
 def _list_names(given: Names, option: str) -> list[str]:
-    """`given` as a list, without the % that reports print before values. InputError for anything but names."""
+    """Return `given` as a list, without the % that reports print before values. InputError for anything but names."""
     names = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else [given]
     if any(not isinstance(name, str) for name in names):
         raise InputError(
@@ -81,7 +81,7 @@ def _check_renames(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _group_names_by_type(io: IoTypes) -> dict[str, list[str]]:
-    """Which names get which type. InputError when two types are asked for one of them."""
+    """Group names by their new type. InputError when two types are requested for one of them."""
     if io is not None and not isinstance(io, (str, Mapping)):
         raise InputError(
             f"{format_option_values('io')}: found {io!r}; expected 'fp16', 'fp32' or a mapping from these to names"

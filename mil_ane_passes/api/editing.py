@@ -1,4 +1,4 @@
-"""Edit a package as a file: names, outputs, types, without building a program and without loading weights."""
+"""Editing of a package as a file: names, outputs, types, without building a program and without loading weights."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ def edit(
     split_at: Names = (), dedup_weights: bool = False, function: str | None = None, overwrite: bool = False,
     link: bool = False, dry_run: bool = False, ahead: CopyAhead | None = None,
 ) -> EditReport:
-    """Edit the ML Program package `src` and write the result to `dst`; nothing else in it changes.
+    """Edit the ML Program package `src` and write the result to `dst`; the rest of the package is unchanged.
 
-    `src` is a path, a `Package` as it was loaded, or an MLModel that is a package on disk.
-    `fix_shape` gives inputs with flexible shapes one shape: a mapping from name to shape; a list of such mappings, or a
-    mapping from function names to them, makes a function of each, which share the weights (the first is the default).
-    `expose` names inner values to return as well; a type that may not leave a model is cast, and the report says so.
-    `drop_output` names outputs to take away, with all that only they needed. `io` is "fp16" or "fp32", the type that
-    all inputs and outputs of floats get, or maps one or both to the names that get it. `rename` maps names of inputs,
+    `src` is a path, a `Package` as it was loaded, or an MLModel that is a package on disk. `fix_shape` gives inputs
+    with flexible shapes one shape: a mapping from name to shape; a list of such mappings, or a mapping from function
+    names to them, makes a function of each, which share the weights (the first is the default). `expose` names inner
+    values to return as well; a type that is not allowed in the interface is cast, and the report says so.
+    `drop_output` names outputs to remove, with all ops that only they needed. `io` is "fp16" or "fp32", the type that
+    all float inputs and outputs get, or maps one or both to the names that get it. `rename` maps names of inputs,
     outputs, states or inner values to their new names. `split_at` makes two packages that run one after the other, cut
     behind the values it names: OUT_1.mlpackage and OUT_2.mlpackage for the `dst` OUT.mlpackage, both or neither; with
-    `function` they are without the other functions. `dedup_weights` keeps weights of equal bytes once. `function`
-    edits that function alone (default: each that has what is named). All names are those of `src`, whatever else is
-    edited. `dry_run` writes nothing. `link`: files that stay as they are become hard links where they cannot be cloned,
-    so that the packages share them. `ahead`: copies of the source's large files that the caller has begun.
+    `function` they do not contain the other functions. `dedup_weights` stores weights of equal bytes once. `function`
+    edits that function alone (default: each that has the named values). All names are those of `src`, regardless of
+    other edits. `dry_run` writes nothing. `link`: unchanged files become hard links where they cannot be cloned, so
+    that the packages share them. `ahead`: copies of the source's large files that the caller has already started.
 
     The order is fixed: fix_shape, expose, drop_output, io, rename, split_at, dedup_weights.
 
@@ -55,7 +55,7 @@ def edit(
                        split_at=split_at, dedup_weights=dedup_weights)
     source = get_source_path(src)
     target = None if dry_run else _check_target(dst, source, PART_SUFFIXES if split_at else ("",), overwrite)
-    copied = None if split_at or dedup_weights or link else target  # what is packed anew is not copied first
+    copied = None if split_at or dedup_weights or link else target  # files that are packed again are not copied ahead
     with (
         _start_copying_ahead(source, copied) if ahead is None else nullcontext(ahead) as ahead,
         pause_garbage_collection(),
@@ -71,7 +71,7 @@ def edit(
 
 
 def _check_target(dst: str | os.PathLike[str] | None, source: Path, parts: Sequence[str], overwrite: bool) -> Path:
-    """The path to write to. Raises InputError when a part of the result could not be written in the end."""
+    """Return the path to write to. Raises InputError if a part of the result could not be written at the end."""
     if dst is None:
         raise InputError("no output; expected a path that ends in .mlpackage, or a dry run")
     for part in parts:
@@ -107,7 +107,7 @@ def _write_documents(
 
 
 def _collect_done_edits(documents: list[Document]) -> list[EditRecord]:
-    """What was done, each thing once: documents made of one begin with the same."""
+    """Collect the applied edits, each once: documents made from one source start with the same edits."""
     return list(dict.fromkeys(each for document in documents for each in document.done))
 
 

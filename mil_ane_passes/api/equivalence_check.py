@@ -1,5 +1,4 @@
-"""The equivalence check of a rewrite: what the passes promise together, and what to say where nothing can be
-verified."""
+"""The equivalence check of a rewrite, within the combined guarantees of its passes."""
 
 from __future__ import annotations
 
@@ -20,12 +19,12 @@ from .source import OpenedSource, Progress
 __all__ = ["CHECK_PRECISIONS", "EquivalenceChecker", "RewrittenCopy", "require_torch"]
 
 CHECK_PRECISIONS = ("float64", "float16")
-"""At which precisions `rewrite` verifies: is the algebra the same, and what does rounding to the stored dtypes do."""
+"""Precisions at which `rewrite` verifies: float64 checks the algebra, float16 the rounding to stored dtypes."""
 
 
 @dataclass(frozen=True)
 class RewrittenCopy:
-    """A rewritten copy of the source, and what each rule did to it."""
+    """A rewritten copy of the source, and the trace of each rule."""
 
     copy: OpenedSource
     traces: list[PassTrace]
@@ -33,7 +32,7 @@ class RewrittenCopy:
 
 @dataclass(frozen=True)
 class EquivalenceChecker:
-    """Proves what was made of `before`. `widths` says whether its inputs and outputs may be of other widths."""
+    """Equivalence check against `before`. `widths` allows inputs and outputs of other widths."""
 
     before: OpenedSource
     given: UserInputs
@@ -49,7 +48,10 @@ class EquivalenceChecker:
         only: tuple[str, str] | None = None,
         locate: bool = True,
     ) -> VerifyReport:
-        """Is it equal, as its passes promise (or those of `like`)? `only` and `locate` as for `compare_programs`."""
+        """Check that `made` is equivalent within the guarantees of its passes (or of those of `like`).
+
+        `only` and `locate` as for `compare_programs`.
+        """
         promised = _combine_promises((like or made).traces)
         require_torch(
             "the equivalence check", f", or {format_no_verify_option()} to write without an equivalence check"
@@ -73,16 +75,16 @@ def require_torch(who: str, otherwise: str = "") -> None:
 
 
 def _map_replaced_values(traces: Sequence[PassTrace]) -> dict[str, str]:
-    """Which value stands for one that is gone, after all passes."""
+    """Map each removed value to the value that replaces it after all passes."""
     found: dict[str, str] = {}
-    for trace in reversed(traces):  # what came later first: a stand-in may have got one of its own
+    for trace in reversed(traces):  # last first: a replacement may itself have been replaced
         for gone, other in reversed(trace.replaced.items()):
             found[gone] = found.get(other, other)
     return found
 
 
 def _combine_promises(traces: Sequence[PassTrace]) -> Strictness:
-    """What all that fired promise together."""
+    """Combine the guarantees of all rewrites that fired."""
     fired = [trace for trace in traces if trace.strength is not None]
     weakest = max((trace.strength for trace in fired if trace.strength), key=list(Exactness).index,
                   default=Exactness.BITWISE)

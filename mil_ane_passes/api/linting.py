@@ -1,4 +1,4 @@
-"""What leaves the ANE, why, and what fixes it."""
+"""Lint: reports the ops that leave the ANE, why, and what fixes them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = ["lint"]
 Names = Iterable[str] | str
 Cuts = tuple[tuple[str, ...], ...]
 _MAX_TRIED_CUTS = 16
-"Cuts tried for one report: each writes the program anew, so that the number of findings must not decide the time."
+"""Cuts tried for one report: each writes the program again, so the limit bounds the time for many findings."""
 
 
 @synchronized
@@ -40,14 +40,14 @@ def lint(
     options: Mapping[str, Mapping[str, Any]] | None = None, after: Any = None,
     baseline: str | PathLike[str] | None = None, measured: MeasurementSource | None = None,
 ) -> LintReport:
-    """Which ops of `src` leave the ANE of `target`, by which rule, on whose evidence, and what fixes it.
+    """Find the ops of `src` that leave the ANE of `target`, with the rule, its evidence, and the fix of each.
 
-    `select` and `ignore` say which rules are reported (codes, beginnings of codes such as ANE3, slugs or names;
-    `ignore` wins). A rule that refuses ops counts in the prediction all the same: what is not mentioned does not get
-    an op onto the ANE. `options` sets options of rules, by name. `after` is a second source that is looked at in the
-    same way, `baseline` the JSON of an earlier report. `measured` is what Core ML said on a Mac (the result.json of
-    `measure.py`, a dumped compute plan, or its data): it answers where it contradicts the prediction and its chip is
-    the target, and stands beside the predicted places and costs. Raises InputError for what cannot be read and for
+    `select` and `ignore` choose the reported rules (codes, beginnings of codes such as ANE3, slugs or names; `ignore`
+    wins). A rule that finds unsupported ops always counts in the prediction: hiding a finding does not get an op onto
+    the ANE. `options` sets options of rules, by name. `after` is a second source that is checked in the same way,
+    `baseline` the JSON of an earlier report. `measured` is Core ML's answer on a Mac (the result.json of `measure.py`,
+    a dumped compute plan, or its data): it overrides the prediction where both differ and its chip is the target, and
+    is reported beside the predicted backends and costs. Raises InputError for input that cannot be read and for
     unknown names.
     """
     with pause_garbage_collection():
@@ -88,10 +88,10 @@ def _lint_sources(
 
 
 def _keep_possible_cuts(findings: list[LintFinding], source: OpenedSource) -> list[LintFinding]:
-    """`findings` with those cuts only that `edit --split-at` can make of the source, which are tried.
+    """Remove from `findings` the cuts that `edit --split-at` cannot make in the source; each cut is tried.
 
-    Where one rule found several ops of a function that one cut each sets apart, such as lookups, one cut for all of
-    them comes first.
+    If one rule found several ops of a function, such as lookups, each of which one cut separates, a single cut for all
+    of them is tried first.
     """
     groups: dict[tuple[type, str], list[LintFinding]] = defaultdict(list)
     for item in findings:
@@ -111,7 +111,7 @@ def _keep_possible_cuts(findings: list[LintFinding], source: OpenedSource) -> li
 
 
 def _can_cut(source: OpenedSource, function: str, cuts: Cuts) -> bool:
-    """Whether `edit` makes these cuts, each in the first part of the one before."""
+    """Return whether `edit` can make these cuts, each in the first part of the one before."""
     if source.package is None:
         return False
     several = len(source.program.functions) > 1

@@ -1,4 +1,4 @@
-"""A folder for somebody with a Mac: packages, feeds, expected outputs, and the script that measures."""
+"""A folder for users with a Mac: packages, feeds, expected outputs, and the script that measures."""
 
 from __future__ import annotations
 
@@ -40,13 +40,15 @@ def write_mac_script(
     src: Any, folder: str | PathLike[str], *, after: Any = None, preset: str | None = None, passes: Any = None,
     target: str = "all", feeds: Any = None, seeds: int = 3, progress: Progress = ignore_progress,
 ) -> MacFolder:
-    """Write what somebody with a Mac runs to measure `src`, and `after` or its rewrite beside it; whole or not at all.
+    """Write a folder with which a user with a Mac measures `src`, and `after` or its rewrite beside it.
 
-    The default function gets `feeds` (a mapping from input name to array, or several), every other one, and all
-    without `feeds`, `seeds` seeded draws. Expected outputs are the reference runtime's at float32.
+    The folder is written entirely or not at all.
 
-    Raises InputError for a source that is no package, a folder that is not empty, feeds that do not fit, and a rewrite
-    that is not verified.
+    The default function gets `feeds` (a mapping from input name to array, or several). Every other function, and all
+    without `feeds`, get `seeds` seeded random feeds. Expected outputs are the reference runtime's at float32.
+
+    Raises InputError for a source that is not a package, a folder that is not empty, feeds that do not fit, and a
+    rewrite that is not verified.
     """
     if after is not None and (preset is not None or passes is not None):
         raise InputError("both a package to compare with and a rewrite; expected "
@@ -85,7 +87,7 @@ def _require_package(source: OpenedSource) -> OpenedSource:
 
 @contextmanager
 def _stage_folder(goal: Path) -> Iterator[Path]:
-    """A folder beside `goal` that takes its place at the end, and is gone if anything fails."""
+    """Create a folder beside `goal` that replaces it at the end, and is removed if anything fails."""
     if not goal.parent.is_dir():
         raise InputError(f"{goal}: the folder {goal.parent} does not exist; make it first")
     if (around := find_enclosing_package(goal)) is not None:
@@ -103,7 +105,7 @@ def _stage_folder(goal: Path) -> Iterator[Path]:
 
 @dataclass
 class _FolderWriter:
-    """Fills the folder; `written` has the expected outputs of each run of `before`, by function and label."""
+    """Writer of the folder; `first` has the file and names of the first package's outputs, by function and label."""
 
     folder: Path
     made: MacFolder
@@ -129,7 +131,7 @@ class _FolderWriter:
         self._text("README.txt", format_readme(self.made, tolerances))
 
     def _plans(self, side: OpenedSource, given: UserInputs, seeds: int) -> list[Plan]:
-        """The runs of `before`; numbers are such that the narrower dtype of both sides holds them."""
+        """Build the runs of `before`. Feeds are rounded to the narrower dtype of both packages."""
         drawn = build_plans(side.program, seeds, side.describe)
         if given:
             default = side.program.default_function_name
@@ -140,7 +142,7 @@ class _FolderWriter:
                                     for name, value in _convert_feeds_to_pixels(side, run).items()}) for run in drawn]
 
     def _again(self, side: OpenedSource, wanted: Sequence[Plan], seeds: int) -> list[Plan]:
-        """The same runs for another package where its functions take the same inputs, else draws of its own."""
+        """Return the same runs for another package where its inputs are the same, else random feeds of its own."""
         functions = side.program.functions
         own = [
             replace(run, feeds=_convert_feeds_to_pixels(side, run))
@@ -162,7 +164,7 @@ class _FolderWriter:
                 for each in side.program.functions]
 
     def _executed(self, name: str, side: OpenedSource, wanted: Sequence[Plan]) -> list[Run]:
-        """The runs with their outputs at float32; those that are known not to run are left out, with a note."""
+        """Run the feeds at float32 and return the runs with their outputs. Runs that fail are left out, with a note."""
         try:
             runs = execute_plans(side.program, wanted, ("float32",), self.progress).runs
         except NotSupported as lacking:
@@ -173,7 +175,7 @@ class _FolderWriter:
         return [run for run in runs if not run.error]
 
     def _feed(self, side: OpenedSource, run: Run) -> dict[str, Any]:
-        """The files of one run, and what the manifest says of them."""
+        """Write the files of one run, and return its entry in the manifest."""
         number, plan = self.made.feeds, run.plan
         self.made.feeds += 1
         colours = _get_color_layouts(side.describe(plan.function).input)
@@ -214,19 +216,19 @@ def _iterate_fp16_inputs(side: OpenedSource) -> Iterator[tuple[str, str]]:
 
 
 def _get_color_layouts(features: Any) -> dict[str, int]:
-    """The colour layout of each image among inputs or outputs."""
+    """Return the colour layout of each image among inputs or outputs."""
     return {each.name: each.type.imageType.colorSpace for each in features if each.type.HasField("imageType")}
 
 
 def _convert_feeds_to_pixels(side: OpenedSource, run: Plan) -> dict[str, Array]:
-    """The feeds of a run; images hold what pixels can hold."""
+    """Return the feeds of a run, with images rounded to pixel values."""
     colours = _get_color_layouts(side.describe(run.function).input)
     return {name: array_from_image(name, pixels_from_array(value, colours[name]), colours[name]).astype(value.dtype)
             if name in colours else value for name, value in run.feeds.items()}
 
 
 def _convert_outputs_for_script(outputs: dict[str, Array], colours: dict[str, int]) -> dict[str, Array]:
-    """Outputs as the script compares them: images as pixels, a classifier's numbers in the order of their labels."""
+    """Convert outputs to the form that the script compares: images as pixels, a classifier's numbers in label order."""
     found = dict(outputs)
     for name, value in outputs.items():
         labels = outputs.get(f"{name} labels")
@@ -240,7 +242,7 @@ def _convert_outputs_for_script(outputs: dict[str, Array], colours: dict[str, in
 
 
 def _explain_unfeedable_input(description: Any) -> str | None:
-    """Why the script cannot feed a function, if it cannot."""
+    """Return why the script cannot feed a function, or None if it can."""
     for feature in description.input:
         kind = feature.type.WhichOneof("Type")
         if kind not in ("multiArrayType", "imageType"):

@@ -20,7 +20,7 @@ from .prediction import make_forecaster, make_guard
 __all__ = ["DEFAULT_SEEDS", "make_measures", "pipeline"]
 
 DEFAULT_SEEDS = 3
-"Seeded draws where a rule is content with those."
+"Number of seeded random feeds, for rules that accept such feeds."
 
 
 @synchronized
@@ -30,20 +30,22 @@ def pipeline(
     feeds: Feeds | None = None, ranges: Ranges | None = None, max_growth: float | None = DEFAULT_MAX_GROWTH,
     strict: bool = False,
 ) -> ct.PassPipeline:
-    """coremltools' pipeline `base` (default: `ct.PassPipeline.DEFAULT`) followed by our passes, as a new object.
+    """Build a new pipeline: coremltools' `base` (default: `ct.PassPipeline.DEFAULT`) followed by our passes.
 
-    Ours come last, so that nothing of coremltools' folds them back (`fuse_conv_bias` would). `base` is never changed;
-    a base that holds our passes already gets them anew, not twice. Names, options, preset and target are checked
-    here, and a wrong one raises InputError with the nearest right one. Passes that decide by the values they see run
-    the program on `feeds` (a mapping from input name to array, or several) and within `ranges` (input name to
-    (low, high)); that needs torch. `max_growth`: what a preset brings for the sake of place and speed is undone where
-    the predicted cost grows by more than this share, or more ops than before are not taken by the ANE; what is asked
-    for by name, and fixes of wrong numbers, are not. None undoes nothing. A pass that fails leaves the program as it
-    was and logs a warning; with `strict` it stops the conversion. The names in the result's `passes` do the same
-    without the object, in any process that has imported mil_ane_passes: `ct.PassPipeline(names)` after a trip through
-    JSON, or ExecuTorch's `pass_names`. Settings and guard are in the name `ane::guard_begin{target=m4 ...}`; only feeds
-    and ranges cannot travel. By hand a preset is one name, `ane::full{target=m4 max_growth=0.01}`, and a pass is
-    `ane::triangle_cumsum{target=m4}`.
+    Ours come last, so that no pass of coremltools folds them back (`fuse_conv_bias` would). `base` is never changed.
+    Our passes in `base` are replaced, not duplicated. Names, options, preset and target are checked here, and a wrong
+    one raises InputError with the nearest right one. Passes that need value ranges run the program on `feeds` (a
+    mapping from input name to array, or several) and within `ranges` (input name to (low, high)); that needs torch.
+
+    `max_growth`: rewrites that a preset includes for placement and speed are reverted if the predicted cost grows by
+    more than this share, or if more ops than before are unsupported on the ANE. Passes requested by name, and fixes of
+    wrong numbers, are not reverted. None reverts nothing. A pass that fails leaves the program unchanged and logs a
+    warning; with `strict` it stops the conversion.
+
+    The names in the result's `passes` do the same without the object, in any process that has imported mil_ane_passes:
+    `ct.PassPipeline(names)` after a JSON round trip, or ExecuTorch's `pass_names`. Settings and guard are in the name
+    `ane::guard_begin{target=m4 ...}`; only feeds and ranges cannot be part of names. Written by hand, a preset is one
+    name, `ane::full{target=m4 max_growth=0.01}`, and a pass is `ane::triangle_cumsum{target=m4}`.
     """
     measure, draw = make_measures(UserInputs.of(feeds, ranges), lambda function: None)
     parse_target(target)
@@ -54,7 +56,7 @@ def pipeline(
 def make_measures(
     given: UserInputs, describe: Any, seeds: int = DEFAULT_SEEDS, progress: Any = None
 ) -> tuple[Measure | None, Measure]:
-    """How to measure a program on what the user gave (None where that is nothing), and on seeded draws."""
+    """Make the measures of a program: on the user's feeds and ranges (None without any), and on seeded random feeds."""
     say = progress or (lambda text: None)
 
     def drawn(program: Program) -> Any:

@@ -1,4 +1,4 @@
-"""Our prediction against what Core ML said on somebody's machine."""
+"""Comparison of our prediction with Core ML's compute plan on a user's machine."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ __all__ = ["calibrate_plan"]
 
 @synchronized
 def calibrate_plan(measured: MeasurementSource, *, model: Any = None, target: str | None = None) -> CalibratePlanReport:
-    """How the prediction stands to `measured`: a result.json of `measure.py`, a dumped compute plan, or its data.
+    """Compare the prediction with `measured`: a result.json of `measure.py`, a dumped compute plan, or its data.
 
-    `model` is what was measured; without it the packages that lie beside a result.json are taken. `target` is what to
-    predict for, by default the chip of the measurement. Raises InputError for what cannot be read or does not go
-    together.
+    `model` is the measured model; without it the packages next to a result.json are used. `target` is the target of
+    the prediction, by default the chip of the measurement. Raises InputError for input that cannot be read or does not
+    match.
     """
     read = read_measurements(measured)
     report = CalibratePlanReport()
@@ -43,7 +43,7 @@ def calibrate_plan(measured: MeasurementSource, *, model: Any = None, target: st
 
 
 def _find_packages_beside(read: list[Measurement]) -> list[tuple[Any, list[Measurement]]]:
-    """The packages that lie beside the file, each with its own measurement."""
+    """Find the packages next to the file, each with its own measurement."""
     found = [(path, [each]) for each in read if each.path is not None
              and (path := Path(each.file).parent / Path(each.path).name).is_dir()]
     if not found:

@@ -1,4 +1,4 @@
-"""The prediction that a rewrite is measured by: before, after, and for the guard."""
+"""Predictions for a rewrite: before, after, and for the guard."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["make_forecaster", "make_guard"]
 
 
 def make_forecaster(target: str, package: Package | None = None) -> Forecaster:
-    """What predicts programs for `target`; `package` says what the shapes of its inputs may be."""
+    """Make the function that predicts programs for `target`; `package` describes the shapes of its inputs."""
     rules = [rule for rule in configure_rules(None).values() if rule.refuses]
 
     def foresee(program: Program) -> Forecast:
@@ -29,6 +29,9 @@ def make_forecaster(target: str, package: Package | None = None) -> Forecaster:
 
 
 def make_guard(foresee: Forecaster, most: float | None) -> Guard | None:
-    """The guard that lets the predicted cost grow by `most`, None for none. Raises InputError for what is no share."""
+    """Make the guard that lets the predicted cost grow by `most`; None for no guard.
+
+    Raises InputError for an invalid share.
+    """
     share = check_max_growth(most)
     return None if share is None else Guard(foresee, share)

@@ -1,4 +1,4 @@
-"""Rewrite a model and verify the result equal before anything is written."""
+"""Rewriting of a model; the result is verified equivalent before anything is written."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ __all__ = ["rewrite"]
 
 @dataclass(frozen=True)
 class _RewriteJob:
-    """What is asked for, beside the source and where the result goes."""
+    """The requested rewrite, without the source and the destination."""
 
     rules: Sequence[Rewrite]
     target: str
@@ -54,7 +54,10 @@ class _RewriteJob:
     def run(
         self, source: OpenedSource, program: Program, rules: Sequence[Rewrite], foresee: Forecaster | None
     ) -> list[PassTrace]:
-        """Apply `rules` to `program`, in place; it has the interface of `source`. A guard goes by `foresee`."""
+        """Apply `rules` to `program`, in place; it has the interface of `source`.
+
+        The guard, if any, predicts with `foresee`.
+        """
         if self.given and any(rule.measures for rule in rules):
             require_torch("the values are measured by running the model, which")
         measure, draw = make_measures(self.given, source.describe, self.seeds, self.progress)
@@ -62,7 +65,7 @@ class _RewriteJob:
                               guard=None if foresee is None else make_guard(foresee, self.most_growth))
 
     def settled(self, before: OpenedSource, foresee: Forecaster) -> VerificationOutcome:
-        """A rewritten copy of `before`, verified if that is asked for, without what breaks the equivalence check."""
+        """Rewrite a copy of `before`, verified if requested, without the passes that break the equivalence check."""
 
         def apply(rules: Sequence[Rewrite], guard: bool) -> RewrittenCopy:
             twin = copy_source(before)
@@ -75,7 +78,7 @@ class _RewriteJob:
         )
         try:
             return apply_and_verify(self.rules, apply, prover, self.progress)
-        except LimitReached as reached:  # while a rule measured values: what it would have done is not known
+        except LimitReached as reached:  # while a rule measured values: its effect is unknown
             reason = f"{reached}; {format_no_verify_option()} writes without an equivalence check"
             return VerificationOutcome(
                 self.rules, RewrittenCopy(copy_source(before), []), VerifyReport("not verified", reason=reason)
@@ -90,19 +93,21 @@ def rewrite(
     max_growth: float | None = DEFAULT_MAX_GROWTH, strict: bool = False, max_steps: int | None = DEFAULT_MAX_STEPS,
     max_seconds: float | None = None, progress: Progress = ignore_progress, ahead: CopyAhead | None = None,
 ) -> RewriteReport:
-    """Rewrite a model and verify the result equal before anything is written.
+    """Rewrite a model and verify that the result is equivalent before anything is written.
 
     `src` is a path to an .mlpackage, an MLModel, a `Package` or a `mil.Program`; none of them is changed, except
     `rewrite(program, dst=program)`, which rewrites in place once verified. `dst` is the path of the new package, or
-    None: then the result is in the report's `package` only. `passes`, `options` and `max_growth` as in `pipeline()`,
+    None: then the result is only in the report's `package`. `passes`, `options` and `max_growth` as in `pipeline()`,
     `link` as in `save`, `max_steps` and `max_seconds` as in `run`. `feeds` (from input name to array, or several such)
-    and `ranges` (input name to (low, high)) say what the inputs hold: passes that decide by values see those, and the
-    proof runs on them besides its own draws (what approximates is held to them). `ahead`: copies begun.
+    and `ranges` (input name to (low, high)) describe the inputs: passes that need value ranges use them, and the
+    equivalence check runs on them besides its own random feeds (approximate rewrites are judged on them alone).
+    `ahead`: copies that were already started.
 
-    Raises InputError for anything that cannot be used (nothing is written then). A preset's passes that break the
+    Raises InputError for input that cannot be used (nothing is written then). A preset's passes that break the
     equivalence check are left out (the report's `left_out_passes`), and those that fail are rolled back (`failed`).
-    Not so what is asked for by name: it is `faulty_pass`, or raises RuleError; so does any that fails with `strict`. A
-    result that is not verified is not written: the report's `status` says "not verified".
+    This does not apply to passes requested by name: such a pass is reported as `faulty_pass`, or raises RuleError;
+    with `strict` every pass that fails raises RuleError. A result that is not verified is not written: the report's
+    `status` is "not verified".
     """
     started = time.perf_counter()
     parse_target(target)
@@ -135,7 +140,7 @@ def rewrite(
 
 
 def _resolve_destination(src: Any, dst: Any) -> Path | None:
-    """The path to write to, if any. Raises InputError for a source and a destination that do not go together."""
+    """Return the path to write to, if any. Raises InputError for a source and a destination that cannot be combined."""
     if isinstance(src, str) and not src.strip():
         raise InputError("no path given; expected the path of an .mlpackage")
     if dst is None or (isinstance(src, Program) and dst is src):
@@ -151,8 +156,10 @@ def _resolve_destination(src: Any, dst: Any) -> Path | None:
 def _start_copying_ahead(
     src: Any, path: Path | None, overwrite: bool, link: bool, begun: CopyAhead | None
 ) -> AbstractContextManager[CopyAhead | None]:
-    """Start copying what will be copied anyway, unless that has `begun`. Raises InputError when `path` could not be
-    written in the end."""
+    """Start copying files that will be copied in any case, unless copies have `begun`.
+
+    Raises InputError if `path` could not be written at the end.
+    """
     if begun is not None:
         return nullcontext(begun)
     source: Any = src
@@ -167,7 +174,7 @@ def _start_copying_ahead(
 
 
 def _rewrite_source(report: RewriteReport, job: _RewriteJob, before: OpenedSource) -> Sequence[Rewrite]:
-    """Run the rules on a private copy of the source and verify the result; fills in the report.
+    """Run the rules on a private copy of the source, verify the result, and fill in the report.
 
     Returns the rules that were not left out.
     """

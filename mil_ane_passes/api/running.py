@@ -1,4 +1,4 @@
-"""Execute a model on any machine, and look at its values on the way."""
+"""Execution of a model on any machine, and tracing of its values."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def run(
 ) -> dict[str, Array]:
     """Execute a model on the reference runtime, on any machine; returns the outputs by name.
 
-    Of a pipeline all parts are run, one after the other, unless `function` names one (`PART/FUNCTION`). `state` holds
-    the states by name and is updated in place; given an empty dict, all are left in it. `quirks` names published faults
-    to imitate. `max_steps` bounds the steps of loops in one run, `max_seconds` the time of the whole; None is no limit.
+    All parts of a pipeline are run, one after the other, unless `function` names one (`PART/FUNCTION`). `state`
+    contains the states by name and is updated in place; an empty dict receives all of them. `quirks` names published
+    faults to imitate. `max_steps` limits the loop steps of one run, `max_seconds` the total time; None means no limit.
     Raises InputError for feeds with wrong names, shapes or dtypes and for an unknown quirk, NotSupported for an op the
-    runtime lacks, and LimitReached (a NotSupported) where a run takes more steps, time or memory than it may.
+    runtime lacks, and LimitReached (a NotSupported) if a run exceeds a limit on steps, time or memory.
     """
     from ..runtime import PipelineRuntime, Runtime
 
@@ -46,7 +46,7 @@ def run(
 
 @synchronized
 def list_fault_models() -> list[QuirkDescription]:
-    """Name, one-sentence summary and sources of every published fault that `quirks` may name."""
+    """Return name, one-sentence summary and sources of every published fault that `quirks` may name."""
     from ..runtime.quirks import describe_quirks
 
     return describe_quirks()
@@ -58,10 +58,10 @@ def trace(
     state: dict[str, Array] | None = None, quirks: Sequence[str] = (),
     max_steps: int | None = DEFAULT_MAX_STEPS, max_seconds: float | None = None, progress: Progress = ignore_progress,
 ) -> TraceReport:
-    """Execute as `run` does and say of each op what its results look like: range, NaN, infinities, what fp16 loses.
+    """Execute as `run` does and report on each op's results: range, NaN, infinities, values lost in fp16.
 
-    At float32 and float64 this shows where fp16 would overflow, at float16 where it does: see `TraceReport`. Of a
-    pipeline one part is executed, which `function` names.
+    At float32 and float64 this finds where fp16 would overflow, at float16 where it does: see `TraceReport`. For a
+    pipeline, `function` names the part to execute.
     """
     model = open_source(src)
     if function is None and model.is_pipeline:

@@ -1,4 +1,4 @@
-"""What users hand in, as a program with what is known beside it."""
+"""Sources of the public functions, opened as programs with their package data."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ Progress = Callable[[str], None]
 
 
 def ignore_progress(text: str) -> None:
-    """No progress."""
+    """Ignore a progress message."""
 
 
 @dataclass
 class OpenedSource:
-    """A source as a program, with what is known beside it."""
+    """A source as a program, with its package, if any, and its name."""
 
     program: Program
     package: Package | None
@@ -62,7 +62,7 @@ def open_source(source: Any) -> OpenedSource:
 
 
 def select_function(source: OpenedSource, function: str | None) -> OpenedSource:
-    """The source with one function only, if one is named. Raises InputError where it has none of that name."""
+    """Limit the source to one function, if one is named. Raises InputError if it has no function of that name."""
     if function is None:
         return source
     functions = source.program.functions
@@ -75,7 +75,7 @@ def select_function(source: OpenedSource, function: str | None) -> OpenedSource:
 
 
 def copy_source(source: OpenedSource) -> OpenedSource:
-    """A second program of the same source, to be rewritten; it shares the weights, which stay mapped."""
+    """Copy the program of a source for rewriting; the weights are shared and stay mapped."""
     twin = clone_program(source.program)
     if source.package is None:
         return OpenedSource(twin, None, source.name)

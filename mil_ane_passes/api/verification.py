@@ -1,4 +1,4 @@
-"""Are two models equal?"""
+"""Verification that two models are equivalent."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ def verify(
 ) -> VerifyReport:
     """Compare two models on the same feeds; the report's `first` names the first op that differs.
 
-    `precision` is float64 (is the algebra the same), float32 or float16 (typed execution, judged against the float64
-    run of `before`). `exactness` is "bitwise" or "rounding". Without `feeds` each function runs on `seeds` seeded draws
-    and on adversarial feeds (`sampled` of the report; under "rounding" a NaN may spread), with them the default
-    function (of a pipeline all parts) on those; `function` names the only one to compare (`PART/FUNCTION` of a
-    pipeline). `quirks` names published faults to imitate in `after`. With `fixes_nonfinite`, what is NaN or infinite
-    in `before` may be finite in `after`, judged with infinite constants read as large finite ones. With `widths`,
-    floats of inputs and outputs may be of different widths, as after `ane::fp16_io`. `max_steps` and `max_seconds` as
-    in `run`: beyond them it is "not verified".
+    `precision` is float64 (checks the algebra), float32 or float16 (typed execution, judged against the float64 run of
+    `before`). `exactness` is "bitwise" or "rounding". Without `feeds`, each function runs on `seeds` seeded random
+    feeds and on adversarial feeds (`sampled` of the report; under "rounding" a NaN may spread). With `feeds`, the
+    default function (of a pipeline all parts) runs on those. `function` names the only one to compare (`PART/FUNCTION`
+    of a pipeline). `quirks` names published faults to imitate in `after`. With `fixes_nonfinite`, values that are NaN
+    or infinite in `before` may be finite in `after`, judged with infinite constants read as large finite ones. With
+    `widths`, float inputs and outputs may have different widths, as after `ane::fp16_io`. `max_steps` and
+    `max_seconds` as in `run`: beyond them the result is "not verified".
 
-    `atol`, `rtol`, `snr`, `cosine` are limits on the error of models that are meant to differ; see `Accuracy`. A
-    pipeline may be compared with a single model, as a whole. One side may be a torch module (in eval mode) or any
-    callable, which is given the model's inputs by position, or by name where it has parameters of those names; its
-    outputs pass within `tolerance` times the largest value (default 1e-4 for a model all in fp32, else 2e-2), integers
-    have to be equal.
+    `atol`, `rtol`, `snr`, `cosine` limit the error of models that are expected to differ; see `Accuracy`. An entire
+    pipeline may be compared with a single model. One side may be a torch module (in eval mode) or any callable, which
+    gets the model's inputs by position, or by name if it has parameters of those names. Its outputs pass within
+    `tolerance` times the largest value (default 1e-4 for a model entirely in fp32, else 2e-2); integers have to be
+    equal.
 
-    Raises InputError for feeds or interfaces that do not fit and for a callable that raises, NotSupported (nothing run)
-    for an op the reference runtime lacks.
+    Raises InputError for feeds or interfaces that do not fit and for a callable that raises, NotSupported (nothing
+    run) for an op the reference runtime lacks.
     """
     judged_as, accuracy = _parse_exactness(exactness), Accuracy(atol, rtol, snr, cosine) or None
     if accuracy is not None and (exactness == "bitwise" or tolerance is not None or fixes_nonfinite):

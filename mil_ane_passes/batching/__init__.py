@@ -1,6 +1,6 @@
-"""Many packages in one go: found, shared out to workers, each result kept whole, and nothing done twice.
+"""Batches of many packages: finds them, distributes them to workers, and skips results that are up to date.
 
-Nothing here imports coremltools before a package has to be worked on.
+Nothing here imports coremltools before a package has to be processed.
 """
 
 from __future__ import annotations

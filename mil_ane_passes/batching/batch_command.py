@@ -1,4 +1,4 @@
-"""Runs a command over many packages."""
+"""The function `batch`, which runs a command over many packages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["BatchInterrupted", "batch"]
 
 
 class BatchInterrupted(KeyboardInterrupt):
-    """The user stopped the batch; `report` has what was done until then."""
+    """The user stopped the batch; `report` has the results until then."""
 
     def __init__(self, report: BatchReport) -> None:
         super().__init__(f"{sum(item.status != 'not run' for item in report.items)} of {len(report.items)} done")
@@ -38,19 +38,19 @@ def batch(
     executor: Executor | None = None, again: bool = False, overwrite: bool = False,
     progress: Callable[[str], None] = lambda text: None, **options: Any,
 ) -> BatchReport:
-    """Do `command`, "rewrite" or "lint", with each of many packages; what goes wrong with one does not stop the rest.
+    """Run `command`, "rewrite" or "lint", on each of many packages; an error in one does not stop the rest.
 
-    `sources` are packages, folders that are searched for packages, and patterns. The results are called
-    `folder`/NAME.mlpackage and `folder`/NAME.txt (of lint; `report` says which form: "text", "json", "sarif", "html");
-    what was found in a folder keeps its path below it. `jobs`: 0 works in this process, N in N processes of this
-    machine (each takes half a GB and what its equivalence check needs; a script needs `if __name__ == "__main__":`).
-    `executor`: any `concurrent.futures.Executor` instead, whose workers have the same paths and packages; threads of
-    one process take turns. `options` are those of `rewrite` (preset, target, passes, options, ranges, verify, seeds,
-    link, dry_run, max_growth, strict, max_steps, max_seconds; feeds as paths of .npz files) or of `lint` (target,
-    select, ignore, options; fail_under in percent).
+    `sources` are packages, folders that are searched for packages, and patterns. The results are named
+    `folder`/NAME.mlpackage and `folder`/NAME.txt (of lint; `report` selects the form: "text", "json", "sarif",
+    "html"); packages found in a folder keep their path below it. `jobs`: 0 works in this process, N in N processes of
+    this machine (each takes half a GB and what its equivalence check needs; a script needs
+    `if __name__ == "__main__":`). `executor`: any `concurrent.futures.Executor` instead, whose workers have the same
+    paths and packages; threads of one process take turns. `options` are those of `rewrite` (preset, target, passes,
+    options, ranges, verify, seeds, link, dry_run, max_growth, strict, max_steps, max_seconds; feeds as paths of .npz
+    files) or of `lint` (target, select, ignore, options; fail_under in percent).
 
-    A result whose package and options are those of an earlier run is kept ("up to date") unless `again`. One of an
-    earlier run that is not is replaced; anything else at its place only if `overwrite`. Raises InputError when nothing
+    A result whose package and options are those of an earlier run is kept ("up to date") unless `again`. Other results
+    of an earlier run are replaced; any other file at the same path only if `overwrite`. Raises InputError when nothing
     can be done at all, and `BatchInterrupted` (a KeyboardInterrupt) with the report so far.
     """
     started = time.perf_counter()
@@ -75,7 +75,7 @@ def _plan_jobs(
     report: BatchReport, found: Sequence[Source], planned: Callable[[Source], tuple[BatchItem, Job | None]],
     progress: Callable[[str], None],
 ) -> dict[int, Job]:
-    """Puts an item for each source into the report; the jobs by the number of the item, where there is one."""
+    """Add an item for each source to the report. Returns the jobs by the number of their item, where one is needed."""
     work: dict[int, Job] = {}
     report.items = [BatchItem(source.name, source.path, None) for source in found]
     for number, source in enumerate(found):
@@ -87,7 +87,7 @@ def _plan_jobs(
 
 
 def _resolve_target(folder: Any, asked: Request) -> Path | None:
-    """Where the results go; None where there are none."""
+    """Return the folder of the results; None if nothing is written."""
     if not asked.writes:
         return None
     if folder is None or not os.fspath(folder).strip():
@@ -99,7 +99,7 @@ def _resolve_target(folder: Any, asked: Request) -> Path | None:
 
 
 def _prepare_folder(target: Path, found: Iterable[Source], asked: Request) -> None:
-    """Make the folder for the results. Raises InputError where one would lie in a package that is read."""
+    """Make the folder for the results. Raises InputError if a result would be written into a package that is read."""
     packages = {os.path.realpath(source.path): source.path for source in found if not source.error}
     for source in found:
         place = Path(os.path.realpath(target / f"{source.name}{asked.suffix}"))

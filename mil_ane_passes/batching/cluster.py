@@ -1,4 +1,4 @@
-"""An existing Dask cluster as an executor."""
+"""Connection to an existing Dask cluster as an executor."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ _CONNECT_TIMEOUT = 8
 
 @contextlib.contextmanager
 def connect_to_dask(address: str, say: Callable[[str], object] = lambda text: None) -> Iterator[Executor]:
-    """The workers of the scheduler at `address`, e.g. tcp://10.0.0.1:8786. They need the same paths and packages.
+    """Connect to the workers of the scheduler at `address`, e.g. tcp://10.0.0.1:8786.
 
-    A cluster without workers is waited for, as it may be one that starts them when there is work; `say` is told.
+    They need the same paths and packages.
+
+    If the cluster has no workers yet, work waits for them, as it may start them on demand; `say` gets a message then.
     Raises InputError when `distributed` is not installed, or the scheduler does not answer within 8 seconds.
     """
     try:
@@ -31,7 +33,7 @@ def connect_to_dask(address: str, say: Callable[[str], object] = lambda text: No
     logging.getLogger("distributed").setLevel(logging.ERROR)
     try:
         client: Any = Client(address, timeout=_CONNECT_TIMEOUT, set_as_default=False)
-    except Exception as error:  # what answers there may be something else, which leads to any error
+    except Exception as error:  # another kind of server may answer, which can raise anything
         reason = " ".join(str(error).split()) or type(error).__name__
         raise InputError(f"no Dask scheduler answers at {address} ({reason}); expected the address that "
                          "`dask scheduler` prints, e.g. tcp://10.0.0.1:8786") from error

@@ -1,4 +1,4 @@
-"""What a package was when it was read, so that it is known again."""
+"""Fingerprints of packages, to detect whether a package has changed since it was read."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Fingerprint = dict[str, dict[str, Any]]
 "For each file, by its path in the package: `size` in bytes, `stamp`, and `sha256` or None."
 
 _ALWAYS_HASHED_BYTES = 64 << 20
-"Up to so many bytes a file's content is looked at in any case: it takes less than a tenth of a second."
+"Files of up to this many bytes are always hashed: it takes less than a tenth of a second."
 _CHUNK_BYTES = 1 << 20
 
 
 def take_fingerprint(package: str | os.PathLike[str], deep: bool) -> Fingerprint:
-    """What is in `package` now. The content of large files is looked at only when it is to be `deep`."""
+    """Take the fingerprint of `package`. The content of large files is hashed only if `deep`."""
     found: Fingerprint = {}
     for name, path in _iterate_files(Path(package)):
         size, stamp = _read_stamp(path)
@@ -32,10 +32,11 @@ def take_fingerprint(package: str | os.PathLike[str], deep: bool) -> Fingerprint
 
 
 def refresh_if_unchanged(before: Fingerprint, package: str | os.PathLike[str]) -> Fingerprint | None:
-    """The fingerprint of `package` as it is now, if it holds what it held at the fingerprint `before`; else None.
+    """Return the current fingerprint of `package` if its content is that of the fingerprint `before`; else None.
 
-    A file that was not touched is not read: the time of the last change of a file's inode cannot be set by hand. One
-    that was (copied, moved, unpacked or touched) is the same when its content is, as far as that was looked at.
+    A file whose stamp is unchanged is not read: the time of the last change of a file's inode cannot be set by hand. A
+    file that was copied, moved, unpacked or touched counts as the same if its size and hash are; without a hash it
+    counts as changed.
     """
     files = dict(_iterate_files(Path(package)))
     if files.keys() != before.keys():
@@ -52,7 +53,7 @@ def refresh_if_unchanged(before: Fingerprint, package: str | os.PathLike[str]) -
 
 
 def update_link_stamps(files: Fingerprint, package: str | os.PathLike[str]) -> Fingerprint:
-    """`files` after work that may have linked some of them elsewhere, which changes their inodes but nothing else."""
+    """Update `files` after work that may have hard-linked some of them, which changes their inodes but nothing else."""
     now: Fingerprint = {}
     for name, path in _iterate_files(Path(package)):
         if name in files:
@@ -63,18 +64,18 @@ def update_link_stamps(files: Fingerprint, package: str | os.PathLike[str]) -> F
 
 
 def collect_stamps(output: str | os.PathLike[str]) -> dict[str, list[int]]:
-    """Size and time of change of every file of `output`, a package or a single file; they survive a move."""
+    """Collect size and modification time of every file of `output`, a package or a single file; they survive a move."""
     return {name: [status.st_size, status.st_mtime_ns]
             for name, path in _iterate_files(Path(output)) for status in [os.lstat(path)]}
 
 
 def sum_file_sizes(files: Any) -> int:
-    """The bytes of all files of a fingerprint, or of `collect_stamps`, together."""
+    """Sum the bytes of all files of a fingerprint, or of `collect_stamps`."""
     return sum(each["size"] if isinstance(each, dict) else each[0] for each in files.values())
 
 
 def _iterate_files(top: Path) -> Iterator[tuple[str, Path]]:
-    """Everything in a folder that is not a folder, links as what they are; of a file that file alone."""
+    """Yield every path in a folder that is not a folder, without following links; for a file, that file alone."""
     if not top.is_dir():
         if os.path.lexists(top):
             yield ".", top

@@ -1,7 +1,7 @@
-"""One package's work, as it is sent to a worker: a few texts go there, a few numbers come back.
+"""Jobs: the work on one package, sent to a worker as a few texts; a few numbers come back.
 
-The result and its report are written by the worker. Jobs of one process wait for each other, and for other threads that
-use the API there (`core.locking`): a Dask worker may have several threads.
+The result and its report are written by the worker. Jobs of one process wait for each other, and for other threads
+that use the API there (`core.locking`): a Dask worker may have several threads.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from .request import Request, describe_tool
 __all__ = ["Job", "OptionsError", "run_job"]
 
 Work = Callable[["Job", BatchItem], dict[str, Any]]
-"Does the work of a job, notes in the item what came of it, and returns its report."
+"Does the work of a job, records the outcome in the item, and returns the report."
 
 
 class OptionsError(InputError):
-    """The options are wrong for whatever package; there is no use in going on."""
+    """The options are wrong for every package, so the batch stops."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A package and what to do with it. All paths are absolute, as the worker may be anywhere.
+    """A package and the work on it. All paths are absolute, as the worker may run anywhere.
 
-    `folder` is None where nothing is written. `replace` says that what is at `output` may be replaced,
-    `command` that a command is answered.
+    `folder` is None if nothing is written. `replace` allows replacing an existing `output`. `command` selects the
+    command line spelling of options in messages.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Job:
 
 
 def run_job(job: Job) -> BatchItem:
-    """Do the work; what goes wrong with the package is in the item. Raises OptionsError for wrong options only."""
+    """Run a job. Errors of the package are recorded in the item; OptionsError is raised only for wrong options."""
     item = BatchItem(job.name, job.source, job.output)
     with exclusive(), silence_coremltools(), use_command_spelling(job.command):
         try:
@@ -65,13 +65,13 @@ def run_job(job: Job) -> BatchItem:
                 item.seconds = time.perf_counter() - started
         except OptionsError:
             raise
-        except Exception as error:  # whatever it is, it is about this package, and the others go on
+        except Exception as error:  # any error is this package's; the others continue
             item.status, item.code, item.error = "failed", 2, _format_error(error)
     return item
 
 
 def _check_worker(job: Job) -> None:
-    """Raises InputError when this process is not the same tool, or does not see the same files."""
+    """Raise InputError if this process is not the same tool, or does not see the same files."""
     here = socket.gethostname()
     if dict(job.asked.tool) != dict(describe_tool()):
         raise InputError(
@@ -89,8 +89,10 @@ def _format_tool(which: Any) -> str:
 
 
 def _make_work(asked: Request) -> Work:
-    """The function that does the work, with all it needs imported. Raises OptionsError where it would refuse the
-    options."""
+    """Make the function that does the work, with its imports done.
+
+    Raises OptionsError for options that it would reject.
+    """
     from ..api import lint, rewrite
 
     how = _prepare_options(asked)
@@ -98,7 +100,7 @@ def _make_work(asked: Request) -> Work:
 
 
 def _prepare_options(asked: Request) -> dict[str, Any]:
-    """The options as the public functions take them. Raises OptionsError where these would refuse them."""
+    """Convert the options to those of the public functions. Raises OptionsError for options that these would reject."""
     from ..core.max_growth import check_max_growth
     from ..core.npz import read_arrays
     from ..core.pipeline import select_rewrites
@@ -124,7 +126,7 @@ def _prepare_options(asked: Request) -> dict[str, Any]:
 
 
 def _run_recorded(job: Job, item: BatchItem, work: Work) -> None:
-    """Do the work between the two records of it."""
+    """Run the work between its two records."""
     if job.folder is None or job.output is None:
         item.held = work(job, item)
         return

@@ -1,4 +1,4 @@
-"""What has to be done with a package, given what earlier runs left."""
+"""Planning: the work needed for a package, given the results of earlier runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["plan_job"]
 def plan_job(
     source: Source, asked: Request, folder: Path | None, again: bool, overwrite: bool
 ) -> tuple[BatchItem, Job | None]:
-    """The item of a package, and the job where something has to be done. What cannot be done is in the item."""
+    """Make the item of a package, and its job if there is work to do. Errors are recorded in the item."""
     output = None if folder is None else folder / f"{source.name}{asked.suffix}"
     item = BatchItem(source.name, source.path, None if output is None else str(output))
     path = os.path.abspath(source.path)
@@ -58,7 +58,7 @@ def _restore_item(item: BatchItem, record: Record) -> None:
 
 
 def _check_output_replaceable(record: Record, source: str, asked: Request, overwrite: bool) -> None:
-    """Raises InputError when what is at the place of the result must stay."""
+    """Raise InputError if the existing file at the result's path must not be replaced."""
     output = record.output
     if asked.command == "rewrite" and output.parent.is_dir():
         check_destination(source, output, overwrite=True)

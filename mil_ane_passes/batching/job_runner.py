@@ -1,4 +1,4 @@
-"""The jobs of a batch on an executor: handed out, waited for, noted, and all ended when the user says so."""
+"""Execution of a batch's jobs on an executor: submits them, collects results, and stops all on an interrupt."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _BROKEN = ("the process that worked on it, or one beside it, died; it may have b
 
 
 class JobRunner:
-    """The jobs of one batch on an executor, of which only `submit` is used, and of its futures what all have."""
+    """The jobs of one batch on an executor.
+
+    Only `submit` of the executor is used, and methods that all futures have.
+    """
 
     def __init__(
         self, executor: Executor, report: BatchReport, work: dict[int, Job], progress: Callable[[str], None],
@@ -51,7 +54,7 @@ class JobRunner:
         future.add_done_callback(lambda done: self._ended.put((number, done)))
 
     def _collect(self, wait: bool) -> None:
-        """Take what has ended; `wait` until something has."""
+        """Collect the jobs that have ended; with `wait`, wait until one has."""
         while self._running and (wait or not self._ended.empty()):
             number, future = self._ended.get()
             wait = False
@@ -81,7 +84,7 @@ class JobRunner:
         return f"{total - self._left} of {total} done; {name}"
 
     def _stop(self) -> None:
-        """End what runs and drop what waits; what has been finished meanwhile counts."""
+        """Stop running jobs and drop waiting ones; jobs that finished meanwhile count."""
         for future in self._running.values():
             future.cancel()
         if isinstance(self._executor, WorkerPool):
@@ -94,7 +97,7 @@ class JobRunner:
 
 
 def _check_report_visible(item: BatchItem) -> None:
-    """A worker elsewhere may have written to a disk of its own."""
+    """Mark the item as failed if its report is not visible here: a remote worker may have written to its own disk."""
     if item.report_file is not None and not os.path.exists(item.report_file):
         item.status, item.code, item.report_file = "failed", 2, None
         item.error = (f"a worker says that it wrote {item.output}, which is not here; workers need the same paths: "

@@ -1,7 +1,7 @@
-"""What stands beside the results: of which source, by which options, and with which report each was made.
+"""Records stored beside the results: the source, the options and the report of each.
 
 The record of DIR/NAME.mlpackage is DIR/.mil-ane-passes/NAME.mlpackage.json, its report NAME.mlpackage.report.json. A
-record is written whole: as "started" before the work, and once more after its result is there.
+record is written atomically: as "started" before the work, and again after its result is written.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ __all__ = ["RECORDED_FIELDS", "RECORDS_FOLDER", "Record", "write_text_atomically
 
 RECORDS_FOLDER = ".mil-ane-passes"
 RECORDED_FIELDS = ("code", "count", "ops_before", "ops_after", "bytes", "left_out_passes", "failed_passes")
-"What is kept of an item, besides its report."
+"Fields of an item that are recorded, besides its report."
 _COUNT_FIELDS = ("count", "ops_before", "ops_after", "bytes")
 _SCHEMA = 1
 
 
 def _is_valid_record(data: dict[str, Any]) -> bool:
-    """Whether a record has the form in which it was written; one that was damaged counts as missing."""
+    """Return whether a record has the expected form; a damaged one counts as missing."""
     files, outputs, item = data.get("files", {}), data.get("outputs", {}), data.get("item")
     kept = item is None or (
         isinstance(item, dict)
@@ -71,17 +71,20 @@ class Record:
 
     @property
     def source(self) -> str:
-        """The path of the package that the result was made of; empty where there is no result."""
+        """The path of the package that the result was made from; empty without a result."""
         return str(self.data.get("source", ""))
 
     def is_untouched(self) -> bool:
-        """Whether the result lies there as it was written, or half of a run may have left it there."""
+        """Return whether the result is as it was written, or may be left over from an interrupted run."""
         return self.state == "started" or (
             "outputs" in self.data and self.data["outputs"] == collect_stamps(self.output)
         )
 
     def is_made_from(self, source: str) -> bool:
-        """Whether the result was made of what is in package `source` now. May have to read the package."""
+        """Return whether the result was made from the current content of package `source`.
+
+        May have to read the package.
+        """
         now = refresh_if_unchanged(self.data.get("files", {}), source)
         if now is not None and now != self.data["files"]:  # not to be read again the next time
             self.data["files"] = now
@@ -89,11 +92,11 @@ class Record:
         return now is not None
 
     def start(self) -> None:
-        """Say that the result may appear from now on."""
+        """Record that the result may appear from now on."""
         self._write({**self.data, "state": "started"})
 
     def mark_failed(self, report: dict[str, Any] | None = None) -> None:
-        """Say that there is no new result; one of earlier is still known. `report` says why."""
+        """Record that no new result was written; an earlier one is still known. `report` has the reason."""
         if report is not None:
             write_text_atomically(self.report, json.dumps(report, allow_nan=False))
         if self.data or report is not None:
@@ -102,7 +105,7 @@ class Record:
             self.path.unlink(missing_ok=True)
 
     def finish(self, report: dict[str, Any], **facts: Any) -> None:
-        """Say that the result is there, and what it is made of."""
+        """Record that the result was written, and what it was made from."""
         write_text_atomically(self.report, json.dumps(report, allow_nan=False))
         self._write({**facts, "state": "done", "outputs": collect_stamps(self.output)})
 
@@ -113,7 +116,7 @@ class Record:
 
 
 def write_text_atomically(path: Path, text: str) -> None:
-    """Write a text file whole or not at all, in a folder that is made if need be; one that is there is replaced."""
+    """Write a text file atomically; missing folders are created, and an existing file is replaced."""
     with convert_write_errors(path, "the file"):
         path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, lambda file: file.write(text.encode("utf-8", "surrogateescape")))

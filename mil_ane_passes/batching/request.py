@@ -1,4 +1,4 @@
-"""What is to be done with each package: the command and its options, checked, and as what results are compared by."""
+"""Requests: a command and its checked options, with the key by which results of earlier runs are compared."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from ..core.max_growth import DEFAULT_MAX_GROWTH
 __all__ = ["COMMANDS", "REPORT_SUFFIXES", "Request", "describe_tool"]
 
 REPORT_SUFFIXES = {"text": ".txt", "json": ".json", "sarif": ".sarif", "html": ".html"}
-"The forms of a lint report, and how the names of its files end."
+"The forms of a lint report, and their file suffixes."
 COMMANDS: Mapping[str, Mapping[str, Any]] = {
     "rewrite": {"preset": "safe", "target": "all", "passes": None, "options": None, "feeds": (), "ranges": None,
                 "verify": True, "seeds": None, "link": False, "dry_run": False, "max_growth": DEFAULT_MAX_GROWTH,
                 "strict": False, "max_steps": DEFAULT_MAX_STEPS, "max_seconds": None},
     "lint": {"target": "all", "select": None, "ignore": None, "options": None, "fail_under": None, "report": "text"},
 }
-"The options of each command, with what holds where they are not given."
+"The options of each command, with their defaults."
 
 
 @dataclass(frozen=True)
 class Request:
-    """A command and all its options, as plain data, with the digests of the files of `feeds`, and by which `tool`."""
+    """A command and all its options as plain data, the digests of the files of `feeds`, and the `tool` that runs it."""
 
     command: str
     options: Mapping[str, Any]
@@ -41,7 +41,10 @@ class Request:
 
     @classmethod
     def of(cls, command: str, given: Mapping[str, Any]) -> Request:
-        """Raises InputError for a command or an option that there is not, and for what is no plain data."""
+        """Make a request.
+
+        Raises InputError for an unknown command or option, and for options that are not plain data.
+        """
         if command not in COMMANDS:
             raise InputError(f"batch: no command '{command}'; expected {' or '.join(COMMANDS)}"
                              f"{suggest_nearest(command, COMMANDS)}")
@@ -64,7 +67,7 @@ class Request:
 
     @property
     def suffix(self) -> str:
-        """How the names of the results end."""
+        """The suffix of the result names."""
         return ".mlpackage" if self.command == "rewrite" else REPORT_SUFFIXES[self.options["report"]]
 
     @property
@@ -73,18 +76,18 @@ class Request:
 
     @property
     def is_costly(self) -> bool:
-        """Whether doing it again costs more than reading the package once."""
+        """True if repeating the work costs more than reading the package once."""
         return bool(self.options.get("verify"))
 
     def make_comparison_key(self) -> dict[str, Any]:
-        """What results are compared by: the same, and the result would be the same. Files count by content."""
+        """Make the key by which requests are compared: equal keys mean equal results. Files count by content."""
         plain = {name: value for name, value in self.options.items() if name != "feeds"}
         return {"command": self.command, "options": plain, "feeds": list(self.digests), "tool": dict(self.tool)}
 
 
 @functools.cache
 def describe_tool() -> Mapping[str, Any]:
-    """Which tool this is: its version and code, the rules of others, and the coremltools it stands on."""
+    """Describe this tool: its version and code, the installed plugins, and the version of coremltools."""
     digest = hashlib.sha256()
     home = Path(__file__).parent.parent
     for path in sorted(home.rglob("*.py")):
@@ -99,7 +102,7 @@ def describe_tool() -> Mapping[str, Any]:
 
 
 def _resolve_feed_paths(feeds: Any) -> list[str]:
-    """The files of feeds, seen from anywhere."""
+    """Return the absolute paths of the files of feeds."""
     listed = [] if feeds is None else [feeds] if isinstance(feeds, (str, os.PathLike)) else feeds
     if isinstance(listed, Mapping) or not all(isinstance(each, (str, os.PathLike)) for each in listed):
         raise InputError("feeds: found arrays; a batch hands them on as files: expected the paths of .npz files")

@@ -1,4 +1,4 @@
-"""Which packages are meant by paths, folders and patterns, and what the result of each is called."""
+"""Search for packages by paths, folders and patterns, and the names of their results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SUFFIX = ".mlpackage"
 
 @dataclass(frozen=True)
 class Source:
-    """One package: its path, the `name` of its result (with folders, without suffix), or why there is none."""
+    """One package: its path, the `name` of its result (with folders, without suffix), or an `error` with the reason."""
 
     path: str
     name: str
@@ -28,11 +28,11 @@ class Source:
 
 
 def find_sources(given: Paths, folder: Path | None) -> list[Source]:
-    """The packages that `given` means, in that order, each once.
+    """Find the packages that `given` refers to, in that order, each once.
 
-    A package is called by its name. One that is found in a folder keeps its path below that folder. `folder`, where
-    the results go, is not searched. What is not there becomes a source with an `error`. Raises InputError when nothing
-    is given, or when the results of two packages would have one name.
+    The result is named after its package. A package that is found in a folder keeps its path below that folder.
+    `folder`, the folder of the results, is not searched. A missing package becomes a source with an `error`. Raises
+    InputError when nothing is given, or when the results of two packages would have the same name.
     """
     listed = [given] if isinstance(given, (str, os.PathLike)) else list(given)
     if not listed or not all(os.fspath(each).strip() for each in listed):
@@ -68,7 +68,7 @@ def _iterate_sources(path: str, folder: Path | None) -> Iterator[Source]:
 
 
 def _iterate_pattern_matches(pattern: str, folder: Path | None) -> Iterator[str]:
-    """What a pattern stands for; `**` is every folder that is searched."""
+    """Yield the paths that match a pattern; `**` matches every folder that is searched."""
     parts = pattern.split(os.sep)
     if "**" not in parts:
         yield from glob.glob(pattern)
@@ -85,8 +85,10 @@ def _iterate_pattern_matches(pattern: str, folder: Path | None) -> Iterator[str]
 
 
 def _walk_folders(top: str, folder: Path | None, refused: list[OSError]) -> Iterator[tuple[str, list[str]]]:
-    """All folders below, with the names of the packages in each; not in packages, in hidden folders, where the results
-    go, or behind links."""
+    """Yield all folders below, with the names of the packages in each.
+
+    Packages, hidden folders, the folder of the results and links are not searched.
+    """
     results = None if folder is None else os.path.realpath(folder)
     for place, folders, _ in os.walk(top, onerror=refused.append):
         folders[:] = sorted(name for name in folders
@@ -97,7 +99,7 @@ def _walk_folders(top: str, folder: Path | None, refused: list[OSError]) -> Iter
 
 
 def _search_folder(top: str, folder: Path | None) -> Iterator[Source]:
-    """The packages in a folder, by name."""
+    """Yield the packages in a folder, by name."""
     refused: list[OSError] = []
     for place, inside in _walk_folders(top, folder, refused):
         for name in inside:
@@ -117,7 +119,7 @@ def _get_result_name(path: str) -> str:
 
 
 def _check_names(sources: Iterable[Source]) -> None:
-    """Names that a file system may hold for the same must not be: the second result would replace the first."""
+    """Raise InputError for names that a file system may treat as equal: the second result would replace the first."""
     taken: dict[str, Source] = {}
     for source in sources:
         if source.error:

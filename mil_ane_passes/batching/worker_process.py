@@ -1,4 +1,4 @@
-"""Inside a worker process: an interrupt ends the job that runs, and the process does not outlive its parent."""
+"""Code inside a worker process: an interrupt ends the running job, and the process does not outlive its parent."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _WorkerState:
 
 
 def start_worker() -> None:
-    """Starts a worker; runs in its main thread, with interrupts blocked."""
+    """Initialize a worker; runs in its main thread, with interrupts blocked."""
     _WorkerState.idle.set()
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, _handle_interrupt)
@@ -36,7 +36,7 @@ def start_worker() -> None:
 
 
 def run_interruptibly(job: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """The result of `job`, which an interrupt ends."""
+    """Run `job` and return its result; an interrupt ends it."""
     _WorkerState.idle.clear()
     _WorkerState.is_busy, _WorkerState.interrupted = True, False
     try:
@@ -47,10 +47,10 @@ def run_interruptibly(job: Callable[..., Any], /, *args: Any, **kwargs: Any) -> 
 
 
 def _handle_interrupt(number: int, frame: FrameType | None) -> None:
-    """Once for each job: a second interrupt must not end the cleaning up."""
+    """Raise KeyboardInterrupt once for each job: a second interrupt must not stop the cleanup."""
     if _WorkerState.is_busy and not _WorkerState.interrupted:
         _WorkerState.interrupted = True
-        if is_importing(frame):  # which may swallow whatever is raised
+        if is_importing(frame):  # an import may swallow the exception
             close_all_stagings()
             os._exit(1)
         raise KeyboardInterrupt
@@ -60,6 +60,6 @@ def _watch_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)  # wakes it from whatever it waits for
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)  # interrupts any wait of the main thread
         _WorkerState.idle.wait(_CLEANUP_SECONDS)
         os._exit(1)

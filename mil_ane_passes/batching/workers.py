@@ -1,6 +1,6 @@
-"""Worker processes of this machine: one that dies takes only its own job with it, and all stop when they are told to.
+"""Worker processes of this machine: the death of one affects only its own job, and all stop on an interrupt.
 
-Each is an executor of its own with one process, so that it is known which job a process died of.
+Each is an executor of its own with one process, so that it is known which job a process was running when it died.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _THREAD_SETTINGS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"
 
 
 class InProcessExecutor(Executor):
-    """Does each job at once, in this process."""
+    """Executor that runs each job immediately, in this process."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -36,11 +36,11 @@ class InProcessExecutor(Executor):
 
 
 class WorkerPool(Executor):
-    """`count` processes, each started when there is a job for it; they share the processor's cores.
+    """Executor of `count` processes, each started when there is a job for it; they share the processor's cores.
 
-    A job whose process dies raises BrokenProcessPool, and a new process takes its place. While there are workers, the
-    settings by which numeric libraries choose their number of threads are set in this process's environment, where
-    they are not set already: the workers inherit them.
+    A job whose process dies raises BrokenProcessPool, and a new process replaces it. While there are workers, the
+    environment variables that set the number of threads of numeric libraries are set in this process, unless they are
+    set already: the workers inherit them.
     """
 
     def __init__(self, count: int) -> None:
@@ -67,7 +67,7 @@ class WorkerPool(Executor):
             raise
 
     def _pool(self) -> ProcessPoolExecutor:
-        """The executor of the thread that asks."""
+        """Return the executor of the calling thread."""
         pool: ProcessPoolExecutor | None = getattr(self._own, "pool", None)
         if pool is None:
             pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=worker_process.start_worker)
@@ -77,7 +77,7 @@ class WorkerPool(Executor):
         return pool
 
     def interrupt(self) -> None:
-        """Ends the jobs that run, so that they clean up; those that wait are dropped."""
+        """Interrupt the running jobs, so that they clean up, and drop the waiting ones."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._signal(signal.SIGINT)
 
@@ -90,7 +90,7 @@ class WorkerPool(Executor):
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         try:
             self._threads.shutdown(wait=wait, cancel_futures=cancel_futures)
-        except KeyboardInterrupt:  # asked for again: not to wait any longer
+        except KeyboardInterrupt:  # second interrupt: do not wait any longer
             self._signal(signal.SIGKILL)
             raise
         finally:
@@ -104,8 +104,10 @@ class WorkerPool(Executor):
 
 @contextlib.contextmanager
 def _block_interrupts() -> Any:
-    """A process that is started meanwhile is not interrupted before it can deal with that;
-    `worker_process.start_worker` lets it."""
+    """Block interrupts, so that a process started meanwhile is not interrupted before it can handle that.
+
+    `worker_process.start_worker` unblocks them.
+    """
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -1,4 +1,4 @@
-"""The parser of the command line: it says what was meant."""
+"""The argument parser of the command line, with suggestions for misspelt options and choices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ _INVALID_CHOICE = re.compile(r"argument .*: invalid choice: '([^']*)' \(choose f
 
 
 class Parser(argparse.ArgumentParser):
-    """Names the nearest option or choice; an option that a command lacks is the command's error, with its usage."""
+    """Argument parser that names the nearest option or choice.
+
+    An option that a command lacks is reported with the command's usage.
+    """
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         found, rest = super().parse_known_args(args, namespace)

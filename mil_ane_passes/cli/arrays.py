@@ -1,4 +1,4 @@
-"""Arrays by name in .npz files, for the commands that read and write them."""
+"""Reading and writing of named arrays in .npz files, for commands."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ Array = np.ndarray[Any, Any]
 
 
 def write_arrays(target: Path, arrays: Mapping[str, Array]) -> None:
-    """Write an .npz whole or not at all; a file that exists is replaced."""
+    """Write an .npz atomically; an existing file is replaced."""
     write_atomically(target, lambda file: write_npz(file, arrays))

@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 @contextmanager
 def _open_executor(arguments: argparse.Namespace) -> Iterator[dict[str, Executor | int]]:
-    """What does the work, as `batch` takes it."""
+    """Yield the arguments of `batch` that select its executor."""
     if arguments.dask is None:
         yield {"jobs": arguments.jobs}
         return

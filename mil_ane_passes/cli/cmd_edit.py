@@ -15,7 +15,7 @@ EXAMPLE = "edit in.mlpackage -o out.mlpackage --rename var_123=logits --io fp16"
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "%(prog)s IN -o OUT EDIT ... [options]"  # behind --io or --split-at, IN would be one of their names
+    parser.usage = "%(prog)s IN -o OUT EDIT ... [options]"  # after --io, IN would be one of its names
     parser.add_argument("input", metavar="IN", help="the .mlpackage to read; never changed")
     parser.add_argument("-o", "--output", metavar="OUT", help="the .mlpackage to write")
     # The edits, in the order in which they are made.
@@ -45,7 +45,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     asked = _collect_edits(arguments)
     parts = PART_SUFFIXES if arguments.split_at else ("",)
-    packed = bool(arguments.split_at) or arguments.dedup_weights  # what is packed anew is not copied first
+    packed = bool(arguments.split_at) or arguments.dedup_weights  # files that are packed again are not copied ahead
     with start_copying(arguments.input, arguments.output, arguments.overwrite, arguments.dry_run, packed,
                        arguments.link, parts) as ahead:
         from ..api import edit  # now, while the large files are copied: this imports coremltools
@@ -57,14 +57,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _collect_edits(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What the options ask for, as `edit` takes it."""
+    """Map the options to the arguments of `edit`."""
     return {"fix_shape": arguments.fix_shape, "expose": arguments.expose, "drop_output": arguments.drop_output,
             "io": _group_names_by_type(arguments.io), "rename": _parse_pairs("--rename", arguments.rename),
             "split_at": arguments.split_at or (), "dedup_weights": arguments.dedup_weights}
 
 
 def _group_names_by_type(given: list[list[str]]) -> dict[str, list[str]]:
-    """The names of each type. InputError when a type is given with names and without."""
+    """Group the names by type. InputError when a type is used with names and without."""
     found: dict[str, list[str]] = {}
     for dtype, *names in given:
         if dtype in found and not (names and found[dtype]):
@@ -74,7 +74,7 @@ def _group_names_by_type(given: list[list[str]]) -> dict[str, list[str]]:
 
 
 def _parse_pairs(option: str, given: list[str]) -> dict[str, str]:
-    """`A=B` texts as a mapping. InputError for one that is not of that form, or for two of one A."""
+    """Parse `A=B` texts to a mapping. InputError for a text that is not of that form, or for two with the same A."""
     found: dict[str, str] = {}
     for text in given:
         name, equals, value = text.partition("=")

@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _find_page(key: str) -> Page | PatchPage:
-    """The page of a rule or of a patch; InputError where there is neither."""
+    """Find the page of a rule or of a patch; InputError if neither exists."""
     from ..core.registry import find_rule
     from ..report.catalogue import Page
     from ..report.patches import PatchPage

@@ -26,7 +26,7 @@ HELP = "which ops leave the ANE, why, and what fixes it"
 EXAMPLE = "lint in.mlpackage --target m4"
 FORMATS = ("text", "json", "sarif", "html")
 _SHARED_OPTIONS = ("select", "ignore", "target", "baseline")
-"What both the command line and a file of settings may say; errors about it begin with that word."
+"Keys that both the command line and a settings file may set; errors about one begin with its name."
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +44,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def add_lint_options(parser: argparse.ArgumentParser) -> None:
-    """The options that say what is looked at and reported, of whatever package."""
+    """Add the options that select what is checked and reported, for any package."""
     parser.add_argument("--target", help="chip or device to look at (default: all)")
     parser.add_argument("--select", metavar="RULES", help="report these only: codes, beginnings of codes, slugs or "
                                                           "names, e.g. 'ANE3,int-inputs'")
@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.output, [get_option_or_setting("baseline", arguments, settings), arguments.measured, settings.file])
     report = _make_report(arguments, settings)
     if arguments.format == "html" and target is None and isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")  # as the page says of itself
+        sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")  # the encoding that the page declares
     from ..report.formats import format_report
 
     _show_report(report, format_report(report, arguments.format, everything=arguments.all), target)
@@ -82,7 +82,10 @@ def read_lint_settings(arguments: argparse.Namespace) -> Settings:
 
 
 def collect_lint_options(arguments: argparse.Namespace, settings: Settings) -> dict[str, Any]:
-    """What `add_lint_options` added, for the public function; what the command line does not say, the settings do."""
+    """Collect the options of `add_lint_options` for the public function.
+
+    The settings supply those that are not on the command line.
+    """
     said = {name: get_option_or_setting(name, arguments, settings) for name in ("target", "select", "ignore")}
     return {**said, "target": "all" if said["target"] is None else said["target"], "options": settings.options}
 
@@ -94,7 +97,7 @@ def get_option_or_setting(name: str, arguments: argparse.Namespace, settings: Se
 
 @contextmanager
 def name_settings_file(arguments: argparse.Namespace, settings: Settings) -> Iterator[None]:
-    """An error about what the file of settings says names that file."""
+    """Prefix errors about values of the settings file with the name of that file."""
     try:
         yield
     except InputError as error:
@@ -126,7 +129,7 @@ def _show_report(report: LintReport, made: str, target: Path | None) -> None:
 
 
 def _iterate_failed_gates(report: LintReport, bar: float | None) -> Iterator[str]:
-    """Which gates are not passed, in words."""
+    """Yield a message for each gate that failed."""
     if bar is not None and report.share < bar:
         yield (f"--fail-under: {report.on_ane} of {len(report.plan.rows)} ops ({report.share:.2f} %) are predicted on "
                f"the ANE, under the bar of {bar:g} %")

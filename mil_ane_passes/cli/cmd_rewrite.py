@@ -25,7 +25,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def add_rewrite_options(parser: argparse.ArgumentParser) -> None:
-    """The options that say what is done, with whatever package."""
+    """Add the options that select the rewrites, for any package."""
     parser.add_argument("--preset", default="safe", help="safe (default) or full")
     parser.add_argument("--passes", metavar="LIST", help="exactly these, e.g. 'safe,split_conv_transpose_bias' or "
                                                          "'lift_conv_transpose_1d{axis=2}'")

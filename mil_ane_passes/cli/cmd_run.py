@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.output is None and not arguments.trace:
         raise InputError("no output; expected -o OUT.npz, or --trace")
-    # What is left in the states may take the place of what was in them: the next run goes on from there.
+    # The final states may overwrite the file of the initial ones, so that the next run continues from there.
     inputs = {arguments.output: [arguments.feeds, arguments.state], arguments.state_out: [arguments.feeds]}
     targets = [None if path is None else check_output_file(path, inputs[path], "an .npz file")
                for path in (arguments.output, arguments.state_out)]

@@ -58,7 +58,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def _choose_sides(arguments: argparse.Namespace) -> tuple[Any, Any]:
-    """The two models to compare, the one that says what is right first."""
+    """Return the two models to compare, the reference first."""
     if arguments.after is None and arguments.torch is None:
         arguments.misused("without --torch the following arguments are required: B")
     if arguments.after is not None and arguments.torch is not None:
@@ -69,7 +69,10 @@ def _choose_sides(arguments: argparse.Namespace) -> tuple[Any, Any]:
 
 
 def _load_torch_module(text: str) -> Any:
-    """What `MODULE:FACTORY` names, called if it is a class or a function. Raises InputError for what is not usable."""
+    """Load the object named by `MODULE:FACTORY`, called if it is a class or a function.
+
+    Raises InputError if it is not usable.
+    """
     name, colon, factory = text.rpartition(":")
     if not (colon and name and factory):
         raise InputError(f"--torch {text}: expected MODULE:FACTORY, such as my_models.vocoder:make_model or "
@@ -93,7 +96,10 @@ def _load_torch_module(text: str) -> Any:
 
 
 def _import_module(name: str) -> Any:
-    """The Python module of this name, or of this file; modules beside the file, or here, can be imported by it."""
+    """Import the Python module of this name, or of this file.
+
+    It can import modules in the folder of the file, or in the working directory.
+    """
     path = Path(name)
     sys.path.insert(0, os.fspath(path.parent.absolute()) if path.suffix == ".py" else os.getcwd())
     try:

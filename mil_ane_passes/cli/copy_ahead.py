@@ -1,4 +1,4 @@
-"""Copying a package's large files while coremltools is still being imported."""
+"""Copying of a package's large files during the import of coremltools."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ def start_copying(
     source: str, output: str | None, overwrite: bool, dry_run: bool, packed: bool = False, link: bool = False,
     parts: Sequence[str] = ("",),
 ) -> AbstractContextManager[CopyAhead | None]:
-    """Starts copying what will be copied anyway: nothing where weights are `packed` anew, or files are to be linked.
+    """Start copying files that will be copied anyway: none if weights are `packed` again, or files are to be linked.
 
-    `parts` are those of the packages that `output` stands for. InputError when it is lacking or could not be written.
+    `parts` are the suffixes of the packages to write for `output`. Raises InputError if `output` is missing or could
+    not be written.
     """
     if output is None and not dry_run:
         raise InputError("no output; expected -o OUT.mlpackage, or --dry-run")

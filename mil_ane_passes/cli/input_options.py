@@ -1,4 +1,4 @@
-"""The options that say what the inputs of a model hold, and how long it may run."""
+"""Options for the inputs of a model and for the limits on its runs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def add_limit_options(parser: argparse.ArgumentParser) -> None:
 
 
 def read_limits(arguments: argparse.Namespace) -> dict[str, Any]:
-    """How long the model may run, for the public functions. Raises InputError for what is no number."""
+    """Read the limits on runs, for the public functions. Raises InputError for values that are not numbers."""
     return {"max_seconds": _parse_limit("--max-seconds", arguments.max_seconds, float),
             "max_steps": _parse_limit("--max-steps", arguments.max_steps, int)}
 
@@ -46,7 +46,7 @@ def _parse_limit(name: str, text: str, kind: type[float]) -> float | None:
 
 
 def read_inputs(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The feeds and ranges of the command line, for the public functions."""
+    """Read the feeds and ranges of the command line, for the public functions."""
     from ..proof.user_inputs import parse_ranges
 
     return {"feeds": [read_arrays(path) for path in arguments.feeds], "ranges": parse_ranges(arguments.ranges)}

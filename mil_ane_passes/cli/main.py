@@ -25,7 +25,7 @@ from .stop_signals import handle_stop_signals, report_stopped
 __all__ = ["main"]
 
 _SIGPIPE_EXIT_CODE = 128 + 13
-"What a shell sees of a program that SIGPIPE ends; there is no such signal on Windows."
+"Exit code that a shell sees of a program ended by SIGPIPE; Windows has no such signal."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,10 +63,10 @@ def _run_command(arguments: argparse.Namespace) -> int:
         proving = getattr(arguments, "proves", False)
         _print_error(f"{'not verified: ' if proving else ''}{error}")
         return 1 if proving else 2
-    except BrokenPipeError:  # who reads has what they wanted, as after `| head`: ended as that signal ends others
+    except BrokenPipeError:  # the reader has closed the pipe, as `| head` does: exit as if ended by SIGPIPE
         _discard_output()
         return _SIGPIPE_EXIT_CODE
-    except KeyboardInterrupt as stopped:  # also for a caller who gave the arguments
+    except KeyboardInterrupt as stopped:  # also for callers of main(argv)
         return report_stopped(stopped)
     except Exception as error:
         _print_error(_format_error(error))
@@ -76,7 +76,7 @@ def _run_command(arguments: argparse.Namespace) -> int:
 
 
 def _format_error(error: Exception) -> str:
-    """What is said of an error that ends the run."""
+    """Format the message for an error that ends the run."""
     if isinstance(error, AnePassesError):
         return str(error)
     if isinstance(error, MemoryError):
@@ -85,15 +85,15 @@ def _format_error(error: Exception) -> str:
         return f"{error.strerror or error}: {error.filename or ''}".rstrip(": ")
     if isinstance(error, RecursionError):
         return "the model's blocks are nested too deep for this machine's Python"
-    # The last resort: a fault of ours must not look like the user's, nor show a traceback.
+    # Last resort: an internal error must neither look like a user error nor print a traceback.
     logging.getLogger("mil_ane_passes").debug("internal error", exc_info=True)
     return (f"internal error ({type(error).__name__}: {error}); nothing was written; please report it with the package "
             "or the line that leads to it")
 
 
 def _check_working_folder() -> None:
-    """Raises InputError where this process runs in a folder that was deleted: libraries of torch end it without words
-    then, and no path is what it was."""
+    """Raise InputError if the working directory of this process was deleted: libraries of torch would end the process
+    without a message, and relative paths would no longer resolve."""
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -102,12 +102,12 @@ def _check_working_folder() -> None:
 
 
 def _print_error(words: str) -> None:
-    """Say on stderr what went wrong, in one line."""
+    """Print an error on stderr, in one line."""
     print(f"mil-ane-passes: {escape_text(words)}", file=sys.stderr)
 
 
 def _discard_output() -> None:
-    """What is still to be printed goes nowhere if it cannot be printed: not a second error as the process ends."""
+    """Discard output that cannot be printed, so that it does not cause a second error at exit."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -115,7 +115,7 @@ def _discard_output() -> None:
 
 
 def _build_parser() -> argparse.ArgumentParser:
-    from .output import format_example  # here, where a signal that comes meanwhile is answered
+    from .output import format_example  # imported here, where stop signals are handled
 
     parser = Parser(
         prog="mil-ane-passes",

@@ -1,4 +1,4 @@
-"""What commands share: printing a report, showing progress."""
+"""Shared output functions of commands: reports, progress, and output files."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ __all__ = [
 ]
 
 _LOG_INTERVAL = 10.0
-"Seconds between two lines of progress where stderr is no terminal."
+"Seconds between two lines of progress if stderr is not a terminal."
 
 
 def format_example(words: str) -> str:
-    """What the help of a command ends with."""
+    """Format the example at the end of a command's help."""
     return f"example: mil-ane-passes {words}"
 
 
@@ -44,7 +44,7 @@ def add_format_option(parser: argparse.ArgumentParser) -> None:
 
 
 def positive_int(text: str) -> int:
-    """A whole number of 1 or more, for argparse."""
+    """Parse a whole number of 1 or more, for argparse."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number} is less than 1")
@@ -58,7 +58,8 @@ def print_report(report: Any, form: str) -> None:
 
 @contextmanager
 def show_progress() -> Iterator[Callable[[str], None]]:
-    """A line on a terminal's stderr that is overwritten and at last wiped; elsewhere a line every ten seconds."""
+    """Show progress on stderr: on a terminal in a line that is overwritten and finally cleared, elsewhere in a line
+    every ten seconds."""
     if not sys.stderr.isatty():
         with _log_progress() as note:
             yield note
@@ -77,9 +78,9 @@ def show_progress() -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def _log_progress() -> Iterator[Callable[[str], None]]:
-    """For a log: a line on stderr every ten seconds with the time that has passed and what was said last, if anything.
+    """Log progress on stderr: every ten seconds a line with the elapsed time and the last message, if any.
 
-    So what is refused at the start (a wrong path) is one line even where imports take long.
+    Therefore an error at the start (a wrong path) is a single line even if imports take long.
     """
     started, last, over = time.monotonic(), [""], threading.Event()
 
@@ -104,8 +105,11 @@ def _log_progress() -> Iterator[Callable[[str], None]]:
 
 
 def check_output_file(path: str, inputs: Iterable[str | os.PathLike[str] | None], what: str = "a file") -> Path:
-    """The file to write; raises InputError for a folder, in a folder that is not there, inside a package, or for one of
-    the `inputs` of the same run (None: not given), which the result would replace."""
+    """Check the file to write.
+
+    Raises InputError for a folder, for a file in a missing folder or inside a package, and for one of the `inputs` of
+    the same run (None: not given), which the result would replace.
+    """
     target = Path(path)
     if not path.strip() or target.is_dir():
         raise InputError(f"'{path}' is a folder; expected the name of {what} to write")
@@ -127,9 +131,9 @@ def write_text_file(target: Path, text: str) -> None:
 
 
 def write_atomically(target: Path, fill: Callable[[IO[bytes]], object]) -> None:
-    """Let `fill` write a file whole or not at all; a file that exists is replaced, of a link the one it leads to.
+    """Let `fill` write a file atomically. An existing file is replaced; a link is followed to its target.
 
-    What is no plain file, such as /dev/null or a pipe, is written to and stays what it is.
+    A path that is not a regular file, such as /dev/null or a pipe, is written to and not replaced.
     """
     if target.exists() and not target.is_file():
         with convert_write_errors(target, "the file"), open(target, "wb") as device:

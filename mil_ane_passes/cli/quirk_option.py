@@ -1,4 +1,4 @@
-"""The option `--quirk`, and the list of them that help ends with."""
+"""The option `--quirk`, and the list of quirks at the end of a command's help."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ..core.coremltools_setup import silence_coremltools
 __all__ = ["add_quirk_option"]
 
 _LIST_MARK = "\0quirks"
-"Behind what the help ends with: the list comes there."
+"Marks the place of the list, at the end of the epilog."
 
 
 def add_quirk_option(parser: argparse.ArgumentParser, where: str) -> None:
-    """`--quirk NAME`, any number of times; `where` completes "a published fault to imitate"."""
+    """Add `--quirk NAME`, which may be repeated; `where` completes "a published fault to imitate"."""
     parser.add_argument("--quirk", metavar="NAME", action="append", default=[], dest="quirks",
                         help=f"a published fault to imitate {where}; may be given more than once; see below")
     parser.formatter_class = _QuirkHelpFormatter
@@ -22,7 +22,7 @@ def add_quirk_option(parser: argparse.ArgumentParser, where: str) -> None:
 
 
 class _QuirkHelpFormatter(argparse.HelpFormatter):
-    """Puts the list in when help is shown: it is not there before coremltools is imported."""
+    """Help formatter that inserts the list when help is printed: building it imports coremltools."""
 
     def add_text(self, text: str | None) -> None:
         words, listed, _ = (text or "").partition(_LIST_MARK)
@@ -39,5 +39,5 @@ class _QuirkHelpFormatter(argparse.HelpFormatter):
 
 
 def _format_quirk_entry(name: str, summary: str, width: int) -> str:
-    """A name, and below it what is wrong."""
+    """Format a name with the description of the fault below it."""
     return f"  {name}\n{textwrap.indent(textwrap.fill(summary, width - 4), ' ' * 4)}\n"

@@ -1,4 +1,4 @@
-"""Being told to stop: Ctrl-C, SIGTERM and SIGHUP end a run at once, in one line, with nothing left behind."""
+"""Stop signals: Ctrl-C, SIGTERM and SIGHUP end a run at once, with a one-line message and without leftover files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _stopping = False
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal to stop has come; `code` is the exit code that shells know for it: 128 and the signal's number."""
+    """A stop signal was received; `code` is its exit code in shells: 128 and the signal's number."""
 
     def __init__(self, number: int = signal.SIGINT) -> None:
         super().__init__(f"stopped by {signal.Signals(number).name}")
@@ -26,7 +26,7 @@ class Stopped(KeyboardInterrupt):
 
 
 def report_stopped(stopped: KeyboardInterrupt) -> int:
-    """Say that the run was stopped; the exit code."""
+    """Report that the run was stopped; returns the exit code."""
     found = stopped if isinstance(stopped, Stopped) else Stopped()
     why = "interrupted" if found.code == 128 + signal.SIGINT else str(found)
     print(f"mil-ane-passes: {why}; nothing is left half written", file=sys.stderr, flush=True)
@@ -35,10 +35,10 @@ def report_stopped(stopped: KeyboardInterrupt) -> int:
 
 @contextmanager
 def handle_stop_signals() -> Iterator[None]:
-    """For a process of our own: the signals raise Stopped, so that everything is closed on the way out.
+    """Handle stop signals in a process of our own: they raise Stopped, so that everything is closed on the way out.
 
-    While something is imported it ends at once instead, after what is being staged is removed: an import may swallow
-    whatever is raised in it. So does a second signal. Once the run is over a signal ends the process without a word.
+    During an import, the process removes what is being staged and ends at once instead, because an import may swallow
+    the exception. A second signal does the same. Once the run is over, a signal ends the process without a message.
     Signals that are ignored stay ignored (nohup).
     """
     global _stopping

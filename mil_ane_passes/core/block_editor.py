@@ -1,8 +1,8 @@
-"""Edits of a pymil block that cost what they touch: replace a var, remove ops, keep both sides' books right.
+"""Edits of a pymil block in time proportional to their size: replacing vars and removing ops.
 
 pymil's own `replace_uses_of_var_after_op` re-attaches every input of every consumer and `remove_ops` searches each
-input's list of consumers; with consts shared by thousands of ops that grows with the square of the program. Here
-only the inputs that change are set again, and shared consts drop their dead consumers in one sweep at the end.
+input's list of consumers. With consts shared by thousands of ops, that cost grows with the square of the program. Here
+only the inputs that change are set again, and shared consts drop their removed consumers in one sweep at the end.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from .query import get_flat_inputs
 __all__ = ["BlockEditor", "get_first_op", "rebind_inputs"]
 
 _OPS_WITH_EFFECTS = frozenset({"coreml_update_state", "write_state", "read_state", "classify"})
-"Ops that act on something else than their outputs, or that the model's interface refers to."
+"Ops with side effects, or ops that the model interface refers to; never removed as unused."
 
 
 class BlockEditor:
-    """Collects the edits of one walk; call `flush` when it is over (a context manager does)."""
+    """Collector of the edits of one walk. Call `flush` at the end (leaving the context manager does)."""
 
     def __init__(self) -> None:
         self._dead: set[Operation] = set()
@@ -34,17 +34,17 @@ class BlockEditor:
         self.flush()
 
     def replace(self, old: Var, new: Var) -> None:
-        """Let everything that reads `old` read `new`; a block that returns `old` returns `new`, under `old`'s name."""
+        """Replace every use of `old` by `new`. A block that returns `old` returns `new` under `old`'s name."""
         for op in dict.fromkeys(old.child_ops):
             if op in self._dead:
                 continue
             op.set_inputs(**rebind_inputs(op, old, new))
         for block in dict.fromkeys(old.consuming_blocks):
             block.replace_block_output_var(old, new)
-        old.consuming_blocks.clear()  # some of coremltools' passes note a block twice that returns a value twice
+        old.consuming_blocks.clear()  # some of coremltools' passes list a block twice that returns a value twice
 
     def remove_if_unused(self, ops: Iterable[Operation]) -> None:
-        """Remove those of `ops` whose outputs nobody reads, and then what they alone had kept alive."""
+        """Remove those of `ops` whose outputs have no users, then the producers that lost their last user."""
         pending = list(ops)
         while pending:
             op = pending.pop()
@@ -55,7 +55,7 @@ class BlockEditor:
             pending.extend(self._remove(op))
 
     def flush(self) -> None:
-        """Drop removed ops from the shared consts' lists of consumers."""
+        """Drop removed ops from the consumer lists of shared consts."""
         for var in self._stale:
             var.child_ops[:] = [op for op in var.child_ops if op not in self._dead]
         self._stale.clear()
@@ -64,7 +64,7 @@ class BlockEditor:
         return len(var.child_ops) - self._stale.get(var, 0)
 
     def _remove(self, op: Operation) -> list[Operation]:
-        """Take `op` (and its nested blocks) out; returns the producers that may have lost their last reader."""
+        """Remove `op` and its nested blocks. Returns the producers that may have lost their last user."""
         self._dead.add(op)
         producers = []
         for block in op.blocks:
@@ -87,7 +87,7 @@ class BlockEditor:
 
 
 def rebind_inputs(op: Operation, old: Var, new: Var) -> dict[str, Var | tuple[Var, ...]]:
-    """The inputs of `op` that read `old`, reading `new`."""
+    """Return the inputs of `op` that read `old`, with `new` in its place."""
     found: dict[str, Var | tuple[Var, ...]] = {}
     for name, bound in op.inputs.items():
         if isinstance(bound, (list, tuple)):
@@ -99,5 +99,5 @@ def rebind_inputs(op: Operation, old: Var, new: Var) -> dict[str, Var | tuple[Va
 
 
 def get_first_op(block: Block) -> Operation | None:
-    """The block's first op, or None in an empty block."""
+    """Return the block's first op, or None for an empty block."""
     return block.operations[0] if len(block.operations) else None

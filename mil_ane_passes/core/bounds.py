@@ -1,4 +1,4 @@
-"""What the program itself says about how large values can be: plain intervals, over the few ops that bound anything."""
+"""Interval analysis: static bounds on the magnitudes of values, over the few op types that bound anything."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Interval", "bound_magnitude", "get_measured_range", "infer_interval"
 
 Interval = tuple[float, float]
 _MAX_DEPTH = 6
-"How many ops an interval is followed back through: a bounded cost for each question."
+"How many producers an interval is followed back through: bounds the cost of each query."
 _FIXED_INTERVALS: dict[str, Interval] = {
     "sigmoid": (0.0, 1.0), "softmax": (0.0, 1.0), "sigmoid_hard": (0.0, 1.0), "tanh": (-1.0, 1.0), "sin": (-1.0, 1.0),
     "cos": (-1.0, 1.0), "erf": (-1.0, 1.0), "softsign": (-1.0, 1.0), "sign": (-1.0, 1.0), "relu6": (0.0, 6.0),
@@ -26,22 +26,22 @@ _RANGE_PRESERVING_OPS = frozenset({
     "reverse", "reduce_max", "reduce_min", "reduce_mean", "max_pool", "gather", "pixel_shuffle", "pixel_unshuffle",
     "cast", "upsample_nearest_neighbor", "sliding_windows",
 })
-"Ops whose every result is one of the elements of x, or between them."
+"Ops whose result elements are elements of x, or lie between elements of x."
 
 
 def bound_magnitude(var: Var) -> float | None:
-    """A bound of the magnitudes of `var`'s elements that holds for every input; None when the program gives none."""
+    """Return a bound on the magnitudes of `var`'s elements for every input, or None if the program implies none."""
     interval = infer_interval(var)
     return None if interval is None else max(abs(interval[0]), abs(interval[1]))
 
 
 def get_measured_range(measured: Any, var: Var) -> Range | None:
-    """What was measured for `var`, if anything was."""
+    """Return the measured range of `var`, or None if it was not measured."""
     return None if measured is None else measured.get(var)
 
 
 def infer_interval(var: Var, depth: int = _MAX_DEPTH) -> Interval | None:
-    """An interval that holds every element of `var` (but a NaN), or None."""
+    """Infer an interval that contains every element of `var` (except NaN), or None."""
     if is_const(var):
         return _compute_const_interval(var)
     op = var.op
@@ -89,13 +89,14 @@ def _bound_square(op: Operation, depth: int) -> Interval | None:
 
 
 def _bound_silu_or_gelu(op: Operation, depth: int) -> Interval | None:
-    """Bound `silu` and `gelu`: x times a share between 0 and 1, and never below -0.3."""
+    """Bound `silu` and `gelu`: x times a factor between 0 and 1, never below -0.3."""
     x = infer_interval(op.x, depth)
     return None if x is None else (max(min(x[0], 0.0), -0.3), max(x[1], 0.0))
 
 
 def _bound_norm(op: Operation, depth: int) -> Interval | None:
-    """Bound the result of `layer_norm` and `instance_norm`: no deviation passes the root of n times their own scale."""
+    """Bound the result of `layer_norm` and `instance_norm`: a normalized element is at most sqrt(n) in magnitude, n
+    the number of elements normalized together; gamma scales that bound and beta shifts it."""
     shape = op.x.shape
     axes = range(2, len(shape)) if op.op_type == "instance_norm" else get_const_value(op.axes) or range(len(shape))
     extents = [shape[axis] for axis in axes]
@@ -171,7 +172,7 @@ def _bound_maximum(op: Operation, depth: int) -> Interval | None:
 
 
 def _bound_mod(op: Operation, depth: int) -> Interval | None:
-    """The remainder has the sign of the divisor."""
+    """Bound `mod`: the remainder has the sign of the divisor."""
     y = infer_interval(op.y, depth)
     return None if y is None or y[0] <= 0.0 <= y[1] else (min(y[0], 0.0), max(y[1], 0.0))
 
@@ -185,7 +186,10 @@ def _bound_select(op: Operation, depth: int) -> Interval | None:
 
 
 def _bound_remainder(op: Operation) -> Interval | None:
-    """`x - c * round(x / c)`, and with floor: the range reduction written out; None when `op` is none."""
+    """Match `x - c * round(x / c)`, the explicit form of range reduction (also with floor), and bound its result.
+
+    Returns None when `op` does not match.
+    """
     product = op.y.op
     if product is None or product.op_type != "mul":
         return None
@@ -197,7 +201,7 @@ def _bound_remainder(op: Operation) -> Interval | None:
 
 
 def _is_rounded_quotient(op: Operation, x: Var, c: float) -> bool:
-    """Whether `op` gives how many times `c` goes into `x`."""
+    """Return whether `op` computes how many times `c` goes into `x`."""
     if op.op_type == "floor_div":
         return op.x is x and _read_scalar_const(op.y) == c
     return op.op_type in ("round", "floor") and _is_quotient(op.x, x, c)

@@ -1,4 +1,4 @@
-"""How many steps of loops and how many seconds the runs of a program may take, for the time of one call of the API."""
+"""Budgets: limits on loop steps and seconds for the runs of a program, shared within one API call."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from .option_spelling import choose_spelling, format_option
 __all__ = ["DEFAULT_MAX_STEPS", "Budget", "get_current_budget", "share_budget"]
 
 DEFAULT_MAX_STEPS = 200_000
-"""Steps of loops that one run may take unless more are allowed.
+"""Default limit on the loop steps of one run.
 
-A decoder takes some thousand steps, a scan over ten seconds of audio at 16 kHz takes 160,000. A loop that goes on
-longer is most likely endless; a step of a few ops takes some 0.1 ms, so it is stopped within about half a minute.
+A decoder takes some thousand steps, a scan over ten seconds of audio at 16 kHz takes 160,000. A loop that runs longer
+is most likely endless. A step of a few ops takes some 0.1 ms, so such a loop is stopped within about half a minute.
 """
 _PROGRESS_INTERVAL = 1.0
-"Seconds between two words on how far a loop is."
+"Seconds between two progress messages of a loop."
 
 
 class Budget:
-    """What all runs together may take in seconds, and each run in steps of loops; None for no limit."""
+    """Limits: seconds for all runs together, and loop steps for each run. None means no limit."""
 
     def __init__(
         self, max_steps: int | None = DEFAULT_MAX_STEPS, max_seconds: float | None = None,
@@ -39,16 +39,16 @@ class Budget:
 
     @property
     def is_time_over(self) -> bool:
-        """Whether the time is over."""
+        """True once the deadline has passed."""
         return time.monotonic() > self.deadline
 
     def raise_time_exceeded(self, where: str) -> None:
-        """Raises LimitReached: the time was over at `where`."""
+        """Raise LimitReached: time ran out at `where`."""
         raise LimitReached(f"stopped after {self.max_seconds:g} s, at {where}: {format_option('max_seconds')}"
                            f"{choose_spelling(' ', '')}{self.max_seconds:g} allows no more")
 
     def raise_steps_exceeded(self, where: str, steps: int, seconds: float) -> None:
-        """Raises LimitReached: the run took `steps` steps of loops until `where`."""
+        """Raise LimitReached: the run took `steps` loop steps until `where`."""
         raise LimitReached(
             f"{where} is still running after {steps:,} steps of loops in one run ({seconds:.1f} s); a run may take "
             f"{self.max_steps:,}. If the loop is not endless, allow more with "
@@ -56,7 +56,7 @@ class Budget:
             f"{choose_spelling('--max-seconds S', 'max_seconds=')}")
 
     def report(self, text: Callable[[], str]) -> None:
-        """Tell the caller how far a long run is, now and then."""
+        """Report the progress of a long run, at most once per `_PROGRESS_INTERVAL`."""
         now = time.monotonic()
         if self._progress is not None and now - self._said >= _PROGRESS_INTERVAL:
             self._said = now
@@ -67,7 +67,7 @@ _active_budget: ContextVar[Budget | None] = ContextVar("mil_ane_passes.budget", 
 
 
 def get_current_budget() -> Budget:
-    """The budget of the call that is under way, else a new one with the usual limits."""
+    """Return the budget of the current call, or a new one with the default limits."""
     return _active_budget.get() or Budget()
 
 
@@ -76,7 +76,7 @@ def share_budget(
     max_steps: int | None = DEFAULT_MAX_STEPS, max_seconds: float | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Iterator[Budget]:
-    """Let all runs inside the `with` share one budget. Raises InputError for limits that are not positive numbers."""
+    """Share one budget among all runs inside the `with`. Raises InputError for limits that are not positive numbers."""
     _check_limit("max_steps", max_steps, int)
     _check_limit("max_seconds", max_seconds, (int, float))
     budget = Budget(max_steps, max_seconds, progress)
@@ -88,7 +88,7 @@ def share_budget(
 
 
 def _check_limit(name: str, given: Any, kinds: Any) -> None:
-    """Raises InputError for a limit that is neither None nor a number above 0."""
+    """Raise InputError for a limit that is neither None nor a number above 0."""
     if given is None:
         return
     if isinstance(given, bool) or not isinstance(given, kinds) or not given > 0:

@@ -1,4 +1,4 @@
-"""The builder a rewrite gets: pymil's `mb`, with names that are free, consts that are shared, and views of weights."""
+"""The builder passed to rewrites: pymil's `mb` with unique names, shared consts, and reshaped views of weights."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from .type_inference import limit_evaluation
 __all__ = ["RewriteBuilder", "UniqueNames"]
 
 _MAX_SHARED_ELEMENTS = 64
-"Elements up to which a const given as a plain value is shared within its block."
+"Largest element count of a const, built from a plain value, that is shared within its block."
 
 class UniqueNames:
-    """The op and value names of a function, so that new ones never collide with them."""
+    """The op and value names of a function; new names never collide with them."""
 
     def __init__(self, function: Function) -> None:
         self._taken: set[str] = set(function.inputs)
         self._next: dict[str, int] = {}
         self.shared: set[str] = set()
-        "Names that several values have, in different blocks."
+        "Names that several values share, in different blocks."
         values = set(function.inputs)
         pending: list[Block] = [function]
         while pending:
@@ -41,7 +41,7 @@ class UniqueNames:
         self._taken |= values
 
     def make_unique_name(self, base: str) -> str:
-        """`base` itself, or `base_1`, `base_2`, ... when it is taken; the result is taken from then on."""
+        """Return `base`, or `base_1`, `base_2`, ... if it is in use, and reserve the result."""
         name, count = base, self._next.get(base, 0)
         while name in self._taken:
             count += 1
@@ -52,10 +52,10 @@ class UniqueNames:
 
 
 class RewriteBuilder:
-    """`mb` for rewrites: `mb.conv(x=..., ...)` inserts before the op that is being rewritten.
+    """Builder for rewrites: `mb.conv(x=..., ...)` inserts before the op that is being rewritten.
 
-    Plain values (numbers, strings, short lists and arrays) become consts that are shared by the whole block;
-    `mb.reshaped(var, shape)` shows a const in another shape without copying its bytes, once for all its users.
+    Plain values (numbers, strings, short lists and arrays) become consts that are shared by the whole block.
+    `mb.reshaped(var, shape)` reshapes a const without copying its bytes, once for all its users.
     """
 
     def __init__(self, block: Block, names: UniqueNames) -> None:
@@ -69,7 +69,7 @@ class RewriteBuilder:
         self._anchor: Operation | None = None
         self._made: set[Operation] = set()
         self.moved_ops: set[Operation] = set()
-        "Ops that existed before and were moved here, such as those of a block that is inlined."
+        "Ops that existed before and were moved here, such as those of an inlined block."
         self._entry: Operation | None = None
 
     @contextmanager
@@ -99,7 +99,10 @@ class RewriteBuilder:
         return build
 
     def reshaped(self, var: Var, shape: tuple[int, ...]) -> Var:
-        """Const `var`, element for element, in `shape`: the same bytes, one new const however often it is asked for."""
+        """Return const `var` reshaped to `shape`.
+
+        The bytes are shared, and repeated calls return the same new const.
+        """
         if tuple(var.shape) == shape:
             return var
         key = (var, shape)
@@ -114,7 +117,7 @@ class RewriteBuilder:
         return self._views[key]
 
     def weight(self, source: Var, what: Any, make: Callable[[], np.ndarray[Any, Any]]) -> Var:
-        """A new const of `make()`, in the dtype of const `source`, beside it; one for each (source, what)."""
+        """Make a const from `make()`, in the dtype of const `source` and next to it; one for each (source, what)."""
 
         def made() -> Var:
             beside = source.op.enclosing_block is self.block
@@ -128,16 +131,16 @@ class RewriteBuilder:
         return built
 
     def once(self, key: Any, make: Callable[[], Any]) -> Any:
-        """`make()` (vars) for the first call with `key` in this walk of the block, its result for every later one."""
+        """Return `make()` (vars) on the first call with `key` in this walk of the block, and its result later on."""
         if not _is_in_program(self._memo.get(key)):
             self._memo[key] = make()
         return self._memo[key]
 
     def find_insertion_point(self, var: Var) -> Operation | None:
-        """The op to insert before, so that what is made from `var` and shared consts is visible to its readers.
+        """Find the op to insert before so that what is made from `var` and shared consts is visible to `var`'s users.
 
-        For a value from outside the block that is the block's first op that was there before: consts made since stand
-        in front of it.
+        For a value from outside the block, that is the first op that was in the block before the rewrite: consts made
+        since then precede it.
         """
         if var.op is not None and var.op.enclosing_block is self.block:
             return _find_next_op(var.op)
@@ -146,12 +149,12 @@ class RewriteBuilder:
         return self._entry
 
     def make_unique_name(self, base: str) -> str:
-        """A name that nothing in the function has: `base`, or one that begins so."""
+        """Return a name unused in the function: `base`, or one that starts with it."""
         return self._names.make_unique_name(base)
 
     def insert(self, op: Operation, into: Block | None = None) -> list[Var]:
-        """Put `op`, which stands in no block, where ops are inserted now, or at the end of the block `into`, under a
-        new name. Returns its outputs."""
+        """Insert `op`, which is in no block, at the current insertion point (or at the end of the block `into`) under
+        a new name. Returns its outputs."""
         op.name = self.make_unique_name(op.name)
         for var in op.outputs:
             var.name = op.name if len(op.outputs) == 1 else self.make_unique_name(var.name)
@@ -160,8 +163,10 @@ class RewriteBuilder:
         return list(op.outputs)
 
     def moved(self, op: Operation) -> list[Var]:
-        """Take `op` out of its block and put it where ops are inserted now; names change only where they are not the
-        only ones. Returns its outputs."""
+        """Move `op` from its block to the current insertion point.
+
+        Its names change only if they are not unique. Returns its outputs.
+        """
         old = op.enclosing_block
         old.operations.remove(op)
         old._internal_vars.difference_update(op.internal_inputs.values())
@@ -193,7 +198,7 @@ class RewriteBuilder:
         return self._consts[key]
 
     def adopt_scopes(self, scopes: Any) -> list[Operation]:
-        """Give the ops made since the last call (and consts pymil added for them) the scopes of what they replace."""
+        """Assign the scopes of replaced ops to the ops made since the last call, and to consts pymil added for them."""
         made, self.created_ops = self.created_ops, []
         for op in made:
             for new in [op, *(var.op for var in op.get_flattened_inputs() if var.op is not None)]:
@@ -208,20 +213,26 @@ def _find_next_op(op: Operation) -> Operation | None:
 
 
 def _is_in_program(made: Any) -> bool:
-    """Whether what was made earlier is still in the program: what lost its last reader has been removed."""
+    """Return whether what was made earlier is still in the program: ops that lost their last user have been removed."""
     made = made if isinstance(made, (list, tuple)) else [made]
     return all(isinstance(var, Var) and var.op.enclosing_block is not None for var in made)
 
 
 def _has_negative_indices(parameter: str, given: Any) -> bool:
-    """Whether places are counted from the back of a value: coremltools writes them anew as counted from the front, into
-    the array that it is given, and another value may be longer."""
+    """Return whether `begin` or `end` has indices counted from the back.
+
+    coremltools normalizes those in place, in the array passed to it, and another op that shares the const may slice a
+    longer value.
+    """
     return parameter in ("begin", "end") and isinstance(given, (list, tuple, np.ndarray)) and bool(
         np.any(np.asarray(given) < 0))
 
 
 def _make_const_key(given: Any) -> Any:
-    """What makes two plain values the same const; None for vars, long arrays and anything that is no plain value."""
+    """Return a key under which equal plain values share a const.
+
+    Returns None for vars, long arrays and anything else that is not a plain value.
+    """
     if isinstance(given, (Var, mil_list)) or given is None:
         return None
     if isinstance(given, str):

@@ -1,4 +1,4 @@
-"""A second copy of a program that shares the weights: what `copy.deepcopy` would do without recursion and memory.
+"""Cloning of programs: the clone shares the weights, without the recursion and memory of `copy.deepcopy`.
 
 pymil's objects refer to one another across the whole graph, so a deep copy recurses as deep as the program is long.
 """
@@ -16,14 +16,14 @@ __all__ = ["Rollback", "clone_program"]
 
 
 def clone_program(program: Program) -> Program:
-    """A program with ops and vars of its own; values of consts, and what is only ever read, are shared."""
+    """Clone a program: ops and vars are new, const values and read-only data are shared."""
     twin = copy.copy(program)
     twin.functions = {name: _clone_function(function) for name, function in program.functions.items()}
     return twin
 
 
 class Rollback:
-    """Restores a program to what it was, function by function, from copies made before a function is changed."""
+    """Restores a program, function by function, from copies made before a function is changed."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -32,18 +32,18 @@ class Rollback:
         self._open_blocks = len(host_block.BLOCK_STACK)
 
     def keep(self, name: str) -> None:
-        """Copy the function `name`, which is about to be changed; the weights are shared."""
+        """Copy the function `name` before it is changed; the weights are shared."""
         if name not in self._kept:
             self._kept[name] = _clone_function(self._program.functions[name])
 
     def save_all_functions(self) -> None:
-        """Copy the whole program, which is about to be changed."""
+        """Copy all functions before the program is changed; the weights are shared."""
         self._attributes = {**vars(self._program), "functions": dict(self._program.functions)}
         for name in self._program.functions:
             self.keep(name)
 
     def restore(self) -> None:
-        """Put back what was kept, and close the blocks that a failure has left open with coremltools."""
+        """Restore the saved functions, and close the blocks that a failure left open in coremltools."""
         if self._attributes is not None:
             vars(self._program).clear()
             vars(self._program).update(self._attributes)
@@ -66,7 +66,7 @@ def _clone_function(function: Function) -> Function:
 
 
 def _clone_block_contents(block: Block, twin: Block, env: dict[Var, Var]) -> None:
-    """Give `clone`, a shallow copy of `block`, ops and outputs of its own."""
+    """Fill `twin`, a shallow copy of `block`, with ops and outputs of its own."""
     twin.operations = CacheDoublyLinkedList([_clone_op(op, twin, env) for op in block.operations])
     twin._internal_vars = {env[var] for var in block._internal_vars if var in env}
     twin._essential_scope_sources = list(block._essential_scope_sources)
@@ -99,7 +99,7 @@ def _clone_op(op: Operation, block: Block, env: dict[Var, Var]) -> Operation:
 
 
 def _get_operand_clone(var: Var, env: dict[Var, Var]) -> Var:
-    """The clone of an operand; internal vars have no producer and are met here first."""
+    """Return the clone of an operand. Internal vars have no producer and are cloned here on first use."""
     return env[var] if var in env else _clone_var(var, None, env)
 
 

@@ -1,6 +1,6 @@
-"""The same op once more on other inputs: no parameter is left out or written anew, types and values are inferred anew.
+"""Cloning of one op onto other inputs: no parameter is dropped or rewritten, types and values are inferred again.
 
-pymil's builder would fill in defaults, promote types and take the newest form of the opset; a copy stays what it was.
+pymil's builder would fill in defaults, promote types and pick the newest version of the op; a clone keeps its own.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from .type_inference import infer_types, raise_not_evaluated, refine_type
 __all__ = ["clone_op", "infer_outputs", "insert_op", "map_inputs"]
 
 _LOADER_ATTRIBUTES = ("origin", "synthetic", "blob", "value_inference")
-"What the loader notes at an op about the one in the file."
+"Attributes that the loader sets on an op to refer to the op in the file."
 _MAX_EVALUATED_BYTES = 1 << 16
-"Values of more bytes are not asked for: that would read weights."
+"Values larger than this are not evaluated, because that would read weights."
 
 
 def clone_op(op: Operation, inputs: Mapping[str, Any]) -> Operation:
-    """`op` once more, in no block and without outputs: with `inputs` in place of its own of those names.
+    """Clone `op`, without a block or outputs, with `inputs` replacing its own inputs of those names.
 
-    What it reads does not know of it until it is inserted.
+    The producers of its inputs do not list it as a user until it is inserted.
     """
     twin = copy.copy(op)
     for name in _LOADER_ATTRIBUTES:
@@ -46,14 +46,16 @@ def clone_op(op: Operation, inputs: Mapping[str, Any]) -> Operation:
 
 
 def map_inputs(op: Operation, env: Mapping[Var, Var]) -> dict[str, Any]:
-    """The inputs of `op` by name, with the vars that `env` has for them."""
+    """Return the inputs of `op` by name, replaced by their vars in `env` where it has them."""
     return {name: tuple(env.get(var, var) for var in bound) if isinstance(bound, (list, tuple)) else
             env.get(bound, bound) for name, bound in op.inputs.items()}
 
 
 def infer_outputs(twin: Operation, like: Operation) -> Operation:
-    """`clone` with outputs, of the types that follow from its inputs; sizes that only those of `like` know hold,
-    too."""
+    """Infer the output types of `twin` from its inputs and create its outputs.
+
+    Sizes known only for the outputs of `like` are kept, too.
+    """
     made = infer_types(twin)
     made = made if isinstance(made, tuple) else (made,)
     if len(made) == len(like.outputs):
@@ -75,7 +77,7 @@ def infer_outputs(twin: Operation, like: Operation) -> Operation:
 
 
 def insert_op(op: Operation, block: Block, before: Operation | None) -> None:
-    """Put `op`, which stands in no block, into `block` before the op `before`, or at its end."""
+    """Insert `op`, which is in no block, into `block` before the op `before`, or at its end."""
     for var in get_flat_inputs(op):
         var.add_child_op(op)
     for inner in op.internal_inputs.values():
@@ -89,7 +91,7 @@ def _has_large_value(var: Var) -> bool:
 
 
 def _count_bytes(sym_type: Any) -> int:
-    """Bytes of a value of the type, as far as they are known."""
+    """Return the bytes of a value of the type; symbolic dimensions count as 1."""
     if not types.is_tensor(sym_type):
         return 0
     elements = math.prod(int(size) for size in sym_type.get_shape() if not is_symbolic(size))

@@ -1,6 +1,6 @@
-"""Compressed weights (`constexpr_*`) shown with one more axis of extent 1, still compressed.
+"""Compressed weights (`constexpr_*`) with one more axis of extent 1, still compressed.
 
-The packed data stays as it is: only shapes and axis numbers change, along the whole chain where one constexpr feeds
+The packed data is unchanged: only shapes and axis numbers change, along the whole chain where one constexpr feeds
 another (iOS18 joint compression).
 """
 
@@ -27,7 +27,7 @@ _KNOWN_INPUTS = _FLAT_INPUTS | _UNCHANGED_INPUTS | _DENSE_INPUTS | _AXIS_INPUTS 
 
 
 def explain_axis_obstacle(var: Var) -> str | None:
-    """Why `insert_unit_axis` cannot serve `var`, or None when it can."""
+    """Return why `insert_unit_axis` does not support `var`, or None when it does."""
     if not is_compressed(var):
         return None
     for name, bound in var.op.inputs.items():
@@ -41,10 +41,10 @@ def explain_axis_obstacle(var: Var) -> str | None:
 
 
 def insert_unit_axis(mb: RewriteBuilder, var: Var, axis: int) -> Var:
-    """`var` (const, compressed or computed) with an axis of extent 1 inserted before position `axis`.
+    """Insert an axis of extent 1 into `var` (const, compressed or computed) before position `axis`.
 
     A const becomes a view of the same bytes, a compressed weight the same packed data under a longer shape, and a
-    computed one an `expand_dims`. Asked again for the same `var` it returns the same result.
+    computed one an `expand_dims`. Repeated calls for the same `var` return the same result.
     """
     if is_const(var):
         return mb.reshaped(var, _insert_one_in_shape(tuple(var.shape), axis))
@@ -70,13 +70,13 @@ def _rebuild_constexpr(mb: RewriteBuilder, var: Var, axis: int) -> Var:
 
 
 def _get_dense_rank(op: Operation) -> int:
-    """The rank of what the constexpr makes, which is that of its packed data."""
+    """Return the rank of the constexpr's result, which is the rank of its packed data."""
     packed = ("quantized_data", "indices", "indices_mask")
     return next(int(op.inputs[name].rank) for name in packed if name in op.inputs)
 
 
 def _rebuild_input(mb: RewriteBuilder, op: Operation, name: str, bound: Var, axis: int) -> Any:
-    """One input of the rebuilt constexpr. iOS16 forms carry a `shape` and hold their elements flat."""
+    """Build one input of the new constexpr. iOS16 forms carry a `shape` and store their elements flat."""
     if is_compressed(bound):
         return insert_unit_axis(mb, bound, axis)
     if name == "shape":

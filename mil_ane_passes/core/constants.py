@@ -1,8 +1,8 @@
-"""Constants whose bytes stay where they are: views of mapped blobs, and values that are unpacked only when read.
+"""Constants without copies: views of mapped blobs, and values that are unpacked only when read.
 
-A const that was loaded from a weight file carries where its bytes live (`op.blob`, a `BlobRef`). A sub-byte
-const (int4, uint1, ...) is stored packed, and pymil holds it unpacked, so its value is a `LazyValue`: nothing is
-read until somebody asks for `.val`. A const that shows another one in a different shape shares both.
+A const loaded from a weight file carries the location of its bytes (`op.blob`, a `BlobRef`). A sub-byte const (int4,
+uint1, ...) is stored packed and pymil represents it unpacked, so its value is a `LazyValue`: nothing is read until
+`.val` is accessed. A reshaped const shares both with the original.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["BlobRef", "LazyValue", "get_blob_ref", "make_bare_var", "make_const"
 
 @dataclass(frozen=True)
 class BlobRef:
-    """Where a const's bytes live in a package.
+    """Location of a const's bytes in a package.
 
     `file` is the weight file on disk, `name` its name as the program's proto spells it
     (`@model_path/weights/weight.bin`), `offset` the position of the blob's 64-byte metadata, `nbytes` its payload.
@@ -37,9 +37,9 @@ class BlobRef:
 
 
 class LazyValue:
-    """Stands where pymil keeps a const's value (`Var._sym_val`); reads it on the first access of `.val`.
+    """Lazy replacement for a const's value (`Var._sym_val`): reads it on the first access of `.val`.
 
-    `read` returns the flat, unpacked elements; `shape` is the shape they are shown in.
+    `read` returns the flat, unpacked elements; `shape` is the shape of the value.
     """
 
     def __init__(self, read: Callable[[], np.ndarray[Any, Any]], shape: tuple[int, ...]) -> None:
@@ -54,7 +54,7 @@ class LazyValue:
         return self._value
 
     def reshaped(self, shape: tuple[int, ...]) -> LazyValue:
-        """The same elements in another shape, still unread."""
+        """Return the same elements with another shape, still unread."""
         return LazyValue(self._read, shape)
 
 
@@ -62,11 +62,12 @@ def make_const(
     value: np.ndarray[Any, Any] | np.generic | str | LazyValue, dtype: Any, name: str,
     before_op: Operation | None = None,
 ) -> Var:
-    """A const of MIL builtin type `dtype` in the current block that holds `value`, an array or a scalar of that type,
-    without looking at it or copying it.
+    """Make a const of MIL builtin type `dtype` in the current block.
 
-    Built here rather than by pymil's builder: the type is known, nothing has to be inferred or read, and with
-    thousands of weights that is most of the cost.
+    `value` is an array or a scalar of that type; it is neither read nor copied.
+
+    The const is built here rather than by pymil's builder: its type is known, nothing has to be inferred or read, and
+    with thousands of weights that is most of the cost.
     """
     kind: Any = SSAOpRegistry._get_core_op_cls("const")
     op: Any = object.__new__(kind)
@@ -92,7 +93,7 @@ def make_const(
 
 
 def make_bare_var(cls: Any, name: str, sym_type: Any, held: Any) -> Any:
-    """A var of which nothing has to be worked out: its slots are set, its initializer is not asked."""
+    """Create a var without running its initializer: the slots are set directly and nothing is inferred."""
     var = object.__new__(cls)
     var.name, var._sym_type, var._sym_val = name, sym_type, held
     var._op = var.op_output_idx = None
@@ -102,13 +103,13 @@ def make_bare_var(cls: Any, name: str, sym_type: Any, held: Any) -> Any:
 
 
 def get_blob_ref(var: Var) -> BlobRef | None:
-    """Where the bytes of a const live, or None for a const that was made in memory."""
+    """Return the location of a const's bytes, or None for a const that was made in memory."""
     blob = getattr(var.op, "blob", None)
     return blob if isinstance(blob, BlobRef) else None
 
 
 def make_reshaped_const(var: Var, shape: tuple[int, ...], name: str, before_op: Operation | None = None) -> Var:
-    """A new const that shows const `var`, element for element, in `shape`; bytes and blob are shared, not copied."""
+    """Make a const with the elements of const `var` in `shape`; bytes and blob are shared, not copied."""
     held = var._sym_val
     value = held.reshaped(shape) if isinstance(held, LazyValue) else np.asarray(held.val).reshape(shape)
     view = make_const(value, var.dtype, name, before_op)

@@ -1,11 +1,11 @@
-"""The contract of a rule: what it finds, why, on whose evidence, and (for a rewrite) how it is fixed.
+"""The contract of a rule: what it finds, why, on what evidence, and (for a rewrite) how it is fixed.
 
 Invariants that every rewrite keeps, and that the engine checks or provides:
 
-- SSA order holds; function inputs and outputs keep name, dtype, shape and order;
-- an output that is replaced hands its name on; values nobody touched keep theirs;
+- SSA order is kept; function inputs and outputs keep name, dtype, shape and order;
+- a new output takes over the name of the output it replaces; untouched values keep theirs;
 - no dtype and no shape of a kept value changes; symbolic dimensions stay symbolic;
-- weights are never decompressed and never duplicated: a const shown in another shape shares its bytes;
+- weights are never decompressed and never duplicated: a reshaped const shares its bytes;
 - state ops are neither moved nor removed; the opset is never raised;
 - running a rewrite on its own result changes nothing.
 """
@@ -53,20 +53,20 @@ __all__ = [
 ]
 
 ANY_OP = "*"
-"""In a rule's `roots`: every op but const."""
+"""In a rule's `roots`: every op type except const."""
 
 FP32_UNSUPPORTED_REASON = "computed in fp32, which is unsupported on the ANE"
-"""Why a rewrite for the ANE's sake leaves an op alone that is not there."""
+"""Reason why a rewrite that targets the ANE skips an fp32 op."""
 
 STAGES = ("structure", "precision", "numerics", "decompose", "layout", "cleanup")
-"""The order of stages in a pipeline; within a stage `after` and then the name decide.
+"""The order of stages in a pipeline; within a stage, `after` and then the name decide.
 
-structure: loops, branches and constants, so that what follows sees plain ops.
+structure: loops, branches and constants, so that later stages see plain ops.
 """
 
 
 class Exactness(Enum):
-    """What a rewrite promises about the values it leaves behind."""
+    """Guarantee of a rewrite about the values of the rewritten program."""
 
     BITWISE = "bitwise"
     "Same bits: data movement, or one identical op on the same numbers."
@@ -77,16 +77,17 @@ class Exactness(Enum):
 
 
 class Hit:
-    """A place where a rule applies. Keyword facts found by `match` are attributes: everything `rewrite` needs.
+    """A match of a rule. Keyword facts found by `match` are attributes: everything `rewrite` needs.
 
-    `op` is the op the finding is reported at, `note` a sentence with numbers for the trace, `exactness` overrides
-    the rewrite's own where one of its forms promises more. For rules that refuse: `sure` is False where the form
-    lies between what was measured to pass and what was measured to fail, and `likely` says that the prediction is
-    to count such an op as taken all the same; `message` is what Core ML itself says of such an op, word for word,
-    where that was measured; `covers` are all ops that one finding stands for, where they are more than `op`;
-    `fixed_by` is the pass that fixes this match, as `--passes` takes it (`fp16_compute{mixed=true}`), where the
-    rule itself can tell. `split_at` are cuts that put `op` in a package of its own: for each the names of the
-    values to cut behind, each cut made in the first part of the one before it.
+    `op` is the op the finding is reported at, `note` a sentence with numbers for the trace. `exactness` overrides the
+    rewrite's own where one of its forms guarantees more.
+
+    For rules that find unsupported ops: `sure` is False where the form lies between what was measured to pass and what
+    was measured to fail, and `likely` makes the prediction count such an op as supported nevertheless. `message` is
+    the literal message of Core ML for such an op, where it was measured. `covers` are all ops that one finding stands
+    for, where there are more than `op`. `fixed_by` is the pass that fixes this match, in the spelling of `--passes`
+    (`fp16_compute{mixed=true}`), where the rule knows it. `split_at` are cuts that put `op` in a package of its own:
+    for each, the names of the values to cut behind; each cut is made in the first part of the one before it.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class Hit:
 
 @dataclass(frozen=True)
 class Miss:
-    """Why a rule does not apply to `op`. `near=False` marks ops that were no candidates, which reports leave out."""
+    """A reason why a rule does not match `op`. `near=False` marks ops that were not candidates, which reports omit."""
 
     op: Operation
     reason: str
@@ -123,7 +124,7 @@ class Miss:
 
 @dataclass(frozen=True)
 class Finding:
-    """A hit or a near miss as reports show it: names and words, no graph objects."""
+    """A hit or a near miss as data for reports: names and text, no graph objects."""
 
     rule: str
     code: str
@@ -134,7 +135,7 @@ class Finding:
     note: str
     near_miss: bool = False
     origin: Origin | None = None
-    "Where in the source model the op came from, where the frontend noted it."
+    "Source location of the op in the original model, if the frontend recorded it."
 
     def to_dict(self) -> dict[str, Any]:
         return {"pass": self.rule, "code": self.code, "slug": self.slug, "function": self.function,
@@ -144,12 +145,12 @@ class Finding:
 
 @dataclass(frozen=True)
 class Example:
-    """A program that shows a rule at work, or (`reason` set) a near miss with the exact reason it gives.
+    """A program that a rule matches, or (with `reason`) a near miss with the exact reason reported for it.
 
     `build` makes a fresh `mil.Program`; `options` are the rule's options for this example. `within` is the largest
-    magnitude of inputs for which the program before is what it means to be: values are compared up to it. `scale`
-    multiplies the ordinary draws, whose deviation is 1: for what only large values reach. A rule that `measures` is
-    given what such draws are measured to be, unless `measured` is False.
+    magnitude of inputs for which the original program behaves as intended: values are compared up to it. `scale`
+    multiplies the default random feeds, whose standard deviation is 1, for effects that only large values trigger. A
+    rule with `measures` receives the ranges measured on such feeds, unless `measured` is False.
     """
 
     name: str
@@ -171,64 +172,70 @@ class Rule:
     "Names the problem, not the fix."
     stage: ClassVar[str] = "numerics"
     after: ClassVar[tuple[str, ...]] = ()
-    "Names of rules that must have run before this one, where both run."
+    "Names of rules that must run before this one, where both run."
     roots: ClassVar[tuple[str, ...]] = ()
-    "Op types `match` is asked about."
+    "Op types that `match` is called for."
     targets: ClassVar[Gate] = ALL_TARGETS
     evidence: ClassVar[tuple[Evidence, ...]] = ()
     refuses: ClassVar[bool] = False
-    "Whether a hit means that the op is unsupported on the ANE (of some generation of the target)."
+    "True if a hit means that the op is unsupported on the ANE (of some generation of the target)."
     confidence: ClassVar[Literal["high", "medium", "low"]] = "medium"
-    "high: Apple's word, or reproduced by several; medium: one good reproduction; low: an anecdote, or contradicted."
+    "high: stated by Apple, or reproduced by several; medium: one good reproduction; low: an anecdote, or contradicted."
     level: ClassVar[Literal["warning", "note"]] = "warning"
-    "A note is worth knowing and fails no gate."
+    "A note is informative and fails no gate."
     advice: ClassVar[str] = ""
-    "What the user can do, in one sentence; reports name the rewrites that fix it beside."
+    "What the user can do, in one sentence; reports add the names of the rewrites that fix it."
     measures: ClassVar[bool] = False
-    "Whether it decides by what values were seen in runs: `measured` is filled in before `match` is asked."
+    "True if the rule uses value ranges measured in runs: `measured` is set before `match` is called."
     accepts_sampled: ClassVar[bool] = False
-    "Whether seeded draws will do for that when the user gives neither feeds nor ranges."
+    "True if seeded random feeds suffice for that when the user supplies neither feeds nor ranges."
     _measured: Mapping[Var, Range] | None = None
     _generations: tuple[Generation, ...] = GENERATIONS
     _program: ReferenceType[Program] | None = None
 
     @property
     def functions(self) -> list[Function]:
-        """The functions of the program at hand, in the order in which the rule looks at them; empty outside a run."""
+        """The functions of the current program, in the order in which the rule visits them; empty outside a run."""
         program = None if self._program is None else self._program()
         return [] if program is None else list(program.functions.values())
 
     @property
     def generations(self) -> tuple[Generation, ...]:
-        """The generations that are looked at: limits are those of the strictest among them."""
+        """The generations being targeted; limits are those of the strictest among them."""
         return self._generations
 
     @property
     def measured(self) -> Mapping[Var, Range] | None:
-        """What the values of the program at hand were in runs with the user's feeds; None when there are none."""
+        """The value ranges of the current program, measured in runs on the user's feeds; None without such runs."""
         return self._measured
 
     def match(self, op: Operation) -> Hit | Miss:
-        """Decide about one op whose type is in `roots`; guards first, one precondition a line, each with a reason."""
+        """Match one op whose type is in `roots`; guards come first, one precondition a line, each with a reason."""
         raise AssertionError(f"{type(self).__name__} must define match()")
 
     def examples(self) -> Iterable[Example]:
-        """Programs that fire and programs that must not; the first one is the page's before and after."""
+        """Yield programs that the rule matches and programs that it must not.
+
+        The first is the page's before and after.
+        """
         return ()
 
     @classmethod
     def options(cls) -> dict[str, Option]:
-        """The rule's options: its annotated class attributes that are no `ClassVar`."""
+        """Return the rule's options: its annotated class attributes that are not `ClassVar`."""
         return get_options(cls)
 
     @classmethod
     def configured(cls, **values: Any) -> Rule:
-        """An instance with options set; strings are parsed. Raises InputError for unknown names and bad values."""
+        """Create an instance with options set; strings are parsed.
+
+        Raises InputError for unknown names and bad values.
+        """
         return make_with_options(cls, values)
 
     @classmethod
     def summary(cls) -> str:
-        """First line of the docstring."""
+        """Return the first line of the docstring."""
         return (cls.__doc__ or "").strip().split("\n", 1)[0]
 
 
@@ -240,38 +247,38 @@ class Rewrite(Rule):
     """
 
     fixes: ClassVar[tuple[type[Rule], ...]] = ()
-    "The rules whose findings it fixes."
+    "The rules whose findings this rewrite fixes."
     exactness: ClassVar[Exactness] = Exactness.BITWISE
     bound: ClassVar[str] = ""
     "For ROUNDING and APPROXIMATE: the bound, in words and numbers."
     preset: ClassVar[Literal["safe", "full", "named"]] = "named"
     fixes_nonfinite: ClassVar[bool] = False
-    "Whether what was infinite or NaN may be finite afterwards: the fault it fixes. Finite values keep `exactness`."
+    "True if infinite or NaN values may become finite: the fault that is fixed. Finite values keep `exactness`."
     moves: ClassVar[float] = 0.0
-    "For a fix that changes a constant: how far outputs may move at full precision, as a share of an output's largest."
+    "For a fix that changes a constant: how far outputs may move at full precision, relative to an output's largest."
     moves_of: ClassVar[Literal["", "operands", "result"]] = ""
-    """Of which largest value at the op itself `moves` is a share, too; then the check propagates it through later ops.
+    """Values of the op to whose largest `moves` is relative, too; the check propagates that error through later ops.
 
-    A hit whose outputs move by another share than its op has that of the op as the fact `moves_at_op`.
+    A hit whose op moves by another share has that share as the fact `moves_at_op`.
     """
     reach: ClassVar[float] = math.inf
-    "Magnitude of the op's operands up to which the promise holds: what only float64 can hold is not judged."
+    "Magnitude of the op's operands up to which the guarantee holds; what only float64 can represent is not judged."
     raises_constants: ClassVar[bool] = False
-    "Whether scalar constants of the op from 0 to below 2^-24, the smallest number of fp16, become that."
+    "True if the op's scalar constants from 0 to below 2^-24, the smallest fp16 number, are raised to 2^-24."
     ulps: ClassVar[float] = 0.0
-    "For ROUNDING where `bound` is that: how many units in the last place a result may be off, in the stored dtype."
+    "For ROUNDING where `bound` is in ulps: how many units in the last place a result may be off, in the stored dtype."
     within: ClassVar[tuple[float, float]] = (0.0, math.inf)
-    "Magnitudes of the model's inputs, zero aside, between which `exactness` and `moves` hold at full precision."
+    "Magnitudes of the model's inputs, except zero, between which `exactness` and `moves` hold at full precision."
     keeps_nonfinite: ClassVar[bool] = True
-    "Whether NaN and infinity reach the results that they reached before and no others; a product with 0 spreads them."
+    "True if NaN and infinity reach the same results as before and no others; a product with 0 spreads them."
     interface: ClassVar[bool] = False
-    "Whether it may change the dtypes of the function's inputs and outputs; never in a preset."
+    "True if it may change the dtypes of the function's inputs and outputs; such a rewrite is never in a preset."
     repeats: ClassVar[bool] = False
-    "Whether it runs once more behind all other rewrites, on what they leave."
+    "True if it runs again after all other rewrites, on their result."
     _asked: bool = False
 
     def find_problem(self, op: Operation) -> type[Rule]:
-        """The first of the rules in `fixes` that reports `op` on this target; without one the rewrite itself."""
+        """Return the first rule in `fixes` that reports `op` on this target, or the rewrite itself if none does."""
         for problem in self.fixes:
             rule = problem()
             rule._generations = self._generations
@@ -282,11 +289,11 @@ class Rewrite(Rule):
 
     @property
     def asked(self) -> bool:
-        """Whether the user asked for it by name."""
+        """True if the user requested the rewrite by name."""
         return self._asked
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var | list[Var]:
-        """Build the replacement with `mb`; returns one var per output of `hit.op`, in order."""
+        """Build the replacement with `mb`. Returns one var per output of `hit.op`, in order."""
         raise AssertionError(f"{type(self).__name__} must define rewrite()")
 
 
@@ -308,7 +315,7 @@ class BlockRewrite(Rewrite, BlockRule):
     """A fix that moves across several ops of one block."""
 
     def rewrite_block(self, hit: Hit, mb: RewriteBuilder) -> dict[Var, Var]:
-        """Build the replacement; returns which var takes the place of which."""
+        """Build the replacement. Returns a mapping from each replaced var to its replacement."""
         raise AssertionError(f"{type(self).__name__} must define rewrite_block()")
 
 
@@ -319,5 +326,5 @@ class ProgramRewrite(Rewrite):
         raise AssertionError(f"{type(self).__name__} must define match_program()")
 
     def rewrite_program(self, hits: list[Hit], program: Program) -> None:
-        """Change `program` in place; `hits` are all that `match_program` gave."""
+        """Change `program` in place; `hits` are all hits of `match_program`."""
         raise AssertionError(f"{type(self).__name__} must define rewrite_program()")

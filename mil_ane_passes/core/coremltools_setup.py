@@ -1,9 +1,9 @@
-"""Meets coremltools: imports it and registers our passes, unless we are the command, which does so when it needs to.
+"""Setup of coremltools: imports it and registers our passes, except in the command, which imports it on demand.
 
-As a command we own the terminal: what coremltools logs while it is imported (the Mac-only libraries it misses
-elsewhere, a torch newer than it was tested with) would stand above every message of ours. And work that does not
-need coremltools (help, the copy of large files) can begin before its import, which takes a second. As a library we
-keep quiet about nothing and put nothing off.
+As a command we own the terminal: the messages that coremltools logs during its import (Mac-only libraries that are
+missing elsewhere, a torch newer than it was tested with) would precede every message of ours. Work that does not need
+coremltools (help, copying large files) can also start before its import, which takes a second. As a library, we
+silence and defer nothing.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ __all__ = [
 ]
 
 WORKER_VARIABLE = "MIL_ANE_PASSES_WORKER"
-"""Set in the environment of processes that only do single jobs for a batch; they are like the command."""
+"""Set in the environment of worker processes that run single jobs of a batch; they behave like the command."""
 
 _COMMAND = "mil-ane-passes"
 _RUN_AS_MODULE = frozenset({"-m", "__main__"})
 
 
 def register_with_coremltools(guard: Any = None) -> None:
-    """Register every rewrite with coremltools as `ane::<name>`; nothing as the command, which imports when it needs.
+    """Register every rewrite with coremltools as `ane::<name>`. Does nothing in the command, which imports on demand.
 
     `guard` as for `register_passes`.
     """
@@ -49,20 +49,23 @@ def register_with_coremltools(guard: Any = None) -> None:
 
 
 def freeze_imported_objects() -> None:
-    """As the command, spare the collector what has been imported: coremltools and torch are half a million objects,
-    which stay to the end, and to look through them once takes longer than to rewrite a model. As a library, nothing."""
+    """Exclude imported objects from garbage collection, in the command only.
+
+    coremltools and torch are half a million objects that live until exit, and scanning them once takes longer than
+    rewriting a model. As a library, does nothing.
+    """
     if gc.isenabled() and _is_command_process():  # not among imports within an import, which pauses the collector
         _freeze_once()
 
 
 @cache
 def _freeze_once() -> None:
-    gc.freeze()  # only the first time: what a model's work leaves later has to be collected
+    gc.freeze()  # only the first time: garbage from later work on a model has to be collected
 
 
 @contextmanager
 def silence_coremltools() -> Iterator[None]:
-    """Only errors of coremltools are shown meanwhile."""
+    """Suppress coremltools log messages below the level ERROR inside the `with`."""
     logger = logging.getLogger("coremltools")
     logger.addFilter(_is_error_record)
     try:
@@ -72,7 +75,7 @@ def silence_coremltools() -> Iterator[None]:
 
 
 def is_importing(frame: FrameType | None) -> bool:
-    """Whether something is being imported in `frame`; what is raised there may be swallowed."""
+    """Return whether an import is in progress in `frame` or its callers; exceptions raised there may be swallowed."""
     while frame is not None:
         if frame.f_globals.get("__name__") == "importlib._bootstrap":
             return True

@@ -1,4 +1,4 @@
-"""Which chip a device has, by its name or its model identifier.
+"""Chips of devices, by device name or model identifier.
 
 Sources: Apple's technical specifications (https://support.apple.com/specs) for names; for identifiers of Macs Apple's
 pages "Identify your MacBook Pro model" and their like, for others public lists, whose first number goes with the chip.
@@ -73,13 +73,13 @@ _FIRST_APPLE_SILICON = {
     "imacpro": 99,
     "macpro": 99,
 }
-"Below this first number a Mac's identifier is one of a Mac with an Intel processor."
+"First number of a Mac's model identifier with Apple silicon; lower numbers are Macs with an Intel processor."
 _WATCH = re.compile(r"(apple ?)?watch\b.*|s[1-9]\d?")
 _CHIP = re.compile(r"([am]\d+)(?: ?(?:pro|max|ultra)|x|z)?")
 
 
 def _normalize_name(name: str) -> str:
-    """A name as it is compared: lower case, "gen" for "generation", no brackets, marks or blanks."""
+    """Normalize a name for comparison: lower case, "gen" for "generation", no brackets, marks or blanks."""
     return re.sub(r"[^a-z0-9.]", "", name.lower().replace("generation", "gen")).rstrip(".")
 
 
@@ -90,14 +90,14 @@ _CHIP_BY_IDENTIFIER = dict(entry.lower().split() for entry in _IDENTIFIER_TABLE.
 
 
 def list_device_names() -> list[str]:
-    """Every device that is known by name and has an ANE that Core ML uses."""
+    """List the known device names with an ANE that Core ML uses."""
     return [
         name for chip, names in _DEVICES_BY_CHIP.items() if chip not in ("a10", "a11") for name in names.split("; ")
     ]
 
 
 def find_chip(name: str, chips: Iterable[str]) -> str | None:
-    """The chip that `name` means: a chip, with or without Pro, Max or Ultra, or a device; None where it is not known.
+    """Return the chip that `name` (a chip, with or without Pro, Max or Ultra, or a device) means; None if unknown.
 
     Raises InputError for a device without an ANE that Core ML uses, and for a name that several devices share.
     """
@@ -128,7 +128,7 @@ def _check_chip(name: str, words: str, chip: str | None) -> str | None:
 
 
 def _reject_without_ane(name: str, chip: str) -> None:
-    """Refuses a chip that is known to have no ANE that Core ML uses; says nothing of one that is not known."""
+    """Raise InputError for a chip known to have no ANE that Core ML uses; do nothing for an unknown chip."""
     if re.fullmatch(r"a(10|[4-9])|Intel processor", chip):
         raise InputError(f"target '{name}' has no Neural Engine ({chip if 'Intel' in chip else chip.upper()}): "
                          "all of a model runs on its CPU and GPU; expected an A12 or later, an M1 or later, or all")
@@ -139,7 +139,7 @@ def _reject_without_ane(name: str, chip: str) -> None:
 
 
 def _find_chip_by_identifier(name: str) -> str | None:
-    """The chip by model identifier, such as Mac16,12."""
+    """Return the chip of a model identifier, such as Mac16,12."""
     found = re.fullmatch(r"([a-z]+)(\d+),\d+", name.strip().lower())
     if not found:
         return None

@@ -1,4 +1,7 @@
-"""The only graph walk: asks rules about ops, applies fixes, keeps the invariants of `contract`, writes the trace."""
+"""The rewrite engine, the only graph walk: matches rules, applies fixes, checks invariants, and writes the trace.
+
+The invariants are those of `contract`.
+"""
 
 from __future__ import annotations
 
@@ -52,13 +55,13 @@ OpIndex = Mapping[str, Sequence[tuple[str, Operation]]]
 FunctionBlocks = Sequence[tuple[str, Block]]
 """The blocks of a program, each with the name of its function."""
 MAX_ROUNDS = 16
-"How often the result of a rewrite may itself be rewritten by the same rule before the engine calls it endless."
+"Limit on how often the same rule may rewrite its own result before the engine reports endless rewriting."
 
 
 def find_matches(rule: Rule, program: Program, *, target: str = "all", measure: Measure | None = None) -> PassTrace:
-    """Match only: every hit and near miss of `rule`, nothing changed. `measure` as for `apply_rewrite`.
+    """Find every hit and near miss of `rule` without changing the program. `measure` as for `apply_rewrite`.
 
-    A `PlanRule` is about a prediction, not about a program, and finds nothing here.
+    A `PlanRule` matches a prediction, not a program, and finds nothing here.
     """
     trace = PassTrace(rule.name)
     for function, answer in iterate_hits_and_misses(rule, program, target=target, measure=measure):
@@ -70,11 +73,11 @@ def iterate_hits_and_misses(
     rule: Rule, program: Program, *, target: str = "all", measure: Measure | None = None, census: OpIndex | None = None,
     blocks: FunctionBlocks | None = None, failures: list[RuleFailure] | None = None,
 ) -> Iterator[tuple[str, Hit | Miss]]:
-    """(function name, answer) for each place that `rule` looks at, nothing changed; see `find_matches`.
+    """Yield (function name, answer) for each op or block that `rule` visits, without changes; see `find_matches`.
 
-    `census` has the ops of `program` by type and `blocks` its blocks, so that many rules need not each walk over all
-    of them. Where the rule fails that is added to `failures` (one failure for the rule) and the other places are
-    looked at; without such a list it raises RuleError.
+    `census` has the ops of `program` by type and `blocks` its blocks, so that several rules need not each walk all of
+    them. If the rule fails, the failure is added to `failures` (one per rule) and the walk continues; without such a
+    list, RuleError is raised.
     """
     if isinstance(rule, PlanRule) or not is_applicable(rule.targets, target):
         return
@@ -100,7 +103,7 @@ def iterate_hits_and_misses(
 def _iterate_match_calls(
     rule: Rule, program: Program, census: OpIndex | None, blocks: FunctionBlocks | None,
 ) -> Iterator[tuple[Position, Callable[[], Iterable[Hit | Miss]]]]:
-    """What `rule` is to look at, and the call that answers: single ops, blocks or the whole program."""
+    """Yield the position of each op or block that `rule` visits, or of the program, and the call that matches it."""
     if isinstance(rule, ProgramRewrite):
         yield Position(), partial(rule.match_program, program)
     elif isinstance(rule, BlockRule):
@@ -120,16 +123,16 @@ def _match_op(rule: Rule, op: Operation) -> tuple[Hit | Miss]:
 
 
 def _is_candidate(rule: Rule, op: Operation) -> bool:
-    """Whether `rule` is asked about `op`."""
+    """Return whether `rule.match` is called for `op`."""
     return (op.op_type in rule.roots or (ANY_OP in rule.roots and op.op_type != "const")) and not is_opaque(op)
 
 
 def apply_rewrite(rule: Rewrite, program: Program, *, target: str = "all", measure: Measure | None = None) -> PassTrace:
-    """Apply `rule` wherever it fires, in place.
+    """Apply `rule` to every match, in place.
 
-    `measure` runs the program on the feeds at hand; it is used when the rule `measures`. Raises RuleError when the rule
-    raises or breaks the contract. Whatever is raised, the program is as it was before: functions that are about to be
-    changed are copied first.
+    `measure` runs the program on the available feeds; it is used when the rule `measures`. Raises RuleError when the
+    rule raises or breaks the contract. On any exception the program is restored: functions are copied before they are
+    changed.
     """
     started = time.perf_counter()
     trace = PassTrace(rule.name, ops_before=count_ops(program))
@@ -158,7 +161,7 @@ def _prepare_rule(rule: Rule, program: Program, target: str, measure: Measure | 
 
 
 def _apply_to_program(rule: ProgramRewrite, program: Program, trace: PassTrace, rollback: Rollback) -> None:
-    """One rule over the whole program."""
+    """Apply one rule to the whole program."""
     before = {name: _get_signature(function) for name, function in program.functions.items()}
     found = list(rule.match_program(program))
     for answer in found:
@@ -181,7 +184,7 @@ def _check_signature(rule: Rewrite, name: str, before: Any, function: Function) 
 
 
 class _FunctionRewriter:
-    """One rule over one function and its nested blocks."""
+    """Application of one rule to one function and its nested blocks."""
 
     def __init__(
         self, rule: Rewrite, name: str, function: Function, trace: PassTrace, at: Position, rollback: Rollback,
@@ -228,7 +231,7 @@ class _FunctionRewriter:
                     continue
                 self.at.op = op
                 answer = self.rule.match(op)
-                if isinstance(answer, Hit) or not depth:  # a rule finds no fault with what it has just made
+                if isinstance(answer, Hit) or not depth:  # not near misses of ops that the rule just made
                     record_result(self.trace, self.rule, self.name, answer)
                 if isinstance(answer, Miss):
                     continue
@@ -239,7 +242,7 @@ class _FunctionRewriter:
                 made = self._apply(answer, mb, editor)
                 self._check_round_limit(depth + 1, op)
                 added += made
-                # What was moved here out of a nested block is not new: there are only so many of them, at any depth.
+                # Ops moved here out of a nested block are not new: their number is finite at any depth.
                 work.extend((new, depth if new in mb.moved_ops else depth + 1) for new in made
                             if new.op_type in self.rule.roots)
             _remove_unused_ops(added, mb, editor)
@@ -316,7 +319,7 @@ class _FunctionRewriter:
     def _replace_output(
         self, old: Var, new: Var, mb: RewriteBuilder, made: list[Operation], editor: BlockEditor
     ) -> None:
-        """`new` takes `old`'s place and name, after a check that it is the same kind of value."""
+        """Replace `old` by `new`, which takes over its name, after checking that both have the same type."""
         if new.sym_type is not old.sym_type and not _is_same_type(new, old):
             raise RuleError(
                 f"{format_rule_location(type(self.rule))} replaced {old} by {new}; expected the same dtype and shape"
@@ -351,7 +354,7 @@ class _FunctionRewriter:
 
 
 def _remove_unused_ops(added: Sequence[Operation], mb: RewriteBuilder | None, editor: BlockEditor) -> None:
-    """Remove the ops that a rewrite has added and nothing reads, such as those of a loop's last step."""
+    """Remove ops that a rewrite added and that have no users, such as those of a loop's last step."""
     if mb is not None:
         editor.remove_if_unused(op for op in added if op.op_type != "const" and op not in mb.moved_ops)
 
@@ -366,7 +369,10 @@ def _get_signature(function: Function) -> tuple[Any, ...]:
 
 
 def _is_same_type(new: Var, old: Var) -> bool:
-    """Same dtype and shape; a symbolic dimension may get another symbol, but neither gain nor lose being one."""
+    """Return whether dtype and shape are the same.
+
+    A symbolic dimension may get another symbol, but symbolic and fixed dimensions must not change into one another.
+    """
     if not types.is_compatible_type(new.sym_type, old.sym_type):
         return False
     if not types.is_tensor(new.sym_type) or not types.is_tensor(old.sym_type):

@@ -1,4 +1,4 @@
-"""What can go wrong, and how it is said: who, what was found, what was expected, what to do."""
+"""Errors: each message names the source, what was found, what was expected, and what to do."""
 
 from __future__ import annotations
 
@@ -22,15 +22,18 @@ class AnePassesError(Exception):
 
 
 class InputError(AnePassesError, ValueError):
-    """What the user gave cannot be used: a path, an option, a feed, a package (exit code 2)."""
+    """The user's input cannot be used: a path, an option, a feed, a package (exit code 2)."""
 
 
 class NotSupported(AnePassesError, NotImplementedError):
-    """The reference runtime lacks something the program needs; says so before anything runs."""
+    """The reference runtime lacks a feature that the program needs; raised before anything runs."""
 
 
 class LimitReached(NotSupported):
-    """A run was stopped, or not begun: it takes more steps, time or memory than it may; names the op and the limit."""
+    """A run was stopped, or not started, because it exceeds a limit on steps, time or memory.
+
+    The message names the op and the limit.
+    """
 
 
 class RuleError(AnePassesError):
@@ -43,13 +46,13 @@ class RuleError(AnePassesError):
 
 
 def format_memory_error(error: MemoryError) -> str:
-    """What to tell the user of a MemoryError."""
+    """Format the message for a MemoryError."""
     said = " ".join(str(error).split())
     return (f"not enough memory{f' ({said})' if said else ''}; expected more, or fewer jobs at a time "
             "(a limit such as that of ulimit -v counts), or a smaller model or smaller inputs")
 
 
 def suggest_nearest(name: str, known: Iterable[str], shown: Callable[[str], str] = str) -> str:
-    """`"; did you mean 'x'?"` for the closest of `known`, or the empty string when nothing is close."""
+    """Return `"; did you mean 'x'?"` for the closest of `known`, or the empty string when nothing is close."""
     close = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
     return f"; did you mean '{shown(close[0])}'?" if close else ""

@@ -1,4 +1,4 @@
-"""Who says what a rule rests on."""
+"""Evidence: the sources that rules are based on."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ __all__ = [
 ]
 
 PRIVATE_ROUTE = "(private route)"
-"""Marks evidence that did not pass through Core ML, which may answer otherwise."""
+"""Marks evidence obtained without Core ML, whose own answer may differ."""
 _DISPATCH_NOTES = "751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/coreml_dispatch.md"
 _DISPATCH_TABLES = "751K/Apple-Neural-Engine-Microarchitecture-Study-M6 data/03_compile/opdispatch"
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """One source for a rule: what it says and where; chip, OS and date are None when the source does not state them."""
+    """One source for a rule: statement and location; chip, OS and date are None if the source does not state them."""
 
     says: str
     source: str
@@ -66,45 +66,45 @@ class Community(Evidence):
 
 
 def cite_m4_study(says: str, *, rows: bool = False) -> Measured:
-    """What Core ML answered on an M4: as published in words, or (`rows`) in the tables beside them."""
+    """Cite the M4 study on Core ML's answers: the published notes, or (`rows`) the tables published with them."""
     return Measured(
         says, source=_DISPATCH_TABLES if rows else _DISPATCH_NOTES, chip="M4", os="macOS 27.0.1", date="2026"
     )
 
 
 def cite_m1_gpt_notes(says: str) -> Community:
-    """What a user saw of GPT models of their own."""
+    """Cite a user's notes on their own GPT models."""
     return Community(says, source="smpanaro/more-ane-transformers src/experiments/NOTES.md", chip="M1 Pro",
                      date="2023")
 
 
 def cite_private_route(says: str, chip: str = "M1 to M5") -> Community:
-    """What the ANE's compiler answered without Core ML."""
+    """Cite answers of the ANE compiler, obtained without Core ML."""
     return Community(f"{says} {PRIVATE_ROUTE}", source="sbryngelson/ANEForge docs/op-catalog.md", chip=chip,
                      date="2026")
 
 
 def cite_private_quirk(says: str) -> Community:
-    """What its users noted of single ops on that route; on which chips is not said."""
+    """Cite user notes on single ops on the private route; the source does not state the chips."""
     return Community(f"{says} {PRIVATE_ROUTE}", source="sbryngelson/ANEForge docs/developer/op-quirks.md", date="2026")
 
 
 def cite_apple_authoring_rules(says: str) -> Vendor:
-    """What Apple tells authors of models for Core AI."""
+    """Cite Apple's instructions for authors of models for Core AI."""
     return Vendor(says, source="apple/coreai-models skills/skills/model-authoring/references/neural_engine_rules.md",
                   date="2026")
 
 
 def cite_2020_layer_list(says: str) -> Community:
-    """What a list of layers of the time before ML Programs says, some of which is guessed."""
+    """Cite a list of unsupported layers from before ML Programs, some of which is guessed."""
     return Community(says, source="hollance/neural-engine docs/unsupported-layers.md", date="2020")
 
 
 def cite_xcode_notes(says: str) -> Community:
-    """What one user saw in Xcode's performance reports."""
+    """Cite one user's notes on Xcode's performance reports."""
     return Community(says, source="CoreML notes (in Chinese) on what falls back: cumsum, fill_like, fill, range_1d")
 
 
 def cite_surgery_tip(says: str) -> Community:
-    """What the author of a driver advises."""
+    """Cite the advice of the author of a driver."""
     return Community(says, source="eiln, coreml102: Model Surgery Tips")

@@ -1,4 +1,4 @@
-"""Short ways to build the small programs that rules show as examples."""
+"""Helpers that build the small example programs of rules."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["build_mask_program", "build_program", "make_weight"]
 
 
 def make_weight(*shape: int, dtype: Any = np.float16) -> np.ndarray[Any, Any]:
-    """A fixed, not symmetric pattern of small numbers in `shape`."""
+    """Make a fixed, asymmetric pattern of small numbers in `shape`."""
     count = int(np.prod(shape))
     return ((np.arange(count) * 7 % 23 - 11) / 16).reshape(shape).astype(dtype)
 
@@ -22,7 +22,7 @@ def make_weight(*shape: int, dtype: Any = np.float16) -> np.ndarray[Any, Any]:
 def build_program(
     body: Callable[..., Any], *, opset: Any = ct.target.iOS17, dtype: Any = types.fp16, **inputs: tuple[int | None, ...]
 ) -> Program:
-    """A one-function program: `body` gets one var per keyword, of that shape (None is a symbolic dimension)."""
+    """Build a one-function program: `body` gets one var per keyword, of that shape (None is a symbolic dimension)."""
     placeholders = {
         name: Builder.placeholder(shape=[get_new_symbol() if d is None else d for d in shape], dtype=dtype)
         for name, shape in inputs.items()
@@ -36,7 +36,7 @@ def build_program(
 
 
 def build_mask_program(kind: str) -> Program:
-    """Two masks that are made while the model runs, joined by the logical op `kind`."""
+    """Build a program that computes two masks at run time and combines them with the logical op `kind`."""
     def body(x: Var, z: Var) -> Var:
         both = getattr(Builder, kind)(x=Builder.greater(x=x, y=np.float16(0)), y=Builder.greater(x=z, y=np.float16(0)))
         result: Var = Builder.cast(x=both, dtype="fp16", name="y")

@@ -1,4 +1,4 @@
-"""What a program is predicted to cost and to lose, in a few numbers: what a guard and a before and after go by."""
+"""Forecasts: predicted cost and support of a program in a few numbers, for the guard and for reports."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ __all__ = ["Forecast", "Forecaster"]
 
 @dataclass(frozen=True)
 class Forecast:
-    """Counts of ops, and estimated times, of a program on one target.
+    """Op counts and estimated times of a program on one target.
 
     `ops` are those that compute something, `unsupported` those known to be unsupported on the ANE, `unmeasured` those
-    about which nothing is known there, `off` those predicted to be unsupported (the known ones, and unmeasured ones
-    that the nearest evidence speaks against). `cost` is the estimated time in ms, transitions included; `transitions`
-    is how often the processor changes from one op to the next. `padded` is the size of all values in the ANE's layout,
-    in bytes, 0 where that was not computed. `on_ane` are the ops predicted to run on the ANE, fewer than the supported
-    ones in a small model, None where that was not predicted; `time_share` is the percentage of the estimated time
-    spent there.
+    without evidence, `off` those predicted to be unsupported (the known ones, and unmeasured ones whose nearest
+    evidence is negative). `cost` is the estimated time in ms, transitions included; `transitions` counts the changes
+    of processor from one op to the next. `padded` is the size of all values in the ANE's layout, in bytes, 0 if not
+    computed. `on_ane` are the ops predicted to run on the ANE, fewer than the supported ones in a small model, None if
+    not predicted; `time_share` is the percentage of the estimated time spent there.
     """
 
     ops: int
@@ -55,4 +54,4 @@ class Forecast:
 
 
 Forecaster = Callable[[Program], Forecast]
-"""Predicts a program, for the target that is rewritten for."""
+"""Predicts the forecast of a program on the target of the rewrite."""

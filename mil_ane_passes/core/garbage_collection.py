@@ -1,4 +1,4 @@
-"""Python's cycle collector, paused."""
+"""Pausing of Python's cyclic garbage collector."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ __all__ = ["pause_garbage_collection"]
 
 
 class _Pauses:
-    """The threads that have paused the collector, each as often as it has; the last to go on turns it on again."""
+    """Threads that have paused the collector, one entry per pause.
+
+    When the last pause ends, the collector is re-enabled.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -25,8 +28,11 @@ _pauses = _Pauses()
 
 @contextmanager
 def pause_garbage_collection() -> Iterator[None]:
-    """Pause the collector while modules are imported, or a graph is built or rewritten: that makes many objects and
-    drops few, and each full collection would look at all of them again, which makes the cost grow faster than they."""
+    """Pause the collector while modules are imported, or a graph is built or rewritten.
+
+    That work makes many objects and drops few, and each full collection would scan all of them again, which makes the
+    cost grow faster than their number.
+    """
     pauses, thread = _pauses, threading.get_ident()
     with pauses.lock:
         if not pauses.threads:
@@ -37,14 +43,14 @@ def pause_garbage_collection() -> Iterator[None]:
         yield
     finally:
         with pauses.lock:
-            if thread in pauses.threads:  # not in a process forked meanwhile
+            if thread in pauses.threads:  # not in a process forked inside the `with`
                 pauses.threads.remove(thread)
             if not pauses.threads and pauses.was_enabled:
                 gc.enable()
 
 
 def _restore_in_child() -> None:
-    """Forget the pauses of threads that a forked process does not have."""
+    """Drop the pauses of threads that a forked process does not have."""
     thread = threading.get_ident()
     _pauses.lock = threading.Lock()
     left = [each for each in _pauses.threads if each == thread]

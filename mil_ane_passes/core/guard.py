@@ -1,10 +1,11 @@
-"""Undoes rewrites that leave a program predicted more expensive, or further off the ANE, than it was.
+"""The guard: reverts rewrites after which a program is predicted to cost more, or to run less on the ANE.
 
-Where the predicted cost of the whole model grows by more than 1 % (`--max-growth`), more ops are unsupported than
-before, its padded buffers grow by more than a quarter for no op or transition less, or ops are added to a model of
-which no op runs on the ANE before or after, what did that is reverted, and the report says so (`reverted`). Guarded is
-what a preset brings for the sake of place and speed. Never reverted are fixes of wrong numbers (the preset `safe`, and
-what `fixes_nonfinite`), which may cost what they cost, and what was asked for by name: `--passes full,unroll_lstm`.
+A rewrite is reverted, and reported as such (`reverted`), if it makes the predicted cost of the whole model grow by
+more than 1 % (`--max-growth`), makes more ops unsupported, makes padded buffers grow by more than a quarter without
+removing an unsupported op or a transition, or adds ops to a model of which no op runs on the ANE before or after. The
+guard covers rewrites that a preset includes for placement and speed. It never reverts fixes of wrong numbers (the
+preset `safe`, and rewrites with `fixes_nonfinite`), at any cost, nor rewrites requested by name:
+`--passes full,unroll_lstm`.
 """
 
 from __future__ import annotations
@@ -25,31 +26,34 @@ from .max_growth import DEFAULT_MAX_GROWTH
 __all__ = ["Guard", "is_guarded", "run_guarded", "undo_costly_rewrites"]
 
 _NEGLIGIBLE_COST_MS = 0.0005
-"Milliseconds, less than half a percent of one transition: growth by one rewrite that no model is worse for."
+"Milliseconds, less than half a percent of one transition: a cost increase of one rewrite that is too small to matter."
 _MAX_PADDED_RATIO, _NEGLIGIBLE_BYTES = 1.25, 1 << 20
-"""How many times the padded bytes of all values may become, and how many bytes more are of no concern: a quarter is
-what decompositions add in steps, where a last axis of one adds 31 times. The prediction has no price for memory."""
+"""Allowed ratio of the padded bytes of all values, and allowed increase in bytes.
+
+Decompositions in steps add up to a quarter, where a last axis of one adds 31 times. The prediction has no price for
+memory.
+"""
 _MAX_ADDED_OPS = 16
-"""How many ops may be added where nothing runs on the ANE before or after: what a decomposition of one op adds. Layers
-written out add tens (two lstm steps 27, a short rnn 96) for a gain that only a guessed cost on the CPU predicts."""
+"""How many ops may be added where nothing runs on the ANE before or after: the number that a decomposition of one op
+adds. Unrolled layers add tens (two lstm steps 27, a short rnn 96) for a gain that only a guessed CPU cost predicts."""
 RunRules = Callable[[Sequence[Rewrite], Program], list[PassTrace]]
 
 
 @dataclass(frozen=True)
 class Guard:
-    """`forecast` predicts; `most` is the share by which the cost may grow."""
+    """Settings of the guard: `forecast` predicts a program, `most` is the share by which the cost may grow."""
 
     forecast: Forecaster
     most: float = DEFAULT_MAX_GROWTH
 
     def allows(self, before: Forecast, after: Forecast, steps: int = 1) -> bool:
-        """Whether `steps` rewrites may make `after` of `before`."""
+        """Return whether `steps` rewrites may turn a program with forecast `before` into one with forecast `after`."""
         return not (
             after.unsupported > before.unsupported or _needs_more_memory(before, after) or _is_pointless(before, after)
         ) and (after.cost <= before.cost * (1 + self.most) + _NEGLIGIBLE_COST_MS * steps)
 
     def words(self, before: Forecast, after: Forecast) -> str:
-        """Why `after` is not allowed."""
+        """Format the reason why `after` is not allowed."""
         if after.unsupported > before.unsupported:
             return f"{after.unsupported} unsupported ops instead of {before.unsupported} (predicted)"
         if _needs_more_memory(before, after):
@@ -64,26 +68,26 @@ class Guard:
 
 
 def _needs_more_memory(before: Forecast, after: Forecast) -> bool:
-    """Whether `after` takes more memory and removes neither an unsupported op nor a transition for it."""
+    """Return whether `after` needs more memory without removing an unsupported op or a transition."""
     better = after.unsupported < before.unsupported or after.off < before.off or after.transitions < before.transitions
     return not better and after.padded > before.padded * _MAX_PADDED_RATIO + _NEGLIGIBLE_BYTES
 
 
 def _is_pointless(before: Forecast, after: Forecast) -> bool:
-    """Whether `after` only adds ops to what the CPU runs alone."""
+    """Return whether `after` only adds ops to a model that runs on the CPU alone."""
     return before.on_ane == 0 and after.on_ane == 0 and after.ops > before.ops + _MAX_ADDED_OPS
 
 
 def is_guarded(rule: Rewrite) -> bool:
-    """Whether a guard may undo `rule`."""
+    """Return whether the guard may revert `rule`."""
     return rule.preset == "full" and not rule.fixes_nonfinite and not rule.asked
 
 
 def run_guarded(rules: Sequence[Rewrite], program: Program, run: RunRules, guard: Guard | None) -> list[PassTrace]:
-    """`run(rules, program)`, without those rules that `guard` does not let stand; `program` is changed in place.
+    """Run `run(rules, program)` and revert the rules that `guard` does not allow; `program` is changed in place.
 
-    It costs a second structure of the program (no weights) and a prediction before and after; where something is to be
-    undone, one more run and prediction for each rule that fires, and for each that is undone.
+    This costs a second copy of the program's structure (no weights) and a prediction before and after. If a rule is to
+    be reverted, it costs one more run and prediction for each rule that fires, and for each that is reverted.
     """
     if guard is None or not any(map(is_guarded, rules)):
         return run(rules, program)
@@ -99,10 +103,10 @@ def run_guarded(rules: Sequence[Rewrite], program: Program, run: RunRules, guard
 def undo_costly_rewrites(
     rules: Sequence[Rewrite], original: Program, program: Program, run: RunRules, guard: Guard,
 ) -> tuple[list[PassTrace], list[PassTrace] | None]:
-    """Leave out of `program`, which `rules` made of `original`, what `guard` does not let stand.
+    """Remove from `program`, the result of `rules` on `original`, the rewrites that `guard` does not allow.
 
-    Returns a trace of each rule that is left out, and the traces of the others, run once more; None where nothing is
-    left out.
+    Returns a trace of each reverted rule, and the traces of the others from their last run; None if nothing is
+    reverted.
     """
     bar, after = guard.forecast(original), guard.forecast(program)
     undone: list[PassTrace] = []
@@ -116,7 +120,7 @@ def undo_costly_rewrites(
         _count_fired_guarded_rules(rules, run(rules, clone_program(original))),
     )
     while not guard.allows(bar, after, steps):
-        if not suspects:  # anew: others fire in the place of some
+        if not suspects:  # rank again: without some rules, others fire in their place
             suspects = deque(_rank_by_cost_increase(rest, original, run, guard, by_ops=_is_pointless(bar, after)))
         if not suspects:
             break
@@ -131,7 +135,7 @@ def undo_costly_rewrites(
             guard.forecast(trial),
             _count_fired_guarded_rules(rest, traces),
         )
-    for left_out in undone[:-1]:  # what it was too dear beside has been left out since
+    for left_out in undone[:-1]:  # the rules that made it too expensive may have been reverted since
         more = [rule for rule in rules if rule in rest or rule.name == left_out.rule]
         trial = clone_program(original)
         made = run(more, trial)
@@ -143,7 +147,7 @@ def undo_costly_rewrites(
 
 
 def _count_fired_guarded_rules(rules: Sequence[Rewrite], traces: Sequence[PassTrace]) -> int:
-    """How many of the watched `rules` fired."""
+    """Count the guarded `rules` that fired."""
     names = {rule.name for rule in rules if is_guarded(rule)}
     return sum(trace.rule in names and bool(trace.fired) for trace in traces)
 
@@ -151,7 +155,7 @@ def _count_fired_guarded_rules(rules: Sequence[Rewrite], traces: Sequence[PassTr
 def _compute_baseline(
     bar: Forecast, rules: Sequence[Rewrite], original: Program, run: RunRules, guard: Guard
 ) -> Forecast:
-    """What the rest is measured by: the program as it was, or with what is never undone, where that costs more."""
+    """Compute the baseline: the original program, or the result of the unguarded rules where that costs more."""
     alone = clone_program(original)
     if not any(trace.fired for trace in run([rule for rule in rules if not is_guarded(rule)], alone)):
         return bar
@@ -170,9 +174,11 @@ def _compute_baseline(
 def _rank_by_cost_increase(
     rules: Sequence[Rewrite], original: Program, run: RunRules, guard: Guard, by_ops: bool = False,
 ) -> list[PassTrace]:
-    """The watched rules that add refused ops or cost, those that add most first; where none does, all that fire.
+    """Rank the guarded rules that add unsupported ops or cost, largest increase first.
 
-    With `by_ops` those that add most ops.
+    If none does, all that fire are ranked.
+
+    With `by_ops`, the rank is by the number of added ops.
     """
     program = clone_program(original)
     last = guard.forecast(program)

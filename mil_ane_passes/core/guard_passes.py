@@ -1,5 +1,8 @@
-"""The passes around ours in a `ct.PassPipeline`: the first has the settings and keeps the program for the guard, the
-last undoes what the guard does not let stand."""
+"""Guard passes around ours in a `ct.PassPipeline`.
+
+The first stores the settings and a copy of the program for the guard, the last reverts the rewrites that the guard
+does not allow.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ __all__ = [
 
 BEGIN_PASS, END_PASS = "guard_begin", "guard_end"
 UNDO_OPTION = "settle"
-"The option by which the last pass gets what it calls; coremltools' options are texts or callables."
+"Name of the option that passes the callback of the last pass; coremltools' options are texts or callables."
 _SESSION_ATTRIBUTE = "_ane_session"
 
 _log = logging.getLogger("mil_ane_passes")
@@ -38,7 +41,7 @@ _log = logging.getLogger("mil_ane_passes")
 
 @dataclass
 class Session:
-    """What passes of ours know of one another between the first and the last: it lives at the program meanwhile.
+    """State shared by our passes between the first and the last; it is attached to the program meanwhile.
 
     `settings` are those in the name of the first pass, `applied_rules` the rules that have run, in order.
     """
@@ -48,7 +51,7 @@ class Session:
     applied_rules: list[Rewrite] = field(default_factory=list)
 
     def of(self, rule: str) -> dict[str, str]:
-        """The options of one rule."""
+        """Return the options of one rule."""
         return {key.partition(".")[2]: value for key, value in self.settings.items() if key.startswith(f"{rule}.")}
 
     @property
@@ -58,7 +61,7 @@ class Session:
 
 
 def get_session(program: Program) -> Session | None:
-    """The session that the first pass has opened and the last has not closed yet."""
+    """Return the session that the first pass opened, or None once the last pass has closed it."""
     found: Session | None = vars(program).get(_SESSION_ATTRIBUTE)
     return found
 
@@ -66,7 +69,10 @@ def get_session(program: Program) -> Session | None:
 def make_undo_callback(
     rules: Sequence[Rewrite], run: RunRules, guard: Guard | None
 ) -> Callable[[Program, Program], None] | None:
-    """What the last pass calls with the program as it was and as it is; None where there is nothing to guard."""
+    """Make the callback of the last pass, called with the original and the current program.
+
+    Returns None if there is nothing to guard.
+    """
     if guard is None or not any(map(is_guarded, rules)):
         return None
 
@@ -78,9 +84,9 @@ def make_undo_callback(
 
 
 def register_guard_passes(restore: Callable[[Session], Callable[[Program, Program], None] | None]) -> None:
-    """Register both passes with coremltools; doing so twice is harmless.
+    """Register both passes with coremltools; calling this twice is harmless.
 
-    `restore` makes from a session what the last pass calls where only its name has come through.
+    `restore` recreates the callback of the last pass from a session, for clients that pass on only its name.
     """
     for name, apply in ((BEGIN_PASS, _apply_begin_pass), (END_PASS, _apply_end_pass)):
         if f"ane::{name}" not in PASS_REGISTRY:
@@ -100,7 +106,7 @@ def _set_options(self: Any, pass_options: list[PassOption] | None = None) -> Non
 
 @synchronized
 def _apply_begin_pass(self: Any, prog: Program) -> None:
-    """Note the settings of our passes and keep the structure of the program for the guard; the weights are shared."""
+    """Store the settings of our passes, and copy the program's structure for the guard; the weights are shared."""
     vars(prog).pop(_SESSION_ATTRIBUTE, None)
     original = clone_program(prog) if not self.carried or "max_growth" in self.carried else None
     setattr(prog, _SESSION_ATTRIBUTE, Session(self.carried, original))
@@ -108,10 +114,10 @@ def _apply_begin_pass(self: Any, prog: Program) -> None:
 
 @synchronized
 def _apply_end_pass(self: Any, prog: Program) -> None:
-    """Undo what the guard does not let stand."""
+    """Revert the rewrites that the guard does not allow."""
     session = vars(prog).pop(_SESSION_ATTRIBUTE, None)
     if session is not None and "max_growth" not in session.settings and session.settings and self.settle is None:
-        return  # there is nothing to guard: the pass only closes the session
+        return  # nothing to guard: the pass only closes the session
     settle = self.settle or (None if session is None else self.restore(session))
     if session is None or session.original is None or settle is None:
         _log.warning(

@@ -1,4 +1,4 @@
-"""What users give as a file of JSON."""
+"""Reading of JSON files supplied by users."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["read_json"]
 
 
 def read_json(path: str | PathLike[str], who: str, expected: str) -> Any:
-    """What is in the file. Raises InputError, which names `who` asked and what was `expected`."""
+    """Read a JSON file. Raises InputError, which names `who` requested the file and what was `expected`."""
     file = Path(path)
     if not file.is_file():
         raise InputError(f"{who}: no file '{file}'; {expected}")

@@ -1,4 +1,4 @@
-"""Values that are too large in some way, and the ops joined by them."""
+"""Groups of ops connected by values that exceed a size limit."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ Shape = Sequence[object]
 
 
 def group_ops_by_large_values(block: Block, large: Callable[[Shape], bool]) -> list[tuple[list[Operation], Var]]:
-    """Ops of `block` that read or make a value whose shape is too `large`, joined where they share one; the first such.
+    """Group the ops of `block` that read or make a value whose shape is too `large`, connected by shared values.
 
-    Parameters and weights are no values here. Linear: of two groups the smaller moves. Nearly always there is none.
+    Each group comes with its first such value.
+
+    Consts and weights do not count as values. The cost is linear: merging two groups moves the smaller one. There is
+    nearly always no such group.
     """
     judged = {var: large(_get_shape(var)) for var in _iterate_block_values(block)}
     if isinstance(block, Function) and not any(judged.values()):
@@ -35,7 +38,7 @@ def group_ops_by_large_values(block: Block, large: Callable[[Shape], bool]) -> l
 
 
 def _iterate_block_values(block: Block) -> Iterator[Var]:
-    """The values that enter a block or are made in it."""
+    """Yield the values that enter a block or are made in it."""
     yield from block.inputs.values() if isinstance(block, Function) else block.inputs
     for op in block.operations:
         if op.op_type != "const":

@@ -1,4 +1,4 @@
-"""Names of a package that are imported when they are first used."""
+"""Lazy imports of the names of a package."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["make_lazy_getattr"]
 
 
 def make_lazy_getattr(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """A `__getattr__` for the module `package`: `homes` says in which of its submodules each name is.
+    """Make a `__getattr__` for the module `package`; `homes` maps each name to the submodule that defines it.
 
     A name whose home is `.name` is that submodule itself.
     """

@@ -1,6 +1,6 @@
-"""Limits of the ANE by generation: one table, read by rules. What is not here nobody stated.
+"""Limits of the ANE by generation: one table, read by rules. A missing entry means that no source states the limit.
 
-A bound that is not `sure` is carried over from a neighbouring generation by its source or by us, or disputed.
+A bound that is not `sure` is disputed, or was carried over from a neighbouring generation by its source or by us.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _cite_coreml_log(says: str, number: int = 2) -> Evidence:
 
 @dataclass(frozen=True)
 class Bound:
-    """The largest value that the generations from `first` to `last` take; `says` are the sources."""
+    """The largest value supported by the generations from `first` to `last`; `says` are the sources."""
 
     first: str
     last: str
@@ -51,7 +51,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class ExceededLimit:
-    """What is too large for some generations: `sure` where one of them is stated, not assumed, to refuse it."""
+    """An exceeded limit of some generations: `sure` if a source states one of them, `False` if all are assumed."""
 
     most: int
     sure: bool
@@ -192,7 +192,7 @@ LIMITS: dict[str, tuple[Bound, ...]] = {
 
 
 def find_limit(name: str, generations: Sequence[Generation]) -> Bound | None:
-    """The strictest bound called `name` among `generations`, or None where nobody stated one for any of them."""
+    """Find the strictest bound called `name` among `generations`, or None if no source states one for any of them."""
     return _find_cached_limit(name, tuple(generations))
 
 
@@ -204,7 +204,10 @@ def _find_cached_limit(name: str, generations: tuple[Generation, ...]) -> Bound 
 
 
 def find_exceeded_limit(name: str, value: int, generations: Sequence[Generation]) -> ExceededLimit | None:
-    """Which of `generations` take less than `value`, in words such as "> 15 (M4; 13 on M1)"; None where none does."""
+    """Find which of `generations` support less than `value`, with words such as "> 15 (M4; 13 on M1)".
+
+    Returns None if all support it.
+    """
     return _find_cached_exceeded_limit(name, value, tuple(generations))
 
 
@@ -227,5 +230,5 @@ def _find_cached_exceeded_limit(name: str, value: int, generations: tuple[Genera
 
 
 def collect_evidence(*names: str) -> tuple[Evidence, ...]:
-    """Every source of the bounds called `names`, each once."""
+    """Collect the sources of the bounds called `names`, each once."""
     return tuple(dict.fromkeys(source for name in names for bound in LIMITS[name] for source in bound.says))

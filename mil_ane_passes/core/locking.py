@@ -1,12 +1,12 @@
-"""One lock for the process: coremltools keeps the program it builds in globals, so one thread at a time uses the API.
+"""The process-wide lock: coremltools keeps the program it builds in globals, so one thread at a time uses the API.
 
-Every public function that loads, builds, rewrites, runs or writes a program is `synchronized`: several threads may call
-them, and each gets what it would get alone; a second thread waits until the first is done. To work side by side, use
-processes: `batch(..., jobs=N)`, or an executor or a Dask cluster whose workers are processes.
+Every public function that loads, builds, rewrites, runs or writes a program is `synchronized`. Several threads may
+call them, and each gets the result it would get alone; a second thread waits until the first is done. For parallel
+work, use processes: `batch(..., jobs=N)`, or an executor or a Dask cluster whose workers are processes.
 
-The lock is re-entrant: what is called meanwhile in the same thread (a progress callback, a plugin's rule, a torch
-module that is compared) may call the API again. It must not wait for another thread that does. `patched()` takes the
-lock to enter, not while the caller's code runs. A forked process starts with a free lock.
+The lock is re-entrant: code that is called meanwhile in the same thread (a progress callback, a plugin's rule, a torch
+module that is compared) may call the API again. It must not wait for another thread that does. `patched()` holds the
+lock while it is entered, not while the caller's code runs. A forked process starts with a free lock.
 
 coremltools' own functions take no lock. Where other threads use this package, call `ane.convert` instead of
 `ct.convert`, or hold the lock meanwhile, also to build or edit a program that other threads read:
@@ -42,13 +42,13 @@ def exclusive() -> Iterator[None]:
     Use it around coremltools' own functions (`ct.convert`, the MIL builder) where other threads use this package, and
     around edits of a program that other threads read.
     """
-    lock = _lock  # a fork may replace it meanwhile
+    lock = _lock  # a fork may replace the global inside the `with`
     with lock:
         yield
 
 
 def synchronized(function: Callable[P, R]) -> Callable[P, R]:
-    """Let one thread at a time call `function`, or anything else that is synchronized."""
+    """Decorate `function` so that one thread at a time runs it, or any other synchronized function."""
 
     @wraps(function)
     def call(*arguments: P.args, **named: P.kwargs) -> R:
@@ -60,15 +60,15 @@ def synchronized(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def is_synchronized(function: Any) -> bool:
-    """Whether `function` is `synchronized`."""
+    """Return whether `function` is `synchronized`."""
     return bool(getattr(function, _SYNCHRONIZED_MARK, False))
 
 
 def _restore_in_child() -> None:
-    """Free the lock in a forked process, which has only the thread that forked.
+    """Release the lock in a forked process, which has only the forking thread.
 
-    Where another thread was at work, its half-built programs are dropped from coremltools' globals. Where the forking
-    thread itself holds the lock (a callback that forks), everything stays as it is.
+    If another thread was at work, its half-built programs are dropped from coremltools' globals. If the forking thread
+    itself holds the lock (a callback that forks), nothing changes.
     """
     global _lock
     lock: Any = _lock  # the method is there, but not in the type

@@ -1,4 +1,4 @@
-"""How many steps a loop runs: what its condition depends on, worked out step by step."""
+"""Trip counts of loops, computed by evaluating the ops that the condition depends on, step by step."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ __all__ = ["UnknownStepCount", "count_steps"]
 
 
 _MAX_COUNTED_STEPS = 10_000
-"Steps that are worked out at most: each takes some milliseconds, and no caller writes out more."
+"Limit on the evaluated steps: each takes some milliseconds, and no caller unrolls more."
 
 
 class UnknownStepCount(Exception):
-    """Why the number of steps is not known."""
+    """The number of steps is unknown; the message is the reason."""
 
 
 def count_steps(op: Operation, most: int) -> tuple[int, set[Operation]]:
-    """The steps that the while_loop `op` runs, and the ops of its body that only count them.
+    """Count the steps that the while_loop `op` runs, and return the ops of its body that only count them.
 
-    Raises Unknown with the value that decides, where that is not known, and where there are more than `most` steps.
+    Raises UnknownStepCount, naming the value that decides, if it is unknown, and if there are more than `most` steps.
     """
     condition, body = op.blocks
     tested, read = _slice_backward(condition, condition.outputs[:1])
@@ -58,7 +58,7 @@ def _format_dependency(var: Var) -> str:
 
 
 def _slice_backward(block: Block, wanted: Iterable[Var]) -> tuple[list[Operation], list[int]]:
-    """The ops of `block` behind the vars `wanted`, in order, and which of the block's inputs they read."""
+    """Return the ops of `block` that the vars `wanted` depend on, in order, and the block inputs read, by index."""
     places = {var: place for place, var in enumerate(block.inputs)}
     found: set[Operation] = set()
     read: list[int] = []

@@ -1,10 +1,10 @@
-"""Files that are mapped into memory, read without the risk that goes with it.
+"""Reading of memory-mapped files without the risk of a crash.
 
-Where a mapped file is cut short, reading behind its new end kills the process (SIGBUS). So what a run uses as a whole
-is read from the file, once for all runs that use it, and a cut is an error at any time. The mapping itself is read,
-after a check that the file has the size it had, only where a part of a weight is used (an op that picks rows of a
-table) and where rules look at values. What remains is a cut between that check and the end of the read: the
-milliseconds of one op, and the seconds that one rule takes on a large program.
+If a mapped file is truncated, reading beyond its new end kills the process (SIGBUS). Therefore a value that a run uses
+entirely is read from the file, once for all runs that use it, and a truncation is an error at any time. The mapping
+itself is read, after a check that the file still has its size, only where a part of a weight is used (an op that picks
+rows of a table) and where rules look at values. The remaining risk is a truncation between that check and the end of
+the read: the milliseconds of one op, and the seconds that one rule takes on a large program.
 """
 
 from __future__ import annotations
@@ -38,35 +38,35 @@ __all__ = [
 Array = np.ndarray[Any, Any]
 
 _CHUNK_BYTES = 4 << 20
-"Bytes read at once: they stay in the processor's cache until they are converted."
+"Bytes per read: few enough to stay in the processor's cache until they are converted."
 _ALIGNMENT = 64
-"What `read_once` makes begins on this boundary, as what torch allocates does."
+"Alignment of the arrays of `read_once`, the same as that of torch's allocations."
 
 
 @dataclass(frozen=True, eq=False)
 class MappedFile:
-    """A mapped file: where it begins in memory, its size then, and the open file."""
+    """A mapped file: its start address in memory, its size when it was mapped, and the open file."""
 
     start: int
     size: int
     file: FileIO
     path: Path
     copies: weakref.WeakValueDictionary[tuple[int, int], Array] = field(default_factory=weakref.WeakValueDictionary)
-    "What `read_once` has read, by offset and bytes, as long as anybody uses it."
+    "Arrays read by `read_once`, by offset and bytes, as long as they are in use."
 
     def check(self) -> None:
-        """Raises AnePassesError when the file is smaller than it was."""
+        """Raise AnePassesError if the file is smaller than when it was mapped."""
         found = os.fstat(self.file.fileno()).st_size
         if found < self.size:
             raise _make_truncated_file_error(self.path, found, self.size)
 
 
 _mapped_files: dict[int, MappedFile] = {}
-"The files that are mapped now, by where they begin; one is dropped with the last array that looks into it."
+"The currently mapped files by start address; an entry is dropped with the last array that views it."
 
 
 def map_file(file: FileIO, path: Path) -> Array:
-    """The bytes of an open file as an array that looks into it, read only."""
+    """Map an open file and return its bytes as a read-only array."""
     mapped = np.memmap(file, dtype=np.uint8, mode="r")
     owner: mmap.mmap = vars(mapped)["_mmap"]
     array = np.asarray(mapped)
@@ -77,7 +77,7 @@ def map_file(file: FileIO, path: Path) -> Array:
 
 
 def read_exactly(file: FileIO, path: Path, at: int, count: int) -> bytes:
-    """`count` bytes at `at`. Raises AnePassesError where the file ends before."""
+    """Read `count` bytes at offset `at`. Raises AnePassesError if the file ends before that."""
     found = os.pread(file.fileno(), count, at)
     while len(found) < count:  # a read may end early, and the kernel reads no more than 2 GB at once
         more = os.pread(file.fileno(), count - len(found), at + len(found))
@@ -88,7 +88,7 @@ def read_exactly(file: FileIO, path: Path, at: int, count: int) -> bytes:
 
 
 def check_mapped_files(files: Iterable[MappedFile] | None = None) -> None:
-    """Raises AnePassesError when one of `files`, by default of all that are mapped, is smaller than it was."""
+    """Raise AnePassesError if one of `files` (default: all mapped files) is smaller than when it was mapped."""
     for mapping in list(_mapped_files.values()) if files is None else files:
         mapping.check()
 
@@ -105,12 +105,12 @@ def check_files_of(arrays: Iterable[Array]) -> None:
 
 
 def is_mapped(array: Array) -> bool:
-    """Whether `array` looks into a mapped file."""
+    """Return whether `array` is a view of a mapped file."""
     return file_of(array) is not None
 
 
 def file_of(array: Array) -> MappedFile | None:
-    """The mapped file that `array` looks into, or None."""
+    """Return the mapped file that `array` is a view of, or None."""
     at = _get_address(array)
     return (
         next((each for each in _mapped_files.values() if 0 <= at - each.start < each.size), None)
@@ -120,16 +120,16 @@ def file_of(array: Array) -> MappedFile | None:
 
 
 def check_file_of(array: Array) -> None:
-    """Raises AnePassesError when `array` looks into a mapped file that is smaller than it was."""
+    """Raise AnePassesError if `array` views a mapped file that is smaller than when it was mapped."""
     mapping = file_of(array)
     if mapping is not None:
         mapping.check()
 
 
 def iterate_chunks(array: Array) -> Iterator[tuple[int, Array]]:
-    """The elements of `array`, which is contiguous and looks into a mapped file, as they are in the file now.
+    """Yield the elements of `array`, a contiguous view of a mapped file, as they are in the file now.
 
-    Gives the index of the first element of each piece, and the piece, whose memory the next one takes.
+    Each item is the index of the first element of a piece, and the piece. The next piece reuses its memory.
     """
     mapping = file_of(array)
     assert mapping is not None
@@ -142,9 +142,9 @@ def iterate_chunks(array: Array) -> Iterator[tuple[int, Array]]:
 
 
 def read_once(array: Array) -> Array:
-    """`array`, which is contiguous and looks into a mapped file, in memory of its own.
+    """Return a copy in memory of `array`, a contiguous view of a mapped file.
 
-    Whoever reads the same elements gets the same memory, as with the mapping: programs of one package share weights.
+    Reads of the same elements share the memory, as with the mapping: programs of one package share weights.
     """
     mapping = file_of(array)
     assert mapping is not None

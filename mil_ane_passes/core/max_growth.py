@@ -1,4 +1,4 @@
-"""By how much a preset may let the predicted cost of a model grow, as users say it."""
+"""Parsing of `max_growth`: by how much a preset may increase the predicted cost of a model."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from .option_spelling import format_option_values
 __all__ = ["DEFAULT_MAX_GROWTH", "check_max_growth", "parse_max_growth"]
 
 DEFAULT_MAX_GROWTH = 0.01
-"The share that holds when the user does not say."
+"The default share."
 
 
 def check_max_growth(share: Any) -> float | None:
-    """A share such as 0.01; None is no limit. Raises InputError for what is neither."""
+    """Check a share such as 0.01; None means no limit. Raises InputError for anything else."""
     if share is not None and (
             isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share < float("inf")):
         raise InputError(f"max_growth is {share!r}; expected a share such as 0.01 (one percent), or None: no limit")
@@ -22,7 +22,7 @@ def check_max_growth(share: Any) -> float | None:
 
 
 def parse_max_growth(text: str) -> float | None:
-    """The share that a text of percent says: "1" and "1%" are 0.01, "none" is no limit. Raises InputError."""
+    """Parse a percentage: "1" and "1%" are 0.01, "none" is no limit. Raises InputError."""
     if text.strip().lower() == "none":
         return None
     try:

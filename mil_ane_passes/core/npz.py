@@ -1,4 +1,4 @@
-"""Arrays by name in an .npz file."""
+"""Reading and writing of named arrays in .npz files."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ __all__ = ["StoredArray", "read_arrays", "write_npz"]
 Array = np.ndarray[Any, Any]
 
 _MAX_EAGER_BYTES = 1 << 26
-"Bytes of arrays that are read before anybody asks for them; what follows is read when its shape has been checked."
+"Bytes of arrays that are read eagerly; arrays beyond that are read after their shapes have been checked."
 _MAX_NAME_BYTES = (1 << 16) - 1 - len(".npy")
-"What the length of a member's name in a zip archive may be."
+"""Maximum length in bytes of an array's name: that of a member's name in a zip archive, less ".npy"."""
 _READ_ERRORS = (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error,
                 RuntimeError, NotImplementedError, MemoryError, OverflowError)
-"What zipfile, its decompressors and numpy raise for damaged, encrypted and huge members."
+"Exceptions that zipfile, its decompressors and numpy raise for damaged, encrypted and huge members."
 
 
 class StoredArray:
     """An array of an .npz file whose header has been read; `np.asarray` reads the rest.
 
-    A few MB may hold an array of many GB, so whoever expects a shape looks at it first.
+    A few MB may contain an array of many GB, so callers that expect a shape check it first.
     """
 
     def __init__(self, path: str, member: zipfile.ZipInfo, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
@@ -54,7 +54,7 @@ class StoredArray:
 
 
 def read_arrays(path: str | None, what: str = "feeds", each: str = "input") -> dict[str, Any] | None:
-    """The arrays of an .npz file by name, large ones as `StoredArray`.
+    """Read the arrays of an .npz file by name, large ones as `StoredArray`.
 
     Raises InputError when the file is missing or is not an .npz of plain arrays.
     """
@@ -84,7 +84,7 @@ def read_arrays(path: str | None, what: str = "feeds", each: str = "input") -> d
 def _convert_read_errors(
     path: str, which: str = "", expected: str = "expected a whole file", what: str = "feeds"
 ) -> Iterator[None]:
-    """Errors of zipfile and numpy as InputError with what was read and what was expected."""
+    """Convert errors of zipfile and numpy to InputError, with what was read and what was expected."""
     try:
         yield
     except InputError:
@@ -100,7 +100,7 @@ def _get_array_name(member: zipfile.ZipInfo) -> str:
 
 
 def _read_header(archive: zipfile.ZipFile, path: str, member: zipfile.ZipInfo) -> StoredArray:
-    """The shape and dtype of a member, from its first bytes. Raises ValueError where it cannot be what they say."""
+    """Read the shape and dtype of a member from its header. Raises ValueError if they do not match its size."""
     with archive.open(member) as file:
         version = np.lib.format.read_magic(file)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
@@ -122,9 +122,9 @@ def _read_header(archive: zipfile.ZipFile, path: str, member: zipfile.ZipInfo) -
 
 
 def write_npz(file: IO[bytes], arrays: Mapping[str, Array]) -> None:
-    """Write what `np.savez` writes, for any names: an output may be called `file`, which is a parameter there.
+    """Write the same as `np.savez`, for any names: an output may be called `file`, which is a parameter of `np.savez`.
 
-    Raises InputError for names that a zip archive does not hold as they are.
+    Raises InputError for names that a zip archive cannot store unchanged.
     """
     for name in arrays:
         size = len(name.encode("utf-8", "surrogatepass"))

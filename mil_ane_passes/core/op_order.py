@@ -1,4 +1,4 @@
-"""Whether ops stand in the order of their use; pymil's own check is quadratic in shared consts."""
+"""Check that values are defined before their use; pymil's own check is quadratic in shared consts."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["check_op_order"]
 def check_op_order(
     block: Block, written: Container[Operation] | None = None, visible: set[Var] | None = None, who: str = ""
 ) -> None:
-    """Raises RuleError when an op of `block` uses what is made behind it, or not at all: Core ML would refuse that.
+    """Raise RuleError if an op of `block` uses a value that is defined later, or nowhere: Core ML would reject that.
 
-    `written` limits the check to those ops; `who` names the rule whose work is checked. Linear in the ops.
+    `written` limits the check to those ops; `who` names the rule that is being checked. Linear in the number of ops.
     """
     visible = set() if visible is None else visible
     made = set(block.inputs.values() if isinstance(block, Function) else block.inputs) - visible

@@ -1,4 +1,4 @@
-"""What an option is called by the one who gave it: `--fix-shape` on the command line, `fix_shape` in Python."""
+"""Spelling of options in messages: `--fix-shape` on the command line, `fix_shape` in Python."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _COMMAND: ContextVar[bool] = ContextVar("mil_ane_passes.command", default=False)
 
 @contextmanager
 def use_command_spelling(holds: bool = True) -> Iterator[None]:
-    """What is said meanwhile is said to somebody who gave a command (or, where it does not hold, to a caller)."""
+    """Use the command line spelling inside the `with` (or, with `holds=False`, the Python spelling)."""
     token = _COMMAND.set(holds)
     try:
         yield
@@ -33,20 +33,20 @@ def is_command() -> bool:
 
 
 def choose_spelling(command: str, python: str) -> str:
-    """The one of two texts that is in the words of the one who asked."""
+    """Return the text for the current interface: command line or Python."""
     return command if is_command() else python
 
 
 def format_option(name: str) -> str:
-    """An option in a sentence, by its name in Python: `--max-growth` or `max_growth=`."""
+    """Format an option in a sentence, from its name in Python: `--max-growth` or `max_growth=`."""
     return choose_spelling(f"--{name.replace('_', '-')}", f"{name}=")
 
 
 def format_no_verify_option() -> str:
-    """How to ask `rewrite` not to verify."""
+    """Format the option of `rewrite` that turns off verification."""
     return choose_spelling("--no-verify", "verify=False")
 
 
 def format_option_values(name: str, *given: object) -> str:
-    """An option and what it was given, as an error begins: `--io fp16 image` or `io fp16 image`."""
+    """Format an option with its values, as at the start of an error: `--io fp16 image` or `io fp16 image`."""
     return " ".join([choose_spelling(format_option(name), name), *map(str, given)])

@@ -1,4 +1,7 @@
-"""Options of a rule are its annotated fields: `axis: Literal[-1, 2] = -1` is `{axis=2}` and PassOption("axis", "2")."""
+"""Options of a rule, declared as annotated fields.
+
+The field `axis: Literal[-1, 2] = -1` is set by `{axis=2}` in `--passes`, or by PassOption("axis", "2").
+"""
 
 from __future__ import annotations
 
@@ -30,11 +33,11 @@ class Option:
 
     @property
     def choices(self) -> tuple[Any, ...]:
-        """The allowed values where the type is a Literal, else empty."""
+        """The allowed values if the type is a Literal, else empty."""
         return get_args(self.type) if get_origin(self.type) is Literal else ()
 
     def parse(self, value: Any, owner: str) -> Any:
-        """`value` (a string or already typed) as this option's type. Raises InputError saying what was expected."""
+        """Parse `value` (a string or already typed) as this option's type. Raises InputError with what was expected."""
         kinds = {type(c) for c in self.choices} or {self.type}
         for kind in kinds:
             parsed = _convert_value(value, kind)
@@ -60,7 +63,7 @@ def _convert_value(value: Any, kind: type) -> Any:
 
 
 def get_options(cls: type) -> dict[str, Option]:
-    """The options a rule class declares, its bases' included, by name."""
+    """Collect the options that a rule class and its bases declare, by name."""
     hints = get_type_hints(cls)
     docs = {name: doc for base in reversed(cls.__mro__) for name, doc in _read_field_docs(base).items()}
     return {
@@ -72,7 +75,7 @@ def get_options(cls: type) -> dict[str, Option]:
 
 @functools.cache
 def _read_field_docs(cls: type) -> dict[str, str]:
-    """The string literal under each field, which is that option's documentation."""
+    """Read the string literal under each field, which is that option's documentation."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
     except (OSError, SyntaxError, TypeError):  # no source: a built-in base, or made in an interpreter
@@ -87,7 +90,10 @@ def _read_field_docs(cls: type) -> dict[str, str]:
 
 
 def make_with_options(cls: type[T], values: Mapping[str, Any]) -> T:
-    """An instance of `cls` with the options in `values` set; unknown names raise InputError with the nearest one."""
+    """Create an instance of `cls` with the options in `values`.
+
+    Unknown names raise InputError with the nearest known name.
+    """
     if not values:
         return cls()
     known = get_options(cls)
@@ -105,7 +111,10 @@ _PASS_ITEM = re.compile(r"\s*(?P<name>[A-Za-z_][\w:]*)\s*(?:\{(?P<options>[^{}]*
 
 
 def parse_passes(text: str) -> dict[str, dict[str, str]]:
-    """`'a,ane::b{axis=2 limit=9}'` as {'a': {}, 'b': {'axis': '2', 'limit': '9'}}. Raises InputError where it stops."""
+    """Parse `'a,ane::b{axis=2 limit=9}'` into {'a': {}, 'b': {'axis': '2', 'limit': '9'}}.
+
+    Raises InputError with the part that cannot be read.
+    """
     found: dict[str, dict[str, str]] = {}
     position = 0
     while position < len(text):

@@ -1,7 +1,6 @@
-"""What of a plan lies on the CPU between stretches on the ANE, and why: who is unsupported there, and who is dragged
-along.
+"""CPU partitions between ANE partitions: the unsupported ops that cause them and the supported ops stranded with them.
 
-Weights that are only unpacked (`constexpr_*`) go where their readers go and are no part of an partition.
+Weights that are only unpacked (`constexpr_*`) run where their users run and are not part of a partition.
 """
 
 from __future__ import annotations
@@ -19,8 +18,10 @@ __all__ = ["CpuPartition", "StrandedOps", "find_cpu_partitions", "find_stranded_
 
 @dataclass(frozen=True)
 class CpuPartition:
-    """Rows of one function, in order and without a gap, that are predicted on the CPU. `first`, `last`: whether it
-    stands at the function's start, at its end."""
+    """Consecutive rows of one function that are predicted on the CPU.
+
+    `first`, `last`: whether the partition is at the start or at the end of the function.
+    """
 
     rows: tuple[Row, ...]
     first: bool
@@ -28,12 +29,12 @@ class CpuPartition:
 
     @property
     def refused(self) -> list[Row]:
-        """The cause: ops unsupported on the ANE, or is not known to. What is nested in one is no cause itself."""
+        """The cause: ops unsupported on the ANE or not known to be supported. Ops nested in one are not listed."""
         return [row for row in self.rows if not row.takes and not row.depth]
 
     @property
     def stranded(self) -> list[Row]:
-        """Ops supported on the ANE and that are predicted on the CPU all the same: leaving it costs less."""
+        """Ops supported on the ANE but predicted on the CPU, because moving them to the ANE costs more."""
         return [row for row in self.rows if row.takes]
 
     @property
@@ -42,14 +43,14 @@ class CpuPartition:
 
     @property
     def inner(self) -> bool:
-        """Whether the ANE is left for it and entered again."""
+        """True if the partition is between ANE partitions: the ANE is left and entered again."""
         return not self.first and not self.last
 
 
 @dataclass(frozen=True)
 class StrandedOps:
-    """Neighbours supported on the ANE and that are predicted on the CPU: what the ANE would save on them, what it costs
-    to get there and back."""
+    """Consecutive ops supported on the ANE but predicted on the CPU: the time the ANE would save on them (`saved_ms`),
+    and the cost of the transitions there and back (`needs`)."""
 
     rows: tuple[Row, ...]
     saved_ms: float
@@ -57,7 +58,7 @@ class StrandedOps:
 
 
 def iterate_rows_by_function(plan: Plan) -> Iterator[tuple[str, list[Row]]]:
-    """(function name, its rows in order), weights left out; functions without rows are no part."""
+    """Yield (function name, its rows in order) without weights; functions without rows are skipped."""
     for name, rows in groupby(plan.rows, key=lambda row: row.function):
         placed = [row for row in rows if not row.op.op_type.startswith("constexpr_")]
         if placed:
@@ -65,7 +66,7 @@ def iterate_rows_by_function(plan: Plan) -> Iterator[tuple[str, list[Row]]]:
 
 
 def find_cpu_partitions(rows: list[Row]) -> list[CpuPartition]:
-    """Those of one function, given its rows in order."""
+    """Find the CPU partitions of one function from its rows in order."""
     found, at = [], 0
     for backend, run in groupby(rows, key=lambda row: row.backend):
         members = tuple(run)
@@ -76,7 +77,7 @@ def find_cpu_partitions(rows: list[Row]) -> list[CpuPartition]:
 
 
 def find_stranded_ops(rows: list[Row], outputs: frozenset[Var] = frozenset()) -> list[StrandedOps]:
-    """The stretches of one function, given its rows in order and its outputs."""
+    """Find the groups of stranded ops of one function from its rows in order and its outputs."""
     found, at = [], 0
     for (backend, takes), run in groupby(rows, key=lambda row: (row.backend, row.takes)):
         members = tuple(run)

@@ -1,8 +1,8 @@
-"""Pass names that carry settings, for clients that hand a pipeline on as a list of names, such as ExecuTorch.
+"""Pass names with settings, for clients that pass on a pipeline as a list of names, such as ExecuTorch.
 
-`ane::full{target=m4}` is a whole preset with its guard, `ane::triangle_cumsum{target=m4}` one pass, and
-`ane::guard_begin{target=m4 max_growth=0.01 NAME.OPTION=VALUE}` has the settings of all passes of ours up to
-`ane::guard_end`. Such names are passes of coremltools as soon as somebody looks them up.
+`ane::full{target=m4}` is an entire preset with its guard, `ane::triangle_cumsum{target=m4}` one pass, and
+`ane::guard_begin{target=m4 max_growth=0.01 NAME.OPTION=VALUE}` has the settings of all our passes up to
+`ane::guard_end`. Such names become passes of coremltools when they are looked up.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ __all__ = ["format_pass_name", "install_lookup", "parse_pass_name"]
 
 _PASS_NAME = re.compile(r"ane::(?P<name>\w+)(?:\{(?P<settings>[^{}]*)\})?", re.ASCII)
 _UNQUOTED_CHARACTERS = "-._~:/+"
-"Characters of values that stand for themselves besides letters and digits; others are percent-encoded as in URLs."
+"Characters of values that are not quoted, besides letters and digits; others are percent-encoded as in URLs."
 MakePass = Callable[[str, Mapping[str, str]], "type[AbstractGraphPass] | None"]
 
 
 def format_pass_name(name: str, settings: Mapping[str, Any]) -> str:
-    """`ane::name{key=value ...}`, or `ane::name` where there are no settings."""
+    """Format `ane::name{key=value ...}`, or `ane::name` without settings."""
     if not settings:
         return f"ane::{name}"
     pairs = " ".join(f"{key}={quote(str(value), safe=_UNQUOTED_CHARACTERS)}" for key, value in settings.items())
@@ -34,8 +34,10 @@ def format_pass_name(name: str, settings: Mapping[str, Any]) -> str:
 
 
 def parse_pass_name(pass_id: str) -> tuple[str, dict[str, str]] | None:
-    """Name and settings of one of our passes; None for what is not written like one. Raises InputError for settings
-    that cannot be read."""
+    """Parse the name and settings of one of our passes; None for other names.
+
+    Raises InputError for settings that cannot be read.
+    """
     found = _PASS_NAME.fullmatch(pass_id)
     if found is None:
         return None
@@ -50,7 +52,7 @@ def parse_pass_name(pass_id: str) -> tuple[str, dict[str, str]] | None:
 
 
 class _PassesWithSettings(dict[str, Any]):
-    """The passes by id, with those of ours whose settings are in the id."""
+    """The registered passes by id, extended by our passes whose ids contain settings."""
 
     make: MakePass
 
@@ -69,7 +71,7 @@ class _PassesWithSettings(dict[str, Any]):
 
 
 def install_lookup(make: MakePass) -> None:
-    """Let coremltools find passes by names with settings: `make(name, settings)` is the class, None for no pass."""
+    """Let coremltools find passes by names with settings: `make(name, settings)` is the class, or None if unknown."""
     if not isinstance(PASS_REGISTRY.passes, _PassesWithSettings):
         PASS_REGISTRY.passes = _PassesWithSettings(PASS_REGISTRY.passes)
     PASS_REGISTRY.passes.make = make

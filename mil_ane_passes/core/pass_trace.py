@@ -1,4 +1,4 @@
-"""What one rule did to one program, as data."""
+"""Pass traces: the changes of one rule to one program, as data."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ __all__ = ["Change", "PassTrace", "record_result"]
 
 
 _ROUNDED = 2.0**-40
-"Far above the rounding of float64 and far below all else: by so much of its largest a result may move that rounds."
+"""Share of a result's largest value by which a rewrite that only rounds may move it: far above float64 rounding and
+far below any other error."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """What a rewrite promises of one op that it replaced, for the check to propagate through the ops behind it.
+    """Guarantee of a rewrite for one op that it replaced, which the check propagates through the later ops.
 
     Its result moves by at most `moves` times the largest of its `moves_of` ("operands" or "result"). With `raises` its
-    scalar constants from 0 to below 2^-24 are read as 2^-24, except where an operand is exactly 0. Nothing is promised
-    of operands above `reach`. `rounds` says that it fixes nothing and gives the same up to rounding only.
+    scalar constants from 0 to below 2^-24 are read as 2^-24, except where an operand is exactly 0. Operands above
+    `reach` are not covered. `rounds` means that it fixes nothing and gives the same result up to rounding.
     """
 
     function: str
@@ -37,7 +38,7 @@ class Change:
 
     @classmethod
     def of(cls, rule: Rewrite, finding: Finding, strength: Exactness, moves: float) -> Change:
-        """The promise of `rule` at the place of `finding`, where it declares that results move by `moves`."""
+        """Build the guarantee of `rule` for `finding`; `moves` is how far its results may move."""
         rounds = strength is Exactness.ROUNDING
         declared = moves if rule.moves_of else 0.0
         return cls(finding.function, finding.op_type, finding.value, declared or (_ROUNDED if rounds else 0.0),
@@ -46,48 +47,48 @@ class Change:
 
     @property
     def says(self) -> bool:
-        """Whether it says anything."""
+        """True if the guarantee is not trivial."""
         return bool(self.moves or self.raises or self.reach < math.inf)
 
 
 @dataclass
 class PassTrace:
-    """What one rule did to one program. `strength` is the weakest exactness among the forms that fired."""
+    """The changes of one rule to one program. `strength` is the weakest exactness among the forms that fired."""
 
     rule: str
     fired: list[Finding] = field(default_factory=list)
     near_misses: list[Finding] = field(default_factory=list)
     strength: Exactness | None = None
     fixes_nonfinite: bool = False
-    "Whether a form fired that may make finite what was infinite or NaN."
+    "True if a form fired that may make infinite or NaN values finite."
     moves: float = 0.0
-    "How far outputs may move at full precision, as a share of an output's largest value, besides rounding."
+    "How far outputs may move at full precision, relative to an output's largest value, besides rounding."
     ulps: float = 0.0
-    "How many units in the last place results may be off in the stored dtype, besides what the program before is off."
+    """How many units in the last place results may be off in the stored dtype, besides the original program's error."""
     within: tuple[float, float] = (0.0, math.inf)
-    "Magnitudes of the model's inputs between which all forms that fired keep their promise."
+    "Magnitudes of the model's inputs between which all forms that fired keep their guarantee."
     largest_size: float = math.inf
-    "The largest size of a symbolic dimension that the forms that fired were made for, by an option of the user's."
+    "The largest size of a symbolic dimension that the forms that fired support, set by a user's option."
     smallest_size: int = 1
     "The smallest such size."
     keeps_nonfinite: bool = True
-    "Whether NaN and infinity reach the same results, by what the forms that fired promise."
+    "True if NaN and infinity reach the same results, by the guarantees of the forms that fired."
     changes: list[Change] = field(default_factory=list)
-    "What is promised of single ops, for the check to propagate."
+    "Guarantees for single ops, for the check to propagate."
     replaced: dict[str, str] = field(default_factory=dict)
-    "Names of values that are gone, and of the ones that were there already and took their place."
+    "Names of removed values, and of the existing values that replaced them."
     rounds: int = 0
     ops_before: int = 0
     ops_after: int = 0
     seconds: float = 0.0
     reverted: str = ""
-    "Why the guard reverted it; then nothing of it is left, and `places` says how many it had fired at."
+    "Reason why the guard reverted it. Then none of its changes remain, and `places` is the number of matches it had."
     places: int = 0
     failed: RuleFailure | None = None
-    "Where and why the rule failed; then nothing of it is left."
+    "Position and reason of the rule's failure. Then none of its changes remain."
 
     def extend(self, later: PassTrace) -> None:
-        """Add what the same rule did when it ran once more."""
+        """Add the results of another run of the same rule."""
         known = {(miss.function, miss.value) for miss in self.near_misses}
         self.fired += later.fired
         self.near_misses += [miss for miss in later.near_misses if (miss.function, miss.value) not in known]

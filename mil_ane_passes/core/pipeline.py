@@ -1,4 +1,4 @@
-"""Presets, order and options: which rewrites run, in which order, and the `ct.PassPipeline` that runs them."""
+"""Pipelines: presets, pass order and options, and the `ct.PassPipeline` that runs the selected rewrites."""
 
 from __future__ import annotations
 
@@ -52,28 +52,31 @@ __all__ = [
 PRESETS = ("safe", "full")
 NAMESPACE = "ane"
 Options = Mapping[str, Mapping[str, Any]]
-"What options of passes are set to, by the name of the pass."
+"Option values of passes, by pass name."
 Passes = str | Iterable[str] | Mapping[str, Mapping[str, Any] | None]
-"Passes as users name them: a text, several, or each with its options."
+"Passes in the forms that users may write: a text, several texts, or a mapping from each to its options."
 _MEASURE_OPTION = "measure"
-"The option by which a pass gets its `Measure`; coremltools' options are texts or callables."
+"Name of the option that passes a `Measure` to a pass; coremltools' options are texts or callables."
 
 _PRESET_SETTINGS = ("target", "max_growth", "strict")
 _PASS_SETTINGS = frozenset({"target", "strict"})
 _BEGIN_SETTINGS = (*_PRESET_SETTINGS, _MEASURE_OPTION, "requested")
 MakeGuard = Callable[[str, float], Guard | None]
 _GUARD_FACTORY: list[MakeGuard | None] = [None]
-"What makes the guard for a target and a share of growth: the prediction is known to the rooms above this one."
+"""Factory of the guard for a target and a maximum cost increase.
+
+Registered by the packages above this one, which know the prediction.
+"""
 _STRICT_OPTION = "strict"
-"The option by which a pass that fails stops the conversion."
+"Name of the option with which a failing pass stops the conversion."
 
 _log = logging.getLogger("mil_ane_passes")
 
 
 def sort_passes(names: Iterable[str]) -> list[str]:
-    """`names` in pipeline order: by stage, then so that each follows what it names in `after`, then by name.
+    """Sort `names` in pipeline order: by stage, then each after the names in its `after`, then by name.
 
-    Raises RuleError when `after` fields form a circle.
+    Raises RuleError when `after` fields form a cycle.
     """
     known = get_all_rewrites()
     waiting = sorted(set(names), key=lambda name: (STAGES.index(known[name].stage), name))
@@ -92,10 +95,10 @@ def select_rewrites(
     passes: Passes | None = None,
     options: Options | None = None,
 ) -> list[Rewrite]:
-    """The configured rewrites of a preset, or exactly those in `passes`, in order.
+    """Select the configured rewrites of a preset, or exactly those in `passes`, in order.
 
-    `passes` is `'a,b{option=value}'`, a list of such, or a mapping from name to options; a preset's name among
-    them stands for all its members. Raises InputError for anything unknown, with the nearest name.
+    `passes` is `'a,b{option=value}'`, a list of such, or a mapping from name to options; a preset's name among them
+    stands for all its members. Raises InputError for anything unknown, with the nearest name.
     """
     if preset not in PRESETS:
         raise InputError(f"no preset '{preset}'; expected {' or '.join(PRESETS)}{suggest_nearest(preset, PRESETS)}")
@@ -123,7 +126,7 @@ def select_rewrites(
 
 
 def _check_argument_types(passes: Any, options: Any) -> None:
-    """Raises InputError for what cannot be read as names of passes, or as their options."""
+    """Raise InputError for values that cannot be read as names of passes, or as their options."""
     names = passes is None or isinstance(passes, (str, Mapping)) or (
         isinstance(passes, Iterable) and not (
             isinstance(passes, Collection) and any(not isinstance(each, str) for each in passes)))
@@ -142,12 +145,12 @@ def apply_rewrites(
     rules: Iterable[Rewrite], program: Program, *, target: str = "all", measure: Measure | None = None,
     draw: Measure | None = None, guard: Guard | None = None, strict: bool = False,
 ) -> list[PassTrace]:
-    """Run configured rewrites over a program, in place; one trace each.
+    """Run configured rewrites over a program, in place; returns one trace each.
 
-    `measure` runs a program on what the user gave, `draw` on seeded draws, for rules that are content with those.
-    `guard` undoes what it does not let stand; then there is a trace of that, besides. A rule of a preset that fails
-    leaves the program as it was, and its trace says where and why it failed (`failed`); one that was requested by name,
-    or any with `strict`, raises RuleError.
+    `measure` runs a program on the user's feeds, `draw` on seeded random feeds, for rules that accept them. `guard`
+    reverts the rewrites that it does not allow; each of these has an additional trace. A rule of a preset that fails
+    leaves the program unchanged, and its trace has the position and the reason (`failed`). A rule that was requested
+    by name, or any rule with `strict`, raises RuleError.
     """
     return run_guarded(list(rules), program,
                        partial(_apply_unguarded, target=target, measure=measure, draw=draw,
@@ -166,7 +169,7 @@ def _apply_unguarded(
             continue
         if census is None:
             census = Counter(op.op_type for _, op in iterate_ops(program))
-        if rule.roots and census.keys().isdisjoint(rule.roots):  # a walk over the whole program would find nothing
+        if rule.roots and census.keys().isdisjoint(rule.roots):  # the program has no op of these types
             ops = census.total() - census["const"]
             trace = PassTrace(rule.name, ops_before=ops, ops_after=ops)
         else:
@@ -182,7 +185,7 @@ def _apply_unguarded(
 
 
 def _append_repeated(rules: Iterable[Rewrite]) -> list[Rewrite]:
-    """`rules`, and those that repeat once more at the end."""
+    """Return `rules`, followed by those that repeat at the end."""
     listed = list(rules)
     return listed + ([rule for rule in listed if rule.repeats] if len(listed) > 1 else [])
 
@@ -190,8 +193,10 @@ def _append_repeated(rules: Iterable[Rewrite]) -> list[Rewrite]:
 def _try_rewrite(
     rule: Rewrite, program: Program, target: str, measure: Measure | None, strict: bool,
 ) -> PassTrace:
-    """The trace of `rule`. Where it fails, `apply_rewrite` has left the program as it was; only `strict` raises
-    then."""
+    """Apply `rule` and return its trace.
+
+    If it fails, `apply_rewrite` has restored the program; the error is raised only if `strict`.
+    """
     try:
         return apply_rewrite(rule, program, target=target, measure=measure)
     except RuleError as error:
@@ -206,13 +211,13 @@ def pipeline(
     passes: Passes | None = None, options: Options | None = None, measure: Measure | None = None,
     draw: Measure | None = None, guard: Guard | None = None, strict: bool = False,
 ) -> ct.PassPipeline:
-    """coremltools' pipeline `base` (default: `ct.PassPipeline.DEFAULT`) followed by our passes, as a new object.
+    """Build a new pipeline: coremltools' `base` (default: `ct.PassPipeline.DEFAULT`) followed by our passes.
 
-    Ours come last, so that nothing of coremltools' folds them back (`fuse_conv_bias` would). `base` is never changed;
-    a base that holds our passes already gets them anew, not twice. Names, options, preset and target are checked
-    here, and a wrong one raises InputError with the nearest right one. `measure`, `draw`, `guard` and `strict` as for
-    `apply_rewrites`; what a guard undoes is what ours did between `ane::guard_begin` and `ane::guard_end`. A pass that
-    fails leaves the program as it was and logs a warning, unless `strict`.
+    Ours come last, so that no pass of coremltools folds them back (`fuse_conv_bias` would). `base` is never changed.
+    Our passes in `base` are replaced, not duplicated. Names, options, preset and target are checked here, and a wrong
+    one raises InputError with the nearest right one. `measure`, `draw`, `guard` and `strict` as for `apply_rewrites`;
+    a guard reverts only changes of our passes between `ane::guard_begin` and `ane::guard_end`. A pass that fails
+    leaves the program unchanged and logs a warning, unless `strict`.
     """
     _check_base_pipeline(base)
     parse_target(target)
@@ -240,7 +245,10 @@ def pipeline(
 def _collect_pipeline_settings(
     rules: Iterable[Rewrite], target: str, strict: bool, is_measured: bool, guard: Guard | None,
 ) -> dict[str, str]:
-    """What the name of the first pass says, so that the names alone do the same: empty where nothing is set."""
+    """Collect the settings in the name of the first pass, with which the names alone do the same.
+
+    The result is empty without settings.
+    """
     found = {} if guard is None else {"max_growth": repr(guard.most)}
     found |= {"target": target} if target != "all" else {}
     found |= {_STRICT_OPTION: "true"} if strict else {}
@@ -251,7 +259,7 @@ def _collect_pipeline_settings(
 
 
 def _copy_without_own_passes(base: ct.PassPipeline | None) -> ct.PassPipeline:
-    """A copy of `base` without our passes and their options."""
+    """Copy `base` without our passes and their options."""
     result = copy.deepcopy(base) if base is not None else ct.PassPipeline.DEFAULT
     ours = {name for name in result.passes if name.startswith(f"{NAMESPACE}::")}
     result.remove_passes(ours)
@@ -267,7 +275,7 @@ def _check_base_pipeline(base: Any) -> None:
 
 
 def _collect_pass_settings(rule: Rewrite, target: str, ruler: Measure | None, strict: bool) -> dict[str, Any]:
-    """The options of the pass for `rule`: what is not as it is unasked."""
+    """Collect the options of the pass for `rule` that differ from the default."""
     settings: dict[str, Any] = dict(_get_changed_options(rule))
     if target != "all":
         settings["target"] = target
@@ -279,15 +287,15 @@ def _collect_pass_settings(rule: Rewrite, target: str, ruler: Measure | None, st
 
 
 def _get_changed_options(rule: Rewrite) -> dict[str, str]:
-    """The options of `rule` that are not the default."""
+    """Return the options of `rule` that differ from the default."""
     return {name: str(getattr(rule, name)) for name, option in rule.options().items()
             if getattr(rule, name) != option.default}
 
 
 def register_passes(guard: MakeGuard | None = None) -> None:
-    """Register every rewrite with coremltools as `ane::<name>`; doing so twice is harmless.
+    """Register every rewrite with coremltools as `ane::<name>`; calling this twice is harmless.
 
-    `guard` makes the guard of a target for pipelines of which only the names have come through.
+    `guard` makes the guard of a target, for pipelines that were passed on by name only.
     """
     if guard is not None:
         _GUARD_FACTORY[0] = guard
@@ -299,7 +307,10 @@ def register_passes(guard: MakeGuard | None = None) -> None:
 
 
 def _make_graph_pass(name: str, rule: type[Rewrite]) -> type[AbstractGraphPass]:
-    """The coremltools side of a rewrite. The class carries the pass's name: coremltools prints it into op scopes."""
+    """Make the coremltools pass of a rewrite.
+
+    The class has the pass's name because coremltools prints it into op scopes.
+    """
 
     def __init__(self: Any) -> None:
         self.set_options()
@@ -328,8 +339,10 @@ def _make_graph_pass(name: str, rule: type[Rewrite]) -> type[AbstractGraphPass]:
 
 
 def _configure_from_session(self: Any, rule: type[Rewrite], program: Program) -> tuple[Rewrite, str, bool]:
-    """The rule of a pass with its options, its target, and whether it is strict: what is set at the pass itself, and
-    else what the session's first pass carries."""
+    """Configure the rule of a pass; returns it with its target and whether it is strict.
+
+    Settings of the pass itself come first, then those of the session's first pass.
+    """
     session = get_session(program)
     if session is None:
         return _configure_rewrite(rule, self.settings), self.target, self.strict
@@ -351,7 +364,7 @@ def _is_strict(settings: Mapping[str, str]) -> bool:
 
 
 def _restore_undo_callback(session: Session) -> Callable[[Program, Program], None] | None:
-    """What settles a guard of which only the names have come through."""
+    """Recreate the guard callback of a pipeline that was passed on by name only."""
     share, target = _read_max_growth(BEGIN_PASS, session.settings), session.settings.get("target", "all")
     if "max_growth" not in session.settings or share is None or _GUARD_FACTORY[0] is None:
         return None
@@ -361,7 +374,10 @@ def _restore_undo_callback(session: Session) -> Callable[[Program, Program], Non
 
 
 def _find_pass_class(name: str, settings: Mapping[str, str]) -> type[AbstractGraphPass] | None:
-    """The pass for a name with settings; None for a name that is not ours. Raises InputError for wrong settings."""
+    """Find the pass for a name with settings; None for a name that is not ours.
+
+    Raises InputError for wrong settings.
+    """
     pass_id = format_pass_name(name, settings)
     if name in PRESETS:
         return _make_preset_pass(pass_id, name, settings)
@@ -391,7 +407,7 @@ def _check_pipeline_settings(pass_id: str, settings: Mapping[str, str]) -> None:
 
 
 def _read_max_growth(pass_id: str, settings: Mapping[str, str]) -> float | None:
-    """By which share the guard lets the predicted cost grow; None for no guard."""
+    """Read the share by which the guard lets the predicted cost grow; None for no guard."""
     said = settings.get("max_growth", str(DEFAULT_MAX_GROWTH))
     try:
         return None if said.lower() == "none" else check_max_growth(float(said))
@@ -400,7 +416,7 @@ def _read_max_growth(pass_id: str, settings: Mapping[str, str]) -> float | None:
 
 
 def _make_preset_pass(pass_id: str, preset: str, settings: Mapping[str, str]) -> type[AbstractGraphPass]:
-    """One pass that does what the preset's passes do, with their guard."""
+    """Make one pass that runs the passes of the preset, with their guard."""
     for key in settings:
         if key not in _PRESET_SETTINGS:
             raise InputError(f"{pass_id}: no setting '{key}'; expected {', '.join(_PRESET_SETTINGS)}"
@@ -419,7 +435,7 @@ def _make_preset_pass(pass_id: str, preset: str, settings: Mapping[str, str]) ->
 
 
 def _log_trace(trace: PassTrace) -> None:
-    """Log what a rule did to the program of a conversion."""
+    """Log the changes of a rule to the program of a conversion."""
     if trace.failed:
         _log.warning("ane::%s failed %s; what it had changed is undone, and the other passes run", trace.rule,
                      escape_text(str(trace.failed)))

@@ -1,4 +1,4 @@
-"""How a program is predicted to run: each op with the ANE's answer, its estimated cost and its place; the segments.
+"""Plans: the predicted execution of a program, with support, estimated cost and backend of each op, and the segments.
 
 All of it is predicted. The costs are what Core ML's segmenter is predicted to estimate on an M4, not run times.
 """
@@ -37,7 +37,7 @@ Engine = Literal["ane", "bnns", "classic_cpu"]
 
 @dataclass(frozen=True)
 class Cost:
-    """Estimates in milliseconds; None where a backend does not take the op. `guess`: no measured row stands for it."""
+    """Estimates in milliseconds; None where a backend does not support the op. `guess`: not based on a measured row."""
 
     ane: float | None
     bnns: float
@@ -46,11 +46,11 @@ class Cost:
 
     @property
     def cpu(self) -> float:
-        """The cheaper of both CPU backends."""
+        """The lower cost of the two CPU backends."""
         return min(self.bnns, self.classic)
 
     def repeated(self, times: int) -> Cost:
-        """What it costs `times` times."""
+        """Return the cost of `times` executions."""
         return replace(self, ane=None if self.ane is None else self.ane * times, bnns=self.bnns * times,
                        classic=self.classic * times)
 
@@ -61,9 +61,12 @@ class Cost:
 
 @dataclass
 class Row:
-    """One op that is no const. `index` counts those of its function in program order, nested blocks included.
+    """One op of a plan; consts have no row.
 
-    `takes` is what the prediction goes by: "unknown" is read as the answer that the nearest evidence suggests.
+    `index` counts the ops of its function in program order, nested blocks included.
+
+    `takes` is the support that the prediction uses: "unknown" is replaced by the answer that the nearest evidence
+    suggests.
     """
 
     function: str
@@ -81,7 +84,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Segment:
-    """A stretch of ops of one function, first and last row index included, on one backend."""
+    """Consecutive ops of one function on one backend, from the first to the last row index, both included."""
 
     function: str
     backend: Backend
@@ -96,7 +99,7 @@ class Segment:
 
 @dataclass
 class Plan:
-    """A program as it is predicted to run on `generations`; `package` is the package it came from, if any."""
+    """The predicted execution of a program on `generations`; `package` is the package it was loaded from, if any."""
 
     program: Program
     generations: Sequence[Generation]
@@ -104,13 +107,13 @@ class Plan:
     segments: list[Segment]
     package: Any = None
     total: float = 0.0
-    "Estimated milliseconds of all functions: their ops, and what entering, changing and leaving places costs."
+    "Estimated milliseconds of all functions: their ops, entering the ANE, transitions, and outputs from the ANE."
     failed: list[RuleFailure] = field(default_factory=list)
-    "The rules that failed on the program: what they would have found is missing."
+    "The rules that failed on the program; their findings are missing."
 
     @property
     def time_share(self) -> float:
-        """Percentage of the ops' estimated time that is spent on the ANE; of the ops where none takes time."""
+        """Percentage of the ops' estimated time that is spent on the ANE; percentage of the ops if none takes time."""
         spent = {"ane": 0.0, "cpu": 0.0}
         for segment in self.segments:
             spent[segment.backend] += segment.milliseconds
@@ -119,5 +122,5 @@ class Plan:
         return 100.0 * sum(row.backend == "ane" for row in self.rows) / max(len(self.rows), 1)
 
     def of(self, function: str) -> list[Row]:
-        """The rows of one function, by index."""
+        """Return the rows of one function, by index."""
         return [row for row in self.rows if row.function == function]

@@ -1,13 +1,13 @@
-"""Rules of other distributions, by entry point. What cannot be used is left out, and said: it must not stop the rest.
+"""Plugins: rules of other distributions, found by entry point. Unusable ones are skipped with a warning.
 
 A distribution names its modules or classes in the group `mil_ane_passes.rules`:
 
     [project.entry-points."mil_ane_passes.rules"]
     double_relu = "my_rules.double_relu"
 
-A module brings every rule that it defines; a rule without a `name` of its own is called like its module. A rewrite
-joins the preset that it states as soon as its distribution is installed. See `core/rule_class.py` for what a rule
-states and which codes are free, and `mil_ane_passes.testing` for its tests.
+A module contributes every rule that it defines. A rule without a `name` of its own is named after its module. A
+rewrite joins the preset that it declares as soon as its distribution is installed. See `core/rule_class.py` for the
+required fields of a rule and the free codes, and `mil_ane_passes.testing` for its tests.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _log = logging.getLogger("mil_ane_passes")
 
 @dataclass(frozen=True)
 class SkippedPlugin:
-    """What of which distribution is not used, and why."""
+    """A skipped part of a plugin: its distribution, the part, and the reason."""
 
     distribution: str
     what: str
@@ -47,16 +47,16 @@ class SkippedPlugin:
 
 
 def find_rules_in_module(module: ModuleType) -> list[type[Rule]]:
-    """The rules a module defines, not those it imports."""
+    """Find the rules that a module defines, not those it imports."""
     return [value for value in vars(module).values() if inspect.isclass(value) and issubclass(value, Rule)
             and value not in RULE_BASE_CLASSES and value.__module__ == module.__name__]
 
 
 def load_plugin_rules(ours: Mapping[str, type[Rule]]) -> tuple[dict[str, type[Rule]], list[SkippedPlugin], bool]:
-    """The rules of others by name, what is left out, and whether all were asked.
+    """Load the rules of plugins. Returns them by name, the skipped parts, and whether all plugins were loaded.
 
-    A plugin that is just being imported (it imports us) is not there yet. Where two claim a name, a code or a slug,
-    ours has it, else the distribution that comes first by name.
+    A plugin that is just being imported (it imports us) is not available yet. If two rules have the same name, code or
+    slug, ours wins, else the one of the distribution that comes first by name.
     """
     points = sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda point: (_format_distribution(point), point.name))
     ready = [point for point in points if not _is_being_imported(point.module)]
@@ -86,11 +86,11 @@ def load_plugin_rules(ours: Mapping[str, type[Rule]]) -> tuple[dict[str, type[Ru
 
 
 def _iterate_offered_rules(point: EntryPoint, left: list[SkippedPlugin]) -> Iterator[type[Rule]]:
-    """The rules behind an entry point; what cannot be loaded is added to `left`."""
+    """Yield the rules of an entry point; parts that cannot be loaded are added to `left`."""
     what = f"entry point '{point.name} = {point.value}'"
     try:
         loaded: Any = point.load()
-    except (Exception, SystemExit) as error:  # whatever the module of somebody else does when it is imported
+    except (Exception, SystemExit) as error:  # a plugin's module may raise anything when it is imported
         left.append(
             SkippedPlugin(_format_distribution(point), what, f"importing it fails ({type(error).__name__}: {error})")
         )
@@ -111,7 +111,7 @@ def _iterate_offered_rules(point: EntryPoint, left: list[SkippedPlugin]) -> Iter
 
 
 def _find_clash(rule: type[Rule], known: Iterable[type[Rule]]) -> str:
-    """What a known rule has already: its name, code or slug."""
+    """Return a message if `rule` has the name, code or slug of a known rule, else an empty text."""
     for other in known:
         for what in ("name", "code", "slug"):
             key = getattr(rule, what)
@@ -123,7 +123,7 @@ def _find_clash(rule: type[Rule], known: Iterable[type[Rule]]) -> str:
 
 
 def _find_cyclic_rules(rules: Mapping[str, type[Rule]]) -> list[type[Rule]]:
-    """The rules that stand in each other's `after`, by way of others or not."""
+    """Find the rules whose `after` fields form a cycle, directly or through other rules."""
     waiting = dict(rules)
     while free := [name for name, rule in waiting.items() if not set(rule.after) & set(waiting)
                    or not any(name in other.after for other in waiting.values())]:
@@ -137,7 +137,7 @@ def _format_distribution(point: EntryPoint) -> str:
 
 
 def _is_being_imported(module: str) -> bool:
-    """Whether `module`, or a package around it, is being imported right now."""
+    """Return whether `module`, or a package that contains it, is being imported."""
     parts = module.split(".")
     around = (sys.modules.get(".".join(parts[:number])) for number in range(1, len(parts) + 1))
     return any(getattr(getattr(each, "__spec__", None), "_initializing", False) for each in around)

@@ -1,6 +1,6 @@
-"""MIL as text, the same for the same program: intermediate values are numbered, small consts stand inline.
+"""Printing of MIL as text that is equal for equal programs: intermediate values are numbered, small consts are inline.
 
-pymil's own text carries names from a counter of the process, so two builds of one program print differently.
+pymil's own text has names from a counter of the process, so two builds of one program print differently.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ __all__ = [
 
 _PYMIL_SYMBOL = re.compile(r"\bis\d+\b")
 _MAX_INLINE_ELEMENTS = 12
-"Elements up to which a const is printed by value."
+"Largest element count of a const that is printed by value."
 
 
 def format_dimension(size: Any) -> str:
-    """A size of a shape; `?` for one that is not fixed, which pymil calls by another name in each process."""
+    """Format a size of a shape; `?` for a symbolic one, whose name in pymil differs from process to process."""
     return "?" if is_symbolic(size) else str(size)
 
 
 def format_type(var: Var, dim: Callable[[Any], str] = format_dimension) -> str:
-    """`fp16[1, 384, ?]`; a scalar is its dtype alone. `dim` writes one dimension."""
+    """Format a type as `fp16[1, 384, ?]`; a scalar is its dtype alone. `dim` formats one dimension."""
     if types.is_list(var.sym_type):
         return "list"
     name = types.builtin_to_string(var.dtype)
@@ -47,27 +47,27 @@ def format_type(var: Var, dim: Callable[[Any], str] = format_dimension) -> str:
 
 
 def format_program(program: Program, *, names: bool = False) -> str:
-    """Every function; with `names` values keep their names instead of being numbered."""
+    """Format all functions of a program. With `names`, values keep their names instead of being numbered."""
     return "\n".join(_format_function(name, function, names) for name, function in program.functions.items())
 
 
 def format_function_body(function: Function) -> str:
-    """The ops of a function, one a line, without its head: the form docstrings show."""
+    """Format the ops of a function, one a line, without its header: the form used in docstrings."""
     return format_lines(_Namer(function, False).lines(function, ""))
 
 
 def format_block(block: Block) -> str:
-    """The ops of a block under their own names, nested blocks included."""
+    """Format the ops of a block under their own names, nested blocks included."""
     return format_lines(_Namer(None, True).lines(block, ""))
 
 
 def format_op(op: Operation) -> str:
-    """One op under its own names, for errors and traces."""
+    """Format one op under its own names, for errors and traces."""
     return escape_text(next(iter(_Namer(None, True).op_lines(op, ""))))
 
 
 def diff_program_texts(before: str, after: str) -> str:
-    """A unified diff of two program texts, three lines of context."""
+    """Return a unified diff of two program texts, with three lines of context."""
     lines = difflib.unified_diff(before.split("\n"), after.split("\n"), "before", "after", lineterm="")
     return "\n".join(lines)
 
@@ -81,7 +81,7 @@ def _format_function(name: str, function: Function, names: bool) -> str:
 
 
 class _Namer:
-    """Numbers the intermediate values of one function; inputs and outputs keep their names."""
+    """Names for the values of one function: intermediate values are numbered, inputs and outputs keep their names."""
 
     def __init__(self, function: Function | None, names: bool) -> None:
         self._keep = names
@@ -96,7 +96,10 @@ class _Namer:
         return format_type(var, self._dim)
 
     def _dim(self, extent: Any) -> str:
-        """A symbol that pymil numbered is numbered anew, in the order in which this function shows them."""
+        """Format one dimension.
+
+        Symbols numbered by pymil are renumbered in the order of their first use in this function.
+        """
         def numbered(found: re.Match[str]) -> str:
             return self._symbols.setdefault(found[0], f"s{len(self._symbols)}")
 

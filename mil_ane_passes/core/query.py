@@ -1,4 +1,4 @@
-"""Small pure questions about ops and vars, for rules to read like sentences."""
+"""Queries about ops and vars, without side effects, for use in rules."""
 
 from __future__ import annotations
 
@@ -39,39 +39,39 @@ __all__ = [
 ]
 
 OPAQUE = " (opaque)"
-"What follows the type of an op that coremltools knows but does not accept as it stands in the file."
+"Suffix of the type of an op that coremltools knows but rejects in the form found in the file."
 
 _PRECISION_NEUTRAL_OPS = frozenset({"cast", "const", "identity", "read_state", "coreml_update_state"})
-"Ops that say nothing about the precision in which a program computes."
+"Ops that do not indicate the precision in which a program computes."
 
 
 def is_const(var: Var | None) -> bool:
-    """Whether `var` is the output of a const op (compressed weights, `constexpr_*`, are not)."""
+    """Return whether `var` is the output of a const op (compressed weights, `constexpr_*`, are not)."""
     return var is not None and var.op is not None and var.op.op_type == "const"
 
 
 def is_compressed(var: Var | None) -> bool:
-    """Whether `var` is the output of a `constexpr_*` op: a weight that is stored compressed."""
+    """Return whether `var` is the output of a `constexpr_*` op: a weight that is stored compressed."""
     return var is not None and var.op is not None and var.op.op_type.startswith("constexpr_")
 
 
 def get_const_value(var: Var | None, default: Any = None) -> Any:
-    """The value of a small parameter as Python numbers, or `default` where the input is absent or not constant."""
+    """Return the value of a small parameter as Python numbers, or `default` if the input is absent or not constant."""
     if var is None or var.val is None:
         return default
     return var.val.tolist() if isinstance(var.val, (np.ndarray, np.generic)) else var.val
 
 
 def is_all_zero(var: Var | None) -> bool:
-    """Whether `var` is a const whose elements are all zero (of either sign)."""
+    """Return whether `var` is a const whose elements are all zero (of either sign)."""
     return is_const(var) and var is not None and not np.any(var.val)
 
 
 class TypeInfo(NamedTuple):
-    """What a type says of its values: pymil derives it anew at each question, which is most of the cost of a rule.
+    """Dtype and shape of a type, cached: pymil derives them again on each access, which is most of the cost of a rule.
 
-    `dtype` and `shape` are those of the tensor, or of the one in a state; a scalar has shape (); `shape` is None where
-    a dimension is symbolic.
+    `dtype` and `shape` are those of the tensor, or of the one in a state; a scalar has shape (); `shape` is None if a
+    dimension is symbolic.
     """
 
     dtype: Any
@@ -90,32 +90,32 @@ def _get_cached_type_info(sym_type: Any) -> TypeInfo:
 
 
 def get_type_info(var: Var) -> TypeInfo:
-    """Dtype, static shape and whether it is a tensor, from a cache: pymil keeps one type for each of them anyway."""
+    """Return dtype, static shape and whether it is a tensor, from a cache: pymil keeps one object per type anyway."""
     return _get_cached_type_info(var.sym_type)
 
 
 def get_static_shape(var: Var) -> tuple[int, ...] | None:
-    """The shape, or None when a dimension is symbolic."""
+    """Return the shape, or None when a dimension is symbolic."""
     return _get_cached_type_info(var.sym_type).shape
 
 
 def is_opaque(op: Operation) -> bool:
-    """Whether the loader could not make out `op` (newer opset, custom layer): it is kept, and no rule sees it."""
+    """Return whether the loader could not interpret `op` (newer opset, custom layer). It is kept, and rules skip it."""
     return bool(getattr(op, "opaque", False))
 
 
 def contradiction(op: Operation) -> str:
-    """What coremltools says against an opaque op of a type that it knows; "" for other ops."""
+    """Return coremltools' objection to an opaque op of a type that it knows; "" for other ops."""
     return str(getattr(op, "contradiction", ""))
 
 
 def plain_type(op: Operation) -> str:
-    """The op's type as the file has it."""
+    """Return the op's type as stored in the file."""
     return str(op.op_type).removesuffix(OPAQUE)
 
 
 def get_itemsize(var: Var) -> int:
-    """Bytes per element."""
+    """Return the bytes per element."""
     return _get_dtype_itemsize(_get_cached_type_info(var.sym_type).dtype)
 
 
@@ -125,22 +125,22 @@ def _get_dtype_itemsize(dtype: Any) -> int:
 
 
 def get_flat_inputs(op: Operation) -> list[Var]:
-    """All vars an op reads, tuples opened, internal ones included."""
+    """Return all vars an op reads, with tuples flattened, internal ones included."""
     return list(op.get_flattened_inputs())
 
 
 def get_consumers(var: Var) -> list[Operation]:
-    """The ops that read `var`, each once, in the order in which they were attached; removed ops are left out."""
+    """Return the ops that read `var`, each once, in the order in which they were attached; removed ops are skipped."""
     return [op for op in dict.fromkeys(var.child_ops) if op.enclosing_block is not None]
 
 
 def is_used(var: Var) -> bool:
-    """Whether anything reads `var`: an op or a block that returns it."""
+    """Return whether `var` has a user: an op, or a block that returns it."""
     return bool(var.consuming_blocks) or bool(get_consumers(var))
 
 
 def is_default(op: Operation, parameter: str) -> bool:
-    """Whether an input says what MIL assumes when it is absent, as its own dtype holds that."""
+    """Return whether an input equals the default that MIL assumes when it is absent, rounded to the input's dtype."""
     var = op.inputs[parameter]
     if not isinstance(var, Var) or not is_const(var) or types.is_list(var.sym_type) or np.size(var.val) > 16:
         return False
@@ -152,7 +152,7 @@ def is_default(op: Operation, parameter: str) -> bool:
 
 
 def iterate_blocks(program: Program) -> Iterator[tuple[str, Block]]:
-    """(function name, block) for every function and nested block, outer blocks first."""
+    """Yield (function name, block) for every function and nested block, outer blocks first."""
     for name, function in program.functions.items():
         pending: list[Block] = [function]
         while pending:
@@ -162,7 +162,7 @@ def iterate_blocks(program: Program) -> Iterator[tuple[str, Block]]:
 
 
 def iterate_ops(program: Program) -> Iterator[tuple[str, Operation]]:
-    """(function name, op) for every op of every block."""
+    """Yield (function name, op) for every op of every block."""
     for name, block in iterate_blocks(program):
         for op in block.operations:
             yield name, op
@@ -175,7 +175,7 @@ def weights(program: Program) -> Iterator[Any]:
 
 
 def iterate_nested_ops(block: Block) -> Iterator[Operation]:
-    """The ops of a block and of the blocks in them, each before those in it."""
+    """Yield the ops of a block and of its nested blocks, each op before those nested in it."""
     for op in block.operations:
         yield op
         for inner in op.blocks:
@@ -183,14 +183,15 @@ def iterate_nested_ops(block: Block) -> Iterator[Operation]:
 
 
 def is_computed_in_fp16(op: Operation) -> bool:
-    """Whether `op` says that its model computes in fp16: it makes fp16, and neither stores nor only hands it on."""
+    """Return whether `op` shows that its model computes in fp16: it produces fp16, and is not a cast,
+    identity, state op or weight."""
     if op.op_type in _PRECISION_NEUTRAL_OPS or op.op_type.startswith("constexpr_"):
         return False
     return any(get_type_info(var).dtype == types.fp16 and not types.is_state(var.sym_type) for var in op.outputs)
 
 
 def get_function_name(program: Program, op: Operation) -> str:
-    """The name of the function that `op` stands in."""
+    """Return the name of the function that contains `op`."""
     block = op.enclosing_block
     while not isinstance(block, Function):
         block = block.outer_op.enclosing_block
@@ -199,10 +200,10 @@ def get_function_name(program: Program, op: Operation) -> str:
 
 
 def get_pipeline_functions(program: Program) -> tuple[str, ...]:
-    """Of a pipeline the functions that run one after the other; of any other program none."""
+    """Return the functions of a pipeline in the order in which they run; empty for any other program."""
     return getattr(program, "chain", ())
 
 
 def count_ops(program: Program) -> int:
-    """Ops that compute something: consts are not counted."""
+    """Count the ops that compute something; consts are not counted."""
     return sum(op.op_type != "const" for _, op in iterate_ops(program))

@@ -1,4 +1,4 @@
-"""Finds rules: every module of `rules/` and `rewrites/`, and third parties by entry point. There is no list to edit.
+"""Registry of rules: every module of `rules/` and `rewrites/`, and those of third parties. No list needs editing.
 
 A third party names a module or a class under the entry point group `mil_ane_passes.rules`; see `plugins`.
 """
@@ -28,21 +28,21 @@ __all__ = [
 
 _RULE_PACKAGES = ("mil_ane_passes.rules", "mil_ane_passes.rewrites")
 _MIN_HINT_LETTERS = 3
-"Letters from which a part of a name says which rules are meant."
+"Minimum length of a partial name for which similar rules are suggested."
 
 
 def get_all_rules() -> dict[str, type[Rule]]:
-    """Every rule by name. Raises RuleError when two of ours share a name or a code, naming both files."""
+    """Return every rule by name. Raises RuleError when two of ours share a name or a code, naming both files."""
     return _get_discovered_rules()[0]
 
 
 def get_skipped_plugins() -> list[SkippedPlugin]:
-    """What of other distributions is not used, and why; it was said when it was found."""
+    """Return the skipped parts of plugins with the reasons, which were logged when they were found."""
     return _get_discovered_rules()[1]
 
 
 def reset_registry() -> None:
-    """Look for rules anew at the next question, for tests and for plugins that arrive late."""
+    """Discard the found rules, so that the next query searches again: for tests, and for plugins installed late."""
     _discover_rules.cache_clear()
 
 
@@ -55,7 +55,11 @@ def _get_discovered_rules() -> tuple[dict[str, type[Rule]], list[SkippedPlugin]]
 
 @functools.cache
 def _discover_rules() -> tuple[dict[str, type[Rule]], list[SkippedPlugin], bool]:
-    """The rules, what is left out, and whether all were asked: a plugin that is being imported is not there yet."""
+    """Find all rules.
+
+    Returns them, the skipped parts of plugins, and whether all plugins were loaded: one that is being imported is not
+    available yet.
+    """
     ours: dict[str, type[Rule]] = {}
     codes: dict[str, type[Rule]] = {}
     for rule in _iterate_own_rules():
@@ -74,12 +78,12 @@ def _discover_rules() -> tuple[dict[str, type[Rule]], list[SkippedPlugin], bool]
 
 
 def get_all_rewrites() -> dict[str, type[Rewrite]]:
-    """The rules that know their fix, by name."""
+    """Return the rewrites by name."""
     return {name: rule for name, rule in get_all_rules().items() if issubclass(rule, Rewrite)}
 
 
 def fixes_for(rule: type[Rule]) -> list[type[Rewrite]]:
-    """The rewrites that fix what `rule` finds, in the order of pipelines; a rewrite fixes what it finds itself."""
+    """Return the rewrites that fix the findings of `rule`, in pipeline order; a rewrite fixes its own findings."""
     if issubclass(rule, Rewrite):
         return [rule]
     found = [each for each in get_all_rewrites().values() if rule in each.fixes]
@@ -87,7 +91,7 @@ def fixes_for(rule: type[Rule]) -> list[type[Rewrite]]:
 
 
 def find_rewrite(name: str) -> type[Rewrite]:
-    """The rewrite called `name` (with or without `ane::`). Raises InputError with the nearest name."""
+    """Find the rewrite called `name` (with or without `ane::`). Raises InputError with the nearest name."""
     known = get_all_rewrites()
     short = name.removeprefix("ane::")
     if short not in known:
@@ -100,9 +104,9 @@ def find_rewrite(name: str) -> type[Rewrite]:
 
 
 def find_rule(key: str, *others: type[Rule]) -> type[Rule]:
-    """The rule with this code, slug or name, in any case, `others` included.
+    """Find the rule with this code, slug or name, in any case, `others` included.
 
-    Raises InputError with the codes that begin so, the names that have it in them, or the nearest of all.
+    Raises InputError with the codes that start with it, the names that contain it, or the nearest of all.
     """
     names: dict[str, type[Rule]] = {}
     rules = [*get_all_rules().values(), *others]
@@ -118,7 +122,7 @@ def find_rule(key: str, *others: type[Rule]) -> type[Rule]:
 
 
 def _suggest_similar(wanted: str, rules: Iterable[type[Rule]]) -> str:
-    """The codes that begin with `wanted`, or else the names that have it in them; nothing for a letter or two."""
+    """Suggest the codes that start with `wanted`, or else the names that contain it; nothing for one or two letters."""
     if len(wanted) < _MIN_HINT_LETTERS:
         return ""
     if begun := sorted(rule.code for rule in rules if rule.code.lower().startswith(wanted)):
@@ -148,6 +152,6 @@ def _load_rule_module(module: str) -> type[Rule]:
 
 
 def _mention_skipped_plugins() -> str:
-    """For an error about a name: it may be a plugin's."""
+    """Format a note on skipped plugins for an error about an unknown name, which may be a plugin's."""
     names = sorted({each.distribution for each in get_skipped_plugins()})
     return f"; left out are rules of {', '.join(names)}" if names else ""

@@ -1,7 +1,7 @@
-"""The class of a rule, ours and anybody's: what it has to state (seen before it is used), its name, whose fault it is.
+"""Checks and names of rule classes, ours and those of plugins: required fields, default names, and error attribution.
 
-Codes are capital letters and digits. `ANE` with digits (rules) and `TORCH` with digits (patches of the torch
-frontend) are reserved for this project; plugins use letters of their own, such as ACME101.
+Codes are capital letters and digits. `ANE` with digits (rules) and `TORCH` with digits (patches of the torch frontend)
+are reserved for this project; plugins use letters of their own, such as ACME101.
 """
 
 from __future__ import annotations
@@ -42,21 +42,20 @@ _RESERVED_CODE = re.compile(r"(ANE|TORCH)\d*")
 _SLUG = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _RESERVED_NAMES = frozenset({"safe", "full", "guard_begin", "guard_end"})
-"Presets, and the passes around ours."
+"Names of presets, and of the passes around ours."
 _RESERVED_OPTIONS = frozenset({"target", "measure", "strict"})
-"Every pass has them."
+"Options that every pass has."
 _PRESETS = ("safe", "full", "named")
 _REQUIRED_METHODS = (
     (ProgramRewrite, ("match_program", "rewrite_program")), (BlockRewrite, ("match_block", "rewrite_block")),
     (BlockRule, ("match_block",)), (PlanRule, ("match_plan",)), (Rewrite, ("match", "rewrite")), (Rule, ("match",)),
 )
-"The methods that a rule of each kind defines; the first kind that fits counts."
+"The methods that a rule of each kind defines; the first matching kind counts."
 
 
 def assign_default_name(rule: type[Rule]) -> type[Rule]:
-    """`rule`, which without a name of its own has that of its module, and without a code (and
-    evidence) that of what it fixes.
-    """
+    """Assign defaults and return `rule`: the name of its module if it has none, and the code and slug (and evidence)
+    of the first rule that it fixes if it has none."""
     if not vars(rule).get("name"):
         rule.name = rule.__module__.rpartition(".")[2]
     if not rule.code and issubclass(rule, Rewrite) and isinstance(rule.fixes, tuple) and rule.fixes:
@@ -67,12 +66,12 @@ def assign_default_name(rule: type[Rule]) -> type[Rule]:
 
 
 def shares_code(rule: type[Rule]) -> bool:
-    """Whether `rule` is a rewrite under the code of a problem that another rule finds."""
+    """Return whether `rule` is a rewrite under the code of a problem that another rule finds."""
     return issubclass(rule, Rewrite) and any(rule.code == problem.code for problem in rule.fixes)
 
 
 def format_class_location(rule: type[Rule]) -> str:
-    """The class and its file, for messages."""
+    """Format the class and its file, for messages."""
     try:
         return f"{rule.__name__} in {inspect.getsourcefile(rule)}"
     except (OSError, TypeError):  # made in an interpreter
@@ -80,15 +79,15 @@ def format_class_location(rule: type[Rule]) -> str:
 
 
 def is_own_rule(rule: type[Rule]) -> bool:
-    """Whether the rule is one of this package."""
+    """Return whether the rule is part of this package."""
     return rule.__module__.startswith(f"{__name__.partition('.')[0]}.")
 
 
 @dataclass(frozen=True)
 class RuleFailure:
-    """Why a rule could not be applied to a program: the first op at which it failed, and at how many places it did.
+    """Failure of a rule on a program: the reason, the first op at which it failed, and the number of such ops.
 
-    `op_type` and `value` are empty where the rule was looking at a whole block, program or plan.
+    `op_type` and `value` are empty if the rule was matching an entire block, program or plan.
     """
 
     rule: str
@@ -117,7 +116,7 @@ class RuleFailure:
 
     @property
     def at(self) -> str:
-        """Where it failed, in words."""
+        """The location of the failure, as text."""
         more = f" and {format_count(self.places - 1, 'other place')}" if self.places > 1 else ""
         function = "" if self.function in ("", "main") else f"{self.function}:"
         if self.op_type:
@@ -129,7 +128,7 @@ class RuleFailure:
 
 
 def format_rule_location(rule: type[Rule]) -> str:
-    """The rule, with the file and the line of its class."""
+    """Format the rule, with the file and the line of its class."""
     try:
         line = inspect.getsourcelines(rule)[1]
         found = f"{inspect.getsourcefile(rule)}:{line}"
@@ -139,15 +138,15 @@ def format_rule_location(rule: type[Rule]) -> str:
 
 
 def is_rule_fault(error: Exception) -> bool:
-    """Whether an error raised in a rule is the fault of the rule, and not of the user's input or of the disk."""
+    """Return whether an error raised in a rule is the fault of the rule, and not of the user's input or of the disk."""
     return isinstance(error, RuleError) or not isinstance(error, (AnePassesError, OSError))
 
 
 @contextmanager
 def convert_rule_errors(rule: type[Rule], position: Position | None = None) -> Iterator[None]:
-    """Raise what fails in a rule as RuleError: with the rule, its file, the op that it was looking at, and what to do.
+    """Convert exceptions raised in a rule to RuleError, with the rule, its file, the current op, and what to do.
 
-    What is not a fault of the rule, such as a full disk, is left as it is.
+    Errors that are not a fault of the rule, such as a full disk, are not converted.
     """
     at = position or Position()
     try:
@@ -159,7 +158,7 @@ def convert_rule_errors(rule: type[Rule], position: Position | None = None) -> I
 
 
 def make_rule_error(rule: type[Rule], error: Exception, at: Position) -> RuleError:
-    """`error`, raised by `rule`, as a RuleError that has the failure as data."""
+    """Convert `error`, raised by `rule`, to a RuleError that has the failure as data."""
     if isinstance(error, RuleError) and error.failure is not None:
         return error
     failure = RuleFailure.of(rule, error, at.function, at.op)
@@ -177,16 +176,18 @@ def make_rule_error(rule: type[Rule], error: Exception, at: Position) -> RuleErr
 
 @dataclass
 class Position:
-    """What a rule is looking at: the name of a function, and an op where it is one op."""
+    """The current position of a rule: the name of a function, and an op if it matches single ops."""
 
     function: str = ""
     op: Operation | None = None
 
 
 def find_flaw(rule: type[Rule], *, ours: bool, quick: bool = False) -> str:
-    """What `rule` lacks to be one, as what was found and what was expected; empty when it is whole.
+    """Find the first flaw of a rule class and return it as what was found and what was expected.
 
-    `quick` looks at what it states only: to read its source takes time at every start.
+    The result is empty if the class has no flaw.
+
+    `quick` checks only the declared fields: reading its source takes time at every start.
     """
     return next(_iterate_statement_flaws(rule, ours), "") or ("" if quick else next(_iterate_code_flaws(rule), ""))
 
@@ -207,7 +208,7 @@ def _iterate_code_flaws(rule: type[Rule]) -> Iterator[str]:
     try:
         rule()
         options = rule.options()
-    except Exception as error:  # whatever the class of somebody else does
+    except Exception as error:  # a plugin's class may raise anything
         yield f"cannot be made ({type(error).__name__}: {error}); expected no arguments, and options with defaults"
         return
     for name in sorted(_RESERVED_OPTIONS & set(options)):

@@ -1,4 +1,4 @@
-"""Which rules a user means by codes, prefixes of codes, slugs and names."""
+"""Selection of rules by codes, prefixes of codes, slugs and names."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["configure_rules", "resolve_rule_names", "select_rule_names"]
 
 
 def resolve_rule_names(keys: Iterable[str] | str, who: str = "rules") -> frozenset[str]:
-    """The names of the rules that `keys` stand for: each a code, the beginning of codes (ANE3), a slug or a name.
+    """Resolve `keys` to names of rules: each key is a code, the beginning of codes (ANE3), a slug or a name.
 
-    A text is read as a list with commas. Raises InputError, with the nearest, for one that stands for no rule.
+    A text is split at commas. Raises InputError, with the nearest key, for one that matches no rule.
     """
     listed = keys.split(",") if isinstance(keys, str) else list(keys)
     wrong = next((key for key in listed if not isinstance(key, str) or not key.strip()), None)
@@ -41,19 +41,19 @@ def _find_names_by_key(key: str, who: str) -> list[str]:
 
 
 def _is_code_prefix(code: str, wanted: str) -> bool:
-    """Whether `wanted` is all letters of `code` and some of its digits."""
+    """Return whether `wanted` is all letters of `code` and some of its digits."""
     letters = re.match(r"[^\d]*", code)
     return letters is not None and code.startswith(wanted) and len(wanted) >= len(letters[0])
 
 
 def select_rule_names(select: Iterable[str] | str | None, ignore: Iterable[str] | str | None) -> frozenset[str]:
-    """The names of the rules to report: those in `select` (None: all) without those in `ignore`."""
+    """Select the names of the rules to report: those in `select` (None: all) without those in `ignore`."""
     chosen = frozenset(get_all_rules()) if select is None else resolve_rule_names(select, "select")
     return chosen - (frozenset() if ignore is None else resolve_rule_names(ignore, "ignore"))
 
 
 def configure_rules(options: Mapping[str, Mapping[str, Any]] | None) -> dict[str, Rule]:
-    """An instance of every rule by name, with `options` (rule name, code or slug -> {option: value}) set."""
+    """Create an instance of every rule, by name, with `options` (rule name, code or slug -> {option: value}) set."""
     known = get_all_rules()
     given: dict[str, dict[str, Any]] = {}
     for key, values in (options or {}).items():

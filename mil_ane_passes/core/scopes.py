@@ -1,4 +1,4 @@
-"""Where in the source model an op came from, by the scopes that coremltools' frontends leave on it."""
+"""Origins of ops in the source model, from the scopes that coremltools' frontends attach to them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _INSIDE_TORCH = ("/torch/", "\\torch\\")
 
 @dataclass(frozen=True)
 class Origin:
-    """The PyTorch module and op behind a MIL op. What the frontend did not note is None.
+    """The PyTorch module and op behind a MIL op. A field is None if the frontend did not record it.
 
-    `module` is the path of the module in a traced model, `module_type` its class, `op` the torch op; `source` the file,
-    line and text in an exported one. coremltools leaves containers out of the path that are not called themselves:
+    `module` is the path of the module in a traced model, `module_type` its class, `op` the torch op; `source` the
+    file, line and text in an exported one. coremltools omits containers from the path that are not called themselves:
     `ups.0.conv` of a ModuleList `ups` arrives as `0.conv`.
     """
 
@@ -39,7 +39,7 @@ class Origin:
 
 
 def find_origin(op: Operation) -> Origin | None:
-    """Where `op` came from, or None: only what was converted in this process carries scopes, a package does not."""
+    """Find the origin of `op`, or None: only ops converted in this process have scopes, those of a package do not."""
     scopes = op.scopes
     names = [str(name) for name in scopes.get(ScopeSource.TORCHSCRIPT_MODULE_NAME, ())]
     kinds = [str(kind) for kind in scopes.get(ScopeSource.TORCHSCRIPT_MODULE_TYPE, ())]
@@ -55,8 +55,8 @@ def find_origin(op: Operation) -> Origin | None:
 
 
 def copy_scopes(source: Program, program: Program) -> None:
-    """Give the ops of `program`, which was read from a package, the scopes of the ops of `source` that make the same
-    values: `source` is what coremltools converted, before it was written out and lost its scopes."""
+    """Copy scopes to the ops of `program`, which was read from a package, from the ops of `source` that make the same
+    values: `source` is the program that coremltools converted, before saving it dropped the scopes."""
     known = {(function, var.name): op.scopes for function, op in iterate_ops(source) for var in op.outputs}
     for function, op in iterate_ops(program):
         for var in op.outputs:

@@ -1,11 +1,11 @@
-"""What a project's setup.cfg or pyproject.toml says about `lint`.
+"""Settings of `lint` in a project's setup.cfg or pyproject.toml.
 
     [mil_ane_passes]                       in setup.cfg; in pyproject.toml: [tool.mil_ane_passes]
     select = ANE2, ANE3                    as the command's option of that name; lists may be lists in TOML
     ignore = int-inputs
     target = m4
     fail-under = 90
-    baseline = lint.json                   seen from the folder of the file
+    baseline = lint.json                   relative to the folder of the file
 
     [mil_ane_passes.options.RULE]          options of one rule
     name = value
@@ -39,7 +39,7 @@ FILES = ("pyproject.toml", "setup.cfg")
 
 @dataclass(frozen=True)
 class Settings:
-    """What was found in `file`; None where nothing was said."""
+    """Settings found in `file`; a field is None if the file does not set it."""
 
     file: Path | None = None
     select: tuple[str, ...] | None = None
@@ -51,10 +51,10 @@ class Settings:
 
 
 def read_settings(file: str | os.PathLike[str] | None = None, start: str | os.PathLike[str] = ".") -> Settings:
-    """The settings in `file`, or in the nearest pyproject.toml or setup.cfg from `start` upwards that has any.
+    """Read the settings in `file`, or in the nearest pyproject.toml or setup.cfg from `start` upwards that has any.
 
-    Of two files in one folder pyproject.toml wins. Raises InputError for a file that cannot be read, one that was
-    named and has no section of ours, unknown keys (with the nearest) and values of the wrong kind.
+    Of two files in one folder, pyproject.toml wins. Raises InputError for a file that cannot be read, one that was
+    named but has no section of ours, unknown keys (with the nearest) and values of the wrong kind.
     """
     if file is not None:
         given = Path(file)
@@ -82,7 +82,7 @@ def _format_heading(path: Path) -> str:
 
 
 def _read_section(path: Path) -> dict[str, Any] | None:
-    """Our part of the file, or None. A file that does not name us is not read any further."""
+    """Read our section of the file, or return None. A file that does not mention our name is not parsed."""
     text = path.read_text(encoding="utf-8-sig", errors="replace")
     if not re.search(r"mil[_-]ane[_-]passes", text):
         return None
@@ -169,7 +169,7 @@ def _read_list(path: Path, key: str, said: Mapping[str, Any]) -> tuple[str, ...]
 
 
 def parse_percent(value: Any, who: str) -> float:
-    """A number of 0 to 100. Raises InputError for anything else."""
+    """Parse a number from 0 to 100. Raises InputError for anything else."""
     try:
         number = float("nan") if isinstance(value, bool) else float(value)
     except (TypeError, ValueError):

@@ -2,11 +2,11 @@
 
 `all`, the default target, stands for every generation Core ML still runs on: a rule that applies to any of them
 applies. Sources: the device list of hollance/neural-engine, the generations of sbryngelson/ANEForge
-`docs/cross-chip.md` (M1 to M5), and 751K/Apple-Neural-Engine-Microarchitecture-Study-M6 for M4 and M6. Which iPhone
-chip has the ANE of which Mac chip Apple does not say. A17 may go with M3 or, as Apple's naming "A17 Pro, M4" in one
-breath suggests (https://github.com/apple/coremltools/issues/2410), with M4: it is put with the older, stricter one. A18
-nobody measured, so it stands alone, between M4 and M5: what was seen on an M4 is no "yes" for it. A chip's Pro, Max and
-Ultra have more cores, not other limits (ANEForge).
+`docs/cross-chip.md` (M1 to M5), and 751K/Apple-Neural-Engine-Microarchitecture-Study-M6 for M4 and M6. Apple does not
+state which iPhone chip has the ANE of which Mac chip. A17 may go with M3 or, as Apple's phrase "A17 Pro, M4" suggests
+(https://github.com/apple/coremltools/issues/2410), with M4; it is grouped with the older, stricter one. No source
+measured A18, so it is a generation of its own between M4 and M5: support seen on an M4 does not count as support on
+it. A chip's Pro, Max and Ultra have more cores, but the same limits (ANEForge).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False)
 class Generation:
-    """One ANE generation: its name here and the chips that carry it. There is one object of each."""
+    """One ANE generation: its name here and the chips that have it. There is one object per generation."""
 
     name: str
     chips: tuple[str, ...]
@@ -60,7 +60,7 @@ CHIPS = tuple(chip for generation in GENERATIONS for chip in generation.chips)
 class Gate:
     """The generations a rule applies to: from `first` to `last`, both included, by the name of any of their chips.
 
-    A bound that is left empty is none.
+    An empty name means no bound.
     """
 
     first: str = ""
@@ -80,14 +80,14 @@ ALL_TARGETS = Gate()
 
 @cache
 def get_generations_between(first: str = "", last: str = "") -> tuple[Generation, ...]:
-    """The generations from one chip's to another's, both included; an empty name is no bound."""
+    """Return the generations from one chip's to another's, both included; an empty name means no bound."""
     start = GENERATIONS.index(parse_target(first)[0]) if first else 0
     end = GENERATIONS.index(parse_target(last)[0]) if last else len(GENERATIONS) - 1
     return GENERATIONS[start:end + 1]
 
 
 def parse_target(name: str) -> tuple[Generation, ...]:
-    """The generations a target name stands for: `all`, a chip (m1, A17 Pro), a device (iPhone 15 Pro, Mac16,12).
+    """Return the generations of a target: `all`, a chip (m1, A17 Pro), a device (iPhone 15 Pro, Mac16,12).
 
     Raises InputError for an unknown one, and for a device without an ANE that Core ML uses.
     """
@@ -112,10 +112,10 @@ def _parsed(name: str) -> tuple[Generation, ...]:
 
 
 def is_applicable(gate: Gate, target: str) -> bool:
-    """Whether a rule behind `gate` applies to any generation of `target`."""
+    """Return whether a rule with `gate` applies to any generation of `target`."""
     return any(gate.includes(generation) for generation in parse_target(target))
 
 
 def format_generations(generations: Iterable[Generation]) -> str:
-    """Generations in words, each by the chip it is best known for."""
+    """Format a list of generations, each by its best known chip."""
     return join_names(generation.chips[-1].upper() for generation in generations)

@@ -1,4 +1,4 @@
-"""coremltools' answer to what an op makes: without what asking for it does to the op's inputs, or not asked at all."""
+"""Type inference by coremltools, without its side effects on the op's inputs and with a limit on evaluation."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from .query import get_flat_inputs, is_opaque
 __all__ = ["infer_types", "limit_evaluation", "propagate_symbols", "raise_not_evaluated", "refine_type"]
 
 _MAX_EVALUATED_ELEMENTS = 1 << 20
-"The most elements that an op's outputs have where they are evaluated although its operands have fewer."
+"Limit on the elements of an evaluated output that is larger than the operands; a package may declare any size."
 _ORIGINAL_AUTO_VAL = Operation._auto_val
 _INFERENCE_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-"What coremltools raises where it cannot infer a type or a value."
+"Exceptions that coremltools raises when it cannot infer a type or a value."
 
 
 def infer_types(op: Operation) -> Any:
-    """What `op.type_inference()` says: a type, or a tuple of types.
+    """Infer the output types of `op` as `op.type_inference()` does: a type, or a tuple of types.
 
-    coremltools' rule for slices writes ends counted from the back as they are from the front, into the very arrays that
-    it reads: those of the file must stay, and another slice may count from the back of something longer. For an op
-    with nested blocks it gives the types of one way, and `_joined_types` those of all.
+    coremltools' type inference of slices converts ends counted from the back to ends counted from the front, in place.
+    Those arrays belong to the file, and another slice may count from the back of something longer, so a copy is passed
+    instead. For an op with nested blocks, coremltools infers the types of one path, and `_joined_types` those of all.
     """
     joined = _joined_types(op) if op.blocks else None
     if joined is not None:
@@ -47,10 +47,10 @@ def infer_types(op: Operation) -> Any:
 
 @contextmanager
 def limit_evaluation() -> Iterator[None]:
-    """Ops that are built meanwhile have values only where those are not much larger than their operands.
+    """Limit constant folding of ops built inside the `with` to values that are not much larger than their operands.
 
     coremltools evaluates every op whose operands are constants: a `tile` or `fill` of one number is as large as a
-    package likes to declare. A result as large as its operands is needed, such as that of a transpose of weights.
+    package declares. A result as large as its operands is needed, such as that of a transpose of weights.
     """
     Operation._auto_val = _evaluate_within_limit
     try:
@@ -71,17 +71,20 @@ def _evaluate_within_limit(op: Operation, output_types: Any) -> Any:
 
 
 def _count_elements(sym_type: Any) -> int:
-    """How many elements a value of the type has, as far as that is known."""
+    """Count the elements of a value of the type; symbolic dimensions count as 1."""
     return math.prod(size for size in sym_type.get_shape() if isinstance(size, int)) if types.is_tensor(sym_type) else 1
 
 
 def raise_not_evaluated() -> NoReturn:
-    """For `value_inference` of an op whose value is not to be asked for: that would read weights."""
+    """Raise NotImplementedError.
+
+    Used as `value_inference` of an op that must not be evaluated, because that reads weights.
+    """
     raise NotImplementedError("large values stay unread")
 
 
 def refine_type(inferred: Any, known: Any) -> Any:
-    """The type `inferred`, with sizes of the type `known` where only that knows them."""
+    """Return the type `inferred`, with its symbolic sizes replaced by the fixed sizes of the type `known`."""
     if inferred is known or not (types.is_tensor(inferred) and types.is_tensor(known)):
         return inferred
     ours, theirs = inferred.get_shape(), known.get_shape()
@@ -92,12 +95,12 @@ def refine_type(inferred: Any, known: Any) -> Any:
 
 
 def propagate_symbols(block: Block, changed: set[Var]) -> None:
-    """Infer anew the types of what `block` computes from the values `changed`, whose symbolic sizes are other symbols
-    than when their readers were built; add those whose types change to `changed`.
+    """Infer again the types of what `block` computes from the values `changed`, whose symbolic sizes are other symbols
+    than when their users were built. Values whose types change are added to `changed`.
 
-    A file names no symbols: without this a program in memory would state equal sizes that are no longer known to be
-    equal once it is saved and loaded, and rules would answer otherwise. Where coremltools' rule for an op insists on
-    equal symbols, the op keeps its types, which hold all the same.
+    A file does not name symbols. Without this, a program in memory would state equal sizes that are no longer known to
+    be equal once it is saved and loaded, and rules would match differently. If coremltools' type inference of an op
+    requires equal symbols, the op keeps its types, which are still valid.
     """
     for op in block.operations:
         for inner in op.blocks:
@@ -108,8 +111,10 @@ def propagate_symbols(block: Block, changed: set[Var]) -> None:
 
 
 def _infer_symbols(op: Operation) -> list[Var]:
-    """Give the outputs of `op` the types, and the symbolic values, that follow from its inputs; return those that
-    changed."""
+    """Set the types, and the symbolic values, of the outputs of `op` that follow from its inputs.
+
+    Returns the changed outputs.
+    """
     try:
         found = infer_types(op)
         found = found if isinstance(found, tuple) else (found,)
@@ -130,11 +135,13 @@ def _infer_symbols(op: Operation) -> list[Var]:
 
 
 def _joined_types(op: Operation) -> tuple[Any, ...] | None:
-    """The types of what `op` gives by any way through its blocks; None for an op coremltools' own rule is right about.
+    """Join the output types of `op` over all paths through its blocks.
 
-    coremltools gives the types of one way: the first branch of a `cond`, the body of a `while_loop` (which may never
-    run). A size that is another on another way, or not known there, is symbolic. Raises ValueError when the ways give
-    what no one type holds.
+    Returns None for an op that coremltools infers correctly.
+
+    coremltools infers the types of one path: the first branch of a `cond`, the body of a `while_loop` (which may never
+    run). A size that differs on another path, or is unknown there, is symbolic. Raises ValueError when no single type
+    fits all paths.
     """
     if op.op_type == "cond" and len(op.blocks) == 2:
         known = op.pred.val
@@ -153,7 +160,7 @@ def _joined(ways: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
 
 
 def _wider(a: Any, b: Any) -> Any:
-    """A type that both fit; ValueError when there is none."""
+    """Return a type that fits both. Raises ValueError if no type does."""
     if a is b or a == b:
         return a
     if not (types.is_tensor(a) and types.is_tensor(b)):

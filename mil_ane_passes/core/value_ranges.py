@@ -1,4 +1,4 @@
-"""What values were in runs: the facts that a rule decides by when the program alone does not say."""
+"""Value ranges measured in runs, for rules whose decision needs more than the program."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["Measure", "MeasuredRanges", "Range"]
 
 @dataclass(frozen=True)
 class Range:
-    """One value over all runs, computed at float32.
+    """Range of one value over all runs, computed at float32.
 
-    `low` and `high` are over the finite elements (both 0 when there are none), `smallest` is the smallest magnitude
-    other than 0 (0 when there is none). `finite` says whether all elements are. `partial`, of convolutions and matrix
-    products, bounds every partial sum in whatever order it is formed: the largest sum of the magnitudes of the
-    products of one element, the bias included.
+    `low` and `high` are over the finite elements (both 0 if there are none), `smallest` is the smallest magnitude
+    other than 0 (0 if there is none). `finite` is True if all elements are. `partial`, for convolutions and matrix
+    products, bounds every partial sum in any order of summation: the largest sum of the magnitudes of the products of
+    one element, the bias included.
     """
 
     low: float = 0.0
@@ -36,9 +36,9 @@ class Range:
 class MeasuredRanges(dict[Var, Range]):
     """The ranges of a program's values, and the runs they come from.
 
-    `error` runs another program with the same interface as its types say (float16) and gives how far its outputs are
-    off, as a share of each output's largest value (of integers, the share that differs): the largest of them, infinite
-    where numbers are lost. `runs` says which runs these were.
+    `error` runs another program with the same interface in the precision of its types (float16) and returns the error
+    of its outputs, relative to each output's largest value (for integers, the share that differs): the largest of
+    them, infinite if numbers are lost. `runs` describes these runs.
     """
 
     def __init__(self, ranges: Mapping[Var, Range], error: Callable[[Program], float], runs: Sequence[Any] = ()
@@ -48,4 +48,4 @@ class MeasuredRanges(dict[Var, Range]):
 
 
 Measure = Callable[[Program], Mapping[Var, Range]]
-"""Runs a program on the feeds at hand: a range for every value with numbers, inputs included."""
+"""Runs a program on the available feeds: a range for every value with numbers, inputs included."""

@@ -1,19 +1,19 @@
 """Packages on disk: loaded as pymil programs with their weights mapped, saved with every untouched byte kept.
 
-A package is rewritten at the speed of a copy: weights are never loaded to be moved, and what no rewrite touched comes
-back byte for byte: ops with attributes such as `IntendedBackend`, names, shared weights, metadata, labels, images,
+A package is rewritten at the speed of a copy: weights are not loaded to be moved. Parts that no rewrite changed are
+saved byte for byte: ops with attributes such as `IntendedBackend`, names, shared weights, metadata, labels, images,
 flexible shapes, states, several functions, unknown fields. The ML Programs of a pipeline are rewritten in place; in
 reports their functions are called `PART/FUNCTION`. Where the file system can clone files (APFS, XFS, Btrfs), the
-weights are cloned; `--link` makes hard links instead of copies where it cannot.
+weights are cloned; elsewhere `--link` makes hard links instead of copies.
 
-The output is staged in a hidden folder beside its place, synced, and swapped in at one stroke; what a killed run
-leaves is removed by the next run to that place. Where a file system cannot swap, two renames replace an old package,
-and a kill between them leaves it in the hidden folder, from where the next run puts it back. A damaged package is
-refused with what was found where. The source is never changed.
+The output is staged in a hidden folder beside the target, synced, and published in one step. Files that a killed run
+leaves are removed by the next run to that target. Where a file system cannot swap, two renames replace an old package,
+and a kill between them leaves it in the hidden folder, from which the next run restores it. A damaged package is
+rejected with a message that states what was found where. The source is never changed.
 
-`mil-ane-passes edit` changes a package as a file, without building a program; `mil-ane-passes batch` works on many,
-on the cores of one machine, any `concurrent.futures.Executor`, or a Dask cluster whose workers see the same paths;
-run again, it does only what is not done yet.
+`mil-ane-passes edit` changes a package as a file, mostly without building a program. `mil-ane-passes batch` processes
+many packages, on the cores of one machine, any `concurrent.futures.Executor`, or a Dask cluster whose workers see the
+same paths; when it is run again, it processes only packages that are not done yet.
 """
 
 from __future__ import annotations

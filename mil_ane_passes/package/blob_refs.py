@@ -1,4 +1,4 @@
-"""References to weight files inside a model file: found and changed at wire level."""
+"""References to weight files inside a model file: search and replacement at wire level."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .blobs import MODEL_PATH
 
 _BLOB_DESCRIPTOR = proto.MIL_pb2.Value.BlobFileValue.DESCRIPTOR
 _FILE_NAME_FIELD, _OFFSET_FIELD = 1, 2
-# Nothing without a file name in it has a reference in it; looking for that is quick.
+# A message without this prefix has no reference in it. The substring search is quick and skips most messages.
 _MODEL_PATH_BYTES = MODEL_PATH.encode()
 
 
 def find_refs(raw: bytes) -> set[tuple[str, int]]:
-    """The file name and offset of every reference in model file `raw`."""
+    """Return the file name and offset of every reference in model file `raw`."""
     found: set[tuple[str, int]] = set()
 
     def note(data: bytes) -> bytes:
@@ -30,13 +30,14 @@ def find_refs(raw: bytes) -> set[tuple[str, int]]:
 
 
 def move_refs(raw: bytes, moves: Mapping[str, Mapping[int, int]]) -> bytes:
-    """Model file `raw` with the offsets that `moves` has a new one for changed, and the rest byte for byte."""
+    """Return model file `raw` with the offsets replaced that `moves` has a new one for, and the rest byte for byte."""
     places = {(name, old): (name, new) for name, moved in moves.items() for old, new in moved.items()}
     return redirect_refs(raw, places)
 
 
 def redirect_refs(raw: bytes, places: Mapping[tuple[str, int], tuple[str, int]]) -> bytes:
-    """Model file `raw` with the references that `places` has another file and offset for changed, the rest as it is."""
+    """Return model file `raw` with references replaced as `places` maps (file, offset) to (file, offset), the rest
+    unchanged."""
 
     def redirect(data: bytes) -> bytes:
         old = _read_ref(data)
@@ -74,7 +75,7 @@ def _visit_refs(data: bytes, descriptor: Any, change: Callable[[bytes], bytes]) 
 
 @cache
 def _get_message_fields(_: str, descriptor: Any) -> dict[int, Any]:
-    """The fields of a message type that are messages."""
+    """Return the message types of a message type's submessage fields, by field number."""
     return {f.number: f.message_type for f in descriptor.fields if f.message_type is not None}
 
 

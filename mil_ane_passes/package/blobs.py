@@ -1,7 +1,7 @@
 """Weight files (blob storage v2), mapped and never read as a whole.
 
 A file is a 64-byte header (count, version 2) and blobs: 64 bytes of metadata (sentinel, dtype, size, data offset,
-padding bits), then the data, all on 64-byte borders.
+padding bits), then the data. Header, metadata and data all start at multiples of 64 bytes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SENTINEL = 0xDEADBEEF
 VERSION = 2
 HEADER = struct.Struct("<II")
 METADATA = struct.Struct("<IIQQQ")
-DATA_OFFSET_AT = 16
+DATA_OFFSET_AT = 16  # position of the data offset in a blob's metadata
 MODEL_PATH = "@model_path/"
 _REMEDY = "the package is damaged or cut short: take a fresh copy"
 
@@ -57,7 +57,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Blob:
-    """One blob's metadata: where it stands (`offset`), its dtype code, and where its data lies."""
+    """One blob's metadata: its `offset` in the file, its dtype code, and the size and offset of its data in bytes."""
 
     offset: int
     dtype: int
@@ -66,12 +66,12 @@ class Blob:
 
 
 def align_up(size: int) -> int:
-    """`size` rounded up to the border blobs start on."""
+    """Round `size` up to the alignment of blobs (64 bytes)."""
     return -(-size // ALIGN) * ALIGN
 
 
 def count_payload_bytes(dtype: Any, count: int) -> int:
-    """How many bytes `count` elements of MIL type `dtype` take in a weight file."""
+    """Return the number of bytes that `count` elements of MIL type `dtype` take in a weight file."""
     bits = dtype.get_bitwidth() if types.is_sub_byte(dtype) else 8 * np.dtype(types.nptype_from_builtin(dtype)).itemsize
     return -(-count * int(bits) // 8)
 
@@ -83,12 +83,12 @@ def _format_open_error(path: Path, error: OSError) -> str:
 
 
 class WeightFile:
-    """A weight file, mapped read-only. `name` is how the program spells it (`@model_path/weights/weight.bin`)."""
+    """A weight file, mapped read-only. `name` is its name in the program (`@model_path/weights/weight.bin`)."""
 
     def __init__(self, path: Path, name: str) -> None:
         self.path, self.name = path, name
         try:
-            if not stat.S_ISREG(os.stat(path).st_mode):  # to open a pipe would wait for somebody to write to it
+            if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would block until something writes to it
                 raise InputError(f"weight file {path} is no plain file; {_REMEDY}")
             self._file = FileIO(path)
             self.size = os.fstat(self._file.fileno()).st_size
@@ -107,23 +107,28 @@ class WeightFile:
         self._reserved_ranges: list[tuple[int, int, int]] = []  # in order: start, end, and the blob's offset
 
     def metadata(self, offset: int) -> bytes:
-        """The 64 bytes at `offset`."""
+        """Return the 64 bytes at `offset`."""
         return self.read(offset, ALIGN)
 
     def read(self, at: int, count: int) -> bytes:
-        """`count` bytes at `at`. Read, not looked at where they are mapped: the kernel would map 64 KB of weights
-        around them, which counts as memory of this process."""
+        """Read `count` bytes at `at` with a system call.
+
+        Access through the mapping would map 64 KB of weights around them, which counts as memory of this process.
+        """
         return read_exactly(self._file, self.path, at, count)
 
     def blob(self, offset: int) -> Blob:
-        """The blob whose metadata is at `offset`; InputError when there is none or it leaves the file."""
+        """Return the blob whose metadata is at `offset`.
+
+        Raises InputError when there is no blob, or its data exceeds the file.
+        """
         if offset not in self._blobs:
             self._blobs[offset] = self._read(offset)
         return self._blobs[offset]
 
     @property
     def known(self) -> tuple[Blob, ...]:
-        """The blobs asked for so far."""
+        """The blobs looked up so far."""
         return tuple(self._blobs.values())
 
     def _read(self, offset: int) -> Blob:
@@ -153,7 +158,10 @@ class WeightFile:
         return Blob(offset, dtype, nbytes, data)
 
     def _reserve_range(self, blob: int, start: int, end: int) -> None:
-        """Notes that the bytes from `start` to `end` are those of the blob at `blob`; InputError when another's are."""
+        """Record that bytes `start` to `end` belong to the blob at `blob`.
+
+        Raises InputError when they overlap another blob's.
+        """
         at = bisect.bisect_left(self._reserved_ranges, (start,))
         for other_start, other_end, other in self._reserved_ranges[max(at - 1, 0) : at + 1]:
             if start < other_end and other_start < end:
@@ -165,12 +173,12 @@ class WeightFile:
             self._reserved_ranges.insert(at, (start, end, blob))
 
     def view(self, blob: Blob, dtype: Any) -> Array:
-        """The flat elements of `blob` as they lie in the file; packed ones as bytes."""
+        """Return the flat elements of `blob` as they are in the file; packed ones as bytes."""
         raw = self.bytes[blob.data : blob.data + blob.nbytes]
         return raw if types.is_sub_byte(dtype) else raw.view(types.nptype_from_builtin(dtype))
 
     def reader(self, blob: Blob, dtype: Any, count: int) -> Callable[[], Array]:
-        """A function that unpacks the `count` sub-byte elements of `blob` when it is called."""
+        """Return a function that unpacks the `count` sub-byte elements of `blob` when it is called."""
 
         def read() -> Array:
             flat = optimize_utils.restore_elements_from_packed_bits(
@@ -182,7 +190,7 @@ class WeightFile:
         return read
 
     def ref(self, blob: Blob) -> BlobRef:
-        """`blob` as consts carry it."""
+        """Return the reference to `blob` that consts carry."""
         return BlobRef(self.path, self.name, blob.offset, blob.nbytes)
 
 
@@ -194,20 +202,20 @@ class WeightFiles:
         self.files: dict[str, WeightFile] = {}
 
     def open(self, name: str) -> WeightFile:
-        """The file a program calls `name`; InputError when it is missing, broken or outside the package."""
+        """Return the file named `name` in the program; InputError when it is missing, broken or outside the package."""
         if name not in self.files:
             self.files[name] = WeightFile(self.path(name), name)
         return self.files[name]
 
     def path(self, name: str) -> Path:
-        """Where the file that a program calls `name` lies; InputError when that is outside the package."""
+        """Return the path of the file named `name` in the program; InputError when it is outside the package."""
         parts = name[len(MODEL_PATH) :].split("/")
         if not name.startswith(MODEL_PATH) or {"", ".", ".."} & {*parts}:
             raise InputError(f"weight file name {name!r}; expected {MODEL_PATH}<path inside the package>; {_REMEDY}")
         return check_inside(self.layout.root, self.layout.model_dir.joinpath(*parts), f"weight file name {name!r}")
 
     def find(self, name: str, offset: int, dtype: Any, count: int) -> tuple[WeightFile, Blob]:
-        """The blob at `offset` of file `name`, checked against the declared `count` elements of `dtype`."""
+        """Return the blob at `offset` of file `name`, checked against the declared `count` elements of `dtype`."""
         file = self.open(name)
         blob = file.blob(offset)
         if blob.dtype != DTYPES.get(dtype):

@@ -1,4 +1,4 @@
-"""What lies in a package's folder: files, folders, and links that stay inside; anything else is refused."""
+"""Contents of a package's folder: files, folders, and links that stay inside; anything else is rejected."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from ..core.errors import InputError
 
 __all__ = ["Item", "list_contents"]
 
+# A package has three levels of folders.
 _MAX_DEPTH = 64
 _REMEDY = "take it out of the package, or give a copy without it"
 
 
 @dataclass(frozen=True)
 class Item:
-    """One thing in a package: its path from the package's folder on, its kind ("file", "folder", "link"), its bytes."""
+    """One entry of a package: its path relative to the package's folder, kind ("file", "folder", "link") and size in
+    bytes."""
 
     path: Path
     kind: str
@@ -24,10 +26,10 @@ class Item:
 
 
 def list_contents(root: Path) -> list[Item]:
-    """All that is in the folder `root`, folders before what is in them, by name.
+    """List all entries of the folder `root`, sorted by name, folders before their contents.
 
-    Raises InputError for what a copy would hang on or would not hold: a pipe, a device or a socket, a link that leads
-    out of the folder, folders nested more than 64 deep; OSError when it cannot be listed.
+    Raises InputError for entries that a copy would hang on or could not hold: a pipe, a device or a socket, a link that
+    leads out of the folder, folders nested more than 64 deep. Raises OSError when the folder cannot be listed.
     """
     found: list[Item] = []
     waiting = [Path()]
@@ -54,7 +56,7 @@ def _make_item(root: Path, path: Path, entry: os.DirEntry[str]) -> Item:
 
 
 def _check_link(root: Path, path: Path) -> None:
-    """Raises InputError for a link that would lead elsewhere, or back to the source, from a copy of the package."""
+    """Raise InputError for a link that, in a copy of the package, would lead outside or back to the source."""
     leads = os.readlink(root / path)
     plain = os.path.normpath(path.parent / leads)
     real_root, real = os.path.realpath(root), os.path.realpath(root / path)

@@ -1,7 +1,7 @@
-"""Copies a package's large files to where the new package will be, while the program is still being rewritten.
+"""Copy-ahead: a package's large files are copied next to the target while the program is still being rewritten.
 
-The kernel copies and the disk writes without Python, so the time of a copy is not added to that of the work. Nothing
-is lost when the rewrite comes to nothing: what was copied ahead is removed again.
+The kernel copies and the disk writes without Python, so the time of a copy is not added to that of the rewrite. When
+the rewrite comes to nothing, the copies are removed.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from .manifest import MANIFEST
 from .staging import Staging
 
 _MIN_COPY_AHEAD_BYTES = 8 << 20
-"Bytes from which a file is worth a thread."
+"Smallest size of a file, in bytes, for which a thread is worth its cost."
 
 
 class _Cancelled(Exception):
-    """Nobody wants the copies any more."""
+    """The copies are no longer wanted."""
 
 
 class CopyAhead:
     """Starts copying the large files of the folder `source` beside `target`; a context manager that cleans up.
 
-    Whoever saves takes the copies with `take`. A file that cannot be copied ahead is simply not there to take: the
-    one who saves copies it again, meets the same error, and reports it. Raises InputError for a package that holds
-    what cannot be copied.
+    The writer moves the finished copies into place with `take`. A file that could not be copied ahead is not available
+    there: the writer copies it again, meets the same error, and reports it. Raises InputError for a package whose
+    contents cannot be copied.
     """
 
     def __init__(self, source: Path, target: Path) -> None:
@@ -36,7 +36,7 @@ class CopyAhead:
         self._staging: Staging | None = None
         self._thread: threading.Thread | None = None
         self._cancelled = False
-        # Anything may be given as a source, a whole disk too: only what looks like a package is searched and copied.
+        # The source may be any path, even a whole disk: only what looks like a package is searched and copied.
         found = list_contents(source) if (source / MANIFEST).is_file() else []
         large = [source / item.path for item in found if item.kind == "file" and item.size >= _MIN_COPY_AHEAD_BYTES]
         target = Path(os.path.abspath(target))
@@ -65,7 +65,7 @@ class CopyAhead:
             raise _Cancelled
 
     def take(self, source: Path, target: Path) -> bool:
-        """Put the finished copy of `source` at `target`; False where there is none, or `source` has changed since."""
+        """Move the finished copy of `source` to `target`; False if there is no copy, or `source` has changed since."""
         if self._thread is not None:
             self._thread.join()
         copy, found = self._copies.pop(source, (None, None))

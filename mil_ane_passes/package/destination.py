@@ -1,4 +1,4 @@
-"""Whether a package could be written to a path; known before anything is loaded."""
+"""Checks of the path that a package is written to, made before anything is loaded."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from ..core.option_spelling import choose_spelling
 
 
 def find_enclosing_package(path: str | os.PathLike[str]) -> Path | None:
-    """The package that `path` would lie in, whichever it is; None where it lies in none."""
+    """Return the innermost package folder that contains `path`; None if no package does."""
     real = Path(os.path.realpath(path))
     return next((folder for folder in real.parents if (folder.suffix == ".mlpackage" and folder.is_dir())
                  or ((folder / "Manifest.json").is_file() and (folder / "Data").is_dir())), None)
 
 
 def check_destination(source: str | os.PathLike[str], path: str | os.PathLike[str], overwrite: bool) -> None:
-    """Raises InputError when `save` could not write a package loaded from `source` to `path`."""
+    """Raise InputError when `save` could not write a package loaded from `source` to `path`."""
     target = Path(os.path.abspath(path))
     if _has_overlap(os.path.realpath(source), os.path.realpath(target)):
         raise InputError(
@@ -42,14 +42,17 @@ def check_destination(source: str | os.PathLike[str], path: str | os.PathLike[st
 
 
 def _is_replaceable(target: Path) -> bool:
-    """Whether `target` is a package or an empty folder, so that replacing it loses nothing else."""
+    """Return whether `target` is a package or an empty folder, so that replacing it loses nothing else."""
     if not target.is_dir():
         return False
     return (target / "Manifest.json").is_file() or not any(target.iterdir())
 
 
 def _has_overlap(source: str, target: str) -> bool:
-    """Whether one of two real paths is the other, or inside it; by identity too, for names that differ in case."""
+    """Return whether one of two real paths is the other or inside it.
+
+    File identity is compared, too, as names may differ in case.
+    """
     if os.path.commonpath([source, target]) in (source, target):
         return True
     if not os.path.exists(source):

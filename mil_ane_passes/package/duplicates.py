@@ -1,4 +1,4 @@
-"""Blobs of weight files that hold the same bytes: found without reading a file as a whole.
+"""Blobs of weight files that hold the same bytes, found without reading a whole file at once.
 
 Files are read in pieces with pread: pages of a mapping would count as memory of the process.
 """
@@ -18,33 +18,37 @@ __all__ = ["DuplicateGroup", "Duplicates", "Ref", "find_duplicates"]
 Ref = tuple[str, int]
 "The weight file's name as the program spells it, and the offset of a blob in it."
 _PIECE_BYTES = 1 << 20
+"Bytes that are read at once."
 _PREFIX_BYTES = 1 << 12
+"Bytes at the start of a blob that are compared first: enough to distinguish most blobs."
 
 
 @dataclass(frozen=True)
 class DuplicateGroup:
-    """Places that hold the same bytes of the same dtype; the first stays. `nbytes` is the size of one, in bytes."""
+    """Places that hold the same bytes of the same dtype; the first is kept. `nbytes` is the size of one in bytes."""
 
     nbytes: int
     places: tuple[Ref, ...]
 
     @property
     def saved_bytes(self) -> int:
-        """Bytes of data that are free when one place is left."""
+        """Bytes of data that are freed when only one place is kept."""
         return self.nbytes * (len(self.places) - 1)
 
 
 @dataclass(frozen=True)
 class Duplicates:
-    """What `find_duplicates` found: `equal` can be kept once; `equal_with_other_dtype` is equal in bytes but not in
-    dtype."""
+    """The result of `find_duplicates`: groups in `equal` need be kept only once; those in `equal_with_other_dtype` have
+    equal bytes, but different dtypes."""
 
     equal: tuple[DuplicateGroup, ...]
     equal_with_other_dtype: tuple[DuplicateGroup, ...]
 
 
 def find_duplicates(files: WeightFiles, refs: Iterable[Ref]) -> Duplicates:
-    """The groups of two and more blobs among `refs` that hold the same bytes, in the order of their places.
+    """Group the blobs among `refs` that hold the same bytes, in the order of their places.
+
+    Groups have two or more members.
 
     Raises InputError when a place holds no blob, OSError when a file cannot be read.
     """
@@ -64,7 +68,7 @@ def find_duplicates(files: WeightFiles, refs: Iterable[Ref]) -> Duplicates:
 
 
 def _split_by_key(group: list[Ref], key: Callable[[Ref], Hashable]) -> list[list[Ref]]:
-    """The parts of `group` with an equal `key`."""
+    """Partition `group` into lists of members with an equal `key`."""
     parts: dict[Hashable, list[Ref]] = {}
     for ref in group:
         parts.setdefault(key(ref), []).append(ref)
@@ -72,12 +76,12 @@ def _split_by_key(group: list[Ref], key: Callable[[Ref], Hashable]) -> list[list
 
 
 def _split_without_singles(group: list[Ref], key: Callable[[Ref], Hashable]) -> Iterator[list[Ref]]:
-    """The parts of `group` with an equal `key`; those of one member are left out."""
+    """Partition `group` by `key`, leaving out lists of one member."""
     return (part for part in _split_by_key(group, key) if len(part) > 1)
 
 
 class _BlobReaders(ExitStack):
-    """Weight files opened for reading in pieces."""
+    """Weight files opened for reading in pieces; their blobs are compared by size, prefix, digest and bytes."""
 
     def __init__(self, files: WeightFiles) -> None:
         super().__init__()
@@ -94,12 +98,12 @@ class _BlobReaders(ExitStack):
         return self.blob(ref).nbytes
 
     def kind(self, ref: Ref) -> Hashable:
-        """All that the file says of a blob, but for where its data lies: dtype, size, padding."""
+        """Return a blob's metadata (dtype, size, padding) without the offset of its data."""
         metadata = os.pread(self._handle(ref[0]), ALIGN, ref[1])
         return metadata[:DATA_OFFSET_AT] + metadata[DATA_OFFSET_AT + 8 :]
 
     def begin(self, ref: Ref) -> Hashable:
-        """The first bytes: enough to tell most blobs apart."""
+        """Return the first bytes: enough to distinguish most blobs."""
         return next(self._pieces(ref, _PREFIX_BYTES), b"")
 
     def digest(self, ref: Ref) -> Hashable:
@@ -109,7 +113,10 @@ class _BlobReaders(ExitStack):
         return found.digest()
 
     def select_equal(self, group: list[Ref]) -> list[Ref]:
-        """Those of `group` that are really the same as its first: a digest is evidence, not proof."""
+        """Return those of `group` whose bytes equal the first's.
+
+        An equal digest is evidence, so the bytes are compared, too.
+        """
         return [group[0], *(ref for ref in group[1:] if self._same(group[0], ref))]
 
     def _same(self, first: Ref, second: Ref) -> bool:

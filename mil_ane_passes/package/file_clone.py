@@ -1,7 +1,7 @@
-"""Clones: copies that share the blocks of the original until one of the two is written to; they cost nothing.
+"""File clones: copies that share the blocks of the original until one of the two is written to, at no cost.
 
-Linux: FICLONE (btrfs, xfs, bcachefs, ...). macOS: clonefile (APFS), written from its manual; it has been tried with a
-stand-in only, and whatever goes wrong in it leads to a plain copy.
+Linux: FICLONE (btrfs, xfs, bcachefs, ...). macOS: clonefile (APFS), written from its manual and tested only against a
+stub; any failure of it leads to a plain copy.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pathlib import Path
 
 __all__ = ["clone_file"]
 
-_FICLONE = 0x40049409
+_FICLONE = 0x40049409  # the ioctl's number in linux/fs.h
 
 
 def clone_file(source: Path, target: Path) -> bool:
-    """Makes `target` a clone of `source`; False, and nothing there, where that is not possible."""
+    """Make `target` a clone of `source`; return False, with no file left at `target`, where that is not possible."""
     if sys.platform == "linux":
         return _clone_linux(source, target)
     call = _load_clonefile() if sys.platform == "darwin" else None

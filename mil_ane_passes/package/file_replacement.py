@@ -1,4 +1,4 @@
-"""A file that takes its place whole, or not at all."""
+"""Atomic replacement of a file: complete, or not at all."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["replace_file"]
 
 
 def replace_file(path: Path, fill: Callable[[IO[bytes]], object]) -> None:
-    """Let `fill` write the file; one that is there, or a link, is replaced. Raises InputError where that fails."""
+    """Replace the file or link at `path` by a new file that `fill` writes. Raises InputError when that fails."""
     with convert_write_errors(path, "the file"), Staging(path) as staging:
         staged = staging.folder / "new"
         with open(staged, "xb") as file:

@@ -1,4 +1,4 @@
-"""Files on disk: cloned where the file system can, copied by the kernel where it can, synced."""
+"""Operations on files: cloned where the file system can, copied by the kernel where it can, synced."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from pathlib import Path
 
 from .file_clone import clone_file
 
+# Bytes that are read at once where the kernel cannot copy.
 _READ_CHUNK_BYTES = 1 << 20
-# What the kernel is asked to copy at once: little enough to stop soon when the copy is not wanted any more.
+# Bytes that the kernel copies in one call: few enough to stop soon when the copy is cancelled.
 _COPY_PIECE_BYTES = 64 << 20
 
 Check = Callable[[], None]
 
 
 def copy_file(source: Path, target: Path, check: Check | None = None) -> None:
-    """Makes `target` with the bytes of `source`; it shares the source's blocks where the file system can do that.
+    """Copy `source` to the new file `target`, sharing its blocks where the file system can do that.
 
-    Holes stay holes. `check` is called every now and then; what it raises ends the copy. Raises OSError, also when the
-    source changes meanwhile.
+    Holes stay holes. `check` is called before each piece of 64 MB; an exception that it raises ends the copy. Raises
+    OSError, also when the source changes meanwhile.
     """
     if clone_file(source, target):
         return
@@ -42,12 +43,13 @@ def copy_file(source: Path, target: Path, check: Check | None = None) -> None:
 
 
 def get_file_stamp(found: os.stat_result) -> tuple[int, int, int]:
-    """What differs when a file was changed or replaced: its number, its size in bytes, the time of its last change."""
+    """Return values that differ after a file was changed or replaced: inode number, size in bytes, modification
+    time."""
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def copy_range(src: int, dst: int, start: int, to: int, count: int) -> None:
-    """Copies `count` bytes at `start` of file `src` to `to` of file `dst`; OSError when the source is shorter."""
+    """Copy `count` bytes at `start` of file `src` to `to` of file `dst`; OSError when the source is shorter."""
     done = _copy_in_kernel(src, dst, start, to, count)
     while done < count:
         chunk = os.pread(src, min(_READ_CHUNK_BYTES, count - done), start + done)
@@ -58,7 +60,7 @@ def copy_range(src: int, dst: int, start: int, to: int, count: int) -> None:
 
 
 def write_all(dst: int, data: bytes | memoryview, to: int) -> None:
-    """Writes all of `data` at `to` of file `dst`."""
+    """Write all of `data` at `to` of file `dst`."""
     view = memoryview(data)
     while view:
         written = os.pwrite(dst, view, to)
@@ -66,7 +68,7 @@ def write_all(dst: int, data: bytes | memoryview, to: int) -> None:
 
 
 def link_file(source: Path, target: Path) -> bool:
-    """Makes `target` another name of the file `source`; False, and nothing there, where that is not possible."""
+    """Make `target` a hard link to the file `source`; False, and nothing there, where that is not possible."""
     try:
         os.link(source, target, follow_symlinks=False)
     except OSError:
@@ -75,7 +77,10 @@ def link_file(source: Path, target: Path) -> bool:
 
 
 def _iterate_data_ranges(handle: int) -> Iterator[tuple[int, int]]:
-    """Where a file has data: from and to; what lies between reads as zeros and takes no space."""
+    """Yield the ranges (start, end) of a file that hold data.
+
+    The holes between them read as zeros and take no space.
+    """
     found = os.fstat(handle)
     if found.st_blocks * 512 >= found.st_size:
         yield 0, found.st_size
@@ -84,7 +89,7 @@ def _iterate_data_ranges(handle: int) -> Iterator[tuple[int, int]]:
     while at < found.st_size:
         try:
             start = os.lseek(handle, at, os.SEEK_DATA)
-        except OSError:  # no more data, or a file system that does not tell
+        except OSError:  # no more data, or a file system that does not report holes
             if at == 0 and found.st_blocks:
                 yield 0, found.st_size
             return
@@ -93,14 +98,14 @@ def _iterate_data_ranges(handle: int) -> Iterator[tuple[int, int]]:
 
 
 def _copy_in_kernel(src: int, dst: int, start: int, to: int, count: int) -> int:
-    """How many bytes the kernel copied by itself; not all file systems can."""
+    """Copy with copy_file_range as far as possible and return the number of bytes copied; not all file systems can."""
     done = 0
     if sys.platform == "linux":
         while done < count:
             try:
                 copied = os.copy_file_range(src, dst, count - done, start + done, to + done)
             except OSError:
-                # Whatever the reason (a full disk too), the copy by hand meets it again and reports it.
+                # Whatever the reason (a full disk too), the copy in Python meets it again and reports it.
                 break
             if copied == 0:
                 break
@@ -109,20 +114,20 @@ def _copy_in_kernel(src: int, dst: int, start: int, to: int, count: int) -> int:
 
 
 def _begin_writing(handle: int, start: int, count: int) -> None:
-    """The disk may begin with these bytes now, so that little is left to wait for when the file is synced."""
+    """Let the disk begin to write these bytes now, so that little is left to wait for when the file is synced."""
     if sys.platform == "linux":
         os.posix_fadvise(handle, start, count, os.POSIX_FADV_DONTNEED)
 
 
 def copy_mode(source: Path, target: Path) -> None:
-    """Gives `target` the permissions of `source`; folders stay usable by their owner."""
+    """Copy the permissions of `source` to `target`; folders stay usable by their owner."""
     shutil.copymode(source, target)
     if target.is_dir():
         target.chmod(target.stat().st_mode | 0o700)
 
 
 def sync_path(path: Path) -> None:
-    """Waits until file or folder `path` is on disk; for a folder only where its file system knows how to."""
+    """Wait until file or folder `path` is on disk; errors of file systems that cannot sync folders are ignored."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,4 +1,4 @@
-"""Inputs and outputs whose numbers got another width: what the file says of them, in the program and beside it."""
+"""Inputs and outputs whose float width changed: their declarations in the program and in the model description."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from . import wire
 __all__ = ["Widths", "find_changed_widths", "is_same_except_width", "update_description"]
 
 Widths = dict[str, Any]
-"What inputs and outputs of one function hold now (a MIL type), by name, where they held a float of another width."
+"New MIL dtypes of inputs and outputs of one function, by name, where they held a float of another width."
 Signature = tuple[tuple[str, Any], ...]
 
 _FEATURE, _DESCRIPTION = proto.Model_pb2.FeatureDescription, proto.Model_pb2.ModelDescription
@@ -26,7 +26,7 @@ _DATA_TYPES = {types.fp16: _ARRAY_TYPE.FLOAT16, types.fp32: _ARRAY_TYPE.FLOAT32}
 
 
 def is_same_except_width(now: Any, then: Any) -> bool:
-    """Whether two types are tensors of one shape, each of fp16 or fp32."""
+    """Return whether two types are tensors of one shape, each of fp16 or fp32."""
     if not (types.is_tensor(now) and types.is_tensor(then)):
         return False
     floats = {kind.get_primitive() for kind in (now, then)} <= set(_DATA_TYPES)
@@ -34,7 +34,7 @@ def is_same_except_width(now: Any, then: Any) -> bool:
 
 
 def find_changed_widths(function: Function, inputs: Signature, outputs: Signature) -> Widths:
-    """Which of the inputs and outputs that the file declares hold floats of another width now."""
+    """Find the inputs and outputs declared in the file that now hold floats of another width."""
     ends: list[tuple[Var, Any]] = [(function.inputs[name], then) for name, then in inputs if name in function.inputs]
     ends += [(var, then) for var, (name, then) in zip(function.outputs, outputs) if var.name == name]
     return {var.name: var.dtype for var, then in ends
@@ -42,9 +42,9 @@ def find_changed_widths(function: Function, inputs: Signature, outputs: Signatur
 
 
 def update_description(raw: bytes, changed: Mapping[str, Widths]) -> bytes:
-    """Model file `raw` with the descriptions of the functions' inputs and outputs as `changed` says; the rest as it is.
+    """Return model file `raw` with the dtypes in `changed` written into the functions' feature descriptions.
 
-    Images and what a classifier gives are described by what they are and stay.
+    Everything else stays as it is, also images and classifier outputs, whose descriptions carry no array dtype.
     """
     if not any(changed.values()):
         return raw
@@ -65,7 +65,7 @@ def update_description(raw: bytes, changed: Mapping[str, Widths]) -> bytes:
 
 
 def _update_feature(data: bytes, changed: Widths) -> bytes | None:
-    """A feature's description with the dtype it has now; None where nothing changes."""
+    """Return a feature's description with its new dtype; None if nothing changes."""
     names = wire.get_payloads(data, _NAME_FIELD)
     name = names[-1].decode() if names else ""
     feature = _FEATURE.FromString(data)

@@ -1,4 +1,7 @@
-"""How much a package may ask for before it is refused or left unevaluated: a small file must not cost much memory."""
+"""Limits on the resources that a package may require: a small file must not cost much memory.
+
+Packages beyond them are rejected, or parts of them left unevaluated.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +21,13 @@ __all__ = [
 ]
 
 MAX_MODEL_BYTES = (1 << 31) - 1
-"The largest model file: that of a protobuf message."
+"The largest model file in bytes: the limit of a protobuf message."
 MAX_MANIFEST_BYTES = 1 << 22
+"The largest manifest in bytes: it is read and parsed at once."
 MAX_ELEMENTS = (1 << 63) - 1
-"The most elements a type may have: what 64 bits count."
+"The most elements a type may have: the largest signed 64-bit integer."
 MAX_RANK = 32
-"Dimensions that pymil is shown; Core ML takes five to eight. A type with more is kept and not looked into."
+"The highest rank passed to pymil; Core ML supports five to eight. A type of higher rank is kept, but not interpreted."
 MAX_EVALUATED_ELEMENTS = 1 << 20
 "The most elements of an op's outputs that are evaluated while a package is loaded."
 MAX_EVALUATED_IN_PACKAGE = 1 << 22
@@ -31,20 +35,20 @@ MAX_EVALUATED_IN_PACKAGE = 1 << 22
 
 
 def count_elements(shape: Iterable[Any]) -> int:
-    """How many elements a shape has as far as it is known; an empty dimension hides no other."""
+    """Return the number of elements of a shape over its known dimensions; a dimension of 0 counts as 1."""
     return math.prod(max(size, 1) for size in shape if isinstance(size, int))
 
 
 class EvaluationBudget:
-    """What may still be evaluated for one package: elements of `each` op's outputs, and of all."""
+    """Elements that may still be evaluated for one package: at most `each` for one op's outputs, `in_all` in total."""
 
     def __init__(self, each: int = MAX_EVALUATED_ELEMENTS, in_all: int = MAX_EVALUATED_IN_PACKAGE) -> None:
         self._each, self._left = each, in_all
 
     def allows(self, count: int) -> bool:
-        """Whether an op with outputs of `count` elements may be evaluated."""
+        """Return whether an op with outputs of `count` elements may be evaluated."""
         return count <= min(self._each, self._left)
 
     def spend(self, count: int) -> None:
-        """That many elements were evaluated."""
+        """Subtract `count` evaluated elements."""
         self._left -= count

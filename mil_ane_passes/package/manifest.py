@@ -1,4 +1,4 @@
-"""The outside of a package: its folder, its manifest, and the paths in it."""
+"""The layout of a package: its folder, its manifest, and the paths in it."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from .limits import MAX_MANIFEST_BYTES, MAX_MODEL_BYTES
 MANIFEST = "Manifest.json"
 DATA_FOLDER = "Data"
 _SUFFIX = ".mlpackage"
-_MAX_NAMED = 8
+_MAX_NAMED = 8  # items named in an error
 _REMEDY = "give the .mlpackage folder that coremltools saved"
 _PYTORCH_HINT = (
     "a model of PyTorch; convert it first, with mil_ane_passes.convert or coremltools, and give the .mlpackage"
 )
 _ARCHIVE_HINTS = {".npz": "arrays of numpy, no model; inputs to run on go to --feeds (feeds= in Python)",
                   ".pt": _PYTORCH_HINT, ".pth": _PYTORCH_HINT, ".pt2": _PYTORCH_HINT}
-"What archives of a known kind are."
+"Descriptions of archives that are not packages, by suffix."
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where things are in a package: its folder, the model file, and every item the manifest lists."""
+    """Paths of a package: its folder, the model file, and every item the manifest lists."""
 
     root: Path
     model: Path
@@ -36,16 +36,16 @@ class Layout:
 
     @property
     def model_dir(self) -> Path:
-        """The folder that `@model_path` in a program stands for."""
+        """The folder that `@model_path` refers to in a program."""
         return self.model.parent
 
     def has_item(self, path: Path) -> bool:
-        """Whether `path` is an item of the manifest, or inside one."""
+        """Return whether `path` is an item of the manifest, or inside one."""
         return any(item == path or item in path.parents for item in self.items)
 
 
 def check_inside(root: Path, path: Path, what: str) -> Path:
-    """`path`, which must be inside `root` also after symbolic links are followed; InputError otherwise."""
+    """Return `path`, which must be inside `root` also after symbolic links are followed; InputError otherwise."""
     try:
         real_root, real = os.path.realpath(root), os.path.realpath(path)
         os.path.lexists(path)
@@ -57,7 +57,7 @@ def check_inside(root: Path, path: Path, what: str) -> Path:
 
 
 def read_layout(path: str | os.PathLike[str]) -> Layout:
-    """The layout of the package at `path`.
+    """Return the layout of the package at `path`.
 
     Raises InputError when there is no package, it is a compiled or single-file model, or the manifest is broken.
     """
@@ -82,7 +82,7 @@ def read_layout(path: str | os.PathLike[str]) -> Layout:
 
 
 def _get_file_size(path: Path) -> int | None:
-    """The size of the plain file at `path`; None when there is none."""
+    """Return the size of the regular file at `path`; None if it is missing or of another kind."""
     try:
         found = path.stat()
     except (OSError, ValueError):
@@ -120,7 +120,7 @@ def _check_kind(root: Path) -> None:
 
 
 def _list_packages(folder: Path) -> list[str]:
-    """The packages in a folder by their names without `.mlpackage`; none where it cannot be looked into."""
+    """List the names of packages in a folder without `.mlpackage`; empty when the folder cannot be read."""
     try:
         return sorted(entry.name.removesuffix(_SUFFIX) for entry in os.scandir(folder) if entry.name.endswith(_SUFFIX))
     except OSError:

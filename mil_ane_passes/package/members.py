@@ -1,4 +1,4 @@
-"""The ML Programs of a model file: the model itself, or the parts of a pipeline, also of pipelines in pipelines."""
+"""The ML Programs of a model file: the model itself, or the parts of a pipeline, including nested pipelines."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _PipelinePath = tuple[int, ...]
 class Member:
     """One ML Program of a model file.
 
-    `path` are its places in the pipelines around it, none for a model that is no pipeline. `prefix` stands before the
-    names of its functions, so that no two of a file are one: empty, or such as `encoder/`. `raw` and `spec` are its own
-    model message.
+    `path` holds its indices in the pipelines around it; it is empty for a model that is not a pipeline. `prefix`
+    precedes the names of its functions to make them unique in the file: empty, or such as `encoder/`. `raw` and `spec`
+    are its own model message.
     """
 
     path: _PipelinePath
@@ -41,19 +41,19 @@ class Member:
 
 @dataclass
 class Members:
-    """All ML Programs of a model file in its order, and the names and kinds of a pipeline's parts that are none."""
+    """All ML Programs of a model file in file order, and the names and kinds of a pipeline's other parts."""
 
     programs: list[Member] = field(default_factory=list)
     others: dict[str, str] = field(default_factory=dict)
 
 
 def get_model_kind(spec: Any) -> str:
-    """What a model is, as the model format calls it: `mlProgram`, `pipeline`, `neuralNetwork`, ..."""
+    """Return the kind of a model as the model format names it: `mlProgram`, `pipeline`, `neuralNetwork`, ..."""
     return str(spec.WhichOneof("Type") or "nothing")
 
 
 def find_members(raw: bytes, spec: Any) -> Members:
-    """The ML Programs of the model file `raw`, of which `spec` is the message."""
+    """Find the ML Programs of the model file `raw`, whose message is `spec`."""
     found = Members()
     for path, name, data, part in _iterate_models(raw, spec, (), ""):
         kind = get_model_kind(part)
@@ -67,7 +67,7 @@ def find_members(raw: bytes, spec: Any) -> Members:
 def _iterate_models(
     raw: bytes, spec: Any, path: _PipelinePath, name: str
 ) -> Iterator[tuple[_PipelinePath, str, bytes, Any]]:
-    """Place, name, bytes and message of every model in `raw` that is no pipeline."""
+    """Yield path, name, bytes and message of every model in `raw` that is not a pipeline."""
     kind = get_model_kind(spec)
     if kind not in _PIPELINE_FIELDS:
         yield path, name, raw, spec
@@ -82,7 +82,8 @@ def _iterate_models(
 
 
 def replace_members(raw: bytes, spec: Any, new: Mapping[_PipelinePath, bytes]) -> bytes:
-    """The model file `raw`, of which `spec` is the message, with other bytes for the models at the places of `new`."""
+    """Return the model file `raw`, whose message is `spec`, with the models at the paths in `new` replaced by its
+    bytes."""
     if () in new:
         return new[()]
     kind = get_model_kind(spec)
@@ -106,7 +107,7 @@ def replace_members(raw: bytes, spec: Any, new: Mapping[_PipelinePath, bytes]) -
 
 
 def _name_parts(pipeline: Any) -> list[str]:
-    """A name for each part, no two alike: the one the pipeline gives, else its number."""
+    """Return a unique name for each part: the one the pipeline gives, else its number."""
     given = [str(name) for name in pipeline.names]
     names: list[str] = []
     for place in range(len(pipeline.models)):
@@ -116,7 +117,7 @@ def _name_parts(pipeline: Any) -> list[str]:
 
 
 def _get_only_payload(data: bytes, number: int) -> bytes:
-    """The payload of the only field `number`; ValueError where there are several, which one message would merge."""
+    """Return the payload of the only field `number`; ValueError if there are several, which a parser would merge."""
     found = wire.get_payloads(data, number)
     if len(found) != 1:
         raise ValueError(f"{len(found)} fields {number} where one pipeline is expected")

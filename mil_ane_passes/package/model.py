@@ -1,4 +1,4 @@
-"""A loaded package."""
+"""The loaded package: its program as pymil, its mapped weights, and the source it was loaded from."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Package:
 
     `path` is the source folder, `spec` the parsed model file (never changed), `program` the program to edit,
     `functions` the names of its functions in file order. The ML Programs of a pipeline are one program, whose functions
-    are called `PART/FUNCTION`; `members` says where they are, and which parts are no ML Programs. The function of each
-    part that runs is in `program.chain`, which is empty for a model that is no pipeline.
+    are called `PART/FUNCTION`; `members` holds their paths and the names of parts that are not ML Programs.
+    `program.chain` names the function of each part that runs; it is empty for a model that is not a pipeline.
     """
 
     @synchronized
@@ -39,7 +39,7 @@ class Package:
         self.spec: Any = parse_model(raw, layout.root)
         self.members = require_ml_programs(raw, self.spec, layout)
         self.files = WeightFiles(layout)
-        # Whoever made a temporary package removes it when gone, so it has to stay.
+        # The owner of a temporary package removes it when it is deleted, so it is kept alive here.
         self._owner = owner
         self._stamps = {layout.model: _read_stamp(layout.model)}
         reader = ProgramReader(self.files, str(layout.root))
@@ -56,7 +56,7 @@ class Package:
         self._stamps |= {file.path: _read_stamp(file.path) for file in self.files.files.values()}
 
     def description(self, function: str) -> Any:
-        """The inputs and outputs of `function` as the model describes them: a Model- or FunctionDescription proto."""
+        """Return the ModelDescription or FunctionDescription proto for the inputs and outputs of `function`."""
         origin = self.origins.get(function)
         described = (self if origin is None else origin.member).spec.description
         name = function if origin is None else origin.name
@@ -64,33 +64,33 @@ class Package:
 
     @property
     def is_pipeline(self) -> bool:
-        """Whether the model is a pipeline; its functions are called `PART/FUNCTION` then."""
+        """True if the model is a pipeline; its functions are then called `PART/FUNCTION`."""
         return bool(self.members.programs[0].path)
 
     @property
     def weight_bytes(self) -> int:
-        """The size of the weight files the program refers to, together."""
+        """The total size in bytes of the weight files the program refers to."""
         return sum(file.size for file in self.files.files.values())
 
     @synchronized
     def emit(self) -> tuple[bytes, WeightPlan]:
-        """The model file for the program as it is now, and what becomes of the weights."""
+        """Return the model file for the program as it is now, and the plan for its weights."""
         plan = WeightPlan(self.files)
         model = emit_model(self.raw, self.spec, self.program, self.origins, plan)
         return model, plan
 
     @synchronized
     def is_unchanged(self) -> bool:
-        """Whether saving would write the same model file: nothing in the program differs from what was loaded."""
+        """Return whether saving would write the same model file: the program is still as it was loaded."""
         try:
             model, _ = self.emit()
         except InputError:
-            # The interface or the set of functions changed; `save` says so.
+            # The interface or the set of functions changed; `save` reports that.
             return False
         return model == self.raw
 
     def check_source(self) -> None:
-        """Raises InputError when the source's files are not those that were loaded."""
+        """Raise InputError when the source's files differ from those that were loaded."""
         for path, loaded in self._stamps.items():
             if not path.exists() or _read_stamp(path) != loaded:
                 raise InputError(
@@ -101,7 +101,7 @@ class Package:
 
 @synchronized
 def load(path: str | os.PathLike[str]) -> Package:
-    """Loads the package at `path`, an ML Program or a pipeline with one; its weights are mapped, not read.
+    """Load the package at `path`, an ML Program or a pipeline with one; its weights are mapped, not read.
 
     Raises InputError when `path` is not an ML Program package, or the package contradicts itself.
     """
@@ -114,9 +114,9 @@ def load(path: str | os.PathLike[str]) -> Package:
 
 @synchronized
 def package_of_mlmodel(mlmodel: Any) -> Package:
-    """The package of an `ct.models.MLModel`, with what was changed in its spec since it was made.
+    """Return the package of a `ct.models.MLModel`, with the changes made to its spec since it was created.
 
-    Raises InputError when the model has no package, or what `load` raises.
+    Raises InputError when the model has no package, or for the reasons `load` does.
     """
     path = getattr(mlmodel, "package_path", None)
     if path is None:
@@ -132,7 +132,7 @@ def package_of_mlmodel(mlmodel: Any) -> Package:
 
 
 def read_model(layout: Layout) -> bytes:
-    """The bytes of the model file. Raises InputError when it cannot be read."""
+    """Return the bytes of the model file. Raises InputError when it cannot be read."""
     try:
         return layout.model.read_bytes()
     except OSError as error:
@@ -144,7 +144,7 @@ def _read_stamp(path: Path) -> tuple[int, int, int]:
 
 
 def parse_model(raw: bytes, root: Path) -> Any:
-    """The Model proto of a model file. Raises InputError when it is none."""
+    """Return the Model proto of a model file. Raises InputError when it is not a Core ML model."""
     try:
         spec = proto.Model_pb2.Model.FromString(raw)
     except DecodeError as error:
@@ -156,7 +156,7 @@ def parse_model(raw: bytes, root: Path) -> Any:
 
 
 def require_ml_programs(raw: bytes, spec: Any, layout: Layout) -> Members:
-    """The ML Programs of the model. Raises InputError where there are none."""
+    """Return the ML Programs of the model. Raises InputError if it has none."""
     root = layout.root
     try:
         found = find_members(raw, spec)

@@ -39,11 +39,12 @@ _FUNCTION_INPUTS_FIELD = 1
 def emit_model(
     raw: bytes, spec: Any, program: Program, origins: Mapping[str, FunctionOrigin], plan: WeightPlan
 ) -> bytes:
-    """The model file for `program`, whose source is `raw` with the message `spec`.
+    """Emit the model file for `program`, whose source is `raw` with the message `spec`.
 
-    The model's description is kept, but for the dtypes of inputs and outputs that hold floats of another width now.
-    Raises InputError when functions were added or removed, or function inputs changed in any other way: the description
-    would not fit; in a pipeline also when their widths changed. RuleError when an op uses what is made behind it.
+    The model's description is kept, except for the dtypes of inputs and outputs that now hold floats of another width.
+    Raises InputError when functions were added or removed, or when function inputs changed in any other way, as the
+    description would not fit; in a pipeline also when float widths changed. Raises RuleError when an op uses a value
+    that is defined after it.
     """
     if list(program.functions) != list(origins):
         raise InputError(
@@ -65,7 +66,7 @@ def emit_model(
 def _emit_member(
     member: Member, functions: Mapping[str, Function], origins: Mapping[str, FunctionOrigin], plan: WeightPlan
 ) -> bytes:
-    """The model message of one ML Program."""
+    """Emit the model message of one ML Program."""
     version = member.spec.specificationVersion
     blocks = {name: _emit_function(functions[name], origin, version, plan) for name, origin in origins.items()}
     changed = {
@@ -101,7 +102,7 @@ def _emit_member(
 
 
 def _replace_inputs(function: Function, data: bytes, export: Exporter) -> bytes:
-    """The bytes `data` of a function with its inputs' types as they are now."""
+    """Return the bytes `data` of a function with its inputs' current types."""
     now = {name.encode(): export.output(var) for name, var in function.inputs.items()}
     old = wire.get_payloads(data, _FUNCTION_INPUTS_FIELD)
     return wire.replace_fields(
@@ -110,7 +111,7 @@ def _replace_inputs(function: Function, data: bytes, export: Exporter) -> bytes:
 
 
 def _replace_entry_value(entry: bytes, value: bytes) -> bytes | None:
-    """Map entry `entry` with `value`; None when it has that already."""
+    """Return map entry `entry` with `value`; None when it has that value already."""
     return None if wire.get_entry_value(entry) == value else wire.replace_fields(entry, wire.VALUE, [value])
 
 
@@ -140,14 +141,14 @@ class _Emitter:
     def has_same_inputs(
         self, now: tuple[tuple[str, Any], ...], then: tuple[tuple[str, Any], ...], widths: bool = False
     ) -> bool:
-        """Whether two lists of names and types are the same; with `widths` the floats may be wider or narrower."""
+        """Return whether two lists of names and types are equal; with `widths`, floats may differ in width."""
         return len(now) == len(then) and all(
             a == b and (self._export.has_same_type(s, t) or (widths and is_same_except_width(s, t)))
             for (a, s), (b, t) in zip(now, then, strict=True)
         )
 
     def block(self, block: Block, data: bytes, then: tuple[tuple[str, Any], ...] = (), new: bool = False) -> bytes:
-        """The bytes of `block`, which was `data` with the inputs `then`."""
+        """Emit the bytes of `block`, which was loaded from `data` with the inputs `then`."""
         if not isinstance(block, Function):
             now = tuple((var.name, var.sym_type) for var in block.inputs)
             if new or not self.has_same_inputs(now, then):
@@ -162,7 +163,7 @@ class _Emitter:
             return self._export.operations(op)
         parts = [self._part(op, origin, part) for part in origin.parts]
         if not origin.names and op.op_type == "coreml_update_state" and _has_users(op.outputs[0]):
-            # A write alone in the file whose result is used now: the read that shows it is new.
+            # In the file the write had no read; its result is used now, so a read is added.
             parts.append(self._export.operations(op)[1])
         return parts
 
@@ -206,7 +207,7 @@ class _Emitter:
         return data if changed == old else wire.replace_fields(data, OUTPUTS, changed)
 
     def _update_blocks(self, op: Operation, origins: tuple[NestedOrigin, ...], data: bytes) -> bytes:
-        # By place, not by identity: a copy of the program has blocks of its own.
+        # By index, not by identity: a copy of the program has blocks of its own.
         matched = len(op.blocks) == len(origins)
         blocks = [
             self.block(block, origins[index].data, origins[index].inputs)
@@ -218,7 +219,7 @@ class _Emitter:
 
 
 def _set_entry(data: bytes, field: int, key: str, value: bytes | None) -> bytes:
-    """An op with entry `key` of map `field` set to `value`, in its place or behind the others; None removes it."""
+    """Return an op with entry `key` of map `field` set to `value`, in place or after the others; None removes it."""
     entries = wire.get_payloads(data, field)
     kept: list[bytes] = []
     found = False
@@ -238,7 +239,7 @@ def _has_users(var: Var) -> bool:
 
 
 def _find_used_vars(function: Function) -> set[Var]:
-    """The vars that ops in the file will refer to by name."""
+    """Find the vars that ops in the file will refer to by name."""
     used = set(function.outputs)
     for op in walk_ops(function):
         used.update(var for block in op.blocks for var in block.outputs)
@@ -249,7 +250,7 @@ def _find_used_vars(function: Function) -> set[Var]:
         for param, now in get_file_inputs(op).items():
             bound = bounds.get(param)
             if bound is not None and is_kept(bound, now):
-                # What the file writes inside the op needs no const, also beside names.
+                # Literals inside the op need no const, also where other arguments are names.
                 used.update(var for arg, var in zip(bound.args, now) if isinstance(arg, str))
                 continue
             in_file = bound.args if bound is not None else ()

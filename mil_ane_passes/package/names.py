@@ -1,4 +1,4 @@
-"""Names of what is new: in no one's way, and such that Core ML takes them."""
+"""Names of new vars and ops: unique, and valid Core ML identifiers."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .origin import get_origin
 
 @contextmanager
 def assign_unique_names(function: Function, written: set[Operation]) -> Iterator[None]:
-    """Gives the vars and ops that are new in `function` names of their own while the block runs.
+    """Give new vars and ops in `function` unique names while the `with` block runs.
 
-    Names from the file stay, except where a new op makes a function output and its op of old is still there:
-    the output's name belongs to the interface. `written` are the ops that will be in the file.
+    Names from the file stay, except where a new op makes a function output and the loaded op of that name is still
+    there: the output's name belongs to the interface. `written` are the ops that will be in the file.
     """
     old, new = _partition_vars(function, written)
     renamed = [(var, var.name) for var in new]
@@ -35,7 +35,7 @@ def assign_unique_names(function: Function, written: set[Operation]) -> Iterator
 
 
 def walk_ops(block: Block) -> Iterator[Operation]:
-    """All ops of `block` and of the blocks in them."""
+    """Yield all ops of `block` and of its nested blocks."""
     for op in block.operations:
         yield op
         for inner in op.blocks:
@@ -43,7 +43,7 @@ def walk_ops(block: Block) -> Iterator[Operation]:
 
 
 def _partition_vars(function: Function, written: set[Operation]) -> tuple[list[Var], list[Var]]:
-    """The vars that have their names from the file, and the new or renamed ones."""
+    """Separate the vars whose names are from the file from the new or renamed ones."""
     old: dict[Var, None] = {}
     new: dict[Var, None] = {}
     for op in walk_ops(function):
@@ -79,14 +79,14 @@ def _rename_vars(function: Function, old: list[Var], new: list[Var]) -> None:
 
 
 def _make_free_identifier(name: str, taken: set[str]) -> str:
-    """`name`, as an identifier and with a number behind it if it is taken; it is taken from now on."""
+    """Return `name` as an identifier, with a number appended if it is in `taken`, and add it to `taken`."""
     base = re.sub(r"\W", "_", name, flags=re.ASCII)
     base = f"_{base}" if not base or base[0].isdigit() else base
     return make_free_name(base, taken)
 
 
 def make_free_name(name: str, taken: set[str]) -> str:
-    """`name`, with a number behind it if it is taken; it is taken from now on."""
+    """Return `name`, with a number appended if it is in `taken`, and add it to `taken`."""
     free, number = name, 0
     while free in taken:
         number += 1

@@ -1,4 +1,7 @@
-"""One op of coremltools', built from bound inputs: defaults shared, types as declared, big weights left alone."""
+"""Construction of one coremltools op from its bound inputs.
+
+Defaults are shared, types are as declared, and large weights are not read.
+"""
 
 from __future__ import annotations
 
@@ -28,20 +31,20 @@ _MAX_EVALUATED_BYTES = 64 * 1024
 # pymil keeps the users of a var in a list that it searches, so one shared default serves so many ops at most.
 _MAX_SHARED_USES = 64
 
-# What coremltools' rules and checks raise on an op they do not understand.
 _COREMLTOOLS_ERRORS = (
     ArithmeticError, AssertionError, AttributeError, LookupError, NameError, RuntimeError, TypeError, ValueError)
-"What coremltools raises on inputs that it does not accept; NameError: its `conv_transpose` on an unknown `pad_type`."
+"Errors that coremltools raises on inputs it does not accept; NameError: `conv_transpose` with an unknown `pad_type`."
 _GATE_COUNTS = {"lstm": 4, "gru": 3, "rnn": 1}
-"Blocks of rows that the weights of a recurrent op have."
+"Number of gates of a recurrent op: its weights have one block of rows for each."
 _MAX_UPSTREAM_WEIGHTS = 8
-"Compressed weights that are noted at most as what a constant is made of."
+"The most compressed weights recorded as upstream of a constant: only whether there is any is read."
+# Dtypes that pymil holds unchanged; it narrows 64 bits.
 _PLAIN_DTYPES = tuple(map(np.dtype, ("f2", "f4", "i1", "i2", "i4", "u1", "u2", "u4", "?")))
 _INPUT_CHECKS = InputChecks()
 
 
 class OpBuilder:
-    """Builds ops at the end of one block."""
+    """Appends ops to the end of one block."""
 
     def __init__(self, block: Block, heavy: set[Var], budget: EvaluationBudget) -> None:
         self._block = block
@@ -49,7 +52,7 @@ class OpBuilder:
         self._shared: dict[Any, tuple[Var, int]] = {}
 
     def const(self, loaded: LoadedValue, name: str) -> Var:
-        """A const of a value of the file; its bytes are neither read nor copied when they lie in a weight file."""
+        """Make a const of a value of the file; its bytes are neither read nor copied when they are in a weight file."""
         if isinstance(loaded.value, (LazyValue, str)) or loaded.blob is not None or _is_held_unchanged(loaded):
             var = make_const(loaded.value, loaded.dtype, name)
         else:
@@ -63,7 +66,7 @@ class OpBuilder:
         return var
 
     def build_literal(self, loaded: LoadedValue, name: str) -> Var:
-        """A const for a value the file writes inside an op; no op of its own in the file."""
+        """Make a const for a value that the file writes inside an op; it has no op of its own in the file."""
         var = self.const(loaded, Builder._get_free_name(name))
         var.op.synthetic = True
         return var
@@ -71,7 +74,10 @@ class OpBuilder:
     def known(
         self, cls: Any, name: str, inputs: dict[str, Any], blocks: list[Block], declared: Sequence[Any]
     ) -> Operation:
-        """An op of coremltools' class `cls`; Rejected when that does not take the inputs, or gives other outputs."""
+        """Make an op of coremltools' class `cls`.
+
+        Raises Rejected when the class does not accept the inputs, or infers other outputs than declared.
+        """
         op = cls.__new__(cls)
         try:
             bound = {param: self._bind(cls, param, var, name) for param, var in inputs.items()}
@@ -97,7 +103,7 @@ class OpBuilder:
     def opaque(
         self, op_type: str, name: str, inputs: Mapping[str, Any], blocks: list[Block], declared: Sequence[Any]
     ) -> Operation:
-        """An op of which only its type's name, its inputs and its declared outputs are known."""
+        """Make an op that is known only by its type's name, its inputs and its declared outputs."""
         shown = assign_attribute_names(inputs)
         bound = {shown[param]: var for param, var in inputs.items()}
         cls = make_opaque_class(op_type, bound, declared)
@@ -136,7 +142,7 @@ class OpBuilder:
         op.set_inputs(type_inference=False, **defaults)
 
     def _default(self, value: Any, name: str) -> Var:
-        if isinstance(value, range):  # pymil states some defaults as ranges, which it cannot make consts of
+        if isinstance(value, range):  # some defaults of pymil are ranges, which it cannot make consts of
             value = np.asarray(value, np.int32)
         array = np.asarray(value)
         key = (type(value), array.dtype.str, array.shape, array.tobytes())
@@ -163,7 +169,7 @@ class OpBuilder:
         try:
             make(op, result)
         except _COREMLTOOLS_ERRORS:
-            # A value coremltools cannot compute is no value; the types are known all the same.
+            # coremltools cannot compute the value, so the outputs get types only.
             op._output_vars = None
             op.value_inference = raise_not_evaluated
             make(op, result)
@@ -176,37 +182,41 @@ class OpBuilder:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _count_type_elements(sym_type: Any) -> int:
-    """How many elements a value of the type has, as far as that is known."""
+    """Return the number of elements of a value of the type, over its known dimensions."""
     return count_elements(sym_type.get_shape()) if types.is_tensor(sym_type) else 1
 
 
 @functools.lru_cache(maxsize=1 << 16)
 def _is_plain_type(sym_type: Any) -> bool:
-    """Whether a value of the type is an array or a scalar that pymil holds in a var of the usual kind."""
+    """Return whether a value of the type is an array or a scalar that pymil holds in an ordinary `Var`."""
     dtype = sym_type.get_primitive() if types.is_tensor(sym_type) else sym_type
     return bool(types.is_scalar(dtype)) and not types.is_complex(dtype) and not types.is_sub_byte(dtype)
 
 
 def _make_special_outputs(op: Operation, result: tuple[Any, ...]) -> None:
-    """Lists, complex and sub-byte numbers have vars of other kinds; `op.type_inference` gives `result`."""
+    """Make output vars of other kinds, for lists, complex and sub-byte numbers; `op.type_inference` gives `result`."""
     op.type_value_inference()
 
 
 def skip_upstream_propagation() -> None:
-    """Stands for what coremltools does whenever a block is left: to note anew, and in full, of which compressed weights
-    each value of it is made. `_make_plain_outputs` has done so, and coremltools does for each op that is added."""
+    """Replace coremltools' propagation of upstream compressed weights, which it repeats in full after each block.
+
+    It is redundant: `_make_plain_outputs` records them, and coremltools does so for each op that is added.
+    """
 
 
 def _make_plain_outputs(op: Operation, result: tuple[Any, ...]) -> None:
-    """What coremltools' `type_value_inference` makes of a new op, without asking again what is known: a tenth of the
-    time of loading."""
+    """Make output vars as coremltools' `type_value_inference` does, without inferring types again.
+
+    That saves a tenth of the loading time.
+    """
     values = op._auto_val(result)
     try:
         named = op.output_names()
         names = named if isinstance(named, tuple) else (named,)
     except NotImplementedError:
         names = tuple(map(str, range(len(result)))) if len(result) > 1 else ("",)
-    # Whether a constant may be folded is all that is read of these. With all compressed weights above each value, as
+    # These are only read to decide whether a constant may be folded. With all compressed weights above each value, as
     # coremltools keeps them, a model of 20,000 would take memory for 200 million entries.
     above = [var.nonreplaceable_vars_upstream for var in op.get_flattened_inputs()]
     op._output_vars = []
@@ -222,7 +232,7 @@ def _make_plain_outputs(op: Operation, result: tuple[Any, ...]) -> None:
 
 
 def _is_held_unchanged(loaded: LoadedValue) -> bool:
-    """Whether pymil would hold the value as it is: it narrows 64 bits, and reads lists and texts in its own way."""
+    """Return whether pymil would hold the value as it is: it narrows 64 bits and converts lists and strings."""
     return isinstance(loaded.value, (np.ndarray, np.generic)) and loaded.value.dtype in _PLAIN_DTYPES
 
 
@@ -230,14 +240,17 @@ def _detach_op(op: Operation, inputs: Mapping[str, Any]) -> None:
     for var in [
         var for bound in (*inputs.values(), *vars(op).get("_input_vars", {}).values()) for var in to_var_tuple(bound)
     ]:
-        # The op is the last that was given the var, so it is found without a search.
+        # The op is the last user added to the var, so it is found without a search.
         while isinstance(var, Var) and var.child_ops and var.child_ops[-1] is op:
             var._child_ops.pop()
 
 
 def _check_recurrent(op: Operation) -> None:
-    """Raises ValueError where weights or first states of an lstm, gru or rnn do not fit x; coremltools' rule for these
-    looks at none but weight_hh, and whoever takes such an op apart would fail on it."""
+    """Raise ValueError if weights or initial states of an lstm, gru or rnn do not fit x.
+
+    coremltools' type inference for these ops reads only weight_hh, and rewrites that decompose such an op would fail on
+    it.
+    """
     gates = _GATE_COUNTS.get(op.op_type)
     if gates is None:
         return
@@ -259,9 +272,9 @@ def _check_recurrent(op: Operation) -> None:
 
 
 def _infer_output_types(op: Operation, declared: Sequence[Any]) -> tuple[Any, ...]:
-    """The types of the outputs; Rejected when coremltools' rule does not give what the file declares."""
+    """Infer the types of the outputs; raises Rejected when they differ from what the file declares."""
     if op.op_type.startswith("constexpr_"):
-        # coremltools' rules for these look into the compressed weights.
+        # coremltools' type inference for these reads the compressed weights.
         return tuple(declared)
     inferred = infer_types(op)
     result = inferred if isinstance(inferred, tuple) else (inferred,)

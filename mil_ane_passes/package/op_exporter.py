@@ -1,4 +1,4 @@
-"""New ops in the model format: coremltools' exporter, with consts that stay in the weight files they are in."""
+"""Export of new ops to the model format: coremltools' exporter, with consts that stay in their weight files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .weight_plan import WeightPlan
 if TYPE_CHECKING:
 
     class MILProtoExporter:
-        """coremltools' exporter, which has no annotations."""
+        """Annotations for coremltools' exporter, which has none."""
 
         specification_version: int
 
@@ -31,33 +31,33 @@ else:
     from coremltools.converters.mil.backend.mil.load import MILProtoExporter
 
 MIL = proto.MIL_pb2
-# Core ML takes these inputs only as values written inside the op.
+# Core ML accepts these inputs only as values written inside the op.
 LITERAL_PARAMS = {"classify": ("classes",), "reshape_like": ("begins", "ends", "end_masks")}
 
 
 def serialize_message(proto_message: Any) -> bytes:
-    """The bytes of a proto message, the same each time."""
+    """Serialize a proto message deterministically."""
     return bytes(proto_message.SerializeToString(deterministic=True))
 
 
 def is_embedded(op: Operation, param: str, var: Var) -> bool:
-    """Whether a new `op` holds const `var` as a value inside it instead of by name."""
+    """Return whether a new `op` holds const `var` as a value inside it instead of by name."""
     if var.op is None or var.op.op_type != "const":
         return False
     return op.op_type.startswith("constexpr_") or param in LITERAL_PARAMS.get(op.op_type, ())
 
 
 class Exporter(MILProtoExporter):
-    """Translates single ops; `emit_block` gives the bytes of a nested block."""
+    """Translates single ops; `emit_block` returns the bytes of a nested block."""
 
     def __init__(self, specification_version: int, plan: WeightPlan, emit_block: Callable[[Block], bytes]) -> None:
-        # coremltools' constructor checks a whole program and opens weight files; there is neither here.
+        # coremltools' constructor checks an entire program and opens weight files, so it is not called here.
         self.specification_version = specification_version
         self._plan = plan
         self._emit_block = emit_block
 
     def get_milproto_value(self, var: Var) -> Any:
-        """The value of const `var`: a place in a weight file, or written out."""
+        """Return the value of const `var` as a proto: a reference to a weight file, or an immediate value."""
         place = self._plan.find_existing(var)
         if place is None:
             if self._plan.target is None or not should_use_weight_file(var.val, self.specification_version):
@@ -67,11 +67,14 @@ class Exporter(MILProtoExporter):
         return helper.create_file_value_tensor(place[0], place[1], var.shape, primitive)
 
     def create_block(self, block: Block) -> Any:
-        """An empty block: `operations` puts in the bytes that `emit_block` gives, which keep what is old in them."""
+        """Return an empty block.
+
+        `operations` inserts the bytes from `emit_block`, which keep unchanged parts as loaded.
+        """
         return MIL.Block()
 
     def operations(self, op: Operation) -> list[bytes]:
-        """The op or ops that a new pymil op is in the model format."""
+        """Return the bytes of the op or ops that represent a new pymil op in the model format."""
         if op.op_type == "const":
             return [serialize_message(self.translate_const(op))]
         if op.op_type.startswith("constexpr_"):
@@ -84,7 +87,7 @@ class Exporter(MILProtoExporter):
         ]
 
     def argument(self, op: Operation, param: str, now: tuple[Var, ...]) -> bytes:
-        """The Argument message that binds `now`."""
+        """Return the Argument message that binds the vars in `now`."""
         result = MIL.Argument()
         for var in now:
             binding = result.arguments.add()
@@ -97,11 +100,11 @@ class Exporter(MILProtoExporter):
         return serialize_message(result)
 
     def output(self, var: Var) -> bytes:
-        """The declaration of an op's output or a block's input."""
+        """Return the declaration of an op's output or a block's input."""
         return serialize_message(MIL.NamedValueType(name=var.name, type=self.types_to_proto(var.sym_type)))
 
     def has_same_type(self, a: Any, b: Any) -> bool:
-        """Whether two pymil types are one in the model format (symbols have no names there)."""
+        """Return whether two pymil types are equal in the model format, where symbols have no names."""
         if a is b:
             return True
         if types.unknown in (a, b):

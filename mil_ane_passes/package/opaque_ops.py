@@ -1,5 +1,7 @@
-"""Ops coremltools has no definition for, or that are not as it defines them: kept, typed as the file declares them,
-never looked into."""
+"""Opaque ops: unknown to coremltools, or contradicting its definition.
+
+They are kept with the types that the file declares, and are not interpreted.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,10 @@ from ..core.query import OPAQUE
 if TYPE_CHECKING:
 
     class Operation:
-        """coremltools' base class, which has no annotations."""
+        """Annotations for coremltools' base class, which has none."""
 
     class AnyInput:
-        """coremltools' base class, which has no annotations."""
+        """Annotations for coremltools' base class, which has none."""
 
 else:
     from coremltools.converters.mil.mil import Operation
@@ -27,7 +29,7 @@ else:
         """An input that may be anything."""
 
 
-# What pymil and the loader call something else on an op, or in the arguments of those who make and change one.
+# Attributes of ops in pymil and the loader, and arguments of functions that make and change ops.
 _RESERVED_ATTRIBUTES = frozenset(
     {"self", "name", "enclosing_block", "scopes", "before_op", "blocks", "outputs", "inputs", "declared", "opaque",
      "contradiction", "rejected", "origin", "blob", "synthetic", "no_check_var_types", "symbolic_datatype", "datatype",
@@ -36,10 +38,10 @@ _RESERVED_ATTRIBUTES = frozenset(
 
 
 class OpaqueOp(Operation):
-    """An op known by its type's name, its inputs and its declared output types alone.
+    """An op known only by its type's name, its inputs and its declared output types.
 
-    `opaque` tells it from coremltools' ops: its attributes are only those the file binds. `contradiction` is what
-    coremltools says against it where it has an op of that name.
+    `opaque` distinguishes it from coremltools' ops: its attributes are only those the file binds. `contradiction` is
+    coremltools' error on the op where it defines an op of that name.
     """
 
     opaque = True
@@ -48,16 +50,16 @@ class OpaqueOp(Operation):
     declared: tuple[Any, ...] = ()
 
     def type_inference(self) -> tuple[Any, ...]:
-        """The output types the file declares."""
+        """Return the output types the file declares."""
         return self.declared
 
     def output_names(self) -> tuple[str, ...]:
-        """Placeholders; the loader gives the outputs the file's names."""
+        """Return placeholders; the loader replaces them by the names in the file."""
         return tuple(str(index) for index in range(len(self.declared)))
 
 
 def assign_attribute_names(params: Iterable[str]) -> dict[str, str]:
-    """The attribute an opaque op shows each of its inputs as: its name, unless pymil uses that for something else."""
+    """Choose the attribute for each input of an opaque op: the input's name, unless pymil reserves it."""
     names = {param: param for param in params if not _is_reserved(param)}
     for param in params:
         if param not in names:
@@ -69,18 +71,22 @@ def assign_attribute_names(params: Iterable[str]) -> dict[str, str]:
 
 
 def _is_reserved(param: str) -> bool:
-    # pymil keeps its own things, and we look away from inputs, under names that begin so.
+    # pymil's private attributes begin with an underscore, and `get_file_inputs` skips inputs that do.
     return param.startswith("_") or param in _RESERVED_ATTRIBUTES or hasattr(OpaqueOp, param)
 
 
 def get_opaque_type_name(op_type: str) -> str:
-    """The type an opaque op of type `op_type` shows: never that of coremltools', whose ops have inputs it may lack."""
+    """Return the type name of an opaque op of type `op_type`.
+
+    It is never one of coremltools' types, as rewrites expect inputs of those that an opaque op may lack.
+    """
     known = op_type in SSAOpRegistry.core_ops or op_type in SSAOpRegistry.dialect_ops
     return f"{op_type}{OPAQUE}" if known else op_type
 
 
 def make_opaque_class(op_type: str, inputs: Mapping[str, Any], declared: Sequence[Any]) -> Any:
-    """A class of ops of type `op_type` over `inputs` (var, or list of vars) whose outputs have the types `declared`."""
+    """Make a class of ops of type `op_type` over `inputs` (a var or a list of vars each) with outputs of types
+    `declared`."""
     several = tuple((param, isinstance(var, (list, tuple))) for param, var in inputs.items())
     return _make_class(get_opaque_type_name(op_type), several, tuple(declared))
 

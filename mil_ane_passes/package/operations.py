@@ -1,4 +1,4 @@
-"""The ops of one block: their inputs looked up, their literals made consts, state ops paired."""
+"""Loading of the ops of one block: inputs are resolved, literals become consts, state reads and writes are paired."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from .values import LoadedValue, TypeReader, Unrepresentable, ValueReader
 
 UPDATE_STATE = "coreml_update_state"
 _STATE_PARAMS = {"input": "state", "data": "value"}
-# How many blocks coremltools' ops have that have any.
+# Number of nested blocks of coremltools' ops that have blocks.
 _BLOCK_COUNTS = {"cond": 2, "while_loop": 2}
 _REMEDY = "the package is damaged: take a fresh copy"
 
 
 class BlockReader:
-    """Reads the ops of one block in order; `scope` maps the names in sight to vars and grows with each op."""
+    """Reads the ops of one block in order; `scope` maps the visible names to vars and grows with each op."""
 
     def __init__(
         self,
@@ -49,14 +49,14 @@ class BlockReader:
         where: str,
     ) -> None:
         self._scope, self._where = scope, where
-        # Names of the blocks around it may be taken again, those of its own not.
+        # Names of enclosing blocks may be shadowed; names within one block must differ.
         self._own: MutableMapping[str, Var] = scope.maps[0] if isinstance(scope, ChainMap) else scope
         self._values, self._types = readers
         self._build = OpBuilder(block, heavy, self._values.budget)
         self._write: Operation | None = None
 
     def lookup(self, name: str, who: str) -> Var:
-        """The var called `name`; InputError when nothing before makes it."""
+        """Return the var called `name`; InputError when no earlier op or input defines it."""
         if name not in self._scope:
             raise InputError(
                 f"{self._where}: {who} refer to {name!r}; expected an input or an earlier op of that name; {_REMEDY}"
@@ -64,7 +64,10 @@ class BlockReader:
         return self._scope[name]
 
     def operation(self, spec: Any, data: bytes, blocks: tuple[NestedOrigin, ...]) -> None:
-        """Adds one op to the block; InputError when its values contradict their declared types, or it is none."""
+        """Add one op to the block.
+
+        Raises InputError when its values contradict their declared types, or it is not a valid op.
+        """
         write, self._write = self._write, None
         name = _get_op_name(spec)
         self._check(spec, name)
@@ -79,7 +82,7 @@ class BlockReader:
         self._read_generic(spec, data, name, inputs, bounds, blocks)
 
     def _check(self, spec: Any, name: str) -> None:
-        """InputError for what cannot be an op whatever its type is."""
+        """Raise InputError for what cannot be an op of any type."""
         if not spec.type or not (spec.inputs or spec.outputs or spec.blocks):
             found = f"neither inputs nor outputs (type {spec.type!r})" if spec.type else "no type"
             raise InputError(f"{self._where}: op {name!r} has {found}; expected an op that does something; {_REMEDY}")
@@ -90,7 +93,7 @@ class BlockReader:
             )
 
     def _const(self, spec: Any, data: bytes) -> bool:
-        """Whether the op is a const that pymil has a form for."""
+        """Load a const and return True; False if pymil cannot represent its value."""
         output = spec.outputs[0].name
         loaded = self._read(spec.attributes["val"], f"const {output!r}")
         if loaded is None:
@@ -115,7 +118,7 @@ class BlockReader:
         return inputs, bounds
 
     def _add_attributes(self, spec: Any, name: str, inputs: dict[str, Any], bounds: list[InputBinding]) -> None:
-        """Adds the inputs that the iOS 16 form of compressed weights writes as attributes."""
+        """Add the inputs that the iOS 16 form of compressed weights writes as attributes."""
         cls = self._class(spec.type)
         for key in sorted(spec.attributes):
             if cls is None or key not in cls.input_spec.input_types or key in inputs:
@@ -126,7 +129,10 @@ class BlockReader:
                 bounds.append(InputBinding(key, key, ATTRIBUTES, (inputs[key],)))
 
     def _argument(self, binding: Any, key: str, spec: Any, name: str) -> tuple[Any, Var | None]:
-        """What the file binds (a name, or the const of a literal) and its var; None where pymil has no form for it."""
+        """Return what the file binds (a name, or the const of a literal) and its var.
+
+        Returns None if pymil cannot represent it.
+        """
         if binding.WhichOneof("binding") == "name":
             return binding.name, self.lookup(binding.name, f"the inputs of op {name!r} ({spec.type})")
         loaded = self._read(binding.value, f"op {name!r} ({spec.type}), {key!r}")
@@ -143,7 +149,7 @@ class BlockReader:
 
     @staticmethod
     def _class(op_type: str) -> Any:
-        """coremltools' class for `op_type` in the function's opset; None when it has none."""
+        """Return coremltools' class for `op_type` in the function's opset; None if it defines none."""
         if op_type == UPDATE_STATE:
             return SSAOpRegistry.dialect_ops[op_type]
         if op_type not in SSAOpRegistry.core_ops:
@@ -156,7 +162,10 @@ class BlockReader:
     def _write_state(
         self, spec: Any, data: bytes, name: str, inputs: dict[str, Any], bounds: list[InputBinding]
     ) -> bool:
-        """Whether a write_state could be made coremltools' `coreml_update_state`."""
+        """Load a write_state as coremltools' `coreml_update_state` and return True.
+
+        Returns False where that is not possible.
+        """
         if inputs.keys() != _STATE_PARAMS.keys() or spec.outputs or spec.blocks:
             return False
         renamed = {_STATE_PARAMS[key]: var for key, var in inputs.items()}
@@ -170,7 +179,7 @@ class BlockReader:
         return True
 
     def _merge(self, write: Operation, spec: Any, data: bytes, name: str, bounds: list[InputBinding]) -> None:
-        """A read right behind the write of the same state shows what was written: one op in pymil."""
+        """Merge a read that directly follows a write of the same state into the write: one op in pymil."""
         output = spec.outputs[0].name
         write.name = name
         self._publish(write.outputs[0], output)
@@ -216,7 +225,7 @@ class BlockReader:
         declared: list[Any],
     ) -> Operation:
         cls = self._class(spec.type)
-        # An input left out because pymil has no form for it would show coremltools' class a default instead.
+        # If an input is left out because pymil cannot represent it, coremltools' class would use a default instead.
         rejected, why = None, ""
         complete = all(key in inputs for key in spec.inputs) and len(blocks) == _BLOCK_COUNTS.get(spec.type, 0)
         if cls is not None and spec.type != "const" and complete:
@@ -226,7 +235,7 @@ class BlockReader:
                     _set_inputs_for_control_flow_op(bound, blocks, spec.type)
                 return self._build.known(cls, name, bound, blocks, declared)
             except Rejected as error:
-                # What coremltools' own rule says of these inputs; nothing where it only gives other outputs.
+                # coremltools' own error on these inputs; empty where it only infers other outputs.
                 rejected = "" if isinstance(error.__cause__, Rejected) else " ".join(str(error.__cause__).split())
                 why = _reason(error.__cause__)
         op = self._build.opaque(spec.type, name, inputs, blocks, declared)
@@ -243,19 +252,19 @@ class BlockReader:
 
 
 def _reason(error: BaseException | None) -> str:
-    """What coremltools says against an op, in one line; the kind of the error where its text alone means little."""
+    """Format coremltools' error on an op in one line, with the error's type where its text alone means little."""
     text = " ".join(str(error).split())
     return text if isinstance(error, (Rejected, ValueError)) else f"{type(error).__name__}: {text}"
 
 
 def _is_read_of(spec: Any, inputs: Mapping[str, Any], write: Operation) -> bool:
-    """Whether an op is a plain read of the state that `write` wrote."""
+    """Return whether an op is a plain read of the state that `write` wrote."""
     plain = spec.type == "read_state" and inputs.keys() == {"input"} and len(spec.outputs) == 1 and not spec.blocks
     return plain and inputs["input"] is write.state
 
 
 def _get_op_name(spec: Any) -> str:
-    """The op's name: its attribute, else its first output's name, else its type."""
+    """Return the op's name: its attribute, else its first output's name, else its type."""
     if "name" in spec.attributes:
         names = spec.attributes["name"].immediateValue.tensor.strings.values
         if names:

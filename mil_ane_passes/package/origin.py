@@ -1,7 +1,7 @@
-"""What each loaded op was in the file, and whether it still is.
+"""Origins: how each loaded op was written in the file, and whether it is still the same.
 
-The loader hangs an `Origin` on every op (`op.origin`); an op without one is new. Consts that the loader made for
-defaults and inline literals carry `op.synthetic` instead: the file has no op for them.
+The loader sets an `Origin` on every op (`op.origin`); an op without one is new. Consts that the loader made for
+defaults and inline literals have `op.synthetic` instead: the file has no op for them.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from ..core.constants import LazyValue
 
 INPUTS, OUTPUTS, BLOCKS, ATTRIBUTES = 2, 3, 4, 5
 DEFAULT = 0
-_MAX_COMPARED_ELEMENTS = 1024
+_MAX_COMPARED_ELEMENTS = 1024  # larger consts are compared by identity only
 # The loader makes several for each op; frozen ones would take three times as long to make. Nothing changes them.
 
 
 @dataclass(slots=True)
 class InputBinding:
-    """How the file binds one input: as map entry `key` of field `field` of the op (DEFAULT when it does not).
+    """The file's binding of one input: map entry `key` of field `field` of the op (DEFAULT when it is not bound).
 
-    `param` is pymil's name of the input; `args` are names as the file has them, or the consts made for literals.
+    `param` is pymil's name of the input; `args` are names as in the file, or the consts made for literals.
     """
 
     key: str
@@ -35,7 +35,7 @@ class InputBinding:
 
 @dataclass(slots=True)
 class Part:
-    """One op of the file: its bytes, its inputs, and which of the pymil op's outputs it makes."""
+    """One op of the file: its bytes, its inputs, and the indices of the pymil op's outputs that it produces."""
 
     data: bytes
     bounds: tuple[InputBinding, ...]
@@ -53,7 +53,7 @@ class NestedOrigin:
 
 @dataclass(slots=True)
 class Origin:
-    """What a pymil op was in the file. A `coreml_update_state` was two ops; every other op was one."""
+    """The file's ops for a pymil op: a write and a read for a merged `coreml_update_state`, one op for every other."""
 
     parts: tuple[Part, ...]
     names: tuple[str, ...]
@@ -63,25 +63,25 @@ class Origin:
 
 
 def get_origin(op: Operation) -> Origin | None:
-    """What `op` was in the file; None for a new op and for the loader's own consts."""
+    """Return the origin of `op`; None for a new op and for the loader's own consts."""
     origin = getattr(op, "origin", None)
     return origin if isinstance(origin, Origin) else None
 
 
 def to_var_tuple(bound: Any) -> tuple[Var, ...]:
-    """The vars of one input, which pymil holds as a var or a tuple of them; none when it is not bound."""
+    """Return the vars of one input, which pymil holds as a var or a tuple of them; empty when it is not bound."""
     if bound is None:
         return ()
     return tuple(bound) if isinstance(bound, (list, tuple)) else (bound,)
 
 
 def get_file_inputs(op: Operation) -> dict[str, tuple[Var, ...]]:
-    """The inputs of `op` without those that live in pymil only."""
+    """Return the inputs of `op` without those that exist in pymil only."""
     return {param: to_var_tuple(var) for param, var in op.inputs.items() if not param.startswith("_")}
 
 
 def is_kept(bound: InputBinding, now: tuple[Var, ...]) -> bool:
-    """Whether an input is still what the file binds it to."""
+    """Return whether an input is still bound as in the file."""
     return len(bound.args) == len(now) and all(map(_is_same_arg, bound.args, now))
 
 
@@ -94,7 +94,7 @@ def _is_same_arg(arg: str | Var, var: Var) -> bool:
 
 
 def _is_equal_const(a: Var, b: Var) -> bool:
-    """Whether two small consts in memory hold the same: coremltools' passes merge such consts."""
+    """Return whether two small consts in memory have equal values: coremltools' passes merge such consts."""
     if not all(var.op is not None and var.op.op_type == "const" for var in (a, b)) or a.sym_type is not b.sym_type:
         return False
     if isinstance(a._sym_val, LazyValue) or isinstance(b._sym_val, LazyValue):
@@ -110,6 +110,6 @@ def _is_equal_const(a: Var, b: Var) -> bool:
 
 
 def get_stored_value(op: Operation) -> Any:
-    """What stands for the value of const `op`: the object itself, unread."""
+    """Return the object that holds the value of const `op`, without reading it."""
     held = op.outputs[0]._sym_val
     return held if isinstance(held, LazyValue) or held is None else held.val

@@ -1,4 +1,7 @@
-"""What coremltools' rules must not be asked: they would count out sizes that a file only claims, or miss a value."""
+"""Inputs kept from coremltools' type inference.
+
+It would enumerate sizes that a file only claims, or need a value that a constant does not have.
+"""
 
 from __future__ import annotations
 
@@ -15,22 +18,23 @@ __all__ = ["Rejected", "reject_oversized_inputs"]
 _PER_AXIS_INPUTS = frozenset(
     {"shape", "reps", "pad", "begin", "end", "size", "perm", "axes", "elem_shape", "resized_dims"}
 )
-# Constants that may be unread: compressed weights have no value, and those in weight files stay where they are.
+# Inputs that may be constants without a value: compressed weights have none, and those in weight files are not read.
 _WEIGHT_INPUTS = frozenset(
     {"weight", "bias", "gamma", "beta", "mean", "variance", "weight_ih", "weight_hh", "weight_ih_back",
      "weight_hh_back", "bias_back", "input_bias", "peephole", "peephole_back", "quant_bias", "quant_scale", "scale",
      "zero_point", "val"}
 )
-# Inputs whose rows coremltools counts out as the default of another.
+# Inputs for whose rows coremltools materializes the default of another input.
 _SIZED_INPUTS = {"linear": "weight", "crop_resize": "boxes"}
 
 
 class Rejected(Exception):
-    """coremltools' class for an op does not take what the file binds."""
+    """coremltools' class for an op does not accept the inputs that the file binds."""
 
 
 def reject_oversized_inputs(cls: Any, bound: Mapping[str, Any], outputs: int) -> None:
-    """Rejected when coremltools' class `cls` would make something huge of `bound`, or find no value in it."""
+    """Raise Rejected when coremltools' class `cls` would allocate something huge from `bound`, or need a missing
+    value."""
     op_type, kinds = cls.__name__, cls.input_spec.input_types
     for param, var in bound.items():
         if not isinstance(var, Var):
@@ -48,6 +52,6 @@ def reject_oversized_inputs(cls: Any, bound: Mapping[str, Any], outputs: int) ->
 
 
 def _get_first_dimension(var: Var) -> int:
-    """The first dimension, as far as it is known."""
+    """Return the first dimension; 0 where it is unknown."""
     shape = var.sym_type.get_shape() if types.is_tensor(var.sym_type) else ()
     return shape[0] if shape and isinstance(shape[0], int) else 0

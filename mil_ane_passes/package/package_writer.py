@@ -1,4 +1,4 @@
-"""Saving: a new package beside the old one, whole or not at all."""
+"""Saving: a new package is written beside the target and appears complete or not at all."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from .weight_plan import NewBlob, WeightPlan, find_live_blobs, plan_blob_moves
 from .weights import write_weights
 from .write_errors import convert_write_errors
 
+# Attempts to publish a package while other runs replace the one at the target.
 _MAX_TRIES = 100
 _NEW_NAME, _TAKEN_BACK_NAME = "new", "taken back"
 
@@ -37,15 +38,16 @@ def save(
     package: Package, path: str | os.PathLike[str], *, overwrite: bool = False, link: bool = False,
     ahead: CopyAhead | None = None,
 ) -> None:
-    """Writes `package` to `path`: every byte as in the source, except for what changed in the program.
+    """Write `package` to `path`: every byte as in the source, except for what changed in the program.
 
-    The package is complete when it appears; on any failure nothing is left. The source stays as it is. With
-    `overwrite` the package that is there is swapped for the new one in one step. With `link`, files that stay as they
-    are become hard links where they cannot be cloned: the two packages then share them, so never edit either in place.
-    `ahead` holds copies of the source's large files that were started earlier.
-    Raises InputError when `path` exists (and not `overwrite`), is the source, inside it or around it, when the
-    source changed on disk after it was loaded, when the interface changed, or when the disk refuses; RuleError
-    when the program's ops are out of order.
+    The package is complete when it appears; on any failure nothing is left. The source stays as it is. With `overwrite`
+    an existing package is swapped for the new one in one step. With `link`, files that stay as they are become hard
+    links where they cannot be cloned: the two packages then share them, so never edit either in place. `ahead` holds
+    copies of the source's large files that were started earlier.
+
+    Raises InputError when `path` exists (and not `overwrite`), is the source, inside it or around it, when the source
+    changed on disk after it was loaded, when the interface changed, or when writing fails; RuleError when the program's
+    ops are out of order.
     """
     if not isinstance(package, Package):
         raise InputError(f"cannot save a {type(package).__name__}; expected a Package, as load gives it (an MLModel "
@@ -63,11 +65,10 @@ def write_model(
     layout: Layout, files: WeightFiles, model: bytes, path: str | os.PathLike[str], *, plan: WeightPlan | None = None,
     overwrite: bool = False, link: bool = False, ahead: CopyAhead | None = None,
 ) -> None:
-    """Writes the package at `layout` to `path` with the model file `model`; the rest as it is.
+    """Write the package at `layout` to `path` with the model file `model`; the rest as it is.
 
-    `plan` says which blobs are new. Without a plan the weights are copied as they are. With one, blobs that `model`
-    does not refer to are dropped where they are more than the plan's `dead_limit` of their file. `link` and errors: as
-    `save`.
+    `plan` lists the new blobs. Without a plan the weights are copied as they are. With one, blobs that `model` does not
+    refer to are dropped where they are more than the plan's `dead_limit` of their file. `link` and errors: as `save`.
     """
     write_models(
         [PackageOutput(layout, files, model, Path(os.path.abspath(path)), plan)],
@@ -79,7 +80,7 @@ def write_model(
 
 @dataclass(frozen=True)
 class PackageOutput:
-    """One package to write: that at `layout` with the model file `model`, to the absolute path `target`."""
+    """One package to write: the one at `layout` with the model file `model`, to the absolute path `target`."""
 
     layout: Layout
     files: WeightFiles
@@ -92,9 +93,9 @@ class PackageOutput:
 def write_models(
     outputs: Sequence[PackageOutput], *, overwrite: bool = False, link: bool = False, ahead: CopyAhead | None = None
 ) -> None:
-    """Writes several packages as `write_model` does, all or none: they appear when the last one is whole.
+    """Write several packages as `write_model` does, all or none: they appear after the last one is complete.
 
-    A kill in the moment between two of them leaves those that have appeared, each whole. What it raises: as `save`.
+    A kill in the moment between two of them leaves those that have appeared, each complete. Errors: as `save`.
     """
     with ExitStack() as stack:
         stagings = []
@@ -115,7 +116,7 @@ def write_models(
 
 
 def _undo_publish(staging: Staging) -> None:
-    """Takes back what `_publish_package` has done: what was replaced is there again."""
+    """Undo `_publish_package`: restore what was replaced."""
     staged, aside = staging.folder / _NEW_NAME, staging.folder / REPLACED
     if staged.exists():  # the two were swapped
         exchange_paths(staged, staging.target, staging.folder / _TAKEN_BACK_NAME)
@@ -128,12 +129,12 @@ def _undo_publish(staging: Staging) -> None:
 def _plan_writers(
     layout: Layout, files: WeightFiles, model: bytes, plan: WeightPlan | None, ahead: CopyAhead | None
 ) -> dict[Path, Writer]:
-    """What writes each file that is not a plain copy, by its path in the package."""
+    """Return the functions that write the files that are not plain copies, by their paths in the package."""
     if plan is None:
         unchanged = layout.model.read_bytes() == model
         return {} if unchanged else {layout.model.relative_to(layout.root): partial(_write_bytes, model)}
     refs = find_refs(model)
-    new = {(plan.target, blob.offset) for blob in plan.added}  # may be in a file that is not there yet
+    new = {(plan.target, blob.offset) for blob in plan.added}  # may be in a file that does not exist yet
     live = find_live_blobs(files, {ref for ref in refs if ref not in new})
     added = [blob for blob in plan.added if (plan.target, blob.offset) in refs]
     moves = plan_blob_moves(files, added, plan.target, live, plan.dead_limit, gaps=len(added) < len(plan.added))
@@ -164,7 +165,10 @@ def _write_bytes(data: bytes, target: Path) -> None:
 def _fill_staged_folder(
     source: Path, staged: Path, writers: dict[Path, Writer], ahead: CopyAhead | None, link: bool
 ) -> None:
-    """Makes the folder `staged` with all that is in `source`, synced; files that have a writer are written by it."""
+    """Fill the new folder `staged` with the contents of `source`, synced.
+
+    Files in `writers` are written by their writer.
+    """
     staged.mkdir()
     folders = {Path()}
     for item in list_contents(source):
@@ -179,7 +183,7 @@ def _fill_staged_folder(
             os.symlink(os.readlink(path), copy)
             continue
         elif not _copy_or_link(path, copy, ahead, link):
-            continue  # a link: its permissions are those of the source, in more than one sense
+            continue  # a hard link shares its permissions with the source
         copy_mode(path, copy)
         sync_path(copy)
     for extra, write in writers.items():
@@ -194,7 +198,10 @@ def _fill_staged_folder(
 
 
 def _copy_or_link(path: Path, copy: Path, ahead: CopyAhead | None, link: bool) -> bool:
-    """Makes `copy` have the bytes of `path`; whether it is a file of its own and not another name of the same one."""
+    """Make `copy` have the bytes of `path`.
+
+    Returns False if it is a hard link to the same file, True if it is a file of its own.
+    """
     if ahead is not None and ahead.take(path, copy):
         return True
     if link and clone_file(path, copy):
@@ -206,7 +213,7 @@ def _copy_or_link(path: Path, copy: Path, ahead: CopyAhead | None, link: bool) -
 
 
 def _publish_package(staged: Path, target: Path, aside: Path, overwrite: bool) -> None:
-    """Puts `staged` at `target`, in one step where the file system can; other runs may be doing the same."""
+    """Move `staged` to `target`, in one step where the file system can; other runs may be doing the same."""
     for _ in range(_MAX_TRIES):
         try:
             if not (overwrite and os.path.lexists(target)):
@@ -224,7 +231,7 @@ def _publish_package(staged: Path, target: Path, aside: Path, overwrite: bool) -
 
 
 def _sync_parent_folder(target: Path) -> None:
-    """Waits until the name of what was written is on disk, where the folder it is in can be asked."""
+    """Wait until the target's name is on disk, unless the parent folder may not be opened."""
     try:
         sync_path(target.parent)
     except PermissionError:

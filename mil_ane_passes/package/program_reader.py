@@ -1,4 +1,4 @@
-"""The program of a model file as pymil, each op with its origin."""
+"""Loading of a model file's program as pymil, each op with its origin."""
 
 from __future__ import annotations
 
@@ -30,8 +30,10 @@ _REMEDY = "the package is damaged: take a fresh copy"
 
 @dataclass(frozen=True)
 class FunctionOrigin:
-    """A function as it was in the file: the ML Program it stands in and its name there, its opset, the bytes of its
-    block for it, and its interface."""
+    """A function as it was in the file: its ML Program, name, opset, block and interface.
+
+    `data` are the bytes of its block for that opset; `name` is its name in the file, without the prefix of `member`.
+    """
 
     member: Member
     name: str
@@ -43,7 +45,7 @@ class FunctionOrigin:
 
 
 class ProgramReader:
-    """Reads one program; `where` names the package in messages, `budget` says how much of it is evaluated."""
+    """Reads one program; `where` names the package in messages, `budget` limits how much of it is evaluated."""
 
     def __init__(self, files: WeightFiles, where: str, budget: EvaluationBudget | None = None) -> None:
         self._types = TypeReader()
@@ -52,7 +54,7 @@ class ProgramReader:
         self._heavy: set[Var] = set()
 
     def read(self, members: Sequence[Member]) -> tuple[Program, dict[str, FunctionOrigin]]:
-        """The functions of all `members` as one program; InputError when one contradicts itself."""
+        """Read the functions of all `members` as one program; InputError when one contradicts itself."""
         program, origins = Program(), {}
         for member in members:
             for name, data in self._function_bytes(member.raw).items():
@@ -111,14 +113,14 @@ class ProgramReader:
         if types.is_state(sym_type) and types.is_tensor(sym_type.wrapped_type()):
             inner = sym_type.wrapped_type()
             return StateTensorPlaceholder(inner.get_shape(), inner.get_primitive(), name=name)
-        # coremltools has no placeholder for other types, but nothing of it is needed except the var.
+        # coremltools has no placeholder for other types, but only its var is needed.
         placeholder = Placeholder.__new__(Placeholder)
         placeholder.sym_shape, placeholder.dtype, placeholder.name = (), sym_type, name
         placeholder.outputs = [Var(name, sym_type)]
         return placeholder
 
     def _block(self, block: Block, spec: Any, data: bytes, scope: MutableMapping[str, Var], where: str) -> None:
-        if isinstance(block, Function):  # others have no room for it
+        if isinstance(block, Function):  # other blocks have no such attribute
             block._propagate_nonreplaceable_vars = skip_upstream_propagation
         slices = wire.get_payloads(data, OPERATIONS)
         reader = BlockReader(block, scope, (self._values, self._types), self._heavy, where)
@@ -131,12 +133,12 @@ class ProgramReader:
         self, outer: Block, op_spec: Any, op_data: bytes, scope: MutableMapping[str, Var], where: str
     ) -> tuple[NestedOrigin, ...]:
         found = []
-        # pymil wants the op before its blocks and the op wants its blocks; a stand-in serves until it is there.
+        # pymil needs the op before its blocks and the op needs its blocks; a placeholder serves until the op exists.
         stand_in = SimpleNamespace(enclosing_block=outer)
         for spec, data in zip(op_spec.blocks, wire.get_payloads(op_data, BLOCKS), strict=True):
             self._check_names(spec.inputs, f"{where}: a block of op {op_spec.type!r}")
             inputs = tuple(self._declared_var(i.name, self._types.read(i.type)) for i in spec.inputs)
-            # Names inside a block are gone behind it, and may hide names around it.
+            # Names inside a block are out of scope after it, and may shadow names around it.
             inner = ChainMap({var.name: var for var in inputs}, scope)
             with Block(block_inputs=inputs, outer_op=stand_in, name=Block._get_new_name()) as block:
                 self._block(block, spec, data, inner, where)
@@ -152,20 +154,20 @@ class ProgramReader:
 
 
 def _choose_default_function(member: Member, names: Sequence[str]) -> str:
-    """Which of a program's functions `names` runs where `member` is run and none is named."""
+    """Return the function among `names` that runs when `member` is run and none is named."""
     default = member.prefix + str(member.spec.description.defaultFunctionName or "main")
     own = [name for name in names if name.startswith(member.prefix)]
     return default if default in own or not own else own[0]
 
 
 def _find_image_features(description: Any, function: str) -> frozenset[str]:
-    """The inputs and outputs that are images: their types are the description's to say."""
+    """Return the inputs and outputs that are images: only the description declares their types."""
     ends = next((found for found in description.functions if found.name == function), description)
     return frozenset(feature.name for feature in (*ends.input, *ends.output) if feature.type.HasField("imageType"))
 
 
 def _target_from_opset(opset: str, version: int) -> AvailableTarget:
-    """coremltools' target for `opset`; for one it does not know, the newest up to the specification version."""
+    """Return coremltools' target for `opset`; for one it does not know, the newest up to the specification version."""
     known = {name: AvailableTarget(number) for number, name in _OPSET.items()}
     if opset in known:
         return known[opset]

@@ -1,7 +1,8 @@
-"""Hidden folders beside what is being written: held by the run that made them, removed by the next if it was killed.
+"""Staging folders: hidden folders beside the target, in which a run prepares its output.
 
-A run holds the lock of a file in its folder for as long as it lives, however it ends. Whoever gets the lock of a folder
-knows that nobody works in it any more. Where a file system has no locks nobody gets one, and what others left stays.
+A run holds the lock of a file in its folder until it ends, in whichever way. A run that gets the lock of a folder
+therefore knows that no other run uses it, and removes it. On a file system without locks the lock cannot be taken, and
+folders of other runs stay.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from .swap import move_to_free_path
 __all__ = ["REPLACED", "Staging", "close_all_stagings", "is_staging_name", "remove_stale_stagings"]
 
 REPLACED = "replaced"
-"What is put aside in a staging folder while something else takes its place; it goes back when that fails."
+"Name in a staging folder of what is being replaced; it is moved back when the replacement fails."
 _LOCK_NAME = "lock"
 _SUFFIX = ".mil-ane-passes"
-_MAX_NAME_BYTES = 180  # bytes of the name that are kept, so that the hidden name is one file systems take, too
+_MAX_NAME_BYTES = 180  # longer names are hashed, so that file systems accept the hidden name
 _OPEN_STAGINGS: set[Staging] = set()
 
 
 class Staging:
-    """A new folder `folder` on the file system of `target`, gone when closed; a context manager.
+    """A new folder `folder` on the file system of `target`, removed when closed; a context manager.
 
-    What runs to the same `target` that were killed have left behind is removed first. Raises OSError.
+    Folders that killed runs to the same `target` have left behind are removed first. Raises OSError.
     """
 
     def __init__(self, target: Path) -> None:
@@ -41,10 +42,10 @@ class Staging:
         _OPEN_STAGINGS.add(self)
 
     def close(self) -> None:
-        """Remove the folder with all in it."""
+        """Remove the folder with everything in it."""
         if (
             self not in _OPEN_STAGINGS or os.getpid() != self._process
-        ):  # a forked child has a copy of what is its parent's
+        ):  # a forked child has a copy of its parent's objects
             return
         _OPEN_STAGINGS.discard(self)
         _discard_folder(self.folder, self.target)
@@ -58,7 +59,7 @@ class Staging:
 
 
 def close_all_stagings() -> None:
-    """Remove all folders of this process: it is about to end."""
+    """Remove all staging folders of this process, which is about to end."""
     for staging in list(_OPEN_STAGINGS):
         staging.close()
 
@@ -66,18 +67,18 @@ def close_all_stagings() -> None:
 def remove_stale_stagings(target: Path) -> None:
     """Remove the folders beside `target` that runs to it have left behind; those of runs still alive stay.
 
-    So do folders of another user: in a folder that several users write to anybody can make one of such a name, and
-    what lies in it would take the place of a package.
+    Folders of another user stay, too: in a folder that several users write to anybody can make one of such a name, and
+    what lies in it would replace a package.
     """
     with suppress(OSError), os.scandir(target.parent) as entries:
         for entry in entries:
             if is_staging_name(entry.name, target):
-                with suppress(OSError):  # one that cannot be removed does not keep the others
+                with suppress(OSError):  # a folder that cannot be removed does not prevent the removal of the others
                     _remove_stale_folder(Path(entry.path), target)
 
 
 def _remove_stale_folder(folder: Path, target: Path) -> None:
-    """Remove one folder that nobody works in. Raises OSError where that cannot be known."""
+    """Remove one folder if no run uses it. Raises OSError where that cannot be determined."""
     found = os.lstat(folder)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
         return
@@ -90,7 +91,7 @@ def _remove_stale_folder(folder: Path, target: Path) -> None:
 
 
 def is_staging_name(name: str, target: Path) -> bool:
-    """Whether `name` is one that staging folders for `target` have."""
+    """Return whether `name` is a name of staging folders for `target`."""
     prefix = _build_prefix(target.name)
     return name.startswith(prefix) and name.endswith(_SUFFIX) and "." not in name[len(prefix) : -len(_SUFFIX)]
 
@@ -103,13 +104,13 @@ def _build_prefix(name: str) -> str:
 
 
 def _make_folder(target: Path) -> tuple[Path, int]:
-    """A new folder and the open file whose lock says that it is in use."""
+    """Return a new folder and the open file whose lock marks it as in use."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=_build_prefix(target.name), suffix=_SUFFIX, dir=target.parent))
         try:
             handle = _open_lock(folder)
         except FileNotFoundError:
-            continue  # a run that looked before there was a lock took the folder for one left behind
+            continue  # another run saw the folder before it was locked and removed it as stale
         except OSError:
             folder.rmdir()
             raise
@@ -133,7 +134,7 @@ def _take_lock(handle: int, flags: int) -> bool:
 
 
 def _discard_folder(folder: Path, target: Path) -> None:
-    """Removes `folder` with all in it; what was put aside there goes back unless something is in its place."""
+    """Remove `folder` with everything in it; a replaced package goes back unless another is in its place."""
     aside = folder / REPLACED
     if os.path.lexists(aside) and not os.path.lexists(target):
         try:

@@ -1,9 +1,9 @@
-"""The one step in which a finished package appears: a rename that replaces nothing, or one that swaps two.
+"""Atomic renames that publish a finished package: one that replaces nothing, and one that swaps two paths.
 
 Linux (renameat2) and macOS (renamex_np) swap two paths in one step, so that at every moment one of the packages is
-there whole. Some file systems (network ones above all) cannot: there the old package is renamed aside first, and for a
-moment the path is free. The next run to the path puts it back if a run dies in just that moment. The call of macOS was
-written from its manual and has never been made.
+there complete. Some file systems (network ones above all) cannot: there the old package is renamed aside first, and for
+a moment the path is free. If a run dies in that moment, the next run to the path puts the package back. The call on
+macOS was written from its manual and has never been made.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 __all__ = ["exchange_paths", "move_to_free_path"]
 
 _AT_FDCWD = -100
+# RENAME_NOREPLACE and RENAME_EXCHANGE of renameat2, RENAME_EXCL and RENAME_SWAP of renamex_np.
 _NO_REPLACE_FLAGS = {"linux": 1, "darwin": 4}
 _EXCHANGE_FLAGS = {"linux": 2, "darwin": 2}
 _UNSUPPORTED_ERRORS = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
@@ -38,10 +39,10 @@ def move_to_free_path(staged: Path, target: Path) -> None:
 
 
 def exchange_paths(staged: Path, target: Path, aside: Path) -> None:
-    """Put `staged` in the place of `target`; what was there is at `staged` then, or at the free path `aside`.
+    """Put `staged` in the place of `target`; the old `target` is then at `staged`, or at the free path `aside`.
 
-    Raises FileNotFoundError when there is nothing at `target`, FileExistsError when another run put something there
-    in the moment between two renames.
+    Raises FileNotFoundError when there is nothing at `target`, FileExistsError when another run put something there in
+    the moment between two renames.
     """
     if _rename_with_flag(staged, target, _EXCHANGE_FLAGS):
         return
@@ -56,7 +57,7 @@ def exchange_paths(staged: Path, target: Path, aside: Path) -> None:
 
 
 def _rename_with_flag(old: Path, new: Path, flags: dict[str, int]) -> bool:
-    """Renames with a flag; False where the system or the file system does not know it."""
+    """Rename with a flag; False where the system or the file system does not support it."""
     call = _load_rename_call(sys.platform)
     if call is None:
         return False

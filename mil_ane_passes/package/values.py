@@ -1,4 +1,4 @@
-"""Types and values of the model format as pymil's."""
+"""Conversion of types and values of the model format to pymil's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _REMEDY = "the package is damaged: take a fresh copy"
 
 
 class Unrepresentable(Exception):
-    """A type or value that pymil has no form for; the op that holds it is loaded as opaque."""
+    """A type or value that pymil cannot represent; the op that holds it is loaded as opaque."""
 
 
 class TypeReader:
@@ -30,7 +30,7 @@ class TypeReader:
         self._known: dict[bytes, Any] = {}
 
     def read(self, declared: Any) -> Any:
-        """The pymil type of `declared` (a ValueType); `types.unknown` for what pymil has no type for."""
+        """Return the pymil type of `declared` (a ValueType); `types.unknown` if pymil has no type for it."""
         key = declared.SerializeToString()
         if key not in self._known:
             result, fresh = self._read(declared)
@@ -40,7 +40,7 @@ class TypeReader:
         return self._known[key]
 
     def _read(self, declared: Any) -> tuple[Any, bool]:
-        """The type, and whether it has new symbols (then it belongs to this one place)."""
+        """Return the type, and whether it has new symbols (then it must not be shared with equal declarations)."""
         kind = declared.WhichOneof("type")
         if kind == "tensorType":
             return self._tensor(declared.tensorType)
@@ -49,7 +49,7 @@ class TypeReader:
             return (types.state(inner), fresh) if types.is_tensor(inner) else (types.unknown, False)
         if kind == "listType":
             inner, fresh = self._read(declared.listType.type)
-            # The format does not say whether a list may grow; coremltools' reader says it may.
+            # The format does not declare whether a list may grow; coremltools' reader assumes that it may.
             return types.list(inner, None, dynamic_length=True), fresh
         if kind == "dictionaryType":
             key, _ = self._read(declared.dictionaryType.keyType)
@@ -81,7 +81,7 @@ class TypeReader:
 
 @functools.lru_cache(maxsize=1 << 12)
 def _decompose_type(sym_type: Any) -> tuple[bool, Any, tuple[Any, ...]] | None:
-    """Whether a type is a tensor's, and its dtype and shape; None for what is neither a tensor nor a scalar."""
+    """Return whether a type is a tensor, its dtype and its shape; None if it is neither a tensor nor a scalar."""
     if types.is_tensor(sym_type):
         return True, sym_type.get_primitive(), sym_type.get_shape()
     return (False, sym_type, ()) if types.is_scalar(sym_type) else None
@@ -94,7 +94,7 @@ def _read_dimension(dimension: Any) -> Any:
 
 
 class LoadedValue:
-    """A value of the file: what pymil takes for it, and the blob it lies in, if any."""
+    """A value of the file: its pymil representation, and the blob that holds it, if any."""
 
     def __init__(self, value: Any, dtype: Any, file: WeightFile | None = None, blob: Blob | None = None) -> None:
         self.value, self.dtype, self.file, self.blob = value, dtype, file, blob
@@ -108,7 +108,10 @@ class ValueReader:
         self.budget = budget or EvaluationBudget()
 
     def read(self, value: Any) -> LoadedValue:
-        """`value` (a Value); InputError when it contradicts its declared type, Unrepresentable when pymil cannot."""
+        """Read `value` (a Value proto).
+
+        Raises InputError when it contradicts its declared type, Unrepresentable when pymil cannot represent it.
+        """
         sym_type = self._types.read(value.type)
         where = value.WhichOneof("value")
         form = _decompose_type(sym_type)
@@ -144,11 +147,11 @@ def _read_immediate(tensor: Any, dtype: Any, shape: tuple[int, ...], is_tensor: 
     if isinstance(stored, bytes):
         flat = _decode_bytes(stored, dtype, count)
     else:
-        _check_count(len(stored), count, dtype)  # before elements of another kind are made what they are not
+        _check_count(len(stored), count, dtype)  # before elements of another kind are converted
         flat = np.array(list(stored)).astype(types.nptype_from_builtin(dtype))
     _check_count(flat.size, count, dtype)
     array = flat.reshape(shape)
-    # What was loaded is the original of the const's bytes in the file: an edit must make a new const.
+    # The array stands for the const's bytes in the file, so it is read-only: an edit must make a new const.
     array.flags.writeable = False
     # A numpy scalar cannot carry a sub-byte type; an array without dimensions can.
     return array if is_tensor or types.is_sub_byte(dtype) else types.nptype_from_builtin(dtype)(array.item())
@@ -162,7 +165,7 @@ def _decode_bytes(stored: bytes, dtype: Any, count: int) -> Array:
             raw, dtype.get_bitwidth(), count, not dtype.is_unsigned()
         )
         return np.asarray(flat).astype(np_type)
-    itemsize = np.dtype(np_type).itemsize  # that of a text is 0
+    itemsize = np.dtype(np_type).itemsize  # 0 for strings
     if not itemsize or len(stored) % itemsize:
         raise InputError(
             f"an inline value of {len(stored)} bytes; expected {count} elements of {types.builtin_to_string(dtype)} "

@@ -1,4 +1,4 @@
-"""What happens to the weights: which blobs are referred to, which are new, and where all of them go."""
+"""The plan for a package's weights: blobs that are referred to, new blobs, and their offsets."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from .blobs import ALIGN, DTYPES, MODEL_PATH, Array, Blob, WeightFile, WeightFil
 
 WEIGHT_FILE = f"{MODEL_PATH}weights/weight.bin"
 _COMPARE_PIECE_BYTES = 1 << 20
+"Bytes that are read and compared at once."
 _PREFIX_BYTES = 64
+"Bytes at the start of a blob by which candidates for equal blobs are looked up."
 DEAD_LIMIT = 0.01
-"Dead blobs are dropped when they are more than this part of a weight file, unless a plan says otherwise."
+"Dead blobs are dropped when they are more than this part of a weight file, unless a plan has another limit."
 
 
 @dataclass(frozen=True)
 class NewBlob:
-    """Values that are in no weight file yet, contiguous, and the offset they are given."""
+    """Values that are in no weight file yet, contiguous, and the offset assigned to them."""
 
     offset: int
     dtype: Any
@@ -31,7 +33,7 @@ class NewBlob:
 
 @dataclass
 class WeightPlan:
-    """Gives every const a place: the blob it is a view of, or a new one behind the end of the weight file."""
+    """Assigns every const to a blob: the one it is a view of, or a new one at the end of the weight file."""
 
     files: WeightFiles
     added: list[NewBlob] = field(default_factory=list)
@@ -46,7 +48,7 @@ class WeightPlan:
         self._end = opened.size if opened is not None else ALIGN
 
     def _target(self) -> str | None:
-        """The weight file that new blobs go to; None when the package has no place for one."""
+        """Return the weight file that new blobs go to; None when the package has no place for one."""
         path = self.files.path(WEIGHT_FILE)
         if path.is_file():
             self.files.open(WEIGHT_FILE)
@@ -55,7 +57,7 @@ class WeightPlan:
         return next(iter(self.files.files), None)
 
     def find_existing(self, var: Var) -> tuple[str, int] | None:
-        """The file name and offset of the blob that holds the bytes of const `var`; None when they are new."""
+        """Return the file name and offset of the blob that holds the bytes of const `var`; None when they are new."""
         code = DTYPES.get(var.dtype) if not types.is_list(var.sym_type) else None
         if code is None:
             return None
@@ -81,9 +83,11 @@ class WeightPlan:
         return None
 
     def add(self, var: Var) -> tuple[str, int]:
-        """The file name and offset for the bytes of const `var`, a view of no file; equal bytes share a place.
+        """Assign a file name and offset to the bytes of const `var`, which is not a view of a file.
 
-        The value is held until the package is written: what is new takes as much memory as it has bytes.
+        Equal bytes share a place.
+
+        The value is held until the package is written: new values take as much memory as they have bytes.
         """
         assert self.target is not None
         dtype = None if types.is_sub_byte(var.dtype) else types.nptype_from_builtin(var.dtype)
@@ -100,7 +104,7 @@ class WeightPlan:
         return self.target, self._offsets[key]
 
     def _find_equal_blob(self, code: int, value: Array) -> tuple[str, int] | None:
-        """The file name and offset of a blob that happens to hold the bytes of `value`, as another function's may."""
+        """Find the file name and offset of a blob with the bytes of `value`, such as another function's."""
         if self._by_start is None:
             self._by_start = {}
             for file in self.files.files.values():
@@ -113,7 +117,7 @@ class WeightPlan:
 
 
 def find_live_blobs(files: WeightFiles, refs: set[tuple[str, int]]) -> dict[str, list[Blob]]:
-    """For each open weight file the blobs among `refs`, in file order (new ones are not in it)."""
+    """Return for each open weight file the blobs among `refs`, in file order; new blobs are left out."""
     live: dict[str, list[Blob]] = {name: [] for name in files.files}
     for name, offset in sorted(refs):
         file = files.open(name)
@@ -124,7 +128,7 @@ def find_live_blobs(files: WeightFiles, refs: set[tuple[str, int]]) -> dict[str,
 
 
 def compute_packed_offsets(blobs: list[Blob]) -> tuple[dict[int, int], int]:
-    """The offset each blob has when nothing stands between them, and the size of the file then."""
+    """Return the offset of each blob when they are packed without gaps, and the resulting file size."""
     moved: dict[int, int] = {}
     end = ALIGN
     for blob in blobs:
@@ -137,9 +141,9 @@ def plan_blob_moves(
     files: WeightFiles, added: list[NewBlob], target: str | None, live: Mapping[str, list[Blob]], limit: float,
     gaps: bool = False,
 ) -> dict[str, dict[int, int]]:
-    """For each weight file with more than `limit` of it dead: where its blobs go when the dead ones are dropped.
+    """Plan, for each weight file with more than `limit` of it dead, the blobs' new offsets after dead ones are dropped.
 
-    `added` go to the file `target`, behind its blobs; with `gaps` they were given places with others between them.
+    `added` go to the end of the file `target`; `gaps` means that some new blobs were dropped between them.
     """
     moves: dict[str, dict[int, int]] = {}
     known = {**live, **({target: []} if gaps and added and target and target not in live else {})}
@@ -161,7 +165,7 @@ def _has_same_type_and_size(blob: Blob, code: int, var: Var) -> bool:
 
 
 def _has_same_bytes(file: WeightFile, blob: Blob, value: Array) -> bool:
-    """Whether `blob` has the bytes of `value`: by address for a view, else by comparing them piece by piece."""
+    """Return whether `blob` has the bytes of `value`: by address for a view, else by comparing them piece by piece."""
     if value.nbytes != blob.nbytes:
         return False
     if value.flags.c_contiguous and _get_address(value) == _get_address(file.bytes) + blob.data:
@@ -170,7 +174,7 @@ def _has_same_bytes(file: WeightFile, blob: Blob, value: Array) -> bool:
 
 
 def _is_equal_to_blob(file: WeightFile, blob: Blob, value: Array) -> bool:
-    """Whether `blob` has the bytes of `value`, which is contiguous and as long."""
+    """Return whether `blob` has the bytes of `value`, which is contiguous and of the same length."""
     ours = memoryview(value.reshape(-1).view(np.uint8).data)
     pieces = range(0, blob.nbytes, _COMPARE_PIECE_BYTES)
     return all(file.read(blob.data + i, len(ours[i : i + _COMPARE_PIECE_BYTES])) == ours[i : i + _COMPARE_PIECE_BYTES]

@@ -1,4 +1,4 @@
-"""Weight files of a saved package: copied, appended to, or with the live blobs alone."""
+"""Writing of a saved package's weight files: copied, appended to, or reduced to the live blobs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def write_weights(
     source: WeightFile | None, target: Path, live: list[Blob], moved: Mapping[int, int] | None,
     added: list[NewBlob], ahead: CopyAhead | None = None,
 ) -> None:
-    """Writes weight file `target`: `source`, or only its `live` blobs when they are `moved`, then the `added` ones."""
+    """Write weight file `target`: `source`, or only its `live` blobs when they are `moved`, then the `added` ones."""
     if source is not None and moved is None:
         if ahead is None or not ahead.take(source.path, target):
             copy_file(source.path, target)
@@ -59,7 +59,7 @@ def _append_blobs(target: Path, added: list[NewBlob], moved: Mapping[int, int]) 
     if not added:
         return
     if target.exists():
-        # Permissions are the source's only when all is written; a read-only source must not stop us.
+        # A copy of a read-only source is read-only; its permissions are restored after everything is written.
         target.chmod(0o600)
     with open(target, "r+b" if target.exists() else "w+b") as file:
         out = file.fileno()
@@ -70,7 +70,7 @@ def _append_blobs(target: Path, added: list[NewBlob], moved: Mapping[int, int]) 
 
 
 def _write_blob(out: int, blob: NewBlob, offset: int) -> None:
-    """Writes one blob as coremltools' writer does, which would copy the values twice and not say what the disk says."""
+    """Write one blob in the format of coremltools' writer, which would copy the values twice and hide the OS error."""
     nbytes = count_payload_bytes(blob.dtype, blob.value.size)
     unused = 8 * nbytes - blob.value.size * blob.dtype.get_bitwidth() if types.is_sub_byte(blob.dtype) else 0
     metadata = METADATA.pack(SENTINEL, DTYPES[blob.dtype], nbytes, offset + ALIGN, unused)
@@ -82,7 +82,7 @@ def _write_blob(out: int, blob: NewBlob, offset: int) -> None:
 
 
 def _iterate_pieces(blob: NewBlob) -> Iterator[bytes | memoryview]:
-    """The bytes of a blob, one after the other."""
+    """Yield the bytes of a blob piece by piece."""
     flat = blob.value.reshape(-1)
     if not types.is_sub_byte(blob.dtype):
         yield flat.view(np.uint8).data

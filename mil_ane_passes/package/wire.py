@@ -1,7 +1,7 @@
-"""Protobuf at wire level: fields of a message as slices, and messages put together again from slices.
+"""Protobuf at wire level: a message is split into its fields as slices, and joined again from slices.
 
-Saving replaces the changed parts of a model file and keeps every other byte. Parsing and serializing would not:
-map entries lose their order there.
+Saving replaces the changed parts of a model file and keeps every other byte. Parsing and serializing would not: map
+entries lose their order there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Field(NamedTuple):
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """The varint at `at` and the position behind it; ValueError when it is cut short or too long."""
+    """Read the varint at `at`; return it and the position after it. ValueError when it is cut short or too long."""
     value = shift = 0
     while True:
         if at >= len(data) or shift > 63:
@@ -38,7 +38,7 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def encode_varint(value: int) -> bytes:
-    """`value` as a varint."""
+    """Encode `value` as a varint."""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -48,7 +48,7 @@ def encode_varint(value: int) -> bytes:
 
 
 def iterate_fields(data: bytes) -> Iterator[Field]:
-    """The fields of message `data` in file order, a group as one of them; ValueError when it is not a message."""
+    """Yield the fields of message `data` in file order, a group as one field; ValueError when it is not a message."""
     at, size = 0, len(data)
     while at < size:
         start = at
@@ -66,7 +66,7 @@ def iterate_fields(data: bytes) -> Iterator[Field]:
 
 
 def _find_field_end(data: bytes, body: int, wire_type: int) -> int:
-    """The position behind a field whose tag ends at `body`."""
+    """Return the position after a field whose tag ends at `body`."""
     if wire_type == BYTES:
         length, body = read_varint(data, body)
         return body + length
@@ -78,7 +78,7 @@ def _find_field_end(data: bytes, body: int, wire_type: int) -> int:
 
 
 def _find_group_end(data: bytes, at: int, number: int) -> int:
-    """The position behind the group `number` whose tag ends at `at`."""
+    """Return the position after the group `number` whose tag ends at `at`."""
     opened = [number]
     while opened:
         tag, at = read_varint(data, at)
@@ -92,23 +92,23 @@ def _find_group_end(data: bytes, at: int, number: int) -> int:
 
 
 def get_payloads(data: bytes, number: int) -> list[bytes]:
-    """The payloads of all length-delimited fields `number` of message `data`."""
+    """Return the payloads of all length-delimited fields `number` of message `data`."""
     return [data[f.body : f.end] for f in iterate_fields(data) if f.number == number and f.wire_type == BYTES]
 
 
 def encode_field(number: int, payload: bytes) -> bytes:
-    """`payload` as length-delimited field `number`."""
+    """Encode `payload` as length-delimited field `number`."""
     return encode_varint(number << 3 | BYTES) + encode_varint(len(payload)) + payload
 
 
 def get_entry_key(entry: bytes) -> str:
-    """The key of map entry `entry` (maps of the model format have string keys)."""
+    """Return the key of map entry `entry` (maps of the model format have string keys)."""
     keys = get_payloads(entry, KEY)
     return keys[-1].decode() if keys else ""
 
 
 def get_entry_value(entry: bytes) -> bytes:
-    """The message in map entry `entry`; ValueError when there are several, which a parser would make one of."""
+    """Return the message in map entry `entry`; ValueError when there are several, which a parser would merge."""
     values = get_payloads(entry, VALUE)
     if len(values) > 1:
         raise ValueError(f"map entry {get_entry_key(entry)!r} has {len(values)} values")
@@ -116,12 +116,12 @@ def get_entry_value(entry: bytes) -> bytes:
 
 
 def encode_entry(key: str, value: bytes) -> bytes:
-    """A map entry."""
+    """Encode a map entry."""
     return encode_field(KEY, key.encode()) + encode_field(VALUE, value)
 
 
 def replace_fields(data: bytes, number: int, new: Sequence[bytes]) -> bytes:
-    """`data` with its fields `number` replaced by `new`, in the place of the first; the rest byte for byte."""
+    """Return `data` with its fields `number` replaced by `new`, in the place of the first; the rest byte for byte."""
     if get_payloads(data, number) == list(new):
         return data
     out: list[bytes] = []
@@ -138,7 +138,10 @@ def replace_fields(data: bytes, number: int, new: Sequence[bytes]) -> bytes:
 
 
 def edit_payloads(data: bytes, change: Callable[[Field, bytes], bytes | None]) -> bytes:
-    """`data` with each length-delimited payload that `change` gives another value for; the rest byte for byte."""
+    """Return `data` with each length-delimited payload replaced for which `change` returns another.
+
+    The rest stays byte for byte.
+    """
     out: list[bytes] = []
     changed = False
     for f in iterate_fields(data):

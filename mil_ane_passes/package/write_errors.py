@@ -1,4 +1,4 @@
-"""What a disk refuses, in words: what could not be written, why, and what to do."""
+"""Messages for errors of the disk: what could not be written, why, and what to do."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ _REMEDIES = {
 
 @contextmanager
 def convert_write_errors(target: Path, what: str = "the package") -> Iterator[None]:
-    """Turns an OSError of writing `what` to `target` into an InputError; nothing may have been changed there."""
+    """Convert an OSError of writing `what` to `target` into an InputError.
+
+    Use it only where nothing has been changed at `target`.
+    """
     try:
         yield
     except OSError as error:
@@ -45,7 +48,7 @@ def convert_write_errors(target: Path, what: str = "the package") -> Iterator[No
 
 
 def _is_write_error(error: OSError, target: Path) -> bool:
-    """Whether it was the writing that failed, and not the reading of what is copied."""
+    """Return whether writing failed, rather than reading what is copied."""
     if not isinstance(error.filename, str | bytes):
         return True
     path = Path(os.fsdecode(error.filename))

@@ -1,6 +1,7 @@
 """Adversarial feeds: values and sizes at which two programs that agree on normal draws most often differ.
 
-Few runs, as several patterns share one: rows of an input differ in scale, and single elements are extreme.
+A run combines several patterns, so few runs are needed: rows of an input differ in scale, and single elements are
+extreme.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ Array = np.ndarray[Any, Any]
 
 WIDE, SPECIAL, TIES, INDICES, SIZES = "wide range", "NaN and infinities", "ties", "indices", "sizes"
 WIDE_AND_TIES = "wide range and ties"
-"What one run holds of a function whose runs are long: the first half of each input is the one, the rest the other."
+"One run in place of two, for functions with long runs: wide range in the first half of each input, ties in the rest."
 _MIN_LONG_RUN_ELEMENTS = 1 << 22
-"Elements computed in a run from which it counts as long."
+"Number of elements computed in a run from which it counts as long."
 _DESCRIPTIONS = {
     WIDE: "normal draws x 30 and x 0.001, some elements +-65504 and +-300, first and last rows of tables",
     SPECIAL: "some elements NaN, inf, -inf, -0 and 0",
@@ -55,7 +56,7 @@ _DESCRIPTIONS = {
     "multiples of 0.5, some elements +-6e-8 and +-1e-4, rows of zeros, of one number and one-hot",
     INDICES: "indices from -n to n - 1, other integers negative and up to 1000",
 }
-"What each kind of feeds holds, as the result states it."
+"Description of each kind of feeds in the report."
 
 _EXTREMES = (65504.0, -65504.0, 300.0, -300.0)
 "fp16's largest magnitude, and one at which sigmoid, tanh and exp saturate."
@@ -65,17 +66,20 @@ _SPECIAL_VALUES = (math.nan, math.inf, -math.inf, -0.0, 0.0)
 _INTEGER_EXTREMES = (-100, 1000, -1, 9, 100, -8, 8, 0)
 "Free integers: negative ones, and ones beyond what normal draws use."
 _ELEMENTS_PER_EXTREME = 32
-"One element of so many is extreme: those beside it have to stay comparable."
+"One element of so many is extreme: the other elements have to stay comparable."
 _MAX_EXTREMES = 16
-"And so many at most: in a network whose receptive field is large they would hide everything else."
+"At most so many elements are extreme: in a network with a large receptive field, more would hide everything else."
 _ROW_SCALES = (30.0, 1e-3, 1.0)
+"Scales of the rows of wide-range feeds."
 
 
 @dataclass(frozen=True)
 class Domain:
-    """Where a promise between two programs holds: magnitudes of float inputs (zero aside), and whether NaN and infinity
-    reach the same results; `ranges` are the intervals that users gave for inputs by name, `largest_size` is the largest
-    size of symbolic dimensions without a declared range."""
+    """The domain in which two programs have to agree: magnitudes of float inputs from `low` to `high`, zero aside.
+
+    `ranges` are the user's intervals of inputs by name; such inputs get neither NaN nor infinity. `largest_size` is the
+    largest size of symbolic dimensions without a declared range.
+    """
 
     low: float = 0.0
     high: float = math.inf
@@ -83,7 +87,7 @@ class Domain:
     largest_size: float = math.inf
 
     def clip(self, name: str, values: Array) -> Array:
-        """`values` moved into the domain."""
+        """Clip `values` to the domain."""
         low, high = (self.ranges or {}).get(name, ANY_VALUE)
         sizes = np.abs(values)
         inside = np.where((sizes > self.high) & np.isfinite(values), np.copysign(self.high, values), values)
@@ -98,10 +102,11 @@ def build_adversarial_plans(
     program: Program, describe: Callable[[str], Any], domain: Domain = Domain(), small_sizes: bool = True,
     typed: bool = False,
 ) -> list[Plan]:
-    """The runs on adversarial feeds: one of each kind at every function's default shapes, at float64 only unless
-    `typed`, and one of normal draws at each of a few sizes where dimensions are symbolic, at float64.
+    """Make one run of each kind of adversarial feeds at every function's default shapes.
 
-    A run that the program before does not accept is dropped without a word: its feeds are ours, not the model's.
+    These run at float64 only unless `typed`. Where dimensions are symbolic, a run of normal draws at float64 is added
+    for each of a few sizes. A run that the program before cannot execute is dropped without a note, as its feeds are
+    ours, not the model's.
     """
     made = []
     for name, function in program.functions.items():
@@ -120,7 +125,7 @@ def build_adversarial_plans(
 
 
 def describe_samples(plans: Sequence[Plan]) -> list[str]:
-    """What the feeds of these runs hold, one entry a kind."""
+    """Describe the feeds of these runs, one entry for each kind."""
     normal = sum(not plan.adversarial for plan in plans)
     sizes = dict.fromkeys(plan.label.removeprefix("size ") for plan in plans if plan.adversarial == SIZES)
     kinds = dict.fromkeys(plan.adversarial for plan in plans)
@@ -140,7 +145,7 @@ class _Sampler:
         self._images = find_image_inputs(description)
 
     def kinds(self) -> Iterator[str]:
-        """The kinds that differ from normal draws for the inputs at hand."""
+        """Yield the kinds of feeds that differ from normal draws for this function's inputs."""
         inputs = {name: self._function.inputs[name] for name in self._choice.shapes}
         if any(self._is_free_float(name, var) for name, var in inputs.items()):
             shapes = self._choice.shapes
@@ -152,7 +157,7 @@ class _Sampler:
             yield INDICES
 
     def feeds(self, kind: str, seed: int) -> dict[str, Array]:
-        """Feeds of that kind; inputs to which the kind does not apply get normal draws."""
+        """Make feeds of that kind; inputs to which the kind does not apply get normal draws."""
         random = np.random.default_rng((seed, 7))
         feeds = make_feeds(self._function, self._choice, seed, self._description)
         for name, value in feeds.items():
@@ -170,7 +175,7 @@ class _Sampler:
         return types.is_float(var.dtype) and math.isinf(self._inside[name][1]) and name not in self._images
 
     def _is_index(self, name: str, var: Var) -> bool:
-        """Whether the input holds whole numbers that are neither flags nor pixels."""
+        """Return whether the input holds whole numbers that are neither flags nor pixels."""
         if name in self._images or var.dtype == types.bool or self._is_free_float(name, var):
             return False
         return self._inside[name] != (0, 1) or self._wrapping[name][0] < 0
@@ -204,7 +209,7 @@ class _Sampler:
 
 
 def _scale_rows(random: np.random.Generator, values: Array) -> Array:
-    """Rows of different scale; where there is one row only, elements of different scale."""
+    """Scale the rows differently; if there is only one row, scale its elements differently."""
     rows = values.reshape(-1, values.shape[-1]) if values.ndim and values.size else values
     shape = (len(rows), 1) if rows.ndim == 2 and len(rows) > 1 else rows.shape
     count = int(np.prod(shape))
@@ -215,14 +220,14 @@ def _scale_rows(random: np.random.Generator, values: Array) -> Array:
 def _set_extremes(
     random: np.random.Generator, values: Array, extremes: Sequence[float], share: int = _ELEMENTS_PER_EXTREME
 ) -> Array:
-    """`values` with a few elements set to `extremes` in turn, spread over the array; each of them where there is room.
-    """
+    """Return `values` with a few elements, spread over the array, set to `extremes` in turn, as far as there is
+    room."""
     if not values.size or not extremes:
         return values
     room = max(1, values.size // min(2, share))
     count = min(room, _MAX_EXTREMES, max(len(extremes), values.size // share))
     flat = values.reshape(-1).copy()
-    stretch = values.size / count  # one in each stretch of the array, so that rows share them evenly
+    stretch = values.size / count  # one in each section of the array, so that they are spread evenly over the rows
     for number in range(count):
         at = int(number * stretch + random.integers(max(1, int(stretch))))
         flat[min(at, values.size - 1)] = extremes[number % len(extremes)]
@@ -230,8 +235,11 @@ def _set_extremes(
 
 
 def _set_extremes_and_rows(random: np.random.Generator, values: Array, extremes: Sequence[float]) -> Array:
-    """`values` with a few elements set to `extremes`, and with rows of zeros (such as padding), of one number and of a
-    single 1 behind those, where there are rows enough to keep others."""
+    """Return `values` with a few elements set to `extremes`, and some of the last rows replaced.
+
+    The replaced rows are zeros (such as padding), one number, and a single 1. Arrays of fewer than four rows keep all
+    of their rows.
+    """
     if values.ndim < 2 or not values.size or values.size // values.shape[-1] < 4:
         return _set_extremes(random, values, extremes)
     rows = values.reshape(-1, values.shape[-1]).copy()

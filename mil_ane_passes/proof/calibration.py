@@ -1,4 +1,4 @@
-"""How much room fp16 leaves at each value on given feeds, and which rewrites fix what does not fit."""
+"""Calibration: the headroom that fp16 leaves at each value on given feeds, and the rewrites that fix overflows."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ Progress = Callable[[str], None]
 PlanMaker = Callable[[Program], Sequence[Plan]]
 
 MIN_SUM_OVERFLOW = 32768.0
-"From this magnitude on a partial sum of a convolution or matrix product is infinite on M2 Pro, M4, M5 and M6."
+"Magnitude from which a partial sum of a convolution or matrix product is infinite on M2 Pro, M4, M5 and M6."
 
 
 @dataclass
 class CalibrationRow:
-    """One value over all runs: what `TraceRow` says, and `partial`, the bound on partial sums where there are any.
+    """One value over all runs: its `TraceRow`, and `partial`, the bound on partial sums where it is the result of sums.
 
-    `codes` are the rules that found something at this op, `fixed_by` the rewrites after which the value is no longer
-    beyond what fp16, or the sums in it, can hold.
+    `codes` are the rules that match at this op, `fixed_by` the rewrites after which fp16 holds the value, and the sums
+    in it.
     """
 
     trace: TraceRow
@@ -47,7 +47,10 @@ class CalibrationRow:
 
     @property
     def headroom(self) -> float:
-        """65504 over the largest magnitude: below 1 it overflows; infinite for all zeros and for what is no float."""
+        """65504 divided by the largest magnitude: below 1 the value overflows.
+
+        It is infinite for all zeros and non-floats.
+        """
         if not self.trace.type.startswith("fp"):
             return math.inf
         ends = [abs(end) for end in (self.trace.minimum, self.trace.maximum) if end is not None]
@@ -56,7 +59,7 @@ class CalibrationRow:
 
     @property
     def beyond(self) -> str:
-        """What does not fit, in a word: "overflow", "sums", or nothing."""
+        """The kind of overflow: "overflow" for the value itself, "sums" for partial sums, or an empty string."""
         if self.trace.overflow or self.trace.inf:
             return "overflow"
         return "sums" if self.partial is not None and self.partial >= MIN_SUM_OVERFLOW else ""
@@ -70,22 +73,22 @@ class CalibrationRow:
 
 @dataclass
 class Calibration:
-    """All rows of a program in the order of computation, from how many runs they are, the rules that fire, and the
-    first op beyond fp16 as MIL."""
+    """All rows of a program in the order of computation, the number of runs, the rules that match and how often, and
+    the first op beyond fp16 as MIL."""
 
     rows: list[CalibrationRow]
     runs: int
     fires: dict[str, int] = field(default_factory=dict)
     first: str = ""
     failed: list[RuleFailure] = field(default_factory=list)
-    "The rules that failed on the program, which say nothing of it."
+    "The rules that failed with an error on the program; their findings are missing."
 
 
 def calibrate_program(
     program: Program, make: PlanMaker, rules: Iterable[type[Rule]], *, target: str = "all",
     progress: Progress = lambda text: None,
 ) -> Calibration:
-    """Run `program` on the plans that `make` gives for it, and try each of `rules` that fires on a copy."""
+    """Run `program` on the plans that `make` gives for it, and try each of `rules` that matches on a clone."""
     from ..core.printer import format_op
     from .range_measurement import measure_ranges
 
@@ -116,7 +119,7 @@ def calibrate_program(
     for rule in rules:
         try:
             look(rule)
-        except RuleError as error:  # the other rules are looked at all the same
+        except RuleError as error:  # the other rules are still tried
             if error.failure is None:
                 raise
             found.failed.append(error.failure)
@@ -126,7 +129,7 @@ def calibrate_program(
 def _find_beyond_after(
     rule: Rewrite, program: Program, make: PlanMaker, target: str, measure: Measure
 ) -> dict[tuple[str, str], bool]:
-    """For each value of the program as `rule` leaves it: whether it is beyond fp16."""
+    """Apply `rule` to a clone of the program and return for each value (function, name) whether it is beyond fp16."""
     from .range_measurement import measure_ranges
 
     after = clone_program(program)

@@ -1,5 +1,7 @@
-"""Is a program equal to the torch module or the callable that it was made from? Judged by a tolerance, as the two do
-not hold the same numbers: weights were rounded or compressed on the way."""
+"""Comparison of a program with the torch module or callable that it was made from.
+
+It is judged by a tolerance, as weights were rounded or compressed in the conversion.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +30,13 @@ __all__ = [
 Array = np.ndarray[Any, Any]
 
 FP32_TOLERANCE = 1e-4
-"Share of an output's largest value by which a program all in fp32 may be off: float32 sums in another order."
+"Tolerance of a program all in fp32, as a share of an output's largest value: float32 sums in another order."
 FP16_TOLERANCE = 2e-2
 "The same for a program with fp16 or compressed values: each weight is off by up to 2**-11 of it, layer upon layer."
 
 
 def get_default_tolerance(program: Program) -> float:
-    """`FP16_TOLERANCE` when any value of the program is fp16 or compressed, else `FP32_TOLERANCE`."""
+    """Return `FP16_TOLERANCE` when any value of the program is fp16 or compressed, else `FP32_TOLERANCE`."""
     reduced = any(
         op.op_type.startswith("constexpr_") or any(
             not types.is_list(var.sym_type) and getattr(var, "dtype", None) == types.fp16 for var in op.outputs)
@@ -48,12 +50,12 @@ def compare_with_callable(
     quirks: Sequence[str] = (), accuracy: Accuracy | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> VerifyReport:
-    """Are the outputs of a program's default function within `tolerance` of a callable's, on the program's inputs?
+    """Compare the outputs of a program's default function with a callable's, on the program's inputs.
 
-    `given` as in `Caller`. An output passes when no element is further off than `tolerance` times the largest value
-    of the first side's output; integers, bools and strings have to be equal, and what is not finite has to be the
-    same. Given `accuracy`, its limits take the place of the tolerance. Raises InputError when the callable cannot be
-    used, raises, or returns another number of outputs.
+    `given` as in `Caller`. An output passes when no element is further off than `tolerance` times the largest value of
+    the first side's output; integers, bools and strings have to be equal, and non-finite elements have to be the same.
+    Limits in `accuracy` replace the tolerance. Raises InputError when the callable cannot be used, raises, or returns
+    another number of outputs.
     """
     check_runnable(program, quirks)
     name = program.default_function_name
@@ -94,7 +96,7 @@ def _describe_left_out(program: Program, name: str, states: Sequence[str], follo
 
 
 def _zero_other_states(plan: Plan, followed: Sequence[str]) -> Plan:
-    """The plan with only those states filled that the callable has too."""
+    """Return the plan with zeros in the states that the callable does not have."""
     kept = {name: value for name, value in plan.state.items() if name in followed}
     zeros = {name: np.zeros_like(value) for name, value in plan.state.items() if name not in followed}
     return Plan(plan.function, plan.label, plan.feeds, kept | zeros, plan.error)
@@ -115,8 +117,10 @@ def _compare_run(run: Run, caller: Caller, precision: str, program_first: bool, 
 
 
 def compare_within_tolerance(name: str, old: Array, new: Array, tolerance: float) -> OutputDifference:
-    """Whether one output is within the tolerance; a number by itself counts as an array of one, which is what the
-    converter makes of it."""
+    """Judge one output against the tolerance.
+
+    A scalar is compared as an array of one element, as the converter makes it one.
+    """
     old, new = np.atleast_1d(old), np.atleast_1d(new)
     if old.shape != new.shape:
         return OutputDifference(name, False, False, reason=f"has shape {list(old.shape)} in the first and "

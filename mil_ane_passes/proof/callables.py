@@ -1,4 +1,4 @@
-"""A torch module or a Python callable in place of one of two programs: how it is called and what it returns."""
+"""Torch modules and Python callables in place of one of two programs: how they are called and how results are named."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ Array = np.ndarray[Any, Any]
 
 
 def is_callable_side(given: Any) -> bool:
-    """Whether `given` is meant to be called, rather than to be opened as a model."""
+    """Return whether `given` is to be called, rather than opened as a model."""
     return callable(given) and not hasattr(given, "get_spec")
 
 
 class Caller:
-    """Calls what the user gave with a program's feeds; its results bear the names of the program's outputs.
+    """Calls the user's callable with a program's feeds; its results get the names of the program's outputs.
 
-    A torch module gets tensors, on its device: floats in the dtype of its own floating-point parameters (float32 if it
-    has none), integers as int64, which is what torch indexes with. Anything else gets numpy arrays as they are fed.
-    Inputs are given in the program's order, or by name when all of their names are parameters of the callable.
+    A torch module gets tensors on its device: floats in the dtype of its own floating-point parameters (float32 if it
+    has none), integers as int64, which is what torch indexes with. Any other callable gets numpy arrays as they are
+    fed. Inputs are passed in the program's order, or by name when all of their names are parameters of the callable.
     Raises InputError for a class, and for a module in training mode.
     """
 
@@ -34,10 +34,10 @@ class Caller:
         if isinstance(given, type):
             raise InputError(f"found the class {given.__name__}; expected an instance of it, or a function")
         if hasattr(given, "graph_signature") and hasattr(given, "module"):
-            given = given.module()  # a torch ExportedProgram, which is not called itself
+            given = given.module()  # a torch ExportedProgram, which cannot be called itself
         self._given, self._inputs, self._outputs = given, list(inputs), list(outputs)
         self.name = getattr(given, "__name__", None) or type(given).__name__
-        torch = sys.modules.get("torch")  # where torch was not imported there is no module
+        torch = sys.modules.get("torch")  # without it, no torch module exists
         self._torch = torch if torch is not None and isinstance(given, torch.nn.Module) else None
         training = [] if self._torch is None or self._is_exported() else [
             f"'{name}' in {self.name}" if name else self.name for name, part in given.named_modules() if part.training]
@@ -47,9 +47,12 @@ class Caller:
         self._by_name = self._named_inputs()
 
     def __call__(self, feeds: Mapping[str, Array], state: dict[str, Array]) -> dict[str, Array]:
-        """The outputs by name. A module's buffers called like the states start as `state`, which then holds what is
-        left in them; the module is left as it was. Raises InputError naming the callable for whatever it raises, and
-        for results that do not fit the program's outputs."""
+        """Return the outputs by name.
+
+        A module's buffers that have the names of states start as `state`, which is updated with their final values; the
+        module itself is left unchanged. Raises InputError naming the callable for any error that it raises, and for
+        results that do not fit the program's outputs.
+        """
         arguments = {name: np.array(feeds[name]) for name in self._inputs}
         try:
             returned = self._called(arguments) if self._torch is None else self._call_module(arguments, state)
@@ -62,16 +65,19 @@ class Caller:
         return self._named(returned)
 
     def states(self, names: Sequence[str]) -> list[str]:
-        """Those of a program's states that the module has as buffers; dots in a buffer's name may be underscores."""
+        """Return the states in `names` that the module has as buffers; dots in a buffer's name may be underscores."""
         return [name for name in names if name in self._buffers()]
 
     def _named_inputs(self) -> set[str]:
-        """The inputs to give by name: all of them, or none; of what torch.export made those it was exported with."""
+        """Return the inputs to pass by name: all or none.
+
+        For a torch.export module they are those that were exported as keywords.
+        """
         if self._torch is not None and self._is_exported():
             spec = getattr(self._given, "_in_spec", None)
             if spec is None:
                 return set()
-            keywords = spec.child(1) if hasattr(spec, "child") else spec.children_specs[1]  # as torch names it, or did
+            keywords = spec.child(1) if hasattr(spec, "child") else spec.children_specs[1]  # new and old torch
             return set(keywords.context) if set(keywords.context) <= set(self._inputs) else set()
         known = _list_parameters(self._given if self._torch is None else self._given.forward)
         return set(self._inputs) if set(self._inputs) <= known else set()
@@ -107,7 +113,7 @@ class Caller:
         return {name.replace(".", "_"): buffer for name, buffer in buffers.items()} | buffers
 
     def _is_exported(self) -> bool:
-        """What torch.export makes has no modes: its graph is fixed, and it has an eval() of its own that refuses."""
+        """Return whether the module was made by torch.export: it has no modes, and its own eval() raises an error."""
         return "eval" in vars(self._given)
 
     def _named(self, returned: Any) -> dict[str, Array]:
@@ -130,7 +136,7 @@ class Caller:
 
 
 def _list_parameters(call: Callable[..., Any]) -> set[str]:
-    """Names by which `call` takes arguments; none when it has no signature to look at."""
+    """List the names by which `call` takes arguments; empty when it has no signature."""
     try:
         parameters = inspect.signature(call).parameters.values()
     except (TypeError, ValueError):
@@ -144,7 +150,7 @@ def _choose_torch_dtype(torch: Any, value: Array, floats: Any) -> Any:
 
 
 def _iterate_leaves(returned: Any) -> Iterator[Any]:
-    """What was returned, nested containers opened, in order; None stands for nothing."""
+    """Yield the returned values in order, with nested containers flattened and None dropped."""
     if isinstance(returned, Mapping):
         returned = list(returned.values())
     if isinstance(returned, (tuple, list)):
@@ -155,7 +161,8 @@ def _iterate_leaves(returned: Any) -> Iterator[Any]:
 
 
 def _to_array(value: Any) -> Array:
-    """A tensor (of any device, dtype and gradient) or anything numpy takes, in memory of its own."""
+    """Convert a tensor (of any device, dtype and gradient), or anything numpy accepts, to an array that owns its
+    memory."""
     if hasattr(value, "detach"):
         value = value.detach().cpu()
         value = (value.float() if str(value.dtype) == "torch.bfloat16" else value).numpy()

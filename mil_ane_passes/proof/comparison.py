@@ -1,6 +1,8 @@
-"""Are two sets of outputs equal, at the strictness that the rewrites between them promised? For rewrites there is no
-tolerance to set: bitwise means the same bits, rounding is judged against the program before at full precision. Models
-that are meant to differ, such as one and its compressed form, are judged by the limits of `Accuracy`.
+"""Comparison of two sets of outputs, at the strictness that the rewrites between them declare.
+
+For rewrites there is no tolerance to set: bitwise means the same bits, rounding is judged against the program before at
+full precision. Models that are meant to differ, such as a model and its compressed form, are judged by the limits of
+`Accuracy`.
 """
 
 from __future__ import annotations
@@ -34,26 +36,26 @@ OutputsByPrecision = Mapping[str, Mapping[str, Array]]
 "Outputs by precision and name."
 
 FLOAT64_TOLERANCE = 1e-9
-"""At float64, how far rounding may move a value that the algebra leaves alone, as a share of the output's largest."""
+"""At float64, the largest difference due to rounding alone, as a share of the output's largest value."""
 _FLOAT64_EPSILON = 2.0**-52
-"What is lost at float64 beside a 1, as exp(x) is in log(1 + exp(x)), where all of the output may be smaller."
+"The rounding error of float64 next to 1, as in log(1 + exp(x)), where all of the output may be smaller."
 EVERY_OUTPUT = "every output"
-"What stands for an output's name where there are none, as the program cannot be run."
+"Placeholder for an output's name when the program cannot be run."
 _MAX_ERROR_RATIO = 4.0
-"""How many times further from the full-precision result a typed run may be than the run of the program before."""
+"""The largest allowed ratio of a typed run's error to that of the program before, both against full precision."""
 _PROPAGATED = 2.0
-"How many times as far as in a few trials a result may move with what is declared: signs may fall out worse."
+"Allowed movement of a result relative to that in a few trials of declared changes: other signs may be worse."
 _MAX_ULPS_SHOWN = 1e6
-"From here on a count of units in the last place is not given."
+"Counts of units in the last place from this number on are not printed."
 
 
 @dataclass(frozen=True)
 class OutputDifference:
-    """How one output differs: the worst element, where it is, both values, and whether that is allowed.
+    """The difference of one output: the worst element, its index, both values, and whether it is allowed.
 
     `absolute` is in the output's unit, `relative` a share of the value before, `ulps` units in the last place of the
     output's dtype; all are of the worst element. `allowed` is the largest absolute difference that passes there.
-    `fixed` counts elements that were NaN or infinite and are finite now, where the rewrites between promise that.
+    `fixed` counts elements that were NaN or infinite and are finite now, where the rewrites between declare that.
     """
 
     output: str
@@ -74,7 +76,7 @@ class OutputDifference:
     "Cosine similarity of the whole output, where the outputs were judged by `Accuracy`."
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as JSON; numbers that JSON has no word for are strings ("inf", "-inf", "nan")."""
+        """Return the fields as JSON; numbers that JSON cannot represent are strings ("inf", "-inf", "nan")."""
         numbers = {key: _to_json_number(getattr(self, key)) for key in (
             "absolute", "relative", "ulps", "before", "after", "allowed")}
         return {"output": self.output, "equal_bits": self.equal_bits, "passed": self.passed, **numbers,
@@ -91,7 +93,7 @@ class OutputDifference:
             return (f"{self.output}: SNR {self.snr:.1f} dB, cosine {self.cosine:.6f}, largest difference "
                     f"{self.absolute:.3g} at {list(self.index)} ({self.before!r} became {self.after!r})")
         verdict = "within" if self.passed else "beyond"
-        # Integers have no ulps, nor has NaN; a count beyond a million says nothing that the difference does not.
+        # Integers and NaN have no ulps; a count beyond a million adds nothing to the difference.
         ulps = (
             ""
             if not np.isfinite(self.ulps)
@@ -106,12 +108,12 @@ class OutputDifference:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Limits on the error of floating-point outputs, all of which have to hold; None is no limit.
+    """Limits on the error of floating-point outputs, all of which have to hold; None means no limit.
 
-    `atol` and `rtol`: each element b is within atol + rtol * |a| of the first model's a (as numpy.allclose has it; one
-    alone leaves the other 0). `snr`: at least so many dB, 10 log10(sum a^2 / sum (a - b)^2) over an output. `cosine`:
-    at least this cosine similarity over an output. What is NaN or infinite has to be the same, integers, bools and
-    strings have to be equal. Raises InputError for a limit that no output could be held to.
+    `atol` and `rtol`: each element b is within atol + rtol * |a| of the first model's a (as in numpy.allclose; if only
+    one is set, the other is 0). `snr`: at least so many dB, 10 log10(sum a^2 / sum (a - b)^2) over an output. `cosine`:
+    at least this cosine similarity over an output. NaN and infinite elements have to be the same; integers, bools and
+    strings have to be equal. Raises InputError for a limit that no output can meet.
     """
 
     atol: float | None = None
@@ -138,11 +140,11 @@ class Accuracy:
                          for name, limit in self.limits().items() if limit is not None)
 
     def limits(self) -> dict[str, float | None]:
-        """The limits by name, as JSON has them."""
+        """Return the limits by name, as in the JSON."""
         return {"atol": self.atol, "rtol": self.rtol, "snr": self.snr, "cosine": self.cosine}
 
     def judge(self, name: str, old: Array, new: Array) -> OutputDifference:
-        """Whether output `name` of the second model is within the limits; a scalar counts as an array of one."""
+        """Judge output `name` of the second model against the limits; a scalar counts as an array of one element."""
         old, new = np.atleast_1d(old), np.atleast_1d(new)
         if old.shape != new.shape:
             return OutputDifference(name, False, False, reason=f"has shape {list(old.shape)} in the first and "
@@ -171,7 +173,7 @@ class Accuracy:
 
 
 def _compute_snr(signal: Array, noise: Array) -> float:
-    """The signal-to-noise ratio in dB; infinite without noise."""
+    """Compute the signal-to-noise ratio in dB; infinite without noise."""
     lost = float(np.sum(noise * noise))
     kept = float(np.sum(signal * signal))
     if lost == 0.0:
@@ -180,7 +182,7 @@ def _compute_snr(signal: Array, noise: Array) -> float:
 
 
 def _compute_cosine(one: Array, other: Array) -> float:
-    """The cosine similarity; 1 for two outputs of zeros, 0 where one of them is."""
+    """Compute the cosine similarity; 1 for two outputs of zeros, 0 if only one of them is zeros."""
     length = float(np.linalg.norm(one)) * float(np.linalg.norm(other))
     if length == 0.0:
         return 1.0 if not np.any(one) and not np.any(other) else 0.0
@@ -189,27 +191,27 @@ def _compute_cosine(one: Array, other: Array) -> float:
 
 @dataclass(frozen=True)
 class Strictness:
-    """What the rewrites between two programs promised together.
+    """The combined declarations of the rewrites between two programs.
 
-    `fixes_nonfinite`: what was NaN or infinite may be finite. `moves`: how far results may be off besides rounding, as
-    a share of the output's largest value. `ulps`: how many units in the last place of that value typed results may be
-    off besides. `within`: magnitudes of float inputs, zero aside, between which all this holds at full precision.
-    Without `keeps_nonfinite`, a NaN or an infinity that is fed may spread to other results. `smallest_size` and
-    `largest_size`: between which sizes of symbolic dimensions it holds, where the model declares no range for them.
+    `fixes_nonfinite`: values that were NaN or infinite may be finite. `moves`: the allowed difference besides rounding,
+    as a share of the output's largest value. `ulps`: additional units in the last place of that value allowed for typed
+    results. `within`: the magnitudes of float inputs, zero aside, between which all this holds at full precision.
+    Without `keeps_nonfinite`, a NaN or an infinity in the feeds may spread to other results. `smallest_size` and
+    `largest_size`: the sizes of symbolic dimensions between which it holds, where the model declares no range for them.
     """
 
     exactness: Exactness
     fixes_nonfinite: bool = False
     moves: float = 0.0
     accuracy: Accuracy | None = None
-    "Limits on the error, for models that are meant to differ; they take the place of the rest."
+    "Limits on the error, for models that are meant to differ; they replace all other fields."
     ulps: float = 0.0
     within: tuple[float, float] = (0.0, math.inf)
     keeps_nonfinite: bool = True
     largest_size: float = math.inf
     smallest_size: int = 1
     changes: tuple[Change, ...] = ()
-    "What is promised of single ops: it is propagated through the ops behind them where results differ."
+    "Declared changes of single ops; they are propagated to downstream ops where results differ."
 
 
 def compare_outputs(
@@ -217,14 +219,16 @@ def compare_outputs(
     truth: Mapping[str, Array] | None = None, nonfinite: bool = False, stepped: Mapping[str, Array] | None = None,
     moved: Mapping[str, Array] | None = None,
 ) -> list[OutputDifference]:
-    """One entry per output. `truth` holds the float64 results of the program before, for judging a typed run;
-    `nonfinite` says that NaN and infinities were fed. `stepped` holds results of the program before with each step of
-    recurrent layers rounded: the worse of both errors is the one to compare with. `moved` is how far each element moves
-    in the program before with what rewrites declare: twice that is allowed besides.
+    """Compare two sets of outputs; return one entry per output.
 
-    BITWISE asks for the same bits (any NaN equals any NaN). ROUNDING asks at float64 for agreement to
-    `FLOAT64_TOLERANCE` of the output's scale, and in a typed run for results that are not further from the truth than
-    four times the worst error of the program before plus one unit in the last place; a finite value must stay finite.
+    `truth` holds the float64 results of the program before, for judging a typed run; `nonfinite` means that NaN and
+    infinities were fed. `stepped` holds results of the program before with each step of recurrent layers rounded; the
+    worse of both errors is the baseline. `moved` is how far each element moves in the program before under the
+    rewrites' declared changes: twice that is allowed in addition.
+
+    BITWISE requires the same bits (any NaN equals any NaN). ROUNDING requires at float64 agreement to
+    `FLOAT64_TOLERANCE` of the output's scale, and in a typed run results that are not further from the truth than four
+    times the worst error of the program before plus one unit in the last place; a finite value must stay finite.
     """
     promised = promised if isinstance(promised, Strictness) else Strictness(promised)
     if promised.accuracy is not None:
@@ -240,12 +244,13 @@ def compare_outputs(
 def fill_undefined(
     before: OutputsByPrecision, limit: OutputsByPrecision, after: OutputsByPrecision, made_of_nan: Collection[str] = ()
 ) -> dict[str, dict[str, Array]]:
-    """What the program before is taken to say, by precision: its outputs, and those of `limit`, the same program with
-    huge constants read as merely large, for elements that it leaves undefined and `after` defines.
+    """Return the outputs of the program before, by precision, with undefined elements replaced by those of `limit`.
 
-    Undefined is what is NaN or infinite at any precision. Where the float64 run is not, as nothing overflows in it, the
-    nearer of the two is taken: a constant of -1e9 is a number there, and minus infinity once it is stored as fp16.
-    Of the outputs `made_of_nan`, which need not be NaN themselves, such as integers, the nearer is taken, too.
+    `limit` is the same program with huge constants read as merely large. An element is undefined if it is NaN or
+    infinite at any precision; it is replaced where `after` is finite. Where the float64 run is finite, as nothing
+    overflows in it, the nearer of the two is taken: a constant of -1e9 is a number there, and minus infinity once it is
+    stored as fp16. For the outputs `made_of_nan`, which need not be NaN themselves, such as integers, the nearer is
+    taken, too.
     """
     taken = {name: _find_filled_elements(name, before, limit, after) for name in before["float64"]}
 
@@ -263,7 +268,7 @@ def fill_undefined(
 def _find_filled_elements(
     name: str, before: OutputsByPrecision, limit: OutputsByPrecision, after: OutputsByPrecision
 ) -> Array:
-    """Which elements of an output are to be read off the limit."""
+    """Return the mask of the elements of an output that are to be taken from the limit."""
     runs = [outputs[name] for outputs in before.values()]
     new = after.get("float64", {}).get(name)
     known = [*runs, *(outputs[name] for outputs in limit.values()), *([] if new is None else [new])]
@@ -277,8 +282,11 @@ def _find_filled_elements(
 
 
 def to_arrays(outputs: Mapping[str, Any]) -> dict[str, Array]:
-    """Outputs as arrays only: a classifier's label becomes an array of one, its probabilities two arrays (in `NAME`
-    the numbers, in `NAME labels` what they belong to)."""
+    """Convert outputs to arrays.
+
+    A classifier's label becomes an array of one element, its probabilities two arrays: the numbers in `NAME`, and their
+    labels in `NAME labels`.
+    """
     arrays: dict[str, Array] = {}
     for name, value in outputs.items():
         if isinstance(value, Mapping):
@@ -291,13 +299,13 @@ def to_arrays(outputs: Mapping[str, Any]) -> dict[str, Array]:
 
 @dataclass(frozen=True)
 class _Judge:
-    """Holds two sets of outputs to what was promised."""
+    """Judges two sets of outputs by the declared strictness."""
 
     promised: Strictness
     spreads: bool = False
-    "Whether results that are NaN or infinite in the program after are not judged, nor integers made of such."
+    "True if results that are NaN or infinite in the program after, and integers made of such, are not judged."
     moved: Mapping[str, Array] = field(default_factory=dict)
-    "How far elements of outputs move in the program before with what rewrites declare."
+    "How far elements of outputs move in the program before under the rewrites' declared changes."
 
     def one(self, name: str, old: Array, new: Array, truth: Array | None, stepped: Array) -> OutputDifference:
         if old.shape != new.shape or (old.dtype != new.dtype and old.dtype.kind not in "US"):
@@ -312,8 +320,10 @@ class _Judge:
         return self._numbers(name, old, new, truth, stepped)
 
     def _integers(self, name: str, old: Array, new: Array, truth: Array | None) -> OutputDifference:
-        """Equal to those before or, in a typed run, to those at full precision; what approximates may let a share of
-        them go another way, as an argmax of near ties does."""
+        """Judge integers: equal to those before or, in a typed run, to those at full precision.
+
+        Rewrites that approximate may change a share of them, as an argmax of near ties does.
+        """
         if self.spreads:
             return OutputDifference(name, False, True, reason="not compared where NaN or infinity may spread")
         if self.promised.exactness is not Exactness.APPROXIMATE:
@@ -326,7 +336,7 @@ class _Judge:
                                 reason=f"{changed} of {old.size} integers changed ({most:.3g} allowed)")
 
     def _propagated(self, name: str, old: Array) -> Array:
-        """What is allowed of each element for a change that rewrites declare of ops before it."""
+        """Return the allowed difference of each element due to declared changes of ops before it."""
         moved = self.moved.get(name)
         return np.zeros(old.shape) if moved is None or moved.shape != old.shape else _PROPAGATED * moved
 
@@ -354,7 +364,7 @@ class _Judge:
         return replace(found, fixed=int(np.count_nonzero(fixed)))
 
     def _allowed(self, old: Array, truth: Array | None) -> Array:
-        """The largest distance from the reference that is explained, per element."""
+        """Return the largest allowed distance from the reference, per element."""
         reference = _select_reference(old, truth)
         finite = np.isfinite(reference)
         scale = float(np.max(np.abs(reference[finite]), initial=0.0))
@@ -368,7 +378,7 @@ class _Judge:
 
 
 def _distance(old: Array, new: Array) -> Array:
-    """How far apart elements are; NaN where that is no number."""
+    """Return the absolute difference of elements; NaN where it is undefined."""
     with np.errstate(invalid="ignore"):
         return np.abs(new.astype(np.float64) - old.astype(np.float64))
 
@@ -378,7 +388,7 @@ def _select_reference(old: Array, truth: Array | None) -> Array:
 
 
 def _compute_ulp(dtype: Any, size: float) -> float:
-    """One unit in the last place of `dtype` at `size`; at the largest number the one below it, as above is infinity."""
+    """Return one unit in the last place of `dtype` at `size`; at the largest number, the unit below it."""
     largest = np.finfo(dtype).max
     below = np.nextafter(largest, dtype.type(0))
     return float(np.spacing(dtype.type(min(abs(size), float(below)))))
@@ -396,7 +406,7 @@ def _has_same_bits(old: Array, new: Array) -> bool:
 
 
 def _find_same_bits(old: Array, new: Array) -> Array:
-    """Element by element; any NaN equals any NaN, zeros of different sign differ."""
+    """Compare element by element; any NaN equals any NaN, zeros of different sign differ."""
     return np.asarray(
         _find_equal_elements(old, new) & ((np.signbit(old) & (old == 0)) == (np.signbit(new) & (new == 0)))
     )

@@ -24,13 +24,13 @@ __all__ = [
 ]
 
 BlockPath = tuple[str, ...]
-"Where a block is: the function, and for each level the op's first output and the block's number."
+"The path of a block: the function, and for each level the op's first output and the block's number."
 
 
 def find_unentered_blocks(
     before: Program, after: Program, seen_before: set[Block], seen_after: set[Block]
 ) -> list[str]:
-    """The places of functions and blocks that differ (or are new) and that the runs of either program never entered."""
+    """Find functions and blocks that differ (or are new) and that the runs of either program never entered."""
     old, new = dict(_iterate_blocks(before)), dict(_iterate_blocks(after))
     return [
         " > ".join(place) for place, block in new.items()
@@ -106,7 +106,8 @@ def differing(before: Program, after: Program, found: Iterable[Unknown]) -> list
 
 
 def _same_ops(before: Function, after: Function, output: str) -> bool:
-    """Whether the same ops on the same inputs and constants make `output`, whatever their values are called."""
+    """Return whether both programs compute `output` by the same ops on the same inputs and constants, apart from
+    names."""
     known: dict[Any, int] = {}
     made = [{var.name: keys[var] for var in function.outputs}
             for function, keys in ((before, _keys(before, known)), (after, _keys(after, known)))]
@@ -114,7 +115,7 @@ def _same_ops(before: Function, after: Function, output: str) -> bool:
 
 
 def _keys(function: Function, known: dict[Any, int]) -> dict[Var, int]:
-    """A number for each value of a function, the same for values that are computed alike; `known` is shared."""
+    """Number the values of a function, with equal numbers for values that are computed alike; `known` is shared."""
     keys = {var: known.setdefault(("input", name), len(known)) for name, var in function.inputs.items()}
     for op in function.operations:
         inputs = tuple((param, _keys_of(bound, keys)) for param, bound in sorted(op.inputs.items()))
@@ -125,7 +126,7 @@ def _keys(function: Function, known: dict[Any, int]) -> dict[Var, int]:
 
 
 def _keys_of(bound: Any, keys: Mapping[Var, int]) -> tuple[Any, ...]:
-    """The numbers of what one input reads; of what lives in pymil only, its text."""
+    """Return the numbers of the values that one input reads; for values that exist in pymil only, their text."""
     found = bound if isinstance(bound, (list, tuple)) else () if bound is None else (bound,)
     return tuple(keys[var] if var in keys else str(getattr(var, "val", var)) for var in found)
 
@@ -136,13 +137,13 @@ def _held(const: Operation) -> tuple[Any, ...]:
 
 
 def _iterate_blocks(program: Program) -> Iterator[tuple[BlockPath, Block]]:
-    """Every function and every nested block under its place."""
+    """Yield every function and every nested block with its path."""
     for name, function in program.functions.items():
         yield from iterate_nested_blocks(name, function)
 
 
 def iterate_nested_blocks(name: str, function: Function) -> Iterator[tuple[BlockPath, Block]]:
-    """The function called `name` and every block nested in it, each under its place, outer blocks first."""
+    """Yield the function called `name` and every block nested in it, each with its path, outer blocks first."""
     pending: list[tuple[BlockPath, Block]] = [((name,), function)]
     while pending:
         place, block = pending.pop()
@@ -167,7 +168,7 @@ def _list_consts(block: Block) -> list[Operation]:
 
 
 def _is_equal_const(one: Operation, other: Operation) -> bool:
-    """Whether two consts hold the same; the text shows large ones by type only."""
+    """Return whether two consts hold equal values; the printed text has large ones by type only."""
     if one.outputs[0]._sym_val is other.outputs[0]._sym_val:
         return True
     values = [np.asarray(op.outputs[0].val) for op in (one, other)]

@@ -21,7 +21,7 @@ __all__ = ["FirstDifference", "KnownValues", "Side", "build_first_difference"]
 _CONTEXT_OPS = 3
 "Ops of context on either side of the one that differs."
 _MAX_NAMES_LISTED = 8
-"Ops without a counterpart that the text lists; the JSON has all."
+"The most ops without a counterpart that the text lists; the JSON has all."
 
 _Sides = Sequence[tuple[FunctionValues, Var | None, Operation]]
 
@@ -41,13 +41,14 @@ class Side:
 
 @dataclass(frozen=True)
 class FirstDifference:
-    """The first value of the second program that is not what the first computes.
+    """The first value of the second program that differs from the first program's.
 
-    `function`, `feeds` and `precision` say in which run; `place` where the op stands (function > nested block > ...),
-    `execution` which time it was computed (in a loop: the iteration). `worst` is the element that is furthest off, its
-    index in the shape of `before`. Of what the op reads, `agree` was compared and is right, `unknown` has no
-    counterpart. `parameters` are constants of the op that differ. Where operands are unknown, the fault lies between
-    the values `since` and this one, in the ops `only_before` and `only_after`, which the other program lacks by name.
+    `function`, `feeds` and `precision` identify the run; `place` is the path of the op (function > nested block > ...),
+    `execution` the number of its execution (in a loop: the iteration). `worst` is the element with the largest
+    difference, its index in the shape of `before`. Of the op's operands, `agree` were compared and are right, `unknown`
+    have no counterpart. `parameters` are constants of the op that differ. If operands are unknown, the fault lies
+    between the values `since` and this one, in the ops `only_before` and `only_after`, which the other program lacks by
+    name.
     """
 
     function: str
@@ -121,7 +122,8 @@ def build_first_difference(
     plan: Plan, precision: str, sides: _Sides, execution: int, worst: OutputDifference,
     known: KnownValues,
 ) -> FirstDifference:
-    """The difference found at the ops of `sides` (before, after), with what is known of the values that lead there."""
+    """Describe the difference found at the ops of `sides` (before, after), with the known values that they depend
+    on."""
     (old, _, old_op), (new, _, new_op) = sides
     trail = _BackwardSearch(new, known)
     operands = trail.list_operands(new_op)
@@ -129,7 +131,7 @@ def build_first_difference(
     since, own_after = trail.back(unknown)
     matched = _BackwardSearch(old, KnownValues(known.matched))
     _, own_before = matched.back(matched.list_operands(old_op)) if unknown else ([], [])
-    # What both compute, one of them more often, is not its own.
+    # An op that both programs compute, one of them more often, does not count as its own.
     shared = {var.name for op in old.order for var in op.outputs} & {var.name for op in new.order for var in op.outputs}
     own_before, own_after = (
         [op for op in own if not any(var.name in shared for var in op.outputs)] for own in (own_before, own_after))
@@ -153,11 +155,10 @@ def build_first_difference(
 
 @dataclass(frozen=True)
 class KnownValues:
-    """What the runs have shown up to the difference.
+    """The result of comparing values up to the difference.
 
     `right` are values that agree, `later` those that will be compared but are not computed yet, `matched` the values of
-    the first program that have a counterpart, `executed_blocks` the blocks that the second has entered (None: take
-    all).
+    the first program that have a counterpart, `executed_blocks` the blocks that the second has entered (None: use all).
     """
 
     right: Collection[Var]
@@ -167,14 +168,14 @@ class KnownValues:
 
 
 class _BackwardSearch:
-    """From a value back to values that are known to be right."""
+    """Searches from a value backwards to values that are known to be right."""
 
     def __init__(self, values: FunctionValues, known: KnownValues) -> None:
         self._values, self._known = values, known
         self._right = {*known.right, *values.function.inputs.values()}
 
     def list_operands(self, op: Operation) -> list[Var]:
-        """What `op` is computed from: its operands and what the blocks that it ran return; no constants."""
+        """List the values that `op` depends on: its operands, and the outputs of blocks that it ran; no constants."""
         returned = [
             var
             for block in op.blocks
@@ -184,19 +185,19 @@ class _BackwardSearch:
         return list(dict.fromkeys(var for var in [*get_flat_inputs(op), *returned] if _is_worth_naming(var)))
 
     def is_known_right(self, var: Var) -> bool:
-        """Whether `var` is right: it was compared, or fed, or a loop hands it on and it was right on each way in."""
+        """Return whether `var` is right: compared, fed, or a loop variable that was right from each of its sources."""
         return all(each in self._right or is_constant(each) or (each is not var and each in self._known.later)
                    for each in self._values.sources(var))
 
     def back(self, unknown: Sequence[Var]) -> tuple[list[Var], list[Operation]]:
-        """The known values nearest to `unknown`, and the ops on the way, both in program order."""
+        """Return the known values nearest to `unknown`, and the ops between, both in program order."""
         since: set[Var] = set()
         ops: set[Operation] = set()
         pending, seen = list(unknown), set(unknown)
         while pending:
             var = pending.pop()
             if self.is_known_right(var):
-                since |= {var} - set(self._values.carried)  # what a loop hands on has no place of its own
+                since |= {var} - set(self._values.carried)  # loop variables have no position in the program order
                 continue
             if var.op is not None:
                 ops.add(var.op)
@@ -209,7 +210,7 @@ class _BackwardSearch:
 
 
 def _is_worth_naming(var: Var) -> bool:
-    """Whether `var` is worth naming: no constant, no function that builds a block, no state."""
+    """Return whether `var` is worth naming: not a constant, not a function that builds a block, not a state."""
     return not is_constant(var) and (var.op is not None or not types.is_state(var.sym_type)) and not callable(var.val)
 
 
@@ -229,12 +230,12 @@ def _build_side(op: Operation, var: Var | None) -> Side:
 
 
 def _is_constant_op(op: Operation) -> bool:
-    """Whether `op` only holds constants: such ops are left out of the MIL that is shown."""
+    """Return whether `op` only holds constants: such ops are left out of the printed MIL."""
     return bool(op.outputs) and all(is_constant(var) for var in op.outputs)
 
 
 def _find_changed_parameters(old: Operation, new: Operation) -> Iterator[str]:
-    """The parameters whose constant differs, where both ops are of one type."""
+    """Yield the parameters whose constants differ, if both ops are of one type."""
     if old.op_type != new.op_type:
         return
     for name in dict.fromkeys([*old.inputs, *new.inputs]):
@@ -244,7 +245,10 @@ def _find_changed_parameters(old: Operation, new: Operation) -> Iterator[str]:
 
 
 def _has_other_value(one: Any, other: Any) -> bool:
-    """Whether two inputs are constants of different values; large ones that are the same array are not read."""
+    """Return whether two inputs are constants of different values.
+
+    If both are the same array object, it is not read.
+    """
     values = [var.val if isinstance(var, Var) else None for var in (one, other)]
     known = all(value is not None and not callable(value) for value in values)
     return known and values[0] is not values[1] and not _is_equal_array(*values)

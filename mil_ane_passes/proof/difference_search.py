@@ -1,5 +1,8 @@
-"""Where do two programs part? The first value, in the order in which the second computes, that is not what the first
-computes under that name."""
+"""Search for the first difference of two programs.
+
+It is the first value, in the order in which the second program computes, that differs from the first program's value of
+that name.
+"""
 
 from __future__ import annotations
 
@@ -38,11 +41,12 @@ def find_first_difference(
     failed: Sequence[OutputDifference], *, quirks: Sequence[str] = (), mapping: Mapping[str, str] | None = None,
     limit: int = MAX_BYTES_IN_MEMORY,
 ) -> FirstDifference | None:
-    """The first op of `after` whose result differs in the run `plan`, of which the outputs `failed` are known.
+    """Find the first op of `after` whose result differs in the run `plan`, whose outputs `failed` are known to differ.
 
-    Only values on which a failed output depends are looked at, each judged like an output, each time it is computed.
-    `mapping` says which value of `after` stands for one of `before` that is gone; `limit` is how many bytes of values
-    are kept in memory, more go to temporary files. None when `after` cannot be run and nothing differs up to there.
+    Only values on which a failed output depends are compared, each judged like an output, each time it is computed.
+    `mapping` gives the value of `after` that replaces a removed value of `before`; `limit` is how many bytes of values
+    are kept in memory, more go to temporary files. Returns None when `after` cannot be run and nothing differs up to
+    there.
     """
     old, new = (FunctionValues(plan.function, program.functions[plan.function]) for program in (before, after))
     pairs = find_counterparts(old, new, mapping or {})
@@ -67,7 +71,7 @@ def find_first_difference(
 
 
 def _split_failed_names(values: FunctionValues, failed: Sequence[OutputDifference]) -> tuple[set[str], list[str]]:
-    """The names of the outputs and of the states that differ."""
+    """Return the names of the outputs and of the states that differ."""
     names = [found.output for found in failed]
     if names == [EVERY_OUTPUT]:
         return {var.name for var in values.function.outputs}, list(values.function.inputs)
@@ -82,7 +86,7 @@ def _make_runtime(program: Program, plan: Plan, precision: str, quirks: Sequence
 
 
 class _Recorder:
-    """Keeps the values of the first program, each time they are computed."""
+    """Stores the values of the first program, each time they are computed."""
 
     def __init__(self, precision: str, kept: set[Var], store: ValueStore) -> None:
         self._precision, self._kept, self._store = precision, kept, store
@@ -97,7 +101,7 @@ class _Recorder:
 
 
 class _Comparer:
-    """Compares the values of the second program as they are computed, up to the first that is not right."""
+    """Compares the values of the second program as they are computed, up to the first that differs."""
 
     def __init__(
         self, pairs: Mapping[Var, Sequence[Var]], store: ValueStore, precision: str, exactness: Exactness | Strictness
@@ -107,7 +111,10 @@ class _Comparer:
         self._uncompared: set[Var] = set()
 
     def known(self, entered: set[Block]) -> KnownValues:
-        """What has been shown so far; a value that could not be compared the last time is not right."""
+        """Return the state of the comparison so far.
+
+        A value that could not be compared the last time does not count as right.
+        """
         return KnownValues(
             right=set(self._runs) - self._uncompared, later=set(self._pairs) - set(self._runs), executed_blocks=entered,
             matched={var for stands_for in self._pairs.values() for var in stands_for})
@@ -125,7 +132,7 @@ class _Comparer:
         (self._uncompared.discard if compared else self._uncompared.add)(var)
 
     def _judged(self, var: Var, run: int, new: Array) -> OutputDifference | None:
-        """None when the two cannot be compared."""
+        """Return the difference of a value, or None when the two cannot be compared."""
         old = self._store.get((self._precision, var, run))
         exact = self._store.get(("float64", var, run))
         if old is None or exact is None or old.shape != exact.shape:
@@ -139,7 +146,8 @@ class _Comparer:
 
 
 def _reshape_like(old: Array, new: Array) -> Array | None:
-    """`new` in the shape and dtype of `old`, where they differ by axes of extent 1 and by the width of numbers only."""
+    """Return `new` in the shape and dtype of `old`, if they differ only by axes of extent 1 and the width of
+    numbers."""
     if [extent for extent in old.shape if extent != 1] != [extent for extent in new.shape if extent != 1]:
         return None
     if old.dtype.kind != new.dtype.kind:
@@ -154,7 +162,10 @@ def _describe_output_difference(
     failed: Sequence[OutputDifference],
     known: KnownValues,
 ) -> FirstDifference | None:
-    """No value that both name differs, but an output does: it is made by what is the second program's own."""
+    """Describe a difference at an output when no compared value differs.
+
+    The output is then computed by ops that only the second program has.
+    """
     for found in failed:
         sides = [(values, *maker) for values in ends if (maker := _find_maker(values, found.output)) is not None]
         if len(sides) == len(ends):
@@ -163,7 +174,7 @@ def _describe_output_difference(
 
 
 def _find_maker(values: FunctionValues, output: str) -> tuple[Var | None, Operation] | None:
-    """What an output is, and the op that makes it; for a state the last op that writes it."""
+    """Return an output's value and the op that makes it; for a state, None and the last op that writes it."""
     if output.startswith(_STATE_PREFIX):
         updates = find_state_updates(values, output.removeprefix(_STATE_PREFIX))
         return (None, updates[-1]) if updates else None

@@ -1,4 +1,7 @@
-"""Run two programs on the same feeds and judge what comes out; the one place where runtime and rewrites meet."""
+"""Equivalence checks: two programs are run on the same feeds and their outputs are judged.
+
+This is the one module in which runtime and rewrites meet.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ Array = np.ndarray[Any, Any]
 Progress = Callable[[str], None]
 
 RECURRENT_OPS = ("rnn", "gru", "lstm")
-"Layers that are one op and keep float32 between their steps at float16."
+"Recurrent ops; at float16 they keep float32 between their steps."
 WIDTHS_NOTE = (
     "inputs or outputs hold floats of other widths: both got what the narrower holds, and were compared as it gives"
 )
@@ -49,12 +52,12 @@ FINITE_CONSTANTS_NOTE = (
 )
 
 _MAX_REPR_REASON = 120
-"Characters of a reason in a repr: it may list shapes and names of any length."
+"The most characters of a reason in a repr, as it may list shapes and names of any length."
 
 
 @dataclass
 class Case:
-    """One run that was compared: function, feeds, precision, and the difference per output."""
+    """One compared run: function, feeds, precision, and the difference of each output."""
 
     function: str
     feeds: str
@@ -76,24 +79,27 @@ class Case:
 
 @dataclass
 class VerifyReport:
-    """Whether two programs are equal. `status` is "equal", "different" or "not verified" (then `reason` says why)."""
+    """The result of an equivalence check.
+
+    `status` is "equal", "different" or "not verified" (for the reason in `reason`).
+    """
 
     status: str
     exactness: Exactness = Exactness.BITWISE
     cases: list[Case] = field(default_factory=list)
     reason: str = ""
     notes: list[str] = field(default_factory=list)
-    "What was not compared, and why."
+    "Parts that were not compared, with the reasons."
     first: FirstDifference | None = None
-    "Where two programs part, in the first run whose outputs differ; None when that cannot be told."
+    "The first difference of two programs, in the first run whose outputs differ; None when it cannot be determined."
     quirks: tuple[str, ...] = ()
-    "The published faults that were imitated in the second."
+    "The published faults that were imitated in the second program."
     accuracy: Accuracy | None = None
-    "The limits that the outputs were judged by, where any were given."
+    "The limits that the outputs were judged by, if the user set any."
     sampled: tuple[str, ...] = ()
-    "What the feeds of the runs that were compared hold, one entry a kind; empty where the user gave them."
+    "Descriptions of the feeds of the compared runs, one entry for each kind; empty for user-supplied feeds."
     tolerance: float | None = None
-    "How far a callable's outputs may be off, as a share of each output's largest value; None between programs."
+    "The tolerance for a callable's outputs, as a share of each output's largest value; None between programs."
 
     @property
     def equal(self) -> bool:
@@ -147,7 +153,7 @@ class VerifyReport:
         return format_lines([*lines, *notes, *(str(self.first).split("\n") if self.first else [])])
 
     def _list_worst(self) -> list[str]:
-        """For each output the run in which it is furthest off, where limits on the error were given."""
+        """List for each output the run in which it differs most, where limits on the error were set."""
         found: dict[str, OutputDifference] = {}
         for output in (output for case in self.cases for output in case.outputs if output.snr is not None):
             known = found.setdefault(output.output, output)
@@ -164,10 +170,10 @@ class VerifyReport:
 
 
 def judge_executions(before: Execution, after: Execution, promised: Exactness | Strictness) -> VerifyReport:
-    """Compare runs of the same plans. The typed run is held against the float64 run of the program before.
+    """Compare runs of the same plans. The typed run is judged against the float64 run of the program before.
 
-    A plan that the program before cannot run is left out (its shapes are outside the model's domain); one that only
-    the program after cannot run makes the two different.
+    A plan that the program before cannot run is left out (its shapes are outside the model's domain); one that only the
+    program after cannot run makes the two different.
     """
     report = VerifyReport("equal", promised.exactness if isinstance(promised, Strictness) else promised)
     for old, new in zip(before.runs, after.runs):
@@ -188,7 +194,7 @@ def judge_executions(before: Execution, after: Execution, promised: Exactness | 
 
 
 def _cases(old: Run, new: Run, promised: Exactness | Strictness) -> list[Case]:
-    """The differences of one run at each precision."""
+    """Return the differences of one run at each precision."""
     made = []
     for precision in old.results:
         if precision in new.results:
@@ -201,8 +207,10 @@ def _cases(old: Run, new: Run, promised: Exactness | Strictness) -> list[Case]:
 
 
 def _compared(old: Run, new: Run, precision: str, promised: Exactness | Strictness) -> list[OutputDifference]:
-    """The differences of one run at one precision from the program before; none from the same program with constants
-    raised as rewrites declare is as good."""
+    """Return the differences of one run at one precision from the program before.
+
+    If the program before was also run with constants raised as rewrites declare, equality with that run suffices.
+    """
     typed = precision == "float16"
     found: list[list[OutputDifference]] = []
     for runs in filter(None, (old.results, old.raised)):
@@ -226,15 +234,16 @@ def compare_programs(
     widths: bool = False, only: tuple[str, str] | None = None, locate: bool = True,
     ranges: Mapping[str, tuple[float, float]] | None = None,
 ) -> VerifyReport:
-    """Are two programs equal on the same feeds? Raises InputError when their interfaces differ.
+    """Compare two programs on the same feeds. Raises InputError when their interfaces differ.
 
     `quirks` names published faults to imitate in `after`. `mapping` (name before -> name after) helps to find the first
-    difference where a rewrite put one value in the place of another; `further` are runs to make besides: what
-    approximates is held to those in the functions that they run, and to draws at float64 alone. "not verified" when
-    nothing could be run, or when the runs never entered a nested block in which the two differ. With `widths` floats of
-    `after`'s interface may have another width: both get what the narrower holds, and outputs of `before` are rounded to
-    what `after` gives. `only` names the function and feeds of the one run to make, `ranges` are intervals of inputs
-    that the user gave. Without `feeds`, adversarial ones are run besides, at all precisions for BITWISE, else float64.
+    difference where a rewrite replaced one value by another. `further` are additional runs: rewrites that approximate
+    are judged on these in the functions that they run, and on random draws at float64 only. The result is "not
+    verified" when nothing could be run, or when the runs never entered a nested block in which the two differ. With
+    `widths`, floats of `after`'s interface may have another width: both programs get values that the narrower type
+    holds, and outputs of `before` are rounded to the dtypes of `after`. `only` names the function and feeds of the only
+    run to make, `ranges` are the user's intervals of inputs. Without `feeds`, adversarial feeds are run, too, at all
+    precisions for BITWISE, else at float64.
     """
     _check_same_interface(before, after, widths)
     check_runnable(after, quirks)
@@ -268,8 +277,11 @@ def _not_entered(before: Program, after: Program, old: Execution, new: Execution
 def _judge_with_adjustments(
     before: Program, old: Execution, new: Execution, promised: Strictness, precisions: Sequence[str]
 ) -> VerifyReport:
-    """As `judge_executions`, with what `before` leaves undefined filled in where rewrites fix that, and compared with
-    the same arithmetic where its recurrent layers were unrolled."""
+    """Judge as `judge_executions`, after adjustments to the runs of `before`.
+
+    Elements that `before` leaves undefined are filled in where rewrites fix them, and its recurrent layers are run with
+    rounded steps where rewrites unrolled them.
+    """
     defined = promised.fixes_nonfinite and _define_nonfinite(before, old, new, precisions)
     report = judge_executions(old, new, promised)
     if report.status == "different" and _rerun_with_rounded_steps(before, old, report):
@@ -284,9 +296,11 @@ def _judge_with_adjustments(
 def _judged_with_changes(
     before: Program, old: Execution, new: Execution, promised: Strictness, precisions: Sequence[str]
 ) -> VerifyReport:
-    """As `judge_executions`, with what rewrites declare of single ops propagated through those behind them by running
-    `before` so changed, in the runs that differ; as soon as one differs all the same, the rest need not be looked
-    at."""
+    """Judge as `judge_executions`, with rewrites' declared changes of single ops propagated through downstream ops.
+
+    In the runs that differ, `before` is run again with these changes. When a run differs all the same, the remaining
+    runs are not rerun.
+    """
     notes: list[str] = []
 
     def fails(run: Run, other: Run) -> bool:
@@ -311,7 +325,7 @@ def _judged_with_changes(
 def _raise_constants(
     program: Program, run: Run, new: Run, promised: Strictness, precisions: Sequence[str]
 ) -> bool:
-    """Run `program` again with constants raised as declared. Whether any are."""
+    """Run `program` again with constants raised as declared; return whether any are."""
     if not any(change.raises for change in promised.changes):
         return False
     depart = departing(program, promised.changes)
@@ -326,18 +340,21 @@ def _add_adversarial_plans(
     drawn: list[Plan], program: Program, describe: Callable[[str], Any], promised: Strictness, given: Collection[str],
     ranges: Mapping[str, tuple[float, float]] | None,
 ) -> list[Plan]:
-    """Normal draws and adversarial feeds within the domain of what is promised; what approximates is held to the former
-    alone, at float64 in the functions that runs are `given` for."""
+    """Return normal draws and adversarial feeds within the domain that the rewrites declare.
+
+    Rewrites that approximate are judged on normal draws only; in the functions `given`, which have further runs, these
+    are at float64 only.
+    """
     if promised.exactness is Exactness.APPROXIMATE:
         drawn = [replace(plan, typed=plan.function not in given) for plan in drawn]
-    elif promised.accuracy is None:  # models that are meant to differ are judged on ordinary feeds
+    elif promised.accuracy is None:  # models that are meant to differ are judged on normal draws only
         domain = Domain(*promised.within, ranges, promised.largest_size)
-        # What rounds is judged by the largest output, which these feeds enlarge; which values the program before leaves
-        # undefined, and a fix may define, shows in the typed runs.
+        # Rounding is judged by the largest output, which these feeds enlarge, so it is not judged on typed runs. A fix
+        # needs typed runs: they show which values the program before leaves undefined.
         typed = promised.exactness is Exactness.BITWISE or promised.fixes_nonfinite
         drawn = [*drawn, *build_adversarial_plans(program, describe, domain, typed=typed)]
 
-    def is_allowed(plan: Plan) -> bool:  # by options of rewrites; ranges that a package declares are the model's
+    def is_allowed(plan: Plan) -> bool:  # by options of rewrites; a package declares its own ranges
         shapes = {name: value.shape for name, value in plan.feeds.items()}
         sizes = get_symbol_sizes(program.functions[plan.function], shapes).values()
         return describe(plan.function) is not None or all(
@@ -349,7 +366,7 @@ def _add_adversarial_plans(
 def _locate_first_difference(
     report: VerifyReport, made: Sequence[Plan], look: Callable[[Plan, Case], FirstDifference | None]
 ) -> None:
-    """Look for the first difference in the first run that differs."""
+    """Search for the first difference in the first run that differs."""
     case = next(case for case in report.cases if not case.passed)
     plan = next(plan for plan in made if (plan.function, plan.label) == (case.function, case.feeds))
     try:
@@ -359,8 +376,10 @@ def _locate_first_difference(
 
 
 def _rerun_with_rounded_steps(program: Program, found: Execution, report: VerifyReport) -> bool:
-    """Run `program` again, where a run at float16 differs, with every step of its recurrent layers rounded to fp16, as
-    what unrolls them computes: a layer that is one op keeps float32 inside. Whether there is anything to compare with.
+    """Run `program` again, in the runs that differ at float16, with every step of its recurrent layers rounded to fp16.
+
+    Unrolled layers compute that; a layer that is one op keeps float32 inside. Returns whether there was anything to
+    run.
     """
     failed = {(case.function, case.feeds) for case in report.cases if not case.passed and case.precision == "float16"}
     runs = [run for run in found.runs if (run.plan.function, run.plan.label) in failed]
@@ -376,10 +395,10 @@ def _define_nonfinite(
     program: Program, found: Execution, after: Execution, precisions: Sequence[str],
     depart: Callable[[str], Quirk | None] = lambda function: None,
 ) -> bool:
-    """Fill in what `found` leaves undefined and `after` does not, from runs with huge constants read as merely large.
+    """Fill in elements that are undefined in `found` and finite in `after`, from runs with huge constants made finite.
 
     A mask of minus infinity stands for the limit of ever larger masks, and 0 * inf in it for 0; a mask that only fp16
-    makes infinite is read alike. Whether anything was undefined.
+    makes infinite is read alike. Returns whether anything was undefined.
     """
     undefined = [(run, new) for run, new in zip(found.runs, after.runs) if not run.error and any(
         value.dtype.kind == "f" and not np.all(np.isfinite(value))
@@ -396,7 +415,9 @@ def _define_nonfinite(
 
 
 def _define_made_of_nan(program: Program, run: Run, new: Run, precisions: Sequence[str]) -> bool:
-    """Fill in what `run` gives for outputs that are made of NaN without being NaN, such as integers. Whether any are.
+    """Fill in outputs of `run` that are computed from NaN without being NaN, such as integers.
+
+    Returns whether there are any.
     """
     names = made_of_nan(program, run)
     limits = execute_plans(program, [run.plan] if names else [], precisions, lambda text: None, finite_constants=True)
@@ -412,7 +433,7 @@ def compare_with_pipeline(
     describe: Callable[[str], Any] = lambda name: None, quirks: Sequence[str] = (),
     progress: Progress = lambda text: None,
 ) -> VerifyReport:
-    """Compare the default function of a program with a pipeline (a loaded `Package`) as a whole, such as one that
+    """Compare the default function of a program with an entire pipeline (a loaded `Package`), such as one that
     coremltools' bisect_model made of it.
 
     Raises InputError where the pipeline has other inputs or outputs, or the program has states.
@@ -440,9 +461,10 @@ def compare_with_pipeline(
 
 
 def _check_same_interface(before: Program, after: Program, widths: bool = False) -> None:
-    """Raises InputError when names of functions, or names, order or dtypes of their inputs and outputs differ.
+    """Raise InputError when names of functions, or names, order or dtypes of their inputs and outputs differ.
 
-    Functions have no order: a model file has them in a protobuf map. With `widths` any float is as good as another.
+    Functions are compared regardless of order: a model file has them in a protobuf map. With `widths`, all float dtypes
+    are considered equal.
     """
     found = [
         ", ".join(
@@ -458,7 +480,7 @@ def _check_same_interface(before: Program, after: Program, widths: bool = False)
 
 
 def _format_interface(ends: Collection[Var], widths: bool) -> str:
-    """Inputs or outputs by name and dtype; sizes are found out by running."""
+    """Format inputs or outputs by name and dtype; sizes are only compared by running."""
     return ", ".join(f"'{var.name}'{_format_dtype(var, widths)}" for var in ends)
 
 

@@ -1,4 +1,4 @@
-"""Runs of a program on the reference runtime: which, with what, and what came of them."""
+"""Runs of a program on the reference runtime: their plans, their execution and their results."""
 
 from __future__ import annotations
 
@@ -34,13 +34,15 @@ __all__ = [
 Array = np.ndarray[Any, Any]
 USER_FEEDS_LABEL = "given feeds"
 _MIN_SECONDS_REPORTED = 5.0
-"Seconds from which progress says how long the rest may take."
+"Remaining seconds from which progress reports an estimate."
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One run to make: which function, with which feeds and states. One with an `error` is known not to run, one that
-    is not `typed` is made at float64 only."""
+    """One run to make: function, feeds and states.
+
+    A plan with an `error` is known not to run; one that is not `typed` is run at float64 only.
+    """
 
     function: str
     label: str
@@ -49,18 +51,19 @@ class Plan:
     error: str = ""
     typed: bool = True
     asked: bool = False
-    "Whether the user says that the model takes these feeds: where it does not, the user is told."
+    "True for user-supplied feeds: an error on them is reported to the user."
     adversarial: str = ""
-    "The kind of adversarial feeds, where they are."
+    "The kind of adversarial feeds; empty for other feeds."
 
 
 @dataclass
 class Run:
     """A plan and its outputs by precision, or the `error` that ended it.
 
-    Where those were needed: `stepped` are outputs at float16 with each step of recurrent layers rounded, `raised`
-    outputs with constants raised as rewrites declare, `moved` how far outputs move with what rewrites declare, and
-    `rounding` the outputs that are made of what only rounds, which are not judged at float16 on extreme values.
+    The following are set if they were needed: `stepped` are outputs at float16 with each step of recurrent layers
+    rounded, `raised` outputs with constants raised as rewrites declare, `moved` how far outputs move under rewrites'
+    declared changes, and `rounding` the outputs computed from ops that only round, which are not judged at float16 on
+    extreme values.
     """
 
     plan: Plan
@@ -83,10 +86,10 @@ class Execution:
 def build_plans(
     program: Program, seeds: int, describe: Callable[[str], Any], feeds: Mapping[str, Array] | None = None
 ) -> list[Plan]:
-    """The runs that cover a program: every function, every shape to try, `seeds` draws spread over the shapes.
+    """Make the runs that cover a program: every function, every shape to try, `seeds` draws spread over the shapes.
 
-    Given `feeds` there is one run, of the default function; of a pipeline one of each part, on what the parts before it
-    give. Raises InputError for feeds that the function's description does not allow.
+    With `feeds` there is one run, of the default function; for a pipeline one of each part, on the results of the parts
+    before it. Raises InputError for feeds that the function's description does not allow.
     """
     if feeds is not None and get_pipeline_functions(program):
         return list(_iterate_pipeline_plans(program, describe, feeds))
@@ -114,7 +117,7 @@ def _build_user_plan(program: Program, name: str, describe: Callable[[str], Any]
 def _iterate_pipeline_plans(
     program: Program, describe: Callable[[str], Any], feeds: Mapping[str, Array]
 ) -> Iterator[Plan]:
-    """The runs of a pipeline's parts; what goes from one to the next is computed at float32."""
+    """Yield the runs of a pipeline's parts; values passed between parts are computed at float32."""
     from ..runtime import Runtime
 
     known: dict[str, Any] = dict(feeds)
@@ -130,7 +133,7 @@ def _iterate_pipeline_plans(
 
 
 def check_runnable(program: Program, quirks: Sequence[str]) -> None:
-    """Raises what `execute_plans` would for the program or for a quirk, before anything is run."""
+    """Raise the errors of `execute_plans` for the program or for a quirk before anything is run."""
     from ..runtime import Runtime
 
     for function in program.functions:
@@ -142,12 +145,12 @@ def execute_plans(
     quirks: Sequence[str] = (), finite_constants: bool = False, rounded_steps: bool = False,
     depart: Callable[[str], Quirk | None] = lambda function: None,
 ) -> Execution:
-    """Execute every plan at every precision; what is left in a state counts as an output.
+    """Execute every plan at every precision; the final value of a state counts as an output.
 
-    `quirks` names published faults to imitate, `finite_constants` and `rounded_steps` are for `Runtime`; so is what
-    `depart` says of a function. Raises NotSupported before running anything if an op is lacking, and InputError for a
-    quirk that is not known or feeds that were given and do not fit; drawn feeds that cannot be run leave an error in
-    their `Run`.
+    `quirks` names published faults to imitate; `finite_constants`, `rounded_steps` and the result of `depart` for a
+    function are passed to `Runtime`. Raises NotSupported before running anything if an op is not implemented, and
+    InputError for an unknown quirk or user-supplied feeds that do not fit; random feeds that cannot be run leave an
+    error in their `Run`.
     """
     from ..runtime import Runtime
 
@@ -173,7 +176,7 @@ def execute_pipeline(
     package: Any, made: Sequence[Plan], precisions: Sequence[str], progress: Callable[[str], None],
     quirks: Sequence[str] = (),
 ) -> Execution:
-    """Execute every plan on a pipeline as a whole, at every precision; otherwise as `execute_plans`."""
+    """Execute every plan on an entire pipeline, at every precision; otherwise as `execute_plans`."""
     from ..runtime import PipelineRuntime
 
     found = Execution([Run(plan, error=plan.error) for plan in made])
@@ -187,7 +190,10 @@ def execute_pipeline(
 
 
 def _format_time_left(seconds: float, done: int, total: int) -> str:
-    """How long the rest may take, as the runs so far did; nothing before the first, or where it is not worth a word."""
+    """Estimate the remaining time from the runs so far.
+
+    It is empty before the first run, or if only a few seconds are left.
+    """
     rest = seconds / done * (total - done) if done else 0.0
     if rest < _MIN_SECONDS_REPORTED:
         return ""
@@ -195,7 +201,7 @@ def _format_time_left(seconds: float, done: int, total: int) -> str:
 
 
 def copy_state(plan: Plan) -> dict[str, Array]:
-    """What the states hold at the start of `plan`, for one run to write to."""
+    """Return a copy of the initial states of `plan`, for one run to write to."""
     return {name: value.copy() for name, value in plan.state.items()}
 
 

@@ -1,5 +1,7 @@
-"""Which pass breaks an equivalence check? What a preset brings is left out then; what was asked for by name is only
-named."""
+"""Search for the pass that breaks an equivalence check.
+
+A faulty pass of a preset is left out; one that was requested by name is only reported.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +17,20 @@ from .equivalence import VerifyReport
 __all__ = ["MAX_PASSES_LEFT_OUT", "Attempt", "FaultyPass", "VerificationOutcome", "apply_and_verify"]
 
 MAX_PASSES_LEFT_OUT = 8
-"So many passes are left out at most, each at the cost of a few short equivalence checks and a whole one."
+"The most passes that are left out, each at the cost of a few short equivalence checks and a full one."
 
 
 class Attempt(Protocol):
-    """What rules made of a fresh copy of a program."""
+    """The result of applying rules to a fresh clone of a program."""
 
     traces: list[PassTrace]
 
 
 @dataclass(frozen=True)
 class FaultyPass:
-    """A pass that breaks the equivalence check: with those before it the program is verified equivalent, with it no
-    longer.
+    """A pass that breaks the equivalence check: the program is verified equivalent before it, and no longer after it.
 
-    `places` says at how many it fired; `verify` is the equivalence check that failed.
+    `places` is the number of matches at which it fired; `verify` is the equivalence check that failed.
     """
 
     rule: str
@@ -38,7 +39,7 @@ class FaultyPass:
 
     @property
     def reason(self) -> str:
-        """What was found, in one line."""
+        """The failure, in one line."""
         case = next((case for case in self.verify.cases if case.failed), None)
         if case is None:
             return self.verify.reason
@@ -46,7 +47,7 @@ class FaultyPass:
 
     @property
     def where(self) -> str:
-        """The first op that differs, as far as that can be told."""
+        """The first op that differs, if it is known."""
         first = self.verify.first
         return f"; the first op that differs: {first.after.op_type} %{first.after.value}" if first else ""
 
@@ -61,10 +62,9 @@ class FaultyPass:
 
 @dataclass
 class VerificationOutcome:
-    """How it ended: the rules that are left and what they made, its equivalence check, and the passes that break
-    equivalence checks.
+    """The rules that are left and their result, its equivalence check, and the passes that break equivalence checks.
 
-    `verify` is None where nothing fired. `faulty_pass` is the pass that may not be left out, as it was asked for by
+    `verify` is None if nothing fired. `faulty_pass` is a faulty pass that must not be left out, as it was requested by
     name.
     """
 
@@ -79,11 +79,11 @@ def apply_and_verify(
     rules: Sequence[Rewrite], apply: Callable[..., Any], prove: Callable[..., VerifyReport],
     progress: Callable[[str], None],
 ) -> VerificationOutcome:
-    """Apply the rules and verify the result; leave out what breaks the equivalence check, and verify again.
+    """Apply the rules and verify the result; leave out passes that break the equivalence check, and verify again.
 
-    `apply(rules, guard=...)` makes an `Attempt`, and `verify(attempt, like=..., only=..., locate=...)` verifies it:
-    held to what `like` promises (default: itself), in one run (function, feeds) only, and looking for the first
-    difference or not. A program that cannot be verified even as it is blames no pass; its reason is in `verify`.
+    `apply(rules, guard=...)` makes an `Attempt`, and `prove(attempt, like=..., only=..., locate=...)` verifies it at
+    the strictness of `like` (default: itself), in one run (function, feeds) only, and with or without a search for the
+    first difference. If the program cannot be verified even unchanged, no pass is blamed; the reason is in `verify`.
     """
     kept = list(rules)
     left_out: list[FaultyPass] = []
@@ -103,7 +103,7 @@ def apply_and_verify(
 
 
 def _is_unverifiable(verify: VerifyReport, apply: Callable[..., Any], prove: Callable[..., VerifyReport]) -> bool:
-    """Whether the program before cannot be verified equivalent to itself; then `verify` says so."""
+    """Return whether the program before cannot be verified equivalent to itself; if so, write that into `verify`."""
     if verify.status == "different":  # both ran
         return False
     alone = prove(apply((), guard=False))
@@ -117,8 +117,8 @@ def _find_faulty_pass(
     rules: Sequence[Rewrite], made: Attempt, verify: VerifyReport, apply: Callable[..., Any],
     prove: Callable[..., VerifyReport], progress: Callable[[str], None],
 ) -> tuple[Rewrite, FaultyPass]:
-    """The first rule with which the equivalence check fails, found by halving: in the run that failed first, where one
-    did."""
+    """Find the first rule with which the equivalence check fails, by bisection, in the first failed run if one
+    failed."""
     traces = {trace.rule: trace for trace in made.traces if trace.fired}
     fired = [rule for rule in rules if rule.name in traces]
     failed = next((case for case in verify.cases if case.failed), None)

@@ -1,4 +1,4 @@
-"""Seeded inputs for a function: right names, shapes and dtypes, and values in the domain each input stands for."""
+"""Seeded random inputs for a function: right names, shapes and dtypes, and values in the domain of each input."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ __all__ = [
 ]
 
 _FREE_SIZE = 16
-"Extent of a symbolic dimension about which nothing is said."
+"Default extent of a symbolic dimension without a declared range."
 _SECOND_FREE_SIZE = 41
-"A second one, of another size and parity."
+"A second extent of such a dimension, of another size and parity."
 _SMALL_SIZES = (1, 2, 7)
-"Sizes at which what is written for more than one step, for pairs, or for multiples of a power of two goes wrong."
+"Sizes that break code written for more than one step, for pairs, or for multiples of a power of two."
 _LONG_SIZE, _MAX_CHEAP_ELEMENTS = 257, 1 << 20
-"A size beyond the usual powers of two, tried where a run at it computes no more elements than that."
+"A size beyond the usual powers of two, tried where a run computes no more than `_MAX_CHEAP_ELEMENTS` elements."
 _MAX_RANGE_ELEMENTS = 1 << 18
-"Elements up to which an input is tried at the upper end of its range: an equivalence check has to end."
+"The most elements of an input at the upper end of its range: an equivalence check must finish in finite time."
 _FREE_INTEGER_COUNT = 8
 "Integers are drawn below this where nothing bounds them."
 
 
 @dataclass(frozen=True)
 class ShapeChoice:
-    """One set of concrete input shapes; `label` says where it comes from (default, smallest, enumerated 2, ...)."""
+    """One set of concrete input shapes; `label` names its origin (default, smallest, enumerated 2, ...)."""
 
     label: str
     shapes: dict[str, tuple[int, ...]]
 
 
 def list_shape_choices(function: Function, description: Any = None) -> list[ShapeChoice]:
-    """The shapes to try: the default, every enumerated one, and both ends of ranges; one entry if all are fixed.
+    """List the shapes to try: the default, every enumerated one, and both ends of ranges; one entry if all are fixed.
 
     `description` is the function's `ModelDescription` or `FunctionDescription` proto, None for a program in memory.
     """
@@ -67,10 +67,10 @@ def list_shape_choices(function: Function, description: Any = None) -> list[Shap
 
 
 def list_size_choices(function: Function, description: Any = None, largest: float = math.inf) -> list[ShapeChoice]:
-    """Shapes with small, even and odd sizes of symbolic dimensions, within the ranges that `description` declares; and
-    with a long one, and the `largest` that an option allows, where a run of that costs little.
+    """List shapes with small, even and odd sizes of symbolic dimensions, within the ranges that `description` declares.
 
-    Dimensions of enumerated shapes and of images have no others than those of `list_shape_choices`.
+    A long size, and the `largest` that an option allows, are added where a run at them is cheap. Dimensions of
+    enumerated shapes and of images have no sizes other than those of `list_shape_choices`.
     """
     features = {feature.name: feature.type for feature in description.input} if description is not None else {}
     tensors = {name: var for name, var in function.inputs.items() if not types.is_state(var.sym_type)}
@@ -90,8 +90,10 @@ def list_size_choices(function: Function, description: Any = None, largest: floa
 
 
 def count_computed_elements(function: Function, shapes: Mapping[str, tuple[int, ...]]) -> float:
-    """How many elements the ops of `function` compute when the inputs have these shapes; infinite where a size depends
-    on what is not known, and for loops."""
+    """Count the elements that the ops of `function` compute for inputs of these shapes.
+
+    The result is infinite where a size is dynamic, and for functions with nested blocks.
+    """
     sizes = get_symbol_sizes(function, dict(shapes))
     total = 0.0
     for op in function.operations:
@@ -109,7 +111,7 @@ def _resolve_extent(dim: Any, sizes: Mapping[Any, int]) -> float:
 
 
 def _choose_sized_shape(var: Var, feature: Any, size: int, default: tuple[int, ...] | None) -> tuple[int, ...]:
-    """The shape of an input whose symbolic dimensions are `size`, or as near to it as their ranges allow."""
+    """Return the shape of an input with symbolic dimensions of `size`, or as near to it as their ranges allow."""
     if feature is None:
         return tuple(size if is_symbolic(dim) else int(dim) for dim in var.shape)
     ranges = feature.multiArrayType.shapeRange.sizeRanges if feature.HasField("multiArrayType") else ()
@@ -120,16 +122,16 @@ def _choose_sized_shape(var: Var, feature: Any, size: int, default: tuple[int, .
 
 
 def find_image_inputs(description: Any) -> set[str]:
-    """Names of the inputs that are images."""
+    """Return the names of the inputs that are images."""
     if description is None:
         return set()
     return {feature.name for feature in description.input if feature.type.HasField("imageType")}
 
 
 def make_feeds(function: Function, choice: ShapeChoice, seed: int, description: Any = None) -> dict[str, Any]:
-    """Feeds for `function` at `choice`: normal draws for floats, pixels for images, numbers in range for integers.
+    """Make feeds for `function` at `choice`: normal draws for floats, pixels for images, numbers in range for integers.
 
-    A float that is used as a number of something (cast to an integer that selects) is drawn as one.
+    A float that is used as an integer (cast to an integer that selects) is drawn as one.
     """
     random = np.random.default_rng(seed)
     images = find_image_inputs(description)
@@ -144,7 +146,7 @@ def _sample_input(
     dtype = np.dtype(types.nptype_from_builtin(var.dtype))
     if image:
         return random.integers(0, 256, shape).astype(dtype)
-    if var.dtype == types.bool:  # a lone flag takes turns, so that few draws see both
+    if var.dtype == types.bool:  # a lone flag alternates, so that few draws contain both values
         one = int(np.prod(shape)) == 1
         return np.full(shape, seed % 2 == 0) if one else _sample_flags(random, shape, seed).astype(bool)
     if types.is_float(var.dtype):
@@ -160,7 +162,7 @@ def _sample_input(
 
 
 def _sample_flags(random: np.random.Generator, shape: tuple[int, ...], seed: int) -> Any:
-    """Zeros and ones; in every third draw one row is all zeros, as a mask that hides everything is."""
+    """Draw zeros and ones; in every third draw one row is all zeros, like a mask that hides everything."""
     drawn = random.integers(0, 2, shape)
     if seed % 3 == 2 and drawn.size and drawn.ndim:
         drawn.reshape(-1, shape[-1])[int(random.integers(drawn.size // shape[-1]))] = 0
@@ -168,12 +170,12 @@ def _sample_flags(random: np.random.Generator, shape: tuple[int, ...], seed: int
 
 
 def _find_exact_integer_limit(dtype: np.dtype[Any]) -> int:
-    """Up to which whole number every one has a float of that dtype."""
+    """Return the largest integer up to which every integer is exactly representable in that float dtype."""
     return 1 << (np.finfo(dtype).nmant + 1)
 
 
 def get_symbol_sizes(function: Function, shapes: dict[str, tuple[int, ...]]) -> dict[Any, int]:
-    """The extent of each symbol when the inputs have these shapes."""
+    """Return the extent of each symbol when the inputs have these shapes."""
     return {dim: extent for name, shape in shapes.items() for dim, extent in zip(function.inputs[name].shape, shape)
             if is_symbolic(dim)}
 
@@ -203,7 +205,7 @@ def _list_shapes(var: Var, feature: Any) -> dict[str, tuple[int, ...]]:
 
 
 def _list_image_shapes(free: tuple[int, ...], image: Any) -> dict[str, tuple[int, ...]]:
-    """Sizes of a flexible image of shape (batch, channels, height, width)."""
+    """List the sizes of a flexible image of shape (batch, channels, height, width)."""
 
     def sized(height: int, width: int) -> tuple[int, ...]:
         return (*free[:2], int(height), int(width))
@@ -219,7 +221,7 @@ def _list_image_shapes(free: tuple[int, ...], image: Any) -> dict[str, tuple[int
 
 
 def _add_largest_shape(offers: dict[str, tuple[int, ...]], upper: list[int]) -> None:
-    """The upper end of a range, or, where that is open or would take for ever, the largest shape within reason."""
+    """Add the upper end of a range or, if that is open or too large to run, the largest shape within reason."""
     reached = [extent if extent > 0 else _MAX_RANGE_ELEMENTS for extent in upper]
     while int(np.prod(reached, dtype=object)) > _MAX_RANGE_ELEMENTS:
         ratios = [extent / least for extent, least in zip(reached, offers["default"])]
@@ -231,14 +233,14 @@ def _add_largest_shape(offers: dict[str, tuple[int, ...]], upper: list[int]) -> 
 
 
 def make_state(function: Function, seed: int) -> dict[str, Any]:
-    """What the states of `function` hold at the start of a run: normal draws, since zeros would hide a wrong sign."""
+    """Draw initial values of the states of `function`: normal draws, since zeros would hide a wrong sign."""
     random = np.random.default_rng(seed + 1)
     return {name: random.standard_normal(var.shape).astype(types.nptype_from_builtin(var.dtype))
             for name, var in function.inputs.items() if types.is_state(var.sym_type)}
 
 
 def _unify_symbol_sizes(function: Function, shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Inputs that share a symbol get one size for it: that of the first."""
+    """Assign one size to a symbol that several inputs share: that of the first input."""
     sizes: dict[Any, int] = {}
     result = {}
     for name, shape in shapes.items():

@@ -1,6 +1,6 @@
-"""Which whole numbers an input may hold: what it selects (rows of a table, places in a cache) has to be there.
+"""Domains of integer inputs: indices (rows of a table, positions in a cache) must exist.
 
-One sweep from a function's last op to its first: what an op asks of its result becomes what it asks of its operands.
+One sweep from a function's last op to its first turns requirements on an op's result into requirements on its operands.
 """
 
 from __future__ import annotations
@@ -27,15 +27,17 @@ from .interval_propagation import (
 __all__ = ["choose_integer_range", "infer_input_domains"]
 
 _MIN_NEGATIVE_MASK, _MIN_POSITIVE_MASK = 5000.0, 65504.0
-"A factor below minus the one, or from the other on (no number of fp16 but 0 survives it), makes a mask."
+"A constant factor of at most -5000, or of at least 65504 (fp16 products with it overflow), makes a mask."
 
 
 def infer_input_domains(function: Function, sizes: Mapping[Any, int], negative: bool = False) -> dict[str, Interval]:
-    """For each input of `function` the interval its values have to be in; `sizes` are the extents of its symbols.
-    With `negative`, indices that count from the end of an axis are in it.
+    """Infer for each input of `function` the interval that its values must be in.
 
-    Followed through casts, changes of shape, selections, nested blocks and arithmetic with constants; what else happens
-    to an input asks nothing of it.
+    `sizes` are the extents of its symbols.
+
+    With `negative`, the interval includes indices that count from the end of an axis. Requirements are propagated
+    through casts, changes of shape, selections, nested blocks and arithmetic with constants; other ops require nothing
+    of an input.
     """
     sweep = _BackwardSweep(sizes, negative)
     sweep.block(function)
@@ -43,8 +45,11 @@ def infer_input_domains(function: Function, sizes: Mapping[Any, int], negative: 
 
 
 def choose_integer_range(wanted: Interval, lowest: int, highest: int, some: int) -> tuple[int, int]:
-    """The smallest and the largest number to draw: in `wanted` and the dtype's range, not negative where that will do
-    (an id is not), and no more than `some` numbers where nothing bounds them from above."""
+    """Choose the smallest and the largest number to draw, in `wanted` and the dtype's range.
+
+    The range has no negative numbers where others suffice (ids are not negative), and at most `some` numbers where
+    nothing bounds them from above.
+    """
     low, high = max(wanted[0], lowest), min(wanted[1], highest)
     first = math.ceil(max(low, 0) if high >= 0 else low)
     last = math.floor(high) if math.isfinite(wanted[1]) else min(first + some - 1, highest)
@@ -52,7 +57,7 @@ def choose_integer_range(wanted: Interval, lowest: int, highest: int, some: int)
 
 
 class _BackwardSweep:
-    """What is wanted of each value by the ops that were met so far."""
+    """The requirements of the ops visited so far on each value."""
 
     def __init__(self, sizes: Mapping[Any, int], negative: bool) -> None:
         self.sizes = sizes
@@ -66,7 +71,7 @@ class _BackwardSweep:
         return intersect_intervals(self.of(var))
 
     def require(self, var: Var | None, wanted: Sequence[Interval]) -> None:
-        """Note what one more reader wants of `var`."""
+        """Add the requirement `wanted` of one more user of `var`."""
         if not isinstance(var, Var) or all(each == ANY_VALUE for each in wanted):
             return
         known = self.of(var)
@@ -77,7 +82,7 @@ class _BackwardSweep:
         self._wanted[var] = [intersect_intervals(pair) for pair in pairs]
 
     def block(self, block: Block) -> None:
-        """All ops of `block`, last one first, those of nested blocks in their place."""
+        """Visit all ops of `block`, last one first, including those of nested blocks."""
         for op in reversed(list(block.operations)):
             if is_opaque(op):
                 continue
@@ -88,7 +93,7 @@ class _BackwardSweep:
                     self.require(var, wanted)
             if op.op_type in INVERSE_RULES and self._asked(
                 op
-            ):  # else nothing to hand on, and no weight to be read for it
+            ):  # without requirements nothing is propagated and no weight read
                 for var, wanted in INVERSE_RULES[op.op_type](op, self.of(op.outputs[0])):
                     self.require(var, wanted)
 
@@ -106,14 +111,14 @@ class _BackwardSweep:
                 self.require(given, self.of(var))
 
     def extent(self, dim: Any) -> int | None:
-        """A dimension as a number, or None when it depends on what is not known."""
+        """Return a dimension as a number, or None when it is dynamic."""
         if not is_symbolic(dim):
             return int(dim)
         found = dim.subs(dict(self.sizes))
         return int(found) if getattr(found, "is_Integer", False) else None
 
     def get_index_range(self, dim: Any) -> Interval:
-        """An index into an axis of that extent."""
+        """Return the range of an index into an axis of that extent."""
         extent = self.extent(dim)
         return ANY_VALUE if extent is None else (-extent if self._negative else 0, extent - 1)
 
@@ -145,7 +150,7 @@ def _require_one_hot_index(op: Operation, sweep: _BackwardSweep) -> OperandRequi
 
 
 def _require_slice_bounds(op: Operation, sweep: _BackwardSweep) -> OperandRequirements:
-    """Begin and end of a slice, axis by axis; where a mask is set they are not read."""
+    """Yield requirements on begin and end of a slice for each axis; where a mask is set they are not read."""
     extents = [sweep.extent(dim) for dim in op.x.shape]
     for name, shift in (("begin", 0), ("end", 1)):
         mask = get_constant_value(op.inputs.get(f"{name}_mask"))
@@ -162,7 +167,7 @@ def _require_slice_begin(op: Operation, sweep: _BackwardSweep) -> OperandRequire
 
 
 def _require_mask_values(op: Operation, sweep: _BackwardSweep) -> OperandRequirements:
-    """What a mask's constant is multiplied by, as in (1 - m) * -10000, says where it applies: 0 or 1."""
+    """Require 0 or 1 of the factor of a mask's constant, as of 1 - m in (1 - m) * -10000."""
     for var, other in ((op.x, op.y), (op.y, op.x)):
         factor = get_constant_value(other)
         if factor is not None and np.size(factor) == 1 and np.asarray(factor).dtype.kind == "f" \
@@ -193,4 +198,4 @@ _REQUIREMENTS: dict[str, Callable[[Operation, _BackwardSweep], OperandRequiremen
     "fill": _require_positive("shape"),
     "mul": _require_mask_values,
 }
-"Ops that select by number, or mask: what they ask of the numbers."
+"Requirements on integer operands, by op type: of ops that select by index, and of multiplications that mask."

@@ -1,4 +1,4 @@
-"""Two programs whose inputs and outputs hold floats of different widths: what is fed and compared between them."""
+"""Rounding of feeds and results for two programs whose inputs and outputs hold floats of different widths."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class InterfaceWidths:
-    """Of one function: the inputs and the outputs whose floats have another width in the second program, and there."""
+    """The inputs and outputs of one function whose float width differs in the second program, with its dtypes."""
 
     inputs: Mapping[str, np.dtype[Any]] = field(default_factory=dict)
     outputs: Mapping[str, np.dtype[Any]] = field(default_factory=dict)
 
     def round(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """`feeds` as both programs can be given them: numbers that the narrower type holds."""
+        """Round `feeds` to values that both programs accept: those that the narrower type holds."""
         return {name: _round_to_dtype(np.asarray(value), self.inputs[name]) if name in self.inputs else value
                 for name, value in feeds.items()}
 
     def describe_overflow(self, outputs: Mapping[str, Array]) -> str:
-        """The first of `outputs` that reaches beyond its type in the second program, in words; or an empty string."""
+        """Describe the first of `outputs` that exceeds its dtype in the second program; "" if none does."""
         for name, dtype in self.outputs.items():
             sizes = np.abs(outputs[name][np.isfinite(outputs[name])]) if name in outputs else np.zeros(0)
             if sizes.size and float(sizes.max()) > float(np.finfo(dtype).max):
@@ -37,13 +37,13 @@ class InterfaceWidths:
         return ""
 
     def convert_outputs(self, outputs: Mapping[str, Array]) -> dict[str, Array]:
-        """The first program's `outputs` as the second gives them; results at full precision are left alone."""
+        """Convert the first program's `outputs` to the second's dtypes; results at full precision are left alone."""
         return {name: value.astype(self.outputs[name]) if name in self.outputs and value.dtype.itemsize < 8 else value
                 for name, value in outputs.items()}
 
 
 def find_interface_widths(before: Program, after: Program) -> dict[str, InterfaceWidths]:
-    """Where the two differ, by function; functions that do not are left out."""
+    """Find the differing widths by function; functions without differences are left out."""
     found = {}
     for name, old in before.functions.items():
         new = after.functions[name]
@@ -57,22 +57,22 @@ def find_interface_widths(before: Program, after: Program) -> dict[str, Interfac
 
 
 def round_feeds(plan: Plan, across: Mapping[str, InterfaceWidths]) -> Plan:
-    """`plan` with feeds that both programs can be given."""
+    """Return `plan` with feeds that both programs accept."""
     border = across.get(plan.function)
     return plan if border is None else replace(plan, feeds=border.round(plan.feeds))
 
 
 def round_results(found: Execution, across: Mapping[str, InterfaceWidths]) -> str:
-    """Let the runs of the first program give what the second would, if they are to be the same.
+    """Round the results of the first program to the dtypes of the second.
 
-    Returns what is lost by that, a finite number that the narrower type has not, or an empty string.
+    Returns a description of a finite number that the narrower type cannot hold, or an empty string.
     """
     lost = ""
     for run in found.runs:
         border = across.get(run.plan.function)
         if border is not None:
             beyond = border.describe_overflow(run.results.get("float64", {}))
-            if beyond and run.plan.adversarial:  # our own feeds, which the narrower program is not made for
+            if beyond and run.plan.adversarial:  # our own feeds; the narrower program need not support them
                 run.error, run.results = beyond, {}
                 continue
             lost = lost or beyond

@@ -1,4 +1,4 @@
-"""What the result of an op has to be, as what its operands have to be: intervals, one op type at a time."""
+"""Backward interval propagation: from the required interval of an op's result to those of its operands."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ ANY_VALUE: Interval = (-math.inf, math.inf)
 WantedIntervals = list[Interval]
 "One interval for all elements of a value, or one for each element of a vector."
 OperandRequirements = Iterable[tuple[Any, Sequence[Interval]]]
-"Operands, and what is asked of each."
+"Operands, with the required intervals of each."
 
 
 def intersect_intervals(intervals: Iterable[Interval]) -> Interval:
-    """What lies in all of them."""
+    """Return the intersection of all intervals."""
     low, high = ANY_VALUE
     for one in intervals:
         low, high = max(low, one[0]), min(high, one[1])
@@ -39,12 +39,12 @@ def intersect_intervals(intervals: Iterable[Interval]) -> Interval:
 
 
 def get_constant_value(var: Any) -> Any:
-    """The value of a constant parameter, None for one that is computed or left out."""
+    """Return the value of a constant parameter, None for one that is computed or left out."""
     return var.val if isinstance(var, Var) else None
 
 
 def _get_constant_range(var: Var) -> Interval | None:
-    """Smallest and largest element of a constant number, None for anything else."""
+    """Return the smallest and largest element of a numeric constant, None for anything else."""
     value = get_constant_value(var)
     if value is None or not np.size(value) or np.asarray(value).dtype.kind not in "iuf":
         return None
@@ -52,7 +52,7 @@ def _get_constant_range(var: Var) -> Interval | None:
 
 
 def _pass_through(name: str = "x") -> Callable[[Operation, WantedIntervals], OperandRequirements]:
-    """The values of an operand, in another type, shape or order."""
+    """Make the rule of an op that returns its operand's values in another type, shape or order."""
 
     def asked(op: Operation, wanted: WantedIntervals) -> OperandRequirements:
         var, made = op.inputs[name], op.outputs[0]
@@ -63,7 +63,7 @@ def _pass_through(name: str = "x") -> Callable[[Operation, WantedIntervals], Ope
 
 
 def _split_requirement(op: Operation, wanted: WantedIntervals) -> OperandRequirements:
-    """A concat or stack; in a vector every operand gets what is wanted of its part."""
+    """Propagate through a concat or stack; for a vector, every operand gets the requirements of its part."""
     counts = [1 if var.rank == 0 or op.op_type == "stack" else var.shape[0] for var in op.values]
     split = len(wanted) > 1 and not any(map(is_symbolic, counts)) and sum(counts) == len(wanted)
     start = 0
@@ -75,7 +75,10 @@ def _split_requirement(op: Operation, wanted: WantedIntervals) -> OperandRequire
 def _invert_arithmetic(
     back: Callable[[Interval, Interval, bool], Interval],
 ) -> Callable[[Operation, WantedIntervals], OperandRequirements]:
-    """An op of x and y, one of them constant: `back(wanted, constant, x is the constant)` is what the other may be."""
+    """Make the rule of an op of x and y, one of them constant.
+
+    `back(wanted, constant, x is the constant)` returns the interval of the other operand.
+    """
 
     def asked(op: Operation, wanted: WantedIntervals) -> OperandRequirements:
         for var, other in ((op.x, op.y), (op.y, op.x)):
@@ -89,7 +92,7 @@ def _invert_arithmetic(
                 yield var, [back(one, constant, other is op.x) for one in each]
         if _get_constant_range(op.x) is None and _get_constant_range(op.y) is None and op.op_type in ("add", "mul"):
             part = (lambda end: end / 2) if op.op_type == "add" else (lambda end: math.sqrt(max(end, 0)))
-            for var in (op.x, op.y):  # each its part
+            for var in (op.x, op.y):  # half of the sum, or the root of the product, for each operand
                 yield var, [tuple(map(part, intersect_intervals(wanted)))]
 
     return asked
@@ -135,7 +138,7 @@ def _invert_clip(op: Operation, wanted: WantedIntervals) -> OperandRequirements:
 
 
 def _invert_select(op: Operation, wanted: WantedIntervals) -> OperandRequirements:
-    """Both branches; what the condition itself makes sure of need not be asked for."""
+    """Propagate to both branches; bounds that the condition itself guarantees are not required."""
     for var, taken in ((op.a, True), (op.b, False)):
         low, high = intersect_intervals(wanted)
         sure = _infer_from_condition(var, op.cond, taken)
@@ -146,7 +149,10 @@ def _invert_select(op: Operation, wanted: WantedIntervals) -> OperandRequirement
 
 
 def _infer_from_condition(var: Var, cond: Var, taken: bool) -> Interval:
-    """What `cond`, a comparison of v with a constant, says of `var` where it is `taken`; `var` is v or v + constant."""
+    """Infer an interval of `var` from `cond`, a comparison of v with a constant that is true if `taken`, else false.
+
+    `var` is v or v + constant.
+    """
     test = cond.op
     limits = None if test is None or test.op_type not in _TRUE_RANGE else _get_constant_range(test.y)
     if test is None or limits is None:
@@ -205,4 +211,4 @@ INVERSE_RULES: dict[str, Callable[[Operation, WantedIntervals], OperandRequireme
     "maximum": _invert_arithmetic(_invert_maximum),
     "minimum": _invert_arithmetic(_invert_minimum),
 }
-"Ops that hand numbers on: what their operands may be when the result has to be in the wanted intervals."
+"Rules by op type that propagate the intervals required of a result to the operands."

@@ -1,4 +1,4 @@
-"""How far off a program's outputs are, in one number: what a rewrite that approximates decides by."""
+"""The error of a program's outputs as one number, by which approximating rewrites decide."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ Results = dict[str, Array]
 
 
 def compute_outputs(runtime: Any, plan: Plan) -> Results:
-    """The outputs of a run, and what it leaves in the states, as arrays by name."""
+    """Return the outputs of a run, and the final values of the states, as arrays by name."""
     state = copy_state(plan)
     found = to_arrays(runtime(plan.feeds, state))
     return found | {f"state {name}": value for name, value in state.items()}
 
 
 def compute_largest_error(program: Program, runs: Sequence[tuple[Plan, Results]], precision: str = "float16") -> float:
-    """The largest error of `program`'s outputs over runs whose right outputs are known.
+    """Return the largest error of `program`'s outputs over runs whose right outputs are known.
 
-    Of each output it is the worst element's, as a share of the output's largest magnitude; of integers, such as the
-    classes that an argmax picks, the share that changed. Infinite when a number is lost (infinite or NaN where it was
-    not), when labels or shapes differ, and when the program cannot run.
+    The error of an output is that of its worst element, as a share of the output's largest magnitude; for integers,
+    such as the classes that an argmax picks, it is the share that changed. It is infinite when a finite number became
+    infinite or NaN, when labels or shapes differ, and when the program cannot run.
     """
     from ..runtime import Runtime
 

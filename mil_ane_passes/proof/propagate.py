@@ -1,8 +1,8 @@
-"""What rewrites declare of single ops, propagated through the ops behind them: the program before, run so changed.
+"""Propagation of rewrites' declared changes of single ops to downstream ops, by running the changed program.
 
-Rewrites that fire declare a change of constants, or how far a result may move, of one op. Behind it a product may
-amplify that, a remainder wrap it round, and an output other than the largest may show it. So where results differ the
-program before is run again with its ops changed as declared, and what that does to its outputs is what is allowed.
+Rewrites that fire declare a change of constants, or how far a result may move, of one op. A downstream product may
+amplify that, a remainder wrap it round, and an output other than the largest may show it. So where results differ, the
+program before is run again with its ops changed as declared, and the resulting change of its outputs is allowed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ STATE = "state "
 def departing(
     program: Program, changes: Sequence[Change], trial: int | None = None
 ) -> Callable[[str], Departure | None]:
-    """For each function of `program` what changes the ops in it that `changes` are about; None where there are none."""
+    """Return a function that makes the departure of a function of `program` at the ops that `changes` name.
+
+    The departure is None if there are no such ops.
+    """
     def depart(function: str) -> Departure | None:
         found = _found(program, function, changes)
         return Departure(found, trial) if found else None
@@ -50,8 +53,10 @@ def _found(program: Program, function: str, changes: Sequence[Change]) -> dict[O
 
 
 def largest_moves(program: Program, run: Run, changes: Sequence[Change]) -> bool:
-    """Note how far each element of the outputs of `run` moves at float64 with results of ops moved as declared.
-    Whether any does."""
+    """Measure how far each element of the outputs of `run` moves at float64 when results of ops move as declared.
+
+    The result is stored in `run.moved`. Returns whether any element moves.
+    """
     moving = [change for change in changes if change.moves or change.reach < math.inf]
     if not _found(program, run.plan.function, moving):
         return False
@@ -66,15 +71,17 @@ def largest_moves(program: Program, run: Run, changes: Sequence[Change]) -> bool
 
 
 def made_of_roundings(program: Program, run: Run, changes: Sequence[Change]) -> frozenset[str]:
-    """The outputs and states that are made of ops whose rewrites only round: at float16 extreme values are no test of
-    those, as partial results may overflow that the op does not have."""
+    """Return the outputs and states that are computed from ops whose rewrites only round.
+
+    At float16, extreme values do not test those, as partial results may overflow that the original op does not have.
+    """
     function = run.plan.function
     rounding = _found(program, function, [change for change in changes if change.rounds])
     return _made_of(program, run, {var for op in rounding for var in op.outputs})
 
 
 def made_of_nan(program: Program, run: Run) -> frozenset[str]:
-    """The outputs and states that are made of what is NaN in `run`, at any of its precisions."""
+    """Return the outputs and states that are computed from values that are NaN in `run`, at any of its precisions."""
     from ..runtime import Runtime
 
     found: set[Var] = set()
@@ -90,7 +97,7 @@ def made_of_nan(program: Program, run: Run) -> frozenset[str]:
 
 
 def _made_of(program: Program, run: Run, found: set[Var]) -> frozenset[str]:
-    """The outputs and states of `run` for which one of the values `found` is computed."""
+    """Return the outputs and states of `run` that depend on one of the values `found`."""
     function = run.plan.function
     values = FunctionValues(function, program.functions[function])
 
@@ -103,7 +110,7 @@ def _made_of(program: Program, run: Run, found: set[Var]) -> frozenset[str]:
 
 
 def _gap(value: Array, other: Array | None) -> Array:
-    """How far apart two results are; infinitely, where what was finite is not."""
+    """Return the distance of two results; infinite where a finite number became NaN or infinite."""
     if other is None or other.shape != value.shape:
         return np.zeros(value.shape)
     one, two = value.astype(np.float64), other.astype(np.float64)

@@ -1,4 +1,4 @@
-"""What the values of a program are in runs with given feeds: the ranges that rules decide by."""
+"""Measurement of the ranges of a program's values in runs with the user's feeds: rules decide by them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ Progress = Callable[[str], None]
 
 
 def measure_ranges(program: Program, made: Sequence[Plan], progress: Progress = lambda text: None) -> MeasuredRanges:
-    """The range of every value with numbers over the runs `made`, at float32, inputs included.
+    """Measure the range of every numeric value over the runs `made`, at float32, inputs included.
 
-    What it gives also says how far off another program's outputs are in these runs.
-
-    Feeds that nobody asked for and the program cannot run on (a size it does not take) are left out, unless all are.
-    Raises InputError for feeds that do not fit and NotSupported for an op the runtime lacks.
+    The result also computes the error of another program's outputs in these runs. Feeds that the user did not supply
+    and the program cannot run on (an unsupported size) are left out, unless all are. Raises InputError for feeds that
+    do not fit and NotSupported for an op that the runtime lacks.
     """
     found: dict[Var, Range] = {}
     runs: list[tuple[Plan, Results]] = []
@@ -44,7 +43,7 @@ def measure_ranges(program: Program, made: Sequence[Plan], progress: Progress = 
 
 
 def _measure_run(program: Program, plan: Plan) -> tuple[dict[Var, Range], Results]:
-    """The ranges of one run, and its outputs."""
+    """Measure the ranges of one run; return them and the run's outputs."""
     from ..runtime import Runtime
 
     found: dict[Var, Range] = {}
@@ -65,7 +64,7 @@ def _measure_run(program: Program, plan: Plan) -> tuple[dict[Var, Range], Result
 
 
 def make_measurer(make: Callable[[Program], Sequence[Plan]], progress: Progress = lambda text: None) -> Measure:
-    """A `Measure` that runs what `make` plans for the program at hand."""
+    """Make a `Measure` that runs the plans that `make` returns for a program."""
     return lambda program: measure_ranges(program, make(program), progress)
 
 

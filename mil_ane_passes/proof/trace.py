@@ -1,4 +1,4 @@
-"""What the values of one run look like, op by op: where does fp16 overflow?"""
+"""Trace of the values of one run, op by op, with the first that overflows fp16."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ __all__ = ["MIN_FP16_OVERFLOW", "Trace", "TraceCollector", "TraceRow", "trace_fu
 Array = np.ndarray[Any, Any]
 
 MIN_FP16_OVERFLOW = 65520.0
-"From this magnitude on a number rounds to an infinity in fp16: its largest one, 65504, and half a step."
+"Magnitude from which a number rounds to infinity in fp16: the largest finite one, 65504, plus half a step."
 _MAX_FP16_UNDERFLOW = 2.0**-25
-"Up to this magnitude a number rounds to zero in fp16: half its smallest one, 2**-24."
+"Magnitude up to which a number rounds to zero in fp16: half the smallest nonzero one, 2**-24."
 
 
 @dataclass
 class TraceRow:
     """All results of one op's output in a run, `runs` of them (more than one in a loop).
 
-    `minimum` and `maximum` are over the finite elements (None when there are none); the rest counts elements over all
-    runs. In a float32 or float64 run `overflow` are finite ones that would be infinite as fp16 (magnitude of 65520 or
-    more), `underflow` those other than zero that would be zero; in a float16 run what overflowed is infinite, and both
-    are 0. `starts` marks a value that is beyond fp16 (infinite, or `overflow`) and made of values that are not.
+    `minimum` and `maximum` are over the finite elements (None when there are none); the other fields count elements
+    over all runs. In a float32 or float64 run `overflow` are finite elements that would be infinite as fp16 (magnitude
+    of 65520 or more), `underflow` nonzero ones that would be zero; in a float16 run overflowed elements are infinite,
+    and both are 0. `starts` marks a value that is beyond fp16 (infinite, or `overflow`) although its operands are not.
     """
 
     value: str
@@ -59,8 +59,10 @@ class TraceRow:
 
 @dataclass
 class Trace:
-    """A run's outputs, a row for each value in the order in which they were first computed, and the first op that
-    `starts` to be beyond fp16 as MIL (or "")."""
+    """A run's outputs, a row for each value in the order of first computation, and the first op beyond fp16.
+
+    `first` is that op as MIL, or "".
+    """
 
     function: str
     rows: list[TraceRow] = field(default_factory=list)
@@ -72,7 +74,7 @@ def trace_function(
     program: Program, feeds: Mapping[str, Any], *, function: str | None = None, precision: str = "float32",
     state: dict[str, Array] | None = None, quirks: Sequence[str] = (), description: Any = None,
 ) -> Trace:
-    """Run one function of `program` and note what every op's results look like. Raises what `Runtime` does.
+    """Run one function of `program` and record statistics of every op's results. Raises the errors of `Runtime`.
 
     `description` is the function's, as for `Runtime`.
     """
@@ -92,7 +94,7 @@ def trace_function(
 
 
 class TraceCollector:
-    """The observer of one run or several; from the magnitude `limit` on a number is beyond fp16."""
+    """An observer of one or several runs; numbers of magnitude `limit` or more are beyond fp16."""
 
     def __init__(self, limit: float) -> None:
         self.rows: dict[Var, TraceRow] = {}
@@ -120,7 +122,7 @@ class TraceCollector:
         self._beyond[var] = beyond  # only now: in a loop the op may have read its own last result
 
     def _is_operand_beyond(self, var: Var) -> bool:
-        """Whether an operand is beyond fp16; a constant is read here, so only those of an op that overflows."""
+        """Return whether an operand is beyond fp16; a constant is read here, so only those of an op that overflows."""
         if var not in self._beyond:
             self._beyond[var] = is_constant(var) and self._is_beyond(var.val)
         return self._beyond[var]
@@ -130,7 +132,7 @@ class TraceCollector:
         return array.dtype.kind == "f" and bool(np.any(np.abs(array) >= self._limit))
 
     def _note(self, row: TraceRow, array: Array) -> bool:
-        """Add one result to its row; whether it is beyond fp16."""
+        """Add one result to its row; return whether it is beyond fp16."""
         row.shape = tuple(array.shape)
         row.elements += array.size
         if array.dtype.kind != "f":

@@ -1,4 +1,4 @@
-"""What the user says of the inputs: samples of feeds, ranges of values, or both; and the runs that follow from it."""
+"""User-supplied inputs: samples of feeds, ranges of values, or both, and the runs that they define."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["Feeds", "Ranges", "UserInputs", "parse_ranges"]
 Array = np.ndarray[Any, Any]
 Interval = tuple[float, float]
 Feeds = Mapping[str, Array] | Iterable[Mapping[str, Array]]
-"One sample, or several."
+"One sample or several, each a mapping from input name to array."
 Ranges = Mapping[str, Sequence[float]]
 "The lowest and the highest value of inputs, by name."
 
 _RANDOM_SAMPLES = 4
-"Draws within ranges besides both ends: half of them anywhere inside, half of them at the ends only."
+"Random draws within ranges besides both ends: half of them from the interval, half of them from its ends only."
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,10 @@ class UserInputs:
 
     @classmethod
     def of(cls, feeds: Feeds | None, ranges: Ranges | None) -> UserInputs:
-        """From what users pass: one sample or several, ranges as pairs. Raises InputError for ranges that are none."""
+        """Build from the arguments of users: one sample or several, ranges as pairs.
+
+        Raises InputError for invalid ranges.
+        """
         samples = () if feeds is None else (feeds,) if isinstance(feeds, Mapping) else _to_samples(feeds)
         for sample in samples:
             if not isinstance(sample, Mapping):
@@ -51,10 +54,10 @@ class UserInputs:
         return bool(self.feeds or self.ranges)
 
     def plans(self, program: Program, describe: Callable[[str], Any]) -> list[Plan]:
-        """One run for each sample, and for each function and shape to try runs that span the ranges.
+        """Make one run for each sample, and for each function and shape to try runs that span the ranges.
 
-        Raises InputError for feeds the function does not take, and for ranges of inputs that no function has or of
-        numbers that an input's dtype does not hold.
+        Raises InputError for feeds that do not fit the function, and for ranges of inputs that no function has or of
+        numbers that an input's dtype cannot hold.
         """
         made: list[Plan] = []
         for number, sample in enumerate(self.feeds, 1):
@@ -95,7 +98,10 @@ class UserInputs:
 
 
 def _sample_within(random: np.random.Generator, var: Var, shape: tuple[int, ...], ends: Interval, number: int) -> Array:
-    """The low end everywhere, the high end everywhere, and then by turns numbers in between and a mix of both ends."""
+    """Draw number `number`: 0 is the low end everywhere, 1 the high end everywhere.
+
+    Further draws alternate between uniform numbers in between and a mix of both ends.
+    """
     low, high = ends
     dtype = np.dtype(types.nptype_from_builtin(var.dtype))
     if number < 2:
@@ -114,7 +120,7 @@ def _to_samples(feeds: Any) -> tuple[Any, ...]:
 
 
 def _check_representable(name: str, ends: Interval, var: Var) -> None:
-    """Raises InputError where the input `var` cannot hold what `ends` say."""
+    """Raise InputError if the input `var` cannot hold the interval `ends`."""
     low, high = ends
     dtype, called = np.dtype(types.nptype_from_builtin(var.dtype)), types.builtin_to_string(var.dtype)
     whole = dtype.kind != "f"
@@ -145,7 +151,7 @@ def _is_number(text: str) -> bool:
 
 
 def parse_ranges(text: str | None) -> dict[str, Interval]:
-    """`'image=0:1,ids=0:30000'` as ranges. Raises InputError saying what was expected."""
+    """Parse ranges such as `'image=0:1,ids=0:30000'`. Raises InputError with the expected format."""
     found: dict[str, Interval] = {}
     for part in (text or "").split(","):
         if not part.strip():

@@ -1,4 +1,4 @@
-"""Which value of one function is which value of another, and what a value depends on."""
+"""Matching of values between two functions, and the dependencies of a value."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["FunctionValues", "find_ancestors", "find_counterparts", "find_state_
 
 
 def is_constant(var: Var) -> bool:
-    """Whether `var` is stored in the program: a const or a compressed one."""
+    """Return whether `var` is stored in the program, as a const or a compressed constant."""
     return var.op is not None and (var.op.op_type == "const" or var.op.op_type.startswith("constexpr_"))
 
 
@@ -30,7 +30,7 @@ class FunctionValues:
         for op in _iterate_ops(function):
             self.order[op] = len(self.order)
         self.carried: dict[Var, list[Var]] = {}
-        "For what a loop hands to its blocks: the value it starts with and the one it goes on with."
+        "For each loop variable of a block: the value it starts with and the one of the next iteration."
         for op in (op for op in self.order if op.op_type == "while_loop"):
             for block in op.blocks:
                 self.carried.update(zip(block.inputs, map(list, zip(op.loop_vars, op.blocks[1].outputs))))
@@ -42,7 +42,10 @@ class FunctionValues:
         return self.blocks[op.enclosing_block]
 
     def sources(self, var: Var) -> list[Var]:
-        """What a loop hands on as `var`, followed back to values that are fed, stored or computed; else `var` alone."""
+        """Follow a loop variable back to values that are fed, stored or computed.
+
+        For other values return `var` alone.
+        """
         found: list[Var] = []
         pending, seen = [var], {var}
         while pending:
@@ -57,15 +60,17 @@ class FunctionValues:
         return found
 
     def named(self, name: str) -> list[Var]:
-        """Every value of that name, wherever it is computed."""
+        """Return all values of that name, in whichever block they are computed."""
         return self._named.get(name, [])
 
 
 def find_counterparts(
     before: FunctionValues, after: FunctionValues, mapping: Mapping[str, str]
 ) -> dict[Var, list[Var]]:
-    """For values of `after` those of `before` they stand for: the one of that name in the same place, and those that
-    `mapping` (name before -> name after) says it stands for."""
+    """Map values of `after` to their counterparts in `before`.
+
+    These are the value of the same name in the same place, and those that `mapping` (name before -> name after) names.
+    """
     pairs: dict[Var, list[Var]] = {}
     for key, var in after.computed.items():
         if key in before.computed:
@@ -77,14 +82,14 @@ def find_counterparts(
 
 
 def find_state_updates(values: FunctionValues, state: str) -> list[Operation]:
-    """The ops that write the state called `state`, in program order."""
+    """Return the ops that write the state called `state`, in program order."""
     held = values.function.inputs.get(state)
     return [op for op in values.order
             if op.op_type in ("write_state", "coreml_update_state") and op.inputs["state"] is held]
 
 
 def find_ancestors(values: FunctionValues, outputs: Collection[str], states: Iterable[str]) -> set[Var]:
-    """Every value from which one of the named outputs, or what is left in one of the states, is computed."""
+    """Return all values that one of the named outputs, or the final value of one of the states, depends on."""
     reached: set[Var] = set()
     pending = [var for var in values.function.outputs if var.name in outputs]
     for state in states:
@@ -104,7 +109,7 @@ def find_ancestors(values: FunctionValues, outputs: Collection[str], states: Ite
 
 
 def _find_state_sources(values: FunctionValues, state: str) -> list[Var]:
-    """What the updates of a state depend on: what they write, and what decides whether they are run."""
+    """Return the values that the updates of a state depend on: those written, and conditions of enclosing blocks."""
     found: list[Var] = []
     for op in find_state_updates(values, state):
         found += [*get_flat_inputs(op), *op.outputs]
@@ -116,7 +121,7 @@ def _find_state_sources(values: FunctionValues, state: str) -> list[Var]:
 
 
 def _iterate_ops(block: Block) -> Iterator[Operation]:
-    """Every op, those of nested blocks before the op that holds them: the order in which results are known."""
+    """Yield every op, those of nested blocks before the op that holds them: the order in which results are known."""
     for op in block.operations:
         for inner in op.blocks:
             yield from _iterate_ops(inner)

@@ -1,4 +1,4 @@
-"""Many arrays kept for a while: in memory up to a limit, beyond it in temporary files."""
+"""Temporary storage of many arrays: in memory up to a limit, beyond it in temporary files."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["MAX_BYTES_IN_MEMORY", "ValueStore"]
 Array = np.ndarray[Any, Any]
 
 MAX_BYTES_IN_MEMORY = 1 << 28
-"Bytes of values that are kept in memory; the rest goes to files."
+"The most bytes of values that are kept in memory; the rest goes to files."
 
 
 class ValueStore:
-    """Arrays by key; a context manager that removes its files at the end. Arrays that are put in must not change."""
+    """Arrays by key; a context manager that removes its files at the end. Stored arrays must not be modified."""
 
     def __init__(self, limit: int = MAX_BYTES_IN_MEMORY) -> None:
         self._left = limit
@@ -45,7 +45,7 @@ class ValueStore:
         self._files[key] = path
 
     def get(self, key: Hashable) -> Array | None:
-        """The array, or None when nothing was put under `key`."""
+        """Return the array, or None when there is none under `key`."""
         if key in self._files:
             return np.asarray(np.load(self._files[key], allow_pickle=False))
         return self._held.get(key)

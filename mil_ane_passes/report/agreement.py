@@ -1,4 +1,4 @@
-"""How a prediction stands to a measurement, in words and as data; for `lint --measured` and `calibrate-plan`."""
+"""Agreement of a prediction with a measurement, as text and as data, for `lint --measured` and `calibrate-plan`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["agreement_to_dict", "disagreement_to_dict", "find_contradictions", "
 
 
 _MAX_PROBLEMS_LISTED = 5
-"Problems of the script that are listed."
+"The most problems of the script that are listed."
 
 
 def iterate_agreement_lines(found: Agreement) -> Iterator[str]:
-    """What was measured where, and how much of it was predicted."""
+    """Yield the lines of text: where it was measured, and how much of it agrees with the prediction."""
     measurement, match = found.match.measurement, found.match
     package = f", package {measurement.package}" if measurement.package else ""
     units = f", {measurement.units}" if measurement.units else ""
@@ -56,7 +56,8 @@ def iterate_agreement_lines(found: Agreement) -> Iterator[str]:
 
 
 def find_contradictions(found: Agreement) -> list[dict[str, Any]]:
-    """What in our tables the measurement contradicts: rules by code, or that a kind was seen on the ANE."""
+    """Find entries of our tables that the measurement contradicts: rules by code, or that a type was seen on the
+    ANE."""
     counts: Counter[tuple[str, str, str]] = Counter()
     for each in found.support:
         counts.update((code, each.row.op.op_type if not code else "", each.theirs) for code in each.codes or [""])
@@ -72,7 +73,7 @@ def disagreement_to_dict(each: Disagreement) -> dict[str, Any]:
 
 
 def agreement_to_dict(found: Agreement) -> dict[str, Any]:
-    """The summary as JSON has it."""
+    """Return the summary as in the JSON."""
     return {
         **found.match.measurement.to_dict(), **found.match.counts(), "with_ane": found.match.measurement.uses_ane,
         "agrees": found.agrees, "kinds": found.kinds(),

@@ -1,4 +1,4 @@
-"""An earlier report of `lint`, to tell new findings from known ones."""
+"""Baselines: earlier reports of `lint`, to distinguish new findings from known ones."""
 
 from __future__ import annotations
 
@@ -36,14 +36,17 @@ class BaselineComparison:
 
 @dataclass(frozen=True)
 class Baseline:
-    """The findings of an earlier report, each as often as it was there."""
+    """The findings of an earlier report, with their counts."""
 
     file: str
     target: str
     keys: Counter[FindingKey]
 
     def compare(self, findings: Iterable[LintFinding]) -> BaselineComparison:
-        """A finding is known when one of the same rule, function, op and value is left in the baseline."""
+        """Compare `findings` with the baseline.
+
+        A finding is known when the baseline has one of the same rule, function, op and value that is not matched yet.
+        """
         left, new = Counter(self.keys), []
         for item in findings:
             if left[item.key]:
@@ -54,7 +57,7 @@ class Baseline:
 
 
 def read_baseline(path: str | os.PathLike[str]) -> Baseline:
-    """Read what `lint --format json` wrote. Raises InputError where the file is missing or something else."""
+    """Read the output of `lint --format json`. Raises InputError when the file is missing or has another format."""
     file, data = Path(path), read_json(path, "baseline", _HOW_TO_MAKE)
     if not isinstance(data, dict) or data.get("command") != "lint" or "findings" not in data:
         raise InputError(f"baseline: '{file}' is no report of lint; {_HOW_TO_MAKE}")

@@ -1,4 +1,4 @@
-"""What came of many packages, as data, as JSON and as text."""
+"""The result of processing many packages, as data, as JSON and as text."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["BatchItem", "BatchReport"]
 
 @dataclass
 class BatchItem:
-    """What came of one package.
+    """The result for one package.
 
     `status`: "written", "unchanged" (copied as it is), "not verified" or "dry run" of `rewrite`, "clean" or "findings"
-    of `lint`; "up to date" (the result of an earlier run was kept), "failed" or "not run" (interrupted) of both.
-    `code` is the exit code of the command for this package alone. `count` is how many places were rewritten, or how
-    many findings there are that are no notes; `bytes` the size of the package in bytes, of `rewrite` the new one, of
-    `lint` the one looked at; `seconds` wall time.
+    of `lint`; "up to date" (the result of an earlier run was kept), "failed" or "not run" (interrupted) of both. `code`
+    is the exit code of the command for this package alone. `count` is the number of rewritten matches, or of findings
+    that are not notes; `bytes` the size of the package in bytes, of `rewrite` the new one, of `lint` the linted one;
+    `seconds` wall time.
     """
 
     name: str
@@ -40,15 +40,15 @@ class BatchItem:
     left_out_passes: list[str] = field(default_factory=list)
     "The passes of a preset that `rewrite` left out, as they broke the equivalence check."
     failed_passes: list[str] = field(default_factory=list)
-    "The passes of a preset that `rewrite` rolled back, as they failed."
+    "The passes of a preset that `rewrite` rolled back, as they failed with an error."
     report_file: str | None = None
-    "Where the JSON of the command's own report is."
+    "The path of the JSON of the command's own report."
     held: dict[str, Any] | None = None
-    "The report itself, where it is in no file."
+    "The report itself, if it is not stored in a file."
 
     @property
     def report(self) -> dict[str, Any] | None:
-        """The command's own report, or None where there is none: read from its file when it is asked for."""
+        """The command's own report as a dictionary, read from its file on access; None if there is no report."""
         if self.report_file is None:
             return self.held
         found: dict[str, Any] = json.loads(Path(self.report_file).read_text(encoding="utf-8"))
@@ -65,7 +65,10 @@ class BatchItem:
 
 @dataclass
 class BatchReport:
-    """What came of all packages, in the order of the sources. `command` is "rewrite" or "lint", `seconds` wall time."""
+    """The results of all packages, in the order of the sources.
+
+    `command` is "rewrite" or "lint", `seconds` wall time.
+    """
 
     command: str
     folder: str | None
@@ -74,16 +77,16 @@ class BatchReport:
 
     @property
     def exit_code(self) -> int:
-        """2 when one could not be run, else 1 when one is not verified, or has findings, or is under the bar; else
-        0."""
+        """The largest exit code of the items: 2 if one could not be run, 1 if one is not verified, has findings, or is
+        below the required share, else 0."""
         return max((item.code for item in self.items), default=0)
 
     def counts(self) -> dict[str, int]:
-        """How many packages there are of each status."""
+        """Count the packages of each status."""
         return dict(sorted(Counter(item.status for item in self.items).items()))
 
     def to_dict(self) -> dict[str, Any]:
-        """Exactly what `batch --format json` prints."""
+        """Return the JSON that `batch --format json` prints."""
         return {
             "schema": 1, "tool": "mil-ane-passes", "version": __version__, "command": "batch", "each": self.command,
             "folder": self.folder, "exit": self.exit_code, "counts": self.counts(), "seconds": round(self.seconds, 6),

@@ -1,4 +1,4 @@
-"""What `calibrate` found, as data, as JSON and as text."""
+"""The result of `calibrate`, as data, as JSON and as text."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ __all__ = ["CalibrateReport"]
 
 @dataclass
 class CalibrateReport:
-    """Ranges and room in fp16 for each value of `source` over `runs` runs; its text shows the `worst` tightest.
+    """Ranges and fp16 headroom for each value of `source` over `runs` runs.
 
-    `sampled`: neither feeds nor ranges were given, so that the runs are on random feeds.
+    The text lists the `worst` values with the least headroom. `sampled`: neither feeds nor ranges were supplied, so the
+    runs are on random feeds.
     """
 
     source: str
@@ -35,16 +36,16 @@ class CalibrateReport:
 
     @property
     def first(self) -> CalibrationRow | None:
-        """The first value that is beyond fp16 although what it is made of is not."""
+        """The first value that is beyond fp16 although its operands are not."""
         return next((row for row in self.found.rows if row.trace.starts), None)
 
     @property
     def beyond(self) -> list[CalibrationRow]:
-        """The values that do not fit: fp16 itself, or the sums behind them."""
+        """The values that do not fit fp16: the value itself, or the partial sums it is computed from."""
         return [row for row in self.found.rows if row.beyond]
 
     def to_dict(self) -> dict[str, Any]:
-        """Exactly what `calibrate --format json` prints; headroom is null for integers and for what is all zeros."""
+        """Return the JSON that `calibrate --format json` prints; headroom is null for integers and for all zeros."""
         rules = get_all_rules()
         return {
             "schema": 1, "tool": "mil-ane-passes", "version": __version__, "command": "calibrate",
@@ -123,7 +124,7 @@ class CalibrateReport:
         ]
 
     def _nan(self) -> str | None:
-        """The first value that holds NaN, if one does."""
+        """Describe the first value that holds NaN, if one does."""
         trace = next((row.trace for row in self.found.rows if row.trace.nan), None)
         if trace is None:
             return None
@@ -137,7 +138,7 @@ def _find_pass_name(rule: type[Rule]) -> str | None:
 
 
 def _describe_fix(rule: type[Rule]) -> str:
-    """The pass that fixes what `rule` finds, for a line of text; empty where no rewrite does."""
+    """Return the pass that fixes the findings of `rule`, for a line of text; empty if no rewrite does."""
     name = _find_pass_name(rule)
     return "" if name is None else f" (ane::{name})"
 
@@ -152,7 +153,7 @@ _ALIGNMENTS = (str.ljust, str.ljust, str.ljust, *(str.rjust,) * 6, str.ljust)
 
 
 def _format_value_name(row: CalibrationRow, several: bool) -> str:
-    """The value of a row, with its function where there are several."""
+    """Return the value of a row, with its function where there are several."""
     return f"{row.function}:%{row.trace.value}" if several else f"%{row.trace.value}"
 
 

@@ -1,4 +1,4 @@
-"""What `calibrate-plan` found, as data, as JSON and as text."""
+"""The result of `calibrate-plan`, as data, as JSON and as text."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .table import format_table
 __all__ = ["CalibratePlanReport", "PlanComparison"]
 
 _MAX_DISAGREEMENTS_LISTED = 20
-"Disagreements of one sort that the text lists."
+"The most disagreements of one kind that the text lists."
 
 
 @dataclass(frozen=True)
 class PlanComparison:
-    """One model, the target it was predicted for, and how that stands to the measurement."""
+    """One model, the target it was predicted for, and the agreement of the prediction with the measurement."""
 
     model: str
     target: str
@@ -29,7 +29,7 @@ class PlanComparison:
 
 @dataclass
 class CalibratePlanReport:
-    """One entry for each package that was measured and could be read."""
+    """The comparisons of all packages that were measured and could be read."""
 
     compared: list[PlanComparison] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -39,7 +39,7 @@ class CalibratePlanReport:
         return all(each.found.agrees for each in self.compared)
 
     def to_dict(self) -> dict[str, Any]:
-        """Exactly what `calibrate-plan --format json` prints."""
+        """Return the JSON that `calibrate-plan --format json` prints."""
         return {
             "schema": 1, "tool": "mil-ane-passes", "version": __version__, "command": "calibrate-plan",
             "agrees": self.agrees, "notes": self.notes,

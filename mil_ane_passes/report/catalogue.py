@@ -1,4 +1,4 @@
-"""The list of rules and the page of one, generated from the rules themselves."""
+"""The list of rules and the page of each rule, generated from the rules themselves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .table import format_table
 __all__ = ["NO_FIX", "Catalogue", "Page"]
 
 NO_FIX = "no fix"
-"For a rule that only reports what no rewrite fixes."
+"Text for a rule without a rewrite that fixes its findings."
 
 
 def _build_row(rule: type[Rule]) -> dict[str, Any]:
@@ -32,12 +32,12 @@ def _build_row(rule: type[Rule]) -> dict[str, Any]:
 
 
 def _format_pass_name(row: dict[str, Any]) -> str:
-    """A pass as pipelines name it; a rule without fix is no pass."""
+    """Format a pass as pipelines name it; a rule without a fix is not a pass."""
     return f"ane::{row['pass']}" if row["fix"] else str(row["pass"])
 
 
 def _relation(row: dict[str, Any]) -> str:
-    """The fixes of a problem, or the problems that a rewrite fixes."""
+    """Describe which rewrites fix a problem, or which problems a rewrite fixes."""
     if row["fix"]:
         return f"fixes {', '.join(row['fixes'])}" if row["fixes"] else "fixes what it finds"
     return f"fixed by {', '.join(row['fixed_by'])}" if row["fixed_by"] else NO_FIX
@@ -45,7 +45,7 @@ def _relation(row: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Catalogue:
-    """Every rule, one row each: by code, and of one code the problem before its fixes."""
+    """All rules, one row each, sorted by code; a problem comes before the fixes that share its code."""
 
     def rows(self) -> list[dict[str, Any]]:
         return [
@@ -64,7 +64,7 @@ class Catalogue:
 
 @dataclass(frozen=True)
 class Page:
-    """One rule in full: docstring, options, evidence."""
+    """The page of one rule: docstring, options, evidence."""
 
     rule: type[Rule]
 
@@ -76,7 +76,7 @@ class Page:
                 "evidence": [evidence.to_dict() for evidence in self._evidence()]}
 
     def _evidence(self) -> list[Evidence]:
-        """The rule's own evidence, then that of the problems that it fixes."""
+        """Return the rule's own evidence, then that of the problems that it fixes."""
         problems = self.rule.fixes if issubclass(self.rule, Rewrite) else ()
         return list(dict.fromkeys(each for rule in (self.rule, *problems) for each in rule.evidence))
 

@@ -1,4 +1,4 @@
-"""What `edit` did, as data, as JSON and as text."""
+"""The result of `edit`, as data, as JSON and as text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..surgery.contract import EditRecord
 __all__ = ["EditReport"]
 
 _MAX_CHANGES_LISTED = 12
-"Things done listed per option in the text; the JSON has all."
+"The most changes that the text lists per option; the JSON has all."
 
 
 @dataclass
@@ -20,8 +20,8 @@ class EditReport:
     """The outcome of one edit of a package.
 
     `status`: "written", "unchanged" (nothing to do; the package was copied as it is) or "dry run". `outputs` are the
-    paths written (or that would be), `done` what each option did. `weight_bytes_*` are the sizes of all weight files of
-    the source and of the outputs, in bytes (after: None in a dry run), `seconds` wall time.
+    paths written (or that would be), `done` the changes by option. `weight_bytes_*` are the sizes of all weight files
+    of the source and of the outputs, in bytes (after: None in a dry run), `seconds` wall time.
     """
 
     source: str
@@ -38,11 +38,11 @@ class EditReport:
 
     @property
     def exact(self) -> bool:
-        """Whether all results stay the same bits, as far as the edits say."""
+        """True unless an edit reports that results may change: all results then have the same bits."""
         return all(each.exact is not False for each in self.done)
 
     def to_dict(self) -> dict[str, Any]:
-        """Exactly what `--format json` prints."""
+        """Return the JSON that `--format json` prints."""
         return {
             "schema": 1, "tool": "mil-ane-passes", "version": __version__, "command": "edit",
             "source": self.source, "outputs": self.outputs, "status": self.status, "changed": self.changed,

@@ -1,4 +1,4 @@
-"""A lint report in each of its forms."""
+"""Output formats of a lint report."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["format_report"]
 
 
 def format_report(report: LintReport, form: str, *, everything: bool = False) -> str:
-    """The report as "text" (with all places of each finding: `everything`), "html", "sarif" or "json"."""
+    """Format the report as "text" (`everything`: with all matches of each finding), "html", "sarif" or "json"."""
     if form == "text":
         from .lint_text import format_lint_text
 

@@ -1,4 +1,4 @@
-"""What `lint` found, as data and as JSON. Everything about places and times in it is predicted."""
+"""The result of `lint`, as data and as JSON. Its partitions and times are predicted."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ __all__ = ["LintReport"]
 
 @dataclass
 class LintReport:
-    """What leaves the ANE of `target`, why, and what fixes it; see `to_dict` for the parts.
+    """The ops that are predicted off the ANE of `target`, the reasons and the fixes; see `to_dict` for the parts.
 
-    `findings` are the hits, worst first; `near_misses` what almost was one. `plan` holds the program itself and is no
-    part of the JSON. `after` is the report of the model it is compared with, `baseline` what is new and gone since an
-    earlier report, `measured` what Core ML said on a Mac; all are None, and no part of the JSON, where they were not
-    asked for. The rules that failed are in `plan.failed`, and in the JSON where there are any. `left_out` are the parts
-    of a pipeline that are no ML Programs, with their kinds.
+    `findings` are the hits, worst first; `near_misses` the near misses. `plan` holds the program itself and is not part
+    of the JSON. `after` is the report of the model it is compared with, `baseline` the new and gone findings since an
+    earlier report, `measured` Core ML's measurement on a Mac; all are None, and not part of the JSON, if they were not
+    requested. The rules that failed with an error are in `plan.failed`, and in the JSON if there are any. `left_out`
+    are the parts of a pipeline that are not ML Programs, with their kinds.
     """
 
     model: str
@@ -51,7 +51,7 @@ class LintReport:
     def of(
         cls, model: str, target: str, plan: Plan, found: list[RuleResult], reported: Collection[str] | None = None,
     ) -> LintReport:
-        """The report of what was found, of all rules or of those whose names are in `reported`."""
+        """Build the report of what was found, of all rules or of those whose names are in `reported`."""
         places = {row.op: row.index for row in plan.rows}
         listed = [build_finding(item, places) for item in found if (reported is None or item.rule.name in reported)
                   and not (isinstance(item.answer, Miss) and not item.answer.near)]
@@ -65,12 +65,12 @@ class LintReport:
 
     @property
     def share(self) -> float:
-        """Percent of ops that are predicted to run on the ANE; 100 of a program without ops."""
+        """Percentage of ops that are predicted to run on the ANE; 100 for a program without ops."""
         return 100.0 * self.on_ane / len(self.plan.rows) if self.plan.rows else 100.0
 
     @property
     def warnings(self) -> list[LintFinding]:
-        """The findings that fail a gate."""
+        """The findings that fail a gate, without notes."""
         return [item for item in self.findings if item.level != "note"]
 
     def summary(self) -> dict[str, Any]:
@@ -91,18 +91,18 @@ class LintReport:
 
     @property
     def time_share(self) -> float:
-        """Percent of the estimated time that is spent on the ANE."""
+        """Percentage of the estimated time that is spent on the ANE."""
         return self.plan.time_share
 
     def to_dict(self) -> dict[str, Any]:
-        """Exactly what `lint --format json` prints."""
+        """Return the JSON that `lint --format json` prints."""
         with pause_garbage_collection():
             return self._build_dict()
 
     def _build_dict(self) -> dict[str, Any]:
         fixes: dict[tuple[str, int | None], dict[str, Any] | None] = {}
         ranked = sorted(self.findings, key=lambda item: (not item.refuses, item.level == "note"))
-        for item in ranked[::-1]:  # the last one counts: what rejects an op before warnings, warnings before notes
+        for item in ranked[::-1]:  # the last one wins: unsupported ops over warnings, warnings over notes
             for index in item.covers:
                 if item.refuses or item.fix is not None:
                     fixes[item.function, index] = item.fix
@@ -139,7 +139,7 @@ class LintReport:
         return format_lint_text(self)
 
     def mil(self, row: Row) -> str:
-        """The op as MIL text, with the program's own names."""
+        """Return the op as MIL text, with the program's own names."""
         return format_op(row.op)
 
 

@@ -1,4 +1,4 @@
-"""One finding of `lint`, as data."""
+"""One finding of `lint` as data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["LintFinding", "build_finding", "find_fix", "get_shape_and_dtype"]
 
 @dataclass(frozen=True)
 class LintFinding:
-    """One hit or near miss of one rule. `index` is None where the op is none of the counted ones (a const).
+    """One hit or near miss of one rule. `index` is None if the op is not counted (a const).
 
     `covers` has the indices of all ops it stands for. `refuses`: the op is unsupported on the ANE (`sure` False: that
     is not known); `message`: Core ML's own words.
@@ -41,26 +41,30 @@ class LintFinding:
     origin: Origin | None
     covers: tuple[int, ...] = ()
     fixed_by: str = ""
-    "The pass that fixes it, as `--passes` takes it."
+    "The pass that fixes it, in the syntax of `--passes`."
     not_fixed_because: str = ""
-    "Why the rewrites that fix such findings leave this op alone."
+    "The reason why the rewrites that fix such findings do not rewrite this op."
     split_at: tuple[tuple[str, ...], ...] = ()
-    "Cuts that put the op in a package of its own, as `edit --split-at` takes them, one after the other."
+    "Cuts that move the op to a package of its own, as successive arguments of `edit --split-at`."
 
     @property
     def problem(self) -> type[Rule]:
-        """The rule whose code and slug it has: of a rewrite without a code of its own, the first that it fixes."""
+        """The rule whose code and slug the finding has: for a rewrite without its own code, the first rule that it
+        fixes."""
         return self.rule.fixes[0] if issubclass(self.rule, Rewrite) and shares_code(self.rule) else self.rule
 
     @property
     def level(self) -> str:
-        """ "warning" fails a gate. A note does not: near misses, and rewrites that run only when asked for by name."""
+        """The level: "warning" fails a gate, "note" does not.
+
+        Near misses, and rewrites that run only by name, are notes.
+        """
         asked = issubclass(self.rule, Rewrite) and self.rule.preset == "named" and not self.rule.refuses
         return "note" if self.near_miss or asked else self.rule.level
 
     @property
     def fix(self) -> dict[str, Any] | None:
-        """The pass that fixes it, as `--passes` takes it, or what the user can do; None for neither."""
+        """The pass that fixes it, in the syntax of `--passes`, or advice to the user; None without either."""
         name, brace, options = self.fixed_by.partition("{")
         fix = get_all_rewrites()[name] if name else None if self.not_fixed_because else find_fix(self.rule)
         if fix is not None:
@@ -72,11 +76,14 @@ class LintFinding:
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """What makes a finding the same one in a baseline: its rule and its place, not its words."""
+        """The identity of a finding in a baseline: its rule and its place, not its text."""
         return self.rule.code, self.function, self.op, self.value
 
     def to_dict(self) -> dict[str, Any]:
-        """Of a near miss rule, place and reason only: there may be many, and there is nothing to act on."""
+        """Return the finding as JSON.
+
+        A near miss has rule, place and reason only: there may be many, and they require no action.
+        """
         if self.near_miss:
             return {"code": self.rule.code, "slug": self.rule.slug, "rule": self.rule.name, "level": self.level,
                     "function": self.function, "index": self.index, "op": self.op, "value": self.value,
@@ -95,12 +102,12 @@ class LintFinding:
 
 
 def find_fix(rule: type[Rule]) -> type[Rewrite] | None:
-    """The first rewrite that fixes what `rule` finds, which a rewrite does itself."""
+    """Return the first rewrite that fixes the findings of `rule`; a rewrite fixes its own."""
     return next(iter(fixes_for(rule)), None)
 
 
 def build_finding(item: RuleResult, places: Mapping[Operation, int]) -> LintFinding:
-    """`item` as data; `places` has the index of each counted op."""
+    """Convert `item` to a finding; `places` has the index of each counted op."""
     rule, answer = item.rule, item.answer
     op = answer.op
     hit = isinstance(answer, Hit)
@@ -115,7 +122,10 @@ def build_finding(item: RuleResult, places: Mapping[Operation, int]) -> LintFind
 
 
 def get_shape_and_dtype(var: Var | None) -> tuple[list[int | str] | None, str | None]:
-    """Shape ("?" for what is not fixed) and dtype of a value; None for both where it is no tensor."""
+    """Return shape ("?" for dynamic extents) and dtype of a value.
+
+    Both are None where it has neither (a list, for instance).
+    """
     shape, dtype = (None, None) if var is None else _get_type_shape_and_dtype(var.sym_type)
     return None if shape is None else list(shape), dtype
 

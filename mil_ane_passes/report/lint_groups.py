@@ -1,4 +1,4 @@
-"""Findings grouped by cause, the worst cause first."""
+"""Grouping of findings by cause, the worst cause first."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _RowKey = tuple[str, int]
 class FindingGroup:
     """The findings of one rule, in program order.
 
-    `ops` counts the ops they stand for, `cpu_ms` is what those are predicted to take on the CPU; `stranded` counts the
-    ops supported on the ANE and that are predicted on the CPU in one segment with them. Both are 0 where the rule
-    rejects nothing.
+    `ops` counts the ops that they cover, `cpu_ms` is the predicted time of those ops, and of the stranded ones, on the
+    CPU; `stranded` counts the ops that are supported on the ANE but predicted on the CPU in one segment with them.
+    `cpu_ms` and `stranded` are 0 if the rule reports no unsupported op.
     """
 
     rule: type[Rule]
@@ -46,13 +46,16 @@ class FindingGroup:
 
     @property
     def is_suggestion(self) -> bool:
-        """Whether it is no more than the offer of a rewrite: nothing that has to be fixed."""
+        """True if the group only suggests a rewrite: nothing has to be fixed."""
         return self.is_note and issubclass(self.rule, Rewrite)
 
 
 def group_findings(findings: Iterable[LintFinding], plan: Plan) -> list[FindingGroup]:
-    """Refused ops first, by the time they are predicted to take on the CPU with what they drag along; then wrong
-    numbers, then the rest, notes last. Linear in ops and findings."""
+    """Group and sort findings; linear in ops and findings.
+
+    Unsupported ops come first, by their predicted time on the CPU including stranded ops; then wrong numbers, then the
+    rest, notes last.
+    """
     made: dict[str, FindingGroup] = {}
     for item in findings:
         made.setdefault(item.rule.name, FindingGroup(item.rule)).findings.append(item)
@@ -69,14 +72,14 @@ def group_findings(findings: Iterable[LintFinding], plan: Plan) -> list[FindingG
 
 
 def _map_to_segment_starts(plan: Plan, rows: Mapping[_RowKey, Row]) -> dict[_RowKey, _RowKey]:
-    """For each op in a segment on the CPU, where that segment begins."""
+    """Map each op in a segment on the CPU to the start of that segment."""
     return {(segment.function, index): (segment.function, segment.first)
             for segment in plan.segments if segment.backend == "cpu"
             for index in range(segment.first, segment.last + 1) if (segment.function, index) in rows}
 
 
 def _include_nested(places: Iterable[_RowKey], rows: Mapping[_RowKey, Row]) -> Iterable[_RowKey]:
-    """The places that are counted ops, and what stands inside those of them that have blocks, each once."""
+    """Return those places that are counted ops, and the ops inside their blocks, each once."""
     found: dict[_RowKey, None] = {}
     for function, index in places:
         held = rows.get((function, index))

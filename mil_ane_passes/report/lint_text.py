@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 __all__ = ["format_headline", "format_lint_text", "format_location"]
 
 _MAX_MATCHES_LISTED = 8
-"Places with reasons of their own listed per cause, unless all are asked for."
+"The most matches with different reasons listed per cause, unless all are requested."
 _MAX_LISTED_PER_REASON = 3
-"Places listed of those that share a reason."
+"The most matches listed for one reason."
 _OUTPUT_PLACEHOLDER = "OUT.mlpackage"
-"The output in printed commands, which is for the user to name."
+"Placeholder for the output in printed commands, which the user replaces."
 _MAX_NEAR_MISSES_LISTED = 2
-"Places listed per reason of near misses."
+"The most matches listed per reason of near misses."
 
 
 def format_lint_text(report: LintReport, *, everything: bool = False) -> str:
-    """The report as lines; `everything`: all places, and with a baseline also the findings that it has."""
+    """Format the report as text; `everything`: all matches, and with a baseline also its known findings."""
     shown = None if everything else _MAX_MATCHES_LISTED
     lines = [
         format_headline(report),
@@ -70,7 +70,7 @@ def format_lint_text(report: LintReport, *, everything: bool = False) -> str:
 
 
 def format_headline(report: LintReport) -> str:
-    """What comes first: the predicted shares, in one line."""
+    """Format the first line: predicted shares, partitions, transitions and estimated time."""
     summary = report.summary()
     if not summary["ops"]:
         return f"{report.model}: 0 ops, nothing to place"
@@ -86,7 +86,7 @@ def format_headline(report: LintReport) -> str:
 
 
 def _format_percent(share: float) -> str:
-    """Rounded down: 100 % is all of it."""
+    """Format a percentage, rounded down so that 100 % means all."""
     return f"{math.floor(share * 10 + 1e-9) / 10:.1f} %"
 
 
@@ -98,7 +98,7 @@ def _describe_target(report: LintReport) -> str:
 
 
 def _iterate_function_lines(report: LintReport) -> Iterator[str]:
-    """A line for each function, where there are several."""
+    """Yield a line for each function, if there are several."""
     names = list(report.plan.program.functions)
     for name in names if len(names) > 1 else ():
         rows = report.plan.of(name)
@@ -130,7 +130,7 @@ def _iterate_baseline_lines(report: LintReport, shown: int | None) -> Iterator[s
 
 def _format_group(report: LintReport, group: FindingGroup, shown: int | None) -> list[str]:
     rule = group.rule
-    brief = group.is_note and shown is not None  # what fails no gate is told in short
+    brief = group.is_note and shown is not None  # findings that fail no gate are printed in short form
     lines = [f"{rule.code} {rule.slug}  {_describe_group_size(group)}", *([] if brief else [f"  {rule.summary()}"])]
     lines += _format_matches(report, group.findings, shown)
     messages = list(dict.fromkeys(item.message for item in group.findings if item.message))
@@ -146,7 +146,7 @@ def _format_group(report: LintReport, group: FindingGroup, shown: int | None) ->
 
 
 def _select_evidence(rule: type[Rule], generations: Sequence[Generation]) -> Evidence:
-    """The first source that speaks of a chip that is looked at; if none does, the first."""
+    """Return the first source that names one of the target's chips; if none does, the first."""
     chips = {chip for generation in generations for chip in generation.chips}
     return next((source for source in rule.evidence if chips & set(re.findall(r"\w+", (source.chip or "").lower()))),
                 rule.evidence[0])
@@ -169,7 +169,7 @@ def _describe_group_size(group: FindingGroup) -> str:
 
 
 def _format_matches(report: LintReport, findings: Sequence[LintFinding], shown: int | None) -> list[str]:
-    """One line a place; places for one and the same reason share it."""
+    """Format one line for each match; matches for the same reason share one."""
     reasons: dict[str, list[LintFinding]] = defaultdict(list)
     for item in findings:
         reasons[item.reason].append(item)
@@ -185,7 +185,7 @@ def _format_matches(report: LintReport, findings: Sequence[LintFinding], shown: 
 
 
 def format_location(report: LintReport, item: LintFinding) -> str:
-    """Where a finding is: the value, its op, and the module it came from where that is known."""
+    """Format the location of a finding: the value, its op, and the module it came from if that is known."""
     function = f"{item.function}:" if len(report.plan.program.functions) > 1 and item.function else ""
     origin = f", from {item.origin}" if item.origin else ""
     more = f", {len(item.covers)} ops" if len(item.covers) > 1 else ""
@@ -202,7 +202,7 @@ def _format_remainder(count: int, shown: int | None) -> str:
 
 
 def _iterate_fix_lines(report: LintReport, findings: Sequence[LintFinding]) -> Iterator[str]:
-    """What fixes these findings of one rule: the passes, then what the user can do."""
+    """Yield the fixes for these findings of one rule: the passes, then advice to the user."""
     fixes = [item.fix for item in {(item.fixed_by, bool(item.not_fixed_because)): item for item in findings}.values()]
     words: dict[str, None] = {}
     for fix in fixes:
@@ -232,7 +232,7 @@ def _format_rewrite_command(report: LintReport, passes: Iterable[str]) -> str:
 
 
 def _format_split_command(report: LintReport, item: LintFinding) -> str:
-    """The command that makes the cuts of a finding; a second cut is made in the first part of the first."""
+    """Format the command that makes the cuts of a finding; a second cut is made in the first part of the first."""
     several = len(report.plan.program.functions) > 1
     commands: list[str] = []
     source = report.model
@@ -274,7 +274,7 @@ def _format_near_misses(report: LintReport, shown: int | None) -> list[str]:
 
 
 def _iterate_combined_fix_lines(report: LintReport, found: Iterable[FindingGroup]) -> Iterator[str]:
-    """One command for all that has a pass, where that is more than one pass."""
+    """Yield one command with all fixing passes, if there is more than one."""
     fixes_of = {(group.rule, item.fixed_by, bool(item.not_fixed_because)): item
              for group in found if not group.is_note for item in group.findings}
     fixes = [item.fix for item in fixes_of.values()]
@@ -284,7 +284,7 @@ def _iterate_combined_fix_lines(report: LintReport, found: Iterable[FindingGroup
 
 
 def _iterate_unknown_op_lines(report: LintReport, shown: int | None) -> Iterator[str]:
-    """The kinds of ops that nobody measured, by where they were not; in one line where that would take several."""
+    """Yield the op types without measurements, by the chips that lack them; in one line if that would take several."""
     refusing = {rule.code for rule in get_all_rules().values() if rule.refuses}
     kinds: dict[str, Counter[str]] = defaultdict(Counter)
     for (op_type, takes), count in Counter((row.op.op_type, row.takes) for row in report.plan.rows
@@ -300,7 +300,7 @@ def _iterate_unknown_op_lines(report: LintReport, shown: int | None) -> Iterator
 
 
 def _describe_unmeasured(op_type: str, generations: Iterable[Generation]) -> str:
-    """What nobody measured of a kind of op."""
+    """Describe which measurements of an op type are missing."""
     seen = find_observations(op_type)
     missing = [each for each in generations if each not in seen]
     private = [each for each in generations if each in seen and seen[each].private]

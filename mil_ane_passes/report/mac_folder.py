@@ -1,4 +1,4 @@
-"""What was put together for a Mac, as data and as text; and the words that go with it."""
+"""The folder for measurements on a Mac, as data and as text, and its README."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _COREMLTOOLS_VERSION = "9.0"
 
 @dataclass
 class MacFolder:
-    """A folder that somebody with a Mac runs; `notes` say what is not in it and why."""
+    """A folder to be run by somebody with a Mac; `notes` list what is left out of it and why."""
 
     source: str
     folder: str
@@ -28,11 +28,11 @@ class MacFolder:
     notes: list[str] = field(default_factory=list)
 
     def build_provenance(self) -> dict[str, str]:
-        """What manifest.json and then result.json say of where they come from."""
+        """Return the origin recorded in manifest.json and then in result.json."""
         return {"tool": "mil-ane-passes", "version": __version__, "source": self.source, "expected": "float32"}
 
     def to_dict(self) -> dict[str, Any]:
-        """Exactly what `mac-script --format json` prints."""
+        """Return the JSON that `mac-script --format json` prints."""
         return {"schema": 1, "tool": "mil-ane-passes", "version": __version__, "command": "mac-script",
                 "source": self.source, "folder": self.folder, "packages": self.packages, "feeds": self.feeds,
                 "expected": self.expected, "run": _format_command(self.images), "notes": self.notes}
@@ -54,7 +54,7 @@ def _format_command(images: bool) -> str:
 
 
 def format_readme(folder: MacFolder, tolerances: dict[str, float]) -> str:
-    """README.txt: what to do, what is here, and what nobody has tried."""
+    """Format README.txt: instructions, contents, and what was never tested."""
     shares = "\n".join(f"  {name}: {share:g} of an output's largest value" for name, share in tolerances.items())
     notes = "".join(f"\n- {note}" for note in folder.notes)
     return f"""Made by mil-ane-passes {__version__} from {escape_text(folder.source)}.

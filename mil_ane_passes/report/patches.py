@@ -1,4 +1,4 @@
-"""The list of the torch frontend's patches and the page of one, generated from the patches themselves."""
+"""The list of the torch frontend's patches and the page of each patch, generated from the patches themselves."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NOT_NEEDED = "the installed coremltools is right"
 
 
 class _Patch(Protocol):
-    """What is told of a patch."""
+    """The fields of a patch that are printed."""
 
     code: str
     name: str
@@ -32,7 +32,7 @@ class _Patch(Protocol):
 
 
 class _Finding(Protocol):
-    """A patch and why the installed coremltools needs it; `reason` is None where it does not."""
+    """A patch and the reason why the installed coremltools needs it; `reason` is None if it does not."""
 
     @property
     def patch(self) -> _Patch: ...
@@ -43,7 +43,7 @@ class _Finding(Protocol):
 
 @dataclass(frozen=True)
 class Patches:
-    """Every patch, by name, and whether the installed coremltools needs it."""
+    """All patches, by name, and whether the installed coremltools needs them."""
 
     findings: Sequence[_Finding]
 
@@ -66,7 +66,7 @@ class Patches:
 
 @dataclass(frozen=True)
 class PatchPage:
-    """One patch in full: what goes wrong without it, what it does, what it changes, where it was reported."""
+    """The page of one patch: what goes wrong without it, what it does, what it changes, where it was reported."""
 
     finding: _Finding
 

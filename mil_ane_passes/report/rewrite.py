@@ -1,4 +1,4 @@
-"""What `rewrite` did, as data, as JSON and as text."""
+"""The result of `rewrite`, as data, as JSON and as text."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from ..proof.faulty_passes import FaultyPass
 __all__ = ["RewriteReport"]
 
 _MAX_MATCHES_LISTED = 3
-"Places listed per pass in the text; the JSON has all."
+"The most matches that the text lists per pass; the JSON has all."
 
 
 @dataclass
 class RewriteReport:
     """The outcome of one rewrite.
 
-    `status`: "written" (verified, or not asked to verify), "unchanged" (no rule fired; the package was copied as it
-    is), "not verified" (different or not executable; nothing was written), "dry run" or "in memory" (nothing to write
-    to). `weight_bytes_*` are sizes of the package's weight files in bytes, `seconds` wall time.
+    `status`: "written" (verified, or verification was not requested), "unchanged" (no rule fired; the package was
+    copied as it is), "not verified" (different or not executable; nothing was written), "dry run" or "in memory"
+    (nothing to write to). `weight_bytes_*` are sizes of the package's weight files in bytes, `seconds` wall time.
     """
 
     source: str
@@ -48,15 +48,15 @@ class RewriteReport:
     seconds: float = 0.0
     diff: str | None = None
     predicted: tuple[Forecast, Forecast] | None = None
-    "What is predicted before and after, for the target; None where no rule fired."
+    "The predictions before and after, for the target; None if no rule fired."
     left_out: Mapping[str, str] = field(default_factory=dict)
-    "The parts of a pipeline that are no ML Programs, with their kinds; they stay as they are."
+    "The parts of a pipeline that are not ML Programs, with their kinds; they stay as they are."
     left_out_passes: list[FaultyPass] = field(default_factory=list)
     "The passes of a preset that failed the equivalence check, in the order in which they were left out."
     faulty_pass: FaultyPass | None = None
-    "The pass that was asked for by name and breaks the equivalence check; nothing is written then."
+    "A pass requested by name that breaks the equivalence check; nothing is written then."
     outside: list[str] = field(default_factory=list)
-    "The passes that were asked for by name and are for none of the target's chips; they did not look at the program."
+    "The passes requested by name that are for none of the target's chips; they did not run."
     package: Any = None
     "The rewritten `Package` or program; not part of the JSON."
 
@@ -71,7 +71,7 @@ class RewriteReport:
 
     @property
     def failed(self) -> list[RuleFailure]:
-        """The passes of a preset that failed; nothing is left of them."""
+        """The passes of a preset that failed with an error and were rolled back."""
         return [trace.failed for trace in self.traces if trace.failed]
 
     @property
@@ -79,7 +79,7 @@ class RewriteReport:
         return not self.changed or (self.verify is not None and self.verify.equal)
 
     def to_dict(self) -> dict[str, Any]:
-        """Exactly what `--format json` prints."""
+        """Return the JSON that `--format json` prints."""
         return {
             "schema": 1, "tool": "mil-ane-passes", "version": __version__, "command": "rewrite",
             "source": self.source, "output": self.output, "status": self.status, "preset": self.preset,
@@ -159,7 +159,7 @@ class RewriteReport:
         return [done, f"next: {self._lint(self.output)} says what is still off the ANE"]
 
     def _next(self) -> list[str]:
-        """What to try where nothing was done."""
+        """Suggest what to try if nothing was done."""
         safe = all(name in get_all_rewrites() and get_all_rewrites()[name].preset == "safe" for name in self.passes)
         tries = ["--preset full tries more"] * safe
         tries += ["--max-growth none keeps what was reverted"] * bool(self.reverted)
@@ -168,11 +168,11 @@ class RewriteReport:
         return [f"next: {'; '.join(tries)}"] if tries else []
 
     def _lint(self, path: str) -> str:
-        """The command that lints `path` for the same target."""
+        """Format the command that lints `path` for the same target."""
         return join(["mil-ane-passes", "lint", path, *([] if self.target == "all" else ["--target", self.target])])
 
     def _explain_refusal(self) -> str:
-        """What broke the equivalence check, and what to try."""
+        """Explain what broke the equivalence check, and what to try."""
         if self.left_out_passes and self.faulty_pass is None:
             return (
                 f"nothing written: {len(self.left_out_passes)} passes were left out, and the rest is not verified "

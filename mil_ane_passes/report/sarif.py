@@ -1,7 +1,8 @@
 """A lint report as SARIF 2.1.0, the format that code hosts and editors read.
 
 A place is a logical location (function and value) in the package; near misses have kind "informational" and level
-"none". SARIF's own fixes are changes of text, which a package is not, so the fix is in the message and in a property.
+"none". Fixes in SARIF are changes of text, which do not apply to a package, so the fix is in the message and in a
+property.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ FINGERPRINT_NAME = "milAnePasses/v1"
 
 
 def build_sarif(report: LintReport) -> dict[str, Any]:
-    """One run with a result for each finding and near miss."""
+    """Build one run with a result for each finding and near miss."""
     listed = [*report.findings, *report.near_misses]
     rules = sorted({item.problem.name: item.problem for item in listed}.values(), key=lambda rule: rule.code)
     where = {rule.name: number for number, rule in enumerate(rules)}
@@ -94,8 +95,11 @@ def _build_absent_result(key: tuple[str, str, str, str], location: dict[str, Any
 
 
 def _escape_literal(text: str) -> str:
-    """`text` as SARIF writes what is meant literally: braces doubled, as a placeholder has single ones (3.11.5), and no
-    bracket that would end the text of a link (3.11.6). Names are the model's, and may look like either."""
+    """Escape `text` as SARIF requires of literal text.
+
+    Braces are doubled, as placeholders have single ones (3.11.5), and brackets that would end the text of a link are
+    escaped (3.11.6). Names come from the model and may contain either.
+    """
     return text.replace("{", "{{").replace("}", "}}").replace("](", "\\](")
 
 
@@ -125,7 +129,7 @@ def _build_named_location(location: dict[str, Any] | None, full: str, name: str)
 
 
 def _build_artifact_location(model: str) -> dict[str, Any] | None:
-    """The package's URI as it was given: relative paths stay relative, so that a code host finds them."""
+    """Return the package's URI as the user wrote it: relative paths stay relative, so that a code host finds them."""
     if not Path(model).exists():
         return None
     path = PurePath(model)
@@ -133,5 +137,5 @@ def _build_artifact_location(model: str) -> dict[str, Any] | None:
 
 
 def _compute_fingerprint(identity: tuple[Any, ...], times: int) -> str:
-    """The same for the same rule and place, whatever is said of it; `times` tells several of one place apart."""
+    """Return a hash that depends on rule and place, not on the message; `times` distinguishes several at one place."""
     return hashlib.sha256("\0".join(map(str, (*identity, times))).encode()).hexdigest()[:32]

@@ -1,4 +1,4 @@
-"""Tables of text."""
+"""Text tables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Align = Callable[[str, int], str]
 
 
 def format_table(head: Sequence[str], align: Sequence[Align], rows: Iterable[Sequence[str]]) -> list[str]:
-    """A table's lines, each column as wide as its widest cell."""
+    """Format a table's lines, each column as wide as its widest cell."""
     lines = [[escape_text(cell) for cell in line] for line in (head, *rows)]
     widths = [max(map(len, column)) for column in zip(*lines)]
     return ["  ".join(place(cell, width) for place, cell, width in zip(align, line, widths)).rstrip()

@@ -1,4 +1,4 @@
-"""What `explain` tells besides rules: the pages of the parts, which are their own docstrings."""
+"""Topics of `explain` besides rules: pages about parts of the tool, which are the docstrings of their modules."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ TOPICS = {
     "frontend": "torch_frontend",
     "threads": "core.locking",
 }
-"""Topics, and the modules whose docstrings are their pages; looked up by name, as a page is text and no dependency."""
+"""Topics, and the modules whose docstrings are their pages; imported by name to avoid a dependency on them."""
 
 
 @dataclass(frozen=True)
 class Topic:
-    """One part of the tool: what it promises, and what it does not."""
+    """One part of the tool: what it guarantees, and what it does not."""
 
     name: str
 
@@ -42,7 +42,7 @@ class Topic:
 
 @dataclass(frozen=True)
 class Contents:
-    """What can be explained."""
+    """The list of all topics."""
 
     def to_dict(self) -> dict[str, Any]:
         return {"schema": 1, "command": "explain",

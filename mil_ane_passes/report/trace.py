@@ -1,4 +1,4 @@
-"""A run's values op by op, as data, as JSON and as text."""
+"""The results of a run, optionally op by op, as data, as JSON and as text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["RunReport", "TraceReport"]
 
 @dataclass
 class RunReport:
-    """One run of `function` (None: the default one) at `precision`: `outputs` and what is left in `states`, by name."""
+    """One run of `function` (None: the default one) at `precision`: `outputs` and the final `states`, by name."""
 
     source: str
     function: str | None
@@ -26,7 +26,7 @@ class RunReport:
     states: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Exactly what `run --format json` prints: of arrays dtype and shape, not the numbers."""
+        """Return the JSON that `run --format json` prints: dtypes and shapes of arrays, not the numbers."""
         return {
             "schema": 1,
             "tool": "mil-ane-passes",
@@ -55,7 +55,7 @@ class RunReport:
 class TraceReport(RunReport):
     """A run op by op: `rows` has one entry for each value, in the order in which they were first computed.
 
-    `first` is the first row whose value is beyond fp16 although what it is made of is not, `first_overflow_mil` its op.
+    `first` is the first row whose value is beyond fp16 although its operands are not, `first_overflow_mil` its op.
     """
 
     rows: list[TraceRow] = field(default_factory=list)
@@ -66,7 +66,7 @@ class TraceReport(RunReport):
         return next((row for row in self.rows if row.starts), None)
 
     def to_dict(self) -> dict[str, Any]:
-        """Exactly what `run --trace --format json` prints."""
+        """Return the JSON that `run --trace --format json` prints."""
         return super().to_dict() | {"first_overflow": self.first.value if self.first else None,
                                     "trace": [row.to_dict() for row in self.rows]}
 
@@ -95,7 +95,7 @@ _ALIGNMENTS = (str.ljust, str.ljust, str.ljust, *(str.rjust,) * 6)
 
 
 def _format_cells(row: TraceRow) -> tuple[str, ...]:
-    """One line: values of nested blocks indented, `x3` for one computed three times, counts of zero left blank."""
+    """Format one line: nested values indented, `x3` for a value computed three times, counts of zero left blank."""
     times = f" x{row.runs}" if row.runs > 1 else ""
     name = f"{'> ' if row.starts else '  '}{'  ' * (len(row.place) - 1)}%{row.value}{times}"
     ends = ("" if end is None else f"{end:.4g}" for end in (row.minimum, row.maximum))

@@ -1,4 +1,4 @@
-"""Our prediction against what Core ML said: who takes what, where it runs, and what each op is estimated to cost."""
+"""Comparison of our prediction with Core ML's answers: supported ops, backends, and estimated costs."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ __all__ = [
 _TIE_MS = 1e-6
 "Milliseconds up to which two partitions cost the same."
 _MIN_OPS_FOR_FACTOR = 3
-"Ops of one kind on one backend below which no factor is given."
+"Minimum number of ops of one type on one backend for which a factor is reported."
 
 
 @dataclass(frozen=True)
 class Disagreement:
-    """An op about which we said something else than Core ML: whether it is supported on the ANE, or where it runs.
+    """An op on which our prediction and Core ML disagree: whether it is supported on the ANE, or where it runs.
 
-    `ours` and `reason` are what we had said before the measurement was known, `codes` the rules that made it a "no".
+    `ours` and `reason` are our prediction before the measurement was applied, `codes` the rules that made it a "no".
     """
 
     what: Literal["support", "backend"]
@@ -50,7 +50,7 @@ class Disagreement:
 
 @dataclass
 class CostShares:
-    """Each op's share of the model's cost, ours against theirs, on the backend that Core ML prefers."""
+    """Cost shares: each op's share of the model's cost, ours and Core ML's, on the backend that Core ML prefers."""
 
     rows: list[tuple[Row, MeasuredOp, float, float]] = field(default_factory=list)
 
@@ -67,7 +67,7 @@ class CostShares:
 
     @property
     def correlation(self) -> float | None:
-        """Pearson's, None where one side does not vary."""
+        """Pearson correlation, None where one side does not vary."""
         pairs = np.array([(ours, theirs) for _, _, ours, theirs in self.rows]).reshape(-1, 2)
         if len(pairs) < 2 or not np.all(np.ptp(pairs, axis=0) > 0):
             return None
@@ -76,9 +76,12 @@ class CostShares:
 
 @dataclass
 class Agreement:
-    """`support` and `backend` are the ops we differ about; `newly_known` those of which we had said "unknown".
+    """Agreement of a plan with a measurement.
 
-    `extra_ms`: by our estimates, how much more the measured partition costs than ours; None where that cannot be said.
+    `support` and `backend` are the ops that differ; `newly_known` the ops whose support we had predicted as "unknown".
+
+    `extra_ms`: by our estimates, how much more the measured partition costs than ours; None if that cannot be
+    computed.
     """
 
     match: PlanMatch
@@ -92,7 +95,7 @@ class Agreement:
 
     @property
     def is_tie(self) -> bool:
-        """Whether the backends differ between partitions that cost the same by our estimates."""
+        """True if the backends differ only between partitions that cost the same by our estimates."""
         return bool(self.backend) and self.extra_ms is not None and self.extra_ms <= _TIE_MS
 
     @property
@@ -100,7 +103,7 @@ class Agreement:
         return not self.support and (not self.backend or self.is_tie)
 
     def kinds(self) -> dict[str, dict[str, int]]:
-        """Per op kind: ops of which Core ML said whether they are supported on the ANE, and how we stand to that."""
+        """Count, by op type, the ops whose ANE support Core ML reported: all, agreeing, differing and unknown ones."""
         wrong, new = {id(each.row) for each in self.support}, {id(row) for row, _ in self.newly_known}
         table: dict[str, dict[str, int]] = defaultdict(lambda: {"ops": 0, "agree": 0, "differ": 0, "unknown": 0})
         for row, told in self.match.pairs:
@@ -112,7 +115,7 @@ class Agreement:
 
 
 def compare_with_measurement(plan: Plan, match: PlanMatch) -> Agreement:
-    """How the prediction in `plan` stands to what was measured."""
+    """Compare the prediction in `plan` with a measurement."""
     found = Agreement(match)
     refusing = {rule.code for rule in get_all_rules().values() if rule.refuses}
     for row, told in match.pairs:
@@ -135,10 +138,10 @@ def compare_with_measurement(plan: Plan, match: PlanMatch) -> Agreement:
 
 
 def apply_measurement(plan: Plan, found: Agreement) -> None:
-    """Let the measurement answer where it says otherwise than the prediction, or knows what that did not.
+    """Replace predicted support by measured support where they differ, or where it was unknown.
 
-    Of a target of several generations it answers "no" only: a "yes" would need a machine of each. Where ops were
-    predicted to run stays as it was. A machine of another generation, or one without an ANE, answers nothing.
+    For a target of several generations only a "no" is applied: a "yes" would need a machine of each. The predicted
+    backends are unchanged. A machine of another generation, or one without an ANE, changes nothing.
     """
     measurement = found.match.measurement
     if not measurement.uses_ane or measurement.generation not in plan.generations:
@@ -156,7 +159,10 @@ def _count_segments(backends: Sequence[Any]) -> int:
 
 
 def _compute_cost_shares(match: PlanMatch) -> CostShares:
-    """Over the ops for which both sides have a cost on the preferred backend; each side's shares sum to 1."""
+    """Compute the shares over the ops for which both sides have a cost on the preferred backend.
+
+    Each side's shares sum to 1.
+    """
     known: list[tuple[Row, MeasuredOp, float, float]] = []
     for row, told in match.pairs:
         ours = row.cost.ane if told.preferred == "ane" else row.cost.cpu if told.preferred == "cpu" else None
@@ -169,7 +175,8 @@ def _compute_cost_shares(match: PlanMatch) -> CostShares:
 
 
 def _compute_extra_cost(plan: Plan, match: PlanMatch) -> float | None:
-    """What the measured partition costs more than the cheapest by our estimates: each op held to where it was."""
+    """Compute how much more the measured partition costs than the cheapest one, by our estimates, with each op fixed
+    to its measured backend."""
     told = {id(row): each.preferred for row, each in match.pairs}
     extra = 0.0
     for name, function in plan.program.functions.items():
@@ -188,7 +195,7 @@ def _compute_extra_cost(plan: Plan, match: PlanMatch) -> float | None:
 
 
 def compute_cost_factors(shares: CostShares) -> list[dict[str, Any]]:
-    """Per op kind and backend with at least three ops: by what our share of the model has to be multiplied."""
+    """Compute, per op type and backend with at least three ops, the factor between Core ML's shares and ours."""
     groups: dict[tuple[str, str], list[float]] = defaultdict(list)
     for row, told, ours, theirs in shares.rows:
         if ours > 0 and theirs > 0:

@@ -1,7 +1,7 @@
-"""Bytes that values take on the ANE, by the layout that Apple and a driver's author describe.
+"""Bytes of values on the ANE, by the layout that Apple and a driver's author describe.
 
-Rows are padded to 64 bytes and whole buffers rounded up to 16 KiB; `core.layout` says by whose word, and how shapes of
-other ranks than 4 are taken. Computed, not measured.
+Rows are padded to 64 bytes and whole buffers rounded up to 16 KiB. `core.layout` names the sources, and the treatment
+of shapes of other ranks than 4. Computed, not measured.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Buffer:
 
     @property
     def padding_ratio(self) -> float:
-        """How many times its own bytes the padded rows take; 1.0 is no waste. The rounding to 16 KiB is left out."""
+        """Ratio of the padded rows to the unpadded bytes; 1.0 means no padding. The rounding to 16 KiB is excluded."""
         return self.rows / self.dense if self.dense else 1.0
 
     def to_dict(self) -> dict[str, Any]:
@@ -42,14 +42,14 @@ class Buffer:
 
 @dataclass(frozen=True)
 class BufferSurvey:
-    """All values of a program: their buffers, and how many are left out because a dimension is not fixed."""
+    """All values of a program: their buffers, and how many are left out because a dimension is symbolic."""
 
     buffers: list[Buffer]
     open: int
 
 
 def survey_buffers(program: Program) -> BufferSurvey:
-    """One buffer for each input and each value that an op makes, nested ones included; weights are none."""
+    """Compute one buffer for each input and each op output, nested ones included; weights are excluded."""
     found: list[Buffer] = []
     unsized = 0
     for name, function in program.functions.items():
@@ -65,12 +65,15 @@ def survey_buffers(program: Program) -> BufferSurvey:
 
 
 def list_buffers(program: Program) -> list[Buffer]:
-    """Those of `survey_buffers`."""
+    """Return the buffers of `survey_buffers`."""
     return survey_buffers(program).buffers
 
 
 def compute_buffer(function: str, var: Var) -> Buffer | None:
-    """That of one value; None where a dimension is not fixed, and for what is no array of numbers."""
+    """Compute the buffer of one value.
+
+    Returns None if a dimension is symbolic, and for a value that is not an array of numbers.
+    """
     shape = get_static_shape(var) if _is_array(var) else None
     if shape is None:
         return None
@@ -80,7 +83,7 @@ def compute_buffer(function: str, var: Var) -> Buffer | None:
 
 
 def _collect_values(function: Block) -> list[Var]:
-    """What the ops of a block and of those nested in it make, in program order."""
+    """Collect the outputs of the ops of a block and of its nested blocks, in program order."""
     found: list[Var] = []
     pending = [iter(function.operations)]
     while pending:
@@ -95,7 +98,7 @@ def _collect_values(function: Block) -> list[Var]:
 
 
 def _is_array(var: Var) -> bool:
-    """Whether `var` is an array or a single number; lists, texts and dictionaries are neither."""
+    """Return whether `var` is an array or a single number; lists, texts and dictionaries are neither."""
     return _has_numeric_elements(var.sym_type)
 
 

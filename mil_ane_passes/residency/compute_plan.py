@@ -1,13 +1,14 @@
-"""What Core ML itself said of a model on somebody's machine: the compute plan that `measure.py` or a user dumped.
+"""Core ML's compute plan of a model on a user's machine, dumped by `measure.py` or by the user.
 
-The shape that is read, a dumped `MLComputePlan`:
+The format that is read, a dumped `MLComputePlan`:
 
     {"program": {"functions": {NAME: [{"operator", "outputs", "supported", "preferred", "cost"}, ...]}},
      "machine": {"chip", "macos", ...}, "units": "CPU_AND_NE"}
 
-Ops are in program order, those of nested blocks after the op that holds them. `supported` lists devices ("cpu", "gpu",
-"ane"), `preferred` is one, `cost` is the op's share of the model; each of the three may be null, constants may be
-listed. `machine` and `units` may be left out. Or the whole `result.json`, which holds such plans by package.
+Ops are in program order, those of nested blocks after the op that contains them. `supported` lists devices ("cpu",
+"gpu", "ane"), `preferred` is one of them, `cost` is the op's share of the model; each of the three may be null,
+constants may be listed. `machine` and `units` are optional. Alternatively, the entire `result.json`, which contains
+such plans by package.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ __all__ = [
 ]
 
 MeasurementSource = str | os.PathLike[str] | Mapping[str, Any]
-"A file, or what was read from one."
+"A file, or the data read from one."
 _PREFERRED_UNITS = ("CPU_AND_NE", "ALL")
-"Of several plans of one package the first of these is read: with the GPU in play the ANE gets less."
+"Of several plans of one package, the first of these is read: with the GPU enabled, fewer ops run on the ANE."
 _DEVICES = {"cpu": "cpu", "gpu": "gpu", "ane": "ane", "mlcpucomputedevice": "cpu", "mlgpucomputedevice": "gpu",
             "mlneuralenginecomputedevice": "ane", "neuralengine": "ane", "neural_engine": "ane", "ne": "ane"}
 _UNFINISHED = "the script did not finish"
@@ -46,7 +47,7 @@ _EXPECTED = "expected the result.json of measure.py (mil-ane-passes mac-script w
 
 @dataclass(frozen=True)
 class MeasuredOp:
-    """What Core ML said of one op; `supported` and `preferred` are None where it said nothing."""
+    """Core ML's answer for one op; `supported` and `preferred` are None if it gave none."""
 
     function: str
     kind: str
@@ -57,7 +58,7 @@ class MeasuredOp:
 
     @property
     def ane(self) -> bool | None:
-        """Whether it is supported on the ANE, None where that was not said."""
+        """True if the op is supported on the ANE, None if that was not reported."""
         return None if self.supported is None else "ane" in self.supported
 
     def to_dict(self) -> dict[str, Any]:
@@ -67,7 +68,7 @@ class MeasuredOp:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One package's compute plan from one machine; constants are left out."""
+    """One package's compute plan from one machine, without constants."""
 
     file: str
     package: str
@@ -76,9 +77,9 @@ class Measurement:
     machine: Mapping[str, Any]
     functions: Mapping[str, Sequence[MeasuredOp]]
     runs: Sequence[Mapping[str, Any]] = ()
-    "Per function and choice of units: did the numbers agree (None: nothing to compare), in words, and how long."
+    "Per function and compute units: whether the numbers agree (None: nothing to compare), the text, and the time."
     problems: Sequence[str] = ()
-    "Steps of the script that failed, in its words."
+    "Messages of the script about its failed steps."
 
     @property
     def chip(self) -> str | None:
@@ -87,13 +88,13 @@ class Measurement:
 
     @property
     def where(self) -> str:
-        """Chip and OS, in words."""
+        """Chip and OS, as text."""
         macos = self.machine.get("macos")
         return f"{self.chip or 'chip not stated'}, {f'macOS {macos}' if macos else 'OS not stated'}"
 
     @property
     def generation(self) -> Generation | None:
-        """The ANE generation of the machine, None where that is not known."""
+        """The ANE generation of the machine, None if it is not known."""
         try:
             return parse_target(self.chip)[0] if self.chip and self.chip.strip().lower() != "all" else None
         except InputError:
@@ -101,7 +102,7 @@ class Measurement:
 
     @property
     def uses_ane(self) -> bool:
-        """Whether any op is supported on the ANE: where none is, the units left it out or the machine has none."""
+        """True if any op is supported on the ANE; otherwise the units excluded it or the machine has none."""
         return any(op.ane for ops in self.functions.values() for op in ops)
 
     def to_dict(self) -> dict[str, Any]:
@@ -113,7 +114,7 @@ class Measurement:
 
 @dataclass
 class PlanMatch:
-    """Which op of a plan is which of a measurement, and what of both has no partner."""
+    """Pairs of plan ops and measured ops, and the ops of both without a partner."""
 
     measurement: Measurement
     pairs: list[tuple[Row, MeasuredOp]] = field(default_factory=list)
@@ -125,8 +126,11 @@ class PlanMatch:
 
 
 def match_ops(plan: Plan, measurement: Measurement) -> PlanMatch:
-    """Ops by function and name of the first output; those left over by order among their kind, where both sides have
-    the same number of it. Unpacked weights, which Core ML may have folded, are not missed."""
+    """Match ops by function and name of the first output.
+
+    The remaining ops are matched in order within their op type, if both sides have the same number of them. Unmatched
+    unpacked weights, which Core ML may have folded, are ignored.
+    """
     found = PlanMatch(measurement)
     functions = dict(measurement.functions)
     names = list(plan.program.functions)
@@ -165,8 +169,10 @@ def _match_function_ops(rows: Sequence[Row], ops: Sequence[MeasuredOp], found: P
 
 
 def find_best_match(plan: Plan, measurements: Sequence[Measurement], name: str) -> PlanMatch:
-    """The measurement that leaves the fewest ops without a partner. Raises InputError when none has an op in common
-    with the model `name`."""
+    """Find the measurement that leaves the fewest ops without a partner.
+
+    Raises InputError when no measurement has an op in common with the model `name`.
+    """
     tried = [match_ops(plan, each) for each in measurements]
     best = min(tried, key=lambda each: len(each.ours) + len(each.theirs))
     if plan.rows and not best.pairs:
@@ -176,7 +182,7 @@ def find_best_match(plan: Plan, measurements: Sequence[Measurement], name: str) 
 
 
 def read_measurements(given: MeasurementSource) -> list[Measurement]:
-    """The plans in a file, or in what was read from one. Raises InputError for anything else."""
+    """Read the plans in a file, or in the data read from one. Raises InputError for anything else."""
     if isinstance(given, Mapping):
         return list(_iterate_measurements(given, "the measurement"))
     return list(_iterate_measurements(read_json(given, "measured", _EXPECTED), str(Path(given))))
@@ -216,7 +222,7 @@ def _iterate_problems(data: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _iterate_runs(verdict: Any, name: str, package: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """What the script concluded of one package; what is not in its shape is passed over."""
+    """Yield the script's results for one package; entries in another format are skipped."""
     for line in verdict if isinstance(verdict, list) else ():
         if not isinstance(line, Mapping) or line.get("package") != name:
             continue

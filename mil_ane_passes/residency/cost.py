@@ -1,9 +1,10 @@
-"""What Core ML's segmenter is predicted to estimate for one op, in ms, per backend, on an M4.
+"""Predicted estimates of Core ML's segmenter for one op, in ms, per backend, on an M4.
 
-Shapes and types decide, never a weight's values. A compressed weight counts with the type and shape that it unpacks to,
-which is what its readers see declared; no such weight is among the published estimates, so all that read one are
-guesses. The laws of kinds without a published estimate are those of their nearest kin: a mul is taken for an add, an
-lstm for an rnn by its FLOPs, a matmul on the CPU for a pool that does as many operations; the rest moves bytes.
+Shapes and types decide, never a weight's values. A compressed weight counts with its unpacked type and shape, which
+are the declared ones. No such weight is among the published estimates, so the costs of all its users are guesses. The
+laws of op types without a published estimate are those of the most similar ones: a mul uses the law of an add, an lstm
+that of an rnn by its FLOPs, a matmul on the CPU that of a pool with as many operations. All others are charged for the
+bytes moved.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ _UNIT_SIZES = Sizes()
 
 @dataclass(frozen=True)
 class _Charge:
-    """What an op is charged: `quantity` by `law`, the ANE by the same law unless it has `ane` (a quantity by MEMORY).
+    """The charge of an op: `quantity` by `law`, the ANE by the same law unless it has `ane` (a quantity by MEMORY).
 
-    `least` are bytes: the CPU needs no less than they take. `sure`: this form of the op is among the measured ones.
+    `least` are bytes: the CPU time is at least that of moving them. `sure`: this form of the op is among the measured
+    ones.
     """
 
     law: CostLaw
@@ -39,8 +41,10 @@ class _Charge:
 
 
 def estimate_cost(op: Operation, *, takes: bool, sizes: Sizes = _UNIT_SIZES) -> Cost:
-    """The estimates for `op`; `takes`: whether it is supported on the ANE; `sizes` knows what symbolic dimensions
-    stand for."""
+    """Estimate the cost of `op`.
+
+    `takes`: whether it is supported on the ANE; `sizes` gives the extents of symbolic dimensions.
+    """
     bill = _charge_memory(op, sizes) if is_opaque(op) else _CHARGES.get(op.op_type, _charge_memory)(op, sizes)
     law = bill.law
     bnns = max(law.compute_ms(law.bnns, bill.quantity), cost_laws.MEMORY.compute_ms(cost_laws.MEMORY.bnns, bill.least))
@@ -79,7 +83,7 @@ def _charge_concat(op: Operation, sizes: Sizes) -> _Charge:
 
 
 def _charge_stack(op: Operation, sizes: Sizes) -> _Charge:
-    """Of the values the first alone is counted."""
+    """Charge a `stack`, for which only the first of the values is counted."""
     return _Charge(cost_laws.MEMORY, sizes.moved(op) - sum(map(sizes.bytes, op.inputs["values"][1:])))
 
 
@@ -143,7 +147,10 @@ def _charge_linear(op: Operation, sizes: Sizes) -> _Charge:
 
 
 def _charge_recurrent(op: Operation, sizes: Sizes) -> _Charge:
-    """A step multiplies each row of each weight once; a bidirectional layer has weights for both ways."""
+    """Charge a recurrent layer: each step multiplies each row of each weight once.
+
+    A bidirectional layer has weights for both directions.
+    """
     steps = math.prod(sizes.shape(op.inputs["x"])[:2])
     weights = [var for name, var in op.inputs.items() if name.startswith("weight_")]
     return _Charge(cost_laws.RECURRENT, 2 * steps * sum(map(sizes.elements, weights)), ane=sizes.moved(op))

@@ -1,9 +1,10 @@
-"""The laws that the estimates of Core ML's segmenter follow on an M4: a quantity of an op over a rate, per backend.
+"""Cost laws: the estimates of Core ML's segmenter on an M4 as a quantity of an op over a rate, per backend.
 
-They are fitted to the half of the published estimates that we read (751K/Apple-Neural-Engine-Microarchitecture-Study-M6
-data/03_compile/opdispatch, commit 5cb462be; M4, macOS 27.0.1). They say what the segmenter believes, not how fast an op
-is. The rates are the segmenter's own, to the last digit, where `rows` counts estimates; a rate with rows = 0 was taken
-over or read from shares of four digits, and what follows it is a guess.
+They are fitted to the half of the published estimates that we read
+(751K/Apple-Neural-Engine-Microarchitecture-Study-M6 data/03_compile/opdispatch, commit 5cb462be; M4, macOS 27.0.1).
+They give the segmenter's estimates, not the speed of an op. Where `rows` counts estimates, the rates are the
+segmenter's own, to the last digit. A rate with rows = 0 was adopted from another law or read from shares of four
+digits, and estimates based on it are guesses.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ __all__ = [
 class CostLaw:
     """Rates of the backends, in 1e9 of `quantity` a second (`giga`: in another unit).
 
-    `rows`: the most estimates of whole ops that one backend's rate was seen in.
+    `rows`: the largest number of estimates of entire ops in which one backend's rate was seen.
     """
 
     quantity: str
@@ -61,7 +62,7 @@ _MEMORY_ONLY = math.inf
 "The ANE is charged for memory alone."
 MEMORY = CostLaw("bytes of all inputs and the first output", 68.0, 56.666664123535156, 56.666664123535156, 84,
                  giga=2.0 ** 30)
-"GiB/s: on the CPU 1.2 times less. On the CPU it is also the least that a product or a pool takes."
+"GiB/s; the CPU's rate is 1.2 times lower. On the CPU it is also the lower bound for a product or a pool."
 PEAK = CostLaw("operations: 2 of a multiply-add, 1 of a pool's tap", _MEMORY_ONLY, 754.5433349609375, 656.0, 8)
 "Seen with pools."
 RELU = CostLaw("bytes of the input and the output", 100.0, 100.0, 100.0, 6, giga=1e9)
@@ -74,9 +75,9 @@ DENSE_CONV = CostLaw("FLOPs", 16151.6767578125, 754.4927368164062, 655.955993652
 MIDDLE_CONV = CostLaw("FLOPs", 7160.830078125, 388.0614318847656, 337.380615234375, 5)
 THIN_CONV = CostLaw("FLOPs", 471.180908203125, 27.08521270751953, 23.54788589477539, 1)
 DENSE_MIN_INTENSITY, MIDDLE_MIN_INTENSITY = 60.0, 12.0
-"FLOPs per byte from which a convolution is dense or middle, somewhere within UNTRIED."
+"FLOPs per byte from which a convolution is dense or middle; both lie in ranges of `UNMEASURED_INTENSITIES`."
 UNMEASURED_INTENSITIES = ((4.5, 17.1), (52.4, 67.0))
-"Between these FLOPs per byte lies no published convolution, so which law holds there is a guess."
+"Ranges of FLOPs per byte without a published convolution; which law applies within them is a guess."
 CONV_TRANSPOSE = CostLaw("FLOPs at the output's positions", 15205.03515625, 63.14251708984375, 54.89610290527344, 1)
 
 LIGHT_LINEAR = CostLaw("FLOPs and the bias", 580.45, 22.538, 19.595, 0)
@@ -86,7 +87,7 @@ MIDDLE_LINEAR = CostLaw("FLOPs and the bias", 10581.5791015625, 335.5166015625, 
 HEAVY_LINEAR = CostLaw("FLOPs and the bias", 5290.78955078125, 167.75830078125, 145.8490753173828, 0)
 "Weights of 262,144 elements and more."
 SHORT_LINEAR = CostLaw("FLOPs and the bias", 1774.0, 68.892, 59.895, 0)
-"Sixteen rows. The ANE's rate is guessed by the ratio of light ones."
+"Sixteen rows. The ANE's rate is guessed from the ratio of light ones."
 RECURRENT = CostLaw("FLOPs of the two products", _MEMORY_ONLY, 23.1139276953452, 20.0952494914443, 1)
 
 _MEASURED_OP_TYPES_TEXT = """
@@ -98,4 +99,4 @@ slice_by_size softmax softsign square squeeze stack sub tanh thresholded_relu to
 upsample_nearest_neighbor
 """
 MEASURED_OP_TYPES = frozenset(_MEASURED_OP_TYPES_TEXT.split())
-"The op types with an estimate among the rows that we read. All others are guesses."
+"The op types with an estimate among the rows that we read. The estimates of all others are guesses."

@@ -1,4 +1,4 @@
-"""Which rewrite fixes which finding, asked of the rewrites themselves: one finding for a problem and its fix."""
+"""Matching of findings with the rewrites that fix them, so that a problem and its fix are one finding."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _Answers = Mapping[Operation, Mapping[str, Hit | Miss]]
 
 
 def names_of_fixes(rules: Iterable[Rule]) -> set[str]:
-    """The names of the rewrites that fix what `rules`, those that only report, find."""
+    """Return the names of the rewrites that fix the findings of those `rules` that only report."""
     return {fix.name for rule in rules if not isinstance(rule, Rewrite) for fix in fixes_for(type(rule))}
 
 
 def attach_fixes(found: Sequence[RuleResult], reported: Collection[str]) -> list[RuleResult]:
-    """`found` with the rewrite that fixes each hit, or the reason why none does.
+    """Attach to each hit in `found` the rewrite that fixes it, or the reason why none does.
 
-    Answers of rewrites are left out where the problem that they fix is reported, that is, where the name of its rule is
-    in `reported`. Where each rewrite that was asked leaves the op alone, the finding has the reason of the first.
+    Answers of rewrites are dropped if the problem that they fix is reported, that is, if the name of its rule is in
+    `reported`. If every matched rewrite skips the op, the finding has the reason of the first.
     """
     fixing = names_of_fixes(item.rule for item in found)
     answers: dict[Operation, dict[str, Hit | Miss]] = defaultdict(dict)
@@ -48,9 +48,9 @@ def attach_fixes(found: Sequence[RuleResult], reported: Collection[str]) -> list
 def _attach_fix(
     item: RuleResult, hit: Hit, answers: _Answers, firing: Collection[str]
 ) -> tuple[RuleResult, set[tuple[str, Operation]]]:
-    """`item` with its fix, and which answers of rewrites, by name and op, it stands for.
+    """Attach a fix to `item`. Returns it with the answers of rewrites, by name and op, that it replaces.
 
-    A rewrite that fires somewhere may fix this op, too: whole regions are reported at one of their ops.
+    A rewrite that fires somewhere may fix this op, too: an entire region is reported at one of its ops.
     """
     if hit.fixed_by:
         return replace(item, fixed_by=hit.fixed_by), set()

@@ -1,4 +1,4 @@
-"""Where a user's own measurement contradicts the prediction, as findings."""
+"""Findings for ops where a user's own measurement contradicts the prediction."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class MeasuredOtherwise(Rule):
 
 
 def iterate_contradictions(found: Agreement) -> Iterator[RuleResult]:
-    """One finding for each op about which the measurement contradicts the prediction."""
+    """Yield one finding for each op for which the measurement contradicts the prediction."""
     for each in found.support:
         codes = f"{', '.join(each.codes)}: " if each.codes else ""
         where = found.match.measurement.where

@@ -1,4 +1,4 @@
-"""The prediction as a whole: rules are asked, ops get answer, cost and place, and the plan's own rules are asked."""
+"""The entire prediction: matches rules, assigns support, cost and backend to ops, and matches plan rules."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ from .support import Support, determine_support
 __all__ = ["RuleResult", "predict_plan"]
 
 _MAX_COUNTED_STEPS = 1024
-"Steps of a loop up to which they are counted."
+"Largest number of loop steps that are counted; a longer loop, or one of unknown length, is estimated as one step."
 
 
 @dataclass(slots=True)
 class RuleResult:
-    """One answer of one rule: a hit or a near miss, and the function it is in.
+    """One answer of one rule: a hit or a near miss, and its function.
 
-    `fixed_by` is the pass that fixes a hit, as `--passes` takes it; `not_fixed_because` says why no rewrite does.
+    `fixed_by` is the pass that fixes a hit, in the spelling of `--passes`; `not_fixed_because` is the reason why no
+    rewrite does.
     """
 
     rule: Rule
@@ -47,8 +48,9 @@ class RuleResult:
 def predict_plan(
     program: Program, rules: Iterable[Rule], *, target: str = "all", package: Any = None,
 ) -> tuple[Plan, list[RuleResult]]:
-    """Where each op is predicted to run, and what `rules` find, in the order of rules, those about the
-    plan last. Nothing is changed. A rule that fails is in the plan's `failed`, and the others are complete.
+    """Predict where each op runs, and collect the findings of `rules`, in the order of rules, those on the plan last.
+
+    The program is not changed. A rule that fails is in the plan's `failed`, and the others are complete.
 
     Raises InputError for an unknown target.
     """
@@ -75,7 +77,7 @@ def predict_plan(
 
 
 def _match_plan_rule(rule: PlanRule, plan: Plan, where: Mapping[Operation, str]) -> list[RuleResult]:
-    """What `rule` finds in the plan; nothing where it fails, which the plan notes."""
+    """Match `rule` against the plan. If it fails, the failure is added to the plan and no results are returned."""
     try:
         with convert_rule_errors(type(rule)):
             return [RuleResult(rule, answer, where.get(answer.op, "")) for answer in rule.match_plan(plan)]
@@ -87,7 +89,7 @@ def _match_plan_rule(rule: PlanRule, plan: Plan, where: Mapping[Operation, str])
 def _iterate_rule_results(
     rules: Iterable[Rule], program: Program, target: str, failures: list[RuleFailure],
 ) -> Iterator[RuleResult]:
-    """What rules find in ops, blocks and programs, and what they nearly find."""
+    """Yield the hits and near misses of rules in ops, blocks and programs."""
     census: dict[str, list[tuple[str, Operation]]] = defaultdict(list)
     blocks = list(iterate_blocks(program))
     for function, block in blocks:
@@ -101,7 +103,7 @@ def _iterate_rule_results(
 
 
 def _iterate_ops_in_order(block: Block, depth: int = 0, times: int = 1) -> Iterator[tuple[Operation, int, int]]:
-    """The ops of `block` with how deep they stand and how often they run, where the steps of loops are known."""
+    """Yield the ops of `block` with their nesting depth and how often they run (as far as trip counts are known)."""
     for op in block.operations:
         if op.op_type != "const":
             yield op, depth, times
@@ -145,7 +147,7 @@ def _get_outer_op_type(op: Operation) -> str:
 
 
 def _assign_backends(program: Program, rows: list[Row], plan: Plan) -> Iterator[Segment]:
-    """Gives each row its backend and the plan its total, and yields the segments."""
+    """Set the backend of each row and the total of the plan, and yield the segments."""
     for name, group in groupby(rows, key=lambda row: row.function):
         mine = list(group)
         weights = [row for row in mine if row.op.op_type.startswith("constexpr_")]

@@ -1,15 +1,16 @@
 """The cheapest partition of ops in order over three backends: a shortest path, linear in ops.
 
-The constants are those published with the M4 estimates. Going from a CPU backend to the ANE pays the change and the
-entry: with the change on the way out that makes the 0.375 ms which a stretch in the middle of a model has to save, as
-its authors say.
+The constants are those published with the M4 estimates. Going from a CPU backend to the ANE pays the transition and
+the entry: with the transition on the way out, that makes the 0.375 ms which a partition in the middle of a model has
+to save, as its authors state.
 
-Where two partitions cost the same, the last bit of a sum decides. It happens where an ANE stretch ends in a relu, which
-costs as much on both sides: in 49 of the networks that we read such a relu ends the model, 32 keep it on the ANE and 17
-do not. One order of adding tells all 49: the estimates of the stretch before that op from the last to the first, then
-what entering costs, then the op. That order was picked among many because it does, on these very networks, and has no
-other reason; it is taken to hold for stretches in the middle as well. Where it errs, the partition costs the same.
-Of two CPU backends that cost the same it is classic_cpu, as in every model that we read.
+If two partitions cost the same, the last bit of a sum decides. This happens if an ANE partition ends in a relu, which
+costs as much on both sides: in 49 of the networks that we read such a relu ends the model, 32 keep it on the ANE and
+17 do not. One order of summation reproduces all 49: the estimates of the partition before that op from the last to the
+first, then the cost of entering, then the op. That order was picked among many because it does, on these very
+networks, and has no other justification; it is assumed for partitions in the middle as well. Where it errs, the
+partition costs the same. Of two CPU backends that cost the same, classic_cpu is chosen, as in every model that we
+read.
 """
 
 from __future__ import annotations
@@ -21,14 +22,15 @@ from ..core.plan import ANE_OUTPUT_MS, ENTER_ANE_MS, TRANSITION_MS, Cost, Engine
 __all__ = ["ENGINES", "find_cheapest_partition"]
 
 ENGINES: tuple[Engine, ...] = ("ane", "classic_cpu", "bnns")
-"""Of equal ones the first is taken."""
+"""The engines; of several with equal cost, the first is chosen."""
 _FEMTOSECONDS_PER_MS = 10 ** 12
-"Sums are of whole femtoseconds, so that what costs the same is equal."
+"Sums are of whole femtoseconds, so that equal costs compare equal."
 _INFINITE_COST = 10 ** 30
+"Femtoseconds of an op on an engine that does not support it: larger than any sum of real costs."
 
 
 def find_cheapest_partition(costs: Sequence[Cost], outputs: Sequence[int]) -> tuple[list[Engine], float]:
-    """The engine of each op and the total in ms; `outputs` counts the graph outputs that each op makes."""
+    """Compute the engine of each op and the total in ms; `outputs` counts the graph outputs that each op makes."""
     if not costs:
         return [], 0.0
     enter, change, output = (
@@ -59,7 +61,7 @@ def find_cheapest_partition(costs: Sequence[Cost], outputs: Sequence[int]) -> tu
 
 
 def _resolve_ties(costs: Sequence[Cost], outputs: Sequence[int], chosen: list[Engine]) -> None:
-    """Moves ops at the end of an ANE stretch off the ANE, where that costs the same and the last bit says so."""
+    """Move ops at the end of an ANE partition off the ANE, where that costs the same and the last bit decides so."""
     start = 0
     for place in range(1, len(chosen)):
         if chosen[place] != "ane":
@@ -74,7 +76,7 @@ def _resolve_ties(costs: Sequence[Cost], outputs: Sequence[int], chosen: list[En
 
 
 def _is_cheaper_off_ane(before: Sequence[Cost], item: Cost) -> bool:
-    """Whether a sum of doubles finds `item`, which costs the same on both sides of a border, cheaper off the ANE."""
+    """Return whether a sum of doubles makes `item`, which costs the same on both backends, cheaper off the ANE."""
     spent = 0.0
     for earlier in reversed(before):
         spent += earlier.of("ane")

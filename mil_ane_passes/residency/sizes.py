@@ -1,4 +1,4 @@
-"""How much an op reads and makes, in elements and bytes, by declared types alone."""
+"""Elements and bytes that an op reads and makes, from declared types alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Sizes", "has_symbolic_shape", "iterate_inputs", "make_sizes"]
 
 
 def iterate_inputs(op: Operation) -> Iterator[Var]:
-    """Each input of `op`, once for each time it is read, tuples opened."""
+    """Yield each input of `op`, once for each time it is read, with tuples flattened."""
     for given in op.inputs.values():
         if given is not None:
             yield from given if isinstance(given, (list, tuple)) else (given,)
@@ -27,26 +27,26 @@ def _get_extents(var: Var) -> Sequence[Any]:
 
 
 def has_symbolic_shape(var: Var) -> bool:
-    """Whether a dimension of `var` is symbolic."""
+    """Return whether a dimension of `var` is symbolic."""
     return get_type_info(var).shape is None
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Counts elements and bytes; a symbol in a dimension stands for `extent`.
+    """Counts of elements and bytes; a symbol in a dimension counts as `extent`.
 
-    That is the default of a flexible input, where the model has one, and else 1: what Core ML's own estimates count for
-    a dimension that depends on values. A shape that is computed (a reshape's) gives every dimension a symbol of its
-    own, the fixed ones, too: of one tensor's symbols no more than `free` count, from the last axis on, the others are
-    1. Lists, states and strings count nothing.
+    `extent` is the default of a flexible input, if the model has one, and else 1, which Core ML's own estimates use
+    for a dimension that depends on values. A computed shape (a reshape's) gives every dimension a symbol of its own,
+    also the fixed ones. Therefore at most `free` symbols of one tensor count, from the last axis on; the others are 1.
+    Lists, states and strings count nothing.
     """
 
     extent: int = 1
     free: int = 1
-    "How many dimensions of one input are flexible."
+    "Number of flexible dimensions of one input."
 
     def shape(self, var: Var | None) -> tuple[int, ...]:
-        """The extents; () for what is no tensor."""
+        """Return the extents; () for a value that is not a tensor."""
         if var is None:
             return ()
         extents = _get_extents(var)
@@ -74,7 +74,7 @@ class Sizes:
         return count * get_itemsize(var) if var is not None and count else 0
 
     def moved(self, op: Operation) -> int:
-        """Bytes of all that is read, small parameters included, and of the first output."""
+        """Count the bytes of all inputs, small parameters included, and of the first output."""
         return sum(map(self.bytes, iterate_inputs(op))) + sum(map(self.bytes, op.outputs[:1]))
 
     def _dimension(self, extent: Any) -> int:
@@ -87,9 +87,9 @@ class Sizes:
 
 
 def make_sizes(function: Function, description: Any) -> Sizes:
-    """Sizes at the default shapes that `description` (a package's, of this function) gives flexible inputs.
+    """Make sizes at the default shapes of flexible inputs in `description` (a package's, of this function).
 
-    A symbol has no name in a package, so all stand for the largest default of any flexible dimension, and a tensor has
+    Symbols have no names in a package, so all count as the largest default of any flexible dimension, and a tensor has
     no more of them than an input.
     """
     features = {feature.name: feature for feature in description.input} if description is not None else {}

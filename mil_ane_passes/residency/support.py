@@ -1,4 +1,4 @@
-"""Whether an op is supported on the ANE: what the refusing rules find, and what somebody saw it take."""
+"""ANE support of an op, from the rules that find unsupported ops and from published observations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _GATHER_OPS = ("gather", "gather_nd", "gather_along_axis")
 
 @dataclass(frozen=True)
 class Support:
-    """The answer for one op: `takes` is what a prediction goes by, `reason` is in words."""
+    """Support of one op: `takes` is the answer that a prediction uses, `reason` is a text."""
 
     ane: SupportStatus
     takes: bool
@@ -33,7 +33,7 @@ class Support:
 def determine_support(
     op: Operation, refusals: Sequence[tuple[Rule, Hit]], generations: Sequence[Generation]
 ) -> Support:
-    """The answer for `op`, given what rejects it on one of `generations`."""
+    """Determine the support of `op`, given the hits of rules that find it unsupported on one of `generations`."""
     sure = [hit for _, hit in refusals if hit.sure]
     if refusals:
         hit = (sure or [hit for _, hit in refusals])[0]
@@ -54,7 +54,7 @@ def determine_support(
 
 
 def _get_computed_inputs(op: Operation) -> list[Var]:
-    """What is computed, and indices also where they are constant: their type decides whether a gather is taken."""
+    """Return the computed inputs of `op`, and constant indices: their type decides the support of a gather."""
     given = [var for var in get_flat_inputs(op) if not is_const(var) and not is_compressed(var)]
     return [*given, op.indices] if op.op_type in _GATHER_OPS and is_const(op.indices) else given
 
@@ -65,7 +65,7 @@ def _collect_dtypes(values: Sequence[Var]) -> frozenset[Any]:
 
 @cache
 def _limit_to_seen_dtypes(told: Support, kind: str, read: frozenset[Any], made: frozenset[Any]) -> Support:
-    """What was seen of a kind holds for the types that it was seen with."""
+    """Limit observed support to the dtypes that the op type was observed with."""
     reads, makes = (sorted(map(types.builtin_to_string, each)) for each in (read, made))
     if is_dtype_form_supported(kind, reads, makes):
         return told
@@ -75,7 +75,8 @@ def _limit_to_seen_dtypes(told: Support, kind: str, read: frozenset[Any], made: 
 
 @cache
 def _determine_op_type_support(kind: str, generations: tuple[Generation, ...]) -> Support:
-    """The answer for an op that no rule rejects: yes where Core ML took its kind on each generation, else unknown."""
+    """Determine the support of an op that no rule matches: yes if its type was observed through Core ML on
+    each generation, else unknown."""
     seen = find_observations(kind)
     silent = [generation for generation in generations if generation not in seen]
     if not silent:
@@ -94,7 +95,7 @@ def _determine_op_type_support(kind: str, generations: tuple[Generation, ...]) -
 
 
 def _format_observations(seen: Sequence[Observation]) -> str:
-    """Where it was seen, in words; what a private route showed is called that."""
+    """Format where an op type was observed; observations by a private route are named as such."""
     through = join_names(one.chip for one in seen if not one.private)
     beside = join_names(one.chip for one in seen if one.private)
     parts = [f"on {through}"] * bool(through) + [f"by a private route on {beside}"] * bool(beside)

@@ -1,8 +1,8 @@
-"""Op types that somebody saw the ANE take, by generation. What is not here nobody measured, and the answer is unknown.
+"""Op types observed to run on the ANE, by generation. For types that are not listed, the answer is unknown.
 
-A type is listed for its ordinary forms (fp16, static shapes), forms on other types apart; forms that are unsupported
-have rules of their own. Types that two sources contradict each other on (cumsum, argmax, argsort and others that a
-private route takes and Core ML rejects) are not listed where Core ML was not asked.
+A type is listed for its ordinary forms (fp16, static shapes), and forms on other types separately; unsupported forms
+have rules of their own. Types on which two sources contradict each other (cumsum, argmax, argsort and others that a
+private route accepts and Core ML rejects) are not listed for chips on which Core ML was not measured.
 """
 
 from __future__ import annotations
@@ -84,12 +84,12 @@ _SUPPORTED_DTYPE_FORMS = frozenset(form.strip() for form in """
     fp16 greater_equal bool; bool logical_and bool; bool logical_not bool; bool fp16 select fp16
     fp16 uint16 gather fp16; fp16 int16 gather_nd fp16; fp16 int16 gather_along_axis fp16; fp16 topk fp16 uint16
 """.replace(";", "\n").splitlines())
-"What forms on other types than fp16 read and make: the types read, the op, the types made."
+"Supported forms on other types than fp16: the types read, the op, the types made."
 
 
 @dataclass(frozen=True)
 class Observation:
-    """Who saw it, and on which chip of the generation."""
+    """An observation: its source, and the chip of the generation."""
 
     chip: str
     evidence: Evidence
@@ -100,7 +100,7 @@ class Observation:
 
 
 def _iterate_observations() -> Iterator[tuple[tuple[str, str], Observation]]:
-    for chip, evidence, kinds in reversed(_TABLE):  # of two sources for one kind the first in the table stays
+    for chip, evidence, kinds in reversed(_TABLE):  # of two sources for one type, the first in the table wins
         for kind in kinds.split():
             yield (kind, parse_target(chip)[0].name), Observation(chip.upper(), evidence)
 
@@ -109,18 +109,18 @@ _OBSERVATIONS: dict[tuple[str, str], Observation] = dict(_iterate_observations()
 
 
 def find_evidence(op_type: str, generation: Generation) -> Evidence | None:
-    """Who saw the ANE of `generation` take an op of this type, or None."""
+    """Return the evidence that the ANE of `generation` supports an op of this type, or None."""
     found = _OBSERVATIONS.get((op_type, generation.name))
     return found.evidence if found else None
 
 
 def find_observations(op_type: str) -> dict[Generation, Observation]:
-    """Every generation whose ANE somebody saw take an op of this type."""
+    """Return every generation whose ANE was observed to run an op of this type."""
     return {generation: found for generation in GENERATIONS
             if (found := _OBSERVATIONS.get((op_type, generation.name))) is not None}
 
 
 def is_dtype_form_supported(op_type: str, read: Iterable[str], made: Iterable[str]) -> bool:
-    """Whether somebody saw an op of an accepted type read and make values of these types."""
+    """Return whether an op of a supported type was observed to read and make values of these types."""
     read, made = set(read), set(made)
     return read | made <= {"fp16"} or " ".join([*sorted(read), op_type, *sorted(made)]) in _SUPPORTED_DTYPE_FORMS

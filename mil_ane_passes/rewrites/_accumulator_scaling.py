@@ -1,4 +1,4 @@
-"""Sums of products kept small by a power of two on one factor."""
+"""Scaling of sums of products: a power of two on one factor keeps the sums small."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Array = np.ndarray[Any, Any]
 
 
 def is_exactly_scalable(var: Var | None, exponent: int) -> bool:
-    """Whether const `var` times 2**-exponent is held exactly in its own dtype: no small number loses bits."""
+    """Return whether const `var` times 2**-exponent is exact in its own dtype, so that no small number loses bits."""
     if var is None:
         return True
     if not is_const(var):
@@ -33,10 +33,10 @@ def is_exactly_scalable(var: Var | None, exponent: int) -> bool:
 
 
 def build_scaled_op(mb: RewriteBuilder, op: Operation, exponent: int) -> Var:
-    """`op` with its sums 2**exponent times smaller, multiplied back afterwards.
+    """Rebuild `op` with its sums 2**exponent times smaller, and multiply the result back afterwards.
 
-    The constant factor takes the power of two where it keeps every bit and nobody else reads it, who would need it
-    beside the new one; otherwise x does, in an op before.
+    The constant factor is scaled where that keeps every bit and `op` is its only reader; another reader would need the
+    old constant beside the new one. Otherwise x is scaled by a mul before the op.
     """
     names = _FACTOR_INPUTS[op.op_type]
     changed: dict[str, Any] = {}
@@ -75,7 +75,7 @@ def _make_power_of_two(var: Var, exponent: int) -> np.generic:
 
 
 def _compute_bias_shape(op: Operation) -> tuple[int, ...]:
-    """The shape in which a bias is added to the output: one number a channel."""
+    """Return the shape in which a bias is added to the output: one number a channel."""
     if op.op_type == "linear":
         return (int(op.bias.shape[0]),)
     return (1, int(op.bias.shape[0]), *[1] * (op.x.rank - 2))

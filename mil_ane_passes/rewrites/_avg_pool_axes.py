@@ -1,8 +1,8 @@
-"""The means of the windows on one axis, without a window that is too long.
+"""Means of the windows on one axis, computed without a window that is too long.
 
-windows: cut into rows of the stride, laid side by side on an axis of their own, and averaged over it.
-parts: with K = n * k, the mean of n means of k elements each; the input shifted by k from one to the next.
-steps: a stride that is too long, as one of 1 whose every s-th result is kept.
+windows: cut the axis into rows of the stride, lay them side by side on an axis of their own, and average over it.
+parts: with K = n * k, take the mean of n means of k elements each; the input shifts by k from one to the next.
+steps: compute a stride that is too long at stride 1, and keep every s-th result.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["AxisPlan", "build_axis_means", "plan_axis"]
 
 @dataclass(frozen=True)
 class AxisPlan:
-    """What is done on an axis of x: `part` is the window of a part, `count` how many windows there are."""
+    """The computation on one axis of x: `part` is the window length of a part, `count` the number of windows."""
 
     at: int
     form: Literal["windows", "parts", "steps"]
@@ -37,7 +37,7 @@ class AxisPlan:
 
 
 def plan_axis(op: Operation, at: int, pads: tuple[int, int], most: int, fine: bool, max_copies: int) -> AxisPlan | str:
-    """How the means on axis `at` of x are formed, or why they cannot be."""
+    """Plan how to compute the means on axis `at` of x, or return why they cannot be computed."""
     size, stride = get_const_value(op.kernel_sizes)[at - 2], get_const_value(op.strides, [1] * 3)[at - 2]
     reason = _find_averaging_obstacle(op, at, pads)
     if reason:
@@ -59,7 +59,7 @@ def plan_axis(op: Operation, at: int, pads: tuple[int, int], most: int, fine: bo
 
 
 def _find_averaging_obstacle(op: Operation, at: int, pads: tuple[int, int]) -> str | None:
-    """Why means on an axis are not all of as many elements as the window is long."""
+    """Return why some mean on an axis is over fewer elements than the window has, or None."""
     if any(pads) and get_const_value(op.exclude_padding_from_average, False):
         return "padding is left out of the average, so what sums are divided by differs from place to place"
     given = get_const_value(op.pad, [0] * 6) if get_const_value(op.pad_type) == "custom" else [0] * 6
@@ -69,7 +69,7 @@ def _find_averaging_obstacle(op: Operation, at: int, pads: tuple[int, int]) -> s
 
 
 def build_axis_means(mb: RewriteBuilder, x: Var, axis: AxisPlan) -> Var:
-    """The means of `x` on one axis."""
+    """Compute the means of `x` on one axis."""
     flat = [0] * 2 * x.rank
     flat[2 * axis.at:2 * axis.at + 2] = axis.pads
     if any(axis.pads):
@@ -98,7 +98,7 @@ def _average_axis(mb: RewriteBuilder, x: Var, at: int, size: int, stride: int) -
 
 
 def _slice_axis(mb: RewriteBuilder, x: Var, at: int, begin: int, end: int) -> Var:
-    """`x` from `begin` on, up to `end` places (at most 0) before its end."""
+    """Slice axis `at` of `x` from `begin` to `end`, which is at most 0 and counts from the end of the axis."""
     begins, ends = [0] * x.rank, [0] * x.rank
     begins[at], ends[at] = begin, end
     part: Var = mb.slice_by_index(x=x, begin=begins, end=ends, end_mask=[each == 0 for each in ends])
@@ -106,12 +106,12 @@ def _slice_axis(mb: RewriteBuilder, x: Var, at: int, begin: int, end: int) -> Va
 
 
 def _average_windows(mb: RewriteBuilder, x: Var, axis: AxisPlan) -> Var:
-    """Rows of the stride, those that follow a row beside it up to the length of a window; their mean."""
+    """Lay the rows of the stride that follow a row beside it, up to the length of a window, and average them."""
     at, rows = axis.at, axis.count + -(-axis.size // axis.stride) - 1
     missing = rows * axis.stride - int(x.shape[at])
     if missing < 0:
         x = _slice_axis(mb, x, at, 0, missing)
-    if missing > 0:  # behind the last window, where nothing of it is read
+    if missing > 0:  # zeros after the last window, which reads none of them
         flat = [missing if place == 2 * at + 1 else 0 for place in range(2 * x.rank)]
         x = mb.pad(x=x, pad=flat, mode="constant", constant_val=types.nptype_from_builtin(x.dtype)(0))
     shape = [-1 if is_symbolic(extent) else int(extent) for extent in x.shape]

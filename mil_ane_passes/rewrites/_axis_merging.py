@@ -1,4 +1,4 @@
-"""Axes that may be shown as one: which of a shape's axes go together so that few are left."""
+"""Merging of axes: which axes of a shape can become one axis, so that few are left."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ __all__ = [
 ]
 
 Extents = Sequence[int | None]
-"Extents of a shape; None where one is open."
+"Extents of a shape; None for an unknown extent."
 Groups = Sequence[Sequence[int]]
-"Axes that are shown as one axis each, in order."
+"Groups of axes that become one axis each, in order."
 _OPEN_AXIS_SIZE = 1 << 30
-"What an open axis counts for when the shortest two are merged."
+"Size that stands in for an unknown extent when the two shortest groups are merged."
 _MAX_EXHAUSTIVE_AXES = 7
-"Axes up to which every way by two transposes is looked at."
+"Number of axes up to which every decomposition into two transposes is tried."
 
 
 def extents_from_shape(shape: Sequence[object]) -> list[int | None]:
-    """The shape as numbers, None for what is open."""
+    """Return the extents of a shape, None for each that is symbolic."""
     return [None if is_symbolic(extent) else int(str(extent)) for extent in shape]
 
 
 def group_axes(keys: Sequence[Hashable], sizes: Extents, most: int) -> list[list[int]]:
-    """Neighbours with equal keys go together, the shortest first, until no more than `most` groups are left.
+    """Merge neighbouring axes with equal keys, the shortest first, until at most `most` groups are left.
 
-    An axis with the key None (of extent 1, which nothing is done along) goes with whatever stands beside it. There may
-    be more groups than `most` where keys differ.
+    An axis with the key None (of extent 1, along which nothing is computed) joins its neighbour. More groups than
+    `most` may be left where keys differ.
     """
     named: list[Hashable] = []
     groups: list[list[int]] = []
@@ -61,7 +61,7 @@ def group_axes(keys: Sequence[Hashable], sizes: Extents, most: int) -> list[list
 
 
 def _find_group_key(group: Sequence[int], keys: Sequence[Hashable]) -> Hashable:
-    """The key of a group: that of its axes which have one."""
+    """Return the key of a group: that of its axes which have one."""
     return next((keys[axis] for axis in group if keys[axis] is not None), None)
 
 
@@ -74,16 +74,16 @@ def _compute_size(axes: Sequence[int], sizes: Extents) -> int:
 
 
 def shape_from_groups(groups: Groups, sizes: Extents) -> list[int] | None:
-    """The extents of the groups, -1 for one that is open; None where more than one is open."""
+    """Return the extents of the groups, -1 for one unknown extent; None where more than one is unknown."""
     shape = [-1 if any(sizes[axis] is None for axis in group) else prod(int(sizes[axis] or 0) for axis in group)
              for group in groups]
     return None if shape.count(-1) > 1 else shape
 
 
 def plan_transposes(perm: Sequence[int], sizes: Extents, most: int) -> tuple[list[list[int]], list[list[int]]]:
-    """The groups of a transpose's input that stay together, and in which order each transpose takes them.
+    """Split a transpose into groups of input axes that stay together, and one order of the groups for each transpose.
 
-    Each of the orders moves the result of the one before and, on merged axes, needs no rank above `most`.
+    Each order permutes the result of the previous transpose. With merged axes, none needs a rank above `most`.
     """
     groups = [[axis] for axis in range(len(perm)) if sizes[axis] != 1]
     places = {axis: place for place, axis in enumerate(axis for axis in perm if sizes[axis] != 1)}
@@ -98,7 +98,10 @@ def plan_transposes(perm: Sequence[int], sizes: Extents, most: int) -> tuple[lis
 
 @cache
 def decompose_permutation(order: tuple[int, ...], most: int) -> tuple[tuple[int, ...], ...]:
-    """Transposes that make `order` one after the other, each of `most` axes once what stays together is merged."""
+    """Return transposes that produce `order` when applied in sequence.
+
+    Each has at most `most` axes once the axes that stay together are merged.
+    """
     if _count_merged_axes(order) <= most:
         return (order,)
     if len(order) <= _MAX_EXHAUSTIVE_AXES:
@@ -119,5 +122,5 @@ def decompose_permutation(order: tuple[int, ...], most: int) -> tuple[tuple[int,
 
 
 def _count_merged_axes(order: Sequence[int]) -> int:
-    """How many axes a transpose has once those that stay neighbours are one."""
+    """Count the axes of a transpose once those that stay neighbours are merged."""
     return 1 + sum(after != before + 1 for before, after in pairwise(order))

@@ -1,4 +1,4 @@
-"""What stands in a block, put into the block around it: moved once, or copied once a step with constants folded."""
+"""Inlining of blocks into the block around them: moved once, or copied once a step with constants folded."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ __all__ = ["MAX_FOLDED_BYTES", "BlockCopier", "can_replace_value", "make_replace
 
 _LOSSLESS_CASTS = frozenset({(types.fp16, types.fp32), *((small, types.int32) for small in (
     types.int8, types.uint8, types.int16, types.uint16)), (types.int8, types.int16), (types.uint8, types.uint16)})
-"Pairs of dtypes of which the second holds every value of the first."
+"Pairs of dtypes of which the second can represent every value of the first."
 MAX_FOLDED_BYTES = 1 << 12
-"Bytes of a value that a copy holds as a constant where it is known."
+"Largest size in bytes of a compile-time constant that a copy stores as a const."
 
 
 def can_replace_value(new: Var, old: Var) -> bool:
-    """Whether `new` may stand for `old`: of the same type, and symbolic where that is."""
+    """Return whether `new` can replace `old`: the types are compatible, and the same dimensions are symbolic."""
     if not types.is_compatible_type(new.sym_type, old.sym_type):
         return False
     if not (types.is_tensor(new.sym_type) and types.is_tensor(old.sym_type)):
@@ -35,7 +35,10 @@ def can_replace_value(new: Var, old: Var) -> bool:
 
 
 def make_replacement_outputs(mb: RewriteBuilder, op: Operation, made: Sequence[Var]) -> list[Var]:
-    """What takes the place of the outputs of `op`: `made`, of which a model's outputs are each a value of its own."""
+    """Return `made` as replacements of the outputs of `op`.
+
+    An output of the model that is a const, or the same value as another output, gets an identity.
+    """
     found: list[Var] = []
     for var, old in zip(made, op.outputs):
         returned = any(isinstance(block, Function) for block in old.consuming_blocks)
@@ -44,10 +47,10 @@ def make_replacement_outputs(mb: RewriteBuilder, op: Operation, made: Sequence[V
 
 
 class BlockCopier:
-    """Copies of the ops of blocks in the block that `mb` builds in; what is known is not computed.
+    """Copies of the ops of blocks in the block that `mb` builds in; compile-time constants are not computed.
 
-    A const of the block, and a compressed weight, moves out and serves all copies. An op that would read what it read
-    in an earlier copy is not made again, and a branch that is always taken comes without its cond.
+    A const of the block, and a compressed weight, is moved out and serves all copies. An op with the same inputs as in
+    an earlier copy is not built again, and a branch that is always executed is copied without its cond.
     """
 
     def __init__(self, mb: RewriteBuilder) -> None:
@@ -57,13 +60,13 @@ class BlockCopier:
         self._consts: dict[Any, Var] = {}
 
     def step(self, block: Block, given: Sequence[Var]) -> list[Var]:
-        """The outputs of `block` for its inputs `given`; `real` makes values of those that are only known."""
+        """Return the outputs of `block` for its inputs `given`; `real` materializes those that are constants."""
         env = dict(zip(block.inputs, given))
         self._ops(block, env, None)
         return [env.get(var, var) for var in block.outputs]
 
     def real(self, var: Var) -> Var:
-        """`var`, or the const that holds what it is known to be."""
+        """Return `var`, or a const with its known value where `var` is in no block."""
         if var.op is None or var.op.enclosing_block is not None:
             return var
         value = np.asarray(var.val)
@@ -129,7 +132,10 @@ class BlockCopier:
 
 
 def _find_value_before_widening(op: Operation, bound: Mapping[str, Any]) -> Var | None:
-    """What a cast gives back that undoes a wider cast: a loop that keeps its state wider has both between two steps."""
+    """Return the value before a lossless widening cast that `op`, a cast, undoes; None where there is no such cast.
+
+    A loop that keeps its state in a wider type has both casts between two steps.
+    """
     wide = bound["x"].op if op.op_type == "cast" else None
     if wide is None or wide.op_type != "cast" or is_opaque(wide):
         return None

@@ -1,4 +1,4 @@
-"""What the two rewrites about broadcasts share: which ops broadcast, and what a repeated value was before."""
+"""Helpers of the two rewrites about broadcasts: the ops that broadcast, and the value before a repetition."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ BROADCASTING_OPS = (
     "add", "sub", "mul", "real_div", "floor_div", "mod", "pow", "maximum", "minimum", "equal", "not_equal", "less",
     "less_equal", "greater", "greater_equal", "logical_and", "logical_or", "logical_xor",
 )
-"Ops of two operands that broadcast by themselves; select is none of them, as shapes are not inferred through it."
+"Ops of two operands that broadcast by themselves; select is excluded, as shapes are not inferred through it."
 
 
 def pad_shape_to_rank(shape: tuple[object, ...], rank: int) -> tuple[object, ...]:
-    """`shape` as a broadcast to `rank` reads it: ones in front."""
+    """Return `shape` as a broadcast to `rank` reads it: with ones in front."""
     return (*(1,) * (rank - len(shape)), *shape)
 
 
 def find_unrepeated_value(var: Var) -> Var:
-    """What `var` is a repetition of along axes of extent 1, by tile and by concat; `var` itself where it is none."""
+    """Return the value that `var` repeats along axes of extent 1, by tile or concat; else `var` itself."""
     while (inner := _find_repeated_input(var)) is not None:
         var = inner
     return var
@@ -49,7 +49,10 @@ def _find_repeated_input(var: Var) -> Var | None:
 
 
 def iterate_repeated_operands(op: Operation) -> Iterator[tuple[str, Var, str]]:
-    """(operand, what it repeats, why that cannot stand in its place, or "") for the operands that are repetitions."""
+    """Yield (operand, repeated value, obstacle) for each operand that is a repetition.
+
+    The obstacle is why the repeated value cannot replace the operand, or "".
+    """
     for name, other in (("x", op.y), ("y", op.x)):
         var = op.inputs[name]
         was = find_unrepeated_value(var)

@@ -1,4 +1,4 @@
-"""What an op makes that is known when the model is made, and the same wherever it is computed."""
+"""Compile-time constants: values that are known during conversion and are the same wherever they are computed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DATA_MOVEMENT_OPS = frozenset({
     "identity", "pad", "reshape", "reverse", "select", "slice_by_index", "slice_by_size", "slice_update", "split",
     "squeeze", "stack", "tile", "transpose",
 })
-"Ops that move what they read: floats come out with the same bits."
+"Ops that only move data: floats come out with the same bits."
 _UNFOLDABLE_PREFIXES = (
     "const",
     "random_",
@@ -27,17 +27,17 @@ _UNFOLDABLE_PREFIXES = (
     "custom_layer",
     "classify",
 )
-"Beginnings of kinds that are no computation, or not the same one each time."
+"Prefixes of op types that compute nothing, or not the same value each time."
 _FLOAT_ARITHMETIC: dict[str, Callable[..., Any]] = {
     "abs": np.abs, "add": np.add, "ceil": np.ceil, "floor": np.floor, "floor_div": np.floor_divide,
     "maximum": np.maximum, "minimum": np.minimum, "mul": np.multiply, "real_div": np.divide, "sqrt": np.sqrt,
     "sub": np.subtract,
 }
-"Float arithmetic that sizes are computed with."
+"Float arithmetic that occurs in size computations."
 
 
 def get_constant_value(var: Var) -> Any:
-    """The value of `var` where it is known and just what its type says, else None."""
+    """Return the value of `var` where it is known and has exactly the shape and dtype of its type, else None."""
     if isinstance(var, ListVar) or not (types.is_tensor(var.sym_type) or types.is_scalar(var.sym_type)):
         return None
     if var._sym_val is None or types.is_sub_byte(var.dtype) or var.dtype == types.str or var.val is None:
@@ -48,9 +48,10 @@ def get_constant_value(var: Var) -> Any:
 
 
 def is_compile_time_constant(op: Operation, most: int) -> bool:
-    """Whether all that `op` makes is known, has `most` bytes at most, and is the same wherever it is computed.
+    """Return whether all outputs of `op` are known, are the same wherever computed, and have at most `most` bytes.
 
-    Integers and truth values are; of floats those that are only moved, and integers that a float holds exactly.
+    Integers and bools qualify. Floats qualify where they are only moved, or are integers that a float represents
+    exactly.
     """
     if op.op_type.startswith(_UNFOLDABLE_PREFIXES) or op.blocks or is_opaque(op) or not op.outputs:
         return False
@@ -67,20 +68,20 @@ def is_compile_time_constant(op: Operation, most: int) -> bool:
 
 
 class Float64Values:
-    """What values that are known would be if all floats were computed in double precision.
+    """Values of compile-time constants with all floats computed in double precision.
 
-    A value that is only moved, or an integer, may still be made of a float that was rounded to its dtype before.
+    A value that is only moved, or an integer, may still depend on a float that was rounded to its dtype before.
     """
 
     def __init__(self) -> None:
         self._found: dict[Var, Any] = {}
 
     def are_exact_in_float64(self, op: Operation) -> bool:
-        """Whether all that `op` makes is the same in double precision."""
+        """Return whether all outputs of `op` are the same in double precision."""
         return all(self._is_stored_value(var, self.of(var)) for var in op.outputs)
 
     def of(self, var: Var) -> Any:
-        """The value of `var` in double precision, None where it is not worked out."""
+        """Return the value of `var` in double precision, None where it is not computed."""
         left = [var]
         while left:
             missing = [each for each in self._read(left[-1]) if each not in self._found]
@@ -92,7 +93,7 @@ class Float64Values:
 
     @staticmethod
     def _read(var: Var) -> list[Var]:
-        """What the value of `var` is computed of; of a value that is not known only the shape is read."""
+        """Return the values that `var` is computed from; of a value that is not a constant only the shape is read."""
         if var.op is None or var.op.op_type in ("const", "shape"):
             return []
         return [each for each in get_flat_inputs(var.op) if each.val is not None]
@@ -123,7 +124,7 @@ class Float64Values:
 
 
 def count_output_bytes(op: Operation) -> int:
-    """Bytes of what `op` makes, where its sizes are fixed."""
+    """Count the bytes of the outputs of `op` whose sizes are fixed."""
     return sum(int(np.prod(get_type_info(var).shape or (), dtype=np.int64)) * get_itemsize(var) for var in op.outputs)
 
 

@@ -13,11 +13,11 @@ from ..core.query import is_compressed, is_const
 __all__ = ["count_table_blocks", "find_split_obstacle", "slice_weight_part"]
 
 _PACKED_INPUTS = {"constexpr_lut_to_dense": "indices", "constexpr_blockwise_shift_scale": "data"}
-"The iOS18 forms that can be parted, and which input has the weight's own shape; the others hold one entry a block."
+"The iOS18 forms that can be split, and the input with the weight's own shape; other inputs have one entry a block."
 
 
 def count_table_blocks(var: Var, axis: int) -> int:
-    """The number of blocks with a table or scale of their own along `axis`."""
+    """Count the blocks along `axis` with a table or scale of their own."""
     blocks = 1
     while is_compressed(var):
         blocks = max(blocks, *(bound.shape[axis] for name, bound in _collect_tables(var).items()))
@@ -30,7 +30,7 @@ def _collect_tables(var: Var) -> dict[str, Var]:
 
 
 def find_split_obstacle(var: Var, axis: int, count: int) -> str | None:
-    """Why `var` cannot be cut into `count` equal parts along `axis`, or None when it can."""
+    """Return why `var` cannot be cut into `count` equal parts along `axis`, or None when it can."""
     if is_const(var):
         return None if var.shape[axis] % count == 0 else f"{var.shape[axis]} channels make no {count} equal parts"
     if not is_compressed(var) or var.op.op_type not in _PACKED_INPUTS:
@@ -44,7 +44,7 @@ def find_split_obstacle(var: Var, axis: int, count: int) -> str | None:
 
 
 def slice_weight_part(mb: RewriteBuilder, var: Var, axis: int, number: int, count: int) -> Var:
-    """Part `number` of `count`: the packed data and the tables of that part, or the very table where it has but one."""
+    """Return part `number` of `count`: its packed data and its tables; a single table is shared by all parts."""
     if is_const(var):
         extent = int(var.shape[axis]) // count
         return _slice_const(mb, var, axis, number * extent, (number + 1) * extent)
@@ -67,7 +67,7 @@ def slice_weight_part(mb: RewriteBuilder, var: Var, axis: int, number: int, coun
 
 
 def _slice_const(mb: RewriteBuilder, var: Var, axis: int, start: int, stop: int) -> Var:
-    """Elements `start` to `stop` of a const along `axis`, one const for all who ask."""
+    """Return elements `start` to `stop` of a const along `axis`, as one const for all users."""
     if (start, stop) == (0, var.shape[axis]):
         return var
     return mb.weight(var, f"{axis}_{start}_{stop}", lambda: np.take(np.asarray(var.val), range(start, stop), axis))

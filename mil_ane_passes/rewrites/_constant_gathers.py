@@ -1,4 +1,4 @@
-"""Gathers at constant places: which places of which axes they take, and the same taken without a gather."""
+"""Gathers at constant indices: which indices of which axes they read, and the same reads without a gather."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class GatherPlan:
-    """`x`, shown in `shape` where that is given, and the places that are taken of its axes."""
+    """The indices that are read of each axis of `x`, which is first reshaped to `shape` unless that is None."""
 
     shape: tuple[int, ...] | None
     axis_patterns: tuple[tuple[int, IndexPattern], ...]
 
     @property
     def parts(self) -> int:
-        """How many values are joined, 1 where none are."""
+        """Return the number of values that are joined, 1 where none are."""
         return math.prod(places.parts for _, places in self.axis_patterns)
 
     @property
     def plain(self) -> bool:
-        """Whether one slice does, or none."""
+        """Return whether a single slice, or no op at all, is enough."""
         return all(isinstance(places, Run) and places.step > 0 for _, places in self.axis_patterns)
 
     def words(self) -> str:
@@ -52,7 +52,7 @@ class GatherPlan:
 
 
 def plan_gather(op: Operation) -> GatherPlan | str:
-    """How `op`, whose indices are constant, takes what it takes; or why there is no such way."""
+    """Plan the reads of `op`, whose indices are constant, or return why it cannot be replaced."""
     indices = np.asarray(op.indices.val).astype(np.int64)
     batch = int(get_const_value(op.inputs.get("batch_dims"), 0))
     if indices.size == 0:
@@ -80,7 +80,7 @@ def _validate_plan(op: Operation, plan: GatherPlan) -> GatherPlan | str:
 
 
 def _normalize_indices(indices: Array, extent: Any) -> Array | str:
-    """`indices` counted from the front; or why they cannot be."""
+    """Return `indices` counted from the front, or why they cannot be."""
     if is_symbolic(extent):
         return "it takes places of an axis of symbolic size"
     wrong = indices[(indices < -extent) | (indices >= extent)]
@@ -127,13 +127,16 @@ def _plan_gather_nd(op: Operation, indices: Array, batch: int) -> GatherPlan | s
 
 
 def _plan_flattened_gather(columns: list[Array], extents: tuple[int, ...], shape: tuple[int, ...]) -> GatherPlan:
-    """Points, as places of the axes they run over, shown as one axis."""
+    """Plan a gather of points: the axes that the indices run over are flattened to one."""
     places = np.ravel_multi_index(tuple(np.broadcast_arrays(*columns)), extents)
     return GatherPlan((math.prod(extents), *shape[len(extents):]), ((0, find_index_pattern(places)),))
 
 
 def build_gather_from_slices(mb: RewriteBuilder, op: Operation, plan: GatherPlan, aside: bool) -> Var:
-    """What `op` gives, by slices; `aside`: several slices of a last axis are joined as another axis."""
+    """Build the output of `op` from slices.
+
+    With `aside`, several slices of a last axis are joined along another axis.
+    """
     var, out = op.x, op.outputs[0]
     if plan.shape is not None:
         var = reshape_value(mb, var, plan.shape)
@@ -154,7 +157,7 @@ def build_gather_from_slices(mb: RewriteBuilder, op: Operation, plan: GatherPlan
 
 
 def _take_last_axis_transposed(mb: RewriteBuilder, var: Var, axis: int, places: IndexPattern) -> Var:
-    """`take_indices` along the last axis, which changes places with the one before it while values are joined."""
+    """Apply `take_indices` to the last axis, swapped with the axis before it while values are joined."""
     if not isinstance(places, (RunSequence, Tiled)):
         return take_indices(mb, var, axis, places)
     if var.rank == 1:
@@ -167,7 +170,7 @@ def _take_last_axis_transposed(mb: RewriteBuilder, var: Var, axis: int, places: 
 
 
 def find_out_of_range_index(op: Operation) -> str:
-    """Why the constant places of `op` are none of its table, empty where they are."""
+    """Return why a constant index of `op` is outside of its table, or "" where all are inside."""
     indices, batch = np.asarray(op.indices.val).astype(np.int64), int(get_const_value(op.inputs.get("batch_dims"), 0))
     if op.op_type == "gather_nd":
         found = [
@@ -180,7 +183,7 @@ def find_out_of_range_index(op: Operation) -> str:
 
 
 def evaluate_gather(op: Operation) -> Array:
-    """What `op` gives where both its table and its places are constant."""
+    """Compute the output of `op` where both its table and its indices are constant."""
     table, indices = np.asarray(op.x.val), np.asarray(op.indices.val).astype(np.int64)
     batch = int(get_const_value(op.inputs.get("batch_dims"), 0))
     if op.op_type == "gather_along_axis":

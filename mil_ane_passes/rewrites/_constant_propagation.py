@@ -1,4 +1,4 @@
-"""What follows from a value that has become known."""
+"""Constant propagation: infer the values that follow from a value that has become known."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..core.query import get_consumers, get_flat_inputs, get_type_info, is_opaqu
 __all__ = ["propagate_constant"]
 
 _MAX_ELEMENTS = 1 << 16
-"The most elements of a value that is worked out."
+"Most elements of a value that is inferred."
 _UNFOLDABLE_PREFIXES = (
     "const",
     "random_",
@@ -25,8 +25,10 @@ _UNFOLDABLE_PREFIXES = (
 
 
 def propagate_constant(op: Operation, value: np.ndarray[Any, Any]) -> None:
-    """Say what the only output of `op` is, and work out what coremltools can of it: it does so only as it builds an
-    op."""
+    """Set the value of the only output of `op`, and infer the values of its consumers.
+
+    coremltools infers values only while it builds an op, so that this has to be done anew.
+    """
     told = op.outputs[0]
     _set_value(told, value if told.rank else value.reshape(-1)[0])
     pending = list(get_consumers(told))
@@ -43,7 +45,7 @@ def _set_value(var: Var, value: Any) -> None:
 
 
 def _infer_output_values(op: Operation) -> bool:
-    """Whether the outputs of `op` were not known, and are now."""
+    """Infer the values of the outputs of `op`; return whether they were unknown and are known now."""
     if op.blocks or is_opaque(op) or op.op_type.startswith(_UNFOLDABLE_PREFIXES) or not op.outputs:
         return False
     for var in op.outputs:

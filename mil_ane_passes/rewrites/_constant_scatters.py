@@ -1,4 +1,4 @@
-"""Scatters at constant places: the window, the pieces or the mask that they write."""
+"""Scatters at constant indices: the window, the pieces or the mask that they write."""
 
 from __future__ import annotations
 
@@ -24,12 +24,18 @@ __all__ = [
 
 Array = np.ndarray[Any, Any]
 _MAX_WINDOW_INDICES = 1 << 22
-"Places of a window that are listed one by one: a list of more takes longer and more memory than all other rules."
+"""Most indices of a window that are listed one by one.
+
+A longer list takes more time and memory than all other rules.
+"""
 
 
 @dataclass(frozen=True)
 class ScatterTarget:
-    """`places` of the neighbouring axes from `first` on that `extents` are of, counted row by row over them."""
+    """The flat indices `places` that a scatter writes, row by row over the neighbouring axes from `first` on.
+
+    `extents` are the extents of these axes.
+    """
 
     first: int
     extents: tuple[int, ...]
@@ -41,12 +47,15 @@ class ScatterTarget:
         return math.prod(self.extents)
 
     def shape(self, data: Var, inner: tuple[int, ...]) -> list[Any]:
-        """The shape of `data` with `inner` for the axes of the group."""
+        """Return the shape of `data` with `inner` in place of the axes of the group."""
         return [*data.shape[:self.first], *inner, *data.shape[self.first + len(self.extents):]]
 
 
 def read_scatter_target(op: Operation) -> ScatterTarget | str:
-    """Where `op`, a scatter with constant indices or a slice_update with a constant window, writes; or why not."""
+    """Return the indices that `op` writes, or why they cannot be read.
+
+    `op` is a scatter with constant indices or a slice_update with a constant window.
+    """
     if op.op_type == "slice_update":
         return _read_slice_update(op)
     data, indices, mode = op.data, np.asarray(op.indices.val).astype(np.int64), str(op.mode.val)
@@ -103,7 +112,7 @@ def _read_slice_update(op: Operation) -> ScatterTarget | str:
                        for side, given in (("begin", begin), ("end", end)))
         lines.append(range(extent)[first:last:int(stride[axis])])
     cut = [axis for axis, extent in enumerate(shape) if lines[axis] != range(extent)] or [0]
-    axes = slice(cut[0], cut[-1] + 1)  # those around it are written from end to end: their places are not listed
+    axes = slice(cut[0], cut[-1] + 1)  # other axes are written entirely: their indices are not listed
     count = math.prod(map(len, lines[axes]))
     if count > _MAX_WINDOW_INDICES:
         return f"its window has {count} places, above {_MAX_WINDOW_INDICES}"
@@ -116,9 +125,9 @@ def _read_slice_update(op: Operation) -> ScatterTarget | str:
 def iterate_window_shapes(
     group: ScatterTarget, known: tuple[int, ...] | None
 ) -> Iterator[tuple[tuple[int, ...], list[Run]]]:
-    """Shapes of the group in which its places are a window, evenly spaced along each axis; the simplest first.
+    """Yield shapes of the group in which its indices are a window, evenly spaced along each axis; the simplest first.
 
-    `known` is a shape that the group had before it was shown as one axis.
+    `known` is a shape that the group had before it was reshaped to one axis.
     """
     for shape in dict.fromkeys((group.extents, known, infer_window_shape(group.places, group.size))):
         lists = split_indices_by_axis(group.places, shape) if shape else None
@@ -128,7 +137,7 @@ def iterate_window_shapes(
 
 
 def split_indices_by_axis(places: Array, shape: tuple[int, ...]) -> list[Array] | None:
-    """`places` in `shape` as one list for each axis, of which they are all combinations, in order; None if not."""
+    """Split flat `places` in `shape` into one list for each axis; None unless they are all combinations, in order."""
     points = np.unravel_index(places, shape)
     counts = [len(np.unique(line)) for line in points]
     if math.prod(counts) != len(places):
@@ -140,7 +149,7 @@ def split_indices_by_axis(places: Array, shape: tuple[int, ...]) -> list[Array] 
 
 
 def infer_window_shape(places: Array, extent: int) -> tuple[int, ...] | None:
-    """The shape of `extent` elements in which nested evenly spaced `places` are a window, None where there is none."""
+    """Infer a shape of `extent` elements in which nested, evenly spaced `places` are a window; None if not found."""
     strides: list[int] = []
     line = places
     while len(line) > 1:

@@ -1,4 +1,4 @@
-"""Slices with constant parameters, and the same slice of a value whose axes stand elsewhere."""
+"""Slices with constant parameters, and the same slice of a value with permuted axes."""
 
 from __future__ import annotations
 
@@ -25,18 +25,21 @@ SLICE_OPS = ("slice_by_index", "slice_by_size", "split")
 _NEUTRAL_PARAMETERS: dict[str, Any] = {
     "begin": 0, "end": 1, "stride": 1, "size": 1, "begin_mask": False, "end_mask": False, "squeeze_mask": False,
 }
-"Per-axis parameters, with what takes the whole of an axis of one element."
+"Per-axis parameters, with the value that selects all of an axis of one element."
 
 
 class SliceStart(NamedTuple):
-    """Where a slice begins on each axis, with which stride."""
+    """The first index and the stride of a slice on each axis."""
 
     begin: list[int]
     stride: list[int]
 
 
 def read_slice_start(op: Operation) -> SliceStart | None:
-    """What `op` takes; None where that is computed at run time. A split begins inside its axis."""
+    """Return where `op` begins on each axis; None where that is dynamic.
+
+    A split counts as beginning inside its axis.
+    """
     rank = op.x.rank
     if op.op_type == "split":
         axis = int(op.axis.val) % rank
@@ -53,7 +56,10 @@ def read_slice_start(op: Operation) -> SliceStart | None:
 
 
 def read_slice_range(op: Operation, axis: int, size: int | None) -> range | None:
-    """Which places of an axis are taken; None for all of them. What is open and cut is not looked at further."""
+    """Return the indices that are read of an axis; None for all of them.
+
+    For an axis of unknown size that is cut, return an empty range: it is not examined further.
+    """
     begin = int(get_const_value(op.begin)[axis])
     if op.op_type == "slice_by_size":
         count = int(get_const_value(op.size)[axis])
@@ -74,19 +80,19 @@ def read_slice_range(op: Operation, axis: int, size: int | None) -> range | None
 
 
 def has_offset(taken: SliceStart, axis: int) -> bool:
-    """Whether the slice does not begin at the front of `axis`; a backward one begins at the end."""
+    """Return whether the slice does not begin at the front of `axis`; a backward slice begins at the end."""
     return bool(taken.begin[axis] != 0 or taken.stride[axis] < 0)
 
 
 def find_swap_axis(taken: SliceStart, rank: int) -> int | None:
-    """The axis nearest to the last that is taken from its front; 0 for a vector, which becomes a column."""
+    """Return the axis nearest to the last that is read from its front; 0 for a vector, which becomes a column."""
     if rank == 1:
         return 0
     return next((axis for axis in reversed(range(rank - 1)) if not has_offset(taken, axis)), None)
 
 
 def slice_with_swapped_axes(mb: RewriteBuilder, op: Operation, axis: int) -> Var | list[Var]:
-    """The outputs of `op`, computed with the last axis and `axis` in each other's place."""
+    """Compute the outputs of `op` with the last axis and `axis` swapped."""
     rank = op.x.rank
     order = list(range(rank))
     order[axis], order[-1] = rank - 1, axis
@@ -107,7 +113,7 @@ def slice_with_swapped_axes(mb: RewriteBuilder, op: Operation, axis: int) -> Var
 
 
 def slice_as_column(mb: RewriteBuilder, op: Operation) -> Var | list[Var]:
-    """The outputs of `op`, which slices a vector, computed on a column."""
+    """Compute the outputs of `op`, which slices a vector, on a column."""
     inputs = {name: var for name, var in op.inputs.items() if var is not None}
     inputs["x"] = mb.expand_dims(x=op.x, axes=[1])
     if op.op_type == "split":

@@ -1,4 +1,4 @@
-"""A 1-D convolution as the 2-D one with a dummy axis, for the rewrites that need it."""
+"""Lifting of a 1-D convolution to a 2-D one with a dummy axis."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ __all__ = [
 ]
 
 HEIGHT, WIDTH = -1, 2
-"Values of the option `axis`: where the dummy axis goes; -1 lays the kernel on the height, 2 on the width."
+"Values of the option `axis`, the position of the dummy axis: -1 lays the kernel on the height, 2 on the width."
 MAX_KERNEL_WIDTH = min(bound.most for bound in LIMITS["conv-kernel-width"])
-"Widest kernel that every ANE generation takes."
+"Widest kernel that is supported on every ANE generation."
 
 
 def find_dummy_axis_position(axis: int) -> int:
-    """The dummy axis counted from the front of the rank-4 tensor."""
+    """Return the position of the dummy axis, counted from the front of the rank-4 tensor."""
     return 3 if axis == HEIGHT else 2
 
 
 def find_dummy_axis(op: Operation) -> int | None:
-    """The position of the one axis (2 or 3, of 4) a squeeze drops from rank 4 or an expand_dims adds to rank 3."""
+    """Return the one axis (2 or 3, of 4) that a squeeze drops from rank 4 or an expand_dims adds to rank 3."""
     if op.op_type not in ("squeeze", "expand_dims") or is_opaque(op) or op.axes is None:
         return None
     wide = op.x if op.op_type == "squeeze" else op.outputs[0]
@@ -51,7 +51,7 @@ def find_dummy_axis(op: Operation) -> int | None:
 
 
 def find_lift_obstacle(op: Operation, axis: int) -> str | None:
-    """Why a rank-3 conv or conv_transpose cannot be lifted with the dummy axis at `axis`, or None when it can."""
+    """Return why a rank-3 conv or conv_transpose cannot be lifted with the dummy axis at `axis`, or None."""
     if op.op_type == "conv_transpose" and op.output_shape is not None and op.output_shape.val is None:
         return "output_shape is not constant"
     reason = explain_axis_obstacle(op.weight)
@@ -67,7 +67,7 @@ def find_lift_obstacle(op: Operation, axis: int) -> str | None:
 
 
 def insert_dummy_axis(mb: RewriteBuilder, x: Var, axis: int) -> Var:
-    """Rank-3 `x` with the dummy axis: the value it was squeezed from, or one expand_dims for all its users."""
+    """Return rank-3 `x` with the dummy axis: the value it was squeezed from, or one expand_dims for all its users."""
     at = find_dummy_axis_position(axis)
     if x.op is not None and x.op.op_type == "squeeze" and find_dummy_axis(x.op) == at:
         return x.op.x
@@ -81,15 +81,15 @@ def insert_dummy_axis(mb: RewriteBuilder, x: Var, axis: int) -> Var:
 
 
 def remove_dummy_axis(mb: RewriteBuilder, y: Var, axis: int) -> Var:
-    """Rank-4 `y` without the dummy axis."""
+    """Remove the dummy axis from rank-4 `y`."""
     squeezed: Var = mb.squeeze(x=y, axes=[axis])
     return squeezed
 
 
 def build_lifted_conv(mb: RewriteBuilder, op: Operation, x: Var, axis: int) -> Var:
-    """`op` (conv or conv_transpose of rank 3) on rank-4 `x`.
+    """Rebuild `op` (conv or conv_transpose of rank 3) on rank-4 `x`.
 
-    Every parameter gets its neutral element at the dummy axis: kernel 1, stride 1, dilation 1, no padding, so each
+    Every parameter gets its neutral element at the dummy axis: kernel 1, stride 1, dilation 1, no padding. Thus each
     output is the same sum of the same products. Weights and bias keep their bytes.
     """
     at = find_dummy_axis_position(axis) - 2
@@ -107,7 +107,7 @@ def build_lifted_conv(mb: RewriteBuilder, op: Operation, x: Var, axis: int) -> V
 
 
 def rebuild_op(mb: RewriteBuilder, op: Operation, **changes: Any) -> Var:
-    """`op` once more with some inputs changed; a change to None leaves the input out."""
+    """Build `op` again with some inputs changed; a change to None omits the input."""
     kept = {name: var for name, var in op.inputs.items() if name in changes or not _is_mismatched_default(op, name)}
     inputs = {**kept, **changes}
     bias = inputs.get("bias")
@@ -121,14 +121,17 @@ def rebuild_op(mb: RewriteBuilder, op: Operation, **changes: Any) -> Var:
 
 
 def _is_mismatched_default(op: Operation, name: str) -> bool:
-    """A default that pymil filled in as fp32 beside an fp16 x: it accepts that on the way in, but not when given."""
+    """Return whether input `name` is a default that pymil filled in as fp32 beside an fp16 x.
+
+    pymil accepts such a default when it fills it in, but not when the caller passes it.
+    """
     var = op.inputs[name]
     return isinstance(var, Var) and var.dtype in (types.fp16, types.fp32) and is_default(op, name) \
         and var.dtype != op.outputs[0].dtype
 
 
 def describe_lift_cost(op: Operation, axis: int) -> str:
-    """What the lift costs in buffers by the 64-byte row rule, with numbers where the shapes are known."""
+    """Describe the buffer cost of the lift by the 64-byte row rule, with numbers where the shapes are known."""
     where = "height" if axis == HEIGHT else "width"
     shapes = [(get_static_shape(var), get_itemsize(var)) for var in (op.x, op.outputs[0])]
     if any(shape is None for shape, _ in shapes):
@@ -145,5 +148,5 @@ def describe_lift_cost(op: Operation, axis: int) -> str:
 
 
 def insert_numbers(numbers: list[int], at: int, extra: list[int]) -> list[int]:
-    """`numbers` with `extra` before position `at`."""
+    """Insert `extra` into `numbers` before position `at`."""
     return [*numbers[:at], *extra, *numbers[at:]]

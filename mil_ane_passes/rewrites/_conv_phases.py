@@ -1,7 +1,7 @@
-"""A strided convolution as one of stride 1 over the phases of its input.
+"""Conversion of a strided convolution to one of stride 1 over the phases of its input.
 
 With k = q * s + r, tap k at output t reads element (t + q) * s + r: tap q at t of phase r. So the phases become
-channels (channel c gives c * s ... c * s + s - 1, which keeps groups together) and the taps of a phase its kernel.
+channels (channel c becomes c * s ... c * s + s - 1, which keeps groups together) and the taps of a phase its kernel.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ __all__ = [
 
 
 def find_awkward_stride_axes(op: Operation) -> list[int]:
-    """The spatial axes whose stride has a prime factor other than 2 and 3."""
+    """Return the spatial axes whose stride has a prime factor other than 2 and 3."""
     return [axis for axis, stride in enumerate(get_const_value(op.strides, [])) if _divide_out_2_and_3(stride) > 1]
 
 
 def _divide_out_2_and_3(stride: int) -> int:
-    """What is left of `stride` when 2 and 3 are divided out as often as they go."""
+    """Divide `stride` by 2 and 3 as often as possible and return the rest."""
     for factor in (2, 3):
         while stride % factor == 0:
             stride //= factor
@@ -42,7 +42,7 @@ def _divide_out_2_and_3(stride: int) -> int:
 
 
 def resolve_conv_pads(op: Operation) -> list[tuple[int, int]] | str:
-    """(before, after) for each spatial axis, `same` resolved; or why that cannot be told in numbers."""
+    """Return (before, after) for each spatial axis with `same` resolved, or why the pads are not fixed numbers."""
     kind, axes = get_const_value(op.pad_type, "valid"), range(op.x.rank - 2)
     if kind == "valid":
         return [(0, 0) for _ in axes]
@@ -64,7 +64,7 @@ def resolve_conv_pads(op: Operation) -> list[tuple[int, int]] | str:
 
 
 def find_phase_obstacle(op: Operation, axes: list[int]) -> str | None:
-    """Why `op` cannot be laid out in the phases of `axes`, or None when it can."""
+    """Return why `op` cannot be laid out in the phases of `axes`, or None when it can."""
     if is_compressed(op.weight):
         return "weight is compressed, and its phases would have to be packed anew; form=slice keeps it"
     if not is_const(op.weight):
@@ -81,14 +81,15 @@ def find_phase_obstacle(op: Operation, axes: list[int]) -> str | None:
 
 
 def read_layout_settings(op: Operation) -> tuple[Any, ...]:
-    """What of a conv decides how its weight is laid out in phases."""
+    """Return the properties of a conv that decide how its weight is laid out in phases."""
     return op.x.rank, op.x.dtype, get_const_value(op.strides), get_const_value(op.dilations), get_const_value(op.groups)
 
 
 def build_phase_weight(mb: RewriteBuilder, op: Operation, axes: list[int]) -> Var:
-    """The weight [O, I, ..., K, ...] as [O, I * s, ..., ceil(K / s), ...], for each axis; zeros where K ends early.
+    """Reshape the weight [O, I, ..., K, ...] to [O, I * s, ..., ceil(K / s), ...] for each axis.
 
-    A kernel shorter than the stride reads its own K phases only: [O, I * K, ..., 1, ...].
+    Zeros are added where K ends early. A kernel shorter than the stride reads its own K phases only: [O, I * K, ..., 1,
+    ...].
     """
     strides = get_const_value(op.strides)
 
@@ -110,7 +111,7 @@ def _split_weight_axis(weight: np.ndarray[Any, Any], at: int, stride: int) -> np
 
 
 def compute_new_lengths(op: Operation, axes: list[int], pads: list[tuple[int, int]], phases: bool) -> list[int]:
-    """How long the `axes` of known size get: the input of whole phases, or the outputs at stride 1."""
+    """Compute the lengths of the `axes` of known size: of the input in whole phases, or of the outputs at stride 1."""
     if phases:
         return [_compute_phased_length(op, axis) for axis in axes]
     dilations = get_const_value(op.dilations, [1] * 3)
@@ -119,13 +120,13 @@ def compute_new_lengths(op: Operation, axes: list[int], pads: list[tuple[int, in
 
 
 def _compute_phased_length(op: Operation, axis: int) -> int:
-    """The length of what the taps read of an axis, in whole phases."""
+    """Compute the length of an axis that the taps read, in whole phases."""
     stride, kernel = int(get_const_value(op.strides)[axis]), int(op.weight.shape[2 + axis])
     return (int(op.outputs[0].shape[2 + axis]) - 1 + -(-kernel // stride)) * stride
 
 
 def build_phase_input(mb: RewriteBuilder, op: Operation, axes: list[int], pads: list[tuple[int, int]]) -> Var:
-    """x padded or cut on `axes` to just what the taps read, and each of these axes laid out in its phases."""
+    """Pad or cut x on `axes` to exactly what the taps read, and lay out each of these axes in its phases."""
     x: Var = op.x
     spatial = range(x.rank - 2)
     before, more = [0] * len(spatial), [0] * len(spatial)
@@ -146,7 +147,7 @@ def build_phase_input(mb: RewriteBuilder, op: Operation, axes: list[int], pads: 
 
 
 def _count_phases(op: Operation, axis: int) -> int:
-    """How many of an axis' phases the kernel reads."""
+    """Count the phases of an axis that the kernel reads."""
     return min(int(get_const_value(op.strides)[axis]), int(op.weight.shape[2 + axis]))
 
 
@@ -155,7 +156,7 @@ def _make_zero(x: Var) -> Any:
 
 
 def _move_phases_to_channels(mb: RewriteBuilder, x: Var, at: int, stride: int, phases: int) -> Var:
-    """[N, C, ..., L, ...] as [N, C * p, ..., L / s, ...], with the first p phases."""
+    """Reshape [N, C, ..., L, ...] to [N, C * p, ..., L / s, ...], with the first p phases."""
     if phases == 1:
         steps = [stride if number == at else 1 for number in range(x.rank)]
         zeros = [0] * x.rank
@@ -178,7 +179,7 @@ def _make_reshape_shape(x: Var) -> list[int]:
 
 
 def move_phases_to_batch(mb: RewriteBuilder, x: Var, at: int, step: int) -> Var:
-    """[N, C, ..., L, ...] as [N * step, C, ..., L / step, ...]: the phases of an axis as batch."""
+    """Reshape [N, C, ..., L, ...] to [N * step, C, ..., L / step, ...]: the phases of an axis become batch."""
     shape = _make_reshape_shape(x)
     x = mb.reshape(x=x, shape=[*shape[:at], shape[at] // step, step, *shape[at + 1:]])
     x = mb.transpose(x=x, perm=[0, at + 1, *(axis for axis in range(1, x.rank) if axis != at + 1)])
@@ -187,7 +188,7 @@ def move_phases_to_batch(mb: RewriteBuilder, x: Var, at: int, step: int) -> Var:
 
 
 def restore_phases_from_batch(mb: RewriteBuilder, x: Var, at: int, step: int) -> Var:
-    """The phases back in their places: the opposite."""
+    """Move the phases from the batch back to their axis: the inverse of `move_phases_to_batch`."""
     shape = _make_reshape_shape(x)
     x = mb.reshape(x=x, shape=[shape[0] // step if shape[0] > 0 else -1, step, *shape[1:]])
     x = mb.transpose(x=x, perm=[0, *range(2, at + 2), 1, *range(at + 2, x.rank)])

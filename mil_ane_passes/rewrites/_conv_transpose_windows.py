@@ -1,4 +1,4 @@
-"""Where the output of a conv_transpose lies in the full transposed convolution, and the same with symmetric pads."""
+"""Windows of conv_transpose: the part of the full transposed convolution that it returns, and symmetric pads."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ __all__ = [
 ]
 
 CropWindow = list[tuple[int, int]]
-"What is left off the full transposed convolution before and after, for each spatial axis; negative where it is added."
+"Elements cropped before and after the full transposed convolution, by spatial axis; negative where added."
 
 
 def compute_kernel_extent(op: Operation, axis: int) -> int:
-    """The extent the dilated kernel covers on spatial `axis`."""
+    """Return the extent that the dilated kernel covers on spatial `axis`."""
     dilation: int = get_const_value(op.dilations, [1] * (axis + 1))[axis]
     return (int(op.weight.shape[2 + axis]) - 1) * dilation + 1
 
 
 def read_pads(op: Operation) -> CropWindow:
-    """The pads as given, in pairs; pads count for nothing unless pad_type is custom."""
+    """Return the pads of the op in pairs; zeros unless pad_type is custom, as pads are ignored otherwise."""
     axes = range(op.x.rank - 2)
     if get_const_value(op.pad_type, "valid") != "custom":
         return [(0, 0) for _ in axes]
@@ -39,10 +39,10 @@ def read_pads(op: Operation) -> CropWindow:
 
 
 def compute_crop_window(op: Operation) -> CropWindow | str:
-    """The window the output shows, or why it cannot be told in numbers.
+    """Compute the window of the full transposed convolution that is output, or return why it is not fixed numbers.
 
-    An `output_shape` is read as MIL's reference does: it sets the lengths; the window begins where the pads say, and
-    for `same` in the middle, with the odd element at the end (`same_lower`: at the beginning).
+    An `output_shape` is read as MIL's reference does. It sets the lengths; the window begins at the pads, and for
+    `same` in the middle, with the odd element at the end (`same_lower`: at the beginning).
     """
     kind = get_const_value(op.pad_type, "valid")
     if op.output_shape is not None and op.output_shape.val is None:
@@ -61,7 +61,7 @@ def compute_crop_window(op: Operation) -> CropWindow | str:
                 if full is not None and lengths is not None
                 else compute_kernel_extent(op, axis) - stride
             )
-            small = max(rest, 0) // 2  # nothing to leave off in front where the kernel ends before the stride does
+            small = max(rest, 0) // 2  # nothing to crop in front where the kernel is shorter than the stride
             large = rest - small
             before, after = (large, small) if kind == "same_lower" else (small, large)
         elif lengths is not None and full is not None:
@@ -71,12 +71,12 @@ def compute_crop_window(op: Operation) -> CropWindow | str:
 
 
 def has_explicit_window(op: Operation) -> bool:
-    """Whether pads are explicit and say all there is: `output_shape`, where there is one, is what they imply."""
+    """Return whether the pads alone define the window: they are explicit, and an `output_shape` agrees with them."""
     return get_const_value(op.pad_type, "valid") in ("custom", "valid") and compute_crop_window(op) == read_pads(op)
 
 
 def build_symmetric_crop(mb: RewriteBuilder, op: Operation, window: CropWindow) -> Var:
-    """`op` with the smaller pad of each axis on both sides, then a slice that drops what the larger one dropped."""
+    """Build `op` with the smaller pad of each axis on both sides, then slice off what the larger pad cropped."""
     pads = [min(pair) for pair in window]
     changes: dict[str, Any] = {"pad_type": "custom", "pad": [pad for pad in pads for _ in range(2)]}
     if op.output_shape is not None:
@@ -93,7 +93,7 @@ def build_symmetric_crop(mb: RewriteBuilder, op: Operation, window: CropWindow) 
 
 
 def describe_crop(window: CropWindow) -> str:
-    """What is computed and thrown away."""
+    """Describe what is computed and discarded."""
     pads = ", ".join(str(min(pair)) for pair in window)
     crop = sum(max(pair) - min(pair) for pair in window)
     return f"pads {pads} on both sides" + (f"; {crop} computed more and cut off" if crop else "; nothing to cut off")

@@ -1,4 +1,4 @@
-"""Boxes of crop_resize that are constant: where their points lie, and the same taken by slices."""
+"""Constant boxes of crop_resize: the positions of their sample points, and the same crops by slices."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class AxisSampling:
-    """The points along one axis: of the slice `window` the elements `low`, mixed with `high` by `weights`.
+    """The sample points along one axis: elements `low` of the slice `window`, mixed with `high` by `weights`.
 
-    Without `low` it is the slice as it is. `pad` are points before and behind that lie outside of the image.
+    Without `low` it is the slice unchanged. `pad` counts the points before and after that lie outside of the image.
     """
 
     window: Run
@@ -40,7 +40,7 @@ class AxisSampling:
 
 @dataclass(frozen=True)
 class Crop:
-    """A box of the image `index` (None: of all); `resized` where slice and resize_bilinear are what it is."""
+    """A box of the image `index` (None: of all images); `resized` where a slice and a resize_bilinear compute it."""
 
     index: int | None
     lines: tuple[AxisSampling, AxisSampling]
@@ -60,7 +60,7 @@ class Crop:
 
 
 def plan_crops(op: Operation) -> list[Crop] | str:
-    """How each box is taken; or why one cannot be."""
+    """Plan the crop of each box, or return why one cannot be computed."""
     boxes = np.asarray((op.inputs.get("boxes") or op.inputs["roi"]).val).astype(np.float64)
     boxes = boxes.reshape(boxes.shape[0], -1 if boxes.size else 4)
     if not len(boxes) or not np.isfinite(boxes).all():
@@ -78,7 +78,7 @@ def plan_crops(op: Operation) -> list[Crop] | str:
 
 
 def _read_image_indices(op: Operation, boxes: Array) -> Sequence[int | None] | str:
-    """The image of each box."""
+    """Return the image index of each box, or why it cannot be read."""
     images = op.x.shape[0]
     if "boxes" in op.inputs:
         indices = get_const_value(op.inputs.get("box_indices"), list(range(len(boxes))))
@@ -112,7 +112,7 @@ def _plan_crop(op: Operation, index: int | None, corners: Array) -> Crop | str:
 
 
 def _compute_box_ends(op: Operation, corners: Array, extents: list[int]) -> list[tuple[float, float]]:
-    """First and last row, and first and last column, in elements."""
+    """Return the first and last row, and the first and last column, in elements."""
     mode = get_const_value(op.box_coordinate_mode, "CORNERS_HEIGHT_FIRST")
     a, b, c, d = (float(each) for each in corners)
     if mode.endswith("WIDTH_FIRST"):
@@ -125,7 +125,7 @@ def _compute_box_ends(op: Operation, corners: Array, extents: list[int]) -> list
 
 
 def _compute_sample_points(first: float, last: float, count: int, mode: str) -> Array:
-    """The points of the documented sampling modes; none leaves the interval, and an interval may run backwards."""
+    """Compute the points of the documented sampling modes. No point leaves the interval, which may run backwards."""
     index, length = np.arange(count, dtype=np.float64), abs(last - first)
     if mode in ("STRICT_ALIGN_CORNERS", "ALIGN_CORNERS"):
         single = length / 2 if mode == "ALIGN_CORNERS" else 0.0
@@ -141,7 +141,7 @@ def _compute_sample_points(first: float, last: float, count: int, mode: str) -> 
 
 
 def _plan_axis_sampling(x: Var, points: Array, extent: int) -> AxisSampling | str:
-    """The slices and weights for `points`; or why there are none."""
+    """Plan the slices and weights for `points`, or return why they cannot be sampled."""
     inside = np.flatnonzero((points >= 0) & (points <= extent - 1))
     if not len(inside):
         return "a box whose points are all outside of the image"
@@ -149,7 +149,8 @@ def _plan_axis_sampling(x: Var, points: Array, extent: int) -> AxisSampling | st
     points = points[inside]
     low = np.floor(points).astype(np.int64)
     weights = (points - low).astype(np.float16)
-    # What rounds to the next element is that one; what lies on an element is half of it twice: 0 times infinity is NaN.
+    # A weight that rounds to 1 is the next element. A point on an element reads it twice, not its neighbor times 0,
+    # as 0 times infinity is NaN.
     exact = bool(np.all(weights == points - low) and np.all(np.float16(1) - weights == 1 - (points - low)))
     low, weights = np.where(weights == 1, low + 1, low), np.where(weights == 1, np.float16(0), weights)
     high = np.where(weights == 0, low, low + 1)
@@ -166,7 +167,7 @@ def _plan_axis_sampling(x: Var, points: Array, extent: int) -> AxisSampling | st
 
 
 def build_crop(mb: RewriteBuilder, x: Var, crop: Crop) -> Var:
-    """What the op gives for one box: [1 or all images, channels, height, width]."""
+    """Build the output of the op for one box: [1 or all images, channels, height, width]."""
     rows, columns = crop.lines
     windows = {2: rows.window, 3: columns.window}
     if crop.index is not None and x.shape[0] != 1:
@@ -184,8 +185,10 @@ def build_crop(mb: RewriteBuilder, x: Var, crop: Crop) -> Var:
 
 
 def _interpolate_axis(mb: RewriteBuilder, x: Var, axis: int, line: AxisSampling) -> Var:
-    """`x` at the points of `line`. Columns change places with rows meanwhile: joined slices of the last axis are
-    reported to go wrong on M1 and M2."""
+    """Interpolate `x` at the points of `line`.
+
+    Columns are swapped with rows meanwhile, as joined slices of the last axis are reported to go wrong on M1 and M2.
+    """
     if line.low is None:
         return x
     aside = axis == 3 and not (isinstance(line.low, Run) and isinstance(line.high, (Run, type(None))))

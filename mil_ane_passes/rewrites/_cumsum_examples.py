@@ -1,4 +1,4 @@
-"""Programs that show how a cumsum is replaced, and where it is not."""
+"""Example programs for the cumsum rewrites: where a cumsum is replaced, and where it is not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..core.examples import build_program
 __all__ = ["iterate_cumsum_examples"]
 
 _MAX_INPUT = 150.0
-"The sum of any of the elements is a number of fp16 then."
+"Largest input magnitude: every partial sum of the elements is then within the range of fp16."
 
 
 def iterate_cumsum_examples() -> Iterator[Example]:

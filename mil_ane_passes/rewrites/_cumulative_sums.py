@@ -1,4 +1,4 @@
-"""Running sums as convs with ones: windows that grow by a factor with each conv, until they hold the whole axis."""
+"""Running sums as convs with ones: the windows grow by a factor with each conv, until they cover the entire axis."""
 
 from __future__ import annotations
 
@@ -32,13 +32,15 @@ __all__ = [
 ]
 
 _MAX_DEPTH = 5
+"Most convs of one running sum, and most layout ops that are followed back to a cast."
 _HEIGHT_AXIS, _WIDTH_AXIS = 2, 3
+"Axes of the input of a conv."
 _LAYOUT_OPS = ("expand_dims", "squeeze", "reshape", "transpose", "slice_by_index")
 
 
 @dataclass(frozen=True)
 class CumsumSettings:
-    """What a cumsum asks for, its axis counted from the front."""
+    """The parameters of a cumsum, its axis counted from the front."""
 
     axis: int
     exclusive: bool
@@ -47,7 +49,7 @@ class CumsumSettings:
 
 @dataclass(frozen=True)
 class VirtualCumsum:
-    """A running sum that is asked for without an op."""
+    """A running sum that is requested without an op."""
 
     x: Var
     asked: CumsumSettings
@@ -58,9 +60,9 @@ CumsumLike: TypeAlias = Operation | VirtualCumsum
 
 @dataclass(frozen=True)
 class ConvLayout:
-    """Which axes of x lie on the batch, the channels, the height and the width of a conv's input, and their extents.
+    """The axes of x that become the batch, the channels, the height and the width of a conv's input, and their extents.
 
-    -1 is symbolic.
+    An extent of -1 is symbolic.
     """
 
     groups: tuple[tuple[int, ...], ...]
@@ -76,7 +78,7 @@ class ConvLayout:
 
 
 def is_bool_mask(x: Var) -> bool:
-    """Whether `x` is cast from truth values, but for its layout: there is no infinity and no NaN in it."""
+    """Return whether `x` is cast from bools, apart from layout ops: it then contains no infinity and no NaN."""
     for _ in range(_MAX_DEPTH):
         if x.op is None or x.op.op_type not in _LAYOUT_OPS:
             break
@@ -94,10 +96,11 @@ def read_cumsum_settings(op: CumsumLike) -> CumsumSettings:
 def choose_window_sizes(
     count: int, inner: int, widest: int, limit: int, spare: int
 ) -> tuple[tuple[int, ...], int] | None:
-    """How many elements each conv adds up, and the extent that the axis is padded to; None where no choice fits.
+    """Choose how many elements each conv adds, and the extent to which the axis is padded; None where no choice fits.
 
-    The n-th conv runs over every d-th element, d being the product of those before: the axis is laid out in rows of d,
-    which `inner` elements a step must not make wider than `limit`. `spare` elements of padding are wanted anyway.
+    The n-th conv runs over every d-th element, d being the product of the window sizes before. The axis is laid out in
+    rows of d, and `inner` elements a step must not make them wider than `limit`. `spare` elements of padding are needed
+    in any case.
     """
     if max(count + spare, inner) > limit:
         return None
@@ -119,9 +122,10 @@ def choose_window_sizes(
 def plan_conv_layout(
     extents: Sequence[Any], size: int, axis: int, widest: int, max_bytes: int, most: Sequence[int], *, reshaped: bool
 ) -> ConvLayout | str:
-    """How x, of these extents and of elements of `size` bytes, is laid out for the first conv, or why it cannot be.
+    """Plan the layout of x for the first conv, or return why none is possible.
 
-    `reshaped` says that more convs follow; `most` are the largest extents of batch or channels, and of height or width.
+    x has these extents and `size` bytes an element. With `reshaped`, more convs follow. `most` are the largest extents
+    of batch or channels, and of height or width.
     """
     lead, tail = tuple(range(axis)), tuple(range(axis + 1, len(extents)))
     channels = lead[-1:]
@@ -154,9 +158,9 @@ def build_window_convs(
     mb: RewriteBuilder, op: CumsumLike, laid: ConvLayout, taps: Sequence[int], extent: int,
     after_each: Callable[[Var], Var] = _return_unchanged,
 ) -> Var:
-    """The running sums of `op`'s x, its axis padded with zeros to `extent`: one conv for each of `taps`.
+    """Build the running sums of `op`'s x, its axis padded with zeros to `extent`: one conv for each of `taps`.
 
-    `after_each` is applied to what each conv makes.
+    `after_each` is applied to the result of each conv.
     """
     asked = read_cumsum_settings(op)
     more = extent - int(op.x.shape[asked.axis])
@@ -180,10 +184,10 @@ def build_doubling_windows(
     longest: int,
     after_each: Callable[[Var], Var] = _return_unchanged,
 ) -> Var:
-    """The running sums of `op`'s x along an axis of symbolic size, `longest` at most.
+    """Build the running sums of `op`'s x along an axis of symbolic size, of length `longest` at most.
 
-    One conv of `tap` taps, then windows are doubled by adding the one that ends where it begins. `after_each` is
-    applied to what the conv and each sum makes.
+    After one conv of `tap` taps, windows are doubled by adding the one that ends where it begins. `after_each` is
+    applied to the result of the conv and of each sum.
     """
     asked = read_cumsum_settings(op)
     more = int(asked.exclusive)
@@ -205,9 +209,9 @@ def build_doubling_windows(
 
 
 def _build_first_window(mb: RewriteBuilder, op: CumsumLike, laid: ConvLayout, tap: int, more: int) -> Var:
-    """Windows of `tap` elements at every place, with `addend` zeros beyond the ends.
+    """Build windows of `tap` elements at every position, with `more` zeros beyond the ends.
 
-    Those zeros stand behind, one of them in front where the running sums exclude their own element.
+    Those zeros are at the end, one of them at the front where the running sums exclude their own element.
     """
     asked = read_cumsum_settings(op)
     x = op.x
@@ -223,7 +227,7 @@ def _build_first_window(mb: RewriteBuilder, op: CumsumLike, laid: ConvLayout, ta
 
 
 def _restore_axes(mb: RewriteBuilder, op: CumsumLike, y: Var, laid: ConvLayout, extent: int, *, reshaped: bool) -> Var:
-    """`y` with the axes of x, the summed one of `extent`."""
+    """Restore the axes of x on `y`, the summed one of `extent`."""
     if reshaped or laid.merges_axes:
         axis = read_cumsum_settings(op).axis
         sizes = [extent if each == axis else -1 if is_symbolic(size) else int(size)
@@ -235,7 +239,7 @@ def _restore_axes(mb: RewriteBuilder, op: CumsumLike, y: Var, laid: ConvLayout, 
 
 
 def _build_window_conv(mb: RewriteBuilder, x: Var, tap: int, place: int, pair: tuple[int, int]) -> Var:
-    """Sums of `tap` neighbours along the height or the width, each channel by itself, `pair` zeros beside."""
+    """Build sums of `tap` neighbours along the height or the width, for each channel alone, padded by `pair` zeros."""
     channels = 1 if is_symbolic(x.shape[1]) else int(x.shape[1])
     kernel = (tap, 1) if place == _HEIGHT_AXIS else (1, tap)
     pad = [*pair, 0, 0] if place == _HEIGHT_AXIS else [0, 0, *pair]
@@ -245,7 +249,7 @@ def _build_window_conv(mb: RewriteBuilder, x: Var, tap: int, place: int, pair: t
 
 
 def build_triangle_matmul(mb: RewriteBuilder, op: Operation) -> Var:
-    """The running sums of `op`'s x as one product with a triangle of ones."""
+    """Compute the running sums of `op`'s x as one product with a triangle of ones."""
     asked, count = read_cumsum_settings(op), int(op.x.shape[read_cumsum_settings(op).axis])
     last = asked.axis == op.x.rank - 1
     upper = last != asked.reverse
@@ -267,7 +271,7 @@ def build_triangle_matmul(mb: RewriteBuilder, op: Operation) -> Var:
 
 
 def split_shape_at_axis(op: Operation, axis: int) -> tuple[int, int, int]:
-    """The extents before the axis, of it, and behind it; -1 where they are symbolic."""
+    """Return the extents before the axis, of it, and after it; -1 where they are symbolic."""
     shape, rank = op.x.shape, op.x.rank
     return (
         _multiply_extents(shape, range(axis)),
@@ -277,7 +281,7 @@ def split_shape_at_axis(op: Operation, axis: int) -> tuple[int, int, int]:
 
 
 def _build_shared_const(mb: RewriteBuilder, like: Var, what: tuple[Any, ...], make: Any) -> Var:
-    """A const in the dtype of `like`, one for all cumsums of the block that want the same."""
+    """Return a const in the dtype of `like`, shared by all cumsums of the block that need the same one."""
     dtype = types.nptype_from_builtin(like.dtype)
 
     def made() -> Any:
@@ -289,7 +293,7 @@ def _build_shared_const(mb: RewriteBuilder, like: Var, what: tuple[Any, ...], ma
 
 
 def slice_axis(mb: RewriteBuilder, x: Var, axis: int, begin: int, end: int) -> Var:
-    """Elements `begin` to `end` of one axis; an `end` of 0 is its end, a negative one is counted from there."""
+    """Slice elements `begin` to `end` of one axis; an `end` of 0 is its end, a negative one counts from there."""
     starts, ends = [0] * x.rank, [0] * x.rank
     starts[axis], ends[axis] = begin, end
     whole = [each != axis or end == 0 for each in range(x.rank)]

@@ -1,4 +1,4 @@
-"""Ops that do the same on a value with a dummy axis: what they need changed, and why some cannot be carried."""
+"""Ops that can be carried with a dummy axis: the parameters that change, and the obstacles of other ops."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _UNARY_OPS = (
     "scaled_tanh", "sigmoid", "sigmoid_hard", "silu", "softplus", "softplus_parametric", "softsign",
     "thresholded_relu", "batch_norm",
 )
-"Element by element, or with parameters per channel (axis 1, which no dummy axis moves)."
+"Ops that work element by element, or with parameters per channel (axis 1, which no dummy axis moves)."
 _BINARY_OPS = ("add", "sub", "mul", "real_div", "floor_div", "maximum", "minimum", "mod", "pow")
 _CONV_OPS = ("conv", "conv_transpose")
 
 
 def collect_main_inputs(op: Operation) -> list[Var]:
-    """The values that must have the dummy axis for `op` to be carried; consts are not among them."""
+    """Return the values that need the dummy axis for `op` to be carried; consts are not among them."""
     if is_opaque(op):
         return []
     if op.op_type in _BINARY_OPS:
@@ -38,7 +38,7 @@ def collect_main_inputs(op: Operation) -> list[Var]:
 
 
 def find_carry_obstacle(op: Operation, at: int) -> str | None:
-    """Why `op` cannot be carried with the dummy axis at position `at` (2 or 3), or None when it can."""
+    """Return why `op` cannot be carried with the dummy axis at position `at` (2 or 3), or None when it can."""
     if op.op_type not in _CARRIED_OPS or is_opaque(op):
         return f"{op.op_type} is not known to be the same with a dummy axis"
     if any(var.rank != 3 for var in [*collect_main_inputs(op), *op.outputs]) or not collect_main_inputs(op):
@@ -47,8 +47,10 @@ def find_carry_obstacle(op: Operation, at: int) -> str | None:
 
 
 def build_carried_op(mb: RewriteBuilder, op: Operation, wide: Callable[[Var], Var], at: int) -> list[Var]:
-    """The outputs of `op` with the dummy axis at position `at`; `wide` gives the rank-4 form of its
-    `collect_main_inputs`."""
+    """Build the outputs of `op` with the dummy axis at position `at`.
+
+    `wide` returns the rank-4 form of each of its `collect_main_inputs`.
+    """
     made = _CARRIED_OPS[op.op_type][1](mb, op, wide, at)
     return list(made) if isinstance(made, (list, tuple)) else [made]
 
@@ -62,7 +64,10 @@ def _carry_unary(mb: RewriteBuilder, op: Operation, wide: Callable[[Var], Var], 
 
 
 def _carry_binary(mb: RewriteBuilder, op: Operation, wide: Callable[[Var], Var], at: int) -> Var:
-    """A const operand gets the dummy axis too, counted from the end, which keeps how it broadcasts."""
+    """Carry an op of two operands.
+
+    A const operand gets the dummy axis, too, counted from the end to keep its broadcast.
+    """
 
     def operand(var: Var) -> Var:
         if var.rank == 0:
@@ -95,7 +100,7 @@ def _find_pad_obstacle(op: Operation, at: int) -> str | None:
 
 def _carry_pad(mb: RewriteBuilder, op: Operation, wide: Callable[[Var], Var], at: int) -> Var:
     pad = insert_numbers(_expand_pad_to_rank_3(op), 2 * at, [0, 0])
-    while len(pad) > 2 and not any(pad[:2]):  # reflect and replicate take the last two axes only
+    while len(pad) > 2 and not any(pad[:2]):  # reflect and replicate support the last two axes only
         pad = pad[2:]
     return rebuild_op(mb, op, x=wide(op.x), pad=pad)
 

@@ -1,4 +1,4 @@
-"""What the rewrites of elementary functions share: when they are skipped, and who says what is supported on the ANE."""
+"""Helpers of the rewrites of elementary functions: when they are skipped, and the sources of what the ANE supports."""
 
 from __future__ import annotations
 
@@ -27,7 +27,11 @@ LOOKUP_TABLE_EVIDENCE = Community(
 
 
 def reject_if_inaccurate(op: Operation, error: float, most: float) -> Miss | None:
-    """Why `op`, whose replacement is off by up to `error` units in the last place, stays; None where it goes."""
+    """Return a miss where the replacement of `op` is not accepted, else None.
+
+    It is not accepted where `op` does not compute in fp16, or where it is off by `error` units in the last place and
+    `most` is less.
+    """
     if op.x.dtype != types.fp16:
         return Miss(op, FP32_UNSUPPORTED_REASON)
     if error > most:
@@ -36,5 +40,5 @@ def reject_if_inaccurate(op: Operation, error: float, most: float) -> Miss | Non
 
 
 def build_single_op(kind: str, *shape: int | None, dtype: Any = types.fp16, **settings: Any) -> Program:
-    """A program of the one op `kind`."""
+    """Build a program of the one op `kind`."""
     return build_program(lambda x: getattr(Builder, kind)(x=x, name="y"), dtype=dtype, x=shape or (2, 8), **settings)

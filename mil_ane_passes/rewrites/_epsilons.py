@@ -1,4 +1,4 @@
-"""Where an op has an epsilon, and whether its results are the epsilon's."""
+"""Epsilons of ops: the input that is one, and whether results depend on it."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ __all__ = ["find_epsilon", "find_epsilon_dependence"]
 _NORM_OPS = ("layer_norm", "instance_norm", "l2_norm")
 _DIVIDING_OPS = ("sqrt", "rsqrt", "pow", "inverse", "real_div", "tile")
 _BINARY_STEPS, _UNARY_STEPS = ("add", "maximum", "mul", "real_div"), ("sqrt", "rsqrt", "pow", "inverse", "clip", "tile")
-"What leads from a norm to the division by it, with a constant and without."
+"Ops between a norm and the division by it: with a constant operand, and without."
 _MAX_PRODUCT_DEPTH = 3
-"Products that are looked through for what was squared."
+"Number of nested products that are searched for the squared value."
 _MIN_EXPLICIT_EPSILON = 1e-40
-"Epsilons below are coremltools' default of log, which says that there is none."
+"Smallest epsilon that counts as one: below it is coremltools' default of log, which means no epsilon."
 _NEGLIGIBLE_EPSILON_RATIO = 2.0**10
-"A variance that is so many times an epsilon does not move by more than half a unit of fp16 when that is added."
+"Ratio of a variance to an epsilon from which adding the epsilon moves it by half a unit of fp16 at most."
 
 
 def find_epsilon(op: Operation) -> tuple[str, float | None]:
-    """The input of `op` that is an epsilon, and its value; None where there is none."""
+    """Return the input of `op` that is an epsilon, and its value; ("", None) where it has no epsilon."""
     if op.op_type in ("add", "maximum"):
         for parameter in ("y", "x"):
             found = read_positive_scalar(getattr(op, parameter))
@@ -38,7 +38,10 @@ def find_epsilon(op: Operation) -> tuple[str, float | None]:
 
 
 def find_epsilon_dependence(op: Operation, parameter: str, old: float, least: float) -> tuple[str, bool]:
-    """(why an epsilon of `least` in place of `old` might give another result, whether to report that); ("", _): no."""
+    """Return (reason, near): why the epsilon `least` for `old` might change the result, and whether to report it.
+
+    The reason is "" where the result stays the same.
+    """
     if op.op_type in _NORM_OPS:
         return "", True
     if op.op_type == "batch_norm":
@@ -73,7 +76,7 @@ def _is_only_multiplied(var: Var) -> bool:
 
 
 def _is_divisor_only(var: Var, x: Var) -> bool:
-    """Whether `var`, a power of the norm of `x`, is used for nothing but to divide multiples of `x`."""
+    """Return whether `var`, a power of the norm of `x`, is used only to divide multiples of `x`."""
     pending = [var]
     while pending:
         power = pending.pop()
@@ -95,7 +98,7 @@ def _is_divisor_only(var: Var, x: Var) -> bool:
 
 
 def _is_multiple_of(var: Var | None, x: Var) -> bool:
-    """Whether `var` is `x` times something, so that it is 0 where `x` is."""
+    """Return whether `var` is `x` times some factor, so that it is 0 where `x` is."""
     pending = [(var, _MAX_PRODUCT_DEPTH)]
     while pending:
         one, depth = pending.pop()

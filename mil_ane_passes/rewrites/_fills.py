@@ -1,4 +1,4 @@
-"""Tensors of one number: by whom a single element will do, and how one of a size known at run time is made."""
+"""Fills with one number: find those whose readers accept a single element, and build those of dynamic size."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _BINARY_OPS = frozenset({
     "less_equal", "greater", "greater_equal", "logical_and", "logical_or", "logical_xor",
 })
 _MAX_READERS = 64
-"Readers that are looked at."
+"Most readers of a fill that are examined."
 
 
 def read_fill_dimensions(op: Operation) -> list[int | AxisSize | None]:
-    """What each extent of the fill is: a number, the extent of another value, or computed otherwise."""
+    """Return the source of each extent of the fill: a number, the extent of another value, or None if unknown."""
     made = op.outputs[0].shape
     if op.op_type == "fill_like":
         return [
@@ -46,7 +46,7 @@ def read_fill_dimensions(op: Operation) -> list[int | AxisSize | None]:
 
 
 def can_all_readers_broadcast(op: Operation, dims: Sequence[int | AxisSize | None]) -> bool:
-    """Whether what reads the fill has the same shape and values when the fill is a single element."""
+    """Return whether all readers of the fill keep shape and values when the fill is a single element."""
     made = op.outputs[0]
     readers = get_consumers(made)
     if made.consuming_blocks or not 0 < len(readers) <= _MAX_READERS:
@@ -59,7 +59,7 @@ def can_all_readers_broadcast(op: Operation, dims: Sequence[int | AxisSize | Non
 
 
 def _has_full_extents(reader: Operation, made: Var, known: Sequence[set[Any]]) -> bool:
-    """Whether the other operands alone have every extent that the fill has."""
+    """Return whether the other operands alone have every extent that the fill has."""
     if reader.op_type not in _BINARY_OPS and reader.op_type != "select":
         return False
     names = ("a", "b") if reader.op_type == "select" else ("x", "y")
@@ -71,7 +71,7 @@ def _has_full_extents(reader: Operation, made: Var, known: Sequence[set[Any]]) -
 
 
 def rebuild_readers_with_scalar(mb: RewriteBuilder, op: Operation, number: np.generic) -> dict[Var, Var]:
-    """The fill's readers once more, each with a single element in its place."""
+    """Rebuild the fill's readers, each with a single element in place of the fill."""
     made = op.outputs[0]
     one = build_filled_const(mb, (1,) * made.rank, number)
     instead = {}
@@ -88,14 +88,14 @@ def build_filled_const(mb: RewriteBuilder, shape: tuple[int, ...], number: np.ge
 
 
 def count_static_bytes(dims: Sequence[int | AxisSize | None], number: np.generic) -> int:
-    """Bytes of what `build_filled_const` holds of a fill: its axes of known size."""
+    """Count the bytes of the const in `build_filled_const` for a fill: its axes of known size."""
     return math.prod(extent for extent in dims if isinstance(extent, int)) * number.itemsize
 
 
 def build_dynamic_fill(mb: RewriteBuilder, dims: Sequence[int | AxisSize | None], number: np.generic) -> Var:
-    """A fill of a size known at run time, without a look at what the values hold that it has its size from.
+    """Build a fill of dynamic size without reading the elements of the values that its size comes from.
 
-    Nothing is greater than itself, neither a number nor an infinity nor NaN: cast, that is a 0 everywhere.
+    Nothing is greater than itself, neither a number nor an infinity nor NaN. Thus greater(x, x), cast, is 0 everywhere.
     """
     truth = number.dtype == np.bool_
     held = np.float16(bool(number)) if truth else number

@@ -1,4 +1,4 @@
-"""Constants in fp16: made once for all that show the same bytes, a piece at a time, and what is lost by it."""
+"""Constants in fp16: converted piece by piece, once for all constants of the same bytes, and the loss by it."""
 
 from __future__ import annotations
 
@@ -14,48 +14,54 @@ __all__ = ["FP16_MAX", "FP16_MIN_SUBNORMAL", "INFINITY_THRESHOLD", "Fp16Constant
 Array = np.ndarray[Any, Any]
 
 FP16_MAX = 65504.0
-"The largest number of fp16."
+"The largest finite number of fp16."
 FP16_MIN_SUBNORMAL = 2.0**-24
-"The smallest one of fp16 above 0."
+"The smallest positive number of fp16."
 INFINITY_THRESHOLD = 1e38
-"From this magnitude on a number of fp32 stands for infinity: masks are filled with them."
+"Magnitude from which an fp32 number is read as infinity: masks are filled with such numbers."
 
 _CHUNK_ELEMENTS = 1 << 20
+"Elements of a constant that are converted or examined at once."
 _MAX_ELEMENTS_TO_CLAMP = 400
-"Elements up to which those that would be 0 in fp16 become its smallest number, as in coremltools' conversion."
+"""Most elements of a constant in which numbers that fp16 flushes to 0 are raised to its smallest number.
+
+This is the limit of coremltools' conversion.
+"""
 
 
 @dataclass(frozen=True)
 class MagnitudeSummary:
-    """What an fp32 constant holds: its largest magnitude below `INFINITY_THRESHOLD`, and whether there are finite ones
-    beyond."""
+    """Magnitudes in an fp32 constant: the largest below `INFINITY_THRESHOLD`, and whether finite ones are beyond."""
 
     largest: float = 0.0
     beyond: bool = False
 
     @property
     def is_below_fp16(self) -> bool:
-        """Whether fp16 has no number as small as what they are, 0 and infinities aside."""
+        """Return whether all numbers are smaller than the smallest of fp16, 0 and infinities aside."""
         return not self.beyond and 0 < self.largest < FP16_MIN_SUBNORMAL
 
 
 class Fp16Constants:
-    """Constants as fp16. Two that show the same array, or the same bytes in other shapes, get the same bytes again."""
+    """Constants as fp16.
+
+    Two constants with the same array, or the same bytes in other shapes, share the converted bytes.
+    """
 
     def __init__(self) -> None:
         self._values: dict[tuple[int, int], tuple[Array, Array]] = {}
         self._extents: dict[tuple[int, int], tuple[Array, MagnitudeSummary]] = {}
 
     def value(self, var: Var) -> Array:
-        """Const `var` in fp16."""
+        """Return const `var` in fp16."""
         given = np.asarray(var.val)
         key = _make_buffer_key(given)
         if key not in self._values:
-            self._values[key] = given, _convert_to_fp16(given)  # the array is kept, so that its address stays its own
+            self._values[key] = given, _convert_to_fp16(given)  # keeping the array alive keeps its address unique
         return self._values[key][1].reshape(given.shape)
 
     def extent(self, var: Var) -> MagnitudeSummary:
-        """What const `var` holds."""
+        """Summarize the magnitudes in const `var`."""
         given = np.asarray(var.val)
         key = _make_buffer_key(given)
         if key not in self._extents:

@@ -1,5 +1,7 @@
-"""Ops that compute in fp32, made to compute in fp16 where they stand: they keep their names, and casts stand only where
-fp16 and fp32 meet. Which inputs of an op may be fp16 is coremltools' knowledge (`FP16ComputePrecision`)."""
+"""Conversion of fp32 ops to fp16 in place: ops keep their names, and casts remain only where fp16 and fp32 meet.
+
+coremltools decides which inputs of an op may be fp16 (`FP16ComputePrecision`).
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ Scope = ChainMap[Var, Var]
 
 _COREMLTOOLS_PASS = FP16ComputePrecision()
 _ANY_FLOAT_OPS = frozenset({"cast", "shape"})
-"Ops that read fp16 as well as fp32 and give the same."
+"Ops that read fp16 as well as fp32 with the same result."
 _FIXED_DTYPE_OPS = FP16ComputePrecision._UNSUPPORTED_FP16_OPS | {"const", "classify", "shape"}
 _COREMLTOOLS_ERRORS = (
     AssertionError,
@@ -35,16 +37,19 @@ _COREMLTOOLS_ERRORS = (
     TypeError,
     ValueError,
 )
-"What coremltools' checks raise for inputs that an op does not take."
+"Errors that coremltools' checks raise for inputs that an op does not accept."
 
 
 def is_fp32(var: Any) -> bool:
-    """Whether `var` is a number or a tensor of fp32."""
+    """Return whether `var` is a number or a tensor of fp32."""
     return isinstance(var, Var) and get_type_info(var).dtype == types.fp32 and not types.is_state(var.sym_type)
 
 
 def iterate_fp16_operands(op: Operation) -> Iterator[tuple[str, Var]]:
-    """The fp32 values `op` may read in fp16, each with its parameter. The op's function has to be the current one."""
+    """Yield the fp32 values that `op` may read in fp16, each with its parameter.
+
+    The op's function must be the current one.
+    """
     for name, bound in op.inputs.items():
         given = list(bound) if isinstance(bound, (list, tuple)) else [bound]
         if any(map(is_fp32, given)) and _COREMLTOOLS_PASS.should_cast_parameter(op, name):
@@ -52,24 +57,23 @@ def iterate_fp16_operands(op: Operation) -> Iterator[tuple[str, Var]]:
 
 
 def is_fp32_computation(op: Operation) -> bool:
-    """Whether `op` computes with fp32: it might do so with fp16."""
+    """Return whether `op` computes with fp32, so that it could compute with fp16."""
     if is_opaque(op) or op.op_type in _FIXED_DTYPE_OPS or op.op_type.startswith("constexpr_"):
         return False
     if any(not types.is_list(var.sym_type) and var.val is not None for var in op.outputs):
-        return False  # known when the model was converted: others may rely on the value
+        return False  # a compile-time constant: other ops may rely on the value
     return any(map(is_fp32, get_flat_inputs(op)))
 
 
 def can_read_fp16(op: Operation) -> bool:
-    """Whether coremltools says that `op` may read fp16, and what it makes of it. The op's function is the current
-    one."""
+    """Return whether coremltools lets `op` read fp16. The op's function must be the current one."""
     return next(iterate_fp16_operands(op), None) is not None
 
 
 def convert_to_fp16(program: Program, chosen: Collection[Operation], halves: Fp16Constants) -> set[Operation]:
-    """Let the ops `chosen` compute in fp16, in place; inputs, outputs, states and all other ops keep their types.
+    """Convert the ops `chosen` to fp16 in place; inputs, outputs, states and all other ops keep their types.
 
-    Returns those of `chosen` that coremltools does not let read fp16; they stay as they are.
+    Return the ops of `chosen` that coremltools does not let read fp16; they are unchanged.
     """
     refused: set[Operation] = set()
     for function in program.functions.values():
@@ -78,8 +82,10 @@ def convert_to_fp16(program: Program, chosen: Collection[Operation], halves: Fp1
 
 
 class _FunctionConverter:
-    """The conversion of one function. Two scopes say what is known under another type: the fp16 of an fp32 value, and
-    the fp32 of a narrowed one."""
+    """The conversion of one function.
+
+    Two scopes map values to other types: an fp32 value to its fp16, and a narrowed value to its fp32.
+    """
 
     def __init__(self, function: Function, chosen: Collection[Operation], halves: Fp16Constants, refused: set[Operation]
                  ) -> None:
@@ -95,7 +101,7 @@ class _FunctionConverter:
         self._block(self._function, ChainMap(), ChainMap())
         for (
             op
-        ) in self._redundant_casts:  # not before: until all are seen, who reads a narrowed value is taken to want fp32
+        ) in self._redundant_casts:  # last, as readers not yet visited count as fp32
             self._drop(op)
         with BlockEditor() as editor:
             editor.remove_if_unused(self._removal_candidates)
@@ -117,7 +123,7 @@ class _FunctionConverter:
             self._outputs(block, mb, full)
 
     def _convert_op(self, op: Operation, mb: RewriteBuilder, half: Scope) -> bool:
-        """Whether `op` computes in fp16 now."""
+        """Convert `op` to fp16; return whether that succeeded."""
         old = op.inputs
         wanted = {name for name, _ in iterate_fp16_operands(op)}
         new = {name: tuple(self._read_as_fp16(var, mb, half, op) for var in bound) if isinstance(bound, (list, tuple))
@@ -139,7 +145,7 @@ class _FunctionConverter:
         return True
 
     def _read_as_fp16(self, var: Var, mb: RewriteBuilder, half: Scope, reader: Operation) -> Var:
-        """`var` in fp16, for `reader`."""
+        """Return `var` in fp16, for `reader`."""
         if not is_fp32(var):
             return var
         if var not in half:
@@ -164,7 +170,7 @@ class _FunctionConverter:
         return made
 
     def _read_as_fp32(self, var: Var, mb: RewriteBuilder, full: Scope) -> Var:
-        """A narrowed `var` in fp32, anything else as it is."""
+        """Return a narrowed `var` in fp32, anything else unchanged."""
         if var not in self._converted_vars:
             return var
         if var not in full:
@@ -172,7 +178,7 @@ class _FunctionConverter:
         return full[var]
 
     def _rebind_to_fp32(self, op: Operation, mb: RewriteBuilder, full: Scope) -> None:
-        """`op`, which stays in fp32, reads what is fp16 now through casts."""
+        """Let `op`, which stays in fp32, read narrowed values through casts."""
         new = {name: tuple(self._read_as_fp32(var, mb, full) for var in bound) if isinstance(bound, (list, tuple))
                else self._read_as_fp32(bound, mb, full)
                for name, bound in op.inputs.items()
@@ -180,7 +186,7 @@ class _FunctionConverter:
         self._rebind(op, new)
 
     def _drop(self, op: Operation) -> None:
-        """A cast to fp16 of what is fp16 now goes, if there is another who can bear its name."""
+        """Drop a cast to fp16 of a value that is fp16 now, if another value can get the name of its output."""
         made, given = op.outputs[0], op.x
         if made.consuming_blocks and (given.consuming_blocks or given.op.enclosing_block is not op.enclosing_block):
             return
@@ -194,7 +200,7 @@ class _FunctionConverter:
             given.name = name
 
     def _outputs(self, block: Block, mb: RewriteBuilder, full: Scope) -> None:
-        """What the block returns keeps its type and, from a function, its name."""
+        """Cast the narrowed outputs of the block back to fp32; outputs of a function keep their names."""
         for var in dict.fromkeys(block.outputs):
             if var not in self._converted_vars:
                 continue

@@ -1,4 +1,4 @@
-"""Islands of ops that only move fp32, and what they read, in fp16."""
+"""Groups of ops that only move fp32, and their constants, converted to fp16."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _DATA_MOVEMENT_OPS = frozenset({
     "reverse", "select", "slice_by_index", "slice_by_size", "space_to_depth", "split", "squeeze", "stack", "tile",
     "transpose",
 })
-"Ops that compute nothing: what they read comes out elsewhere."
+"Ops that compute nothing: they only move their input."
 _MAX_CONST_BYTES = 4096
-"Bytes of an fp32 constant among what is moved that is stored in fp16 instead."
+"Largest size in bytes of an fp32 constant among the moved values that is stored in fp16 instead."
 
 
 def is_fp32_data_movement(op: Operation) -> bool:

@@ -1,4 +1,4 @@
-"""Which ops cannot do without fp32: by their constants, by the values seen in runs, and by what the outputs lose."""
+"""Ops that need fp32, found by their constants, by the values measured in runs, and by the error of the outputs."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _INFINITY_SAFE_OPS = frozenset({
     "gather_along_axis", "gather_nd", "identity", "pad", "reshape", "scaled_dot_product_attention", "slice_by_index",
     "slice_by_size", "split", "squeeze", "stack", "tile", "transpose",
 })
-"Ops in which a mask's number for minus infinity may as well be that: nothing in them makes 0 * inf of it."
+"Ops in which a mask's large negative number may become minus infinity: none of them computes 0 * inf."
 _UNDERFLOW_SAFE_OPS = frozenset({"add", "sub", "maximum", "minimum"})
 _FP16_LIMIT_TEXT = f"fp16 ends at {FP16_MAX:.0f}"
 
 
 def describe_constant_loss(op: Operation, halves: Fp16Constants) -> str | None:
-    """What fp16 cannot hold of the constants that `op` reads, in words; None when it can."""
+    """Describe which constant of `op` fp16 cannot represent; None when it can represent all."""
     for name, var in iterate_fp16_operands(op):
         if not is_const(var):
             continue
@@ -39,9 +39,9 @@ def describe_constant_loss(op: Operation, halves: Fp16Constants) -> str | None:
 
 
 def describe_value_loss(op: Operation, seen: Mapping[Var, Range], sums: bool) -> str | None:
-    """What fp16 cannot hold of the values that `op` reads and makes, in words; None when it can.
+    """Describe which value that `op` reads or computes fp16 cannot represent; None when it can represent all.
 
-    With `sum_windows` also partial sums beyond 32768 are lost.
+    With `sums`, partial sums beyond 32768 count as lost, too.
     """
     for name, found in _iterate_value_ranges(op, seen):
         if FP16_MAX < found.largest < INFINITY_THRESHOLD:
@@ -61,19 +61,19 @@ def _iterate_value_ranges(op: Operation, seen: Mapping[Var, Range]) -> Iterator[
 
 
 class PrecisionSearch:
-    """The largest part of `ops` that can be in fp16 together with the outputs no further off than `most`.
+    """A search for the largest part of `ops` that can be in fp16 together with an output error of at most `most`.
 
-    `error` says how far off they are for some of the ops. What is too much together is tried in halves, down to single
-    ops; after `trials` runs what has not been tried stays out.
+    `error` measures the output error for some of the ops. A set that exceeds it is tried in halves, down to single ops.
+    After `trials` runs the ops that have not been tried stay out.
     """
 
     def __init__(self, ops: Sequence[int], error: Callable[[Sequence[int]], float], most: float, trials: int) -> None:
         self._error, self._most, self._left = error, most, trials
         self.taken: list[int] = []
         self.error = 0.0
-        "How far off the outputs are with what is taken."
+        "Output error with the ops `taken`."
         self.refused: dict[int, float] = {}
-        "How far off they would be with one op more."
+        "Output error with one op more, by op."
         self.untried_ops: list[int] = []
         self._try_ops(list(ops))
 

@@ -1,4 +1,4 @@
-"""Constants in the place of what a model generates, and the sizes that a generated value takes from others."""
+"""Constants in place of values that a model generates, and the sizes that a generated value takes from others."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ __all__ = [
 ]
 
 _MAX_SHAPE_DEPTH, _MAX_SHAPE_LENGTH, _MAX_LAYOUT_OPS = 16, 16, 4
-"How far back a shape is followed, how many numbers it has at most, and how many moves stand before a cast."
+"Limits: ops that a shape is followed back, numbers in a shape, and layout ops before a cast."
 _LAYOUT_OPS = ("expand_dims", "squeeze", "reshape", "transpose", "identity")
 Array = np.ndarray[Any, Any]
 
 
 class AxisSize(NamedTuple):
-    """Where a number of a shape comes from: axis `axis` of `var`."""
+    """The source of a number in a shape: axis `axis` of `var`."""
 
     var: Var
     axis: int
 
 
 def build_shared_const(mb: RewriteBuilder, what: tuple[Any, ...], make: Callable[[], Array | np.generic]) -> Var:
-    """A const of `make()`, one for all of the block who want the same."""
+    """Return a const of `make()`, shared by all users in the block that need the same one."""
 
     def made() -> Any:
         with mb.at(get_first_op(mb.block), "_".join(str(each) for each in what[:5] if isinstance(each, (str, int)))):
@@ -56,14 +56,15 @@ def describe_size_excess(nbytes: int, max_bytes: int) -> str:
 
 @dataclass(frozen=True)
 class FloatCasts:
-    """Where integers become floating-point numbers of type `kind`: each cast, and the ops of layout before it."""
+    """The casts of integers to floating-point type `kind`, each with the layout ops before it."""
 
     kind: Any
     casts: tuple[tuple[tuple[Operation, ...], Operation], ...]
 
 
 def find_float_casts(op: Operation) -> FloatCasts | None:
-    """The casts to one floating-point type that all readers of `op` are, or lead to by layout alone; else None."""
+    """Find the casts to one floating-point type that all readers of `op` are or lead to by layout ops alone, or
+    None."""
     found: list[tuple[tuple[Operation, ...], Operation]] = []
     pending: list[tuple[tuple[Operation, ...], Var]] = [((), op.outputs[0])]
     while pending:
@@ -92,7 +93,7 @@ def find_float_casts(op: Operation) -> FloatCasts | None:
 
 
 def replace_float_casts(mb: RewriteBuilder, ends: FloatCasts, made: Var) -> dict[Var, Var]:
-    """What takes the place of the casts when `made`, of their type, takes that of the integers."""
+    """Return the replacements of the casts when `made`, of their type, replaces the integers."""
     instead = {}
     for path, cast in ends.casts:
         value = made
@@ -104,7 +105,7 @@ def replace_float_casts(mb: RewriteBuilder, ends: FloatCasts, made: Var) -> dict
 
 
 def trace_shape_sources(shape: Var, depth: int = 0) -> list[int | AxisSize | None] | None:
-    """Where each number of a one-dimensional (or scalar) `shape` comes from; None for what is not known."""
+    """Return the source of each number of a one-dimensional (or scalar) `shape`; None for an unknown source."""
     if shape.val is not None:
         return [int(each) for each in np.ravel(shape.val)] if np.size(shape.val) <= _MAX_SHAPE_LENGTH else None
     op = shape.op
@@ -162,9 +163,10 @@ _SHAPE_TRACERS: dict[str, Callable[[Operation, list[int | AxisSize | None]], lis
 
 
 def extract_axis_line(mb: RewriteBuilder, size: AxisSize, rank: int, axis: int) -> Var:
-    """A part of the size's value that is as long, along `axis` of `rank` axes; the others are 1.
+    """Extract a part of the size's value that has its extent along `axis` of `rank` axes; the other extents are 1.
 
-    Of floating point: integers are cast, in one op at the edge, as what follows would leave the ANE with them.
+    The part is floating point: integers are cast, in one op at the edge, as the ops after it would leave the ANE with
+    them.
     """
     var = size.var
     if not types.is_float(var.dtype):
@@ -179,9 +181,9 @@ def extract_axis_line(mb: RewriteBuilder, size: AxisSize, rank: int, axis: int) 
 
 
 def cut_const_to_length(mb: RewriteBuilder, held: Var, like: Var, axis: int) -> Var:
-    """As many elements of const `held` as `like` has along `axis`, of which no element is read.
+    """Return as many elements of const `held` as `like` has along `axis`; no element of `like` is read.
 
-    The two are joined, and as many elements cut off the end as `held` has.
+    The two are joined, and as many elements as `held` has are cut off the end.
     """
     joined = mb.concat(values=[held, like], axis=axis)
     ends = [0] * held.rank

@@ -1,4 +1,4 @@
-"""Regions of values of high rank: whether they are whole, and how they are built in few axes."""
+"""Regions of values of high rank: whether they are self-contained, and how they are built with few axes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["build_region", "plan_region"]
 def plan_region(
     block: Block, ops: Sequence[Operation], bounds: RankBounds
 ) -> list[tuple[Operation, BuildFunction]] | str:
-    """How to build each op of a region in few axes, or why the region stays as it is."""
+    """Plan how to build each op of a region with few axes, or return why the region is not rewritten."""
     reason = find_region_obstacle(block, ops, bounds.rank)
     if reason:
         return reason
@@ -31,7 +31,7 @@ def plan_region(
 
 
 def build_region(mb: RewriteBuilder, plans: Sequence[tuple[Operation, BuildFunction]], most: int) -> dict[Var, Var]:
-    """The region built with `most` axes at most: which value takes the place of which of those that leave it."""
+    """Build the region with `most` axes at most; return the replacement of each value that leaves it."""
     shown: dict[Var, Var] = {}
     seen: dict[tuple[Var, tuple[int, ...]], Var] = {}
 
@@ -57,12 +57,12 @@ def build_region(mb: RewriteBuilder, plans: Sequence[tuple[Operation, BuildFunct
 
 
 def make_reshape_shape(var: Var) -> list[int]:
-    """The shape, -1 for what is open."""
+    """Return the shape with -1 for a symbolic extent."""
     return [-1 if is_symbolic(extent) else int(extent) for extent in var.shape]
 
 
 def find_region_obstacle(block: Block, ops: Sequence[Operation], most: int) -> str:
-    """Why values of the region are not its own affair, or ""."""
+    """Return why the region cannot be rewritten, such as a high-rank value that is visible outside of it; else ""."""
     entering = set(block.inputs.values() if isinstance(block, Function) else block.inputs)
     for op in ops:
         if not any(var.rank <= most or is_used(var) for var in op.outputs):

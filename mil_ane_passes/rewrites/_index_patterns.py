@@ -1,4 +1,4 @@
-"""Constant places along an axis as what can be cut out of it: runs, repeats, and what a turned view holds."""
+"""Patterns of constant indices along an axis: runs, repetitions, tilings and transposed runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Run:
-    """`count` places that are `step` apart, from `start` on; `step` may be negative, and is 1 for a single place."""
+    """`count` indices that are `step` apart, from `start` on; `step` may be negative, and is 1 for a single index."""
 
     start: int
     step: int
@@ -42,7 +42,7 @@ class Run:
 
 @dataclass(frozen=True)
 class _Repetition:
-    """`inner` several times over."""
+    """`inner` repeated several times."""
 
     inner: IndexPattern
     times: int
@@ -53,7 +53,7 @@ class _Repetition:
 
 
 class Repeated(_Repetition):
-    """Each place of `inner` `times` in a row."""
+    """Each index of `inner` `times` in a row."""
 
     def words(self) -> str:
         return f"{self.inner.words()}, each place {self.times} times"
@@ -68,7 +68,7 @@ class Tiled(_Repetition):
 
 @dataclass(frozen=True)
 class TransposedRun:
-    """A run, shown as `rows` times `columns` and read column by column."""
+    """A run, reshaped to `rows` times `columns` and read column by column."""
 
     run: Run
     rows: int
@@ -84,7 +84,7 @@ class TransposedRun:
 
 @dataclass(frozen=True)
 class RunSequence:
-    """Runs one after the other."""
+    """Several runs in sequence."""
 
     runs: tuple[Run, ...]
 
@@ -100,7 +100,7 @@ IndexPattern = Run | Repeated | Tiled | TransposedRun | RunSequence
 
 
 def find_index_pattern(places: Sequence[int] | Array) -> IndexPattern:
-    """`places`, at least one and none negative, in the form that needs the fewest cuts."""
+    """Return `places`, at least one and none negative, as the pattern that needs the fewest slices."""
     array = np.asarray(places, np.int64).reshape(-1)
     run = _find_run(array)
     if run is not None:
@@ -120,7 +120,7 @@ def find_index_pattern(places: Sequence[int] | Array) -> IndexPattern:
 
 
 def find_ascending_run(array: Array) -> Run | None:
-    """`array` as an ascending run, or None."""
+    """Return `array` as an ascending run, or None."""
     run = _find_run(np.asarray(array, np.int64).reshape(-1))
     return run if run is not None and run.step > 0 else None
 
@@ -135,13 +135,16 @@ def _find_run(array: Array) -> Run | None:
 
 
 def _list_divisors(number: int) -> list[int]:
-    """Those below `number`, ascending."""
+    """List the divisors of `number` below it, ascending."""
     small = [each for each in range(1, math.isqrt(number) + 1) if number % each == 0]
     return sorted({*small, *(number // each for each in small)} - {number})
 
 
 def _find_transposed_run(array: Array, columns: int) -> TransposedRun | None:
-    """`array` as a run that is read column by column, `columns` of them in the order in which it is read."""
+    """Return `array` as a run that is read column by column, or None.
+
+    `array` itself, in the order of reading, has `columns` columns.
+    """
     rows = len(array) // columns
     if rows < 2 or array[1] - array[0] != (array[columns] - array[0]) * rows or array[columns] <= array[0]:
         return None
@@ -150,10 +153,13 @@ def _find_transposed_run(array: Array, columns: int) -> TransposedRun | None:
 
 
 def _split_into_runs(array: Array) -> list[Run]:
-    """Greedy: neighbours in order, or three and more places that are evenly apart, make one run."""
+    """Split `array` into runs greedily.
+
+    Adjacent indices in order make one run, and so do three and more evenly spaced indices.
+    """
     found, at = [], 0
     jumps = np.diff(array)
-    ends = np.flatnonzero(np.diff(jumps)) + 1  # the last place of each stretch of equal jumps
+    ends = np.flatnonzero(np.diff(jumps)) + 1  # the last index of each sequence of equal differences
     while at < len(array):
         if at == len(array) - 1:
             found.append(Run(int(array[at]), 1, 1))
@@ -170,9 +176,10 @@ def _split_into_runs(array: Array) -> list[Run]:
 
 
 def split_points_by_axis(columns: Sequence[Array]) -> list[Array] | None:
-    """Places of points, one array of one shape for each axis, as one list for each axis; None where they do not split.
+    """Split the coordinates of points into one list for each axis; None where that is impossible.
 
-    They do where the points, row by row, are all combinations of the lists, the last axis fastest.
+    `columns` are arrays of one shape, one for each axis. They split where the points, row by row, are all combinations
+    of the lists, the last axis fastest.
     """
     shape = columns[0].shape
     lists, free = [], 0

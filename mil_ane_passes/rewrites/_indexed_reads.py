@@ -1,4 +1,4 @@
-"""Elements at constant places along an axis, taken by slices, a concat, a reverse or a transpose."""
+"""Reads of constant indices along an axis by slices, a concat, a reverse or a transpose."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ __all__ = ["find_reshape_obstacle", "find_take_obstacle", "reshape_value", "slic
 
 _SPLIT_DTYPES = (types.fp16, types.fp32, types.int32, types.bool)
 _MAX_RANK = 5
+"Most axes that are supported on the ANE."
 
 
 def find_take_obstacle(var: Var, places: IndexPattern) -> str:
-    """Why `take_indices` cannot give these places, empty where it can."""
+    """Return why `take_indices` cannot read these indices, "" where it can."""
     while isinstance(places, Tiled):
         places = places.inner
     if not isinstance(places, (Repeated, TransposedRun)):
@@ -32,13 +33,13 @@ def find_take_obstacle(var: Var, places: IndexPattern) -> str:
 
 
 def find_reshape_obstacle(shape: Sequence[Any]) -> str:
-    """Why nothing can be given this shape by a reshape, empty where it can."""
+    """Return why no reshape can produce this shape, "" where one can."""
     unknown = sum(map(is_symbolic, shape))
     return "" if unknown <= 1 else f"{unknown} dimensions of symbolic size cannot be reshaped"
 
 
 def take_indices(mb: RewriteBuilder, var: Var, axis: int, places: IndexPattern) -> Var:
-    """The elements of `var` at `places` of `axis`, in their order."""
+    """Read the elements of `var` at `places` of `axis`, in their order."""
     shape = list(var.shape)
     if isinstance(places, Run):
         return _slice_run(mb, var, axis, places)
@@ -71,7 +72,10 @@ def _slice_run(mb: RewriteBuilder, var: Var, axis: int, run: Run) -> Var:
 
 
 def slice_runs(mb: RewriteBuilder, var: Var, runs: dict[int, Run], squeeze: bool = False) -> Var:
-    """One slice that takes an ascending run of each of some axes; `squeeze` drops them. All of it: `var` itself."""
+    """Read an ascending run of each of some axes in one slice; `squeeze` drops these axes.
+
+    Return `var` itself where the runs cover all of it.
+    """
     runs = {axis: run for axis, run in runs.items() if squeeze or run != Run(0, 1, var.shape[axis])}
     if not runs:
         return var
@@ -91,7 +95,7 @@ def slice_runs(mb: RewriteBuilder, var: Var, runs: dict[int, Run], squeeze: bool
 
 
 def _concat_runs(mb: RewriteBuilder, var: Var, axis: int, places: RunSequence) -> Var:
-    """Neighbours are split off together, at the ends of all runs; runs with gaps are sliced one by one."""
+    """Concat the runs: contiguous ones are parts of one split, runs with gaps are sliced one by one."""
     runs = places.runs
     if any(run.step != 1 for run in runs) or var.dtype not in _SPLIT_DTYPES:
         joined: Var = mb.concat(values=[_slice_run(mb, var, axis, run) for run in runs], axis=axis)
@@ -105,7 +109,7 @@ def _concat_runs(mb: RewriteBuilder, var: Var, axis: int, places: RunSequence) -
 
 
 def reshape_value(mb: RewriteBuilder, var: Var, shape: Sequence[Any]) -> Var:
-    """`var` in another shape of as many elements: axes of 1 come and go, others need a reshape."""
+    """Reshape `var` to another shape of as many elements; axes of extent 1 are added or dropped without a reshape."""
     shape = list(shape)
     if list(var.shape) == shape:
         return var

@@ -1,4 +1,4 @@
-"""New values at constant places of a value: by a select, by pads, or by a split and a concat."""
+"""Writes of new elements at constant indices: by a select, by pads, or by a split and a concat."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ __all__ = [
 
 CombineFunction = Callable[[RewriteBuilder, Var, Var], Var]
 SELECT_DTYPES = (types.fp16, types.fp32, types.int32)
-"What a select takes."
+"Dtypes that a select accepts."
 _MAX_RANK = 5
+"Most axes that are supported on the ANE."
 _COMBINE_OPS = {"add": "add", "sub": "sub", "mul": "mul", "div": "real_div", "max": "maximum", "min": "minimum"}
 
 
 def make_combiner(mode: str) -> CombineFunction:
-    """What a scatter of `mode` makes of the value there was and the one that comes."""
+    """Return a function that combines the old value and the new one as a scatter of `mode` does."""
     def combine(mb: RewriteBuilder, old: Var, new: Var) -> Var:
         made: Var = new if mode == "update" else getattr(mb, _COMBINE_OPS[mode])(x=old, y=new)
         return made
@@ -44,7 +45,7 @@ def make_combiner(mode: str) -> CombineFunction:
 
 
 def find_window_obstacle(shape: Sequence[Any], runs: dict[int, Run]) -> str:
-    """Why `write_window` cannot write a window into a value of `shape`, empty where it can."""
+    """Return why `write_window` cannot write a window into a value of `shape`, "" where it can."""
     strided = [run for run in runs.values() if run.step > 1]
     if strided and len(shape) >= _MAX_RANK:
         return f"it writes places that are {strided[0].step} apart into a value of rank {_MAX_RANK}"
@@ -52,7 +53,7 @@ def find_window_obstacle(shape: Sequence[Any], runs: dict[int, Run]) -> str:
 
 
 def write_window(mb: RewriteBuilder, var: Var, runs: dict[int, Run], new: Var, combine: CombineFunction) -> Var:
-    """`var` with `new` combined into a window, a run of each of some axes: what is beside it stays as it is."""
+    """Combine `new` into a window of `var`, a run of each of some axes; the elements outside of it do not change."""
     left = {axis: run for axis, run in runs.items() if run != Run(0, 1, var.shape[axis])}
     if not left:
         return combine(mb, var, new)
@@ -77,7 +78,7 @@ def write_window(mb: RewriteBuilder, var: Var, runs: dict[int, Run], new: Var, c
 def _write_strided_window(
     mb: RewriteBuilder, var: Var, axis: int, run: Run, inner: dict[int, Run], new: Var, combine: CombineFunction,
 ) -> Var:
-    """A run that takes one of every `step` of all of an axis: a window of one in that axis shown as two."""
+    """Write a run of every `step`-th element of an entire axis, by splitting the axis in two."""
     shape = list(var.shape)
     grid = reshape_value(mb, var, [*shape[:axis], run.count, run.step, *shape[axis + 1:]])
     parts = _split_axis(mb, grid, axis + 1, [run.start, 1, run.step - run.start - 1])
@@ -87,7 +88,7 @@ def _write_strided_window(
 
 
 def _split_axis(mb: RewriteBuilder, var: Var, axis: int, sizes: list[int]) -> list[Any]:
-    """Parts of `var`, None for those of no size."""
+    """Split an axis of `var` into parts, None for those of size 0."""
     if sum(size > 0 for size in sizes) == 1:
         return [var if size else None for size in sizes]
     if var.dtype in (*SELECT_DTYPES, types.bool):
@@ -117,8 +118,10 @@ def _make_zero_pad_options(var: Var) -> dict[str, Any]:
 
 
 def pad_update_with_zeros(mb: RewriteBuilder, var: Var, runs: dict[int, Run], new: Var) -> Var | None:
-    """`write_window` of an update into a constant of zeros: `new` with zeros around; None where that is not the
-    case."""
+    """Write an update into a constant of zeros by padding `new` with zeros.
+
+    Return None where `var` is not all +0.0, where a run has gaps, or where there is nothing to pad.
+    """
     if not is_all_zero(var) or np.any(np.signbit(var.val)) or any(run.step > 1 for run in runs.values()):
         return None
     amounts = [0] * (2 * var.rank)
@@ -129,7 +132,7 @@ def pad_update_with_zeros(mb: RewriteBuilder, var: Var, runs: dict[int, Run], ne
 
 
 def read_uniform_value(new: Var) -> Any:
-    """The one number that the constant `new` holds, None where it is no constant or holds several."""
+    """Return the one number in the constant `new`, None where it is not a constant or has different elements."""
     if not is_const(new):
         return None
     values = np.asarray(new.val).reshape(-1)
@@ -138,7 +141,7 @@ def read_uniform_value(new: Var) -> Any:
 
 
 def select_by_mask(mb: RewriteBuilder, var: Var, mask: np.ndarray[Any, Any], new: Any, combine: CombineFunction) -> Var:
-    """`new` combined into `var` where the constant `mask` is true; both may be of extent 1 where they are the same."""
+    """Combine `new` into `var` where the constant `mask` is true; both may have extent 1 on axes of equal elements."""
     key = ("mask", mask.shape, mask.tobytes())
     cond = mb.once(key, lambda: _build_mask_const(mb, mask))
     made: Var = mb.select(cond=cond, a=combine(mb, var, new), b=var)
@@ -152,9 +155,9 @@ def _build_mask_const(mb: RewriteBuilder, array: np.ndarray[Any, Any]) -> Var:
 
 
 def split_into_segments(places: np.ndarray[Any, Any], extent: int) -> list[tuple[bool, int, int]]:
-    """An axis whose `places` are new, as stretches that stand in one value: (new, first there, how many).
+    """Split an axis whose `places` are written into contiguous segments: (new, first index in its value, count).
 
-    Takes memory for the places alone: the axis may be longer than any memory.
+    Memory is used for `places` only, as the axis may be longer than any memory.
     """
     order = np.argsort(places)
     there = places[order]
@@ -179,7 +182,7 @@ def write_segments(
     combine: CombineFunction,
     plain: bool,
 ) -> Var:
-    """`write_window` for any places of one axis, in any order; `plain` where the old values do not matter."""
+    """Write any indices of one axis, in any order, as `write_window`; `plain` where the old elements are not needed."""
     extent = int(var.shape[axis])
     made = new if plain else combine(mb, take_indices(mb, var, axis, find_index_pattern(places)), new)
     parts = split_into_segments(places, extent)
@@ -194,7 +197,7 @@ def write_segments(
 def _slice_segments(
     mb: RewriteBuilder, var: Var, axis: int, wanted: list[tuple[int, int]], extent: int
 ) -> dict[int, Any]:
-    """The wanted stretches of an axis, each by its first place."""
+    """Return the wanted segments of an axis by their first index."""
     ends = sorted({0, extent, *(first for first, _ in wanted), *(first + count for first, count in wanted)})
     if not wanted or is_symbolic(var.shape[axis]):
         return {}

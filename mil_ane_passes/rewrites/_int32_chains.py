@@ -1,4 +1,4 @@
-"""Chains of ops on int32 that begin at truth values and constants and end in floats: what they can hold."""
+"""Chains of int32 ops that begin at bools and constants and end in floats: the ranges of their values."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ..core.query import get_const_value, get_consumers, get_flat_inputs, get_ty
 __all__ = ["COMPARISON_OPS", "DATA_INPUTS", "MAX_EXACT_INTEGER", "find_fp16_obstacle", "find_int32_chains"]
 
 MAX_EXACT_INTEGER = 2048
-"The magnitude up to which fp16 holds all integers."
+"Magnitude up to which fp16 represents all integers."
 COMPARISON_OPS = frozenset({"equal", "not_equal", "less", "less_equal", "greater", "greater_equal"})
 DATA_INPUTS = ("x", "y", "a", "b", "values")
-"Inputs that hold what is computed with; the others say how."
+"Inputs with the values that are computed with; the other inputs are parameters."
 _DATA_MOVEMENT_OPS = frozenset({
     "concat", "expand_dims", "gather", "identity", "reduce_max", "reduce_min", "reshape", "reverse", "select",
     "slice_by_index", "slice_by_size", "split", "squeeze", "stack", "tile", "transpose",
@@ -51,7 +51,7 @@ _RANGE_ARITHMETIC: dict[str, Callable[[Operation, list[IntegerRange]], IntegerRa
 
 
 def find_int32_chains(block: Block) -> Iterable[list[Operation]]:
-    """Groups of ops that hand int32 to one another, each in program order; single ops, too."""
+    """Find the groups of ops connected by int32 values, each in program order, including single ops."""
     group: dict[Operation, list[Operation]] = {}
     for op in block.operations:
         if op.op_type == "const" or not any(map(is_computed_int32, [*op.outputs, *get_flat_inputs(op)])):
@@ -64,12 +64,12 @@ def find_int32_chains(block: Block) -> Iterable[list[Operation]]:
 
 
 def is_computed_int32(var: Var) -> bool:
-    """Whether `var` is int32 and no constant."""
+    """Return whether `var` is int32 and not a constant."""
     return not is_const(var) and not types.is_list(var.sym_type) and get_type_info(var).dtype == types.int32
 
 
 def find_fp16_obstacle(members: Iterable[Operation]) -> str | None:
-    """Why the chain cannot be computed in fp16; None where it can, integer by integer."""
+    """Return why the chain cannot be computed in fp16, or None where every integer of it is exact in fp16."""
     ranges: dict[Var, IntegerRange] = {}
     for op in members:
         for var in op.outputs:

@@ -1,4 +1,4 @@
-"""Between which numbers an integer value lies, as far as the ops that make it say."""
+"""Ranges of integer values, inferred from the ops that compute them."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _DTYPE_BOUNDS: dict[Any, IntegerBounds] = {
     types.int32: (-2 ** 31, 2 ** 31 - 1), types.bool: (0, 1),
 }
 _MAX_VALUES_VISITED = 64
-"The values that are looked at for one answer."
+"Most values that are visited for one range."
 
 
 def can_hold_bounds(kind: Any, bounds: IntegerBounds | None) -> bool:
-    """Whether a type has all numbers within `find_integer_bounds`."""
+    """Return whether a type can represent all integers within the bounds of `find_integer_bounds`."""
     own = _DTYPE_BOUNDS.get(kind)
     return own is not None and bounds is not None and own[0] <= bounds[0] and bounds[1] <= own[1]
 
 
 def find_integer_bounds(var: Var) -> IntegerBounds | None:
-    """The smallest and the largest number that `var` can hold; None for what is no integer."""
+    """Return the smallest and the largest integer that `var` can be; None where it is not an integer."""
     return _find_bounds(var, [_MAX_VALUES_VISITED])
 
 
@@ -42,7 +42,7 @@ def _find_bounds(var: Var, left: list[int]) -> IntegerBounds | None:
         return (int(values.min()), int(values.max())) if values.size else own
     reading = _READERS.get(var.op.op_type)
     found = reading(var.op, var, left) if reading is not None else None
-    # What does not fit wraps around: then nothing more is known than the type says.
+    # What does not fit wraps around: then only the bounds of the type are known.
     return found if can_hold_bounds(var.dtype, found) else own
 
 
@@ -74,7 +74,7 @@ def _multiply_bounds(x: IntegerBounds, y: IntegerBounds) -> IntegerBounds:
 
 
 def _bound_remainder(x: IntegerBounds, y: IntegerBounds) -> IntegerBounds | None:
-    """Of numbers that are not negative: of others runtimes differ."""
+    """Return the bounds of x mod y for x >= 0 and y > 0; for other operands runtimes differ."""
     return (0, min(x[1], y[1] - 1)) if x[0] >= 0 and y[0] > 0 else None
 
 
@@ -83,7 +83,7 @@ def _bound_quotient(x: IntegerBounds, y: IntegerBounds) -> IntegerBounds | None:
 
 
 def _bound_axis_index(op: Operation, var: Var, left: list[int]) -> IntegerBounds:
-    """A place along an axis."""
+    """Return the bounds of an index along an axis."""
     sizes = [_DTYPE_BOUNDS[types.int32][1] if is_symbolic(size) else int(size) - 1 for size in op.x.shape]
     return 0, max(sizes, default=0)
 

@@ -1,4 +1,4 @@
-"""Inputs and outputs of a function in fp16, with casts where the inside reads or makes fp32."""
+"""Inputs and outputs of a function in fp16, with interface casts where its ops read or compute fp32."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["describe_fp16_loss", "is_fp16_internally", "narrow_input", "narrow_o
 
 
 def is_fp16_internally(var: Var) -> bool:
-    """Whether the inside reads the input `var` as fp16 only, or makes the output `var` from fp16."""
+    """Return whether ops read the input `var` only as fp16, or compute the output `var` from fp16."""
     if var.op is None:
         return all(map(_is_cast_to_fp16, var.child_ops))
     return bool(var.op.op_type == "cast" and var.op.x.dtype == types.fp16)
 
 
 def describe_fp16_loss(var: Var, seen: Mapping[Var, Range]) -> str:
-    """What fp16 cannot hold of an input or output that the inside reads or makes in fp32, empty when it can."""
+    """Describe what fp16 cannot represent of an input or output that is fp32 inside the function, or return ""."""
     if var not in seen or is_fp16_internally(var):
         return ""
     largest = seen[var].largest
@@ -34,7 +34,7 @@ def describe_fp16_loss(var: Var, seen: Mapping[Var, Range]) -> str:
 
 
 def narrow_input(function: Function, var: Var) -> None:
-    """Declare the fp32 input `var` fp16: casts of it to fp16 go, what reads it in fp32 reads a cast back."""
+    """Declare the fp32 input `var` fp16: drop its casts to fp16, and cast it back for ops that read it in fp32."""
     function.placeholder_inputs[var.name].dtype = types.fp16
     var._sym_type = types.tensor(types.fp16, var.shape)
     with function, BlockEditor() as editor:
@@ -47,7 +47,7 @@ def narrow_input(function: Function, var: Var) -> None:
                     editor.remove_if_unused([op])
                 continue
             if op.op_type in ("cast", "shape"):
-                continue  # they read any float
+                continue  # these ops read any float dtype
             if wide is None:
                 with mb.at(mb.find_insertion_point(var)):
                     wide = mb.cast(x=var, dtype="fp32", name=f"{var.name}_to_fp32")
@@ -57,14 +57,14 @@ def narrow_input(function: Function, var: Var) -> None:
 
 
 def narrow_output(function: Function, var: Var) -> None:
-    """Return the fp32 output `var` in fp16, under its name: what it was cast from, or a cast of it."""
+    """Return the fp32 output `var` in fp16, under its name: the value it was cast from, or a cast of it."""
     names = UniqueNames(function)
     name, source = var.name, var.op.x if var.op.op_type == "cast" else None
     with function, BlockEditor() as editor:
         mb = RewriteBuilder(function, names)
         if source is None or source.dtype != types.fp16:
             new = mb.cast(x=var, dtype="fp16", name=f"{name}_to_fp16")
-        elif source.op is None or source.consuming_blocks:  # it has a name already that it cannot give up
+        elif source.op is None or source.consuming_blocks:  # it has a name of its own already, which it must keep
             new = mb.identity(x=source)
         else:
             new = source

@@ -1,8 +1,8 @@
-"""A conv whose kernel is too large, as others whose kernels are not; what each form takes is told by a `ConvPlan`.
+"""Convs with a large kernel as convs with small kernels; a `ConvPlan` describes the form.
 
 frames: a stride cuts the input into rows of s elements; the K elements of a window are whole rows and the front of one.
 Laid side by side they are channels c * K + k, the order of the weight as it is stored: a conv of kernel 1.
-upright: a kernel 1xK as Kx1, with the last two axes of the input changed over.
+upright: a kernel 1xK as Kx1, with the last two axes of the input swapped.
 fold: with K = q * p, output i * p + j is the sum over a and b of w[a * p + b] * x[(i + a) * p + (j + b)]: a conv of
 kernel q x p over rows of p elements, each with the p - 1 that follow it.
 parts: the kernel in pieces, each over the input from where its taps begin; their results are added.
@@ -34,18 +34,18 @@ __all__ = [
 ]
 
 SLOW_KERNEL_SIZES = range(14, 17)
-"Square kernels that are taken, after minutes: 13 compiles in seconds, 17 is unsupported."
+"Square kernels that are supported but compile for minutes: 13 compiles in seconds, 17 is unsupported."
 _MAX_UPRIGHT_HEIGHT = 31
-"The tallest kernel one wide; no chip is known to take a taller one."
+"The tallest kernel of width 1; no chip is known to support a taller one."
 _MAX_HEIGHT, _MAX_WIDTH = 16, 13
-"What kernels that are both tall and wide may be: 16x16 was taken by an M4, 13 is as wide as an M1 takes."
+"Limits of kernels that are both tall and wide: an M4 supported 16x16, and 13 is the largest width on an M1."
 
 ConvForm = Literal["frames", "upright", "fold", "parts"]
 
 
 @dataclass(frozen=True)
 class ConvSizes:
-    """A conv in numbers, one for each spatial axis; what is symbolic is 0."""
+    """The sizes of a conv, one for each spatial axis; a symbolic size is 0."""
 
     kernel: list[int]
     strides: list[int]
@@ -53,14 +53,15 @@ class ConvSizes:
     pads: list[tuple[int, int]]
     extents: list[int]
     counts: list[int]
-    "Outputs."
+    "Numbers of outputs."
 
 
 @dataclass(frozen=True)
 class ConvPlan:
-    """How an op is rewritten: `axes` (spatial) are those of frames, `pieces` the (start, stop) of parts on each axis.
+    """The form in which a conv is rewritten: `axes` (spatial) of frames, `pieces` (start, stop) of parts by axis.
 
-    `copies`: the weight is stored anew, in as many bytes, so that all who read it must want it so.
+    With `copies`, the weight is stored again with another layout in as many bytes, so that all its readers must be
+    rewritten with that layout.
     """
 
     form: ConvForm
@@ -83,7 +84,7 @@ class ConvPlan:
 
 
 def read_conv_sizes(op: Operation, pads: list[tuple[int, int]]) -> ConvSizes:
-    """The conv in numbers."""
+    """Read the sizes of the conv."""
     spatial = range(2, op.x.rank)
     known = [[0 if is_symbolic(var.shape[axis]) else int(var.shape[axis]) for axis in spatial]
              for var in (op.x, op.outputs[0])]
@@ -100,7 +101,7 @@ def read_conv_sizes(op: Operation, pads: list[tuple[int, int]]) -> ConvSizes:
 def plan_conv(
     sizes: ConvSizes, large: list[int], symbolic: int, max_copies: int, max_parts: int,
 ) -> ConvPlan | str:
-    """The first form that serves a conv whose kernel is too large on the axes `large`; or why none does.
+    """Plan the first form that fits a conv whose kernel is too large on the axes `large`, or return why none fits.
 
     `symbolic` is the number of symbolic dimensions of the input.
     """
@@ -130,14 +131,14 @@ def plan_conv(
 
 
 def _find_max_piece(axis: int, kernel: list[int]) -> int:
-    """How long a piece may be on `axis`: more where the kernel lies on the height alone."""
+    """Return the largest piece on `axis`; it is larger where only the height has a kernel."""
     if axis == len(kernel) - 1:
         return _MAX_WIDTH
     return _MAX_UPRIGHT_HEIGHT if kernel[-1] == 1 else _MAX_HEIGHT
 
 
 def _factor_kernel(sizes: ConvSizes, plain: set[int]) -> tuple[int, int] | None:
-    """q and p with q * p = K for a 1-D conv of stride 1, as near to a square as there are; both within the limits."""
+    """Factor the K of a 1-D conv of stride 1 into (q, p) within the limits, as square as possible, or return None."""
     if len(sizes.kernel) > 1 or sizes.strides != [1] or plain != {0}:
         return None
     found = [(sizes.kernel[0] // p, p) for p in range(2, _MAX_WIDTH + 1) if sizes.kernel[0] % p == 0]
@@ -147,14 +148,14 @@ def _factor_kernel(sizes: ConvSizes, plain: set[int]) -> tuple[int, int] | None:
 
 
 def _split_kernel(size: int, most: int) -> tuple[tuple[int, int], ...]:
-    """`size` cut into the fewest pieces of at most `most`, as (start, stop), of about the same size."""
+    """Split `size` into the fewest pieces of at most `most`, as (start, stop), of about the same size."""
     count = -(-size // most)
     edges = [number * size // count for number in range(count + 1)]
     return tuple(itertools.pairwise(edges))
 
 
 def _build_framed_conv(mb: RewriteBuilder, op: Operation, sizes: ConvSizes, axes: tuple[int, ...]) -> Var:
-    """Windows as channels on `axes`, then a conv whose kernel is 1 there."""
+    """Lay the windows out as channels on `axes`, then build a conv whose kernel is 1 there."""
     rows = {axis: sizes.counts[axis] + -(-sizes.kernel[axis] // sizes.strides[axis]) - 1 for axis in axes}
     fitted = pad_or_crop(mb, op.x, {axis: (sizes.pads[axis][0], rows[axis] * sizes.strides[axis]) for axis in axes})
     shape = [-1 if is_symbolic(extent) else int(extent) for extent in fitted.shape]
@@ -182,7 +183,7 @@ def _build_framed_conv(mb: RewriteBuilder, op: Operation, sizes: ConvSizes, axes
 
 
 def make_neutral_settings(sizes: ConvSizes, axes: tuple[int, ...], pads: bool = True) -> dict[str, Any]:
-    """Stride, dilation and padding without those of `axes`."""
+    """Return stride, dilation and padding, neutral on `axes`."""
     left = [(0, 0) if axis in axes else pair for axis, pair in enumerate(sizes.pads)]
     padded = {"pad_type": "custom", "pad": [amount for pair in left for amount in pair]}
     return {"strides": [1 if axis in axes else step for axis, step in enumerate(sizes.strides)],
@@ -191,7 +192,10 @@ def make_neutral_settings(sizes: ConvSizes, axes: tuple[int, ...], pads: bool = 
 
 
 def _build_frame_weight(mb: RewriteBuilder, op: Operation, sizes: ConvSizes, axes: tuple[int, ...], taps: int) -> Var:
-    """[O, I, ..., K, ...] as [O, I * K, ..., 1, ...]: the same bytes where no other axis has a kernel."""
+    """Reshape the weight [O, I, ..., K, ...] to [O, I * K, ..., 1, ...].
+
+    The bytes are the same where no other axis has a kernel.
+    """
     kept = [1 if axis in axes else size for axis, size in enumerate(sizes.kernel)]
     shape = (int(op.weight.shape[0]), int(op.weight.shape[1]) * taps, *kept)
     if math.prod(kept) == 1:
@@ -202,7 +206,7 @@ def _build_frame_weight(mb: RewriteBuilder, op: Operation, sizes: ConvSizes, axe
 
 
 def _build_windows(mb: RewriteBuilder, x: Var, at: int, count: int, kernel: int, stride: int) -> Var:
-    """Rows of `stride` at axis `at` (and the next) as windows of `kernel`: those that follow each row beside it."""
+    """Join each row of `stride`, at axis `at` (and the next), with the rows after it into windows of `kernel`."""
     parts = []
     for number in range(-(-kernel // stride)):
         ends = [0] * x.rank
@@ -214,7 +218,7 @@ def _build_windows(mb: RewriteBuilder, x: Var, at: int, count: int, kernel: int,
 
 
 def pad_or_crop(mb: RewriteBuilder, x: Var, wanted: dict[int, tuple[int, int]]) -> Var:
-    """`x` with zeros before and behind, or cut, so that spatial axes have the (before, length) that is wanted."""
+    """Pad `x` with zeros or crop it, so that each spatial axis has the wanted (before, length)."""
     before, more = [0] * x.rank, [0] * x.rank
     for axis, (zeros, length) in wanted.items():
         before[2 + axis], more[2 + axis] = zeros, length - zeros - int(x.shape[2 + axis])
@@ -233,7 +237,7 @@ def _pad_with_zeros(mb: RewriteBuilder, x: Var, before: list[int], behind: list[
 
 
 def _build_upright_conv(mb: RewriteBuilder, op: Operation, sizes: ConvSizes) -> Var:
-    """The kernel on the height: the last two axes of input and result change over."""
+    """Build the conv with its kernel on the height: the last two axes of input and result are swapped."""
     turn = [*range(op.x.rank - 2), op.x.rank - 1, op.x.rank - 2]
     changed: dict[str, Any] = {name: [*numbers[:-2], numbers[-1], numbers[-2]] for name, numbers in (
         ("strides", sizes.strides), ("dilations", sizes.dilations), ("pads", sizes.pads))}
@@ -246,7 +250,7 @@ def _build_upright_conv(mb: RewriteBuilder, op: Operation, sizes: ConvSizes) -> 
 
 
 def _build_folded_conv(mb: RewriteBuilder, op: Operation, sizes: ConvSizes, q: int, p: int) -> Var:
-    """A 1-D conv as a 2-D one over rows of p elements, each with the p - 1 that follow it."""
+    """Build a 1-D conv as a 2-D one over rows of p elements, each with the p - 1 that follow it."""
     (count,) = sizes.counts
     rows = -(-count // p)
     x = pad_or_crop(mb, op.x, {0: (sizes.pads[0][0], (rows + q) * p)})
@@ -266,7 +270,7 @@ def _build_folded_conv(mb: RewriteBuilder, op: Operation, sizes: ConvSizes, q: i
 def _build_summed_convs(
     mb: RewriteBuilder, op: Operation, sizes: ConvSizes, pieces: tuple[tuple[tuple[int, int], ...], ...]
 ) -> Var:
-    """One conv for each piece of the kernel, the bias with the first, added."""
+    """Build one conv for each piece of the kernel, the first one with the bias, and add their results."""
     cut = tuple(axis for axis, parts in enumerate(pieces) if len(parts) > 1)
     before, behind = ([0, 0, *(pair[side] if axis in cut else 0 for axis, pair in enumerate(sizes.pads))]
                       for side in (0, 1))

@@ -1,4 +1,4 @@
-"""Finds the regions of a block that need fewer layout ops when they keep the dummy axis of the lifts around them."""
+"""Regions of a block that need fewer layout ops when they keep the dummy axis of the lifts around them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["LiftRegion", "is_dummy_axis_expansion", "is_needed_without_axis", "i
 
 @dataclass
 class LiftRegion:
-    """Ops that hang together by values that have, or could have, the dummy axis at position `at`.
+    """Ops connected by values that have, or could have, the dummy axis at position `at`.
 
-    `ops` in block order; `values` all rank-3 values they read (consts aside) or make; `before` and `after` the number
-    of squeeze and expand_dims ops on those values, as they are and with `ops` carried.
+    `ops` is in block order; `values` are all rank-3 values they read (except consts) or compute. `before` and `after`
+    count the squeeze and expand_dims ops on those values, as they are and with `ops` carried.
     """
 
     at: int
@@ -32,7 +32,10 @@ class LiftRegion:
 
 
 def iterate_lift_regions(block: Block, at: int) -> Iterator[LiftRegion]:
-    """The regions of one block for one position of the dummy axis; linear in the block's ops and their operands."""
+    """Yield the regions of one block for one position of the dummy axis.
+
+    The time is linear in the block's ops and their operands.
+    """
     kept = _find_ops_between_lifts(block, at)
     for region in _group_connected_ops(kept, at):
         for var in region.values:
@@ -41,14 +44,16 @@ def iterate_lift_regions(block: Block, at: int) -> Iterator[LiftRegion]:
             if squeezed or var.op in kept:
                 region.after += is_needed_without_axis(var, kept, block, at)
             else:
-                region.after += 1  # a value from outside: one expand_dims serves all
+                region.after += 1  # a value from outside: one expand_dims for all its readers
         yield region
 
 
 def _find_ops_between_lifts(block: Block, at: int) -> dict[Operation, None]:
-    """Ops whose operands have the dummy axis at hand, all but one at most, and whose result leads to an op that wants
-    it. The one operand (a mask, a scale that is computed) gets an expand_dims of its own, which costs no more than to
-    end the region there."""
+    """Find ops that have the dummy axis on all operands but one at most, and whose result leads to an op that needs it.
+
+    The one operand (a mask, a scale that is computed) gets an expand_dims of its own, which costs no more than to end
+    the region there.
+    """
     able: dict[Operation, list[Var]] = {}
     wide: set[Var] = set()
     for op in block.operations:
@@ -73,7 +78,10 @@ def _find_ops_between_lifts(block: Block, at: int) -> dict[Operation, None]:
 
 
 def _find_values_worth_expanding(able: dict[Operation, list[Var]], block: Block, at: int) -> Iterator[Var]:
-    """Values that several ops in a row lead from to expand_dims only: one before them all serves as well."""
+    """Find values that several chains of ops lead from to expand_dims only.
+
+    One expand_dims before the chains replaces those after them.
+    """
     leading: set[Operation] = set()
     for op in reversed(able):
         readers = [reader for var in op.outputs for reader in get_consumers(var)]
@@ -89,7 +97,7 @@ def _find_values_worth_expanding(able: dict[Operation, list[Var]], block: Block,
 
 
 def _group_connected_ops(kept: dict[Operation, None], at: int) -> list[LiftRegion]:
-    """`kept` by the values they share."""
+    """Group the ops `kept` by the values they share."""
     values = {op: [*collect_main_inputs(op), *op.outputs] for op in kept}
     return [
         LiftRegion(at, ops, dict.fromkeys(var for op in ops for var in values[op]))
@@ -102,7 +110,7 @@ def _is_squeezed(var: Var, at: int) -> bool:
 
 
 def is_dummy_axis_expansion(op: Operation, block: Block, at: int) -> bool:
-    """Whether `op` is an expand_dims that adds the dummy axis, in `block` or in one nested in it."""
+    """Return whether `op` is an expand_dims that adds the dummy axis, in `block` or in one nested in it."""
     if op.op_type != "expand_dims" or find_dummy_axis(op) != at:
         return False
     inner = op.enclosing_block
@@ -112,6 +120,7 @@ def is_dummy_axis_expansion(op: Operation, block: Block, at: int) -> bool:
 
 
 def is_needed_without_axis(var: Var, members: Container[Operation], block: Block, at: int) -> bool:
-    """Whether anything but `members` and the region's own expand_dims reads `var`, and so needs it without the axis."""
+    """Return whether an op besides `members` and the region's expand_dims uses `var`, which it needs without the
+    axis."""
     return bool(var.consuming_blocks) or any(
         reader not in members and not is_dummy_axis_expansion(reader, block, at) for reader in get_consumers(var))

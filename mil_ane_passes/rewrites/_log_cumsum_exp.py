@@ -1,4 +1,4 @@
-"""The logarithm of a running sum of exponentials by doubling, and which ops it may take the place of."""
+"""Logarithm of a running sum of exponentials by doubling, and the ops that it can replace."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["build_log_cumsum_exp", "count_doubling_steps", "find_cumsum_obstacle
 
 
 def count_doubling_steps(length: int) -> int:
-    """How often a window of one element is doubled until it covers `length`."""
+    """Count how often a window of one element is doubled until it covers `length`."""
     return max(0, length - 1).bit_length()
 
 
 def find_cumsum_obstacle(cumsum: Operation, longest: int) -> str | None:
-    """Why the running sum cannot be written out in steps, or None when it can."""
+    """Return why the running sum cannot be written out in steps, or None when it can."""
     axis = get_const_value(cumsum.axis)
     if axis is None:
         return "the axis of the running sum is not known"
@@ -37,9 +37,9 @@ def find_cumsum_obstacle(cumsum: Operation, longest: int) -> str | None:
 
 
 def build_log_cumsum_exp(mb: RewriteBuilder, x: Var, axis: int) -> Var:
-    """log(cumsum(exp(x))): after step k each element holds the log-sum-exp of the 2**k elements up to it.
+    """Compute log(cumsum(exp(x))): after step k each element is the log-sum-exp of the 2**k elements up to it.
 
-    Two of them are joined as max(a, b) + softplus(min(a, b) - max(a, b)), where no exponential exceeds 1.
+    Two windows are joined as max(a, b) + softplus(min(a, b) - max(a, b)), where no exponential exceeds 1.
     """
     axis, done, total = axis % x.rank, 1, x
     length = int(x.shape[axis])
@@ -47,7 +47,7 @@ def build_log_cumsum_exp(mb: RewriteBuilder, x: Var, axis: int) -> Var:
         first, late, early = (_slice_axis(mb, total, axis, begin, end) for begin, end in (
             (0, done), (done, length), (0, length - done)))
         top = mb.maximum(x=late, y=early)
-        held = mb.clip(x=top, alpha=-FP16_MAX, beta=FP16_MAX)  # minus infinity less itself is no number
+        held = mb.clip(x=top, alpha=-FP16_MAX, beta=FP16_MAX)  # minus infinity minus itself is NaN
         gap = mb.sub(x=mb.minimum(x=late, y=early), y=held)
         total = mb.concat(values=[first, mb.add(x=top, y=mb.softplus(x=gap))], axis=axis)
         done *= 2

@@ -1,4 +1,4 @@
-"""Recognising logarithms of exponentials, and what is known of a value from the op that makes it."""
+"""Patterns of logarithms of exponentials, and bounds of a value from the op that computes it."""
 
 from __future__ import annotations
 
@@ -28,31 +28,31 @@ __all__ = [
 ]
 
 FP16_MAX = np.float16(65504)
-"The largest number of fp16."
+"The largest finite number of fp16."
 SOFTPLUS_SAFE_LIMIT = 10.0
-"Up to here softplus is right on every chip that is reported."
+"Largest input for which softplus is reported correct on every chip."
 _NEGLIGIBLE_EPSILON = 2.0**-126
-"Up to here the epsilon of `log` only keeps it from the logarithm of zero: the smallest normal number of fp32."
+"Largest epsilon of `log` that only avoids the logarithm of zero: the smallest normal number of fp32."
 _MIN_SOFTPLUS_THRESHOLD = 8.0
-"From here on tanh(x) and tanh(softplus(x)) differ by less than 2e-10."
+"Value from which tanh(x) and tanh(softplus(x)) differ by less than 2e-10."
 _UPPER_BOUNDS = {"relu6": 6.0, "sigmoid": 1.0, "softmax": 1.0, "tanh": 1.0, "softsign": 1.0, "erf": 1.0, "sin": 1.0,
                  "cos": 1.0, "sigmoid_hard": 1.0, "sign": 1.0}
 _NON_NEGATIVE_OPS = ("abs", "relu", "relu6", "square", "exp", "exp2", "sqrt", "sigmoid", "softmax", "softplus")
 
 
 def is_made_by(var: Var, *op_types: str) -> bool:
-    """Whether an op of one of these types makes `var`."""
+    """Return whether an op of one of these types computes `var`."""
     return var.op is not None and var.op.op_type in op_types and not is_opaque(var.op)
 
 
 def find_precision_obstacle(op: Operation) -> str | None:
-    """Why a fault of fp16 cannot strike `op`, or None where its output is fp16."""
+    """Return why a defect of fp16 does not affect `op`, or None where its output is fp16."""
     dtype = op.outputs[0].dtype
     return None if dtype == types.fp16 else f"computed in {types.builtin_to_string(dtype)}, and the fault is fp16's"
 
 
 def read_uniform_value(var: Var) -> float | None:
-    """The number that every element of const `var` is, or None."""
+    """Return the number that every element of const `var` has, or None."""
     if not is_const(var) or not types.is_float(var.dtype) or np.size(var.val) == 0:
         return None
     first = np.ravel(var.val)[0]
@@ -60,18 +60,18 @@ def read_uniform_value(var: Var) -> float | None:
 
 
 def has_negligible_epsilon(log: Operation) -> bool:
-    """Whether the epsilon of `log` is too small to be a part of what it means."""
+    """Return whether the epsilon of `log` is too small to be a part of the function that is meant."""
     epsilon = get_const_value(log.epsilon)
     return epsilon is not None and 0 <= epsilon <= _NEGLIGIBLE_EPSILON
 
 
 def find_exp_operand(var: Var) -> Var | None:
-    """x of exp(x)."""
+    """Return x where `var` is exp(x), else None."""
     return var.op.x if is_made_by(var, "exp") else None
 
 
 def find_log1p_exp_operand(log: Operation) -> Var | None:
-    """x of log(1 + exp(x)), with the 1 added by an op or as the epsilon, as `log1p` is converted."""
+    """Return x of log(1 + exp(x)), with the 1 added by an op or as the epsilon, as `log1p` is converted; else None."""
     if get_const_value(log.epsilon) == 1:
         return find_exp_operand(log.x)
     if not has_negligible_epsilon(log) or not is_made_by(log.x, "add"):
@@ -85,7 +85,7 @@ def find_log1p_exp_operand(log: Operation) -> Var | None:
 
 
 def find_softplus_operand(var: Var) -> Var | None:
-    """x of softplus(x) as an op, as log(1 + exp(x)), or as either with x itself taken from a threshold on."""
+    """Return x of softplus(x) as an op, as log(1 + exp(x)), or as either with x itself above a threshold; else None."""
     if is_made_by(var, "softplus"):
         x: Var = var.op.x
         return x
@@ -102,7 +102,7 @@ def find_softplus_operand(var: Var) -> Var | None:
 
 
 def match_log_sum_exp(op: Operation) -> tuple[Var, Operation] | None:
-    """x, and the op that adds its exponentials up, where `op` gives the logarithm of their sum."""
+    """Return (x, the op that sums its exponentials) where `op` computes the logarithm of their sum, else None."""
     if op.op_type == "reduce_log_sum_exp":
         return (op.x, op) if op.x.rank else None
     total = op if op.op_type == "reduce_log_sum" else op.x.op if is_made_by(op.x, "reduce_sum", "cumsum") else None
@@ -111,14 +111,14 @@ def match_log_sum_exp(op: Operation) -> tuple[Var, Operation] | None:
 
 
 def build_stable_softplus(mb: RewriteBuilder, x: Var) -> Var:
-    """relu(x) + softplus(-|x|), which is softplus(x): the op sees nothing above 0."""
+    """Build relu(x) + softplus(-|x|), which is softplus(x): the input of the op is never above 0."""
     size = mb.mul(x=mb.abs(x=x), y=np.float16(-1))
     soft: Var = mb.add(x=mb.relu(x=x), y=mb.softplus(x=size))
     return soft
 
 
 def find_upper_bound(var: Var) -> float:
-    """A number that `var` never exceeds, by the op that makes it alone; infinity where that says nothing."""
+    """Return an upper bound of `var`, inferred from its op alone; infinity where that gives no bound."""
     op = var.op
     if op is None or is_opaque(op):
         return math.inf
@@ -147,9 +147,9 @@ def _find_const_upper_bound(var: Var) -> float:
 
 
 def is_maximum_subtracted(sub: Operation, axes: tuple[int, ...] | None = None) -> bool:
-    """Whether `sub` takes from x its maximum (over `axes`, where given), or from min(a, b) max(a, b)."""
+    """Return whether `sub` subtracts from x its maximum (over `axes`, unless None), or max(a, b) from min(a, b)."""
     top = sub.y
-    for _ in range(4):  # a maximum may be held to finite numbers and laid out before it is taken off
+    for _ in range(4):  # a maximum may be clipped to finite numbers and reshaped before it is subtracted
         if is_made_by(top, "clip", "squeeze", "expand_dims", "identity"):
             top = top.op.x
         elif is_made_by(top, "select"):
@@ -160,7 +160,7 @@ def is_maximum_subtracted(sub: Operation, axes: tuple[int, ...] | None = None) -
 
 
 def read_reduced_axes(reduction: Operation) -> tuple[int, ...] | None:
-    """The axes counted from the front, sorted; None when they are not known before the program runs."""
+    """Return the reduced axes counted from the front, sorted; None when they are dynamic."""
     rank = reduction.x.rank
     if reduction.axes is None:
         return tuple(range(rank))

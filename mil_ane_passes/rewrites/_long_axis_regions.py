@@ -1,4 +1,4 @@
-"""Elementwise regions on values with a long axis, and shapes that hold as many elements in short ones."""
+"""Elementwise regions on values with a long axis, and shapes of as many elements with short axes."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ ELEMENTWISE_OPS = frozenset({*UNARY_OPS, *BROADCASTING_OPS, "select"})
 
 
 def get_elementwise_operands(op: Operation) -> list[Var]:
-    """What is worked on element by element."""
+    """Return the operands that the op combines element by element."""
     return [op.inputs[name] for name in ("cond", "a", "b", "x", "y") if name in op.inputs]
 
 
 def is_shape_unsupported(shape: tuple[int, ...], generation: Generation) -> bool:
-    """Whether the ANE of `generation` is stated not to hold a value of `shape`."""
+    """Return whether a limit of `generation` excludes a value of `shape` from the ANE."""
     return bool(shape) and bool(find_limiting_generations("spatial", shape[-1], [generation])
                                 or find_limiting_generations("channels", max(shape), [generation]))
 
@@ -35,7 +35,7 @@ def is_shape_unsupported(shape: tuple[int, ...], generation: Generation) -> bool
 def iterate_long_axis_regions(
     block: Block, generations: Iterable[Generation]
 ) -> Iterator[tuple[list[Operation], tuple[int, ...]]]:
-    """Elementwise ops on values of one shape that some generation rejects, joined by the values they hand on."""
+    """Yield groups of elementwise ops on values of one unsupported shape, connected by their values."""
     groups: dict[Operation, list[Operation]] = {}
     judged: dict[tuple[int, ...], bool] = {}
     wanted = list(generations)
@@ -59,7 +59,10 @@ def iterate_long_axis_regions(
 
 
 def find_balanced_shape(size: int, generations: Iterable[Generation]) -> tuple[int, ...] | None:
-    """[1, 1, a, b] of `size` elements that those generations hold, with the least room lost to rows of 64 bytes."""
+    """Return a shape [1, 1, a, b] of `size` elements that those generations support, with the least row padding.
+
+    Rows are padded to 64 bytes. Return None where no such shape is supported.
+    """
     most = min((bound.most for each in generations if (bound := find_limit("spatial", [each]))), default=0)
     # A side shorter than this leaves the other too long; without the bound the search takes hours on a hostile shape.
     shortest = -(-size // most) if most else size + 1

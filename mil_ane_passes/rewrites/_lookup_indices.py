@@ -1,4 +1,4 @@
-"""How runtime indices are prepared for a lookup, and who reads them."""
+"""Dynamic indices of lookups: the ops that prepare them, and the ops that read them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ _INDEX_PREPARATION_OPS = ("cast", "greater_equal", "add", "select")
 
 
 def read_indexed_extents(op: Operation) -> tuple[int, ...] | None:
-    """What the indices count in: one extent, or of gather_nd one for each coordinate."""
+    """Return the extents that the indices refer to, or None where they are unknown.
+
+    These are one extent, or for gather_nd one for each coordinate.
+    """
     shape = get_static_shape(op.x)
     if shape is None:
         return None
@@ -26,7 +29,7 @@ def read_indexed_extents(op: Operation) -> tuple[int, ...] | None:
 
 
 def find_unwrapped_indices(index: Var, extents: tuple[int, ...]) -> tuple[Var, Var] | None:
-    """The indices before they were brought into range, and the first value that is in range; None for no such thing."""
+    """Find the indices before they were wrapped into range, and the first value that is in range; None if not found."""
     found, start, var = None, index, index
     while var.op is not None:
         op = var.op
@@ -40,7 +43,7 @@ def find_unwrapped_indices(index: Var, extents: tuple[int, ...]) -> tuple[Var, V
 
 
 def _skip_lossless_casts(start: Var, extents: tuple[int, ...]) -> Var:
-    """`start` before casts that keep every index, negative ones too."""
+    """Return `start` before casts that preserve every index, negative ones too."""
     while start.op is not None and start.op.op_type == "cast" and start.dtype in (types.int16, types.int32) and \
             _is_lossless_index_cast(start.op.x.dtype, start.dtype, extents):
         start = start.op.x
@@ -48,7 +51,7 @@ def _skip_lossless_casts(start: Var, extents: tuple[int, ...]) -> Var:
 
 
 def _is_lossless_index_cast(given: type, made: type, extents: tuple[int, ...]) -> bool:
-    """Whether a cast from `given` to `made` keeps every index."""
+    """Return whether a cast from `given` to `made` preserves every index."""
     if given not in (types.int16, types.uint16, types.int32):
         return False
     most = {types.int16: 2**15, types.uint16: 2**16, types.int32: 2**31}.get(made, 0)
@@ -56,7 +59,7 @@ def _is_lossless_index_cast(given: type, made: type, extents: tuple[int, ...]) -
 
 
 def _is_negative_index_wrap(op: Operation, extents: tuple[int, ...]) -> bool:
-    """Whether a select is i >= 0 ? i : i + n."""
+    """Return whether a select is i >= 0 ? i : i + n."""
     above, later = op.cond.op, op.b.op
     if above is None or later is None or above.op_type != "greater_equal" or later.op_type != "add":
         return False
@@ -66,7 +69,7 @@ def _is_negative_index_wrap(op: Operation, extents: tuple[int, ...]) -> bool:
 
 
 def is_only_looked_up(index: Var, extents: tuple[int, ...]) -> bool:
-    """Whether all that reads `index`, through its preparation, are lookups in `extents`."""
+    """Return whether all readers of `index`, through its preparation, are lookups in `extents`."""
     pending, seen = [index], {index}
     while pending:
         var = pending.pop()

@@ -1,4 +1,4 @@
-"""Loops that unroll_while_loop shows, and its law draws."""
+"""Loops for the examples of unroll_while_loop, and those that its law samples."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def build_dependent_loops() -> Program:
 
 
 def _build_halving_loop(steps: int, x: Var) -> Var:
-    """A loop of so many steps of one op."""
+    """Build a loop of `steps` steps of one op."""
     outputs: tuple[Var, ...] = Builder.while_loop(
         _cond=lambda j, x: Builder.less(x=j, y=np.int32(steps)),
         _body=lambda j, x: (Builder.add(x=j, y=np.int32(1)), Builder.mul(x=x, y=np.float16(0.5))),
@@ -66,7 +66,7 @@ def _build_halving_loop(steps: int, x: Var) -> Var:
 
 
 def build_nested_loops(inner: int, outer: int | None) -> Program:
-    """A loop of `inner` steps in one of `outer` steps (None: a run decides)."""
+    """Build a loop of `inner` steps in one of `outer` steps (None: a dynamic number)."""
     def body(x: Var) -> Var:
         if outer is not None:
             outputs: tuple[Var, ...] = Builder.while_loop(

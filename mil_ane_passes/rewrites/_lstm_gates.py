@@ -1,4 +1,4 @@
-"""The gates of an lstm and its cell, which may be kept exact to more than fp16."""
+"""Gates of an lstm and its cell, which may be kept more exactly than in fp16."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _GATE_ACTIVATION = "recurrent_activation"
 
 
 def build_gates(mb: RewriteBuilder, op: Operation, before: Var, lost: bool) -> Sequence[Var]:
-    """Input, forget and output gate, which have one activation, and the new cell.
+    """Build the input, forget and output gate, which have one activation, and the new cell.
 
     With `lost` the forget gate f is returned as 1 - f = sigmoid(-x): fp16 has few numbers near 1, and many near 0.
     """
@@ -34,7 +34,10 @@ def build_gates(mb: RewriteBuilder, op: Operation, before: Var, lost: bool) -> S
 def build_peephole_gates(
     mb: RewriteBuilder, op: Operation, before: Var, lost: bool, cell: Var, peephole: Var,
 ) -> Sequence[Var]:
-    """The same where the gates see the cell; the output gate is still without, as it sees the new one."""
+    """Build the same gates with peepholes to the cell.
+
+    The output gate is returned before its peephole and activation, as its peephole reads the new cell.
+    """
     i, f, o, z = split_equally(mb, before, 4, -1)
     i, f = (
         mb.add(x=gate, y=mb.mul(x=cell, y=_slice_peephole(mb, peephole, number))) for number, gate in enumerate((i, f))
@@ -50,7 +53,7 @@ def build_peephole_gates(
 
 
 def build_peephole_output_gate(mb: RewriteBuilder, op: Operation, before: Var, cell: Var, peephole: Var) -> Var:
-    """The output gate that sees the new cell."""
+    """Build the output gate with its peephole to the new cell."""
     return apply_activation(
         mb, op, _GATE_ACTIVATION, mb.add(x=before, y=mb.mul(x=cell, y=_slice_peephole(mb, peephole, 2)))
     )
@@ -59,9 +62,9 @@ def build_peephole_output_gate(mb: RewriteBuilder, op: Operation, before: Var, c
 def add_with_compensation(
     mb: RewriteBuilder, cell: Var, change: Var, old: Var | None = None, wanted: Var | None = None,
 ) -> tuple[Var, list[Var]]:
-    """The cell after `change`, and what the next step needs to know what the sum has cut off.
+    """Add `change` to the cell; return the new cell and what the next step needs to compensate for the rounding.
 
-    That is the cell before and the change that was wanted: what was got is their difference, exactly.
+    That is the old cell and the exact change. The rounded change is the difference of the two cells, exactly.
     """
     if old is not None:
         change = mb.add(x=change, y=mb.sub(x=wanted, y=mb.sub(x=cell, y=old)))

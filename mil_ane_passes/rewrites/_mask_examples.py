@@ -1,4 +1,4 @@
-"""Small programs with masks, as frontends write them, for the rules about masks to show."""
+"""Small programs with masks, as frontends write them, for the examples of the rules about masks."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ __all__ = [
 ]
 
 MAX_SCORE = 4000.0
-"How large scores may be in the examples: beyond, a masked one could outrank one that is not."
+"Largest score in the examples: beyond it, a masked score could exceed one that is not masked."
 _ROWS, _KEYS = 3, 8
 _MINUS_INF = np.float16(-np.inf)
 
 
 def _make_causal_mask(low: float, dtype: Any = np.float16) -> Any:
-    """Row r sees the keys up to r: 0, and `low` beyond."""
+    """Make a causal mask: 0 for the keys up to the row's own, `low` beyond."""
     return np.triu(np.full((_ROWS, _KEYS), low, dtype=dtype), 1) if np.isfinite(low) else \
         np.where(np.tri(_ROWS, _KEYS, dtype=bool), 0, low).astype(dtype)
 
 
 def _build_masked_softmax(mask: Callable[[Var, Var], Var], **settings: Any) -> Program:
-    """softmax of what `mask` makes of scores x and of m, a number per key that is positive for those to be seen."""
+    """Build a softmax of `mask` of scores x and of m, a number per key that is positive for visible keys."""
     return build_program(lambda x, m: Builder.softmax(x=mask(x, m), axis=-1, name="y"), **settings,
                          x=(2, _ROWS, _KEYS), m=(2, 1, _KEYS))
 
@@ -56,7 +56,7 @@ def _make_zero(m: Var) -> Any:
 
 
 def _build_padding_mask(m: Var, low: float = -np.inf, dtype: Any = np.float16) -> Var:
-    """(1 - m) * low"""
+    """Build (1 - m) * low."""
     shut = Builder.sub(x=dtype(1), y=_cast_visible_keys(m, "fp16" if dtype is np.float16 else "fp32"))
     return Builder.mul(x=shut, y=dtype(low))
 
@@ -78,7 +78,7 @@ def build_infinite_and_finite_mask() -> Program:
 
 
 def _add_fp32_mask(x: Var, m: Var) -> Var:
-    """The mask is made in fp32 and cast: minus infinity at run time."""
+    """Add a mask that is computed in fp32 and cast: minus infinity at run time."""
     return Builder.add(x=x, y=Builder.cast(x=_build_padding_mask(m, -1e9, np.float32), dtype="fp16"))
 
 
@@ -94,19 +94,19 @@ def _add_gathered_mask(x: Var, m: Var) -> Var:
 
 
 def _subtract_mask(x: Var, m: Var) -> Var:
-    """x - (1 - m) * inf"""
+    """Build x - (1 - m) * inf."""
     return Builder.sub(x=x, y=_build_padding_mask(m, np.inf))
 
 
 def _add_band_part_mask(x: Var, m: Var) -> Var:
-    """A causal mask as torch.triu makes it at run time: inf - inf inside the band."""
+    """Add a causal mask as torch.triu computes it at run time: inf - inf inside the band."""
     shape = Builder.slice_by_index(x=Builder.shape(x=x), begin=[1], end=[3])
     full = Builder.fill(shape=shape, value=_MINUS_INF)
     return Builder.add(x=x, y=Builder.sub(x=full, y=Builder.band_part(x=full, lower=-1, upper=0)))
 
 
 def build_attention_op() -> Program:
-    """Scores are products of inputs here, so that inputs have to be smaller."""
+    """Build an attention whose scores are products of inputs, so that inputs have to be smaller."""
     def body(x: Var, m: Var) -> Var:
         return Builder.scaled_dot_product_attention(query=x, key=x, value=x, attn_mask=_build_padding_mask(m), name="y")
 
@@ -163,7 +163,7 @@ REWRITTEN_EXAMPLES: dict[str, Callable[[], Program]] = {
     "subtracted": lambda: _build_masked_softmax(_subtract_mask),
     "triangle at run time": lambda: _build_masked_softmax(_add_band_part_mask),
 }
-"""What is rewritten."""
+"Examples that are rewritten."
 
 UNCHANGED_EXAMPLES: dict[str, tuple[Callable[[], Program], str]] = {
     "a lower bound": (lambda: _build_masked_softmax(lambda x, m: Builder.maximum(x=x, y=np.float16(-np.inf))), ""),
@@ -214,4 +214,4 @@ UNCHANGED_EXAMPLES: dict[str, tuple[Callable[[], Program], str]] = {
         "an infinite constant, but is scaled by a computed value in mul 'scaled'",
     ),
 }
-"""What is left alone, and why."""
+"Examples that are not rewritten, and why."

@@ -1,4 +1,4 @@
-"""Where masks go: which values end in a softmax and nowhere else, and what masks add up to on the way."""
+"""Flow of masks: the values that end in a softmax and nowhere else, and the sums of masks on the way."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ __all__ = [
 ]
 
 FP16_MAX = 65504.0
-"The largest number of fp16: what is as large, infinite or not, has no room for a score beside it."
+"The largest finite number of fp16; a mask of that magnitude, infinite or not, leaves no room for a score."
 _MIN_MASK_FACTOR = 1000.0
-"A constant factor from here on is taken for a mask: what it multiplies says where, not how much."
+"Constant factor from which a product counts as a mask: its other factor then selects positions, not magnitudes."
 
 _X_INPUT = ("x",)
 CARRIED_INPUTS: dict[str, tuple[str, ...]] = {
@@ -63,25 +63,26 @@ CARRIED_INPUTS: dict[str, tuple[str, ...]] = {
     "slice_update": ("x", "update"),
     **dict.fromkeys(("scatter", "scatter_along_axis", "scatter_nd"), ("data", "updates")),
 }
-"Ops whose result holds what some of their inputs hold, moved, chosen, scaled or with something added: these inputs."
+"Ops that move, select, scale or add to elements of some of their inputs, with these inputs."
 _INTEGER_PRESERVING_INPUTS = {**CARRIED_INPUTS, "abs": _X_INPUT, "relu": _X_INPUT, "square": _X_INPUT}
-"Ops that make whole numbers of whole numbers, but for a division."
+"Ops that turn integers into integers, except for a division, with the inputs concerned."
 _ROUNDING_OPS = ("round", "floor", "ceil", "sign")
 _MAX_VALUES_VISITED = 64
-"How many values are looked at to tell whether a factor is whole."
+"Most values that are visited to infer whether a factor has only integers."
 
 
 _MASKED_INPUTS = {"softmax": "x", "scaled_dot_product_attention": "attn_mask"}
-"Ops that silence what is masked, and the input that holds the mask."
+"Ops that suppress masked elements, and the input with the mask."
 
 
 @dataclass(frozen=True)
 class MaskDestination:
-    """What becomes of a value. A `reason` says why it does not end in softmaxes alone; else the numbers hold.
+    """The destination of a value.
 
-    `factor` is the smallest constant that a mask is multiplied by on the way, `half` whether fp16 holds it anywhere,
-    `copies` how many infinite masks a softmax may find added up in one place, each counted with its factor, and
-    `replace_infinities` what the finite masks there add up to.
+    A `reason` is why it does not end in softmaxes alone; otherwise the numbers are valid. `factor` is the smallest
+    constant that a mask is multiplied by on the way, and `half` whether a value on the way is fp16. `copies` is how
+    many infinite masks may be added up in one element of a softmax, each counted with its factor, and `finite` the sum
+    of the finite masks there.
     """
 
     reason: str = ""
@@ -91,7 +92,7 @@ class MaskDestination:
     finite: float = 0.0
 
     def also(self, other: MaskDestination) -> MaskDestination:
-        """Both, for a value with two readers."""
+        """Combine both destinations, for a value with two readers."""
         if self.reason or other.reason:
             return self if self.reason else other
         return MaskDestination("", min(self.factor, other.factor), self.half or other.half,
@@ -100,7 +101,7 @@ class MaskDestination:
 
 @dataclass(frozen=True)
 class _MaskSum:
-    """What masks there may be in one element of a value; the names are those of `MaskDestination`."""
+    """The masks that may be added up in one element of a value; the names are those of `MaskDestination`."""
 
     copies: float = 0.0
     finite: float = 0.0
@@ -108,7 +109,7 @@ class _MaskSum:
 
 @dataclass(frozen=True)
 class _ConstSummary:
-    """What is in a const: `beyond` fp16 or not, the `largest` and `smallest` magnitude of the rest."""
+    """The magnitudes in a const: `beyond` if any is beyond fp16, `largest` and `smallest` of the rest."""
 
     beyond: bool
     largest: float
@@ -116,7 +117,7 @@ class _ConstSummary:
 
 
 class MaskFlow:
-    """The fates of the floating-point values that `block` and the blocks in it compute; linear in their ops."""
+    """The destinations of the floating-point values that `block` and its nested blocks compute; linear in their ops."""
 
     def __init__(self, block: Block) -> None:
         self._ops = list(_iterate_nested_ops(block))
@@ -130,15 +131,15 @@ class MaskFlow:
         self._compute_destinations(self._make_counted_destination)
 
     def find_destination(self, var: Var) -> MaskDestination:
-        """A value that was not there when the block was looked at is another block's."""
+        """Return the destination of `var`; a value added after the block was analysed belongs to another block."""
         return self._fates.get(var, MaskDestination(f"'{var.name}' is computed elsewhere"))
 
     def beyond(self, var: Var) -> bool:
-        """Whether the const holds numbers that fp16 cannot hold, or only just."""
+        """Return whether the const has numbers that fp16 cannot represent, or that are nearly its largest."""
         return self._get_summary(var).beyond
 
     def _compute_destinations(self, sink: Callable[[Var], MaskDestination]) -> None:
-        """Every value's fate, from those of what is computed from it, last op first."""
+        """Compute every value's destination from those of the values computed from it, last op first."""
         for op in reversed(self._ops):
             for var in op.outputs:
                 if get_type_info(var).is_tensor or types.is_scalar(var.sym_type):
@@ -156,7 +157,7 @@ class MaskFlow:
         return replace(fate, half=fate.half or get_type_info(var).dtype == types.fp16)
 
     def _follow_reader(self, op: Operation, var: Var, sink: Callable[[Var], MaskDestination]) -> MaskDestination:
-        """What becomes of `var` in one of the ops that read it."""
+        """Return the destination of `var` through one of its readers."""
         as_what = {name for name, bound in op.inputs.items() if bound is var or _is_among(var, bound)}
         if not is_opaque(op):
             if as_what == {_MASKED_INPUTS.get(op.op_type)}:
@@ -194,7 +195,7 @@ class MaskFlow:
         return replace(self._make_destination(var), copies=load.copies, finite=load.finite)
 
     def _compute_mask_sum(self, op: Operation) -> _MaskSum:
-        """The masks in the result of an op: sums add them up, choices take the larger, factors enlarge them."""
+        """Compute the masks in the result of an op: sums add them, selections take the larger, factors scale them."""
         loads = [self._held(var) for var in _iterate_operands(op)]
         if op.op_type in ("add", "sub") and not _is_outside_band(op):
             return _MaskSum(sum(load.copies for load in loads), sum(load.finite for load in loads))
@@ -226,7 +227,7 @@ class MaskFlow:
 
 
 def can_hold_mask(op: Operation, small: int) -> bool:
-    """Whether a const of `op` is beyond fp16, or larger than `small` bytes: then it shows when its fate is known."""
+    """Return whether a const of `op` is beyond fp16 or larger than `small` bytes, and may turn out to be a mask."""
     return any(
         count_const_bytes(var) > small or _summarize_const(np.asarray(var.val)).beyond
         for _, var in iterate_float_constants(op)
@@ -234,7 +235,7 @@ def can_hold_mask(op: Operation, small: int) -> bool:
 
 
 def iterate_float_constants(op: Operation) -> Iterator[tuple[str, Var]]:
-    """The floating-point consts whose elements become elements of the result, each with the input it is bound to."""
+    """Yield the floating-point consts whose elements become elements of the result, each with its input name."""
     for name in CARRIED_INPUTS[op.op_type]:
         bound = op.inputs.get(name)
         for var in bound if isinstance(bound, (list, tuple)) else [bound]:
@@ -243,9 +244,9 @@ def iterate_float_constants(op: Operation) -> Iterator[tuple[str, Var]]:
 
 
 def find_non_binary_factor(op: Operation) -> Var | None:
-    """What a constant mask is multiplied with or divided by in `op`, where that may be another number than 0 or 1.
+    """Return the factor or divisor of a constant mask in `op` if it may be a number other than 0 and 1, else None.
 
-    What goes into a softmax with nothing added are scores.
+    A product that a softmax reads without anything added is a score.
     """
     if op.op_type not in ("mul", "real_div"):
         return None
@@ -255,7 +256,7 @@ def find_non_binary_factor(op: Operation) -> Var | None:
 
 
 def _has_only_integers(factor: Var) -> bool:
-    """Whether `factor` holds whole numbers alone, as masks do. The model's inputs are taken at their word."""
+    """Return whether `factor` has only integers, as masks do. The model's inputs are assumed to be as declared."""
     pending, seen = [factor], set[Var]()
     while pending and len(seen) < _MAX_VALUES_VISITED:
         var = pending.pop()
@@ -273,7 +274,7 @@ def _has_only_integers(factor: Var) -> bool:
 
 
 def replace_infinities(values: Any, level: float, above: bool = True) -> Any:
-    """`values` with `level`, of their sign, for those that are beyond fp16; unless `above`, for the negative ones."""
+    """Replace values beyond fp16 by `level` with their sign; without `above`, replace only negative ones."""
     values = np.asarray(values)
     beyond = (np.abs(values) if above else -values) >= FP16_MAX
     changed = np.where(beyond, np.copysign(values.dtype.type(level), values), values)
@@ -281,12 +282,12 @@ def replace_infinities(values: Any, level: float, above: bool = True) -> Any:
 
 
 def has_softmax(block: Block) -> bool:
-    """Whether `block` or one in it has an op that ends a mask's way."""
+    """Return whether `block` or a nested block has an op in which a mask ends."""
     return any(op.op_type in _MASKED_INPUTS or any(map(has_softmax, op.blocks)) for op in block.operations)
 
 
 def count_const_bytes(var: Var) -> int:
-    """Bytes of a const, without reading them."""
+    """Count the bytes of a const without reading them."""
     return int(np.prod(var.shape, dtype=object)) * int(np.dtype(types.nptype_from_builtin(var.dtype)).itemsize)
 
 
@@ -309,7 +310,7 @@ def _iterate_operands(op: Operation) -> Iterable[Var]:
 
 
 def _find_nan_test(var: Var) -> Operation | None:
-    """The op that compares `var` with itself, as `nan_to_num` does, if any; also behind a cast."""
+    """Find the op that compares `var` with itself, as `nan_to_num` does, also after a cast; None if not found."""
     for reader in get_consumers(var):
         if reader.op_type in ("equal", "not_equal") and reader.x is reader.y:
             return reader
@@ -320,7 +321,7 @@ def _find_nan_test(var: Var) -> Operation | None:
 
 
 def _is_outside_band(op: Operation) -> bool:
-    """Whether this is x - band_part(x): what is outside the band."""
+    """Return whether `op` is x - band_part(x): the elements outside the band."""
     band = op.y.op
     return op.op_type == "sub" and band is not None and band.op_type == "band_part" and band.x is op.x
 
@@ -330,7 +331,7 @@ def _is_among(var: Var, bound: Any) -> bool:
 
 
 def _iterate_nested_ops(block: Block) -> Iterator[Operation]:
-    """Every op; those of nested blocks stand before the op that holds them, after all that they read."""
+    """Yield every op; the ops of nested blocks come before the op that contains them, after all that they read."""
     for op in block.operations:
         for inner in op.blocks:
             yield from _iterate_nested_ops(inner)

@@ -1,4 +1,4 @@
-"""The norms that `scaled_rms_norm` and `representable_epsilon` show; `half` makes a number of the program's dtype."""
+"""Example norms of `scaled_rms_norm` and `representable_epsilon`; `half` makes a number of the program's dtype."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def build_shared_factor_norm() -> Program:
 
 
 def build_norm_op(kind: str, dtype: Any = np.float16, opset: int = 17, **parameters: Any) -> Program:
-    """One op that normalises, its epsilon as given."""
+    """Build one normalization op with its own epsilon."""
     if kind == "layer_norm":
         parameters["axes"] = [-1]
     target = ct.target.iOS15 if opset == 15 else ct.target.iOS17
@@ -120,7 +120,7 @@ def build_batch_norm(variance: float) -> Program:
 
 
 def build_rsqrt_epsilon_norm(x: Var, half: Any) -> Var:
-    """No epsilon but the one of rsqrt."""
+    """Build a norm whose only epsilon is that of rsqrt."""
     mean = Builder.reduce_mean(x=Builder.square(x=x), axes=[-1], keep_dims=True)
     return Builder.mul(x=x, y=Builder.rsqrt(x=mean, epsilon=np.float32(1e-12), name="root"), name="y")
 
@@ -131,13 +131,13 @@ def build_observed_norm(x: Var, half: Any) -> list[Var]:
 
 
 def build_unrelated_product(x: Var, half: Any) -> Var:
-    """Something else by the root of the mean of squares of x."""
+    """Multiply another value by the root of the mean of squares of x."""
     mean = Builder.reduce_mean(x=Builder.square(x=x), axes=[-1], keep_dims=True)
     return Builder.mul(x=Builder.cos(x=x), y=Builder.rsqrt(x=mean, epsilon=np.float32(1e-12)), name="y")
 
 
 def build_torch_normalize(x: Var, half: Any) -> Var:
-    """As torch's normalize."""
+    """Build a norm as torch's normalize."""
     norm = Builder.reduce_l2_norm(x=x, axes=[-1], keep_dims=True)
     return Builder.real_div(x=x, y=Builder.maximum(x=norm, y=half(2.0**-24)), name="y")
 

@@ -1,4 +1,4 @@
-"""A value over the root of a mean or sum of squares: reading it in all its spellings, and spelling it once more."""
+"""Norms: match a value over the root of a mean or sum of squares in all its forms, and build it again scaled."""
 
 from __future__ import annotations
 
@@ -14,26 +14,31 @@ from ..core.query import get_const_value, is_const, is_symbolic
 __all__ = ["FP16_MIN_NORMAL", "Norm", "build_largest_magnitude", "match_norm", "rebuild_scaled_factor"]
 
 FP16_MIN_NORMAL = 2.0**-14
-"The smallest normal number of fp16; what is divided by never gets smaller."
+"The smallest normal number of fp16; a divisor never gets smaller."
 _FP16_MAX = 65504.0
+"The largest finite number of fp16."
 _MAX_COUNT = 16384
-"Numbers up to 1 in a mean: their squares' mean is at least one over their count, which stays normal in fp16."
+"Most numbers in a mean. If the largest is 1, the mean of the squares is at least 1 / count, normal in fp16."
 _MAX_SQUARE_SUM = 32768.0
+"Limit of the scaled sum of squares of numbers up to 1."
 _RELATIVE_TOLERANCE = 2.0**-19
+"Relative error of a factor in fp16 from which the rest is added as a second term."
 _INFINITY_THRESHOLD = 1e38
+"Upper bound of a clip above which it has no effect."
 _MAX_DEPTH = 10
-"Ops between the squares and the division that are looked through."
+"Most ops between the squares and the division that are followed."
 _MIN_EPSILON = 2.0**-42
+"Smallest epsilon with a counterpart in fp16; see `_factor_epsilon`."
 _DEFAULT_EPSILONS = {"rsqrt": 1e-12, "inverse": 1e-4}
 _REDUCTION_OPS = ("reduce_mean", "reduce_sum", "reduce_sum_square", "reduce_l2_norm")
 
 
 @dataclass
 class Norm:
-    """`x` is what is squared, `reduce` the op that sums; `steps` (kind, number) lead from the sum to the factor.
+    """A norm: `x` is squared, `reduce` is the op that sums; `steps` (kind, number) lead from the sum to the factor.
 
-    `degree` says how the factor grows with x: by its first power where it divides, by minus the first where it is
-    multiplied with. `refusal` is why it cannot be spelt anew, or None.
+    `degree` is the power of x with which the factor grows: 1 where it is divided by, -1 where it is multiplied with.
+    `refusal` is why the norm cannot be rebuilt, or None.
     """
 
     x: Var
@@ -51,7 +56,7 @@ class Norm:
 
     @property
     def count(self) -> int | None:
-        """How many numbers are summed; None where that is symbolic."""
+        """The number of summed elements; None where it is symbolic."""
         source = self.reduce.x
         axes: list[int] = get_const_value(self.reduce.axes) or list(range(source.rank))
         extents = [source.shape[axis] for axis in axes]
@@ -59,7 +64,7 @@ class Norm:
 
 
 def match_norm(factor: Var, degree: int) -> Norm | None:
-    """The norm that `factor` is a power of, where that is `degree` (1 or -1); None where it is nothing of the kind."""
+    """Match the norm that `factor` is the power `degree` (1 or -1) of; None where it is not a power of a norm."""
     path: list[Operation] = []
     foreign: str | None = None
     var = factor
@@ -69,11 +74,11 @@ def match_norm(factor: Var, degree: int) -> Norm | None:
             return None
         if op.op_type in _REDUCTION_OPS:
             return _parse_norm(op, path, foreign, degree, factor)
-        if op.op_type in ("expand_dims", "reshape"):  # where it ends is looked at, not how
+        if op.op_type in ("expand_dims", "reshape"):  # only the final shape is checked
             var = op.x
             continue
         inner = _find_step_input(op)
-        if inner is None and op.op_type in ("add", "maximum", "mul"):  # followed only to say what it is
+        if inner is None and op.op_type in ("add", "maximum", "mul"):  # followed only for the reason of the miss
             inner, foreign = op.x, f"{op.op_type} gives '{op.outputs[0].name}', but not with a constant number above 0"
         if op.op_type == "cast":
             inner, foreign = op.x, f"a cast gives '{op.outputs[0].name}': the norm is in two precisions"
@@ -85,7 +90,7 @@ def match_norm(factor: Var, degree: int) -> Norm | None:
 
 
 def _find_step_input(op: Operation) -> Var | None:
-    """What a step of the path is computed from."""
+    """Return the input of a step on the path from the sum to the factor, None where `op` is not such a step."""
     if op.op_type in ("sqrt", "rsqrt", "inverse"):
         return op.x
     if op.op_type == "pow":
@@ -104,13 +109,13 @@ def _find_step_input(op: Operation) -> Var | None:
 
 
 def _read_exponent(op: Operation) -> float | None:
-    """The power a `pow` raises to, where it is one constant number."""
+    """Return the exponent of a `pow` where it is one constant number."""
     return float(np.asarray(op.y.val).reshape(-1)[0]) if is_const(op.y) and math.prod(op.y.shape) == 1 else None
 
 
 def read_positive_scalar(var: Var | None) -> float | None:
-    """The value of a constant of one element, where that is positive and finite, else None."""
-    if var is None or not is_const(var) or math.prod(var.shape) != 1:  # asked of every factor: read none of the weights
+    """Return the value of a constant of one element where it is positive and finite, else None."""
+    if var is None or not is_const(var) or math.prod(var.shape) != 1:  # called for every factor: do not read weights
         return None
     found = float(np.asarray(var.val).reshape(-1)[0])
     return found if 0 < found < math.inf else None
@@ -133,7 +138,7 @@ def _parse_norm(
 
 
 def _find_squared_value(reduce: Operation) -> Var | None:
-    """What the sum is of the squares of."""
+    """Return the value whose squares `reduce` sums, or None."""
     if reduce.op_type in ("reduce_sum_square", "reduce_l2_norm"):
         return reduce.x
     op = reduce.x.op
@@ -142,11 +147,11 @@ def _find_squared_value(reduce: Operation) -> Var | None:
     if op.op_type == "mul" and op.x is not op.y or op.op_type == "pow" and _read_exponent(op) != 2:
         return None
     squared: Var = op.x
-    return squared if squared.shape == op.outputs[0].shape else None  # a power may add axes: [[[2]]] does
+    return squared if squared.shape == op.outputs[0].shape else None  # a pow may add axes, as with an exponent [[[2]]]
 
 
 def _append_step(norm: Norm, op: Operation) -> bool:
-    """Append what `op` does; False where the result is no power of a norm."""
+    """Append the step that `op` computes; return False where the result is not a power of a norm."""
     kind = op.op_type
     if kind == "pow":
         kind = "sqrt" if _read_exponent(op) == 0.5 else "rsqrt"
@@ -218,7 +223,7 @@ def _find_norm_obstacle(norm: Norm, foreign: str | None, factor: Var) -> str | N
 
 
 def _is_scaled(x: Var) -> bool:
-    """Whether `x` was divided by what comes from a maximum."""
+    """Return whether `x` was divided by a value computed from a maximum."""
     if x.op is None or x.op.op_type != "real_div":
         return False
     by = x.op.y
@@ -230,7 +235,7 @@ def _is_scaled(x: Var) -> bool:
 
 
 def build_largest_magnitude(mb: RewriteBuilder, norm: Norm) -> Var:
-    """The largest magnitude of each row of x, not smaller than what its epsilons are about, and finite."""
+    """Build the largest magnitude of each row of x, finite and not below the scale of the epsilons."""
     floor = max([FP16_MIN_NORMAL, *(_factor_epsilon(given, degree)[0] for given, degree in _collect_epsilons(norm))])
     axes, x = norm.reduce.axes, norm.x
     key = None if axes is None else tuple(get_const_value(axes))
@@ -245,8 +250,10 @@ def build_largest_magnitude(mb: RewriteBuilder, norm: Norm) -> Var:
 
 
 def rebuild_scaled_factor(mb: RewriteBuilder, norm: Norm, scaled: Var, most: Var) -> Var:
-    """The factor of `scaled`, which is x divided by `most`: the same steps, each epsilon divided by the power of `most`
-    that the sum of squares at that point grows with."""
+    """Rebuild the factor for `scaled`, which is x divided by `most`, by the same steps.
+
+    Each epsilon is divided by the power of `most` with which the sum of squares grows at that point.
+    """
     made: Var
     if norm.reduce.op_type == "reduce_sum_square":
         made = mb.reduce_sum_square(x=scaled, axes=norm.reduce.axes, keep_dims=True)
@@ -266,7 +273,7 @@ def rebuild_scaled_factor(mb: RewriteBuilder, norm: Norm, scaled: Var, most: Var
 
 
 def _collect_epsilons(norm: Norm) -> list[tuple[float, int]]:
-    """Each epsilon and the power of x it stands beside."""
+    """Collect each epsilon and the power of x that it is added to."""
     found, degree = [], 2
     for kind, given in norm.steps:
         if kind in ("add", "maximum"):
@@ -276,13 +283,13 @@ def _collect_epsilons(norm: Norm) -> list[tuple[float, int]]:
 
 
 def _factor_epsilon(epsilon: float, degree: int) -> tuple[float, float]:
-    """(s, c) with epsilon = c * s ** degree: s a power of two that is normal in fp16, c a number near 1."""
+    """Return (s, c) with epsilon = c * s ** degree: s a power of two that is normal in fp16, c a number near 1."""
     unit: float = 2.0 ** max(math.floor(math.log2(epsilon) / degree), -14)
     return unit, epsilon / unit**degree
 
 
 def _build_scaled_epsilon(mb: RewriteBuilder, epsilon: float, degree: int, most: Var) -> Var:
-    """`epsilon` over the power `degree` of `most`, by way of ratios of about 1, so that nothing of it gets too small.
+    """Divide `epsilon` by the power `degree` of `most` as ratios of about 1, so that no intermediate value underflows.
 
     A power of two is divided, so that the factor that is left is as exact in fp16 as epsilon was.
     """

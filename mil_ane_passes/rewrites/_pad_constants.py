@@ -1,4 +1,4 @@
-"""What a pad puts around a value: amounts by axis, and constants that hold one number."""
+"""Padding by constants: the amounts by axis, and constants of one number."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ __all__ = [
 ]
 
 PadAmounts = dict[int, tuple[int, int]]
-"How many elements stand before and behind each axis that is padded."
+"Numbers of elements before and after each axis that is padded."
 _FP16_BYTES = 2
 "Bytes of an fp16 number."
 
 
 def read_pad_amounts(op: Operation) -> PadAmounts | None:
-    """What `op` pads; None where that is known only at run time."""
+    """Return the pads of `op`; None where they are dynamic."""
     flat = get_const_value(op.pad)
     if flat is None:
         return None
@@ -39,7 +39,7 @@ def read_pad_amounts(op: Operation) -> PadAmounts | None:
 
 
 def count_border_bytes(x: Var, padded: PadAmounts) -> int | None:
-    """The bytes of `build_border_const`; None where an axis that is padded is symbolic."""
+    """Count the bytes of `build_border_const`; None where an axis that is padded is symbolic."""
     extents = [x.shape[axis] for axis in padded]
     if any(map(is_symbolic, extents)):
         return None
@@ -47,7 +47,7 @@ def count_border_bytes(x: Var, padded: PadAmounts) -> int | None:
 
 
 def count_slab_bytes(x: Var, padded: PadAmounts) -> int | None:
-    """The bytes of what `concat_slabs` puts on; None where the extent of an axis beside it is symbolic."""
+    """Count the bytes that `concat_slabs` adds; None where the extent of another axis of a slab is symbolic."""
     total, extents = 0, list(x.shape)
     for axis, pair in padded.items():
         beside = [extent for number, extent in enumerate(extents) if number != axis]
@@ -59,7 +59,7 @@ def count_slab_bytes(x: Var, padded: PadAmounts) -> int | None:
 
 
 def build_border_const(mb: RewriteBuilder, x: Var, padded: PadAmounts, fill: float) -> Var:
-    """A constant of `fill` around -0.0, which adds nothing to any number, zeros of both signs included."""
+    """Build a constant of `fill` around -0.0, which changes no number when added, zeros of both signs included."""
     shape = tuple(int(x.shape[axis]) + sum(padded[axis]) if axis in padded else 1 for axis in range(x.rank))
 
     def make() -> np.ndarray[Any, Any]:
@@ -72,7 +72,7 @@ def build_border_const(mb: RewriteBuilder, x: Var, padded: PadAmounts, fill: flo
 
 
 def concat_slabs(mb: RewriteBuilder, x: Var, padded: PadAmounts, fill: float) -> Var:
-    """`x` with blocks of `fill` put on, one axis after the other."""
+    """Concat blocks of `fill` to `x`, one axis after the other."""
     for axis, (before, behind) in padded.items():
         shape = [int(extent) if number != axis else 0 for number, extent in enumerate(x.shape)]
         values = [*_build_slab(mb, shape, axis, before, fill), x, *_build_slab(mb, shape, axis, behind, fill)]
@@ -81,7 +81,7 @@ def concat_slabs(mb: RewriteBuilder, x: Var, padded: PadAmounts, fill: float) ->
 
 
 def _build_slab(mb: RewriteBuilder, beside: Sequence[int], axis: int, amount: int, fill: float) -> list[Var]:
-    """A block `amount` thick along `axis`, or none at all."""
+    """Build a block `amount` thick along `axis`, or none for 0."""
     shape = tuple(amount if number == axis else extent for number, extent in enumerate(beside))
     return (
         [_build_shared_const(mb, ("slab", _encode_fill_bits(fill), shape), lambda: np.full(shape, fill, np.float16))]
@@ -91,7 +91,7 @@ def _build_slab(mb: RewriteBuilder, beside: Sequence[int], axis: int, amount: in
 
 
 def _build_shared_const(mb: RewriteBuilder, key: Any, make: Callable[[], np.ndarray[Any, Any]]) -> Var:
-    """The constant called `key`, one for all who ask in this block."""
+    """Return the constant called `key`, shared by all its users in this block."""
 
     def made() -> Any:
         with mb.at(get_first_op(mb.block), key[0]):
@@ -102,5 +102,5 @@ def _build_shared_const(mb: RewriteBuilder, key: Any, make: Callable[[], np.ndar
 
 
 def _encode_fill_bits(fill: float) -> bytes:
-    """What tells numbers apart that are equal, and holds NaN equal to itself."""
+    """Return the bits of `fill`, which differ for 0.0 and -0.0 and are equal for NaN and itself."""
     return np.float16(fill).tobytes()

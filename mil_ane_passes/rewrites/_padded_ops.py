@@ -1,4 +1,4 @@
-"""What one op does on rows that are padded at their end: element by element, or on other axes than the last."""
+"""Ops on rows with padding at the end: elementwise ops, and ops on other axes than the last."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _ZERO_PRESERVING_OPS = (
     "square",
     "tan",
 )
-"f(0) = 0; elsewhere a large or undefined value may come of a small one."
+"f(0) = 0; elsewhere a small input may give a large or undefined value."
 _SMALL_AT_ZERO_OPS = ("acos", "cosh", "exp", "exp2", "softplus")
-"|f(0)| < 2, and the same reserve."
+"|f(0)| < 2; elsewhere as for `_ZERO_PRESERVING_OPS`."
 _OTHER_UNARY_OPS = (
     "batch_norm",
     "clamped_relu",
@@ -57,14 +57,14 @@ _DIVISION_OPS = ("real_div", "floor_div", "mod", "pow")
 _BINARY_OPS = ("add", "sub", "mul", "maximum", "minimum", *_DIVISION_OPS)
 _REDUCTION_OPS = ("reduce_sum", "reduce_mean", "reduce_max", "reduce_min")
 _MAX_FINITE_REACH = 16384.0
-"What a padding may reach at most to count as finite in fp16, sums included."
+"Largest magnitude of a padding that counts as finite in fp16, sums included."
 
 PaddingReaches = Mapping[Var, float]
-"""What the padding of each value that is made padded may reach."""
+"The largest magnitude in the padding of each value that is computed padded."
 
 
 def plan_padded_op(op: Operation, rows: RowPadding, reaches: PaddingReaches) -> PaddedStep | None:
-    """How `op` is carried on padded rows; None where it cannot be carried."""
+    """Plan how `op` is carried on padded rows; None where it cannot be carried."""
     if is_opaque(op) or op.blocks:
         return None
     if op.op_type in ("matmul", "linear"):
@@ -119,7 +119,7 @@ def _combine_reaches(op: Operation, x: _Operand | None, y: _Operand | None) -> f
 
 
 class _Operand:
-    """One input of an op that works element by element: taken padded, padded as a const, or left as it is."""
+    """An input of an elementwise op: read padded, padded as a const, or read unchanged."""
 
     def __init__(self, var: Var, reach: float, wide: int | None = None, fill: float = 0.0) -> None:
         self.var, self.reach, self.wide, self.fill = var, reach, wide, fill
@@ -132,7 +132,7 @@ class _Operand:
 def _read_operand(
     var: Var, op: Operation, rows: RowPadding, reaches: PaddingReaches, fill: float = 0.0
 ) -> _Operand | None:
-    """None where the operand can be had neither padded nor as it is."""
+    """Read an input of an elementwise op; None where it can be read neither padded nor unchanged."""
     if not var.rank or to_fixed_extent(var.shape[-1]) == 1:
         return _Operand(var, _find_largest_magnitude(var))
     if to_fixed_extent(var.shape[-1]) != int(op.outputs[0].shape[-1]):
@@ -146,13 +146,12 @@ def _read_operand(
 
 
 def to_fixed_extent(extent: Any) -> int | None:
-    """A fixed extent; None for a symbolic one."""
+    """Return a fixed extent as a number; None for a symbolic one."""
     return int(extent) if isinstance(extent, (int, np.integer)) else None
 
 
 def _find_largest_magnitude(var: Var) -> float:
-    """The largest magnitude of a const; `UNBOUNDED` for one that is not finite, and for what is known at run time
-    only."""
+    """Return the largest magnitude of a const; `UNBOUNDED` for a const that is not finite, and for a dynamic value."""
     if not is_const(var):
         return UNBOUNDED
     found = float(np.max(np.abs(np.asarray(var.val, np.float64)), initial=0.0))
@@ -197,7 +196,7 @@ def _plan_transpose(op: Operation, rows: RowPadding, reaches: PaddingReaches) ->
 
 
 def _plan_axis_change(op: Operation, rows: RowPadding, reaches: PaddingReaches) -> PaddedStep | None:
-    """expand_dims and squeeze that leave the last axis the last."""
+    """Plan an expand_dims or squeeze that keeps the last axis the last."""
     axes = get_const_value(op.axes)
     longer = op.x if op.op_type == "squeeze" else op.outputs[0]
     if axes is None or rows.extent(op.x) is None or any(axis % longer.rank == longer.rank - 1 for axis in axes):
@@ -206,7 +205,7 @@ def _plan_axis_change(op: Operation, rows: RowPadding, reaches: PaddingReaches) 
 
 
 def _plan_reshape(op: Operation, rows: RowPadding, reaches: PaddingReaches) -> PaddedStep | None:
-    """Rows stay rows where the last extent stays: the elements keep their order."""
+    """Plan a reshape that keeps the last extent: rows stay rows, as the elements keep their order."""
     shape = get_const_value(op.shape)
     if shape is None or rows.extent(op.x) is None or int(op.x.shape[-1]) != int(op.outputs[0].shape[-1]):
         return None
@@ -215,7 +214,7 @@ def _plan_reshape(op: Operation, rows: RowPadding, reaches: PaddingReaches) -> P
 
 
 def _plan_join(op: Operation, rows: RowPadding, reaches: PaddingReaches) -> PaddedStep | None:
-    """concat and stack on another axis than the last."""
+    """Plan a concat or stack on another axis than the last."""
     rank, wide = op.outputs[0].rank, rows.extent(op.outputs[0])
     if (
         get_const_value(op.axis) is None
@@ -245,7 +244,7 @@ def _plan_split(op: Operation, rows: RowPadding, reaches: PaddingReaches) -> Pad
 
 
 def _plan_slice(op: Operation, rows: RowPadding, reaches: PaddingReaches) -> PaddedStep | None:
-    """A slice of other axes that takes the last one whole."""
+    """Plan a slice of other axes that keeps all of the last one."""
     names = ("begin", "end", "stride", "begin_mask", "end_mask", "squeeze_mask")
     given = {name: get_const_value(op.inputs.get(name)) for name in names}
     if any(op.inputs.get(name) is not None and given[name] is None for name in names) or rows.extent(op.x) is None:
@@ -261,14 +260,14 @@ def _plan_slice(op: Operation, rows: RowPadding, reaches: PaddingReaches) -> Pad
 
 
 def _plan_softmax(op: Operation, rows: RowPadding, reaches: PaddingReaches) -> PaddedStep | None:
-    """A softmax of another axis: each lane is its own."""
+    """Plan a softmax of another axis: the elements of a row are independent."""
     if get_const_value(op.axis) is None or get_const_value(op.axis) % op.x.rank == op.x.rank - 1:
         return None
     return _plan_on_x(op, 1.0 if reaches.get(op.x, 0.0) < UNBOUNDED else UNBOUNDED, exact=False)
 
 
 def _plan_reduce(op: Operation, rows: RowPadding, reaches: PaddingReaches) -> PaddedStep | None:
-    """A reduction of other axes than the last."""
+    """Plan a reduction of other axes than the last."""
     axes = get_const_value(op.axes)
     if not axes or any(axis % op.x.rank == op.x.rank - 1 for axis in axes) or rows.extent(op.x) is None:
         return plan_row_sum(op, rows, reaches)
@@ -277,7 +276,7 @@ def _plan_reduce(op: Operation, rows: RowPadding, reaches: PaddingReaches) -> Pa
 
 
 def _plan_conv(op: Operation, rows: RowPadding, reaches: PaddingReaches) -> PaddedStep | None:
-    """A conv that does not mix the last axis: a kernel of one there, stride one, no padding."""
+    """Plan a conv that does not mix the last axis: a kernel of one there, stride one, no padding."""
     pad = get_const_value(op.inputs.get("pad"), [0, 0])[-2:] if get_const_value(op.pad_type) == "custom" else [0, 0]
     if int(op.weight.shape[-1]) != 1 or get_const_value(op.strides, [1])[-1] != 1 or any(pad):
         return None

@@ -1,4 +1,4 @@
-"""Products and sums that read padded rows, or make them by columns of zeros in a constant factor."""
+"""Products and sums that read padded rows, or produce them by columns of zeros in a constant factor."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SUM_OPS = ("reduce_sum", "reduce_l1_norm", "reduce_l2_norm", "reduce_sum_square
 
 
 def plan_row_sum(op: Operation, rows: RowPadding, reaches: Mapping[Var, float]) -> PaddedStep | None:
-    """A sum over the last axis, of rows that are made with zeros behind them."""
+    """Plan a sum over the last axis of rows that are padded with zeros."""
     axes = get_const_value(op.axes) if op.op_type in _SUM_OPS and op.inputs.get("axes") is not None else [-1]
     if (
         op.op_type not in _SUM_OPS
@@ -29,7 +29,7 @@ def plan_row_sum(op: Operation, rows: RowPadding, reaches: Mapping[Var, float]) 
 
 
 def plan_product(op: Operation, rows: RowPadding, reaches: Mapping[Var, float]) -> PaddedStep | None:
-    """matmul and linear: what is summed over may be padded on both sides, and so may the columns of the result.
+    """Plan a matmul or linear: the summed axis may be padded on both sides, and so may the columns of the result.
 
     A padding that is summed over has to be exactly zero on one side and known to be finite on the other.
     """
@@ -72,7 +72,7 @@ def plan_product(op: Operation, rows: RowPadding, reaches: Mapping[Var, float]) 
 
 
 def _read_factors(op: Operation) -> tuple[Var, Var, bool, int] | None:
-    """Both factors, whether the last axis of the first is summed over, and where the second has its columns."""
+    """Return both factors, whether the last axis of the first is summed over, and the axis of the second's columns."""
     if op.op_type == "linear":
         bias = op.inputs.get("bias")
         return (op.x, op.weight, True, -2) if is_const(op.weight) and (bias is None or is_const(bias)) else None

@@ -1,4 +1,4 @@
-"""Regions of a block that can be run on padded rows: where they begin, what they make, where they end."""
+"""Regions of a block that can run on padded rows: their inputs, ops and outputs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ __all__ = ["PaddedRegion", "iterate_padded_regions"]
 
 @dataclass
 class PaddedRegion:
-    """Ops that hang together by padded values. `steps` in block order; `padded_values` are values that get a pad,
-    `sliced_values` those that get a slice."""
+    """Ops connected by padded values: `steps` in block order.
+
+    `padded_values` are padded where they enter, `sliced_values` sliced where they leave.
+    """
 
     steps: dict[Operation, PaddedStep] = field(default_factory=dict)
     padded_values: list[Var] = field(default_factory=list)
@@ -30,14 +32,17 @@ class PaddedRegion:
 
     @property
     def values(self) -> list[Var]:
-        """All that is padded, consts aside."""
+        """All padded values, except consts."""
         return list(dict.fromkeys(var for step in self.steps.values() for var in (*step.takes, *step.padded_outputs)))
 
 
 def iterate_padded_regions(
     block: Block, rows: RowPadding, max_bytes: int, refused: dict[Operation, int]
 ) -> Iterator[PaddedRegion]:
-    """The regions of one block; linear in its ops. `refused` gets the ops whose constants would exceed `max_bytes`."""
+    """Yield the regions of one block; linear in its ops.
+
+    `refused` collects the ops whose constants would exceed `max_bytes`.
+    """
     reaches: dict[Var, float] = {}
     steps: dict[Operation, PaddedStep] = {}
     for op in block.operations:
@@ -59,7 +64,7 @@ def iterate_padded_regions(
 
 
 def _is_needed_unpadded(var: Var, steps: dict[Operation, PaddedStep]) -> bool:
-    """Whether anything reads `var` as it is."""
+    """Return whether anything reads `var` without padding."""
     return bool(var.consuming_blocks) or any(
         reader not in steps or var not in steps[reader].takes or var in steps[reader].unpadded_inputs
         for reader in get_consumers(var))

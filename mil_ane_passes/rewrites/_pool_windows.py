@@ -1,4 +1,4 @@
-"""Where the windows of a pool lie, and what of them is too large for which chips."""
+"""Windows of pools: their pads, and the sizes that are too large for some chips."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _SMALL_POOL_CHIPS = get_generations_between(last="a13")
 
 
 def resolve_pool_pads(op: Operation) -> Pads | str:
-    """(before, after) for each axis with which the windows counted downwards are those of `op`; or why not in numbers.
+    """Return (before, after) for each axis for windows rounded down, or why the pads are not fixed numbers.
 
-    What a last window of ceil_mode reads behind the input is padding, too.
+    Elements after the input that a last window of ceil_mode reads count as padding, too.
     """
     kind, ceil = get_const_value(op.pad_type), bool(get_const_value(op.ceil_mode, False))
     given = get_const_value(op.pad, [0] * 6) if kind == "custom" else [0] * 6
@@ -68,14 +68,17 @@ def _read_strides(op: Operation) -> list[int]:
 
 
 def has_supported_strides(op: Operation, generations: Sequence[Generation], always: bool) -> bool:
-    """Whether the strides of `op` are as `generations` take them; what only old ones refuse counts where asked."""
+    """Return whether `generations` support the strides of `op`.
+
+    Limits of old chips only count where all of `generations` are old ones, or with `always`.
+    """
     looked_at = [one for one in generations if one in _SMALL_POOL_CHIPS]
     old_only = len(looked_at) == len(generations)
     return not ((old_only or always) and find_exceeded_limit("pool-stride", max(_read_strides(op)), looked_at))
 
 
 def find_max_window_sides(op: Operation, generations: Sequence[Generation], always: bool) -> list[int]:
-    """The longest side of a window on each axis, the last axis being the width."""
+    """Return the longest supported side of a window on each axis, the last axis being the width."""
     looked_at = [one for one in generations if one in _SMALL_POOL_CHIPS]
     old = find_limit("pool-kernel", looked_at) if always or len(looked_at) == len(generations) else None
     most = [min(MAX_POOL_SIDE, old.most if old else MAX_POOL_SIDE)] * (op.x.rank - 2)
@@ -86,8 +89,9 @@ def find_max_window_sides(op: Operation, generations: Sequence[Generation], alwa
 
 
 def describe_unsupported_window(op: Operation, generations: Sequence[Generation], always: bool) -> str | None:
-    """What of the window or the stride of `op` is unsupported, in words; "" where only older chips do; None where
-    nothing.
+    """Describe what is unsupported of the window or the stride of `op`.
+
+    Return "" where it is unsupported on older chips only, and None where it is supported on all.
     """
     window = _read_kernel_sizes(op)
     found = [
@@ -109,7 +113,7 @@ def describe_unsupported_window(op: Operation, generations: Sequence[Generation]
 
 
 def match_large_window(op: Operation, generations: Sequence[Generation], always: bool) -> tuple[str, Pads] | Miss:
-    """What of `op` is unsupported, in words, and its pads; or why it is left alone."""
+    """Return what of `op` is unsupported, and its pads; or a miss with the reason why it is not rewritten."""
     large = describe_unsupported_window(op, generations, always)
     if large is None:
         return Miss(op, "fits", near=False)
@@ -122,7 +126,7 @@ def match_large_window(op: Operation, generations: Sequence[Generation], always:
 
 
 def find_fully_covered_axes(op: Operation, pads: Pads) -> list[int]:
-    """The axes (of x) on which one window holds all of the input."""
+    """Return the axes (of x) on which one window covers all of the input."""
     found = []
     for axis, (size, (before, _)) in enumerate(zip(_read_kernel_sizes(op), pads)):
         extent, count = op.x.shape[2 + axis], op.outputs[0].shape[2 + axis]
@@ -132,10 +136,10 @@ def find_fully_covered_axes(op: Operation, pads: Pads) -> list[int]:
 
 
 def flatten_pads(pads: Pads) -> list[int]:
-    """Pads as MIL has them: before and after of each axis in a row."""
+    """Return pads as MIL stores them: before and after of each axis in one list."""
     return [amount for pair in pads for amount in pair]
 
 
 def format_small_pool_chips() -> str:
-    """The chips that only take small pools, in words."""
+    """Format the chips that support small pools only."""
     return format_generations(_SMALL_POOL_CHIPS)

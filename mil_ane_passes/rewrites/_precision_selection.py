@@ -1,4 +1,4 @@
-"""Which ops of an fp32 program may compute in fp16: decided over the whole program, each refusal with its reason."""
+"""Selection of the ops of an fp32 program that compute in fp16, with a reason for each op that does not."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ._fp32_sensitivity import PrecisionSearch, describe_constant_loss, describe
 __all__ = ["PrecisionDecision", "PrecisionOptions", "add_compressed_weights", "choose_fp16_ops"]
 
 _MAX_TRIAL_RUNS = 64
-"Runs of the whole model after which the search for what must stay in fp32 ends."
+"Runs of the entire model after which the search for ops that must stay in fp32 ends."
 
 
 @dataclass(frozen=True)
 class PrecisionOptions:
-    """What the user asks for."""
+    """The options that the user requested."""
 
     max_error: float
     keep: frozenset[str]
@@ -34,7 +34,7 @@ class PrecisionOptions:
 
 @dataclass
 class PrecisionDecision:
-    """Which ops go to fp16, why the others that might do not, and how far off the outputs are then, if known."""
+    """The ops that go to fp16, the reasons of those that stay in fp32, and the output error, if known."""
 
     taken: list[Operation] = field(default_factory=list)
     kept: list[tuple[Operation, str]] = field(default_factory=list)
@@ -45,7 +45,7 @@ class PrecisionDecision:
 def choose_fp16_ops(
     program: Program, wish: PrecisionOptions, measured: Mapping[Var, Range] | None
 ) -> PrecisionDecision:
-    """Judge every op by itself, then all together by what the outputs lose in the runs."""
+    """Judge every op by itself, then all together by the output error in the runs."""
     if not 0 <= wish.max_error < 1:
         raise InputError(f"fp16_compute: max_error is {wish.max_error:g}; expected a share of the outputs, 0 or more "
                          "and below 1")
@@ -79,7 +79,7 @@ def _describe_error(error: float, most: float) -> str:
 
 
 def add_compressed_weights(chosen: Iterable[Operation]) -> set[Operation]:
-    """The ops `chosen`, and the compressed weights that only they read."""
+    """Return the ops `chosen` together with the compressed weights that only they read."""
     found = set(chosen)
     pending = [op for each in found for op in _collect_compressed_weights(each)]
     while pending:
@@ -97,12 +97,12 @@ def _collect_compressed_weights(op: Operation) -> list[Operation]:
 
 
 def _list_ops(program: Program) -> list[Operation]:
-    """All ops, in an order that a clone of the program shares."""
+    """List all ops, in an order that a clone of the program shares."""
     return [op for function in program.functions.values() for op in iterate_nested_ops(function)]
 
 
 def _check_names(names: Collection[str], ops: Iterable[Operation]) -> None:
-    """Raises InputError for one that no op's type and no value bears."""
+    """Raise InputError for a name that is neither an op type nor the name of a value."""
     known = {name for op in ops for name in (op.op_type, *(var.name for var in op.outputs))} if names else set()
     for name in sorted(set(names) - known):
         raise InputError(
@@ -117,16 +117,16 @@ def _judge_ops(
     measured: Mapping[Var, Range] | None,
     halves: Fp16Constants,
 ) -> dict[int, str]:
-    """The ops that might go to fp16, by number; with the reason where one does not by itself."""
+    """Return the ops that might go to fp16, by number, each with the reason why it stays in fp32, if any."""
     numbers = {op: number for number, op in enumerate(ops)}
     found: dict[int, str] = {}
     for function in program.functions.values():
         own = list(iterate_nested_ops(function))
         mixed = not wish.mixed and any(map(is_computed_in_fp16, own))
         candidates = [op for op in own if is_fp32_computation(op) and not (mixed and _is_fp32_by_constants(op))]
-        if not candidates:  # to enter a function costs a walk over all of it
+        if not candidates:  # entering a function walks over all of it
             continue
-        with function:  # what an op takes depends on the opset of the function at hand
+        with function:  # the inputs that an op accepts depend on the opset of the current function
             for op in candidates:
                 found[numbers[op]] = _find_fp32_reason(op, wish, measured, halves, mixed) or (
                     "" if can_read_fp16(op) else
@@ -135,15 +135,17 @@ def _judge_ops(
 
 
 def _is_fp32_by_constants(op: Operation) -> bool:
-    """Whether all that is fp32 about `op` is constants beside fp16, such as an epsilon or a slope: as coremltools
-    converts to fp16, so nothing that was left over."""
+    """Return whether the only fp32 of `op` is constants beside fp16, such as an epsilon or a slope.
+
+    coremltools' conversion to fp16 produces such ops, so that they are not left over in fp32.
+    """
     return not any(map(is_fp32, op.outputs)) and all(is_const(var) for var in get_flat_inputs(op) if is_fp32(var))
 
 
 def _find_fp32_reason(
     op: Operation, wish: PrecisionOptions, measured: Mapping[Var, Range] | None, halves: Fp16Constants, mixed: bool
 ) -> str:
-    """Why `op` stays in fp32, empty when it need not."""
+    """Return why `op` stays in fp32, "" when it need not."""
     if mixed:
         return "fp32 beside ops in fp16, kept so by whoever converted the model; mixed=true converts it too"
     if op.op_type in wish.keep or wish.keep.intersection(var.name for var in op.outputs):
@@ -155,7 +157,7 @@ def _find_fp32_reason(
 
 
 class _Fp16Trial:
-    """The program with some of its ops in fp16, as a copy each time."""
+    """Trial runs of the program with some of its ops in fp16, on a clone each time."""
 
     def __init__(self, program: Program, halves: Fp16Constants) -> None:
         self._program, self._halves = program, halves
@@ -164,7 +166,7 @@ class _Fp16Trial:
         return self._made(some)[0]
 
     def refused(self, some: Iterable[int]) -> list[int]:
-        """Those that coremltools does not let read fp16."""
+        """Return the ops among `some` that coremltools does not let read fp16."""
         return self._made(some)[1]
 
     def _made(self, some: Iterable[int]) -> tuple[Program, list[int]]:

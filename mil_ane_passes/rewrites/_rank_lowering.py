@@ -1,8 +1,8 @@
-"""Ops on values of high rank, done on the same elements shown in few axes.
+"""Ops on values of high rank, computed on the same elements reshaped to fewer axes.
 
-A planner looks at one op and gives either a reason why it cannot be done or a function that builds it: that is given
-the builder and `view`, which shows a value of any rank in a shape of few axes. Only the order of elements counts for
-what is built; its shape is the builder's affair.
+A planner examines one op and returns either a reason why it cannot be lowered or a function that builds it. That
+function gets the builder and `view`, which reshapes a value of any rank to few axes. Only the order of elements
+matters for the result; its shape is up to the build function.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ._conv_1d_lifting import rebuild_op
 __all__ = ["BITWISE_OPS", "UNARY_OPS", "BuildFunction", "RankBounds", "ReshapeFunction", "plan_op"]
 
 ReshapeFunction = Callable[[Var, "Sequence[int] | None"], Var]
-"(value, shape or None for any): the value's elements in that shape, -1 for an extent that is open."
+"(value, shape or None for any): the value's elements in that shape, -1 for an unknown extent."
 BuildFunction = Callable[[Any, ReshapeFunction], "list[Var]"]
 
 UNARY_OPS = (
@@ -45,11 +45,11 @@ _REDUCE_OPS = (
 )
 BITWISE_OPS = frozenset({"reshape", "expand_dims", "squeeze", "transpose", "concat", "stack", "split", "slice_by_index",
                          "slice_by_size", "tile", "select", "reduce_max", "reduce_min", *UNARY_OPS, *BROADCASTING_OPS})
-"Ops that give the same bits in any shape."
+"Ops that compute the same bits in any shape."
 
 
 class RankBounds(NamedTuple):
-    """How many axes a value may have, how long one may be, and how many transposes one may become."""
+    """Limits: the axes of a value, the extent of an axis, and the transposes that one transpose may become."""
 
     rank: int
     extent: int
@@ -57,7 +57,7 @@ class RankBounds(NamedTuple):
 
 
 def plan_op(op: Operation, bounds: RankBounds) -> BuildFunction | str:
-    """How to do `op` in few axes, or why that cannot be done."""
+    """Plan how to compute `op` with few axes, or return why that is impossible."""
     planner = _PLANNERS.get(op.op_type)
     if planner is None or is_opaque(op):
         return f"{op.op_type} is not known to be the same in fewer axes"
@@ -65,7 +65,7 @@ def plan_op(op: Operation, bounds: RankBounds) -> BuildFunction | str:
 
 
 def _compute_merged_shape(groups: Groups, sizes: Extents, bounds: RankBounds) -> list[int] | str:
-    """The shape of the groups, or why it cannot be."""
+    """Compute the shape of the groups, or return why it is impossible."""
     if len(groups) > bounds.rank:
         return f"{len(groups)} axes are treated differently, {bounds.rank} are allowed"
     shape = shape_from_groups(groups, sizes)
@@ -89,7 +89,7 @@ def _find_constant_obstacle(op: Operation) -> str:
 
 
 def _isolate_axis(x: Var, axis: int, bounds: RankBounds) -> tuple[list[int], int] | str:
-    """The shape of `x` as what is before `axis`, the axis and what is behind it, and where the axis is then."""
+    """Return a shape of `x` with all axes before `axis` merged, and all after it, and the new position of `axis`."""
     axis %= x.rank
     sizes = extents_from_shape(x.shape)
     keys = [None if size == 1 and at != axis else (at > axis) - (at < axis) for at, size in enumerate(sizes)]
@@ -185,7 +185,7 @@ def _plan_elementwise(op: Operation, bounds: RankBounds) -> BuildFunction | str:
 
     def build(mb: Any, view: ReshapeFunction) -> list[Var]:
         own = [-1 if is_symbolic(extent) else int(extent) for extent in view(ranked[0], None).shape]
-        same = own if alike and own.count(-1) < 2 else None  # no broadcast: whatever the first is shown in will do
+        same = own if alike and own.count(-1) < 2 else None  # no broadcast: any shape of the first will do
         return [rebuild_op(mb, op, **{name: view(op.inputs[name], same or shape) for name, shape in found.items()})]
 
     return build
@@ -194,7 +194,7 @@ def _plan_elementwise(op: Operation, bounds: RankBounds) -> BuildFunction | str:
 def _merge_broadcast_shapes(
     operands: dict[str, Var], whole: Sequence[Any], bounds: RankBounds
 ) -> dict[str, list[int]] | str:
-    """The shape of each operand that has a rank, so that they broadcast as they did."""
+    """Compute the shape of each operand that has a rank, so that they broadcast as before."""
     shapes = {name: pad_shape_to_rank(var.shape, len(whole)) for name, var in operands.items() if var.rank}
     if any(is_compressed(var) for var in operands.values()):
         return "an operand is a compressed weight"

@@ -1,7 +1,7 @@
-"""Recurrent layers written out: one product for the inputs of all steps, and then one step after the other.
+"""Unrolling of recurrent layers: one product for the inputs of all steps, and then one step after the other.
 
-Everything keeps the rank 3 of the layer's input: a step is [1, batch, features], so that the steps are one split and
-the results one concat, and neither squeezes nor stacks stand between.
+All values keep the rank 3 of the layer's input: a step is [1, batch, features]. Thus the steps are one split and the
+results one concat, without squeezes or stacks between.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ EVIDENCE: tuple[Evidence, ...] = (
 
 
 class Direction(NamedTuple):
-    """One way through the sequence: the suffix of its weights, and whether it begins with the last step."""
+    """One direction through the sequence: the suffix of its weights, and whether it begins with the last step."""
 
     suffix: str
     backward: bool
@@ -74,16 +74,16 @@ class UnrollRecurrent(Rewrite):
     activations: ClassVar[tuple[str, ...]] = ("activation",)
 
     step_ops: ClassVar[int]
-    "How many ops a step of one way adds."
+    "Number of ops that a step of one direction adds."
 
     max_steps: int = 256
-    """The longest sequence that is written out. Each step adds 3 (rnn) to 16 ops (lstm), and the steps' products follow
+    """The longest sequence that is unrolled. Each step adds 3 (rnn) to 16 ops (lstm), and the steps' products follow
     each other: of convs an M6 compiles no more than 386 in a row."""
     max_chain: int = MAX_CHAIN_PRODUCTS
-    """The longest chain of products that depend on each other, through this layer and what the function has before and
-    behind it: layers in a row add up. An M6 compiles 386 convs in a row."""
+    """The longest chain of products that depend on each other, through this layer and the ops before and after it in
+    the function: layers in a row add up. An M6 compiles 386 convs in a row."""
     max_ops: int = MAX_FUNCTION_OPS
-    "The most ops that all functions may have with layers written out: compile time and file size grow with them."
+    "The most ops that all functions may have with layers unrolled: compile time and file size grow with them."
 
     def match(self, op: Operation) -> Hit | Miss:
         reason = self._reason(op)
@@ -103,7 +103,7 @@ class UnrollRecurrent(Rewrite):
         return Hit(op, note=f"{format_count(steps, 'step')} written out")
 
     def _reason(self, op: Operation) -> str | None:
-        """Why the layer cannot be written out, whatever else is in the function."""
+        """Return why the layer cannot be unrolled, whatever else is in the function."""
         steps = op.x.shape[0]
         if is_symbolic(steps):
             return "the number of steps is known only at run time; fix the length of the sequence"
@@ -118,7 +118,7 @@ class UnrollRecurrent(Rewrite):
         )
 
     def _size(self, op: Operation) -> UnrolledSize | None:
-        """What the layer becomes, about; None for another op or a layer that stays."""
+        """Estimate the size of the unrolled layer; None for another op or a layer that is not unrolled."""
         if op.op_type not in self.roots or self._reason(op):
             return None
         steps = int(op.x.shape[0])
@@ -127,18 +127,18 @@ class UnrollRecurrent(Rewrite):
         )
 
     def count_products_per_step(self, op: Operation) -> int:
-        """How many products of a step depend on each other."""
+        """Count the products of a step that depend on each other."""
         return 1
 
     def step(self, mb: RewriteBuilder, op: Operation, way: Direction, now: Any, states: Sequence[Any]) -> Sequence[Any]:
-        """The states after a step, the output first; what follows the layer's states is handed to the next step only.
+        """Build a step and return the states after it, the output first.
 
-        `now` is what `inputs` made of the step.
+        Values after the layer's states are passed to the next step only. `now` is what `inputs` built for the step.
         """
         raise AssertionError(f"{type(self).__name__} must define step()")
 
     def inputs(self, mb: RewriteBuilder, op: Operation, way: Direction) -> Sequence[Any]:
-        """For each step, in the order of time: its input times the weights, with the bias."""
+        """Build, for each step in order of time, its input times the weights, with the bias."""
         bias = op.inputs.get(f"bias{way.suffix}")
         return split_equally(mb, build_linear(mb, op.x, op.inputs[f"weight_ih{way.suffix}"], bias), int(op.x.shape[0]))
 
@@ -166,19 +166,22 @@ class UnrollRecurrent(Rewrite):
 
 
 def split_equally(mb: RewriteBuilder, x: Var, count: int, axis: int = 0) -> list[Var]:
-    """`count` equal parts of `x`."""
+    """Split `x` into `count` equal parts."""
     return [x] if count == 1 else list(mb.split(x=x, num_splits=count, axis=axis))
 
 
 def build_state_product(mb: RewriteBuilder, x: Var, weight: Var, bias: Var | None = None) -> Var | None:
-    """A state times its weights; None where that is zero without a look at the state: zeros times finite numbers."""
+    """Build a state times its weights, or return None for a product of zeros.
+
+    That is a state of zeros, without a bias, times finite constant weights.
+    """
     if bias is None and is_all_zero(x) and is_const(weight) and bool(np.all(np.isfinite(weight.val))):
         return None
     return build_linear(mb, x, weight, bias)
 
 
 def build_linear(mb: RewriteBuilder, x: Var, weight: Var, bias: Var | None) -> Var:
-    """`x` times the weights plus `bias`; a linear without one is given zeros, here the same ones at every step."""
+    """Build `x` times the weights plus `bias`; without a bias use zeros, the same const at every step."""
     if bias is None:
         bias = mb.weight(weight, "no_bias", lambda: np.zeros(weight.shape[0], types.nptype_from_builtin(weight.dtype)))
     made: Var = mb.linear(x=x, weight=weight, bias=bias)
@@ -186,13 +189,13 @@ def build_linear(mb: RewriteBuilder, x: Var, weight: Var, bias: Var | None) -> V
 
 
 def add_if_present(mb: RewriteBuilder, x: Var, y: Var | None) -> Var:
-    """`x + y`, or `x` where there is no `y`."""
+    """Return `x + y`, or `x` where `y` is None."""
     made: Var = x if y is None else mb.add(x=x, y=y)
     return made
 
 
 def apply_activation(mb: RewriteBuilder, op: Operation, parameter: str, x: Var) -> Var:
-    """`x` through the activation that `parameter` of the layer names."""
+    """Apply to `x` the activation that `parameter` of the layer names."""
     name = str(get_const_value(op.inputs[parameter])).lower()
     if name == "linear":
         return x
@@ -215,7 +218,10 @@ def _find_width_obstacle(op: Operation, generations: Sequence[Generation]) -> st
 
 
 def _find_batch_obstacle(op: Operation, states: Sequence[str]) -> str | None:
-    """Why a first state cannot be read as one row for each row of x: coremltools does not check its batch."""
+    """Return why an initial state does not have one row for each row of x, or None.
+
+    coremltools does not check its batch.
+    """
     batch = op.x.shape[1]
     for name in states:
         state, rows = op.inputs[name], op.inputs[name].shape[0]
@@ -239,14 +245,14 @@ def _list_directions(op: Operation) -> tuple[Direction, ...]:
 
 
 def _collapse_equal_rows(mb: RewriteBuilder, state: Var, batch: Any) -> Var:
-    """The constant `state` with a row for each of `batch`, or with the one row that stands for all."""
+    """Return the constant `state` with a row for each of `batch`, or with one row that equals all."""
     if not is_const(state) or state.shape[0] in (1, batch):
         return state
     return mb.weight(state, "one_row", lambda: state.val[:1])
 
 
 def _split_initial_state(mb: RewriteBuilder, state: Var, count: int) -> list[Var]:
-    """A first state [batch, count * features] as one [1, batch, features] for each way."""
+    """Split an initial state [batch, count * features] into one [1, batch, features] for each direction."""
     if not is_const(state):
         return split_equally(mb, mb.expand_dims(x=state, axes=[0]), count, -1)
     if count == 1:
@@ -260,10 +266,10 @@ def _slice_state(state: Var, number: int, count: int) -> np.ndarray[Any, Any]:
 
 
 def _join_sequence(mb: RewriteBuilder, op: Operation, hidden: Sequence[list[Var]]) -> Var:
-    """The hidden states of all steps or of the last one, both ways beside each other.
+    """Join the hidden states of all steps, or take those of the last one, with both directions side by side.
 
-    A bidirectional layer has the steps of its way back in the order of time, one of direction `reverse` in the order
-    in which it took them: so coremltools' own op tests have it.
+    A bidirectional layer returns the steps of its backward direction in order of time. A layer of direction `reverse`
+    returns them in the order of computation, as coremltools' own op tests have it.
     """
     if not get_const_value(op.output_sequence):
         return _concat_directions(mb, [seen[-1] for seen in hidden])

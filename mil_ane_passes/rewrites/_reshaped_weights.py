@@ -1,4 +1,4 @@
-"""A weight shown in another shape: the same bytes, compressed or not, as long as its first axis stays."""
+"""Reshaped weights: the same bytes, compressed or not, as long as the first axis stays."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..core.query import is_compressed, is_const
 __all__ = ["find_reshape_obstacle", "reshape_weight"]
 
 _PACKED_INPUTS = frozenset({"quantized_data", "indices", "data", "mask"})
-"What has the weight's own shape, in the forms that give no `shape` beside."
+"Inputs with the weight's own shape, in the forms without a `shape` parameter."
 _TABLE_INPUTS = frozenset({"lut", "scale", "offset", "zero_point"})
 _FLAT_INPUTS = frozenset({"nonzero_data"})
 _RESHAPABLE_OPS = frozenset({"constexpr_affine_dequantize", "constexpr_lut_to_dense", "constexpr_sparse_to_dense",
@@ -21,7 +21,7 @@ _RESHAPABLE_OPS = frozenset({"constexpr_affine_dequantize", "constexpr_lut_to_de
 
 
 def find_reshape_obstacle(var: Var) -> str | None:
-    """Why `reshape_weight` cannot serve `var`, or None when it can."""
+    """Return why `reshape_weight` cannot reshape `var`, or None when it can."""
     if is_const(var):
         return None
     if not is_compressed(var):
@@ -42,7 +42,7 @@ def find_reshape_obstacle(var: Var) -> str | None:
 
 
 def reshape_weight(mb: RewriteBuilder, var: Var, shape: tuple[int, ...]) -> Var:
-    """`var` in `shape`: a view of a const's bytes, or the same packed data once more under another shape."""
+    """Reshape `var` to `shape`: a view of a const's bytes, or the same packed data again under another shape."""
     if is_const(var):
         return mb.reshaped(var, shape)
 

@@ -1,4 +1,4 @@
-"""Which last axes are to be padded, to what, and what that costs by the 64-byte row rule."""
+"""Padding of last axes: the rows that are padded, their new extent, and the cost by the 64-byte row rule."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from ..core.query import get_itemsize, is_const, is_symbolic
 __all__ = ["UNBOUNDED", "PaddedStep", "RowPadding"]
 
 UNBOUNDED = float("inf")
-"""The reach of a padding that may hold infinities or NaN."""
+"Reach of a padding that may contain infinities or NaN."
 
 
 @dataclass(frozen=True)
 class PaddedStep:
-    """How one op does on padded rows.
+    """One op on padded rows.
 
-    `takes` are the values it reads padded, `padded_outputs` those it makes padded, `unpadded_inputs` those it reads as
-    they are although they are rows as well. `reach` is the largest magnitude of what it leaves in the padding: 0 for
-    zeros, `UNBOUNDED` where that is not known to be finite. `build` makes the op, of what it reads by then: another
-    region may have put a value in the place of one named here. `constants` are the bytes of consts it needs padded.
-    `exact`: no sum is formed, so not even an order of roundings changes.
+    `takes` are the values it reads padded, `padded_outputs` those it computes padded, `unpadded_inputs` those it reads
+    without padding although they are rows as well. `reach` is the largest magnitude in the padding it produces: 0 for
+    zeros, `UNBOUNDED` where that is not known to be finite. `build` builds the op from its current inputs, as another
+    region may have replaced a value named here. `constants` are the bytes of consts that it needs padded. With `exact`
+    no sum is formed, so not even an order of roundings changes.
     """
 
     takes: tuple[Var, ...]
@@ -42,17 +42,20 @@ class PaddedStep:
 
 @dataclass
 class RowPadding:
-    """The extents that are padded: to a multiple of `step` elements, where at least `min_gain` of a row's bytes is
-    saved. `refused` has the first op that makes rows of an extent for which that does not hold."""
+    """The extents that are padded: to a multiple of `multiple` elements or bytes (`unit`).
+
+    Rows are padded where the gain in bytes is at least `min_gain`. `refused` has the first op that computes rows of an
+    extent for which that fails.
+    """
 
     multiple: int
     unit: Literal["elements", "bytes"]
     min_gain: float
     refused: dict[int, Operation] = field(default_factory=dict)
-    "By extent; 0 stands for a symbolic one."
+    "Keyed by extent; 0 is a symbolic one."
 
     def extent(self, var: Var) -> int | None:
-        """What the last axis of `var` is padded to; None where it is left alone."""
+        """Return the extent to which the last axis of `var` is padded; None where it is not padded."""
         if not types.is_tensor(var.sym_type) or var.dtype != types.fp16 or not var.rank or is_symbolic(var.shape[-1]):
             return None
         width = int(var.shape[-1])
@@ -65,11 +68,11 @@ class RowPadding:
 
     @staticmethod
     def compute_gain(width: int, wide: int) -> float:
-        """The share of a row's bytes that padding `width` numbers of fp16 to `wide` saves; below 0 it takes more."""
+        """Compute the share of a row's bytes that padding `width` fp16 numbers to `wide` saves; negative for a loss."""
         return 1 - compute_padded_bytes((wide,), 2) / compute_padded_bytes((width,), 2)
 
     def note_unpadded(self, op: Operation) -> None:
-        """Remember `op` where the rows it makes would be padded but for their bytes, or but for a symbol."""
+        """Record `op` where the rows it computes are not padded because of their bytes or of a symbolic extent."""
         for var in op.outputs:
             if not types.is_tensor(var.sym_type) or var.dtype != types.fp16 or not var.rank:
                 continue
@@ -81,7 +84,7 @@ class RowPadding:
                     self.refused.setdefault(width, op)
 
     def reason(self, width: int) -> str:
-        """Why rows of `width` are left alone."""
+        """Return why rows of `width` are not padded."""
         if not width:
             return "the last axis is symbolic: what is missing to a multiple is not known"
         wide = self.rounded(width, 2)
@@ -90,13 +93,14 @@ class RowPadding:
                 f"{self.compute_gain(width, wide):.3g}, below min_gain {self.min_gain:g}")
 
     def pad_const(self, mb: RewriteBuilder, const: Var, axes: Mapping[int, int], fill: float = 0) -> Var:
-        """Const `const` with `fill` behind each axis of `axes` (from the end), up to its new extent; one for all."""
+        """Pad const `const` with `fill` after each axis of `axes` (from the end) to its new extent, once for all
+        users."""
         amounts = [(0, axes.get(at - const.rank, int(extent)) - int(extent)) for at, extent in enumerate(const.shape)]
         what = "_".join(f"{-axis}_to_{wide}" for axis, wide in axes.items())
         return mb.weight(const, f"{what}_{fill:g}" if fill else what,
                          lambda: np.pad(np.asarray(const.val), amounts, constant_values=fill))
 
     def count_padded_bytes(self, var: Var, axes: Mapping[int, int]) -> int:
-        """Bytes of const `var` as `pad_const` makes it; 0 for what is no const."""
+        """Count the bytes of const `var` as `pad_const` makes it; 0 where it is not a const."""
         extents = [axes.get(at - var.rank, extent) for at, extent in enumerate(var.shape)]
         return prod(extents) * get_itemsize(var) if is_const(var) else 0

@@ -1,4 +1,4 @@
-"""Programs with last axes that are no multiple of 64."""
+"""Example programs with last axes that are not a multiple of 64."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _build_activation_chain(width: int) -> Program:
 
 
 def _build_between_activations(op: Callable[[Var], Var], shape: tuple[int, ...] = (2, 3, 50)) -> Program:
-    """`op` behind four activations and before one."""
+    """Build `op` after four activations and before one."""
 
     def body(x: Var) -> Var:
         found = x

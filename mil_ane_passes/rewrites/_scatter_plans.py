@@ -1,4 +1,4 @@
-"""Which way a scatter at constant places is written, and writing it."""
+"""Plans of scatters at constant indices: the form in which each is written, and its ops."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ from ._indexed_updates import (
 __all__ = ["ScatterPlan", "build_scatter_plan", "plan_scatter"]
 
 _MAX_RANK = 5
+"Most axes that are supported on the ANE."
 Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
 class ScatterPlan:
-    """`group`, shown in `inner`: a window of `runs` of axes of the data, or (None) the places of one axis."""
+    """The form of a scatter to `group`, reshaped to `inner`: a window of `runs`, or (None) indices of one axis."""
 
     group: ScatterTarget
     inner: tuple[int, ...]
@@ -50,7 +51,7 @@ def _get_data_and_update(op: Operation) -> tuple[Var, Var]:
 
 
 def plan_scatter(op: Operation, max_parts: int, max_bytes: int) -> ScatterPlan | str:
-    """How `op` is written without a scatter; or why it is not."""
+    """Plan how to write `op` without a scatter, or return why that is impossible."""
     group = read_scatter_target(op)
     if isinstance(group, str):
         return group
@@ -77,13 +78,13 @@ def plan_scatter(op: Operation, max_parts: int, max_bytes: int) -> ScatterPlan |
 
 
 def _count_elements(shape: Sequence[Any]) -> tuple[int, int]:
-    """How many elements there are along the axes of known size, and how many axes are not."""
+    """Return the number of elements along the axes of known size, and the number of other axes."""
     known = [int(extent) for extent in shape if not is_symbolic(extent)]
     return math.prod(known), len(shape) - len(known)
 
 
 def _plan_window(data: Var, new: Var, group: ScatterTarget, max_bytes: int) -> ScatterPlan | str:
-    """The cheapest window: by a select, else one whose neighbours stand together, else any; or why there is none."""
+    """Plan the cheapest window: by a select, else a contiguous window, else a strided one; or return why not."""
     reason, found = "", list[ScatterPlan]()
     for inner, all_runs in iterate_window_shapes(group, _find_shape_before_reshape(data)):
         shape = group.shape(data, inner)
@@ -119,14 +120,14 @@ def _format_axis_count(count: int) -> str:
 
 
 def _find_shape_before_reshape(data: Var) -> tuple[int, ...] | None:
-    """The shape that a value of one axis had before it was shown so."""
+    """Return the shape of a one-axis value before its reshape, or None."""
     if data.rank != 1 or data.op is None or data.op.op_type != "reshape":
         return None
     return get_static_shape(data.op.x)
 
 
 def build_scatter_plan(mb: RewriteBuilder, op: Operation, plan: ScatterPlan) -> dict[Var, Var]:
-    """Which value takes the place of which: the result's, or that of the reshape that alone reads it."""
+    """Build the plan; return the replacement of the result, or of the reshape that is its only reader."""
     data, new = _get_data_and_update(op)
     group, out = plan.group, op.outputs[0]
     shape = group.shape(data, plan.inner)
@@ -172,7 +173,7 @@ def _make_window_mask(data: Var, runs: dict[int, Run]) -> Array:
 
 
 def _scatter_const_update(mb: RewriteBuilder, data: Var, new: Var, group: ScatterTarget) -> Var:
-    """A constant update with zeros for the places that it does not touch."""
+    """Build a constant update with zeros at the indices that it does not write."""
     def make() -> Array:
         given = np.asarray(new.val).reshape(_replace_extents(data, {group.first: len(group.places)}))
         whole = np.zeros(tuple(data.shape), given.dtype)
@@ -183,7 +184,7 @@ def _scatter_const_update(mb: RewriteBuilder, data: Var, new: Var, group: Scatte
 
 
 def _reshape_at_source(mb: RewriteBuilder, var: Var, shape: Sequence[Any]) -> Var:
-    """`var` in `shape`: the same bytes of a constant, and what a reshape was made from rather than its result."""
+    """Reshape `var` to `shape`: view a constant's bytes, and use the input of an earlier reshape."""
     if list(var.shape) == list(shape):
         return var
     if is_const(var):

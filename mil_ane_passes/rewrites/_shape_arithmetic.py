@@ -1,4 +1,4 @@
-"""Numbers that are worked out of the shape of a value: each as so much more than one of its dimensions."""
+"""Shape arithmetic: numbers that are computed from the shape of a value, each as a dimension plus an offset."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ..core.query import get_const_value, is_const, is_symbolic
 __all__ = ["Number", "fold_slice_parameters", "read_shape_numbers"]
 
 _MAX_OPS_VISITED = 48
-"The ops that are looked at for one list of numbers."
+"Most ops that are visited for one list of numbers."
 
 
 @dataclass(frozen=True)
 class Number:
-    """`addend` than dimension `size`, a symbol, or (None) than nothing."""
+    """The dimension `size`, a symbol, plus `addend`; `addend` alone where `size` is None."""
 
     size: Any
     addend: int
@@ -29,7 +29,7 @@ Numbers = tuple["Number | None", ...]
 
 
 def read_shape_numbers(var: Var) -> list[Number | None] | None:
-    """The numbers that `var`, of one axis or none, holds, None for those that are not known; None where it is long."""
+    """Return the numbers in `var`, of one axis or none, each None where it is not known; None for a long list."""
     left = [_MAX_OPS_VISITED]
     found = _read_numbers(var, left)
     return None if found is None or left[0] < 0 else list(found)
@@ -126,9 +126,9 @@ _READERS: dict[str, Callable[[Operation, list[int]], Numbers | None]] = {
 def fold_slice_parameters(
     op: Operation, first: Sequence[Number | None], second: Sequence[Number | None], shortest: int = 1,
 ) -> dict[str, list[Any]] | str:
-    """Return the parameters of the slice_by_index that `op` comes to, or why it comes to none.
+    """Return the parameters of the slice_by_index that `op` is equal to, or why it is not equal to one.
 
-    No dimension is below `shortest`.
+    Dimensions are at least `shortest`.
     """
     rank = op.x.rank
     plain: dict[str, list[Any]] = {"stride": [1] * rank, "begin_mask": [False] * rank, "end_mask": [False] * rank,
@@ -163,7 +163,7 @@ def fold_slice_parameters(
 def _find_negative_wraparound(
     op: Operation, axis: int, begin: Number | None, second: Number | None, shortest: int
 ) -> str | None:
-    """Say which short axis turns a computed number negative, and so into another place; None where there is none.
+    """Return which short axis makes a computed number negative, so that it wraps around; None where no axis does.
 
     With n = size - k below 0, slice_by_index counts from the end again: it means 2 * size - k, where the constant -k
     means 0. These differ from size k / 2 to k. For slice_by_size, n = -1 means all that is left.
@@ -177,7 +177,7 @@ def _find_negative_wraparound(
         less = -number.addend
         if less <= shortest or (less <= 2 and not dropped and not by_size):
             continue
-        if name == "size":  # nothing is left behind a begin that is as far as the axis was long
+        if name == "size":  # nothing is left after a begin at the end of the axis
             if begin is not None and begin.size is None and begin.addend >= less - 1:
                 continue
             return f"at size {less - 1} its size is -1, which means all that is left (shortest={shortest})"
@@ -187,21 +187,21 @@ def _find_negative_wraparound(
 
 
 def _find_slice_end(begin: Number | None, size: Number | None) -> Number | None:
-    """Where a slice of a size ends; -1 is all that is left."""
+    """Return the end of a slice of a size; -1 is all that is left."""
     if begin is None or size is None:
         return None
     if size == Number(None, -1):
         return Number("all", 0)
     if begin.size is not None and size.size is not None:
         return None
-    if begin.size is None and begin.addend < 0:  # from the end, behind which nothing is
+    if begin.size is None and begin.addend < 0:  # counted from the end, after which there are no elements
         end = begin.addend + size.addend
         return None if size.size is not None or end > 0 else Number(None, end) if end else Number("all", 0)
     return Number(begin.size or size.size, begin.addend + size.addend)
 
 
 def _resolve_axis_index(number: Number | None, size: Any) -> int | str | None:
-    """A place of an axis, negative from its end, None for the end itself; or why it is none."""
+    """Return an index of an axis, negative from its end, None for the end itself; or why it is not a constant index."""
     if number is None:
         return "its place is not worked out of shapes"
     if number.size == "all":

@@ -1,4 +1,4 @@
-"""Windows along one axis, cut out by slices and reshapes."""
+"""Sliding windows along one axis by slices and reshapes."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ __all__ = ["build_windows_from_rows", "can_reshape_to_windows", "read_window_set
 
 
 def read_window_settings(op: Operation) -> tuple[int, int, int]:
-    """The axis counted from the front, the elements of a window, and how far apart windows begin."""
+    """Return the axis counted from the front, the elements of a window, and the distance between window starts."""
     return int(op.axis.val) % op.x.rank, int(op.size.val), get_const_value(op.stride, 1)
 
 
 def can_reshape_to_windows(op: Operation) -> bool:
-    """Whether a reshape can say the shape of the windows."""
+    """Return whether a reshape can express the shape of the windows."""
     return bool(sum(map(is_symbolic, op.x.shape)) <= 1)
 
 
 def build_windows_from_rows(mb: RewriteBuilder, op: Operation, count: int) -> Var:
-    """The windows as rows of a reshape, each joined with those behind it."""
+    """Build the windows from rows of a reshape, each joined with those after it."""
     axis, size, step = read_window_settings(op)
     x, extent, needed = op.x, int(op.x.shape[axis]), (count - 1 + -(-size // step)) * step
     if needed > extent:
@@ -46,7 +46,7 @@ def build_windows_from_rows(mb: RewriteBuilder, op: Operation, count: int) -> Va
 
 
 def slice_axis(mb: RewriteBuilder, x: Var, axis: int, begin: int, end: int, step: int) -> Var:
-    """Elements `begin` to `end` of one axis, every `step`-th; all of the others."""
+    """Slice elements `begin` to `end` of one axis, every `step`-th; all of the other axes."""
     given: dict[str, Any] = {} if step == 1 else {"stride": _make_axis_values(x, axis, step, 1)}
     part: Var = mb.slice_by_index(
         x=x,

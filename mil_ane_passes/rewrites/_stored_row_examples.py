@@ -1,4 +1,4 @@
-"""Programs that write rows and read them back, for the page and the tests of lists_as_stack."""
+"""Example programs that write rows and read them back, for the page and the tests of lists_as_stack."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which reads of written rows are replaced, and which of them by a value of their own."""
+"""Reads of written rows that are replaced, and those of them that need a value of their own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _READ_OPS = frozenset({"gather", "list_read", "list_gather", "slice_by_index", "
 
 
 class RowReads:
-    """The writes and reads of one block: `misses` says which writes are not known, and why."""
+    """The writes and reads of one block; `misses` lists the writes that are unknown, and why."""
 
     def __init__(self, block: Block, most: int) -> None:
         self.misses: list[Miss] = []
@@ -61,7 +61,7 @@ class RowReads:
         return None
 
     def replaced(self) -> dict[Var, Rows]:
-        """The values that are replaced, with their rows; none where a list is read at places that are not known."""
+        """Return the values that are replaced, with their rows; nothing where a list is read at unknown indices."""
         found = {var: rows for var, rows in self._rows_by_read.items() if rows.written}
         for op in self._find_fully_read_writers(found):
             var = op.outputs[0]
@@ -75,7 +75,7 @@ class RowReads:
         return found if len(self.write_ops) > 1 or any(var in self._rows_by_read for var in found) else {}
 
     def _find_fully_read_writers(self, found: Mapping[Var, Rows]) -> list[Operation]:
-        """The writers of which something reads all, not rows."""
+        """Return the writers whose output has a reader of the entire value rather than of rows."""
         done, whole = set(self.write_ops), dict[Var, bool]()
         for op in reversed(self._ops):
             for var in op.outputs:
@@ -86,7 +86,7 @@ class RowReads:
         return [op for op in self.write_ops if whole[op.outputs[0]]]
 
     def _find_unwritten_reads(self, found: Mapping[Var, Rows]) -> dict[Var, Rows]:
-        """Reads of what was not written: of tensors that are read row by row, and of rows that come from elsewhere."""
+        """Find reads of unwritten rows: of tensors that are read row by row, and of rows that come from elsewhere."""
         often = count_single_reads(collect_single_rows(self._rows_by_read.values()))
         beside = dict[Var, Rows]()
         for var, rows in self._rows_by_read.items():
@@ -99,7 +99,7 @@ class RowReads:
         return beside
 
     def needed(self, found: Mapping[Var, Rows]) -> set[Var]:
-        """Those of `found` that something reads which is not replaced itself."""
+        """Return the values of `found` with a reader that is not replaced itself."""
         done = set(self.write_ops)
         needed = {var for var in found if var.consuming_blocks or any(
             reader not in done and not any(out in found for out in reader.outputs) for reader in get_consumers(var))}
@@ -113,11 +113,11 @@ class RowReads:
 
 
 def is_axis_dropped(op: Operation | None) -> bool:
-    """Whether a read gives one row, without the axis."""
+    """Return whether a read returns one row without the axis."""
     return op is not None and (op.op_type in ("list_read", "squeeze") or (op.op_type == "gather" and
                                                                           op.indices.rank == 0))
 
 
 def collect_single_rows(reads: Iterable[Rows]) -> Sequence[tuple[int, Row]]:
-    """The rows that are read one by one, each with its axis."""
+    """Collect the rows that are read one by one, each with its axis."""
     return [(rows.axis, rows.rows[0]) for rows in reads if len(rows.rows) == 1 and rows.rows[0] is not None]

@@ -1,4 +1,4 @@
-"""Values made of rows: one split of what is read row by row, one concat or stack of what is read as a whole."""
+"""Values built from rows: a split for rows read one by one, a concat or stack for rows read together."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ __all__ = ["RowValueBuilder", "count_single_reads"]
 
 
 class RowValueBuilder:
-    """Makes what readers read. `single` are the rows that are read one by one: what has several of them is split.
-    `run_instead` says what stands for values that were replaced."""
+    """A builder of the values that readers need.
+
+    `single` are the rows read one by one: a source of several is split. `instead` maps replaced values to their
+    replacements.
+    """
 
     def __init__(self, mb: RewriteBuilder, single: Iterable[tuple[int, Row]], instead: Mapping[Var, Var]) -> None:
         self._mb, self._replacements = mb, instead
@@ -25,7 +28,7 @@ class RowValueBuilder:
         self._memo: dict[Any, Var] = {}
 
     def bare(self, row: Row, axis: int) -> Var:
-        """`row` without the axis."""
+        """Return `row` without the axis."""
         def make() -> Var:
             held = (
                 self._find_replacement(row.source)
@@ -37,11 +40,11 @@ class RowValueBuilder:
         return self._made(("bare", row, axis), make)
 
     def kept(self, row: Row, axis: int) -> Var:
-        """`row` with an extent of 1 at the axis."""
+        """Return `row` with an extent of 1 at the axis."""
         return self._made(("kept", row, axis), lambda: self._cast(row, self._kept(row, axis)))
 
     def join_rows(self, rows: Sequence[Row], axis: int) -> Var:
-        """All of `rows`, one behind the other along the axis."""
+        """Join all of `rows` in order along the axis."""
         if len(rows) > 1 and all(row.bare for row in rows):
             return self._mb.stack(values=[self.bare(row, axis) for row in rows], axis=axis)
         runs = ([row for _, row in run] for _, run in groupby(enumerate(rows), _make_run_key))
@@ -97,11 +100,11 @@ class RowValueBuilder:
 
 
 def count_single_reads(single: Iterable[tuple[int, Row]]) -> Counter[tuple[Var, int]]:
-    """How many rows of each value are read one by one along each axis."""
+    """Count the rows of each value that are read one by one along each axis."""
     return Counter((row.source, axis) for axis, row in dict.fromkeys(single) if row.place is not None)
 
 
 def _make_run_key(numbered: tuple[int, Row]) -> Any:
-    """The same for rows that follow one another in their source."""
+    """Return a key that is equal for rows that follow one another in their source."""
     number, row = numbered
     return (None, number) if row.place is None else (row.source, row.casts, row.place - number)

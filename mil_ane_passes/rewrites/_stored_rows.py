@@ -1,4 +1,4 @@
-"""Which value each row of a list or of a tensor is, where rows are written and read one by one at known places."""
+"""Source values of the rows of a list or tensor whose rows are written and read one by one at constant indices."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = ["ROW_PRESERVING_OPS", "WRITE_OPS", "Row", "RowTable", "Rows"]
 
 WRITE_OPS = frozenset({"scatter", "list_write", "list_scatter"})
 ROW_PRESERVING_OPS = frozenset({"concat", "reverse", "slice_by_index", "cast", "identity"})
-"Ops whose rows are those of what they read."
+"Ops that only move or cast the rows of their inputs."
 _FLOAT_NAMES = {types.fp16: "fp16", types.fp32: "fp32"}
 
 
 @dataclass(frozen=True)
 class Row:
-    """Row `place` of `source`; all of it where `place` is None, then with an extent of 1 at the axis, or (`bare`)
-    without that axis. `casts` are made of it."""
+    """Row `place` of `source`. Where `place` is None it is all of `source`, with an extent of 1 at the axis, or
+    (`bare`) without that axis. `casts` are applied to it."""
 
     source: Var
     place: int | None = None
@@ -34,8 +34,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows along `axis`; None is one that was never written. `written`: whether they hold more than they began
-    with."""
+    """The rows along `axis`; None is a row that was never written. `written`: whether any row was written."""
 
     axis: int
     rows: tuple[Row | None, ...]
@@ -43,17 +42,17 @@ class Rows:
 
 
 class RowTable:
-    """The rows of values, worked out in program order. `most`: the rows that one value may have."""
+    """The rows of values, inferred in program order; a value has `most` rows at most."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._found: dict[tuple[Var, int], Rows | None] = {}
         self._list_rows: dict[Var, Rows] = {}
         self.bare: dict[Var, Row] = {}
-        "What was read without the axis."
+        "Values read without the axis, as rows."
 
     def of(self, var: Var, axis: int) -> Rows | None:
-        """The rows of `var` along `axis`; None where their number is not known, or too large."""
+        """Return the rows of `var` along `axis`; None where their number is unknown or too large."""
         if isinstance(var, ListVar):
             return self._list_rows.get(var)
         key = (var, axis)
@@ -62,7 +61,7 @@ class RowTable:
         return self._found[key]
 
     def write(self, op: Operation) -> str | None:
-        """Note what `op`, a writer or make_list, makes; returns why that is not known."""
+        """Record the output of `op`, a writer or make_list; return why it is unknown, or None."""
         if op.op_type == "scatter":
             return self._write_scatter(op)
         if op.op_type == "make_list":
@@ -87,7 +86,7 @@ class RowTable:
         return None
 
     def read(self, op: Operation) -> Rows | None:
-        """The rows that `op`, which reads at known places, gives; None where it does something else."""
+        """Return the rows that `op` reads at constant indices; None where it does something else."""
         if op.op_type in ("list_read", "list_gather"):
             source = self._list_rows.get(op.ls)
             places = self.places(op.index if op.op_type == "list_read" else op.indices)
@@ -103,7 +102,7 @@ class RowTable:
         return None
 
     def places(self, var: Var) -> list[int] | None:
-        """The known places that `var` holds."""
+        """Return the constant indices in `var`, or None."""
         held = get_constant_value(var) if types.is_int(var.dtype) else None
         return None if held is None else [int(place) for place in np.ravel(held)]
 
@@ -116,7 +115,7 @@ class RowTable:
             return "its indices are known only at run time"
         if mode not in ("add", "update") or op.indices.rank != 1:
             return f"a scatter that is no plain one ({mode})"
-        if op.data.rank == 1 and len(places) > 1:  # an assignment to a slice, flattened: a mask serves better
+        if op.data.rank == 1 and len(places) > 1:  # an assignment to a slice, flattened: a mask is cheaper
             return "single elements of a flat tensor"
         axis = int(axis) % op.data.rank
         rows, made = self.of(op.data, axis), self._read_update_rows(op.updates, axis, len(places))
@@ -155,7 +154,7 @@ class RowTable:
         return Rows(axis, (Row(var),) if count == 1 else tuple(Row(var, place) for place in range(count)))
 
     def _derive_rows(self, var: Var, axis: int) -> Rows | None:
-        """The rows of what only moves or casts the rows of others."""
+        """Derive the rows of an op that only moves or casts the rows of others."""
         op = var.op
         if op is None or op.op_type not in ROW_PRESERVING_OPS | {"gather"}:
             return None
@@ -210,7 +209,7 @@ def _cast_rows(rows: Rows, op: Operation) -> Rows | None:
 
 
 def _cast_row(row: Row, to: str) -> Row:
-    """`row` cast; what was fp16 and comes back to it is what it was."""
+    """Cast `row`; an fp16 row that is cast back to fp16 is the row itself."""
     held = _FLOAT_NAMES.get(row.source.dtype, "")
     if row.casts == ("fp32",) and to == "fp16" and held == "fp16":
         return replace(row, casts=())
@@ -220,7 +219,7 @@ def _cast_row(row: Row, to: str) -> Row:
 
 
 def _is_zero(row: Row | None, axis: int) -> bool:
-    """Whether adding to `row` changes nothing, but for the sign of a zero."""
+    """Return whether adding to `row` changes nothing, except for the sign of a zero."""
     if row is None or row.bare or row.source.op is None:
         return row is None
     if row.source.op.op_type == "fill":
@@ -232,7 +231,7 @@ def _is_zero(row: Row | None, axis: int) -> bool:
 
 
 def _read_slice_indices(op: Operation, axis: int) -> list[int] | None:
-    """The places along `axis` that a slice_by_index takes, where it takes all of every other axis."""
+    """Return the indices along `axis` that a slice_by_index reads, if it reads all of every other axis; else None."""
     rank, size = op.x.rank, op.x.shape[axis]
     begin, end = get_const_value(op.begin), get_const_value(op.end)
     if begin is None or end is None or is_symbolic(size) or any(get_const_value(op.squeeze_mask) or ()):

@@ -16,7 +16,7 @@ __all__ = ["restore_reduced_shape", "sum_by_matmul"]
 
 
 def sum_by_matmul(mb: RewriteBuilder, x: Var, axes: list[int], factor: float) -> Var:
-    """`factor` times the sums of fp16 `x` over `axes` (sorted): the axes that are kept, and one of extent 1."""
+    """Build `factor` times the sums of fp16 `x` over `axes` (sorted): the other axes, then one of extent 1."""
     kept = [axis for axis in range(x.rank) if axis not in axes]
     order = [*kept, *axes]
     rows = x if order == sorted(order) else mb.transpose(x=x, perm=order)
@@ -29,7 +29,7 @@ def sum_by_matmul(mb: RewriteBuilder, x: Var, axes: list[int], factor: float) ->
 
 
 def restore_reduced_shape(mb: RewriteBuilder, total: Var, op: Operation, axes: list[int]) -> Var:
-    """What `sum_by_matmul` gives, in the shape of reduction `op`'s output."""
+    """Reshape the result of `sum_by_matmul` to the shape of reduction `op`'s output."""
     keeps = bool(get_const_value(op.keep_dims, False))
     if keeps and axes == [op.x.rank - 1] and op.x.rank > 1:
         return total
@@ -41,7 +41,7 @@ def restore_reduced_shape(mb: RewriteBuilder, total: Var, op: Operation, axes: l
 
 
 def _build_column(mb: RewriteBuilder, count: int, factor: float) -> Var:
-    """A constant column, one for all sums of this length in the block."""
+    """Return a constant column, shared by all sums of this length in the block."""
 
     def make() -> Any:
         with mb.at(get_first_op(mb.block), f"ones_{count}"):

@@ -1,4 +1,4 @@
-"""When a rewrite stands back: where a chip that is looked at takes the op as it is, or would not hold what is made."""
+"""Target gating: skip a rewrite where a target supports the op as it is, or does not support the replacement."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ __all__ = ["describe_supporting_targets", "find_length_obstacle", "find_limiting
 
 
 def find_limiting_generations(name: str, extent: int, generations: Sequence[Generation]) -> list[Generation]:
-    """The generations whose limit called `name` is below `extent`."""
+    """Return the generations whose limit called `name` is below `extent`."""
     return [each for each in generations if find_exceeded_limit(name, extent, (each,))]
 
 
 def describe_supporting_targets(generations: Sequence[Generation], refused: Sequence[Generation]) -> str:
-    """The reason not to act where some of `generations` take the op as it is."""
+    """Describe why an op is skipped: some of `generations` support it as it is."""
     taking = format_generations([each for each in generations if each not in refused])
     return f"taken on {taking}; name an older target, or always=true"
 
 
 def skip_if_supported(rule: Rule, op: Operation, always: bool) -> Miss | None:
-    """Why `op` stays: a chip that the rule is not for is among those looked at. None where there is none, or where
-    asked for."""
+    """Return a miss where `rule` does not target all requested generations, so that one supports `op`; else None.
+
+    Return None with `always`, too.
+    """
     refused = [each for each in rule.generations if rule.targets.includes(each)]
     return (
         None
@@ -37,8 +39,10 @@ def skip_if_supported(rule: Rule, op: Operation, always: bool) -> Miss | None:
 
 
 def find_length_obstacle(lengths: Iterable[object], generations: Sequence[Generation], before: int = 0) -> str:
-    """Why values with spatial axes of `lengths` are not to be made: some chip does not hold them that holds `before`;
-    nothing where all do."""
+    """Return why values with spatial axes of `lengths` must not be built, or "".
+
+    The reason is a chip that supports the length `before`, but not the longest of `lengths`.
+    """
     longest = max((int(str(length)) for length in lengths if not is_symbolic(length)), default=0)
     found = None if longest <= before else find_exceeded_limit("spatial", longest, [
         each for each in generations if not find_exceeded_limit("spatial", before, (each,))])

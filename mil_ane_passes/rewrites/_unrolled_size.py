@@ -1,6 +1,6 @@
-"""How long a function's chain of dependent products and the whole program get once loops and layers are written out.
+"""Size of unrolled loops and layers: the chain of dependent products in a function, and the ops of the program.
 
-Compilers recurse along a chain, and time and files grow with every op, so that what is written out shares two limits.
+Compilers recurse along a chain, and time and files grow with every op, so that all that is unrolled shares two limits.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["MAX_CHAIN_PRODUCTS", "MAX_FUNCTION_OPS", "UnrolledSize", "measure_st
 
 MAX_CHAIN_PRODUCTS = 320
 """The longest chain of products that depend on each other. An M6 compiles 386 convs in a row and no more, and other ops
-stand between the products here, so a sixth is left free: one layer of 256 steps fits, several share what there is."""
+lie between the products here, so a sixth is left free: one layer of 256 steps fits, several share the limit."""
 MAX_FUNCTION_OPS = 8192
 """The most ops that the functions of a program may get together, as they are compiled together. The largest network of
 those at hand has 2475, and coremltools takes minutes for some 10000."""
@@ -24,7 +24,7 @@ _PRODUCT_OPS = frozenset({"conv", "conv_transpose", "einsum", "linear", "matmul"
 
 
 class UnrolledSize(NamedTuple):
-    """What a loop or layer becomes: the products that depend on each other, and all ops."""
+    """The size of an unrolled loop or layer: the products that depend on each other, and all ops."""
 
     chain: int
     ops: int
@@ -36,10 +36,10 @@ def measure_unrolled_size(
     most: UnrolledSize,
     functions: Sequence[Function] = (),
 ) -> UnrolledSize:
-    """The longest chain through `op` once it is written out, and the ops of `functions`, by default of its own.
+    """Measure the longest chain through `op` once it is unrolled, and count the ops of `functions`.
 
-    Ops before `op` are taken to be written out, too, where they fit in `most`, as their turn comes first; `size` gives
-    None for what stays as it is.
+    By default only the function of `op` is counted. Ops before `op` count as unrolled, too, where they fit in `most`,
+    as they are rewritten first. `size` returns None for an op that is not unrolled.
     """
     order = [each for function in functions or [_find_enclosing_function(op)] for each in _collect_nested_ops(function)
              if each is op or not each.op_type.startswith("const")]
@@ -58,15 +58,15 @@ def measure_unrolled_size(
 
 
 def measure_step_chain(block: Block, inner: Callable[[Operation], int]) -> int:
-    """The longest chain of products from what a step of a loop is handed to what it hands on; `inner` says how many a
-    loop in it stands for."""
+    """Measure the longest chain of products from the inputs of a loop's step to its outputs; `inner` returns the chain
+    of a nested loop."""
     through: dict[Var, int] = dict.fromkeys(block.inputs, 0)
     _fill_chain_depths(block, through, lambda op: inner(op) if op.op_type == "while_loop" else _count_products(op))
     return max((through[var] for var in block.outputs if var in through), default=0)
 
 
 def _measure_chain_through(function: Function, op: Operation, weights: Mapping[Operation, int]) -> int:
-    """The longest chain of products that leads through `op`, where `weights` says how many some ops stand for."""
+    """Measure the longest chain of products through `op`; `weights` has the number of products of unrolled ops."""
     def weight(each: Operation) -> int | None:
         return weights.get(each, _count_products(each))
 
@@ -78,14 +78,17 @@ def _measure_chain_through(function: Function, op: Operation, weights: Mapping[O
 
 
 def _count_products(op: Operation) -> int | None:
-    """The products that an op is; None where its blocks say it."""
+    """Return the number of products of an op, 0 or 1; None where its blocks decide."""
     return None if op.blocks else int(op.op_type in _PRODUCT_OPS)
 
 
 def _fill_chain_depths(
     block: Block, depth: dict[Var, int], weight: Callable[[Operation], int | None], all_start: bool = False,
 ) -> None:
-    """Fill `depth`: the most products on a way to each value from one that has a depth already, or from anywhere."""
+    """Fill `depth` with the most products on a path to each value.
+
+    A path begins at a value that has a depth already, or with `all_start` anywhere.
+    """
     for op in block.operations:
         if op.op_type.startswith("const") or op.outputs[0] in depth:
             continue
@@ -100,7 +103,7 @@ def _fill_chain_depths(
 
 
 def _collect_nested_ops(block: Block) -> list[Operation]:
-    """The ops of a block and of the blocks in it, in program order."""
+    """Collect the ops of a block and of the blocks in it, in program order."""
     found: list[Operation] = []
     for op in block.operations:
         found.append(op)

@@ -1,4 +1,4 @@
-"""Who else reads a weight: a rewrite that lays it out anew must do so for all of them, or store it twice."""
+"""Readers of a weight: a rewrite with a new weight layout must apply to all of them, or store the weight twice."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ..core.query import get_consumers
 __all__ = ["has_uniform_readers"]
 
 _UNIFORM_READERS: WeakKeyDictionary[Operation, tuple[int, Any]] = WeakKeyDictionary()
-"Weights whose readers were found alike, with their number: asked for by each of them, looked at once."
+"Weights whose readers were found uniform, with their number: every reader queries this, and it is computed once."
 
 
 def has_uniform_readers(op: Operation, block: Block, settings: Callable[[Operation], Any]) -> bool:
-    """Whether all who read the weight of `op` are ops of its type in `block` with the same `settings`."""
+    """Return whether all readers of the weight of `op` are ops of its type in `block` with the same `settings`."""
     mine = (op.op_type, block, settings(op))
     readers, known = _UNIFORM_READERS.get(op.weight.op, (0, None))
-    if known == mine and len(op.weight.child_ops) <= readers:  # some of those that were alike have gone since
+    if known == mine and len(op.weight.child_ops) <= readers:  # some of the uniform readers were removed since
         return True
     alike = all(other.op_type == op.op_type and other.enclosing_block is block and settings(other) == mine[-1]
                 for other in get_consumers(op.weight))

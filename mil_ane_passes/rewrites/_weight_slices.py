@@ -1,4 +1,4 @@
-"""Weights cut along one axis."""
+"""Slices of weights along one axis."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ __all__ = ["count_duplicated_bytes", "find_slicing_obstacle", "slice_weight", "s
 
 
 def split_evenly(length: int, most: int) -> list[tuple[int, int]]:
-    """`length` places as the fewest stretches of at most `most`, as even as they can be."""
+    """Split `length` elements into the fewest ranges of at most `most`, as even as possible."""
     count = -(-length // most)
     ends = [length * number // count for number in range(count + 1)]
     return list(pairwise(ends))
 
 
 def slice_weight(mb: RewriteBuilder, var: Var, axis: int, start: int, stop: int) -> Var:
-    """Places `start` to `stop` of const `var` along `axis`, one const for all who ask; on the first axis a view."""
+    """Return elements `start` to `stop` of const `var` along `axis`, as one const for all users.
+
+    On the first axis it is a view.
+    """
     at = axis % var.rank
 
     def cut() -> np.ndarray[Any, Any]:
@@ -36,7 +39,7 @@ def slice_weight(mb: RewriteBuilder, var: Var, axis: int, start: int, stop: int)
 
 
 def count_duplicated_bytes(var: Var, op: Operation, alike: Callable[[Operation], bool]) -> int:
-    """The bytes by which the weights grow when `op` reads pieces of const `var`: none where all readers will."""
+    """Count the bytes by which the weights grow when `op` reads slices of const `var`: 0 where all its readers will."""
     readers = get_consumers(var)
     if not var.consuming_blocks and all(other.enclosing_block is op.enclosing_block and other.op_type == op.op_type
                                         and alike(other) for other in readers):
@@ -45,7 +48,7 @@ def count_duplicated_bytes(var: Var, op: Operation, alike: Callable[[Operation],
 
 
 def find_slicing_obstacle(var: Var, op: Operation, alike: Callable[[Operation], bool], most: int) -> str:
-    """Why const `var` is not cut for `op`, or ""."""
+    """Return why const `var` is not sliced for `op`, or ""."""
     size = count_duplicated_bytes(var, op, alike)
     if size <= most:
         return ""

@@ -14,7 +14,7 @@ from ..rules.elementary_functions import ElementaryFunctions
 from ._elementary_functions import EVIDENCE, build_single_op, reject_if_inaccurate
 
 _MAX_ERROR_ULPS = {"asin": 1.79, "acos": 2.15}
-"Units in the last place by which the replacement is off at most, over all fp16 numbers."
+"Largest error of the replacement in units in the last place, over all fp16 numbers."
 
 
 class Arcsine(Rewrite):
@@ -52,7 +52,7 @@ class Arcsine(Rewrite):
     evidence = EVIDENCE
 
     max_error: float = 4.0
-    "Units in the last place by which the result may be off; asin is off by 1.79, acos by 2.15."
+    "Largest accepted error in units in the last place; asin is off by 1.79, acos by 2.15."
 
     def match(self, op: Operation) -> Hit | Miss:
         part = "half" if op.op_type == "asin" else "a quarter of"

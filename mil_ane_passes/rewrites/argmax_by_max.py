@@ -1,4 +1,4 @@
-"""Find the place of the largest element with comparisons in fp16."""
+"""Find the index of the largest element with comparisons in fp16."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..core.query import get_const_value, get_consumers, is_symbolic
 from ..rules.index_results import IndexResults
 
 _MAX_ELEMENTS = 1024
-"Twice as much is the largest whole number up to which all are fp16 numbers."
+"Most elements of the axis. fp16 represents all integers up to twice this number."
 _VALUE_REDUCTIONS = {"reduce_argmax": "reduce_max", "reduce_argmin": "reduce_min"}
 
 
@@ -91,7 +91,7 @@ class ArgmaxByMax(Rewrite):
         places = np.arange(extent, dtype=np.float16).reshape([-1 if each == axis else 1 for each in range(x.rank)])
 
         def chosen(at: Var, less: int) -> Var:
-            """`places` less so many where `at`, elsewhere 0."""
+            """Build `places` minus `less` where `at` is true, elsewhere 0."""
             counted = mb.once(("places", extent, x.rank, axis, less), lambda: mb.const(val=places - np.float16(less)))
             return mb.mul(x=mb.cast(x=at, dtype="fp16"), y=counted)
 
@@ -101,7 +101,7 @@ class ArgmaxByMax(Rewrite):
         least = mb.add(x=mb.reduce_min(x=key, axes=[axis], keep_dims=keep), y=np.float16(extent))
         below = mb.cast(x=mb.less(x=least, y=np.float16(0)), dtype="fp16")
         built: Var = mb.add(x=least, y=mb.mul(x=below, y=np.float16(extent)))
-        kind = hit.op.outputs[0].dtype  # fp32 where it leaves a model for iOS15
+        kind = hit.op.outputs[0].dtype  # fp32 where it is an output of a model for iOS15
         return built if kind == types.fp16 else mb.cast(x=built, dtype=types.builtin_to_string(kind))
 
     def examples(self) -> Iterable[Example]:

@@ -15,10 +15,11 @@ from ..core.query import is_const
 from ._accumulator_scaling import build_scaled_op
 
 _ACCUMULATOR_LIMIT = 32768.0
-"The magnitude from which on a partial sum is infinite."
+"Magnitude from which a partial sum becomes infinite."
 _FP16_MAX = 65504.0
+"The largest finite number of fp16."
 _MAX_EXPONENT = 15
-"The largest power of two in fp16, by which a result is multiplied back."
+"Exponent of the largest power of two in fp16, by which a result is multiplied back."
 
 
 class BoundedAccumulation(Rewrite):
@@ -61,7 +62,7 @@ class BoundedAccumulation(Rewrite):
     )
 
     margin: float = 2.0
-    "How many times the measured bound has to stay below 32768: other inputs may reach further than those measured."
+    "Safety factor: the measured bound times it has to stay below 32768, as other inputs may reach further."
 
     def match(self, op: Operation) -> Hit | Miss:
         if op.outputs[0].dtype != types.fp16:

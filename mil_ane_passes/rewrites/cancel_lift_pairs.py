@@ -1,4 +1,4 @@
-"""Let ops that were lifted one after the other share one lift."""
+"""Share one lift among ops that were lifted one after the other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keep a whole 1-D region in the layout of its lifted ops."""
+"""Keep an entire 1-D region in the layout of its lifted ops."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class CarryLift(BlockRewrite):
 
     most_padded: int = 1 << 20
     """Bytes that the padded rows of one region may add. A region carried with a last axis of one takes 32 times the
-    bytes, and what other rewrites gain would hide that from the prediction."""
+    bytes, and the gains of other rewrites would hide that from the prediction."""
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
         for at in (3, 2):
@@ -131,7 +131,7 @@ class CarryLift(BlockRewrite):
 
 
 def _count_padding_bytes(region: LiftRegion) -> int:
-    """The bytes of padded rows that carrying adds: what the ops make gets the dummy axis as its last one."""
+    """Count the bytes of padded rows that carrying adds, as outputs get the dummy axis as their last one."""
     made = [var for op in region.ops for var in op.outputs] if region.at == 3 else []
     sizes = [(shape, get_itemsize(var)) for var in made if (shape := get_static_shape(var)) is not None]
     return sum(compute_padded_bytes((*shape, 1), size) - compute_padded_bytes(shape, size) for shape, size in sizes)
@@ -149,7 +149,7 @@ def _build_chain(between: object, axis: int = -1, length: int = 8) -> Program:
 
 
 def _build_fork() -> Program:
-    """Two ops on one input, each expanded afterwards: one expand_dims before both will do."""
+    """Build two ops on one input, each expanded afterwards: one expand_dims before both is enough."""
 
     def body(x: Var) -> Var:
         ends = [Builder.expand_dims(x=op(x=x), axes=[-1]) for op in (Builder.relu, Builder.sigmoid)]
@@ -159,7 +159,7 @@ def _build_fork() -> Program:
 
 
 def _build_taps() -> Program:
-    """Each of three values in a row is an output of the function as well."""
+    """Build a chain of three values, each of which is an output of the function as well."""
 
     def body(x: Var) -> list[Var]:
         value = Builder.squeeze(x=Builder.relu(x=x), axes=[-1])

@@ -1,4 +1,4 @@
-"""Form the means of large windows from smaller ones."""
+"""Compute the means of large windows from smaller ones."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ class ChainAvgPool(Rewrite):
     )
 
     always: bool = False
-    "Change what only chips up to A13 refuse as well, whatever the target."
+    "Rewrite pools that are unsupported only on chips up to A13 as well, whatever the target."
     max_copies: int = 8
-    "The most parts of one window, and the most times that the input is held."
+    "The most parts of one window, and the most copies of the input."
 
     def match(self, op: Operation) -> Hit | Miss:
         looked_at = self.generations
@@ -133,7 +133,7 @@ class ChainAvgPool(Rewrite):
 
 
 def _read_remaining_inputs(op: Operation, done: list[int]) -> dict[str, Any]:
-    """The inputs of `op` but x, for the axes that are not done."""
+    """Return the inputs of `op` except x, for the axes that are not done."""
     kept = {name: get_const_value(var) for name, var in op.inputs.items() if name != "x" and var is not None}
     for name in ("kernel_sizes", "strides", "pad"):
         each = 2 if name == "pad" else 1

@@ -1,4 +1,4 @@
-"""Take the maximum of a large window in steps."""
+"""Compute the maximum of a large window in steps."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class ChainMaxPool(Rewrite):
     )
 
     always: bool = False
-    "Chain what only chips up to A13 refuse as well, whatever the target."
+    "Chain pools that are unsupported only on chips up to A13 as well, whatever the target."
     max_steps: int = 16
     "The most steps one op may become."
 
@@ -123,17 +123,17 @@ class ChainMaxPool(Rewrite):
 
 
 def _compute_reaches(op: Operation, whole: list[int]) -> list[int]:
-    """How far the windows reach beyond one element, by axis."""
+    """Compute how far the windows extend beyond one element, by axis."""
     return [0 if 2 + axis in whole else int(size) - 1 for axis, size in enumerate(get_const_value(op.kernel_sizes))]
 
 
 def _count_steps(op: Operation, whole: list[int], most: list[int]) -> list[int]:
-    """How many windows of `most` elements each axis takes."""
+    """Count the windows of at most `most` elements that each axis needs."""
     return [-(-reach // (limit - 1)) for reach, limit in zip(_compute_reaches(op, whole), most)]
 
 
 def _plan_steps(op: Operation, whole: list[int], most: list[int]) -> list[list[int]]:
-    """The windows of each step; an axis with fewer of them has its own at the end, where the stride is."""
+    """Plan the windows of each step; an axis with fewer windows has them in the last steps, where the stride is."""
     parts = [[1 + reach // count + (number < reach % count) for number in range(count)]
              for reach, count in zip(_compute_reaches(op, whole), _count_steps(op, whole, most))]
     strided = any(stride > 1 and 2 + axis not in whole for axis, stride in enumerate(get_const_value(op.strides, [])))

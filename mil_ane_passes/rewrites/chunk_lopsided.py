@@ -1,4 +1,4 @@
-"""Do elementwise work on a long axis in a shape that the ANE holds."""
+"""Compute elementwise ops on a long axis in a shape that is supported on the ANE."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class ChunkLopsided(BlockRewrite):
     )
 
     always: bool = False
-    "Also where a generation that is looked at takes the values as they are."
+    "Rewrite also where a requested generation supports the values as they are."
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
         for ops, shape in iterate_long_axis_regions(block, self.generations):

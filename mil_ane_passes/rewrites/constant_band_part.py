@@ -1,4 +1,4 @@
-"""Cut a band out of matrices with a constant mask."""
+"""Select a band of matrices with a constant mask."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from ._generated_constants import (
 )
 
 _MAX_EXACT_INTEGER = 2048
+"fp16 represents all integers up to here."
 
 
 class ConstantBandPart(Rewrite):
@@ -55,9 +56,9 @@ class ConstantBandPart(Rewrite):
     )
 
     longest: int = 0
-    "The most rows or columns of a matrix of a size known only at run time, up to 2048; 0 leaves such matrices alone."
+    "The most rows or columns of a matrix of dynamic size, up to 2048; 0 skips such matrices."
     max_bytes: int = 4 << 20
-    "Bytes of one mask, at most."
+    "The most bytes of one mask."
 
     def match(self, op: Operation) -> Hit | Miss:
         if types.is_int(op.x.dtype):
@@ -74,7 +75,7 @@ class ConstantBandPart(Rewrite):
                    band=(int(rows), int(columns), lower, upper), flexible=False)
 
     def _match_flexible(self, op: Operation, lower: int, upper: int) -> Hit | Miss:
-        """A matrix of a size known at run time: the places of its rows and columns are cut to that from constants."""
+        """Match a matrix of dynamic size: the indices of its rows and columns are cut to its size from constants."""
         if self.longest < 1:
             return Miss(op, "the size of the matrix is symbolic; with longest=N constants of N places are cut to it")
         known = [int(extent) for extent in op.x.shape[-2:] if not is_symbolic(extent)]
@@ -104,7 +105,7 @@ class ConstantBandPart(Rewrite):
         return kept
 
     def _select_by_comparison(self, mb: RewriteBuilder, x: Var, lower: int, upper: int) -> Var:
-        """Selected where row and column, compared as numbers, are no further apart than the bounds."""
+        """Select the elements whose row and column index, compared as numbers, are no further apart than the bounds."""
         number = types.nptype_from_builtin(x.dtype)  # numpy 1 makes float64 of number(0) + lower
         below = mb.sub(x=self._places(mb, x, x.rank - 2), y=self._places(mb, x, x.rank - 1))
         if lower >= 0:
@@ -114,7 +115,7 @@ class ConstantBandPart(Rewrite):
         return x
 
     def _places(self, mb: RewriteBuilder, x: Var, axis: int) -> Var:
-        """0, 1, 2, ... along one of the two last axes of x."""
+        """Return 0, 1, 2, ... along one of the two last axes of x."""
         dtype = types.nptype_from_builtin(x.dtype)
         count = self.longest if is_symbolic(x.shape[axis]) else int(x.shape[axis])
         shape = (count, 1) if axis == x.rank - 2 else (1, count)
@@ -146,7 +147,7 @@ class ConstantBandPart(Rewrite):
 
 
 def _make_band_mask(rows: int, columns: int, lower: int, upper: int) -> np.ndarray[Any, Any]:
-    """Where i - j is up to `lower` and j - i up to `upper`; a negative one is no bound."""
+    """Make the mask of i - j <= `lower` and j - i <= `upper`; a negative bound does not apply."""
     below = np.arange(rows)[:, None] - np.arange(columns)
     inside: np.ndarray[Any, Any] = ((lower < 0) | (below <= lower)) & ((upper < 0) | (-below <= upper))
     return inside

@@ -1,4 +1,4 @@
-"""Put a constant in the place of a tensor that is filled with one number."""
+"""Replace a tensor that is filled with one number by a constant."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ class ConstantFill(BlockRewrite):
     roots = FILL_OPS
 
     max_bytes: int = 1 << 20
-    "Bytes of one constant, at most."
+    "The most bytes of one constant."
     always: bool = False
-    "Whether fill_like is replaced for chips that take it, too."
+    "Replace fill_like also where a requested generation supports it."
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
         for op in block.operations:
@@ -88,7 +88,7 @@ class ConstantFill(BlockRewrite):
                                                    one=False, **facts)
 
     def _find_dynamic_fill_obstacle(self, op: Operation, dims: list[Any], older: bool) -> str:
-        """Why a fill of a size known at run time is left alone."""
+        """Return why a fill of dynamic size is not rewritten, or ""."""
         if None in dims:
             return "its shape is computed, and not from the extents of other values"
         if types.is_int(op.outputs[0].dtype):
@@ -140,7 +140,7 @@ def _build_fill_like() -> Program:
 
 
 def _build_row_fill() -> Program:
-    """What torch.full((x.shape[0], 3), -1) becomes."""
+    """Build the ops that torch.full((x.shape[0], 3), -1) is converted to."""
     def body(x: Var) -> list[Var]:
         rows = Builder.gather(x=Builder.shape(x=x), indices=np.array([0], np.int32), axis=0)
         shape = Builder.concat(values=[rows, np.array([3], np.int32)], axis=0)

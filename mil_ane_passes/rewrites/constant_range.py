@@ -1,4 +1,4 @@
-"""Put the numbers of a range in as a constant."""
+"""Replace the numbers of a range by a constant."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ class ConstantRange(BlockRewrite):
     )
 
     longest: int = 0
-    "The longest that a range of a length known only at run time gets; 0 leaves such a range alone."
+    "The longest range of dynamic length that is replaced; 0 skips such ranges."
     max_bytes: int = 1 << 20
-    "Bytes of one constant, at most."
+    "The most bytes of one constant."
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
         for op in block.operations:
@@ -106,14 +106,17 @@ class ConstantRange(BlockRewrite):
             op, np.arange(self.longest, dtype=np.float64), kind, f"up to {self.longest} numbers", ends, size)
 
     def _reject_if_too_large(self, op: Operation, count: int, kind: Any) -> Miss | None:
-        """Why `count` numbers of `kind` are not made, without making them: a package declares any count."""
+        """Return a miss where `count` numbers of `kind` are too large, else None.
+
+        The numbers are not made, as a package may declare any count.
+        """
         size = count * np.dtype(types.nptype_from_builtin(kind)).itemsize
         return Miss(op, describe_size_excess(size, self.max_bytes)) if size > self.max_bytes else None
 
     def _held(
         self, op: Operation, numbers: Any, kind: Any, note: str, ends: Any = None, size: AxisSize | None = None,
     ) -> Hit | Miss:
-        """The hit, or why a constant of `kind` cannot hold `numbers`."""
+        """Return the hit, or a miss where `kind` cannot represent `numbers`."""
         held = numbers.astype(types.nptype_from_builtin(kind))
         if not np.array_equal(held.astype(np.float64), numbers):
             return Miss(op, f"{types.builtin_to_string(kind)} does not hold all of its numbers")
@@ -153,7 +156,7 @@ def _build_range(start: Any, end: Any, step: Any, cast: bool = False) -> Program
 
 
 def _build_positions() -> Program:
-    """What torch.arange(x.shape[1]).half() becomes."""
+    """Build the ops that torch.arange(x.shape[1]).half() is converted to."""
     def body(x: Var) -> list[Var]:
         length = Builder.gather(x=Builder.shape(x=x), indices=np.int32(1), axis=0)
         counted = Builder.range_1d(start=np.int32(0), end=length, step=np.int32(1))

@@ -1,4 +1,4 @@
-"""Cut constant boxes out by slices, and resize those."""
+"""Crop constant boxes by slices, and resize those."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class CropResizeBySlices(Rewrite):
     )
 
     max_parts: int = 64
-    "The most slices that all boxes together may take."
+    "The most slices for all boxes together."
 
     def match(self, op: Operation) -> Hit | Miss:
         computed = [name for name in _BOX_INPUTS if op.inputs.get(name) is not None and not is_const(op.inputs[name])]

@@ -17,7 +17,7 @@ from ..core.query import is_symbolic
 from ..rules.several_attentions import SeveralAttentions
 
 _MASKED_SCORE = -4e4
-"What a score becomes where a boolean mask is false: Apple's number."
+"Score that replaces those where a boolean mask is false: Apple's number."
 
 
 class DecomposeAttention(Rewrite):
@@ -51,7 +51,7 @@ class DecomposeAttention(Rewrite):
     preset = "named"
     fixes_nonfinite = True
     moves = 1e-4
-    within = (0.0, 8.0)  # beyond, scores are so large that their rounding shows, which the fused op may not do
+    within = (0.0, 8.0)  # beyond, scores are so large that their rounding is visible, which the fused op may avoid
     level, confidence = "note", "medium"
     roots = ("scaled_dot_product_attention",)
     evidence = (
@@ -101,7 +101,7 @@ class DecomposeAttention(Rewrite):
 
 @cache
 def find_scale_factors(width: int) -> tuple[np.float16, ...]:
-    """fp16 numbers whose product is 1 / sqrt(width): one where that is exact, else the nearest two."""
+    """Return fp16 numbers whose product is 1 / sqrt(width): one where that is exact, else the nearest two."""
     wanted = 1 / np.sqrt(width)
     if np.float64(np.float16(wanted)) == wanted:
         return (np.float16(wanted),)
@@ -112,7 +112,7 @@ def find_scale_factors(width: int) -> tuple[np.float16, ...]:
 
 
 def _can_broadcast_mask(mask: tuple[object, ...], scores: tuple[object, ...]) -> bool:
-    """Whether a mask of that shape leaves the scores' shape as it is; of open dimensions that is taken for granted."""
+    """Return whether a mask of that shape keeps the scores' shape; symbolic dimensions are assumed to fit."""
     if len(mask) > len(scores):
         return False
     pairs = zip(reversed(mask), reversed(scores))

@@ -1,4 +1,4 @@
-"""Take out tiles in front of ops that broadcast by themselves."""
+"""Remove tiles before ops that broadcast by themselves."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class DropBroadcastTile(Rewrite):
             reason = reason or _find_tile_use(op.inputs[name])
             if reason:
                 reasons.append(reason)
-            elif not changes:  # with one operand less repeated, the other one may have to stay as it is
+            elif not changes:  # with one tile removed, the other operand may have to stay repeated
                 changes[name] = was
         if not changes:
             return Miss(op, reasons[0])
@@ -111,7 +111,7 @@ class DropBroadcastTile(Rewrite):
 
 
 def _find_tile_use(var: Var) -> str:
-    """Why the repeated value is needed all the same."""
+    """Return why the repeated value is still needed, or ""."""
     if var.consuming_blocks:
         return "the repeated value is an output"
     for reader in get_consumers(var):

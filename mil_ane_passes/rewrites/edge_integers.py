@@ -1,4 +1,4 @@
-"""Put what depends on integer inputs alone at the front."""
+"""Move ops that depend on integer inputs alone to the front."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class EdgeIntegers(BlockRewrite):
 
     code, slug = "ANE264", "integers-in-the-middle"
     stage = "layout"
-    after = ("cancel_lift_pairs", "carry_lift", "lift_conv_1d", "pad_last_axis")  # these put ops behind inputs
+    after = ("cancel_lift_pairs", "carry_lift", "lift_conv_1d", "pad_last_axis")  # these put ops after inputs
     exactness = Exactness.BITWISE
     preset = "full"
     evidence = (
@@ -94,7 +94,7 @@ class EdgeIntegers(BlockRewrite):
 
 
 def _is_unsupported_integer_op(op: Operation) -> bool:
-    """Whether the ANE rejects `op` for int32, or for a look-up by it."""
+    """Return whether `op` is unsupported on the ANE because of int32, or of a lookup by it."""
     if op.blocks or is_opaque(op) or any(types.is_list(var.sym_type) or types.is_state(var.sym_type)
                                          for var in (*op.outputs, *get_flat_inputs(op))):
         return False
@@ -118,7 +118,7 @@ def _get_output_name(op: Operation | None) -> str:
 
 
 def _iterate_late_constants(op: Operation, behind: set[Operation]) -> Iterator[Operation]:
-    """The constants behind the front that `op` reads, each behind what it is made of itself."""
+    """Yield the constants after the front that `op` reads, each after the constants that it is computed from."""
     for var in dict.fromkeys(get_flat_inputs(op)):
         if _is_constant(var) and var.op in behind:
             yield from _iterate_late_constants(var.op, behind)

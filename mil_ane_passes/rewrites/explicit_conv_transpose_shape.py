@@ -1,4 +1,4 @@
-"""Say where the output of a conv_transpose lies by pads alone."""
+"""Define the output window of a conv_transpose by pads alone."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ class FactorConvStride(Rewrite):
         exactness = Exactness.BITWISE if self.form == "slice" else None
         fits = all(
             op.weight.shape[2 + axis] % get_const_value(op.strides)[axis] == 0 for axis in axes
-        )  # else zeros are added
+        )  # otherwise zeros are added
         return Hit(op, note=f"stride {strides} as {self.form}s", exactness=exactness, axes=axes, pads=pads,
                    keeps_nonfinite=fits or self.form == "slice")
 

@@ -1,4 +1,4 @@
-"""Make the infinities of masks finite before a softmax sees them."""
+"""Make the infinities of masks finite before a softmax."""
 
 from __future__ import annotations
 
@@ -29,17 +29,20 @@ from ._mask_flow import (
 )
 
 _MAX_MASK_SUM, _MIN_MASK_MARGIN = 62500.0, 1000.0
-"How far masks may add up in fp16, with room for scores; how far a mask stays below every score it is to silence."
+"Largest sum of masks in fp16, with room for scores; smallest margin of a mask below every score it masks."
 _UNDERFLOW = 745.0
-"exp of less than minus that is 0 in every precision."
+"exp of anything below minus this number is 0 in every precision."
 _SPREAD, _LARGEST = 10.0, 30.0
-"""How far apart scores lie, for inputs up to M: as many M^2. Where elements of queries and keys are M in size, their
-product over the root of their length deviates by M^2 whatever the length, and two of them lie within 10 M^2, which is
-7 deviations of their difference. At `value=-1e4` that is 30."""
+"""For inputs up to M, at most `_LARGEST`, scores lie within `_SPREAD` M^2 of each other. Where elements of queries and
+keys are M in size, their product over the root of their length deviates by M^2 whatever the length, and two of them lie
+within 10 M^2, which is 7 deviations of their difference. At `value=-1e4` the largest M is 30."""
 _MAX_VALUE = 60000.0
-"What `value` may be at most, so that a score fits beside it."
+"Largest magnitude of `value`, so that adding a score does not overflow."
 _MAX_SEARCHED_BYTES = 1 << 16
-"Bytes up to which a const that no softmax reads is searched for infinities, to say why it is left alone."
+"""Largest size in bytes of a const that is searched for infinities although it does not reach a softmax.
+
+The search is only for the report of why it is not rewritten.
+"""
 
 
 class FiniteMask(BlockRewrite):
@@ -81,7 +84,7 @@ class FiniteMask(BlockRewrite):
              "0 in every precision; a row masked throughout: an fp16 score beside -1e4 is rounded to a multiple of 8")
     preset = "safe"
     fixes_nonfinite = True
-    within = (0.0, _LARGEST)  # of a model's inputs; less where a hit's mask is smaller
+    within = (0.0, _LARGEST)  # range of a model's inputs; less where a hit's mask is smaller
     evidence = (
         cite_apple_authoring_rules("the ANE does not handle minus infinity in softmax correctly; masks use -40000"),
         Vendor("attention masks for the ANE hold -1e4 where nothing is to be attended to",
@@ -93,7 +96,7 @@ class FiniteMask(BlockRewrite):
     )
 
     value: float = -1e4
-    "What a masked score is set or lowered to: -60000 to -1000."
+    "The number that a masked score is set to or lowered by: -60000 to -1000."
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
         if not -_MAX_VALUE <= self.value <= -_MIN_MASK_MARGIN:
@@ -121,7 +124,7 @@ class FiniteMask(BlockRewrite):
             if not fate.reason or count_const_bytes(var) <= _MAX_SEARCHED_BYTES
         ]
         found = [(name, var) for name, var in looked_at if flow.beyond(var)]
-        if op.op_type == "minimum":  # a bound above, which silences nothing, would cut scores off
+        if op.op_type == "minimum":  # an upper bound, which masks nothing, would clip scores
             found = [(name, var) for name, var in found if np.min(var.val) <= -FP16_MAX]
         if not found or op.op_type == "maximum":  # the larger of a value and minus infinity is the value
             return None
@@ -145,7 +148,8 @@ class FiniteMask(BlockRewrite):
                    note=f"what is infinite in fp16 becomes {-level:g}")
 
     def _choose_level(self, fate: MaskDestination) -> float:
-        """The mask's magnitude: that of `value`, or below the finite masks that meet it, as it has to outrank them."""
+        """Choose the mask's magnitude: that of `value`, or larger than the finite masks added to it, to outrank
+        them."""
         level = abs(self.value)
         if level * fate.factor - fate.finite >= _MIN_MASK_MARGIN:
             return level

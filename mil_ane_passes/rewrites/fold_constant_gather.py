@@ -1,4 +1,4 @@
-"""Make a gather of a constant at constant places the constant that it is."""
+"""Fold a gather of a constant at constant indices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Put in as a constant what is known when the model is made."""
+"""Replace values that are known during conversion by constants."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..rules.int32_ops import Int32Ops
 from ._compile_time_constants import Float64Values, count_output_bytes, is_compile_time_constant
 
 _MAX_GROWN_BYTES = 4096
-"Bytes that a constant may have although it is larger than what it is made of."
+"Most bytes of a constant that is larger than the values it is computed from."
 
 
 class FoldConstants(BlockRewrite):
@@ -54,7 +54,7 @@ class FoldConstants(BlockRewrite):
     )
 
     max_bytes: int = 65536
-    "The most bytes of one constant that is made."
+    "The most bytes of one new constant."
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
         folded, values = set[Operation](), Float64Values()
@@ -102,7 +102,7 @@ class FoldConstants(BlockRewrite):
 
 
 def _is_internal(op: Operation) -> bool:
-    """Whether nothing that `op` makes is an output of the model."""
+    """Return whether no output of `op` is an output of the model."""
     return not any(isinstance(block, Function) for var in op.outputs for block in var.consuming_blocks)
 
 
@@ -111,7 +111,7 @@ def _is_read_elsewhere(var: Var, folded: set[Operation]) -> bool:
 
 
 def _count_bytes(var: Var) -> int:
-    """Bytes of a value; nothing for lists, texts and what is flexible."""
+    """Count the bytes of a value; 0 for lists, strings and flexible values."""
     kind = get_type_info(var) if types.is_tensor(var.sym_type) else None
     if kind is None or kind.shape is None:
         return 0
@@ -126,7 +126,7 @@ def _build_known_const(mb: RewriteBuilder, var: Var) -> Var:
 
 
 def _build_scaled_sizes(x: Var) -> Var:
-    """The sizes of x times 1.5 and 2 / 3, as torch computes them."""
+    """Build the sizes of x times 1.5 and 2 / 3, as torch computes them."""
     scaled = Builder.mul(x=Builder.cast(x=Builder.shape(x=x), dtype="fp32"), y=np.array([1.5, 2 / 3], np.float32))
     result: Var = Builder.cast(x=Builder.floor(x=scaled), dtype="int32")
     return result

@@ -1,4 +1,4 @@
-"""Let a model that was converted to compute in fp32 compute in fp16."""
+"""Convert a model that was converted to compute in fp32 to compute in fp16."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ class Fp16Compute(ProgramRewrite):
     )
 
     max_error: float = 1e-2
-    "How far outputs may be off, as a share of an output's largest value in the runs."
+    "The largest accepted output error, as a share of an output's largest value in the runs."
     keep: str = ""
     "Op types and names of values, with + between them, that stay in fp32."
     wide_sums: bool = False
-    "Keep in fp32 also what may have partial sums beyond 32768, where accumulators of the ANE are reported to overflow."
+    "Keep ops in fp32 whose partial sums may exceed 32768, where accumulators of the ANE are reported to overflow."
     mixed: bool = False
-    "Convert what is left in fp32 of a function that computes in fp16 in part."
+    "Convert the ops left in fp32 in a function that computes partly in fp16."
 
     def match_program(self, program: Program) -> Iterator[Hit | Miss]:
         kept = frozenset(filter(None, (name.strip() for name in self.keep.split("+"))))

@@ -1,4 +1,4 @@
-"""Take and give fp16 where a model takes and gives fp32."""
+"""Change fp32 inputs and outputs of a model to fp16."""
 
 from __future__ import annotations
 
@@ -77,7 +77,10 @@ class Fp16Io(ProgramRewrite):
                 narrow_output(function, next(var for var in function.outputs if var.name == hit.end))
 
     def _parse_names(self, program: Program) -> set[str]:
-        """The names asked for; empty for all. Raises InputError for one that is no input and no output."""
+        """Return the requested names; empty for all.
+
+        Raise InputError for a name that is neither an input nor an output.
+        """
         only = {name.strip() for name in self.names.split("+") if name.strip()}
         known = {var.name for function in program.functions.values()
                  for var in (*function.inputs.values(), *function.outputs)}
@@ -101,7 +104,7 @@ class Fp16Io(ProgramRewrite):
 
 
 def _find_io_obstacle(function: Function, var: Var) -> str:
-    """Why an end stays in fp32, empty when it need not."""
+    """Return why an input or output stays in fp32, "" when it need not."""
     if function.opset_version < ct.target.iOS16:
         return f"inputs and outputs in fp16 need iOS16; the function is for {function.opset_version.name}"
     if var.name in _collect_image_names(function):
@@ -112,7 +115,7 @@ def _find_io_obstacle(function: Function, var: Var) -> str:
 
 
 def _collect_image_names(function: Function) -> set[str]:
-    """The inputs and outputs that are images: a package says so, or those who called `ct.convert`."""
+    """Collect the inputs and outputs that are images by the package, or by the types passed to `ct.convert`."""
     given = [kind.name for kind in function.input_types if isinstance(kind, ct.ImageType)]
     made = [var.name for var, kind in zip(function.outputs, function.output_types or ())
             if isinstance(kind, ct.ImageType)]

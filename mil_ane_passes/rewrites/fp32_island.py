@@ -1,4 +1,4 @@
-"""Move what is only moved in fp32 in fp16."""
+"""Move data in fp16 that is only moved in fp32."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Take constant places by slices and a concat instead of a gather."""
+"""Read constant indices by slices and a concat instead of a gather."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class GatherAsSlices(Rewrite):
     )
 
     always: bool = False
-    "Also join values where a newer chip takes the gather."
+    "Join values also where a newer chip supports the gather."
     max_parts: int = 32
     "The most values that are joined."
 

@@ -18,6 +18,7 @@ from ._high_rank_regions import build_region, plan_region
 from ._rank_lowering import RankBounds
 
 _GROUPED_RANK = 5
+"Rank of the values that are normalized: [N, G, C / G, H, W]."
 
 
 class GroupNormRank4(BlockRewrite):
@@ -94,7 +95,7 @@ class GroupNormRank4(BlockRewrite):
 
 
 def _is_group_mean(op: Operation) -> bool:
-    """A mean of a group, of what a reshape has cut a value of lower rank into."""
+    """Return whether `op` is the mean of a group, of a value that a reshape has split from a lower rank."""
     if op.op_type != "reduce_mean" or op.x.rank != _GROUPED_RANK:
         return False
     axes = {int(axis) % _GROUPED_RANK for axis in get_const_value(op.axes, list(range(_GROUPED_RANK)))}

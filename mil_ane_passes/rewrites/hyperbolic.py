@@ -14,7 +14,7 @@ from ..rules.elementary_functions import ElementaryFunctions
 from ._elementary_functions import EVIDENCE, LOOKUP_TABLE_EVIDENCE, build_single_op, reject_if_inaccurate
 
 _MAX_ERROR_ULPS = {"cosh": 2.07, "sinh": 3.27}
-"Units in the last place by which the replacement is off at most, over all fp16 numbers."
+"Largest error of the replacement in units in the last place, over all fp16 numbers."
 
 
 class Hyperbolic(Rewrite):
@@ -51,7 +51,7 @@ class Hyperbolic(Rewrite):
     evidence = (*EVIDENCE, LOOKUP_TABLE_EVIDENCE)
 
     max_error: float = 4.0
-    "Units in the last place by which the result may be off; cosh is off by 2.07, sinh by 3.27."
+    "Largest accepted error in units in the last place; cosh is off by 2.07, sinh by 3.27."
 
     def match(self, op: Operation) -> Hit | Miss:
         form = "u + 1 / (4 u), u = exp(|x|) / 2" if op.op_type == "cosh" else "tanh(x) * cosh(x)"

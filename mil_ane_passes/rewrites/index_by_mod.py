@@ -1,4 +1,4 @@
-"""Bring runtime indices into range in two ops instead of eight."""
+"""Wrap runtime indices into range in two ops instead of eight."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Take the branch that is always taken."""
+"""Inline the branch that is always executed."""
 
 from __future__ import annotations
 

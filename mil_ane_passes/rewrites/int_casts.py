@@ -1,4 +1,4 @@
-"""Count truth values in fp16."""
+"""Count bools in fp16."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class IntCasts(BlockRewrite):
 
 
 def _bind_fp16_inputs(mb: RewriteBuilder, op: Operation, now: dict[Var, Var]) -> dict[str, Any]:
-    """The inputs of `op` that hold numbers, in fp16."""
+    """Return the numeric inputs of `op`, in fp16."""
     def half(var: Var) -> Var:
         if not is_const(var) or var.dtype != types.int32:
             return now.get(var, var)

@@ -54,7 +54,7 @@ class InverseTanh(Rewrite):
     evidence = EVIDENCE
 
     max_error: float = 4.0
-    "Units in the last place by which the result may be off; it is off by 2.97."
+    "Largest accepted error in units in the last place; it is off by 2.97."
 
     def match(self, op: Operation) -> Hit | Miss:
         return reject_if_inaccurate(op, 2.97, self.max_error) or Hit(op, note="x / (1 + |x|) * log(w) / (w - 1), "

@@ -1,4 +1,4 @@
-"""Slice at constant places where what is computed comes to that."""
+"""Slice at constant indices where computed ones are equal to constants."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class KnownSlice(Rewrite):
     roots = tuple(_SLICE_INPUTS)
 
     shortest: int = 1
-    "The shortest length that a flexible axis has."
+    "The smallest extent of a flexible axis."
 
     def match(self, op: Operation) -> Hit | Miss:
         names = _SLICE_INPUTS[op.op_type]
@@ -63,7 +63,7 @@ class KnownSlice(Rewrite):
         try:
             shape = solve_slice_by_index_shape(op.x.shape, found["begin"], found["end"], found["stride"],
                                                found["begin_mask"], found["end_mask"], found["squeeze_mask"])
-        except ValueError:  # coremltools has no slice that ends before it begins
+        except ValueError:  # coremltools rejects a slice that ends before it begins
             return Miss(op, f"nothing lies from {found['begin']} to {found['end']}")
         if [is_symbolic(size) for size in shape] != [is_symbolic(size) for size in op.outputs[0].shape]:
             return Miss(op, "what it gives would be of known size, where its readers do not know it")

@@ -1,4 +1,4 @@
-"""Take slices that begin inside the last axis from another axis."""
+"""Move slices that begin inside the last axis to another axis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run a 1-D conv as the 2-D one."""
+"""Run a 1-D conv as a 2-D one."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ class LiftConv1d(Rewrite):
     )
 
     axis: Literal[-1, 2] = -1
-    "Where the dummy axis goes: -1 lays the kernel on the height, 2 on the width (kernels that cover up to 13)."
+    "Position of the dummy axis: -1 lays the kernel on the height, 2 on the width (kernels that cover up to 13)."
 
     always: bool = False
-    "Whether to lift convs that the target supports as they are, too."
+    "Lift also convs that the target supports as they are."
 
     def match(self, op: Operation) -> Hit | Miss:
         if op.x.rank != 3:

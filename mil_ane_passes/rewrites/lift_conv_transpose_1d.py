@@ -1,4 +1,4 @@
-"""Run a 1-D conv_transpose with a bias as the 2-D one, which the ANE computes right."""
+"""Run a 1-D conv_transpose with a bias as a 2-D one, which is computed correctly on the ANE."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class LiftConvTranspose1d(Rewrite):
     )
 
     axis: Literal[-1, 2] = -1
-    "Where the dummy axis goes: -1 lays the kernel on the height, 2 on the width (kernels that cover up to 13)."
+    "Position of the dummy axis: -1 lays the kernel on the height, 2 on the width (kernels that cover up to 13)."
 
     def match(self, op: Operation) -> Hit | Miss:
         if op.x.rank != 3:

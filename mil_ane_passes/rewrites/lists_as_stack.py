@@ -1,4 +1,4 @@
-"""Hand rows that are written and read at known places from one op to the other."""
+"""Pass rows that are written and read at constant indices directly from op to op."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compute with masks as numbers of 0 and 1 where logical ops are not known to be supported."""
+"""Compute with masks as numbers 0 and 1 where logical ops are not known to be supported."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..rules.logical_ops import LogicalOps
 
 _M4_ONLY = Gate(first="m4", last="m4")
 _MAX_CONST_ELEMENTS = 32768
-"Elements of a constant mask that is kept as numbers, in 65536 bytes; a larger one is cast where the model runs."
+"Most elements of a constant mask that is stored as numbers, in 65536 bytes; a larger one is cast at run time."
 _ARITHMETIC_OPS = {"logical_and": "mul", "logical_or": "maximum", "logical_xor": "sub"}
 
 

@@ -1,4 +1,4 @@
-"""Do in five axes and fewer what was written with more."""
+"""Compute with at most five axes what was written with more."""
 
 from __future__ import annotations
 
@@ -55,9 +55,10 @@ class LowerRank(BlockRewrite):
     )
 
     max_transposes: int = 3
-    "How many transposes one transpose of many axes may become."
+    "The most transposes that one transpose of many axes may become."
     any_extent: bool = False
-    "Merge axes beyond the longest that the ANE supports, too: a program of rank 6 runs nowhere, one on the CPU does."
+    """Merge axes beyond the longest supported on the ANE, too: a program of rank 6 runs nowhere, a merged one on the
+    CPU."""
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
         most = find_limit("rank", self.generations)

@@ -1,4 +1,4 @@
-"""Take remainders by a constant with floor."""
+"""Compute remainders by a constant with floor."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ModuloByFloor(Rewrite):
     fixes = (Modulo,)
     stage = "decompose"
     exactness = Exactness.BITWISE
-    reach = 65504.0  # the largest number of fp16: what is beyond is infinite there, and its remainder NaN
+    reach = 65504.0  # the largest number of fp16: larger ones are infinite there, and their remainder NaN
     preset = "full"
     roots = ("mod",)
     evidence = (
@@ -61,9 +61,9 @@ class ModuloByFloor(Rewrite):
     )
 
     periods: int = 0
-    "How many times the divisor goes into the largest |x|, where that is known: beyond, results are wrong. 0: any x."
+    "Known bound of |x| as a multiple of the divisor: beyond it, results are wrong. 0: any x."
     max_steps: int = 40
-    "Ops up to which a remainder is written out."
+    "The most ops of one remainder."
 
     def match(self, op: Operation) -> Hit | Miss:
         if not types.is_float(op.outputs[0].dtype):
@@ -121,7 +121,7 @@ class ModuloByFloor(Rewrite):
 
 
 def _count_direct_ops(size: float) -> int:
-    """Ops of a remainder by a power of two that needs no steps."""
+    """Count the ops of a remainder by a power of two that needs no steps."""
     return 2 if size == 1 else 5 if size > 1 else 6
 
 

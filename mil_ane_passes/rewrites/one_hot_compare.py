@@ -18,7 +18,7 @@ from ..rules.masks_at_run_time import MasksAtRunTime
 from ._generated_constants import build_shared_const, find_float_casts, replace_float_casts
 
 _MAX_EXACT_INTEGER = 2048
-"Whole numbers up to here are all held by fp16; a larger one is never rounded to one below."
+"fp16 represents all integers up to here; a larger one is never rounded to one below."
 
 
 class OneHotCompare(BlockRewrite):
@@ -124,7 +124,7 @@ class OneHotCompare(BlockRewrite):
 
 
 def _is_exact(on: Any, off: Any) -> bool:
-    """Whether 0 and 1 times the difference, and off beside it, are the two values, bit for bit, at every precision."""
+    """Return whether the difference times 0 and 1, plus `off`, gives the two values bit for bit at every precision."""
     if not np.isfinite(on) or not np.isfinite(off) or (off == 0 and np.signbit(off)) or (on == 0 and np.signbit(on)):
         return False
     step = on - off

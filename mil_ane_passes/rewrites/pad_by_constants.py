@@ -51,7 +51,7 @@ class PadByConstants(Rewrite):
     )
 
     max_bytes: int = 1 << 20
-    "Bytes of constants that one pad may add."
+    "The most bytes of constants that one pad may add."
 
     def match(self, op: Operation) -> Hit | Miss:
         if op.op_type == "max_pool":
@@ -109,13 +109,13 @@ class PadByConstants(Rewrite):
 
 
 def _is_read_by_pools_only(var: Var) -> bool:
-    """Whether max_pools are all that reads `var`, and pad themselves."""
+    """Return whether all readers of `var` are max_pools that can pad themselves."""
     readers = [] if var.consuming_blocks else get_consumers(var)
     return bool(readers) and all(isinstance(_match_padded_pool(each), Hit) for each in readers)
 
 
 def _match_padded_pool(op: Operation) -> Hit | Miss:
-    """Whether `op` is a max_pool that can pad itself as the pad before it does."""
+    """Return a hit where `op` is a max_pool that can pad itself as the pad before it does, else a miss."""
     pad = op.x.op if op.op_type == "max_pool" else None
     if pad is None or pad.op_type != "pad" or get_const_value(pad.mode, "constant") != "constant" \
             or get_const_value(pad.constant_val, 0.0) != -math.inf:

@@ -74,15 +74,15 @@ class PadLastAxis(BlockRewrite):
     )
 
     multiple: int = 64
-    "What last axes are padded to a multiple of."
+    "Last axes are padded to a multiple of this number."
     unit: Literal["elements", "bytes"] = "elements"
-    "What `multiple` counts: 64 elements of fp16 are 128 bytes."
+    "Unit of `multiple`: 64 elements of fp16 are 128 bytes."
     min_gain: float = 0.0
-    "Least share of a row's bytes that is saved. It is never above 0; -0.1 lets rows take a tenth more."
+    "Smallest share of a row's bytes that is saved. It is never above 0; -0.1 lets rows take a tenth more."
     min_ops: int = 2
-    "Least ops of a region for each pad and each slice at its ends."
+    "Fewest ops of a region for each pad and each slice at its ends."
     max_bytes: int = 1 << 20
-    "Bytes of padded constants that one op may need."
+    "The most bytes of padded constants for one op."
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
         rows = RowPadding(self.multiple, self.unit, self.min_gain)
@@ -137,14 +137,14 @@ class PadLastAxis(BlockRewrite):
 
 
 def _rebind_to_slices(op: Operation, slices: dict[Var, Var]) -> None:
-    """What a region's op reads as it is, although the region makes it, is the slice."""
+    """Let an op read the slices of values that its region computes padded and it reads without padding."""
     found = {name: slices[var] for name, var in op.inputs.items() if isinstance(var, Var) and var in slices}
     if found:
         op.set_inputs(**found)
 
 
 def _remove_padding(mb: RewriteBuilder, wide: Var, var: Var) -> Var:
-    """Padded `wide` as `var` was: its last axis cut, all others whole."""
+    """Slice padded `wide` to the last axis of `var`; all other axes are unchanged."""
     cut: Var = mb.slice_by_size(x=wide, begin=[0] * var.rank, size=[-1] * (var.rank - 1) + [int(var.shape[-1])])
     return cut
 

@@ -1,4 +1,4 @@
-"""Leave out the wrapping of negative indices where none can be negative."""
+"""Remove the wrapping of negative indices where none can be negative."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Take products over axes by multiplying halves."""
+"""Compute products over axes by multiplying halves."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ProductByParts(Rewrite):
     )
 
     max_parts: int = 8
-    "Elements up to which a product is taken apart; each of them but one adds a rounding."
+    "The most elements of a product that is split; each of them but one adds a rounding."
 
     def match(self, op: Operation) -> Hit | Miss:
         if not types.is_float(op.x.dtype):
@@ -95,14 +95,14 @@ class ProductByParts(Rewrite):
 
 
 def _read_reduced_axes(op: Operation) -> list[int]:
-    """The axes that `op` reduces, each once, counted from the front; an empty list of axes reduces none."""
+    """Return the axes that `op` reduces, each once, counted from the front; an empty list of axes reduces none."""
     rank = op.x.rank
     given = get_const_value(op.axes)
     return sorted({axis % rank for axis in (range(rank) if given is None else given)})
 
 
 def _multiply_along_axis(mb: RewriteBuilder, x: Var, axis: int) -> Var:
-    """The products along `axis`, which keeps one element: halves are multiplied, what is over waits for the end."""
+    """Build the products along `axis`, which keeps one element: halves are multiplied, and odd elements at the end."""
     over: list[Var] = []
     while x.shape[axis] > 1:
         half, odd = divmod(int(x.shape[axis]), 2)

@@ -15,7 +15,9 @@ from ._conv_1d_lifting import rebuild_op
 from ._epsilons import find_epsilon, find_epsilon_dependence
 
 _FP16_MIN_SUBNORMAL = 2.0**-24
+"The smallest positive number of fp16."
 _FP16_MIN_NORMAL = 2.0**-14
+"The smallest normal number of fp16."
 _FP16_CAST_SOURCE = "https://github.com/apple/coremltools/blob/9.0/coremltools/converters/mil/mil/passes/defs/quantization.py"
 
 
@@ -50,7 +52,7 @@ class RepresentableEpsilon(Rewrite):
     fixes_nonfinite = True
     moves = 2.0**-11
     raises_constants = True
-    within = (2.0**-6, math.inf)  # below, variances come near 2^-14, from which on results move further
+    within = (2.0**-6, math.inf)  # below, variances approach 2^-14, where results differ more
     roots = (
         "layer_norm", "instance_norm", "l2_norm", "batch_norm", "rsqrt", "inverse", "log", "add", "maximum", "clip",
     )

@@ -16,7 +16,7 @@ from . import _norm_examples as shown
 from ._norms import Norm, build_largest_magnitude, match_norm, read_positive_scalar, rebuild_scaled_factor
 
 _FP16_MAX = 65504.0
-"The largest number of fp16."
+"The largest finite number of fp16."
 
 
 class ScaledRmsNorm(Rewrite):
@@ -92,9 +92,9 @@ class ScaledRmsNorm(Rewrite):
     )
 
     margin: float = 2.0
-    "How many times larger than measured x may get and its squares still fit: other inputs may reach further."
+    "Safety factor: the squares of the measured x times it must not overflow, as other inputs may reach further."
     always: bool = False
-    "Rewrite whatever is known of how large x gets, and layer and group norms of which nothing is known."
+    "Rewrite whatever the known range of x, and also layer and group norms without one."
 
     def match(self, op: Operation) -> Hit | Miss:
         pairs = [(op.x, op.y)] if op.op_type == "real_div" else [(op.x, op.y), (op.y, op.x)]
@@ -118,7 +118,7 @@ class ScaledRmsNorm(Rewrite):
         return Miss(op, "no product with the root of a sum of squares", near=False)
 
     def _find_finite_reason(self, norm: Norm) -> str | None:
-        """Why no overflow is expected of the squares, or None where one can be."""
+        """Return why no overflow of the squares is expected, or None where one is possible."""
         reach, count = largest_by_the_program(norm.x), norm.count or 0
         if reach is not None and reach**2 * count <= _FP16_MAX:
             return f"the program keeps x within {reach:.4g}: {count} squares together stay below 65504"
@@ -135,7 +135,7 @@ class ScaledRmsNorm(Rewrite):
         return None
 
     def _find_measured_total(self, norm: Norm, reach: float) -> float:
-        """The largest sum of squares that was measured; a mean is formed from a sum, too."""
+        """Return the largest measured sum of squares; a mean is computed from a sum, too."""
         count = norm.count or 0
         total = get_measured_range(self.measured, norm.reduce.outputs[0])
         if total is None or not total.finite:
@@ -153,7 +153,7 @@ class ScaledRmsNorm(Rewrite):
         factor = mb.once(("factor", hit.factor, most), lambda: rebuild_scaled_factor(mb, norm, scaled(norm.x), most))
         if hit.given is norm.x:
             given = scaled(hit.given)
-        else:  # divided by a small m it may overflow where the result does not
+        else:  # divided by a small m, it may overflow where the result does not
             given, by = hit.given, mb.mul if hit.op.op_type == "real_div" else mb.real_div
             factor = mb.once(("whole", factor, most), lambda: by(x=factor, y=most))
         result: Var = getattr(mb, hit.op.op_type)(x=given, y=factor)
@@ -209,7 +209,7 @@ class ScaledRmsNorm(Rewrite):
 
 
 def _is_centred(norm: Norm) -> bool:
-    """Whether what is squared is a value less its own mean."""
+    """Return whether the squared value is a value minus its own mean."""
     less = norm.x.op
     if less is None or less.op_type != "sub":
         return False

@@ -1,4 +1,4 @@
-"""Write constant places by a select, or by slices and a concat, instead of a scatter."""
+"""Write constant indices by a select, or by slices and a concat, instead of a scatter."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ class ScatterAsSlices(BlockRewrite):
     max_parts: int = 32
     "The most values that are joined."
     max_bytes: int = 1 << 20
-    "The most bytes of the new constants for one op: the mask, and an update spread over all places."
+    "The most bytes of the new constants for one op: the mask, and an update extended to all indices."
     windows: bool = False
-    "Also slice_update at a constant place, which nobody reports to have seen on the ANE or off it."
+    "Rewrite slice_update at constant indices, too; no source reports whether it runs on the ANE."
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
         for op in block.operations:

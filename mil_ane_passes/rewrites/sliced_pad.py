@@ -1,4 +1,4 @@
-"""Build reflecting pads of slices."""
+"""Build reflecting pads from slices."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class SlicedPad(Rewrite):
     )
 
     always: bool = False
-    "Whether to fire although a chip that takes such pads is looked at beside one that does not."
+    "Rewrite also where one requested chip supports such pads and another does not."
 
     def match(self, op: Operation) -> Hit | Miss:
         mode = get_const_value(op.mode, "constant")
@@ -101,7 +101,7 @@ class SlicedPad(Rewrite):
 
 
 def _reverse_edge(mb: RewriteBuilder, x: Var, axis: int, begin: int, count: int) -> list[Var]:
-    """`count` elements of `x` along `axis`, the last one first."""
+    """Return `count` elements of `x` along `axis` from `begin` on, reversed, in a list; [] for a count of 0."""
     if not count:
         return []
     at = [number == axis for number in range(x.rank)]

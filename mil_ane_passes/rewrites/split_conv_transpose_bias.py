@@ -52,10 +52,10 @@ class SplitConvTransposeBias(Rewrite):
     )
 
     any_rank: bool = False
-    "Split 2-D and 3-D conv_transpose too; the fault is reported for 1-D only."
+    "Split 2-D and 3-D conv_transpose, too; the defect is reported for 1-D only."
 
     any_kernel: bool = False
-    "Split where the target does not take the kernel on the width, too: the op stays off the ANE as it is."
+    "Split also where the kernel is too wide for the target, so that the op stays off the ANE anyway."
 
     def match(self, op: Operation) -> Hit | Miss:
         if op.bias is None:
@@ -75,7 +75,7 @@ class SplitConvTransposeBias(Rewrite):
         return Hit(op, note=_describe_cost(op), drop=False)
 
     def _unsupported_width(self, op: Operation) -> int:
-        """What the kernel of a 1-D op covers, where that is more than the target takes; else 0."""
+        """Return the width that the kernel of a 1-D op covers, if it is too wide for the target; else 0."""
         if self.any_kernel or op.x.rank != 3:
             return 0
         covered = (int(op.weight.shape[2]) - 1) * int(get_const_value(op.dilations, [1])[0]) + 1
@@ -111,7 +111,7 @@ class SplitConvTransposeBias(Rewrite):
 
 
 def _describe_cost(op: Operation) -> str:
-    """What plan A costs, in the words of plan B's note: buffers as they are, one more pass over the output."""
+    """Describe the cost in the format of the lift's note: buffers unchanged, one more pass over the output."""
     shape = get_static_shape(op.outputs[0])
     size = (
         "of symbolic size" if shape is None else format_bytes(compute_padded_bytes(shape, get_itemsize(op.outputs[0])))

@@ -57,7 +57,7 @@ class SplitGroupedPalettizedConv(Rewrite):
     )
 
     max_groups: int = 32
-    "Most convs one conv is split into; above it is left alone."
+    "The most convs that one conv is split into; a conv with more groups is not rewritten."
 
     def match(self, op: Operation) -> Hit | Miss:
         table = op.weight
@@ -124,7 +124,10 @@ class SplitGroupedPalettizedConv(Rewrite):
 
 
 def _find_sharing_obstacle(op: Operation, table: Var) -> str | None:
-    """Why the parts would be stored beside the whole weight, or None: all its readers have to be split alike."""
+    """Return why the parts would be stored beside the entire weight, or None.
+
+    All readers of the weight must be split the same way.
+    """
     alike = has_uniform_readers(op, op.enclosing_block, lambda other: get_const_value(other.groups, 1))
     if alike and not op.weight.consuming_blocks and (table is op.weight or len(get_consumers(table)) == 1):
         return None

@@ -1,4 +1,4 @@
-"""Split products over too long a dimension into products that are added."""
+"""Split products over a long dimension into products that are added."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ class SplitInnerProduct(Rewrite):
     evidence = collect_evidence("matmul-inner")
 
     max_parts: int = 8
-    "Most parts one product is split into."
+    "The most parts that one product is split into."
     max_bytes: int = 1 << 24
-    "Bytes by which the weights may grow for one op, where something else reads the constant operand whole."
+    "The most bytes by which the weights may grow for one op, where another op reads the entire constant operand."
     always: bool = False
-    "Also where a generation that is looked at takes the product as it is."
+    "Rewrite also where a requested generation supports the product as it is."
 
     def match(self, op: Operation) -> Hit | Miss:
         axis_x, axis_y = _find_inner_axes(op)
@@ -129,12 +129,12 @@ class SplitInnerProduct(Rewrite):
 
 
 def _get_operands(op: Operation) -> dict[str, Var]:
-    """The two operands of a product, the constant one of a linear second."""
+    """Return the two operands of a product, the constant one of a linear second."""
     return {"x": op.x, "weight": op.weight} if op.op_type == "linear" else {"x": op.x, "y": op.y}
 
 
 def _is_summed_alike(op: Operation, other: Operation) -> bool:
-    """Whether `other` sums over the same axes, and its constant operand stands where that of `op` does."""
+    """Return whether `other` sums over the same axes, and has the constant operand of `op` as the same input."""
     own, its = (_get_operands(each) for each in (op, other))
     return _find_inner_axes(op) == _find_inner_axes(other) and all(
         its[name] is var for name, var in own.items() if is_const(var)
@@ -142,7 +142,7 @@ def _is_summed_alike(op: Operation, other: Operation) -> bool:
 
 
 def _find_inner_axes(op: Operation) -> tuple[int, int]:
-    """The axes that are summed over, counted from the end so that a split takes them as they are."""
+    """Return the axes that are summed over, counted from the end, as a split needs them."""
     if op.op_type == "linear":
         return -1, -1
     rows, columns = (get_const_value(op.inputs.get(name), False) for name in ("transpose_x", "transpose_y"))

@@ -1,4 +1,4 @@
-"""Enlarge images in steps of two."""
+"""Upsample images in steps of two."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ class SplitUpsampling(Rewrite):
     )
 
     always: bool = False
-    "Whether to fire although a chip that takes all factors is looked at beside one that does not."
+    "Rewrite also where one requested chip supports all factors and another does not."
     max_parts: int = 16
-    "Copies of the image that an odd factor may stack."
+    "The most copies of the image that an odd factor may stack."
 
     def match(self, op: Operation) -> Hit | Miss:
         factors = _compute_factors(op)
@@ -120,8 +120,8 @@ class SplitUpsampling(Rewrite):
 
 
 def _compute_factors(op: Operation) -> list[float] | None:
-    """Return by how much height and width grow; None for less than an image, and for a size known only at run time."""
-    if op.x.rank < 2:  # resize takes a line, too
+    """Return the factors of height and width; None for rank below 2, and for a dynamic size."""
+    if op.x.rank < 2:  # resize accepts rank 1, too
         return None
     extents = [*op.x.shape[-2:], *op.outputs[0].shape[-2:]]
     if any(map(is_symbolic, extents)):
@@ -130,7 +130,7 @@ def _compute_factors(op: Operation) -> list[float] | None:
 
 
 def _is_plain_upsampling(op: Operation, factors: list[float]) -> bool:
-    """Whether the factors are what the op says, not what is left of a fraction, and nothing else is resized."""
+    """Return whether the factors are exactly the op's parameters, and no other axis is resized."""
     if op.op_type == "upsample_nearest_neighbor":
         return [
             float(get_const_value(op.scale_factor_height, 1)),
@@ -142,7 +142,7 @@ def _is_plain_upsampling(op: Operation, factors: list[float]) -> bool:
 
 
 def _repeat_elements(mb: RewriteBuilder, x: Var, axis: int, times: int) -> Var:
-    """`x` with each element of `axis` `times` times in a row."""
+    """Repeat each element of `axis` of `x` `times` times in a row."""
     stacked = mb.stack(values=[x] * times, axis=axis + 1)
     shape = [-1 if is_symbolic(extent) else int(extent) * (times if number == axis else 1)
              for number, extent in enumerate(x.shape)]

@@ -22,7 +22,7 @@ from ._reshaped_weights import find_reshape_obstacle
 from ._weight_readers import has_uniform_readers
 
 _KERNEL_16_CHIPS = (*parse_target("m4"), *parse_target("m6"))
-"A square of 16 is taken there, though 16 is wider than what is taken beside."
+"Chips that support a square kernel of 16, though other kernels of width 16 are unsupported."
 
 
 class SplitWideConv(Rewrite):
@@ -64,9 +64,9 @@ class SplitWideConv(Rewrite):
     )
 
     slow: bool = True
-    "Take squares of 14 to 16 as well where they are only slow to compile."
+    "Rewrite square kernels of 14 to 16 as well where they are only slow to compile."
     max_copies: int = 8
-    "The most times that frames may hold the input."
+    "The most copies of the input in frames."
     max_parts: int = 16
     "The most convs that one may become."
 
@@ -95,7 +95,7 @@ class SplitWideConv(Rewrite):
         return Hit(op, note=f"kernel {'x'.join(map(str, sizes.kernel))} as {plan.note}", plan=plan, sizes=sizes)
 
     def _find_large_axes(self, op: Operation) -> list[int]:
-        """The spatial axes on which the kernel of `op` is too large."""
+        """Return the spatial axes on which the kernel of `op` is too large."""
         kernel = op.weight.shape[2:]
         if any(map(is_symbolic, kernel)):
             return []
@@ -149,7 +149,7 @@ class SplitWideConv(Rewrite):
 
 
 def _read_conv_settings(op: Operation) -> tuple[Any, ...]:
-    """What of a conv decides its form and pieces."""
+    """Return the parameters of a conv that determine its form and pieces."""
     return (op.x.dtype, get_const_value(op.strides), get_const_value(op.dilations), get_const_value(op.groups),
             [is_symbolic(extent) for extent in op.x.shape])
 

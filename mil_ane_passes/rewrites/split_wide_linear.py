@@ -1,4 +1,4 @@
-"""Split linear layers whose output is longer than the ANE holds."""
+"""Split linear layers whose output is too long for the ANE."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ class SplitWideLinear(Rewrite):
     )
 
     max_parts: int = 32
-    "Most parts one layer is split into."
+    "The most parts that one layer is split into."
     max_bytes: int = 1 << 24
-    "Bytes by which the weights may grow for one op, where something else reads the weight whole."
+    "The most bytes by which the weights may grow for one op, where another op reads the entire weight."
     always: bool = False
-    "Also where a generation that is looked at takes the output as it is."
+    "Rewrite also where a requested generation supports the output as it is."
 
     def match(self, op: Operation) -> Hit | Miss:
         name, axis = _find_weight_axis(op)
@@ -140,7 +140,7 @@ class SplitWideLinear(Rewrite):
 
 
 def _find_weight_axis(op: Operation) -> tuple[str, int]:
-    """The input that holds the weight, and the axis of it that is the output's."""
+    """Return the input that is the weight, and its axis that becomes the output's."""
     if op.op_type == "matmul":
         return "y", 0 if get_const_value(op.inputs.get("transpose_y"), False) else 1
     return "weight", 0

@@ -22,6 +22,7 @@ from ._log_exp_patterns import (
 )
 
 _MAX_INPUT = 40.0
+"Largest input of the examples: beyond, the original is minus infinity at full precision where it should be x - max."
 
 
 class StableLogSoftmax(Rewrite):
@@ -59,7 +60,7 @@ class StableLogSoftmax(Rewrite):
             "is above -83, which is 20 above log's floor"
     preset = "safe"
     fixes_nonfinite = True
-    within = (0.0, _MAX_INPUT)  # the logarithm of what is left of a softmax at full precision is right above its floor
+    within = (0.0, _MAX_INPUT)  # the logarithm of a softmax at full precision is right above its floor
     roots = ("log", "sub")
     evidence = (
         Community("log_softmax on the ANE in fp16 is minus infinity for every class but a dominant one",
@@ -97,7 +98,7 @@ class StableLogSoftmax(Rewrite):
         top = mb.reduce_max(x=hit.x, axes=hit.axes, keep_dims=True)
         shifted = mb.sub(x=hit.x, y=top)
         result: Var = mb.sub(x=shifted, y=mb.reduce_log_sum_exp(x=shifted, axes=hit.axes, keep_dims=True))
-        if hit.epsilon is not None:  # its logarithm is for the machine to find: fp16 has neither number
+        if hit.epsilon is not None:  # its logarithm is computed at run time: fp16 has neither number
             result = mb.maximum(x=result, y=mb.log(x=mb.mul(x=top, y=np.float16(0)), epsilon=hit.epsilon))
         return result
 
@@ -133,7 +134,7 @@ class StableLogSoftmax(Rewrite):
 
 
 def _is_log_softmax_subtraction(sub: Operation) -> bool:
-    """Whether `sub` takes from x the log-sum-exp of x, and that is the op's own work: no maximum was taken off."""
+    """Return whether `sub` is x minus the log-sum-exp of x, and no maximum was subtracted from x before."""
     if (
         not is_made_by(sub.y, "reduce_log_sum_exp")
         or sub.y.op.x is not sub.x

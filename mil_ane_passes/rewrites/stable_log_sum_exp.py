@@ -1,4 +1,4 @@
-"""Take the maximum off before a log-sum-exp."""
+"""Subtract the maximum before a log-sum-exp."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class StableLogSumExp(Rewrite):
     )
 
     longest: int = 256
-    "Elements up to which a running sum is written out in steps."
+    "The most elements of a running sum that is unrolled."
 
     def match(self, op: Operation) -> Hit | Miss:
         parts = match_log_sum_exp(op)

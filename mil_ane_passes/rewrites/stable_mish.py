@@ -135,6 +135,6 @@ def _build_mish_product(x: Var) -> Any:
 
 
 def _build_threshold_softplus(x: Var, threshold: float) -> Any:
-    """softplus with x itself above `threshold`, as torch spells it out."""
+    """Build softplus with x itself above `threshold`, as torch writes it."""
     return Builder.select(cond=Builder.greater(x=x, y=np.float16(threshold)), a=x,
                           b=Builder.log(x=Builder.exp(x=x), epsilon=np.float16(1)))

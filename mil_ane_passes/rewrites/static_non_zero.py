@@ -1,4 +1,4 @@
-"""Put the places of non-zero elements in as a constant where they are known."""
+"""Replace the indices of non-zero elements by a constant where they are known."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class StaticNonZero(Rewrite):
     )
 
     max_bytes: int = 1 << 20
-    "Bytes of one constant, at most."
+    "The most bytes of one constant."
 
     def match(self, op: Operation) -> Hit | Miss:
         if op.x.val is None:

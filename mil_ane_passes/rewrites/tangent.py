@@ -49,9 +49,9 @@ class Tangent(Rewrite):
     )
 
     always: bool = False
-    "Whether to fire although a chip that rejects sin and cos as well is looked at beside one that takes them."
+    "Rewrite also where one requested chip supports sin and cos and another does not."
     max_error: float = 4.0
-    "Units in the last place by which the result may be off; it is off by 1.64."
+    "Largest accepted error in units in the last place; it is off by 1.64."
 
     def match(self, op: Operation) -> Hit | Miss:
         back = reject_if_inaccurate(op, 1.64, self.max_error)

@@ -1,4 +1,4 @@
-"""Bring both operands of a broadcast to one shape, for chips before the M4."""
+"""Tile both operands of a broadcast to one shape, for chips before the M4."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class TileBroadcast(Rewrite):
     )
 
     always: bool = False
-    "Also where a generation that is looked at is known to take broadcasts."
+    "Rewrite also where a requested generation is known to support broadcasts."
 
     def match(self, op: Operation) -> Hit | Miss:
         if any(is_const(var) or is_compressed(var) for var in (op.x, op.y)):
@@ -93,14 +93,14 @@ class TileBroadcast(Rewrite):
 
 
 def _compute_repeats(var: Var, other: Var, shape: Sequence[Any]) -> list[int] | None:
-    """How often `var` stands in `shape` along each axis; None where that is not known."""
+    """Compute how often `var` is repeated in `shape` along each axis; None where that is unknown."""
     repeats: list[int] = []
     for mine, its, whole in zip(
         pad_shape_to_rank(var.shape, len(shape)), pad_shape_to_rank(other.shape, len(shape)), shape
     ):
         if mine == 1 and is_symbolic(its):
             return None
-        if is_symbolic(mine) or is_symbolic(its):  # a symbol beside an extent stands for the same
+        if is_symbolic(mine) or is_symbolic(its):  # a symbol paired with an extent is the same size
             repeats.append(1)
         else:
             repeats.append(int(whole) if mine == 1 else 1)

@@ -1,4 +1,4 @@
-"""Form running sums on the ANE: a triangle of ones, or convs with ones."""
+"""Compute running sums on the ANE by a triangle of ones, or by convs with ones."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ class TriangleCumsum(Rewrite):
     )
 
     form: Literal["auto", "windows", "triangle"] = "auto"
-    "windows lets no infinity or NaN into other sums; triangle does, and rounds once; auto takes it for masks."
+    "windows lets no infinity or NaN into other sums; triangle does, and rounds once; auto uses it for masks."
     longest: int = 0
-    "The longest that an axis of symbolic length gets; 0 leaves such an axis alone."
+    "The largest extent of an axis of symbolic length; 0 skips such axes."
     max_bytes: int = 2 << 20
-    "Bytes of ones for one cumsum, at most."
+    "The most bytes of ones for one cumsum."
 
     def match(self, op: Operation) -> Hit | Miss:
         if not types.is_float(op.x.dtype):
@@ -93,7 +93,8 @@ class TriangleCumsum(Rewrite):
         return self._match_triangle(op, int(extent)) if self._is_triangle(op) else self._match_windows(op, int(extent))
 
     def _is_triangle(self, op: Operation) -> bool:
-        """Whether x is a mask with as many elements as the triangle, so that reading that costs no more than x."""
+        """Return whether to use a triangle: by `form`, or for a mask x with at least as many elements, so that reading
+        the triangle costs no more than reading x."""
         shape = get_static_shape(op.x)
         mask = is_bool_mask(op.x)
         return self.form == "triangle" or (
@@ -138,7 +139,7 @@ class TriangleCumsum(Rewrite):
                    largest_size=self.longest)
 
     def _limits(self) -> list[int]:
-        """The widest kernel that every generation takes, the most channels, and the largest extent."""
+        """Return the widest kernel, the most channels and the largest extent that every generation supports."""
         bounds = [find_limit(name, self.generations) for name in ("conv-kernel-width", "channels", "spatial")]
         return [bound.most for bound in bounds if bound is not None]
 

@@ -69,7 +69,7 @@ class UndilateConv(Rewrite):
     )
 
     always: bool = False
-    "Change dilated convs whatever the target."
+    "Rewrite dilated convs whatever the target."
 
     def match(self, op: Operation) -> Hit | Miss:
         if any(map(is_symbolic, op.weight.shape[2:])):
@@ -148,7 +148,7 @@ class UndilateConv(Rewrite):
 
 
 def _subsample_input(mb: RewriteBuilder, x: Var, sizes: ConvSizes, axes: list[int]) -> Var:
-    """Every d-th element of the padded input, the only ones that are read."""
+    """Return every d-th element of the padded input, the only ones that are read."""
     flat = [0, 0, 0, 0, *(amount for axis, pair in enumerate(sizes.pads)
                           for amount in (pair if axis in axes else (0, 0)))]
     if any(flat):

@@ -1,4 +1,4 @@
-"""Write a gru of known length out, step by step."""
+"""Unroll a gru of known length step by step."""
 
 from __future__ import annotations
 
@@ -79,14 +79,14 @@ class UnrollGru(UnrollRecurrent):
                source="https://apple.github.io/coremltools/source/coremltools.converters.mil.mil.ops.defs.html"),
     )
     bound = "each step rounds to fp16: over 128 steps of 64 units, 8e-4 for results of up to 0.8"
-    ulps = 1.7  # what `bound` measured
+    ulps = 1.7  # measured by `bound`
 
     def count_products_per_step(self, op: Operation) -> int:
-        """The output's product waits for the reset gate, unless the gate is applied after it."""
+        """Count the dependent products of a step: two where the reset gate is applied before the output's product."""
         return 1 if _is_reset_after(op) else 2
 
     def inputs(self, mb: RewriteBuilder, op: Operation, way: Direction) -> Sequence[Any]:
-        """Each gate's, so that no step has to cut them."""
+        """Build the inputs of each gate separately, so that no step has to split them."""
         after, bias = _is_reset_after(op), op.inputs.get("bias")
         first = op.inputs.get("input_bias") or (None if after else bias)
         made = build_linear(mb, op.x, op.weight_ih, first)
@@ -152,7 +152,7 @@ def _is_reset_after(op: Operation) -> bool:
 
 
 def _build_state_gates(mb: RewriteBuilder, op: Operation, hidden: Var) -> Sequence[Var | None]:
-    """What the state adds to the gates r, o and z: None is nothing; o has none where it is reset before the product."""
+    """Build the state's terms of the gates r, o and z; None is a zero term, or that of o reset before its product."""
     held = op.weight_hh
     if _is_reset_after(op):
         made = build_state_product(mb, hidden, held, op.inputs.get("bias"))
@@ -168,7 +168,7 @@ def _build_state_gates(mb: RewriteBuilder, op: Operation, hidden: Var) -> Sequen
 
 
 def _build_output_product(mb: RewriteBuilder, op: Operation, kept: Var) -> Var:
-    """What is kept of the state, times the weights of o."""
+    """Build the kept part of the state times the weights of o."""
     held = op.weight_hh
     if is_const(held):
         return build_linear(mb, kept, mb.weight(held, "output", lambda: np.split(held.val, 3)[1]), None)

@@ -1,4 +1,4 @@
-"""Write an lstm of known length out, step by step."""
+"""Unroll an lstm of known length step by step."""
 
 from __future__ import annotations
 
@@ -72,11 +72,11 @@ class UnrollLstm(UnrollRecurrent):
     evidence = EVIDENCE
     bound = "each step rounds to fp16: over 128 steps of 64 units, 6e-4 for results of up to 0.5"
     keeps_nonfinite = False  # an infinite cell becomes NaN
-    ulps = 2.5  # what `bound` measured
+    ulps = 2.5  # measured by `bound`
 
     exact_cell: bool = True
-    """Keep a sigmoid-gated cell exact to more than fp16: what is forgotten is subtracted, and what a sum cuts off is
-    added at the next step. Five ops more a step, and several times less error over long sequences."""
+    """Keep a sigmoid-gated cell more exact than fp16: the forgotten part is subtracted, and the rounding error of a sum
+    is added at the next step. Five ops more a step, and several times less error over long sequences."""
 
     def match(self, op: Operation) -> Hit | Miss:
         answer = super().match(op)
@@ -92,7 +92,7 @@ class UnrollLstm(UnrollRecurrent):
         peephole = op.inputs.get(f"peephole{way.suffix}")
         i, f, o, z = build_gates(mb, op, before, kept) if peephole is None else \
             build_peephole_gates(mb, op, before, kept, cell, peephole)
-        if kept:  # f is the part that is lost
+        if kept:  # f is the forgotten part
             change = mb.sub(x=mb.mul(x=i, y=z), y=mb.mul(x=f, y=cell))
             new, rounded = add_with_compensation(mb, cell, change, *rounded)
         else:

@@ -1,4 +1,4 @@
-"""Write an rnn of known length out, step by step."""
+"""Unroll an rnn of known length step by step."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class UnrollRnn(UnrollRecurrent):
     step_ops = 3
     evidence = EVIDENCE
     bound = "each step rounds to fp16: over 128 steps of 64 units, 7e-4 for results of up to 1"
-    ulps = 1.5  # what `bound` measured
+    ulps = 1.5  # measured by `bound`
 
     def step(self, mb: RewriteBuilder, op: Operation, way: Direction, now: Any, states: Sequence[Var]) -> Sequence[Var]:
         return [

@@ -1,4 +1,4 @@
-"""Write out loops whose number of steps is known."""
+"""Unroll loops whose number of steps is known."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ class UnrollWhileLoop(Rewrite):
     )
 
     max_steps: int = 256
-    "The most steps that are written out."
+    "The most steps that are unrolled."
     max_ops: int = MAX_FUNCTION_OPS
-    """The most ops that all functions together may have once their loops are written out: they are compiled together.
-    The largest network of those at hand has 2475, and coremltools takes minutes for some 10000."""
+    """The most ops that all functions together may have once their loops are unrolled: they are compiled together. The
+    largest network of those at hand has 2475, and coremltools takes minutes for some 10000."""
     max_chain: int = MAX_CHAIN_PRODUCTS
-    """The longest chain of products that depend on each other, through this loop and what the function has before and
-    behind it: loops in a row add up. An M6 compiles 386 convs in a row."""
+    """The longest chain of products that depend on each other, through this loop and the ops before and after it in the
+    function: loops in a row add up. An M6 compiles 386 convs in a row."""
 
     def __init__(self) -> None:
         self._expansions: WeakKeyDictionary[Operation, tuple[int, int]] = WeakKeyDictionary()
@@ -122,9 +122,10 @@ class UnrollWhileLoop(Rewrite):
         return Hit(op, note=f"{format_count(steps, 'step')} of {format_count(ops, 'op')}", steps=steps)
 
     def _measure_expansion(self, op: Operation) -> tuple[int, int]:
-        """Return the steps of a loop and the ops of one, loops in it written out. Raises Unknown as `count_steps`.
+        """Return the steps of a loop and the ops of one step, with nested loops unrolled.
 
-        A loop in it whose steps are known only step by step counts as one step.
+        Raise UnknownStepCount as `count_steps`. A nested loop whose number of steps differs from step to step counts as
+        one step.
         """
         if op not in self._expansions:
             steps, counting = count_steps(op, self.max_steps)
@@ -132,7 +133,7 @@ class UnrollWhileLoop(Rewrite):
         return self._expansions[op]
 
     def _size(self, op: Operation) -> UnrolledSize | None:
-        """What the loop becomes; None for another op or a loop that stays or stands in another."""
+        """Return the size of the unrolled loop; None for another op, a loop that is not unrolled, or a nested loop."""
         if op.op_type != "while_loop" or _find_enclosing_loop(op) is not None:
             return None
         try:
@@ -142,7 +143,7 @@ class UnrollWhileLoop(Rewrite):
         return UnrolledSize(steps * measure_step_chain(op.blocks[1], self._measure_nested_chain), steps * ops)
 
     def _measure_nested_chain(self, op: Operation) -> int:
-        """The dependent products of a loop in a loop."""
+        """Return the dependent products of a nested loop."""
         try:
             steps, _ = self._measure_expansion(op)
         except UnknownStepCount:
@@ -150,7 +151,7 @@ class UnrollWhileLoop(Rewrite):
         return steps * measure_step_chain(op.blocks[1], self._measure_nested_chain)
 
     def _count_block_ops(self, block: Block, without: Collection[Operation] = ()) -> int:
-        """Count the ops that a block has once the loops in it are written out."""
+        """Count the ops that a block has once the loops in it are unrolled."""
         return sum(self._count_op(op) for op in block.operations
                    if not op.op_type.startswith("const") and op not in without)
 
@@ -164,8 +165,8 @@ class UnrollWhileLoop(Rewrite):
         return 1 + sum(map(self._count_block_ops, op.blocks))
 
     def _count_other_ops(self, op: Operation) -> int:
-        """Count the other ops of all functions: loops before `op`, whose turn comes first, written out where they can
-        be, loops behind it as they are."""
+        """Count the other ops of all functions: loops before `op`, which are rewritten first, as unrolled where
+        possible, loops after it as they are."""
         top, block = op, op.enclosing_block
         while not isinstance(block, Function):
             top, block = block.outer_op, block.outer_op.enclosing_block
@@ -219,7 +220,7 @@ class UnrollWhileLoop(Rewrite):
 
 
 def _iterate_computing_ops(outer: Operation | Block) -> Iterator[Operation]:
-    """The ops in the blocks of an op, or in a block, that compute."""
+    """Yield the ops in the blocks of an op, or in a block, that compute."""
     for op in outer.operations if isinstance(outer, Block) else ():
         if not op.op_type.startswith("const"):
             yield op
@@ -229,7 +230,7 @@ def _iterate_computing_ops(outer: Operation | Block) -> Iterator[Operation]:
 
 
 def _find_enclosing_loop(op: Operation) -> Operation | None:
-    """The innermost while_loop that `op` stands in."""
+    """Return the innermost while_loop that contains `op`, or None."""
     block = op.enclosing_block
     while not isinstance(block, Function):
         if block.outer_op.op_type == "while_loop":

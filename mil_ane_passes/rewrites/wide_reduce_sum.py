@@ -1,4 +1,4 @@
-"""Form long sums in the accumulator of matrix products."""
+"""Compute long sums in the accumulator of matrix products."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ..core.query import get_const_value, is_symbolic
 from . import _sums_by_matmul as ones
 
 _ACCUMULATOR_LIMIT = 2.0**15
-"What the partial sums of a matrix product must stay below."
+"Limit that the partial sums of a matrix product must stay below."
 _MAX_SHIFT = 6
-"Bits the operand is scaled down by at most: more would lose what is small."
+"Most bits by which the operand is scaled down: more would lose small elements."
 
 
 class WideReduceSum(Rewrite):
@@ -68,9 +68,9 @@ class WideReduceSum(Rewrite):
     )
 
     least: int = 2048
-    "Elements from which on a sum counts as long."
+    "Fewest elements of a sum that is rewritten."
     most: int = 16384
-    "Elements up to which a matrix product takes a sum: 16384 on M1 to M3, 32768 from M4 on."
+    "The most elements of a sum that a matrix product supports: 16384 on M1 to M3, 32768 from M4 on."
 
     def match(self, op: Operation) -> Hit | Miss:
         rank = op.x.rank
@@ -94,7 +94,7 @@ class WideReduceSum(Rewrite):
         return self._match_scale(op, axes, count)
 
     def _match_scale(self, op: Operation, axes: list[int], count: int) -> Hit | Miss:
-        """How far the operand has to be scaled down, as far as the runs at hand tell."""
+        """Match with the scale that the operand needs, as far as the measured runs show it."""
         facts: dict[str, Any] = {"axes": axes, "count": count}
         seen, total = (None, None) if self.measured is None else map(self.measured.get, (op.x, op.outputs[0]))
         if seen is None or total is None:

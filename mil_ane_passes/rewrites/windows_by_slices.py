@@ -1,4 +1,4 @@
-"""Cut sliding windows out by slices."""
+"""Build sliding windows from slices."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class WindowsBySlices(Rewrite):
     )
 
     max_parts: int = 64
-    "Slices up to which the windows are cut out."
+    "The most slices for the windows."
 
     def match(self, op: Operation) -> Hit | Miss:
         axis, size, step = cuts.read_window_settings(op)

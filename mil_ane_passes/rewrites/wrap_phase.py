@@ -1,4 +1,4 @@
-"""Sum up phases modulo one turn."""
+"""Compute running sums of phases modulo one turn."""
 
 from __future__ import annotations
 
@@ -42,31 +42,34 @@ _LAYOUT_OPS = (
     "upsample_nearest_neighbor",
     "resize_nearest_neighbor",
 )
-"Ops that move elements: a sum and the sum less whole turns stay what they are."
+"Ops that only move elements, so that a sum may differ by integer turns before them."
 _INTERPOLATING_OPS = ("upsample_bilinear", "resize_bilinear", "resize", "crop_resize")
-"Between two sums less different whole turns nothing can be interpolated."
+"Ops that interpolate between sums, which is wrong where these differ by different integer turns."
 _PERIODIC_OPS = ("sin", "cos")
 _MAX_TURNS = 512
-"Beyond, fp16 does not say which whole number of turns a factor is: it is rounded to 2^-12 of itself."
+"""Largest number of turns of a factor.
+
+Beyond it fp16 does not determine the integer, as a factor is rounded to 2^-12 of itself.
+"""
 
 _ROW_ELEMENTS = 2197
 "Elements of a row where a long axis is cut into rows: three convs of up to 13 ones sum up so many."
 _FP16_BYTES = 2
-"Of an fp16 number."
+"Bytes of an fp16 number."
 _MAX_WEIGHT_BYTES = 2 << 20
-"Of ones for one sum."
+"Most bytes of ones for one sum."
 
 
 _CONSTANT_ERROR = 2.0**-11
-"How far fp16's 2 pi k may be off, as a share of the angle: what the rewrite no longer sums up."
+"Largest relative error of 2 pi k in fp16, as a share of the angle: the rewrite no longer accumulates it."
 
 _COARSE_STEP = 2.0**-8
-"What coarse parts are multiples of, in turns: 13 of half a turn add up to less than 8, exactly in fp16."
+"Step of coarse parts, in turns: 13 of half a turn add up to less than 8, exactly in fp16."
 
 
 @dataclass(frozen=True)
 class _SumPlan:
-    """How a sum is laid out: the convs and the padded extent (0 where it is symbolic), or how many rows."""
+    """The layout of a sum: the convs and the padded extent (0 where it is symbolic), or the number of rows."""
 
     asked: CumsumSettings
     laid: ConvLayout | None = None
@@ -147,9 +150,9 @@ class WrapPhase(Rewrite):
     )
 
     longest: int = 0
-    "The longest that an axis of symbolic length gets; 0 leaves such an axis alone."
+    "The largest extent of an axis of symbolic length; 0 skips such axes."
     least: int = 10
-    "Elements from which on a sum is wrapped; a shorter one is of few turns."
+    "Fewest elements of a sum that is wrapped; a shorter one has few turns."
 
     def match(self, op: Operation) -> Hit | Miss:
         if not types.is_float(op.x.dtype):
@@ -169,7 +172,10 @@ class WrapPhase(Rewrite):
         return self._match_layout(op, turns, max(map(_compute_angle_error, factors)))
 
     def _match_layout(self, op: Operation, turns: int, off: float) -> Hit | Miss:
-        """Lay the sum out for convs; `turns` per unit of it, and `off` by which the angle of a unit is not that."""
+        """Match a layout of the sum for convs.
+
+        A unit of the sum is `turns` turns, and its angle differs from that by `off`.
+        """
         extent = op.x.shape[read_cumsum_settings(op).axis]
         if is_symbolic(extent) and self.longest < 1:
             return Miss(op, "sums a phase along an axis of symbolic length; longest=N takes up to N elements")
@@ -190,7 +196,7 @@ class WrapPhase(Rewrite):
                    moves=self.moves if seen is None else max(self.moves, min(2.0, off * seen.largest)))
 
     def _plan(self, shape: tuple[Any, ...], asked: CumsumSettings) -> _SumPlan | str:
-        """How a sum is laid out for convs, in rows where its axis is too long, or why it is not."""
+        """Plan the layout of a sum for convs, in rows where its axis is too long, or return why it fails."""
         bounds = [find_limit(name, self.generations) for name in ("conv-kernel-width", "channels", "spatial")]
         widest, *most = [bound.most for bound in bounds if bound is not None]
         extent, inner = shape[asked.axis], math.prod(shape[asked.axis + 1:])
@@ -228,7 +234,7 @@ class WrapPhase(Rewrite):
         return total if hit.turns == 1 else mb.mul(x=total, y=np.float16(1 / hit.turns))
 
     def _sum_pair(self, mb: RewriteBuilder, pair: Var, plan: _SumPlan) -> Var:
-        """The running sums of coarse parts and rests, which lie one behind the other along the first axis."""
+        """Build the running sums of coarse parts and rests, which are concatenated along the first axis."""
         if plan.rows:
             return self._sum_in_rows(mb, pair, plan)
         assert plan.laid is not None
@@ -268,27 +274,27 @@ class WrapPhase(Rewrite):
 
 
 def _wrap_to_half_turn(mb: RewriteBuilder, turns: Var) -> Var:
-    """The part of a turn from -1/2 to 1/2, exact in fp16."""
+    """Return the part of a turn from -1/2 to 1/2, exact in fp16."""
     result: Var = mb.sub(x=turns, y=mb.round(x=turns))
     return result
 
 
 def _reshape_if_needed(mb: RewriteBuilder, x: Var, shape: list[int]) -> Var:
-    """`x` in another shape, where it has another."""
+    """Reshape `x` if it has another shape."""
     same = [-1 if is_symbolic(size) else int(size) for size in x.shape] == shape
     result: Var = x if same else mb.reshape(x=x, shape=shape)
     return result
 
 
 def _round_to_coarse_step(mb: RewriteBuilder, turns: Var) -> Var:
-    """The nearest multiple of the grid, exact in fp16."""
+    """Round to the nearest multiple of the coarse step, exact in fp16."""
     steps = mb.round(x=mb.mul(x=turns, y=np.float16(1 / _COARSE_STEP)))
     result: Var = mb.mul(x=steps, y=np.float16(_COARSE_STEP))
     return result
 
 
 def _normalize_pair(mb: RewriteBuilder, pair: Var, axis: int) -> Var:
-    """Coarse parts within half a turn and rests within half a step of the grid again, all exact."""
+    """Normalize coarse parts to half a turn and rests to half a coarse step, all exact."""
     coarse, rest = mb.split(x=pair, num_splits=2, axis=axis)
     carry = _round_to_coarse_step(mb, rest)
     coarse = _wrap_to_half_turn(mb, mb.add(x=coarse, y=carry))
@@ -297,7 +303,7 @@ def _normalize_pair(mb: RewriteBuilder, pair: Var, axis: int) -> Var:
 
 
 def _find_angle_factors(total: Var) -> list[float] | str:
-    """By what a sum is multiplied on its ways to sines and cosines, or why it has to stay whole."""
+    """Return the factors of a sum on its paths to sines and cosines, or why the sum must not be wrapped."""
     found: set[float] = set()
     pending: list[tuple[Var, float]] = [(total, 1.0)]
     seen: set[tuple[Var, float]] = set()
@@ -333,7 +339,7 @@ def _needs_whole(reader: Operation) -> str:
 
 
 def _read_factors(reader: Operation, var: Var) -> list[float] | None:
-    """What an op multiplies `var` by: constants, one for each different element; None for another kind of op."""
+    """Return the constants that an op multiplies `var` by, each once; None for another kind of op."""
     if reader.op_type in _LAYOUT_OPS:
         return [1.0]
     if reader.op_type in ("add", "sub"):
@@ -352,7 +358,7 @@ def _read_factors(reader: Operation, var: Var) -> list[float] | None:
 
 
 def _count_whole_turns(factor: float) -> int | None:
-    """How many turns a unit of the sum is; None where the factor is not 2 pi k as fp16 may round it."""
+    """Return the turns in a unit of the sum; None where the factor is not 2 pi k as fp16 may round it."""
     turns = factor / (2 * math.pi)
     count = round(turns)
     close = abs(turns - count) <= abs(count) * 2.0**-10
@@ -360,7 +366,7 @@ def _count_whole_turns(factor: float) -> int | None:
 
 
 def _compute_angle_error(factor: float) -> float:
-    """How far the angle of a unit is from whole turns, in radians."""
+    """Compute how far the angle of a unit is from integer turns, in radians."""
     return abs(factor - round(factor / (2 * math.pi)) * 2 * math.pi)
 
 
@@ -397,7 +403,7 @@ def _build_wave(shape: tuple[int | None, ...], factor: Any = 2 * math.pi, axis: 
     def body(x: Var) -> Any:
         total = Builder.cumsum(x=x, axis=axis, **how)
         angle = Builder.mul(x=total, y=np.asarray(factor).astype(types.nptype_from_builtin(dtype)))
-        # the cosine of whole turns is 1, and so is the largest value that differences are compared with
+        # the cosine of integer turns is 1, the largest value in the comparison
         wave = Builder.cos(x=angle, name="y")
         return wave if beside is None else (wave, beside(total))
 
@@ -405,7 +411,7 @@ def _build_wave(shape: tuple[int | None, ...], factor: Any = 2 * math.pi, axis: 
 
 
 def _lengthened(upsample: Any, **how: Any) -> Program:
-    """As vocoders of the iSTFTNet kind: the sum at a lower rate, times the factor that it is lengthened by."""
+    """Build an example as in vocoders of the iSTFTNet kind: the sum at a lower rate, times its upsampling factor."""
     def body(x: Var) -> Var:
         angle = Builder.mul(x=Builder.cumsum(x=x, axis=1), y=np.float16(2 * math.pi * 4))
         spread = Builder.expand_dims(x=angle, axes=[0, 1])

@@ -1,4 +1,4 @@
-"""Which ops compute on integers, which of them hang together, and what they compute them for."""
+"""Integer ops: the ops that compute on integers, their connected groups, and the readers of their results."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ _OPS_WITH_OWN_RULE = frozenset({
     "rnn", "cond", "while_loop", "make_list", "list_gather", "list_length", "list_read", "list_scatter", "list_write",
     "random_normal", "random_uniform", "random_bernoulli", "random_categorical", "classify", "custom_layer",
 })
-"Ops that leave the ANE whatever they compute on: rules of their own speak of them."
+"Ops that leave the ANE for any dtype: rules of their own report them."
 _POSITION_OR_SIZE_INPUTS = {
     "gather": ("indices",), "gather_nd": ("indices",), "gather_along_axis": ("indices",), "reshape": ("shape",),
     "tile": ("reps",), "pad": ("pad",), "resize": ("shape",), "slice_by_index": ("begin", "end", "stride"),
     "slice_by_size": ("begin", "size"), "fill": ("shape",), "slice_update": ("begin", "end", "stride"),
     "torch_tensor_assign": ("begin", "end", "stride"),
 }
-"Inputs that say where or how much: where one is computed, a rule of its own speaks of that."
+"Inputs that are positions or sizes: where one is dynamic, a rule of its own reports it."
 _NARROW_INTEGER_TYPES = frozenset({types.int8, types.uint8, types.int16, types.uint16})
 _INPUT_ROLES = {"indices": "the indices of", "begin": "the place of", "end": "the place of", "size": "the size of",
                 "shape": "the shape of", "reps": "the shape of", "pad": "the shape of"}
 _MAX_READERS_EXAMINED, _MAX_READERS_NAMED = 64, 3
-"How many readers are looked at, and how many are named."
+"Most readers that are examined, and most that are named."
 
 
 def check_integer_support(op: Operation) -> bool | None:
-    """True where the ANE rejects `op` for its integers, False where that is a guess, None where it does not."""
+    """Return True where integers make `op` unsupported on the ANE, False where that is a guess, else None."""
     if (
         (op.op_type in _OPS_WITH_OWN_RULE and not _is_topk_of_int32(op))
         or op.op_type.startswith("const")
@@ -58,12 +58,12 @@ def check_integer_support(op: Operation) -> bool | None:
 
 
 def _is_topk_of_int32(op: Operation) -> bool:
-    """A topk is taken, other than those around it, but not of int32."""
+    """Return whether `op` is a topk of int32, which is unsupported; a topk of other dtypes is supported."""
     return op.op_type == "topk" and bool(op.x.dtype == types.int32)
 
 
 def find_integer_types(op: Operation) -> set[type]:
-    """The integer types of what `op` makes, and of what it reads that is no constant."""
+    """Return the integer types of the outputs of `op`, and of its inputs that are not constants."""
     return {
         get_type_info(var).dtype
         for var in (*op.outputs, *get_flat_inputs(op))
@@ -77,12 +77,12 @@ def _is_integer_var(var: Var) -> bool:
 
 @functools.cache
 def _is_integer_type(dtype: type) -> bool:
-    """coremltools works out what a type is anew at each question."""
+    """Return whether `dtype` is an integer type; cached, as coremltools computes it anew for each call."""
     return bool(types.is_int(dtype))
 
 
 def group_integer_ops(block: Block, found: Mapping[Operation, object]) -> Iterable[list[Operation]]:
-    """Groups of ops that hand integers to one another, in program order; each holds one of `found` at least."""
+    """Group ops connected by integer values, in program order; each group has at least one op of `found`."""
     group: dict[Operation, list[Operation]] = {}
     for op in block.operations:
         if op not in found and (op.op_type == "const" or not any(_is_integer_var(out) for out in op.outputs)):
@@ -95,7 +95,7 @@ def group_integer_ops(block: Block, found: Mapping[Operation, object]) -> Iterab
 
 
 def describe_readers(members: list[Operation]) -> str:
-    """What reads the results of a chain, in words; nothing where it is read by nobody."""
+    """Describe the readers of a group's results; "" where it has no reader."""
     inside, found, looked = set(members), dict[str, None](), 0
     for var in (out for op in reversed(members) for out in op.outputs):
         if looked >= _MAX_READERS_EXAMINED:
@@ -112,7 +112,7 @@ def describe_readers(members: list[Operation]) -> str:
 
 
 def _describe_block_output(var: Var) -> str:
-    """What `var` is a result of, where it is one."""
+    """Describe the block that returns `var`."""
     block = var.consuming_blocks[0]
     return "the output" if isinstance(block, Function) else f"the {block.outer_op.op_type}'s"
 

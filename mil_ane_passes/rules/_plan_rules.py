@@ -1,4 +1,4 @@
-"""What rules about predicted plans share: the source of the cost model, words for numbers, programs to show."""
+"""Helpers of rules about predicted plans: the source of the cost model, formats of numbers, example programs."""
 
 from __future__ import annotations
 
@@ -31,39 +31,40 @@ COST_MODEL = cite_m4_study(
 
 
 def format_op_name(op: Operation) -> str:
-    """What reports call an op: its first output."""
+    """Return the name of an op in reports: its first output."""
     return f"%{op.outputs[0].name}" if op.outputs else op.name
 
 
 def format_op_types(ops: Iterable[Operation], most: int = 3) -> str:
-    """`2 cumsum, 1 gather`: op types by how many there are."""
+    """Format op types by number, as `2 cumsum, 1 gather`."""
     found = Counter(op.op_type for op in ops).most_common()
     return format_list([f"{count} {kind}" for kind, count in found], most, "kind")
 
 
 def format_list(parts: Sequence[str], most: int = 3, what: str = "") -> str:
-    """The first few parts, and how many more there are."""
+    """Format the first few parts, and the number of the others."""
     rest = len(parts) - most
     more = f" and {format_count(rest, what) if what else rest} more" if rest > 0 else ""
     return ", ".join(parts[:most]) + more
 
 
 def format_op_range(rows: Sequence[Row]) -> str:
-    """`12 ops from %a to %b`, or `1 op, %a`."""
+    """Format a range of ops, as `12 ops from %a to %b`, or `1 op, %a`."""
     if len(rows) == 1:
         return f"1 op, {format_op_name(rows[0].op)}"
     return f"{len(rows)} ops from {format_op_name(rows[0].op)} to {format_op_name(rows[-1].op)}"
 
 
 def map_inputs_to_ops(inputs: Iterable[Var], rows: Sequence[Row]) -> dict[Var, Operation]:
-    """Each input of a function with the op to report it at: its first reader, or the function's first op."""
+    """Map each input of a function to the op to report it at: its first reader, or the function's first op."""
     return {var: next(iter(get_consumers(var)), rows[0].op) for var in inputs}
 
 
 def make_chain_builder(spec: str, channels: int = 64, side: int = 512) -> Callable[[], Program]:
-    """A program of one op after another, for examples: `t` is a tanh, which is supported on the ANE, `c` a cumsum,
-    which it does not. At 64 x 512 x 512 values a tanh is predicted to save 0.18 ms on the ANE, at 1 x 8 x 8 next to
-    nothing."""
+    """Make a builder of a chain of ops for examples: `t` is a tanh, supported on the ANE, `c` an unsupported cumsum.
+
+    At 64 x 512 x 512 elements a tanh is predicted to save 0.18 ms on the ANE, at 1 x 8 x 8 next to nothing.
+    """
     def body(x: Var) -> Var:
         for number, kind in enumerate(spec):
             label = f"{kind}{number}"

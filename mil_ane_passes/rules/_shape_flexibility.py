@@ -1,4 +1,4 @@
-"""What a package and a program say of an input whose shape is not fixed, in words."""
+"""Descriptions of an input whose shape is not fixed, from the package and the program."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from coremltools.converters.mil.mil.types.symbolic import any_symbolic, is_symbo
 __all__ = ["describe_flexible_shape"]
 
 _MAX_SHAPES_LISTED = 4
-"Shapes a note lists."
+"Most shapes that a note lists."
 
 
 def describe_flexible_shape(feature: Any, var: Var) -> str | None:
-    """`is ranged: (1, 3, 64..512, 64..), by default (1, 3, 128, 128)`, or None where the shape is fixed.
+    """Describe a flexible shape, or return None for a fixed one.
 
-    `feature` is the input's description in the package, None where there is none.
+    An example is `is ranged: (1, 3, 64..512, 64..), by default (1, 3, 128, 128)`. `feature` is the input's description
+    in the package, or None.
     """
     kind = feature.type.WhichOneof("Type") if feature is not None else None
     if kind == "multiArrayType":
@@ -72,7 +73,7 @@ def _describe_ranged(ranges: list[tuple[int, int]], default: list[int]) -> str |
 
 
 def _read_bounds(one: Any) -> tuple[int, int]:
-    """Lower and upper bound; the upper one is negative where there is none."""
+    """Return the lower and upper bound; a negative upper bound means unbounded."""
     return int(one.lowerBound), int(one.upperBound)
 
 

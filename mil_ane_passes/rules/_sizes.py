@@ -1,4 +1,4 @@
-"""What rules about sizes share: kernels as numbers, and generations by chip."""
+"""Helpers of rules about sizes: kernels as numbers, and generations by chip."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["read_kernel_size", "select_generations", "to_static_extents"]
 
 
 def to_static_extents(extents: Sequence[object]) -> tuple[int, ...] | None:
-    """Extents as numbers, or None where one is symbolic."""
+    """Return extents as numbers, or None where one is symbolic."""
     return None if any(is_symbolic(extent) for extent in extents) else tuple(int(str(extent)) for extent in extents)
 
 
 def read_kernel_size(op: Operation) -> tuple[int, ...] | None:
-    """The kernel of a conv or conv_transpose, or of a pool; None where it is not known before the model runs."""
+    """Return the kernel of a conv, conv_transpose or pool; None where it is dynamic."""
     if op.op_type in ("conv", "conv_transpose"):
         return to_static_extents(op.weight.shape[2:])
     sizes = op.kernel_sizes.val
@@ -33,5 +33,5 @@ def _select_generations(generations: tuple[Generation, ...], chips: tuple[str, .
 
 
 def select_generations(generations: Sequence[Generation], *chips: str) -> tuple[Generation, ...]:
-    """Those of `generations` that one of `chips` belongs to."""
+    """Return the generations that one of `chips` belongs to."""
     return _select_generations(tuple(generations), chips)

@@ -1,4 +1,4 @@
-"""Where a model is cut so that an op that is unsupported on the ANE stands in a part of its own."""
+"""Split points of a model, which put an op that is unsupported on the ANE into a part of its own."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ SplitPoints = Sequence[Sequence[str]]
 
 
 def find_split_points(op: Operation) -> SplitPoints:
-    """The values to cut at behind and before `op`, in the order in which the cuts are made; see `Hit.split_at`.
+    """Return the values to split at after and before `op`, in the order of the splits; see `Hit.split_at`.
 
-    The cut behind `op` comes first: its first part still has the value to cut at before `op`. Empty where nothing can
-    be cut there.
+    The split after `op` comes first: its first part still has the value to split at before `op`. Empty where no split
+    is possible there.
     """
     if not isinstance(op.enclosing_block, Function):
         return ()
@@ -26,7 +26,7 @@ def find_split_points(op: Operation) -> SplitPoints:
 
 
 def describe_split_points(op: Operation) -> str:
-    """The cuts of `find_split_points(op)` for a note, or an empty string."""
+    """Format the splits of `find_split_points(op)` for a note, or return ""."""
     before = _find_value_to_split_before(op)
     named = [
         f"{'before' if [name] == before else 'behind'} it at '{name}'" for (name,) in reversed(find_split_points(op))
@@ -39,5 +39,5 @@ def _find_value_to_split_before(op: Operation) -> list[str]:
 
 
 def _is_computed(var: Var) -> bool:
-    """Whether `var` depends on the model's inputs and is not one of them."""
+    """Return whether `var` depends on the model's inputs and is not one of them."""
     return var.op is not None and not var.is_descendant_of_const and isinstance(var.op.enclosing_block, Function)

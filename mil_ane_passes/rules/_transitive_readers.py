@@ -1,4 +1,4 @@
-"""Where a value goes: its readers, through the ops that only carry or prepare it."""
+"""Transitive readers of a value, through the ops that only carry or prepare it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..core.query import get_consumers
 __all__ = ["find_transitive_readers", "is_integer_or_bool"]
 
 _MAX_VALUES_FOLLOWED = 64
-"How many ops are followed at most."
+"Most values that are followed."
 _DATA_MOVEMENT_OPS = frozenset({
     "cast", "expand_dims", "squeeze", "reshape", "transpose", "slice_by_index", "slice_by_size", "split", "concat",
     "stack", "tile", "identity", "gather",
@@ -19,14 +19,14 @@ _DATA_MOVEMENT_OPS = frozenset({
 
 
 def is_integer_or_bool(var: Var) -> bool:
-    """Whether `var` holds integers or truth values."""
+    """Return whether `var` is an integer or a bool."""
     return bool(types.is_int(var.dtype) or types.is_bool(var.dtype))
 
 
 def find_transitive_readers(var: Var, carries: Callable[[Operation], bool] | None = None) -> list[Operation]:
-    """The ops that read `var`, itself or carried: of an op that `carries` the readers are followed, not itself.
+    """Return the ops that read `var` directly or through carriers: an op that `carries` is replaced by its own readers.
 
-    Without `carries`, what moves integers from one place to another carries.
+    Without `carries`, the ops that move integers or bools carry.
     """
     carries = carries or (
         lambda op: op.op_type in _DATA_MOVEMENT_OPS and all(is_integer_or_bool(out) for out in op.outputs)

@@ -1,4 +1,4 @@
-"""What rules about kinds of ops share: a refusal that is sure only where it was seen."""
+"""Helpers of rules about kinds of ops: findings that are sure only for the generations that were measured."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ __all__ = [
 M4 = Gate(first="m4", last="m4")
 BEFORE_M4 = Gate(last="m3")
 M1_TO_M5 = Gate(first="m1", last="m5")
-"Where the ANE's compiler was asked without Core ML; on M4 it and Core ML agree in what is gated so."
+"Generations whose ANE compiler was queried without Core ML; on M4 it and Core ML agree on ops with this gate."
 
 
 def make_unsupported_hit(
     rule: Rule, op: Operation, note: str, *, seen: Gate = ALL_TARGETS, message: str | None = None,
     covers: Sequence[Operation] = (), split_at: Sequence[Sequence[str]] = (),
 ) -> Hit:
-    """`op` is unsupported on the ANE: that is known for the generations `seen`, and for the others it is not.
+    """Make a hit for `op`: unsupported on the ANE of the generations `seen`, and not measured on the others.
 
     `message` is Core ML's own, as it was measured on an M4; `split_at` as in `Hit`.
     """
@@ -50,18 +50,18 @@ def make_unsupported_hit(
 
 @functools.cache
 def is_any_admitted(gate: Gate, generations: tuple[Generation, ...]) -> bool:
-    """Whether `gate` admits one of `generations` at least."""
+    """Return whether `gate` includes at least one of `generations`."""
     return any(gate.includes(generation) for generation in generations)
 
 
 @functools.cache
 def format_chips(generations: tuple[Generation, ...]) -> str:
-    """The generations in words, each by its last chip."""
+    """Format the generations, each by its last chip."""
     return ", ".join(generation.chips[-1].upper() for generation in generations)
 
 
 def find_dynamic_inputs(op: Operation, *names: str) -> list[str]:
-    """Those of the inputs `names` that are known only when the model runs."""
+    """Return those of the inputs `names` that are dynamic."""
     return [name for name in names if _is_dynamic(op.inputs.get(name))]
 
 

@@ -13,7 +13,7 @@ from ..core.examples import build_program, make_weight
 from ..core.query import get_const_value, is_const, is_symbolic
 
 _SLOW_KERNEL_SIZES = range(14, 17)
-"Square kernels between 13, which compiles in seconds, and 16, which takes minutes; wider ones are unsupported."
+"Square kernels above 13, which compiles in seconds, to 16, which takes minutes; wider ones are unsupported."
 
 
 class CompileTraps(Rule):
@@ -75,7 +75,7 @@ class CompileTraps(Rule):
 
 
 def _has_large_prime_factor(stride: int) -> bool:
-    """Whether a stride has a prime factor other than 2 and 3."""
+    """Return whether a stride has a prime factor other than 2 and 3."""
     for factor in (2, 3):
         while stride % factor == 0 and stride:
             stride //= factor
@@ -83,7 +83,7 @@ def _has_large_prime_factor(stride: int) -> bool:
 
 
 def _explain_unfixed_stride(op: Operation, axes: list[int]) -> str | None:
-    """Why ANE314, which fixes such strides by itself, leaves `op` alone."""
+    """Return why ANE314, which otherwise fixes such strides, does not rewrite `op`, or None."""
     if not is_const(op.weight):
         return "the weight is computed or compressed"
     if op.x.rank == 5:

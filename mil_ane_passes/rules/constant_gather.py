@@ -1,4 +1,4 @@
-"""Find gathers at constant places, on generations before the M4."""
+"""Find gathers at constant indices, on generations before the M4."""
 
 from __future__ import annotations
 

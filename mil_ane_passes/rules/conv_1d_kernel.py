@@ -1,4 +1,4 @@
-"""Find 1-D convs whose kernel is too wide where it lies, and fits on the height."""
+"""Find 1-D convs whose kernel is too wide on the width, and fits on the height."""
 
 from __future__ import annotations
 

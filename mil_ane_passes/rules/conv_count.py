@@ -1,4 +1,4 @@
-"""Find models with more convs than the ANE's compiler bears."""
+"""Find models with more convs than the ANE's compiler supports."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ConvCount(PlanRule):
                   source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/defects.md"),
     )
     most: int = 386
-    "The largest number that was seen to compile."
+    "The largest number that was observed to compile."
 
     def match_plan(self, plan: Plan) -> Iterator[Hit | Miss]:
         for name, rows in iterate_rows_by_function(plan):

@@ -86,13 +86,16 @@ class ConvKernelSize(Rule):
 
 
 def _is_plain_conv(op: Operation, kernel: tuple[int, ...]) -> bool:
-    """A conv as the limits were measured with: not transposed, not 3-D, its weight a constant."""
+    """Return whether `op` is a conv as in the measurements: not transposed, not 3-D, its weight a constant."""
     stored = op.op_type == "conv" and (is_const(op.weight) or is_compressed(op.weight))
     return stored and len(kernel) < 3
 
 
 def _is_measured_form(op: Operation, kernel: tuple[int, ...]) -> bool:
-    """Whether M4 was seen to refuse the form: one row or column, or a square; a 1-D kernel is too long either way."""
+    """Return whether the kernel has a form that was measured as unsupported on an M4.
+
+    These are one row or column, or a square; a 1-D kernel is too long either way.
+    """
     height, width = (kernel[0], 1) if len(kernel) == 1 else kernel[-2:]
     return _is_plain_conv(op, kernel) and (1 in (height, width) or height == width)
 

@@ -34,7 +34,7 @@ class CpuShare(PlanRule):
                   "them on it", source="https://ask-meridian.uk/blog/apple-neural-engine-eligibility-vs-placement/"),
     )
     share: float = 0.5
-    "Least share of ops supported on the ANE; the number is ours."
+    "Smallest share of ops supported on the ANE; the number is ours."
 
     def match_plan(self, plan: Plan) -> Iterator[Hit | Miss]:
         for function, rows in iterate_rows_by_function(plan):

@@ -14,7 +14,7 @@ from ._split_points import describe_split_points, find_split_points
 from ._unsupported_ops import find_dynamic_inputs, make_unsupported_hit
 
 _SHAPE_INPUTS = {"reshape": "shape", "tile": "reps", "pad": "pad", "resize": "shape"}
-"Ops that take the shape of their output, or what makes it, as an input."
+"Ops with the shape of their output, or a parameter of it, as an input."
 
 
 class DataDependentShape(Rule):

@@ -15,7 +15,7 @@ from ..core.targets import Gate
 from ._sizes import read_kernel_size
 
 _MAX_KERNEL_WIDTH_2020 = 13
-"Of the log of 2020 that is cited here, about a pool; `core.limits` has what convs take."
+"From the log of 2020 that is cited here, about a pool; `core.limits` has the limits of convs."
 
 
 class DilatedConv(Rule):

@@ -1,4 +1,4 @@
-"""Find tensors with a dimension that the ANE does not hold."""
+"""Find tensors with a dimension that is too long for the ANE."""
 
 from __future__ import annotations
 
@@ -75,14 +75,14 @@ class DimensionLimit(BlockRule):
 
 
 def _to_numeric_shape(shape: Shape) -> tuple[int, ...]:
-    """The dimensions as numbers, those that are not known as 1."""
+    """Return the dimensions as numbers, symbolic ones as 1."""
     return tuple(1 if is_symbolic(extent) else int(str(extent)) for extent in shape)
 
 
 def _find_longest_over_limit(
     shape: tuple[int, ...], looked_at: Sequence[Generation]
 ) -> tuple[int, ExceededLimit] | None:
-    """The longest dimension that is over a limit, and who takes less."""
+    """Return the longest dimension that exceeds a limit, and that limit; None where all are within the limits."""
     found: list[tuple[int, ExceededLimit]] = []
     for place, extent in enumerate(shape):
         wide = find_exceeded_limit("spatial", extent, looked_at)
@@ -102,7 +102,7 @@ def _format_shape(var: Var) -> str:
 
 
 def _format_coreml_message(var: Var, m4: bool, older: bool) -> str | None:
-    """Core ML's words, as they were measured: for rank 4, and for values of one dimension whatever their rank."""
+    """Return Core ML's message, as measured: for rank 4, and for values of one dimension whatever their rank."""
     if any(is_symbolic(extent) for extent in var.shape) or var.rank > 4:
         return None
     extents = [int(extent) for extent in var.shape]

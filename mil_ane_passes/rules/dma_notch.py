@@ -14,6 +14,7 @@ from ..core.query import get_const_value, get_type_info, is_const
 from ._unsupported_ops import M4
 
 _CORES, _SLOW_SHARE_STEP, _SLOW_SHARE_MARGIN = 16, 1 << 20, 16 << 10
+"Cores of an M4's ANE; a core's share of a weight streams slowly within 16 KiB of a multiple of 1 MiB."
 
 
 class DmaNotch(Rule):

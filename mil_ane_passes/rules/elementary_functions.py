@@ -1,4 +1,4 @@
-"""Find elementary functions that the ANE has not."""
+"""Find elementary functions that are unsupported on the ANE."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _EXPANSIONS = {
     "cosh": "u + 1 / (4 * u) with u = exp(|x|) / 2",
     "atanh": "log((1 + x) / (1 - x)) / 2, inexact near 0",
 }
-"How each is written with functions that are taken: the same in exact arithmetic, another rounding in fp16."
+"Expansions into supported functions: equal in exact arithmetic, rounded differently in fp16."
 
 
 class ElementaryFunctions(Rule):

@@ -101,7 +101,7 @@ class FlexibleShapes(PlanRule):
 
 
 def _describe_affected_ops(rows: list[Row]) -> str:
-    """How many ops of the function have such a dimension."""
+    """Describe how many ops of the function have such a dimension."""
     count = sum(any(map(_has_dynamic_shape, row.op.outputs)) for row in rows)
     return f"{format_count(count, 'op')} of {len(rows)} make{'s' * (count == 1)} what has such a dimension"
 

@@ -15,9 +15,9 @@ from ..core.op_groups import list_groups, merge_groups
 from ..core.query import get_flat_inputs, get_type_info, is_computed_in_fp16, is_opaque, iterate_nested_ops
 
 _MAX_KINDS_NAMED = 4
-"Kinds of ops a note names."
+"Most op types that a note names."
 _EXEMPT_OPS = frozenset({"const", "cast", "classify"})
-"Ops whose types are not those of a computation; classify is custom_layer's."
+"Ops whose dtypes are not those of a computation; custom_layer reports classify."
 
 
 class Fp32ComputeLeft(BlockRule):
@@ -25,7 +25,7 @@ class Fp32ComputeLeft(BlockRule):
 
     why     Every op that reads or makes fp32 runs on the GPU or the CPU, and each transition costs time and
             may take its neighbours along.
-    when    An partition: ops of one block that read or make fp32 and hand it to one another. One finding each, at its
+    when    A partition: ops of one block that read or make fp32 and hand it to one another. One finding each, at its
             first op, with the number of ops. Constants and casts are no ops here, so the casts at the border of a
             model with fp32 inputs and outputs are no finding.
     fix     ane::fp16_compute turns the ops to fp16, keeps in fp32 those that lose more than asked on your feeds, and
@@ -69,8 +69,10 @@ def _computes_in_fp32(op: Operation) -> bool:
 
 
 def _is_mixed_precision(block: Block) -> bool:
-    """Whether the function of `block` computes in fp16, too: ane::fp16_compute leaves what is left in fp32 there as it
-    is, unless asked."""
+    """Return whether the function of `block` also computes in fp16.
+
+    ane::fp16_compute rewrites the fp32 ops of such a function only on request.
+    """
     while block.outer_op is not None:
         block = block.outer_op.enclosing_block
     return any(map(is_computed_in_fp16, iterate_nested_ops(block)))

@@ -65,7 +65,7 @@ class HardswishRank2(Rule):
 
 
 def _find_hard_swish_input(op: Operation) -> Var | None:
-    """x, where `op` is the gate in x * gate(x)."""
+    """Return x where `op` is the gate in x * gate(x), else None."""
     if op.op_type == "sigmoid_hard":
         x = op.x
         source = x.op.x if x.op is not None and x.op.op_type == "thresholded_relu" else x

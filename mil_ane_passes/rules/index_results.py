@@ -14,7 +14,7 @@ from ..core.examples import build_program
 from ._unsupported_ops import make_unsupported_hit
 
 _INDEX_OUTPUTS = {"reduce_argmax": 0, "reduce_argmin": 0, "argsort": 0, "topk": 1, "non_maximum_suppression": 2}
-"Which output holds indices."
+"Ops with the number of the output that has indices."
 _COREML_MESSAGES = {
     "reduce_argmax": "Output type int32 is not supported.",
     "argsort": "Unsupported tensor data type: int32",

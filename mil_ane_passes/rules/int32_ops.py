@@ -17,7 +17,7 @@ from ._integer_ops import check_integer_support, describe_readers, find_integer_
 from ._unsupported_ops import make_unsupported_hit
 
 _MAX_KINDS_NAMED = 4
-"Kinds of ops a note names."
+"Most op types that a note names."
 _INT32_MESSAGE = "Unsupported tensor data type: int32"
 
 
@@ -90,7 +90,7 @@ def _format_note(ops: list[Operation], members: list[Operation]) -> str:
 
 
 def _find_coreml_message(op: Operation) -> str | None:
-    """What Core ML says of such an op, for the forms in which it was asked."""
+    """Return Core ML's message for such an op, for the forms that were measured; else None."""
     if types.int32 not in find_integer_types(op):
         return None
     if op.op_type in ("cast", "select"):
@@ -103,7 +103,7 @@ def _find_coreml_message(op: Operation) -> str | None:
 
 
 def _build_wrapped_gather() -> Program:
-    """What coremltools writes so that negative indices count from the end."""
+    """Build the ops that coremltools writes so that negative indices count from the end."""
     def body(ids: Var) -> Var:
         wrapped = Builder.add(x=ids, y=np.int32(16))
         ids = Builder.select(cond=Builder.greater_equal(x=ids, y=np.int32(0)), a=ids, b=wrapped)

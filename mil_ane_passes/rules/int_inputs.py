@@ -68,7 +68,7 @@ class IntInputs(BlockRule):
 
 
 def _describe_use(var: Var) -> str:
-    """Who reads the input, in words."""
+    """Describe the readers of the input."""
     ends = find_transitive_readers(
         var, lambda op: all(is_integer_or_bool(out) for out in op.outputs) and not _is_lookup(op)
     )
@@ -85,7 +85,7 @@ def _describe_use(var: Var) -> str:
 
 
 def _is_lookup(op: Operation) -> bool:
-    """Whether `op` takes numbers from (or puts them to) the places that integers name."""
+    """Return whether `op` reads or writes elements at the indices that integers name."""
     return op.op_type in _LOOKUP_OPS and not all(is_integer_or_bool(out) for out in op.outputs)
 
 

@@ -15,7 +15,7 @@ from ..core.query import is_compressed
 from ._unsupported_ops import M4
 
 _DATA_INPUTS = {"constexpr_blockwise_shift_scale": "data", "constexpr_affine_dequantize": "quantized_data"}
-"Which input of a compressed weight holds its integers."
+"Input of a compressed weight with its integers."
 
 
 class IntegerWeights(Rule):
@@ -70,7 +70,7 @@ class IntegerWeights(Rule):
 
 
 def _read_stored_integer_type(var: Var) -> str:
-    """The type of the integers that `var` is stored as; empty where it is not."""
+    """Return the type of the integers that `var` is stored as; "" where it is not stored as integers."""
     if not is_compressed(var) or var.op.op_type not in _DATA_INPUTS:
         return ""
     data = var.op.inputs[_DATA_INPUTS[var.op.op_type]]
@@ -78,7 +78,7 @@ def _read_stored_integer_type(var: Var) -> str:
 
 
 def _has_blocks(op: Operation, var: Var) -> bool:
-    """Whether there are several scales along the input channels."""
+    """Return whether there are several scales along the input channels."""
     if var.op.op_type != "constexpr_blockwise_shift_scale":
         return False
     axis = 1

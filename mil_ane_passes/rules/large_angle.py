@@ -1,4 +1,4 @@
-"""Find sines and cosines of angles that fp16 does not resolve."""
+"""Find sines and cosines of angles that are too large for the resolution of fp16."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class LargeAngle(Rule):
     )
 
     beyond: float = 100.0
-    "The magnitude in radians from which on an angle counts as large; fp16 angles are 1/16 apart there."
+    "Magnitude in radians from which an angle counts as large; fp16 angles are 1/16 apart there."
 
     def match(self, op: Operation) -> Hit | Miss:
         if op.x.dtype != types.fp16:
@@ -88,7 +88,7 @@ class LargeAngle(Rule):
 
 
 def _compute_fp16_spacing(magnitude: float) -> float:
-    """How far apart fp16 numbers of this size are."""
+    """Compute the distance between fp16 numbers of this magnitude."""
     return float(np.spacing(np.float16(min(magnitude, 65504.0))))
 
 

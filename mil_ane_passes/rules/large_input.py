@@ -12,6 +12,7 @@ from ..core.examples import build_program
 from ..core.query import get_consumers, get_type_info
 
 _MIN_FAILING_PLANE = 5568 * 5568
+"Height times width of the one input that was reported to fail."
 
 
 class LargeInput(BlockRule):

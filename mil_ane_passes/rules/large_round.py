@@ -1,4 +1,4 @@
-"""Find roundings of numbers that the ANE rounds wrong."""
+"""Find roundings of numbers that the ANE rounds wrongly."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..core.evidence import cite_private_route
 from ..core.examples import build_program
 
 _MIN_MISROUNDED = 1024.0
-"From here on every fp16 number is whole, or was a half that is gone."
+"Magnitude from which the ANE rounds wrongly: fp16 numbers are integers there, and a half cannot be added."
 
 
 class LargeRound(Rule):

@@ -53,9 +53,9 @@ class LastAxisWaste(PlanRule):
         ),
     )
     times: float = 4.0
-    "How many times its bytes the rows must take; the number is ours."
+    "Smallest reported ratio of the bytes of rows to those of the data; the number is ours."
     lost: int = 65536
-    "Bytes of padding below which a tensor is not mentioned; the number is ours."
+    "Bytes of padding below which a tensor is not reported; the number is ours."
 
     def match_plan(self, plan: Plan) -> Iterator[Hit | Miss]:
         for name, rows in iterate_rows_by_function(plan):
@@ -85,7 +85,7 @@ class LastAxisWaste(PlanRule):
 
 
 def _find_ane_values(inputs: list[Var], rows: list[Row]) -> dict[Var, Operation]:
-    """Inputs, and results of ops supported on the ANE or read by one, each with the op it is reported at."""
+    """Return inputs, and results of ops supported on the ANE or read by one, each with the op it is reported at."""
     makers = {var: row for row in rows for var in row.op.outputs}
     found = map_inputs_to_ops(inputs, rows)
     for var, row in makers.items():
@@ -99,7 +99,10 @@ def _find_reader_rows(var: Var, makers: dict[Var, Row]) -> list[Row]:
 
 
 def _count_dense_and_padded_bytes(var: Var) -> tuple[int, int] | None:
-    """Bytes without padding and with padded rows; None where they cannot be told or where the ANE has none."""
+    """Return the bytes without padding and with padded rows.
+
+    Return None for a dynamic shape or a dtype that is unsupported on the ANE.
+    """
     shape = get_static_shape(var) if types.is_tensor(var.sym_type) and var.dtype in _SUPPORTED_TYPES else None
     return None if not shape else (prod(shape) * get_itemsize(var), compute_padded_bytes(shape, get_itemsize(var)))
 

@@ -42,7 +42,7 @@ class LateDeparture(PlanRule):
         COST_MODEL,
     )
     share: float = 0.5
-    "Least share of a function's ops before the departure; the number is ours."
+    "Smallest share of a function's ops before the departure; the number is ours."
 
     def match_plan(self, plan: Plan) -> Iterator[Hit | Miss]:
         for _, rows in iterate_rows_by_function(plan):
@@ -79,7 +79,7 @@ class LateDeparture(PlanRule):
 
 
 def _count_on_ane(rows: list[Row], outputs: set[Var]) -> int:
-    """How many of `rows` are predicted on the ANE in a model of their own that returns `outputs`."""
+    """Count the `rows` that are predicted on the ANE in a model of their own that returns `outputs`."""
     made = [sum(var in outputs for var in row.op.outputs) for row in rows]
     engines, _ = find_cheapest_partition([row.cost for row in rows], made)
     return sum(engine == "ane" for engine in engines)
@@ -95,7 +95,7 @@ def _format_note(rows: list[Row], tail: CpuPartition, crossing: list[Var]) -> st
 
 
 def _find_crossing_values(rows: list[Row], tail: CpuPartition) -> list[Var]:
-    """Values made before the tail that the tail reads, in the order in which it does."""
+    """Return the values that are computed before the tail and read by it, in the order of the reads."""
     behind = {row.op for row in tail.rows}
     made = {var for row in rows if row.op not in behind for var in row.op.outputs}
     return list(dict.fromkeys(var for row in tail.rows for var in get_flat_inputs(row.op) if var in made))

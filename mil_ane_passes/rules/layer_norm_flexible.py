@@ -62,7 +62,7 @@ def _is_dynamic_rank_3_norm(op: Operation) -> bool:
 
 
 def _find_shape_flexibilities(package: Any, function: str) -> set[str]:
-    """How the package says that its inputs' shapes vary: enumerated, ranged; empty where nothing is known."""
+    """Return the flexibilities of the package's inputs: enumerated, ranged; empty where nothing is known."""
     found = set()
     for feature in package.description(function).input if package is not None else ():
         if feature.type.WhichOneof("Type") == "multiArrayType":

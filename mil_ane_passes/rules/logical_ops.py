@@ -1,4 +1,4 @@
-"""Find logical ops that were not seen on the ANE."""
+"""Find logical ops that were not observed on the ANE."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Find tensors that lie on one axis."""
+"""Find tensors with nearly all elements on one axis."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class Lopsided(PlanRule):
                   source="https://github.com/ncdrone/rustane/issues/13"),
     )
     longest: int = 8192
-    "Elements on the long axis that are still no finding; the number is ours, half of what M1 to M3 take."
+    "Most elements on the long axis that are not reported; the number is ours, half of the limit of M1 to M3."
     others: int = 1
-    "Elements on all other axes together, at most; the number is ours."
+    "Most elements on all other axes together; the number is ours."
 
     def match_plan(self, plan: Plan) -> Iterator[Hit | Miss]:
         for name, rows in iterate_rows_by_function(plan):
@@ -64,7 +64,7 @@ class Lopsided(PlanRule):
 
     @property
     def _limit(self) -> int:
-        """What an axis may be on every generation looked at."""
+        """Return the largest extent of an axis that every requested generation supports."""
         strictest = find_limit("spatial", self.generations)
         return strictest.most if strictest else 0
 

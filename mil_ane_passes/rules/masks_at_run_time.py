@@ -1,4 +1,4 @@
-"""Find masks that are made while the model runs: one_hot and band_part."""
+"""Find masks that are computed at run time: one_hot and band_part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Find products over too long a dimension."""
+"""Find products over a dimension that is too long."""
 
 from __future__ import annotations
 

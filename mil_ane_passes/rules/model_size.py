@@ -40,9 +40,9 @@ class ModelSize(PlanRule):
                   source="smpanaro/more-ane-transformers src/experiments/NOTES.md"),
     )
     phone: float = 1.0
-    "GB (10^9 bytes) of weights that an iPhone's ANE takes; Apple's number."
+    "GB (10^9 bytes) of weights that an iPhone's ANE supports; Apple's number."
     mac: float = 3.0
-    "GB that an M1's takes, all models together, as reported."
+    "GB of weights that an M1's ANE supports, all models together, as reported."
 
     def match_plan(self, plan: Plan) -> Iterator[Hit | Miss]:
         sizes = {name: _count_weight_bytes(plan.program.functions[name]) for name, _ in iterate_rows_by_function(plan)}
@@ -73,7 +73,7 @@ def _format_gigabytes(size: int) -> str:
 
 
 def _count_weight_bytes(function: Block) -> int:
-    """Bytes of a function's constants as stored, those of nested blocks included."""
+    """Count the bytes of a function's constants as stored, those of nested blocks included."""
     total, pending = 0, [function]
     while pending:
         for op in pending.pop().operations:

@@ -1,4 +1,4 @@
-"""Find reshapes and transposes that rewrite whole tensors."""
+"""Find reshapes and transposes that rewrite entire tensors."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class MovedRows(BlockRule):
         ),
     )
     least: int = 8 << 20
-    "Bytes that such ops of a block move together, below which none is mentioned; the number is ours."
+    "Bytes that such ops of a block move together, below which none is reported; the number is ours."
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
         sizes = {op: size for op in block.operations
@@ -60,7 +60,7 @@ class MovedRows(BlockRule):
 
 
 def _count_moved_bytes(op: Operation) -> int:
-    """Bytes of what comes out, where the last axis does not stay; 0 elsewhere, and where shapes are not known."""
+    """Count the bytes of the output if the last axis changes; 0 otherwise, and for unknown shapes."""
     before, after = get_type_info(op.x).shape, get_type_info(op.outputs[0]).shape
     if not before or not after:
         return 0

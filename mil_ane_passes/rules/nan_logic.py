@@ -1,4 +1,4 @@
-"""Find comparisons that ask for NaN, an infinity or the sign of a zero."""
+"""Find comparisons that test for NaN, an infinity or the sign of a zero."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class NanLogic(Rule):
 
 
 def _describe_special_comparison(op: Operation) -> str | None:
-    """What a comparison of numbers asks for that the engine cannot tell; None for an ordinary one."""
+    """Describe a test that the ANE cannot evaluate; None for an ordinary comparison."""
     if op.x is op.y:
         return "compares a value with itself, which asks for NaN"
     for one, other in ((op.x, op.y), (op.y, op.x)):
@@ -94,7 +94,7 @@ def _match_select(op: Operation) -> Hit | Miss:
 
 
 def _read_constant(var: Var) -> np.ndarray[Any, Any] | None:
-    """The elements of a constant, or the one that a fill repeats."""
+    """Return the elements of a constant, or the one that a fill repeats; None for other values."""
     if var.op is not None and var.op.op_type in ("fill", "fill_like"):
         var = var.op.value
     return np.asarray(var.val) if is_const(var) and types.is_float(var.dtype) else None
@@ -111,7 +111,7 @@ def _is_zero(var: Var) -> bool:
 
 
 def _is_quotient(var: Var) -> bool:
-    """Whether `var` is a constant divided by a value: its sign is that of the divisor, zeros included."""
+    """Return whether `var` is a constant divided by a value: its sign is that of the divisor, zeros included."""
     op = var.op
     return (
         op is not None

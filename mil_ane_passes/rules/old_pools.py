@@ -1,4 +1,4 @@
-"""Find pools that are too large or stride too far for older chips."""
+"""Find pools with a window or stride that is too large for older chips."""
 
 from __future__ import annotations
 

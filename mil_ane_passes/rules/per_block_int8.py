@@ -79,7 +79,7 @@ class PerBlockInt8(Rule):
 
 
 def _find_weights_with_axes(op: Operation) -> list[tuple[Var, int]]:
-    """What may be a weight of `op`, each with the axis its input channels lie on."""
+    """Return the inputs of `op` that may be weights, each with the axis of its input channels."""
     if op.op_type == "matmul":
         return [
             (op.y, -1 if get_const_value(op.transpose_y, False) else -2),

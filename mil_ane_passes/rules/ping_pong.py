@@ -1,4 +1,4 @@
-"""Find models that go back and forth between the ANE and the CPU."""
+"""Find models with many transitions between the ANE and the CPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..core.text_format import format_count, format_duration
 from ._plan_rules import COST_MODEL, format_list, format_op_name, format_op_types, make_chain_builder
 
 _MAX_PARTITIONS_NAMED = 4
-"CPU partitions a note names."
+"Most CPU partitions that a note names."
 
 
 class PingPong(PlanRule):
@@ -23,7 +23,7 @@ class PingPong(PlanRule):
             on an M4, whatever is computed. A few refused ops in the middle of a model cost more that way than in
             themselves. The changes are predicted from those constants and from estimated costs; nobody ran it.
     when    A function with at least `changes` transitions. One finding for each, the CPU partitions that cost most
-            first, each with the ops that are unsupported there. An partition costs its own time, two changes and an
+            first, each with the ops that are unsupported there. A partition costs its own time, two changes and an
             entry.
     fix     Mend the partitions in the order given: the findings at the ops named say how. One fixed partition saves
             all it costs. Where none can be fixed, moving refused ops next to one another joins their partitions.
@@ -46,7 +46,7 @@ class PingPong(PlanRule):
         ),
     )
     changes: int = 4
-    "From how many transitions on it is reported; the number is ours."
+    "Fewest transitions that are reported; the number is ours."
 
     def match_plan(self, plan: Plan) -> Iterator[Hit | Miss]:
         for _, rows in iterate_rows_by_function(plan):

@@ -1,4 +1,4 @@
-"""Find random numbers that are drawn in the model."""
+"""Find random numbers that are sampled in the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Find gathers at places that are known only when the model runs."""
+"""Find gathers at dynamic indices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Find slices at places that are known only when the model runs."""
+"""Find slices at dynamic indices."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class RuntimeSlice(Rule):
 
 
 def _find_coreml_message(op: Operation) -> str | None:
-    """What was measured for a begin that is a model input in int32."""
+    """Return the message that was measured for a begin that is a model input in int32, else None."""
     begin = op.inputs.get("begin")
     given = begin is not None and begin.op is None and begin.dtype == types.int32
     return "Unsupported tensor data type: int32" if given and op.op_type == "slice_by_size" else None

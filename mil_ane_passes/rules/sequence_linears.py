@@ -40,7 +40,7 @@ class SequenceLinears(BlockRule):
                   date="2026-03-22"),
     )
     least: int = 4
-    "Fewer such layers are not mentioned; the number is ours."
+    "Fewest such layers that are reported; the number is ours."
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
         found = [op for op in block.operations if op.op_type in ("linear", "matmul") and _is_on_sequence(op)]

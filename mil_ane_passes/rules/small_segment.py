@@ -1,4 +1,4 @@
-"""Find ops supported on the ANE and that are not worth the way there."""
+"""Find ops supported on the ANE that are not worth the transition."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..core.text_format import format_duration
 from ._plan_rules import COST_MODEL, format_list, format_op_range, make_chain_builder
 
 _MAX_LISTED = 3
-"Stretches a note names."
+"Most partitions that a note names."
 
 
 class SmallSegment(PlanRule):
@@ -37,7 +37,7 @@ class SmallSegment(PlanRule):
                   source="https://ask-meridian.uk/blog/apple-neural-engine-eligibility-vs-placement/"),
     )
     least: int = 1
-    "Shorter stretches, in ops, are not mentioned; the number is ours."
+    "Fewest ops of a reported partition; the number is ours."
 
     def match_plan(self, plan: Plan) -> Iterator[Hit | Miss]:
         for function, rows in iterate_rows_by_function(plan):

@@ -1,4 +1,4 @@
-"""Find states whose last dimension is no multiple of 32."""
+"""Find states whose last dimension is not a multiple of 32."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from ..core.targets import format_generations
 from ._sizes import select_generations
 
 _WIDTH_MULTIPLE = 32
+"Numbers in a row of 64 bytes in fp16: a state failed whose width is not a multiple of it."
 
 
 class StateWidth(BlockRule):

@@ -51,7 +51,7 @@ class StridedPalettizedConv(Rule):
 
 
 def _is_palettized(var: Var) -> bool:
-    """Whether a lookup table stands anywhere in the chain that stores `var`."""
+    """Return whether the ops that decompress `var` include a lookup table."""
     while is_compressed(var):
         if var.op.op_type == _LUT_OP:
             return True

@@ -39,7 +39,7 @@ class TinyTensors(PlanRule):
         COST_MODEL,
     )
     least: int = 64
-    "Elements of the largest tensor; the source's number."
+    "Elements of the largest tensor from which it is not tiny; the source's number."
 
     def match_plan(self, plan: Plan) -> Iterator[Hit | Miss]:
         for name, rows in iterate_rows_by_function(plan):
@@ -63,7 +63,7 @@ class TinyTensors(PlanRule):
 
 
 def _count_elements(var: Var) -> int | None:
-    """None where it may be any number."""
+    """Return the number of elements; None where it is unbounded or unknown."""
     if not types.is_tensor(var.sym_type):
         return 1 if types.is_scalar(var.sym_type) or types.is_str(var.sym_type) else None
     shape = get_static_shape(var)

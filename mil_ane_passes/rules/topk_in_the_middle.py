@@ -1,4 +1,4 @@
-"""Find rankings that stand between parts of the model that run on the ANE."""
+"""Find rankings between parts of the model that run on the ANE."""
 
 from __future__ import annotations
 

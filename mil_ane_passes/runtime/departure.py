@@ -1,4 +1,4 @@
-"""Single ops changed as rewrites declare, to see by running what that does to the ops behind them."""
+"""Departures: single ops changed as rewrites declare, so that a run shows the effect on the ops behind them."""
 
 from __future__ import annotations
 
@@ -16,25 +16,32 @@ if TYPE_CHECKING:
 __all__ = ["LEAST", "TRIALS", "Departure"]
 
 LEAST = 2.0**-24
-"The smallest number of fp16: constants from 0 to below it are read as it where a rewrite declares that."
+"""The smallest positive number of fp16. Constants from 0 to below it are read as this number where a rewrite declares
+that.
+"""
 TRIALS = 24
-"""In how many ways results are moved. An angle that moves by more than a turn gives any sine: of so many draws one is
-further than half of what differs, but for one element in 10^11."""
+"""The number of ways in which results are moved. An angle that moves by more than a turn gives any sine: for all
+but one element in 10^11, at least one of this many draws differs by more than half of the largest possible difference.
+"""
 _ENDS, _SIGNED = 2, 4
-"The trials in which all elements move alike, and those in which each moves as far as it may."
+"""The first trial that draws random moves (all elements move alike before it), and the first trial in which an element
+may move by less than it is allowed to.
+"""
 _POINTWISE = "elementwise_"
-"How modules of kernels begin whose results depend on the operands' elements in the same place only."
+"The prefix of kernel modules whose results depend only on the operands' elements at the same position."
 
 
 class Departure(Quirk):
-    """The ops of `changes` give what their rewrites declare: constants are raised, and results are moved.
+    """Changes the results of the ops in `changes` as their rewrites declare: raises constants and moves results.
 
-    `trial` says how results move: None not at all, 0 all up as far as declared, 1 all down, 2 and 3 each element one
-    way or the other, and from 4 on each up or down by any part of that: a remainder may be back at the end. Where an
-    operand is beyond the rewrite's reach, or subnormal at full precision as only underflow leaves it, the result is NaN
-    in trial 0, and else moves by as much as the largest one.
-    Raised constants leave alone what an op gives element by element where an operand is exactly 0: such a result is the
-    constant's, and a rewrite may raise it only if later ops do not show it.
+    `trial` selects how results move. None: not at all. 0: all elements up, as far as declared. 1: all down. 2 and 3:
+    each element up or down, as far as declared. From 4 on: each element up or down by any part of that, since a
+    remainder may be back at the end. Where an operand is beyond the rewrite's reach, or subnormal at full precision as
+    only underflow leaves it, the result is NaN in trial 0; in the other trials it moves by at most the largest
+    magnitude in the result.
+
+    Raised constants do not change what an elementwise op returns where an operand is exactly 0. Such a result depends
+    on the constant alone, and a rewrite may raise the constant only if later ops do not expose it.
     """
 
     name: ClassVar[str] = "declared changes"
@@ -49,7 +56,8 @@ class Departure(Quirk):
         return op in self._changes
 
     def operands(self, op: Any, inputs: Any) -> Any:
-        """`inputs` with constants raised."""
+        """Return `inputs` with scalar constants from 0 to below `LEAST` raised to it, where the rewrite declares that.
+        """
         import torch
 
         from .quirks._operands import ReplacedInputs
@@ -61,7 +69,10 @@ class Departure(Quirk):
         return ReplacedInputs(inputs, raised) if raised else inputs
 
     def results(self, op: Any, inputs: Any, outputs: Sequence[Any]) -> Sequence[Any]:
-        """`outputs`, with those of exact zeros as they were, and moved."""
+        """Return `outputs` moved as the trial says.
+
+        Results at operands of exactly 0 are first recomputed from the unchanged constants.
+        """
         from .op_inputs import OpInputs
 
         change = self._changes[op]
@@ -78,7 +89,11 @@ class Departure(Quirk):
     def _moved(
         self, y: torch.Tensor, by: float, operands: Sequence[torch.Tensor], reach: float, pointwise: bool
     ) -> torch.Tensor:
-        """`y` moved by at most `by`, or by anything where an operand is out of `reach` or too small to be exact."""
+        """Move `y` by at most `by`.
+
+        Where an operand is out of `reach` or too small to be exact, the result moves by any amount, or is NaN in trial
+        0.
+        """
         import torch
 
         moved = y + by * self._drawn(y)
@@ -101,7 +116,7 @@ class Departure(Quirk):
         return (y,)
 
     def _drawn(self, y: torch.Tensor) -> torch.Tensor:
-        """A number from -1 to 1 for each element."""
+        """Return a number from -1 to 1 for each element of `y`: constant, a random sign or uniform, by the trial."""
         import torch
 
         if self._trial is None or self._trial < _ENDS:
@@ -122,7 +137,7 @@ def _is_pointwise(op: Any, inputs: Any) -> bool:
 
 
 def _computed(op: Any, inputs: Any) -> Iterator[torch.Tensor]:
-    """The float operands of `op` that are not constants."""
+    """Yield the float operands of `op` that are not constants."""
     for name, var in op.inputs.items():
         if isinstance(var, Var) and var.val is None and types.is_tensor(var.sym_type):
             value = inputs.get(name)
@@ -131,6 +146,6 @@ def _computed(op: Any, inputs: Any) -> Iterator[torch.Tensor]:
 
 
 def _largest(value: torch.Tensor) -> float:
-    """The largest finite magnitude."""
+    """Return the largest finite magnitude in `value`; 0 for integers and where no element is finite."""
     finite = value[value.isfinite()] if value.is_floating_point() else value[:0]
     return float(finite.abs().max()) if finite.numel() else 0.0

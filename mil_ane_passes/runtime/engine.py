@@ -1,4 +1,4 @@
-"""`Runtime`: a program, checked once and then executed on any machine."""
+"""`Runtime`: checks a program once and then executes it on any machine."""
 
 from __future__ import annotations
 
@@ -23,16 +23,19 @@ if TYPE_CHECKING:
 
 __all__ = ["PRECISIONS", "Runtime", "missing_ops"]
 
-#: float64: is the algebra the same; float32: floats in float32; float16: each value rounded to its declared dtype
+#: float64 tests the algebra; float32 computes floats in float32; float16 rounds each value to its declared dtype
 PRECISIONS = ("float64", "float32", "float16")
 
-#: how many places an error about missing ops names for each op type
+#: the number of ops that an error about missing ops names for each op type
 _MAX_NAMES_PER_OP_TYPE = 3
 
 
 @synchronized
 def missing_ops(program: Any, function: str | None = None) -> list[tuple[str, str]]:
-    """(op type, value name) of each op that has no kernel, nested blocks included; of all functions by default."""
+    """List (op type, value name) of each op without a kernel, including nested blocks.
+
+    Searches `function`, or all functions when it is None.
+    """
     kernels = load_kernels()
     functions = program.functions.values() if function is None else [_get_function(program, function)]
     return [
@@ -49,12 +52,12 @@ class Runtime:
     `precision` is one of `PRECISIONS`; `quirks` names published faults to imitate (see `QUIRKS`). `observer` is called
     with (op, output variable, stored value) after each op that computes, nested blocks included; the value is a tensor
     that must not be changed, or a list or string. `description`, the function's `ModelDescription` or
-    `FunctionDescription` proto, adds what a package knows of its inputs: enumerated and ranged shapes, images and
-    defaults. `finite_constants` reads constants of 65504 and more, infinite or not, as numbers far beyond any other:
-    1e6, and 3e4 at float16. `rounded_steps` rounds what recurrent layers compute within a step as float16 stores it.
-    `partial_sums` is called with (op, bound) of each op that sums products, before its
-    observer: no partial sum of any element is larger than the bound. `departure` changes single ops as rewrites
-    declare. A program that was edited between two calls runs as it then is.
+    `FunctionDescription` proto, adds what a package declares about its inputs: enumerated and ranged shapes, images and
+    defaults. `finite_constants` reads constants with a magnitude of 65504 or more, including infinity, as numbers far
+    beyond any other: 1e6, and 3e4 at float16. `rounded_steps` rounds the intermediate results of recurrent steps as
+    float16 stores them. `partial_sums` is called with (op, bound) for each op that sums products, before its observer:
+    no partial sum of any element is larger than the bound. `departure` changes single ops as rewrites declare. A
+    program that was edited between two calls runs in its edited form.
     """
 
     @synchronized
@@ -91,20 +94,20 @@ class Runtime:
         self._finite_constants, self._rounded_steps = finite_constants, rounded_steps
         self._prepared: PreparedFunction | None = None
         self.executed_blocks: set[Any] = set()
-        "The blocks that runs so far have entered, nested ones included."
+        "The blocks that runs have entered so far, including nested blocks."
 
     @synchronized
     def __call__(
         self, feeds: Mapping[str, Any], state: MutableMapping[str, Any] | None = None
     ) -> dict[str, np.ndarray[Any, Any]]:
-        """Run once. `state` is updated in place by state writes; states that are not given start as zeros.
+        """Run once. State writes update `state` in place; states that `state` does not contain start as zeros.
 
         Raises InputError, before anything runs, for feeds or states of the wrong name, dtype or shape.
         """
         arrays, states = self._check_inputs(feeds, state or {})
         machine = self._make_interpreter()
         cells = self._state_cells(machine, states, state or {})
-        # No list of them: what is read early in the run is freed early.
+        # Not a list: an input that is read early in the run is freed early.
         arguments = (
             cells[name] if name in cells else machine.keep(var, machine.precision.tensor(arrays[name]))
             for name, var in self._block.inputs.items()
@@ -122,13 +125,13 @@ class Runtime:
 
     @synchronized
     def check(self, feeds: Mapping[str, Any], state: Mapping[str, Any] | None = None) -> None:
-        """Raises InputError for feeds or states of the wrong name, dtype or shape; runs nothing."""
+        """Check feeds and states without running. Raises InputError for a wrong name, dtype or shape."""
         self._check_inputs(feeds, state or {})
 
     def _check_inputs(
         self, feeds: Mapping[str, Any], state: Mapping[str, Any]
     ) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, Any]]:
-        """The feeds as arrays, and the declared states."""
+        """Return the feeds as arrays, and the declared states, after checking both."""
         declared, states = split_inputs(self._block)
         if self._description is not None:
             feeds = apply_description(self._description, feeds)
@@ -173,7 +176,10 @@ def _iterate_ops(block: Any) -> Iterable[Any]:
 
 
 def _select_function_name(program: Any, name: str | None) -> str:
-    """The function to run: the named one, else the program's default, else its only one."""
+    """Return the name of the function to run: `name`, else the program's default, else its only function.
+
+    Raises InputError when `name` is not in the program, or when several functions have no default.
+    """
     names = list(program.functions)
     if name is None:
         default = getattr(program, "default_function_name", "main")
@@ -194,7 +200,7 @@ def _get_function(program: Any, name: str) -> Any:
 
 
 def _refuse_contradictions(block: Any) -> None:
-    """Raises NotSupported where coremltools knows an op but does not accept it as it stands in the package."""
+    """Raise NotSupported where coremltools knows an op but does not accept its inputs and outputs in the package."""
     found = [op for op in _iterate_ops(block) if contradiction(op)]
     if found:
         first = found[0]

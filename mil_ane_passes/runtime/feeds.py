@@ -1,4 +1,4 @@
-"""Checks what the user feeds against what the function declares: names, dtypes, ranks and extents."""
+"""Feed checks: compare what the user feeds with what the function declares (names, dtypes, ranks and extents)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["check_feeds", "check_state", "read_stored_feeds", "split_inputs", "t
 
 
 def split_inputs(function: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A function's inputs by name: (those the user feeds, the states)."""
+    """Split a function's inputs into (those the user feeds, the states), each by name."""
     fed: dict[str, Any] = {}
     states: dict[str, Any] = {}
     for name, var in function.inputs.items():
@@ -26,7 +26,10 @@ def split_inputs(function: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def check_feeds(declared: Mapping[str, Any], feeds: Mapping[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
-    """The feeds as arrays, in declared order; raises `InputError` with who, found and expected."""
+    """Return the feeds as arrays, in declared order.
+
+    Raises `InputError` with the name of the feed, what was found and what was expected.
+    """
     for name in to_feed_dict(feeds):
         if name not in declared:
             known = ", ".join(declared) or "none"
@@ -41,7 +44,10 @@ def check_feeds(declared: Mapping[str, Any], feeds: Mapping[str, Any]) -> dict[s
 
 
 def _check_value(who: str, value: Any, var: Any, symbols: dict[Any, tuple[int, str]]) -> np.ndarray[Any, Any]:
-    """`value` as an array. Raises InputError where it does not fit `var`; one of a file is not read before it does."""
+    """Return `value` as an array. Raises InputError where it does not fit `var`.
+
+    The dtype and shape of an array stored in a file are checked before it is read.
+    """
     array = value if isinstance(value, StoredArray) else to_array(who, value)
     _check_dtype_kind(who, array.dtype, var)
     if isinstance(value, StoredArray):
@@ -53,20 +59,26 @@ def _check_value(who: str, value: Any, var: Any, symbols: dict[Any, tuple[int, s
 
 
 def read_stored_feeds(declared: Mapping[str, Any], feeds: Mapping[str, Any]) -> dict[str, Any]:
-    """The feeds with those of a file read. Raises InputError where one does not fit, before it is read."""
+    """Return the feeds with the arrays stored in files read.
+
+    Raises InputError where dtype or shape do not fit, before the array is read.
+    """
     return {name: _check_value(f"feed '{name}'", value, declared[name], {})
             if isinstance(value, StoredArray) and name in declared else value for name, value in feeds.items()}
 
 
 def to_feed_dict(feeds: object) -> dict[str, Any]:
-    """The feeds as a dictionary of their own. Raises InputError when they are not by name."""
+    """Copy the feeds to a new dictionary. Raises InputError when they are not a mapping."""
     if not isinstance(feeds, Mapping):
         raise InputError(f"feeds: found a {type(feeds).__name__}; expected a dictionary with an array for each input")
     return dict(feeds)
 
 
 def to_array(who: str, value: Any) -> np.ndarray[Any, Any]:
-    """`value` as an array. Raises InputError for what is none, such as lists of different lengths."""
+    """Convert `value` to an array.
+
+    Raises InputError for a value that is not an array of numbers, such as lists of different lengths.
+    """
     try:
         return np.asarray(value.detach() if getattr(value, "requires_grad", False) else value)
     except InputError:
@@ -76,7 +88,7 @@ def to_array(who: str, value: Any) -> np.ndarray[Any, Any]:
 
 
 def check_state(declared: Mapping[str, Any], state: Mapping[str, Any]) -> None:
-    """Raises `InputError` for a state that is not declared or does not fit."""
+    """Check states. Raises `InputError` for a state that is not declared or does not fit its declaration."""
     for name, value in state.items():
         if name not in declared:
             known = ", ".join(declared) or "none"
@@ -90,14 +102,14 @@ def _describe_type(var: Any) -> str:
 
 
 def _check_dtype_kind(who: str, found: np.dtype[Any], var: Any) -> None:
-    """Any float is accepted for a float, any integer for an integer, and only bool for a bool."""
+    """Check the kind of dtype: any float is accepted for a float, any integer for an integer, only bool for a bool."""
     kinds = "f" if types.is_float(var.dtype) else "b" if types.is_bool(var.dtype) else "iu"
     if found.kind not in kinds:
         raise InputError(f"{who}: found dtype {found}, expected {types.builtin_to_string(var.dtype)}")
 
 
 def _check_range(who: str, array: np.ndarray[Any, Any], var: Any) -> None:
-    """Integers have to be among those that the declared dtype holds."""
+    """Check that integers are within the range of the declared dtype."""
     dtype = var.dtype
     if types.is_float(dtype) or types.is_bool(dtype) or not array.size:
         return
@@ -111,7 +123,7 @@ def _check_range(who: str, array: np.ndarray[Any, Any], var: Any) -> None:
 def _check_shape(who: str, found: Sequence[int], var: Any, symbols: dict[Any, tuple[int, str]]) -> None:
     expected = tuple(var.shape)
     if any("*" in str(extent) and is_symbolic(extent) for extent in expected):
-        return  # variadic rank: any shape goes
+        return  # variadic rank: any shape is accepted
     if len(found) != len(expected):
         raise InputError(f"{who}: found shape {tuple(found)}, expected {_describe_type(var)}")
     for axis, (size, extent) in enumerate(zip(found, expected)):

@@ -1,6 +1,6 @@
-"""Images as a program takes them: `(1, channels, height, width)`, channels in the model's colour order, pixels 0..255.
+"""Images in the layout a program expects: `(1, channels, height, width)`, the model's channel order, pixels 0..255.
 
-Scale and bias need nothing here: coremltools writes them into an ML Program as ops.
+Scale and bias are not handled here: coremltools writes them into an ML Program as ops.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ _MODES = {_RGB: "RGB", _BGR: "RGB", int(_Image.GRAYSCALE): "L", int(_Image.GRAYS
 
 
 def is_image(value: object) -> bool:
-    """True for a `PIL.Image.Image`, without importing Pillow."""
+    """Return whether `value` is a `PIL.Image.Image`, without importing Pillow."""
     return any(f"{base.__module__}.{base.__qualname__}" == "PIL.Image.Image" for base in type(value).__mro__)
 
 
 def is_pixels(value: object) -> bool:
-    """True for pixels as image libraries hold them: uint8 of shape (height, width) or (height, width, 3)."""
+    """Return whether `value` has the form image libraries use: uint8 of shape (height, width) or (height, width, 3)."""
     return isinstance(value, np.ndarray) and value.dtype == np.uint8 and (
         value.ndim == 2 or (value.ndim == 3 and value.shape[2] == 3))
 
 
 def array_from_image(who: str, value: Any, colour: int) -> np.ndarray[Any, Any]:
-    """A PIL image, or uint8 pixels (height, width[, 3]) in RGB order, as float32 (1, channels, height, width).
+    """Convert a PIL image, or uint8 pixels (height, width[, 3]) in RGB order, to float32 (1, channels, height, width).
 
     `colour` is the description's `ImageFeatureType.ColorSpace`. Raises InputError when the image has another mode.
     """
@@ -51,10 +51,10 @@ def array_from_image(who: str, value: Any, colour: int) -> np.ndarray[Any, Any]:
 
 
 def pixels_from_array(array: np.ndarray[Any, Any], colour: int) -> np.ndarray[Any, Any]:
-    """Values of shape (1, channels, height, width) as the pixels of an image: uint8 (height, width[, 3]), RGB; of a
-    float16 greyscale image float32 (height, width).
+    """Convert values of shape (1, channels, height, width) to the pixels of an image.
 
-    Values are rounded to the nearest pixel and limited to 0..255 (what Core ML does with fractions is not documented).
+    Returns uint8 (height, width[, 3]) in RGB order, or float32 (height, width) for a float16 greyscale image. Values
+    are rounded to the nearest pixel and limited to 0..255 (what Core ML does with fractions is not documented).
     """
     planes = array.reshape(array.shape[-3:]).astype(np.float32)
     if _MODES[colour] == "F":
@@ -66,7 +66,7 @@ def pixels_from_array(array: np.ndarray[Any, Any], colour: int) -> np.ndarray[An
 
 
 def image_from_array(array: np.ndarray[Any, Any], colour: int) -> Any:
-    """A result of shape (1, channels, height, width) as a PIL image of the described colour layout.
+    """Convert a result of shape (1, channels, height, width) to a PIL image of the described colour layout.
 
     Raises InputError when Pillow is not installed.
     """

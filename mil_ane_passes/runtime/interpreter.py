@@ -1,4 +1,4 @@
-"""One call's working memory: runs blocks, op by op, and frees what is no longer used."""
+"""The interpreter: runs the blocks of one call op by op, stores their values, and frees those no longer used."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ __all__ = ["Interpreter", "StateCell"]
 
 
 _STEPS_PER_PROGRESS_CHECK = 256
-"Steps of loops between two looks at the clock for progress."
+"The number of loop steps between two checks of the clock for progress reports."
 
 
 class StateCell:
-    """A state's current content; shared by all who hold the state."""
+    """The current content of a state, shared by all readers and writers of the state."""
 
     def __init__(self, name: str, content: torch.Tensor) -> None:
         self.name = name
@@ -35,7 +35,7 @@ class StateCell:
 
 
 class Interpreter:
-    """Executes blocks of one function. `env` maps the id of a variable to its stored value."""
+    """Executes the blocks of one function. `env` maps the id of a variable to its stored value."""
 
     def __init__(
         self, kernels: Mapping[str, Kernel], prepared: PreparedFunction, quirks: Sequence[Any] = (),
@@ -53,13 +53,13 @@ class Interpreter:
         self._steps = 0
         self._started = time.monotonic()
         self._loops: list[list[Any]] = []
-        "The loops that run, outermost first, each with its steps so far."
+        "The running loops, outermost first, each with its steps so far."
         self._is_timed = self.budget.max_seconds is not None
         prepared.constants.check_files()
         prepared.constants.cache_read_constants(self._constant)
 
     def operand(self, var: Any) -> Any:
-        """The value of `var` as kernels see it."""
+        """Return the value of `var` in the form kernels expect."""
         if id(var) in self.env:
             return self.precision.operand(self.env[id(var)])
         return self.prepared.constants.get(var, self._constant)
@@ -98,7 +98,10 @@ class Interpreter:
 
     @contextmanager
     def track_loop(self, op: Any) -> Iterator[Callable[[], None]]:
-        """While the loop `op` runs: what to call before each step, which raises LimitReached after too many."""
+        """Register the running loop `op`; yield a function to call before each of its steps.
+
+        The function raises LimitReached when the run exceeds the step limit.
+        """
         loop = [op, 0]
         self._loops.append(loop)
         most = self.budget.max_steps
@@ -117,7 +120,7 @@ class Interpreter:
             self._loops.pop()
 
     def _where(self) -> str:
-        """The loops that run, and how far each is."""
+        """Format the running loops and the current step of each."""
         return ", in it ".join(f"while_loop '{op.outputs[0].name}' (step {step:,})" for op, step in self._loops)
 
     def _check_time(self, op: Any) -> None:
@@ -144,7 +147,7 @@ class Interpreter:
             refuse_allocation(op, error, self.live)
 
     def keep(self, var: Any, value: Any) -> Any:
-        """`value` rounded, wrapped and laid out as `var` is stored."""
+        """Return `value` rounded, wrapped and laid out in the form in which `var` is stored."""
         dtype = self.prepared.dtypes[var] if isinstance(value, torch.Tensor) else None
         return value if dtype is None else self.precision.store(value, dtype)
 
@@ -160,7 +163,7 @@ class Interpreter:
             for fault in faults:
                 outputs = tuple(fault.results(op, inputs, outputs))
         except AnePassesError:
-            raise  # already says what is wrong, and in which op of a nested block
+            raise  # the message already names the fault and the op, also in a nested block
         except RuntimeError as error:
             if is_out_of_memory(error):
                 raise

@@ -1,7 +1,7 @@
-"""What a run may hold in memory at once: refused before anything runs as far as shapes say, else before the op runs.
+"""Memory limits of a run: checked before anything runs as far as shapes are known, else before each op runs.
 
-The bound is on the sum of the values that are alive, since many systems promise memory that they do not have and end
-the process that uses it.
+The limit applies to the sum of the live values, since many systems promise memory that they do not have and end the
+process that uses it.
 """
 
 from __future__ import annotations
@@ -33,23 +33,27 @@ __all__ = [
     "refuse_oversized_values",
 ]
 
+#: bytes of the widest element, float64 or int64: an upper bound, since the dtype is not read
 _ELEMENT_BYTES = 8
 _MAX_MEMORY_SHARE = 0.5
-"""The part of the machine's memory that values may take: the rest is for the weights, for what kernels need besides
-(a convolution lays its input out anew), and for other processes."""
+"""The fraction of the machine's memory that values may take. The rest is for the weights, for the working memory of
+kernels (a convolution copies its input to another layout), and for other processes.
+"""
 _KEPT_PART = 0.25
-"The part of the machine's memory that weights which were read from files may take; a run reads what is beyond anew."
+"The fraction of the machine's memory that weights read from files may take; a run reads weights beyond it again."
 _MAX_UNCOUNTED_BYTES = 1 << 12
-"Bytes up to which a value is not counted: a thousand of these do not matter, and counting costs time in loops."
+"""Values of at most this many bytes are not counted: a thousand of them do not matter, and counting costs time in
+loops.
+"""
 _OUT_OF_MEMORY_PATTERN = re.compile(r"can't allocate memory|not enough memory|Unable to allocate|you tried to allocate")
 _REQUESTED_BYTES_PATTERN = re.compile(r"you tried to allocate (\d+) bytes")
 _REMEDY = "expected a smaller input or fewer values at once; a machine or a limit (ulimit -v) with more memory"
-#: ops whose result is the memory of their operand `x`
+#: ops whose result shares the memory of their operand `x`
 _ALIASING_OPS = frozenset({"reshape", "squeeze", "expand_dims", "identity"})
 
 
 def refuse_oversized_values(ops: Iterable[Any]) -> None:
-    """LimitReached when an op makes a value, as far as its shape is known, that half of the memory cannot hold."""
+    """Raise LimitReached when an op makes a value that, as far as its shape is known, needs over half of the memory."""
     most = _MAX_MEMORY_SHARE * _get_machine_bytes()
     for op in ops:
         for var in op.outputs:
@@ -63,7 +67,7 @@ def refuse_oversized_values(ops: Iterable[Any]) -> None:
 
 
 def refuse_excessive_peak(prepared: PreparedFunction, block: Any) -> None:
-    """LimitReached when the values that are alive at one op of `block`, as far as shapes are known, are too many."""
+    """Raise LimitReached when the values alive at one op of `block` exceed the limit, as far as shapes are known."""
     peak, op = _find_peak(prepared, block)
     most = _get_byte_limit()
     if peak > most:
@@ -73,10 +77,13 @@ def refuse_excessive_peak(prepared: PreparedFunction, block: Any) -> None:
 
 
 def _find_peak(prepared: PreparedFunction, block: Any) -> tuple[int, Any]:
-    """The most bytes that values of `block` take at once, blocks in it included, and the op where they do."""
+    """Return the most bytes that the values of `block` take at once, and the op where they do.
+
+    Values of nested blocks are included.
+    """
     steps = prepared.steps[block]
-    owner: dict[int, int] = {}  # by variable: the one whose memory it has
-    held: dict[int, int] = {}  # by owner: its bytes
+    owner: dict[int, int] = {}  # by variable: the variable whose memory it shares
+    held: dict[int, int] = {}  # by owner: the size in bytes
     users: dict[int, int] = {}
     total, peak, where = 0, 0, None
 
@@ -108,11 +115,11 @@ class LiveValues:
     def __init__(self) -> None:
         self.most = _get_byte_limit()
         self.bytes = 0
-        self._memory: dict[int, int] = {}  # by variable: where its memory is
-        self._held: dict[int, list[int]] = {}  # by place: bytes, and how many variables have them
+        self._memory: dict[int, int] = {}  # by variable: the address of its memory
+        self._held: dict[int, list[int]] = {}  # by address: the bytes, and the number of variables that share them
 
     def add(self, key: int, value: Any) -> None:
-        """Count `value`, which the variable `key` is from now on."""
+        """Count `value`, which becomes the value of the variable `key`."""
         if key in self._memory:
             self.drop(key)
         nbytes = getattr(value, "nbytes", 0)
@@ -127,7 +134,7 @@ class LiveValues:
             self.bytes += nbytes
 
     def drop(self, key: int) -> None:
-        """Count the value of the variable `key` no longer."""
+        """Stop counting the value of the variable `key`."""
         place = self._memory.pop(key, None)
         if place is None:
             return
@@ -137,7 +144,7 @@ class LiveValues:
             self.bytes -= self._held.pop(place)[0]
 
     def require(self, op: Any, nbytes: int) -> None:
-        """LimitReached when `op` makes values of `nbytes`, and these are too many beside those that are alive."""
+        """Raise LimitReached when `nbytes` of results of `op` exceed the limit together with the live values."""
         if nbytes and self.bytes + nbytes > self.most:
             raise LimitReached(
                 _format_limit_message(
@@ -149,7 +156,10 @@ class LiveValues:
 
 
 def estimate_result_bytes(prepared: PreparedFunction, op: Any, inputs: Any) -> int:
-    """The bytes of what `op` makes: by its shapes, else by the operands that say how large its result is; else 0."""
+    """Estimate the bytes of the results of `op`.
+
+    Uses the result shapes, or else the operands that determine them; returns 0 where neither is known.
+    """
     known = prepared.count_result_bytes(op)
     if known is not None:
         return known
@@ -158,7 +168,7 @@ def estimate_result_bytes(prepared: PreparedFunction, op: Any, inputs: Any) -> i
 
 
 def _get_operand_shape(inputs: Any, name: str) -> tuple[int, ...]:
-    """The shape of an operand, which is not brought into the computing dtype for that."""
+    """Return the shape of an operand, without converting the operand to the computing dtype."""
     stored = inputs.machine.env.get(id(inputs.var(name)))
     return tuple((inputs[name] if stored is None else stored).shape)
 
@@ -166,7 +176,7 @@ def _get_operand_shape(inputs: Any, name: str) -> tuple[int, ...]:
 def _infer_broadcast_shape(inputs: Any) -> tuple[int, ...]:
     try:
         return np.broadcast_shapes(_get_operand_shape(inputs, "x"), _get_operand_shape(inputs, "y"))
-    except ValueError:  # the kernel says what does not fit
+    except ValueError:  # the kernel reports the mismatch
         return (0,)
 
 
@@ -189,7 +199,7 @@ def _infer_pad_shape(inputs: Any) -> list[int]:
     return [size + sum(pads[2 * (axis - axes[0]):][:2]) if axis in axes else size for axis, size in enumerate(sizes)]
 
 
-#: the shape of the result where sizes are values: an op of a few bytes may ask for any amount of memory
+#: the result shape of ops whose sizes are operand values: an op of a few bytes may request any amount of memory
 _RESULT_SHAPES: dict[str, Any] = {
     "fill": lambda inputs: [int(each) for each in inputs.values("shape")],
     "tile": _infer_tile_shape,
@@ -208,12 +218,12 @@ _RESULT_SHAPES: dict[str, Any] = {
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory was asked for and not given; torch says so with a RuntimeError."""
+    """Return whether `error` reports a failed allocation; torch reports one with a RuntimeError."""
     return isinstance(error, MemoryError) or _OUT_OF_MEMORY_PATTERN.search(str(error)) is not None
 
 
 def refuse_allocation(op: Any, error: BaseException, live: LiveValues) -> NoReturn:
-    """Raises LimitReached: the system did not give the memory that `op` needs."""
+    """Raise LimitReached because the system did not provide the memory that `op` needs."""
     asked = _REQUESTED_BYTES_PATTERN.search(str(error))
     amount = f"{_format_bytes(int(asked[1]))} more" if asked else "as much memory as it needs"
     raise LimitReached(
@@ -239,7 +249,7 @@ def _format_bytes(nbytes: float) -> str:
 
 
 def _count_static_bytes(prepared: PreparedFunction, var: Any) -> int:
-    """The bytes of `var` as it is stored, as far as its shape is known."""
+    """Count the bytes of `var` in its stored form, as far as its shape is known."""
     if not types.is_tensor(var.sym_type):
         return 0
     return int(prepared.precision.storage(prepared.dtypes[var]).itemsize) * _count_elements(var.sym_type)
@@ -252,30 +262,33 @@ def _count_elements(sym_type: Any) -> int:
 
 
 def _get_byte_limit() -> float:
-    """The bytes that values may take: a part of the machine's, and no more than the process may still ask for."""
+    """Return the bytes that values may take: a fraction of the machine's memory, and at most the free address space."""
     return min(_MAX_MEMORY_SHARE * _get_machine_bytes(), _get_free_address_space())
 
 
 def most_kept() -> float:
-    """The bytes of weights that are kept from one run to the next; half of what a limit leaves: values need some."""
+    """Return the bytes of weights to keep from one run to the next.
+
+    At most half of what a limit on the address space leaves, since values need memory too.
+    """
     return min(_KEPT_PART * _get_machine_bytes(), _get_free_address_space() / 2)
 
 
 @cache
 def _get_machine_bytes() -> int:
-    """The memory of the machine, or of the container that the process runs in."""
+    """Return the bytes of memory of the machine, or of the container in which the process runs."""
     try:
         found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):  # Windows has no sysconf
         found = 1 << 36
     try:
         return min(found, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    except (OSError, ValueError):  # no container, or one without a limit ("max")
+    except (OSError, ValueError):  # not in a container, or in one without a limit ("max")
         return found
 
 
 def _get_free_address_space() -> float:
-    """What `ulimit -v` leaves to the process, in bytes; infinite where there is no such limit."""
+    """Return the bytes that `ulimit -v` leaves to the process; infinite without such a limit."""
     try:
         import resource
     except ImportError:  # Windows

@@ -1,4 +1,4 @@
-"""What a model's description says about its inputs beyond their types: allowed shapes, images, defaults."""
+"""Model descriptions: what they declare about inputs beyond their types (allowed shapes, images, defaults)."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from .images import array_from_image, is_image, is_pixels
 __all__ = ["apply_description", "get_array_dtype"]
 
 _NUMPY_DTYPES = {0x10010: np.float16, 0x10020: np.float32, 0x10040: np.float64, 0x20020: np.int32, 0x20008: np.int8}
-"ArrayDataType by number: int8 has a name from coremltools 9.0 on only."
+"numpy dtypes by number of ArrayDataType: int8 has a name only from coremltools 9.0 on."
 _MAX_LISTED_SHAPES = 6
-"How many enumerated shapes an error lists."
+"The number of enumerated shapes that an error lists."
 
 
 def apply_description(description: Any, feeds: Mapping[str, Any]) -> dict[str, Any]:
-    """`feeds` with images laid out as the program takes them and left-out optional inputs filled in.
+    """Lay images out in the form the program expects and fill in optional inputs that are missing from `feeds`.
 
     `description` is a `ModelDescription` or `FunctionDescription` proto. Raises InputError when a shape is outside the
-    enumerated or ranged set that the description allows, or an image has another size or mode than it says.
+    enumerated or ranged set that the description allows, or when an image has another size or mode than described.
     """
     ready = to_feed_dict(feeds)
     for feature in description.input:
@@ -36,7 +36,7 @@ def apply_description(description: Any, feeds: Mapping[str, Any]) -> dict[str, A
 
 
 def get_array_dtype(array: Any) -> Any:
-    """The numpy dtype of an `ArrayFeatureType` proto, None when it says none."""
+    """Return the numpy dtype of an `ArrayFeatureType` proto, None when it declares none."""
     return _NUMPY_DTYPES.get(array.dataType)
 
 
@@ -51,14 +51,14 @@ def _apply_feature(feature: Any, value: Any) -> Any:
         return array
     if is_image(value):
         raise InputError(f"{who}: found an image, expected an array; the model takes no image here")
-    array = value if isinstance(value, StoredArray) else to_array(who, value)  # not read before it fits
+    array = value if isinstance(value, StoredArray) else to_array(who, value)  # checked before it is read
     if feature.type.HasField("multiArrayType"):
         _check_shape(who, array.shape, feature.type.multiArrayType)
     return array
 
 
 def _check_shape(who: str, found: Sequence[int], array: Any) -> None:
-    """The shape against the enumerated set, or against each axis' range."""
+    """Check the shape against the enumerated set, or against the range of each axis."""
     if array.HasField("enumeratedShapes"):
         allowed = [tuple(int(extent) for extent in shape.shape) for shape in array.enumeratedShapes.shapes]
         if tuple(found) not in allowed:
@@ -85,7 +85,7 @@ def _check_image_size(who: str, found: Sequence[int], image: Any) -> None:
 
 
 def _check_extent(who: str, what: str, found: int, allowed: Any) -> None:
-    """One extent against a `SizeRange` proto, whose upper bound is open when not positive."""
+    """Check one extent against a `SizeRange` proto, whose upper bound is open when it is not positive."""
     low, high = int(allowed.lowerBound), int(allowed.upperBound)
     if found < low or (0 < high < found):
         upper = str(high) if high > 0 else "unbounded"
@@ -99,7 +99,7 @@ def _format_shapes(shapes: Iterable[tuple[int, ...]]) -> str:
 
 
 def _make_default(array: Any) -> np.ndarray[Any, Any]:
-    """What Core ML takes for an optional input that is not given."""
+    """Make the value that Core ML uses for an optional input that is not fed: the declared default, else zeros."""
     kind = array.WhichOneof("defaultOptionalValue")
     value = getattr(array, kind) if kind else 0
     return np.full(tuple(array.shape), value, dtype=get_array_dtype(array) or np.float32)

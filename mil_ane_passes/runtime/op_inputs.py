@@ -1,4 +1,4 @@
-"""What a kernel sees of its operands."""
+"""Op inputs: the operands of one op in the form kernels expect."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ __all__ = ["OpInputs"]
 
 
 class OpInputs:
-    """The resolved inputs of one op. Floats arrive in the computing dtype; left-out inputs take the op's defaults."""
+    """The resolved inputs of one op.
+
+    Floats arrive in the computing dtype. Inputs that are not connected use the op's defaults.
+    """
 
     def __init__(self, op: Any, machine: Interpreter) -> None:
         self.op = op
@@ -26,28 +29,31 @@ class OpInputs:
 
     @property
     def compute(self) -> torch.dtype:
-        """The dtype floats are computed in."""
+        """The dtype in which floats are computed."""
         return self.machine.precision.compute
 
     def rounded(self, value: torch.Tensor) -> torch.Tensor:
-        """An intermediate result of a recurrent step: rounded to the op's dtype where the run asks for that."""
+        """Round an intermediate result of a recurrent step to the op's dtype.
+
+        Only at precision float16 with `rounded_steps`, and for ops declared fp16.
+        """
         rounds = self.machine.precision.rounded_steps and self.op.outputs[0].dtype == types.fp16
         return value.half().to(value.dtype) if rounds else value
 
     def var(self, name: str) -> Any:
-        """The input variable itself, or None when it is not connected."""
+        """Return the input variable itself, or None when it is not connected."""
         return self._vars.get(name)
 
     def accepts(self, name: str) -> bool:
-        """True when the op, in the opset it was made for, has such an input at all."""
+        """Return whether the op, in its opset, has an input called `name` at all."""
         return name in self.op.input_spec.input_types
 
     def has(self, name: str) -> bool:
-        """True when the input is connected or has a default."""
+        """Return whether the input is connected or has a default."""
         return self.get(name) is not None
 
     def get(self, name: str) -> Any:
-        """The operand (a tensor, string, list or state; a list of them for a tuple), its default, or None."""
+        """Return the operand (a tensor, string, list or state; a list of these for a tuple), its default, or None."""
         var = self.var(name)
         if var is None:
             return self.machine.prepared.default(self.op, name)
@@ -62,19 +68,19 @@ class OpInputs:
         return found
 
     def value(self, name: str) -> Any:
-        """A parameter as a plain Python value: scalar, string, (nested) list of numbers, or None."""
+        """Return a parameter as a plain Python value: scalar, string, (nested) list of numbers, or None."""
         found = self.get(name)
         return found.tolist() if isinstance(found, torch.Tensor) else found
 
     def values(self, name: str) -> list[Any]:
-        """A vector parameter as a list; a scalar counts as a vector of one, a missing one as empty."""
+        """Return a vector parameter as a list; a scalar gives a list of one, a missing parameter an empty list."""
         found = self.value(name)
         if found is None:
             return []
         return list(found) if isinstance(found, (list, tuple, range)) else [found]
 
     def constant(self, name: str) -> np.ndarray[Any, Any] | None:
-        """The raw value of a constant input, not copied: for ops that use only a part of it."""
+        """Return the raw value of a constant input without a copy, or None: for ops that use only a part of it."""
         var = self.var(name)
         known = var is not None and var.op is not None and var.op.op_type == "const"
         if not known:

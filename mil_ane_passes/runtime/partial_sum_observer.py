@@ -1,4 +1,4 @@
-"""How large the partial sums of convolutions and matrix products are, observed while a program runs. Needs torch."""
+"""Bounds on the partial sums of convolutions and matrix products, observed while a program runs. Needs torch."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["PartialSumObserver"]
 
 
 class PartialSumObserver(Quirk):
-    """Changes nothing: tells `seen` (op, bound) of each op that sums products.
+    """Calls `seen` with (op, bound) for each op that sums products, and changes nothing.
 
-    The bound is the largest sum of the magnitudes of the products behind one element, the bias included: no partial
-    sum exceeds it, in whatever order it is formed. Costs one more run of the op, on magnitudes.
+    The bound is the largest sum of the magnitudes of the products behind one element, the bias included: no partial sum
+    exceeds it, in whatever order it is formed. Costs one more run of the op, on magnitudes.
     """
 
     name: ClassVar[str] = "partial sums"
@@ -27,7 +27,7 @@ class PartialSumObserver(Quirk):
         self._callback = seen
 
     def results(self, op: Any, inputs: Any, outputs: Sequence[Any]) -> Sequence[Any]:
-        """`outputs` as they are."""
+        """Return `outputs` unchanged."""
         from .quirks._operands import compute_sum_start
         from .quirks._partial_sums import sum_magnitudes
 

@@ -1,4 +1,4 @@
-"""`PipelineRuntime`: the ML Programs of a pipeline, executed one after the other."""
+"""`PipelineRuntime`: executes the ML Programs of a pipeline one after the other."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ __all__ = ["PipelineRuntime", "select_feeds"]
 
 
 class PipelineRuntime:
-    """Executes a loaded pipeline; called like `Runtime`, with the pipeline's inputs and giving its outputs.
+    """Executes a loaded pipeline.
 
-    Each part takes what the pipeline is fed and what parts before it gave, by name; floats are rounded to the width
-    that the part takes as `precision` rounds inside it: at float16 only. Raises NotSupported for a part that is no ML
-    Program or has an op the runtime lacks, and for states, which a pipeline has no place for.
+    It is called like `Runtime`, with the pipeline's inputs, and returns the pipeline's outputs. Each part receives
+    feeds of the pipeline and outputs of earlier parts, by name. Floats are rounded to the width that the part declares
+    only where `precision` rounds inside it, at float16. Raises NotSupported for a part that is not an ML Program or has
+    an op that the runtime lacks, and for states, which a pipeline does not keep.
     """
 
     @synchronized
@@ -62,7 +63,7 @@ class PipelineRuntime:
 
     @synchronized
     def check(self, feeds: Mapping[str, Any], state: Mapping[str, Any] | None = None) -> None:
-        """Raises InputError for feeds of a wrong name and for states; runs nothing."""
+        """Check feeds without running. Raises InputError for a wrong or missing name and for states."""
         if state:
             raise InputError(f"state '{next(iter(state))}': a pipeline has no states; expected none")
         given, inputs = to_feed_dict(feeds), {feature.name: feature for feature in self._description.input}
@@ -77,7 +78,7 @@ class PipelineRuntime:
 
 
 def select_feeds(function: Any, known: Mapping[str, Any]) -> dict[str, Any]:
-    """What a part takes of the values known by name: floats become the width that it declares."""
+    """Select the values that a part reads from `known` by name; floats are cast to the width that the part declares."""
     return {name: _cast_to_declared(var, known[name]) for name, var in function.inputs.items() if name in known}
 
 

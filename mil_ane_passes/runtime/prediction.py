@@ -1,6 +1,6 @@
 """`predictor`: an object with `MLModel.predict`'s and `make_state`'s signatures that works on any machine.
 
-coremltools' own methods check and coerce the inputs, so that what they refuse is refused in the same words.
+coremltools' own methods check and coerce the inputs, so invalid inputs raise the same messages.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Array = np.ndarray[Any, Any]
 
 
 class PredictError(InputError, RuntimeError):
-    """Inputs that Core ML itself would refuse: there, too, a RuntimeError."""
+    """Invalid inputs that Core ML itself rejects, also with a RuntimeError."""
 
 
 @synchronized
@@ -37,12 +37,12 @@ def predictor(
     mlmodel: MLModel | str | PathLike[str], *, precision: str = "float16", quirks: Sequence[str] = (),
     max_steps: int | None = DEFAULT_MAX_STEPS, max_seconds: float | None = None,
 ) -> Predictor:
-    """An object that predicts as `mlmodel` would on a Mac, up to rounding, on any machine.
+    """Make an object that predicts as `mlmodel` would on a Mac, up to rounding, on any machine.
 
-    `mlmodel` is an `MLModel` (for one with several functions, the one it was loaded with) or the path of an
-    .mlpackage. `precision` "float16" rounds each value to its declared dtype; see `Runtime`. A prediction may take
-    `max_steps` steps of loops and `max_seconds` (None: no limit), else it raises LimitReached. Raises InputError when
-    it is no ML Program, NotSupported when it has an op that the reference runtime lacks.
+    `mlmodel` is an `MLModel` (for one with several functions, the one it was loaded with) or the path of an .mlpackage.
+    `precision` "float16" rounds each value to its declared dtype; see `Runtime`. A prediction may take `max_steps`
+    steps of loops and `max_seconds` (None: no limit), else it raises LimitReached. Raises InputError when it is not an
+    ML Program, NotSupported when it has an op that the reference runtime lacks.
     """
     if isinstance(mlmodel, (str, PathLike)):
         if not Path(mlmodel).exists():
@@ -81,11 +81,11 @@ class Predictor:
 
     @synchronized
     def predict(self, data: dict[str, Any] | list[dict[str, Any]], state: MLState | None = None) -> Any:
-        """Outputs by name for one dictionary of inputs, or a list of those for a list of dictionaries.
+        """Return the outputs by name for one dictionary of inputs, or a list of these for a list of dictionaries.
 
         Inputs are lists, numpy arrays, torch tensors or PIL images, as for `MLModel.predict`, and are not changed.
-        Raises TypeError and KeyError as `MLModel.predict` does, and PredictError (a RuntimeError) for shapes, sizes
-        or states that Core ML refuses.
+        Raises TypeError and KeyError as `MLModel.predict` does, and PredictError (a RuntimeError) for shapes, sizes or
+        states that Core ML rejects.
         """
         MLModel._check_predict_data(data)
         copied: Any = dict(data) if isinstance(data, dict) else [dict(each) for each in data]
@@ -93,7 +93,7 @@ class Predictor:
             return MLModel._get_predictions(self._proxy, self._prepare, copied, state)
 
     def make_state(self) -> MLState:
-        """New states, all zero, to be passed to `predict`; its `read_state` and `write_state` work as coremltools'."""
+        """Make new states, all zero, for `predict`; their `read_state` and `write_state` work as coremltools' do."""
         return self._proxy.make_new_state()
 
     def _prepare(self, data: dict[str, Any]) -> None:
@@ -103,7 +103,7 @@ class Predictor:
 
 
 class _FrameworkState:
-    """Stands in for the framework's state object behind `MLState`."""
+    """Replaces the framework's state object behind `MLState`."""
 
     def __init__(self, states: Mapping[str, Any]) -> None:
         self.arrays: dict[str, Array] = {
@@ -126,7 +126,7 @@ class _FrameworkState:
 
 
 class _FrameworkModel:
-    """Stands in for the framework's model object behind `MLModel`."""
+    """Replaces the framework's model object behind `MLModel`."""
 
     def __init__(self, states: Mapping[str, Any], description: Any, runtime: Runtime | PipelineRuntime) -> None:
         self._runtime = runtime
@@ -152,17 +152,17 @@ class _FrameworkModel:
             raise PredictError(str(error)) from error
         try:
             found = self._runtime(feeds, arrays)
-        except InputError as error:  # Core ML's words first: tests and callers look for them
+        except InputError as error:  # starts with Core ML's message, which tests and callers look for
             raise PredictError(f"Unable to compute the prediction using ML Program. {error}") from error
         return {feature.name: _convert_result(feature, found[feature.name]) for feature in self._description.output}
 
     def batchPredict(self, data: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Named as the framework's object names it."""
+        """Predict each item of a list; the name is that of the framework's method."""
         return [self.predict(each) for each in data]
 
 
 def _coerce_feed(feature: Any, value: Any) -> Any:
-    """Any number becomes the described dtype, as on the way into an MLMultiArray."""
+    """Convert any numbers to the described dtype, as MLMultiArray does."""
     if is_image(value) or not feature.type.HasField("multiArrayType"):
         return value
     dtype = get_array_dtype(feature.type.multiArrayType)
@@ -177,7 +177,7 @@ def _coerce_feed(feature: Any, value: Any) -> Any:
 
 
 def _convert_result(feature: Any, value: Any) -> Any:
-    """A result as the framework hands it out: described dtype, rank 1 at least, images as PIL images."""
+    """Convert a result to what the framework returns: described dtype, rank 1 at least, images as PIL images."""
     if isinstance(value, Mapping) or not isinstance(value, np.ndarray):
         return value
     if feature.type.HasField("imageType"):

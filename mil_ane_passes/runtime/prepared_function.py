@@ -1,7 +1,8 @@
-"""What a runtime works out about a program once, for all its calls: liveness, connections, defaults, constants.
+"""Prepared functions: what a runtime computes once for all calls of a program.
 
-All of it before the first op runs. Small things that stay, made between large ones that come and go, would pin the
-heap: the C library could neither join nor return what is freed around them.
+That is: liveness, connections, defaults and constants, all of them before the first op runs. Small long-lived
+allocations between large short-lived ones would fragment the heap: the C library could neither join nor return the
+memory freed around them.
 """
 
 from __future__ import annotations
@@ -20,31 +21,31 @@ from .numeric import Precision, is_tensor_value
 
 __all__ = ["BlockSteps", "PreparedFunction", "is_lazy"]
 
-#: constants of at most this many bytes as kernels see them are made at once and kept: parameters, biases
+#: constants of at most this many bytes in the computing dtype are made at once and kept: parameters, biases
 _MAX_EAGER_BYTES = 1 << 12
-#: bytes of larger ones that are kept from one call to the next; those that no longer fit are made on each use
+#: bytes of larger constants kept from one call to the next; those that no longer fit are made at each use
 _CACHE_BYTES = 1 << 30
 
 
 class BlockSteps(NamedTuple):
-    """How to run one block. Variables are told apart by `id`."""
+    """The execution plan of one block. Variables are identified by `id`."""
 
     inputs: list[Any]
-    #: inputs that nobody reads
+    #: inputs that nothing reads
     unread_inputs: list[int]
-    #: each op that computes, with the block's own variables that nobody reads after it
+    #: each op that computes, with the block's own variables that nothing reads after it
     ops: list[tuple[Any, list[int]]]
-    #: the block's own variables that are its outputs
+    #: the block's own variables that are outputs of the block
     left: list[int]
 
 
 def is_lazy(op: Any) -> bool:
-    """Constants and compressed constants: made when used, since weights may be memory mapped."""
+    """Return whether `op` is a constant or compressed constant: made when used, since weights may be memory mapped."""
     return op is not None and (op.op_type == "const" or op.op_type.startswith("constexpr_"))
 
 
 class PreparedFunction:
-    """What is known of one function, `block`, run at `precision`."""
+    """The prepared form of one function, `block`, run at `precision`."""
 
     def __init__(self, block: Any, precision: Precision) -> None:
         self.precision = precision
@@ -55,7 +56,7 @@ class PreparedFunction:
         self._outputs = {each: list(each.outputs) for each in blocks}
         self.steps: dict[Any, BlockSteps] = {each: self._plan_block(each) for each in blocks}
         made = [var for op in self._ops for var in op.outputs]
-        #: the builtin type that each tensor variable is declared as; None for a list
+        #: the declared builtin type of each tensor variable; None for a list
         self.dtypes: dict[Any, Any] = {var: _get_dtype(var) for var in made}
         self.dtypes |= {var: _get_dtype(var) for steps in self.steps.values() for var in steps.inputs}
         self._defaults = {op: self._collect_defaults(op) for op in self._ops if op.op_type != "const"}
@@ -63,7 +64,10 @@ class PreparedFunction:
         self._result_bytes = {op: self._count_bytes(op) for op in self._defaults}
 
     def is_current(self) -> bool:
-        """False once ops, what they read, or outputs have changed: then all this is to be worked out anew."""
+        """Return whether ops, their inputs and the outputs are unchanged.
+
+        If not, this object is stale and must be made again.
+        """
         return (
             self._ops == list(_iterate_ops(self._block))
             and all(self._outputs[block] == list(block.outputs) for block in self._outputs)
@@ -71,11 +75,11 @@ class PreparedFunction:
         )
 
     def inputs(self, op: Any) -> Mapping[str, Any]:
-        """The connected inputs of `op` by name; pymil filters them anew each time it is asked."""
+        """Return the connected inputs of `op` by name; cached, since pymil filters them at each access."""
         return self._inputs[op]
 
     def count_result_bytes(self, op: Any) -> int | None:
-        """The bytes of what `op` makes, in the dtype it is computed in; None where a size is known at run time only."""
+        """Return the bytes of the results of `op` in the dtype it is computed in; None where a size is dynamic."""
         return self._result_bytes[op]
 
     def _count_bytes(self, op: Any) -> int | None:
@@ -93,11 +97,14 @@ class PreparedFunction:
         return int((self.precision.compute if types.is_float(dtype) else self.precision.storage(dtype)).itemsize)
 
     def default(self, op: Any, name: str) -> Any:
-        """What `op` takes for an input that is not connected, as kernels see it, or None."""
+        """Return the default of an input that is not connected, in the form kernels expect, or None."""
         return self._defaults[op].get(name)
 
     def _collect_defaults(self, op: Any) -> dict[str, Any]:
-        """Op classes build their defaults afresh on every call, some from the ranks of other inputs."""
+        """Collect the defaults of the inputs of `op` that are not connected.
+
+        Cached, since op classes build their defaults at each call, some from the ranks of other inputs.
+        """
         given = self._inputs[op]
         return {name: self._default(value) for name, value in op.default_inputs().items() if name not in given}
 
@@ -122,7 +129,7 @@ class PreparedFunction:
         return BlockSteps(inputs, finished[-1], list(zip(ops, finished)), list(left))
 
     def _operands(self, op: Any) -> Iterable[Any]:
-        """All variables an op reads, those read inside its nested blocks included."""
+        """Yield all variables that an op reads, including those read inside its nested blocks."""
         for given in self._inputs[op].values():
             yield from given if isinstance(given, (list, tuple)) else (given,)
         for block in op.blocks:
@@ -132,20 +139,20 @@ class PreparedFunction:
 
 
 class _ConstantCache:
-    """Operands made of constants.
+    """The operands that are constants.
 
-    Those that share the program's memory are kept, they cost nothing, and so are small ones. A weight of a package that
-    is stored as it is computed is read from its file when it is first used and kept, as far as `most_kept` allows:
-    pages of the mapping would take the same memory. Others are made when they are read and freed after it; from one
-    call to the next, those that were read are kept as far as `_CACHE_BYTES` allows.
+    Constants that share the program's memory are kept, since they cost nothing, and so are small ones. A weight stored
+    in the package in its computing dtype is read from its file at its first use and kept, as far as `most_kept` allows:
+    pages of the mapping would take the same memory. Other constants are made when they are read and freed after that;
+    those that were read are kept from one call to the next, as far as `_CACHE_BYTES` allows.
     """
 
     def __init__(self, precision: Precision, made: Iterable[Any]) -> None:
         self._precision = precision
         self._kept: dict[Any, Any] = {}
-        #: those that are read from a file at their first use, and kept
+        #: constants to read from a file at their first use, and then keep
         self._unread: dict[Any, Any] = {}
-        #: the others, and whether they were read
+        #: the other constants, and whether they were read
         self._large: dict[Any, bool] = {}
         self._free = _CACHE_BYTES
         self._unread_free = most_kept()
@@ -175,11 +182,11 @@ class _ConstantCache:
             self._large[var] = False
 
     def check_files(self) -> None:
-        """Raises AnePassesError when a file that holds some of them is smaller than it was."""
+        """Raise AnePassesError when a file that holds constants is smaller than before."""
         check_mapped_files(self._files)
 
     def get(self, var: Any, make: Callable[[Any], Any]) -> Any:
-        """The operand that `var` is."""
+        """Return the operand for the constant `var`; `make` makes it where it is not kept."""
         if var in self._unread:
             self._kept[var] = self._precision.shared(self._unread[var])
             del self._unread[var]
@@ -190,7 +197,7 @@ class _ConstantCache:
         return make(var)
 
     def cache_read_constants(self, make: Callable[[Any], Any]) -> None:
-        """Make those that earlier calls have read, and keep them while there is room."""
+        """Make the constants that earlier calls have read, and keep them while there is room."""
         for var in [each for each, was_read in self._large.items() if was_read]:
             del self._large[var]
             if self._least_bytes(var) > self._free:
@@ -202,7 +209,7 @@ class _ConstantCache:
                 self._free -= size
 
     def _least_bytes(self, var: Any) -> int:
-        """The bytes of `var` as far as its type tells them, so that nothing is made only to be dropped."""
+        """Return the bytes of `var` as far as its type declares them, so that nothing is made only to be discarded."""
         if not types.is_tensor(var.sym_type) or not types.is_float(var.dtype):
             return 0
         known = (size for size in var.sym_type.get_shape() if isinstance(size, int))

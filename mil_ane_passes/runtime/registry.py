@@ -1,4 +1,4 @@
-"""The table of kernels: op type -> function. Filled by importing every module found in `ops/`."""
+"""The table of kernels: op type -> function. Importing every module in `ops/` fills it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def register_kernel(*op_types: str) -> Callable[[Kernel], Kernel]:
     def register(function: Kernel) -> Kernel:
         for op_type in op_types:
             known = _KERNELS.get(op_type)
-            # A module that is reloaded may register its own kernels again; two modules may not share one.
+            # A module that is reloaded may register its own kernels again; two modules may not register the same op
+            # type.
             if known is not None and known.__module__ != function.__module__:
                 raise ValueError(f"op type '{op_type}' has two kernels: {known.__module__}, {function.__module__}")
             _KERNELS[op_type] = function

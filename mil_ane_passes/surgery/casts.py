@@ -1,4 +1,4 @@
-"""Casts: new ones as coremltools writes them, and what is said of those that are there."""
+"""Cast ops: construction as coremltools writes them, and inspection of existing ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["ARRAY_DTYPES", "DTYPES", "get_cast_input", "get_dtype", "make_cast",
 
 MIL = proto.MIL_pb2
 DTYPES = {"fp16": MIL.FLOAT16, "fp32": MIL.FLOAT32, "int32": MIL.INT32}
-"Types as `cast` is told them, in the program."
+"Element types of the program, by the names that `cast` uses."
 _ARRAY_FEATURE = proto.FeatureTypes_pb2.ArrayFeatureType
 ARRAY_DTYPES = {
     MIL.FLOAT16: _ARRAY_FEATURE.FLOAT16,
@@ -22,16 +22,16 @@ ARRAY_DTYPES = {
     MIL.INT8: 0x20008,
     MIL.FLOAT64: _ARRAY_FEATURE.DOUBLE,
 }
-"Types in the program and as a model describes arrays; int8 by its number, which has a name from coremltools 9.0 on."
+"Element types of model descriptions by those of the program; int8 by number, as only coremltools 9.0 names it."
 
 
 def get_dtype(declared: Any) -> int | None:
-    """The element type of a ValueType proto; None for what is no tensor."""
+    """Return the element type of a ValueType proto; None if it is not a tensor."""
     return int(declared.tensorType.dataType) if declared is not None and declared.HasField("tensorType") else None
 
 
 def replace_dtype(declared: Any, dtype: str) -> Any:
-    """A ValueType proto of the same shape with other elements."""
+    """Return a ValueType proto of the same shape with another element type."""
     made = MIL.ValueType()
     made.CopyFrom(declared)
     made.tensorType.dataType = DTYPES[dtype]
@@ -39,7 +39,7 @@ def replace_dtype(declared: Any, dtype: str) -> Any:
 
 
 def make_cast(value: str, declared: Any, dtype: str, output: str, taken: set[str]) -> list[Op]:
-    """The ops that make `output` of `value` (of type `declared`): the const that says the type, and the cast."""
+    """Make the ops that cast `value` (of type `declared`) to `output`: the const with the dtype, and the cast."""
     said = make_free_name(f"{output}_dtype_0", taken)
     const = MIL.Operation(type="const")
     const.outputs.add(name=said, type=_make_string_value(said).type)
@@ -49,12 +49,12 @@ def make_cast(value: str, declared: Any, dtype: str, output: str, taken: set[str
 
 
 def make_identity(value: str, declared: Any, output: str) -> Op:
-    """The op that gives `value` another name."""
+    """Make the op that gives `value` another name."""
     return _make_unary_op("identity", value, declared, output)
 
 
 def get_cast_input(op: Op) -> str:
-    """The value that an op casts; empty when it is no cast."""
+    """Return the value that an op casts; empty if it is not a cast."""
     if op.type != "cast":
         return ""
     arguments = op.message.inputs["x"].arguments

@@ -1,4 +1,4 @@
-"""What an edit is: asked for by an option, made to a document in place or by making two of it."""
+"""The interface of edits: each is requested by an option, and edits a document in place or makes two of it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 __all__ = ["PART_SUFFIXES", "Edit", "EditRecord", "apply_edits", "build_part_path"]
 
 PART_SUFFIXES = ("1", "2")
-"What tells the two packages apart that `--split-at` makes of one."
+"Suffixes of the names of the two packages that `--split-at` makes."
 
 
 @dataclass(frozen=True)
 class EditRecord:
-    """One thing an edit did: the option that asked for it, the function it was done to, the value, and the words.
+    """One action of an edit: the option that requested it, the function and the value it was applied to, and the note.
 
-    `changed` is false where there was nothing to do. `exact` says whether results stay the same bits (None where that
-    is no question of numbers).
+    `changed` is false if there was nothing to do. `exact` is true if results keep the same bits (None where no numbers
+    are affected).
     """
 
     option: str
@@ -33,27 +33,27 @@ class EditRecord:
     exact: bool | None = True
 
     def to_dict(self) -> dict[str, object]:
-        """As the report's JSON has it."""
+        """Return the record as in the report's JSON."""
         return {"option": self.option, "function": self.function, "value": self.value, "note": self.note,
                 "changed": self.changed, "exact": self.exact}
 
 
 class Edit(Protocol):
-    """One edit, with all it is asked to do."""
+    """One edit with all of its arguments."""
 
     def apply(self, document: Document) -> list[Document]:
         """Make the edit. Returns the document, edited in place, or those that it became.
 
-        What was done is added to `document.done`. Raises InputError when it cannot be done, with the reason; nothing is
+        Actions are added to `document.done`. Raises InputError with the reason when the edit cannot be done; nothing is
         written then, so the document may be left half edited.
         """
         ...
 
 
 def apply_edits(document: Document, edits: list[Edit]) -> list[Document]:
-    """Make edits one after the other, each to all that the ones before it made.
+    """Make edits one after the other, each on all documents that the ones before it made.
 
-    Raises InputError for a pipeline and an edit that does not say of itself that it can be made there.
+    Raises InputError for a pipeline and an edit without `in_pipelines`.
     """
     documents = [document]
     for edit in edits:
@@ -65,5 +65,5 @@ def apply_edits(document: Document, edits: list[Edit]) -> list[Document]:
 
 
 def build_part_path(target: Path, part: str) -> Path:
-    """Where a document goes: to `target`, or beside it with its part behind the name."""
+    """Return the path a document is written to: `target`, or beside it with the part appended to the name."""
     return target.with_name(f"{target.stem}_{part}{target.suffix}") if part else target

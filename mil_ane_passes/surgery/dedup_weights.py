@@ -1,4 +1,4 @@
-"""Weights that are in a package more than once, kept once."""
+"""Deduplication of weights that are in a package more than once."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _MAX_GROUPS_LISTED = 10
 
 @dataclass(frozen=True)
 class DedupWeights:
-    """Makes all references to equal bytes of one dtype refer to one blob, across functions and weight files.
+    """Redirects all references to equal bytes of one dtype to one blob, across functions and weight files.
 
-    The shape a const gives its bytes does not matter. Values written into the model file itself stay as they are.
+    Consts of different shapes may share bytes. Values written into the model file itself stay as they are.
     """
 
     def apply(self, document: Document) -> list[Document]:
-        """Dedup; no value changes. InputError when a weight file is damaged or cannot be read."""
+        """Deduplicate; no value changes. InputError when a weight file is damaged or cannot be read."""
         raw = document.emit()
         try:
             found = find_duplicates(document.files, document.stored(raw))
@@ -42,7 +42,7 @@ class DedupWeights:
 
 
 def _iterate_notes(found: Duplicates) -> Iterator[tuple[DuplicateGroup | None, str, bool]]:
-    """What to say of each group, and whether it is a change."""
+    """Yield the note on each group, and whether it is a change."""
     if not found.equal:
         yield None, "no weights are in the package twice", False
         return

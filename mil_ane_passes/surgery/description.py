@@ -1,4 +1,4 @@
-"""What a model says of its functions' inputs, outputs and states, edited feature by feature."""
+"""A model's descriptions of its functions' inputs, outputs and states, edited feature by feature."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Feature(Named):
 
 
 class Section:
-    """The description of one function, or of the model as a whole; each change is made to `data` at once."""
+    """The description of one function, or of the entire model; each change is made to `data` at once."""
 
     def __init__(self, data: bytes, of_function: bool) -> None:
         self.data = data
@@ -36,28 +36,28 @@ class Section:
         self.name = wire.get_entry_key(data) if of_function else ""
 
     def features(self, kind: str) -> list[Feature]:
-        """The features of `kind` ("input", "output" or "state"), in order."""
+        """Return the features of `kind` ("input", "output" or "state"), in order."""
         return [Feature(data) for data in wire.get_payloads(self.data, self._numbers[kind])]
 
     def put(self, kind: str, features: Sequence[Feature]) -> None:
-        """Replaces all features of `kind`."""
+        """Replace all features of `kind`."""
         self.data = wire.replace_fields(self.data, self._numbers[kind], [feature.data for feature in features])
 
     @property
     def predicted(self) -> tuple[str, ...]:
-        """The outputs by which a classifier gives its answer: the label and the probabilities."""
+        """The names of a classifier's outputs: the label and the probabilities."""
         found = [wire.get_payloads(self.data, self._numbers[name]) for name in _PREDICTED_NAME_FIELDS]
         return tuple(names[-1].decode() for names in found if names and names[-1])
 
     def keep_predicted(self, names: Collection[str]) -> None:
-        """Says no more of what is predicted than those of `names`."""
+        """Remove the names of predicted features that are not in `names`."""
         for field in _PREDICTED_NAME_FIELDS:
             number = self._numbers[field]
             kept = [name for name in wire.get_payloads(self.data, number) if name.decode() in names]
             self.data = wire.replace_fields(self.data, number, kept)
 
     def rename(self, names: Mapping[str, str]) -> None:
-        """Renames features, also where the section says what is predicted."""
+        """Rename features, also in the names of predicted features."""
         for kind in _FEATURE_KINDS:
             self.put(kind, [feature.named(names.get(feature.name, feature.name)) for feature in self.features(kind)])
         for field in _PREDICTED_NAME_FIELDS:
@@ -67,7 +67,7 @@ class Section:
             )
 
     def copy(self, name: str) -> Section:
-        """The section of a function under another name."""
+        """Return a copy of a function's section under another name."""
         return Section(wire.replace_fields(self.data, NAME_FIELD, [name.encode()]), of_function=True)
 
 
@@ -80,7 +80,7 @@ class Description:
 
     @property
     def default(self) -> str:
-        """The name of the default function, empty where the model says none."""
+        """The name of the default function, empty if the model does not name one."""
         names = wire.get_payloads(self.model.data, _DEFAULT_FUNCTION_FIELD)
         return names[-1].decode() if names else ""
 
@@ -89,11 +89,11 @@ class Description:
         self.model.data = wire.replace_fields(self.model.data, _DEFAULT_FUNCTION_FIELD, [name.encode()])
 
     def of(self, function: str) -> list[Section]:
-        """The sections that describe `function`: its own, and the model's when that stands for it."""
+        """Return the sections that describe `function`: its own, and the model's where that describes this function."""
         own = [section for section in self.functions if section.name == function]
         whole = not own or (function == self.default and bool(self.model.features("output")))
         return own + ([self.model] if whole else [])
 
     def emit(self) -> bytes:
-        """The description's bytes; those it came with when nothing was changed."""
+        """Return the description's bytes; the original ones when nothing was changed."""
         return wire.replace_fields(self.model.data, _FUNCTIONS_FIELD, [section.data for section in self.functions])

@@ -1,4 +1,4 @@
-"""A package that is edited as a file: its model in pieces, its weights where they are."""
+"""A package edited as a file: its model in pieces, its weights left in place."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _VERSION_FIELD, DESCRIPTION_FIELD, _ML_PROGRAM_FIELD, _FUNCTIONS_FIELD = 1, 2, 5
 class Document:
     """A model file in pieces to edit.
 
-    `functions` are by name in file order: add, remove and edit them. `description` is what the model says of their
-    inputs and outputs. `version` is the specification version. `done` lists what the edits did. An edit that takes the
-    last use of a weight away sets `repack`: then the blobs nothing refers to are dropped when the document is written,
-    from each weight file of which they are more than the part `dead_limit`. `plan` holds the new weights, if any.
-    `part` is empty, or tells the documents apart that one became. `gone` are the names of what an edit took away.
+    `functions` are by name in file order: add, remove and edit them. `description` describes their inputs and outputs.
+    `version` is the specification version. `done` lists the actions of the edits. An edit that removes the last use of
+    a weight sets `repack`: then unreferenced blobs are dropped when the document is written, from each weight file of
+    which they are more than the part `dead_limit`. `plan` holds the new weights, if any. `part` is empty, or
+    distinguishes the documents that one became. `gone` are the names of removed values.
     """
 
     def __init__(self, layout: Layout, raw: bytes, spec: Any) -> None:
@@ -52,7 +52,10 @@ class Document:
         self.description = Description(b"".join(wire.get_payloads(raw, DESCRIPTION_FIELD)))
 
     def chosen(self, function: str | None) -> list[Function]:
-        """The functions to edit: those made of `function` of the source, or all. InputError when it is none."""
+        """Return the functions to edit: those made of `function` of the source, or all.
+
+        Raises InputError for an unknown function.
+        """
         sources = [each.source for each in self.functions.values()]
         if function is not None and function not in sources:
             raise InputError(f"{self.where}: no function '{function}'; the model has {_format_names(sources)}"
@@ -60,11 +63,11 @@ class Document:
         return [each for each in self.functions.values() if function in (None, each.source)]
 
     def places(self, function: str | None) -> list[tuple[str, Document, Function]]:
-        """The functions as `chosen` gives them, each with what a report calls it and the document it is in."""
+        """Return the functions of `chosen`, each with its name in reports and its document."""
         return [(each.name, self, each) for each in self.chosen(function)]
 
     def again(self, raw: bytes, part: str = "") -> Document:
-        """A document of the model file `raw` in this one's place: of the same package, after the same edits."""
+        """Return a document of the model file `raw` that replaces this one: same package, after the same edits."""
         made = Document(self.layout, raw, proto.Model_pb2.Model(specificationVersion=self.version))
         made.files, made.part, made.done = self.files, part or self.part, list(self.done)
         made.repack, made.dead_limit, made.plan, made.gone = self.repack, self.dead_limit, self.plan, self.gone
@@ -73,12 +76,12 @@ class Document:
         return made
 
     def stored(self, raw: bytes) -> set[tuple[str, int]]:
-        """The places of weights that the model file `raw` of this document refers to and that are in a file by now."""
+        """Return the blobs that the model file `raw` of this document refers to, without new ones not yet in a file."""
         new = {(self.plan.target, blob.offset) for blob in self.plan.added} if self.plan is not None else set()
         return {ref for ref in find_refs(raw) if ref not in new}
 
     def emit(self) -> bytes:
-        """The model file as it is now; byte for byte that of the source when nothing was changed."""
+        """Return the current model file; byte for byte that of the source when nothing was changed."""
         entries = [self._entry(each) for each in self.functions.values()]
         program = wire.replace_fields(wire.get_payloads(self.raw, _ML_PROGRAM_FIELD)[0], _FUNCTIONS_FIELD, entries)
         described = self.description.emit()

@@ -1,4 +1,4 @@
-"""Outputs taken away, with all that only they needed."""
+"""Removal of outputs, with all ops that only they needed."""
 
 from __future__ import annotations
 
@@ -21,13 +21,16 @@ _OPTION = "--drop-output"
 
 @dataclass(frozen=True)
 class DropOutput:
-    """Takes outputs away from each function that has them, or from `function`."""
+    """Removes outputs from each function that has them, or from `function`."""
 
     names: Sequence[str]
     function: str | None = None
 
     def apply(self, document: Document) -> list[Document]:
-        """Drop in place. InputError for a name that is no output, for a function's last, and for what is predicted."""
+        """Drop in place.
+
+        Raises InputError for an unknown output, for a function's last one, and for a classifier's predictions.
+        """
         functions = document.chosen(self.function)
         present = {name for function in functions for name in function.block.outputs}
         for name in self.names:
@@ -75,6 +78,6 @@ def _drop_outputs(document: Document, function: Function, dropped: list[str]) ->
 
 
 def _find_read_inputs(function: Function) -> set[str]:
-    """The inputs that ops read or that are returned."""
+    """Return the inputs that ops read or that are returned."""
     read = set(function.block.outputs).union(*map(get_read_names, function.block.ops))
     return read & {declared.name for declared in function.inputs}

@@ -1,4 +1,4 @@
-"""Inner values as outputs."""
+"""Exposure of inner values as outputs."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ __all__ = ["Expose", "can_have_fp16_interface"]
 
 _OPTION = "--expose"
 _MIN_VERSION_FP16, _MIN_VERSION_INT8 = 7, 10
-"The specification versions (iOS16, iOS26) from which arrays of fp16 and of int8 may leave a model."
+"The specification versions (iOS16, iOS26) from which outputs may be arrays of fp16 and of int8."
 _OPSETS_BEFORE_IOS16 = ("CoreML3", "CoreML4", "CoreML5")
 _EXACT_CAST_TYPES = {MIL.FLOAT16: "fp32", MIL.BOOL: "int32", MIL.INT8: "int32", MIL.UINT8: "int32", MIL.INT16: "int32",
                      MIL.UINT16: "int32"}
-"What holds all values of a type that may not leave a model."
+"For types that outputs may not have: a type that holds all of their values."
 _CAST_TYPES_FROM_IOS17 = {MIL.INT8, MIL.UINT8, MIL.INT16, MIL.UINT16}
-"What `cast` takes from iOS17 on."
+"Types that `cast` accepts only from iOS17 on."
 
 
 @dataclass(frozen=True)
 class Expose:
-    """Makes values outputs as well, behind those there are, in each function that has them or in `function`."""
+    """Makes values additional outputs, after the existing ones, in each function that has them or in `function`."""
 
     values: Sequence[str]
     function: str | None = None
 
     def apply(self, document: Document) -> list[Document]:
-        """Add the outputs in place. InputError for a value that is not there, or that cannot leave a model."""
+        """Add the outputs in place. InputError for an unknown value, or one that cannot be an output."""
         functions = document.chosen(self.function)
         for value in dict.fromkeys(self.values):
             having = [function for function in functions if function.has(value)]
@@ -51,7 +51,7 @@ class Expose:
 
 
 def can_have_fp16_interface(document: Document, function: Function) -> bool:
-    """Whether inputs and outputs of a function may be fp16: from iOS16 on."""
+    """Return whether inputs and outputs of a function may be fp16: from iOS16 on."""
     return document.version >= _MIN_VERSION_FP16 and function.opset not in _OPSETS_BEFORE_IOS16
 
 
@@ -88,7 +88,7 @@ def _expose_value(document: Document, function: Function, value: str) -> None:
 
 
 def _check_value(function: Function, value: str, declared: Any, who: str) -> None:
-    """Raises InputError for a value that is there and cannot be an output."""
+    """Raise InputError for an existing value that cannot be an output."""
     if any(value == each.name for each in function.inputs):
         raise InputError(f"{who}: '{value}' is an input of function '{function.name}' already: whoever runs it has it")
     maker = next(op for op in function.block.ops if value in op.outputs)
@@ -101,7 +101,7 @@ def _check_value(function: Function, value: str, declared: Any, who: str) -> Non
 
 
 def _choose_cast(document: Document, function: Function, declared: Any, who: str) -> str:
-    """The type a value has to be cast to before it may leave the model, empty when it may as it is."""
+    """Return the type a value has to be cast to before it may be an output, empty when it may be one as it is."""
     dtype = get_dtype(declared)
     if dtype in (MIL.FLOAT32, MIL.INT32) or (dtype == MIL.FLOAT16 and can_have_fp16_interface(document, function)):
         return ""
@@ -119,7 +119,7 @@ def _explain_cast(cast: str) -> str:
 
 
 def _build_feature(name: str, declared: Any) -> Any:
-    """The FeatureDescription of a tensor; as coremltools does, without a shape where a dimension is unknown."""
+    """Build the FeatureDescription of a tensor; as in coremltools, without a shape if a dimension is unknown."""
     feature = proto.Model_pb2.FeatureDescription(name=name)
     array = feature.type.multiArrayType
     array.dataType = ARRAY_DTYPES[declared.tensorType.dataType]

@@ -1,7 +1,7 @@
-"""`--fix-shape`: flexible inputs get one shape, and all that follows from it is worked out and written down.
+"""`--fix-shape`: flexible inputs get one shape, and all consequences are inferred and written.
 
-The types of all values are inferred anew by coremltools. What only computes shapes becomes consts under the same names,
-and what nothing needs any more goes. Several shapes make several functions of one, which share the weights.
+coremltools infers the types of all values anew. Ops that only compute shapes become consts under the same names, and
+unneeded ops are removed. Several shapes make several functions of one, which share the weights.
 """
 
 from __future__ import annotations
@@ -35,15 +35,20 @@ _MAX_NAMES_LISTED = 3
 
 
 class FixShape:
-    """Fixes the shapes of inputs. `given` as `parse_variants` takes it; `function` says which function of the
-    source."""
+    """Fixes the shapes of inputs.
+
+    `given` is in the format of `parse_variants`; `function` names a function of the source.
+    """
 
     def __init__(self, given: Any, function: str | None = None) -> None:
         self._variants = parse_variants(given)
         self._function = function
 
     def apply(self, document: Document) -> list[Document]:
-        """See `Edit.apply`. The functions made of one stand in its place; the first is the default if it was."""
+        """Make the edit (see `Edit.apply`).
+
+        The functions made of one replace it; the first becomes the default if it was.
+        """
         functions = self._chosen(document)
         several = len(self._variants) > 1 or self._variants[0].name is not None
         if several and len(functions) > 1:
@@ -59,7 +64,7 @@ class FixShape:
         return [document]
 
     def _chosen(self, document: Document) -> list[Function]:
-        """The functions that have all the inputs that are named."""
+        """Return the functions that have all the named inputs."""
         functions = document.chosen(self._function)
         for name in dict.fromkeys(name for variant in self._variants for name in variant.shapes):
             known = {declared.name for function in functions for declared in function.inputs}
@@ -109,7 +114,7 @@ class FixShape:
 
 
 def _check_several_functions(document: Document, function: Function) -> None:
-    """Raises InputError where the model cannot have several functions, or not this one as one of them."""
+    """Raise InputError if the model cannot have several functions, or if this one cannot be one of them."""
     if document.version < _MIN_VERSION_FUNCTIONS:
         raise make_request_error(
             f"several functions, or one with a name of its own, need a model for iOS 18 or later "
@@ -123,7 +128,7 @@ def _check_several_functions(document: Document, function: Function) -> None:
 
 
 def _select_shapes_to_fix(document: Document, function: Function, variant: Variant) -> dict[str, Shape]:
-    """The shapes of a variant that fix something. Raises InputError for one that an input cannot have."""
+    """Return the shapes of a variant that change something. Raises InputError for one that an input cannot have."""
     features = {feature.name: feature.message for section in document.description.of(function.name)
                 for kind in ("input", "state") for feature in section.features(kind)}
     types = {declared.name: declared.message.type for declared in function.inputs}
@@ -134,7 +139,10 @@ def _select_shapes_to_fix(document: Document, function: Function, variant: Varia
 def _fix_function(
     document: Document, function: Function, shapes: dict[str, Shape], described_as: str = ""
 ) -> dict[str, Shape]:
-    """Fixes inputs of `function` and all that follows. Returns the shapes of the outputs as far as they are fixed."""
+    """Fix inputs of `function` and infer all other values.
+
+    Returns the shapes of the outputs as far as they are fixed.
+    """
     flexible = function.copy(described_as or function.name)
     function.inputs = [ValueDeclaration.of_type(each.name, fix_type_sizes(each.message.type, shapes[each.name]))
                        if each.name in shapes else each for each in function.inputs]
@@ -151,8 +159,10 @@ def _fix_function(
 
 
 def _check_inferred(document: Document, flexible: Function, host: HostFunction, shapes: dict[str, Shape]) -> list[str]:
-    """The values whose declared types coremltools contradicts only now; InputError where an op cannot have such
-    inputs."""
+    """Return the values whose declared types coremltools contradicts only since the shapes were fixed.
+
+    Raises InputError where an op cannot have such inputs.
+    """
     failed = {op.outputs[0].name: (op, why) for op, why in iterate_rejected_ops(host) if op.outputs}
     if not failed:
         return []
@@ -175,7 +185,7 @@ def _update_section(section: Section, shapes: dict[str, Shape]) -> None:
 
 
 def _get_own_section(description: Description, function: str) -> Section:
-    """The section that describes `function` alone; made of the model's when the model has one function."""
+    """Return the section of `function` alone; it is made of the model's section when the model has one function."""
     own = next((section for section in description.functions if section.name == function), None)
     if own is not None:
         return own
@@ -191,7 +201,7 @@ def _get_own_section(description: Description, function: str) -> Section:
 def _record_changes(
     document: Document, function: Function, shapes: dict[str, Shape], written: WriteResult, contradicted: Sequence[str]
 ) -> None:
-    """Adds what was done to the document's list."""
+    """Add the actions to the document's list."""
     def done(value: str, note: str, exact: bool | None = True, changed: bool = True) -> None:
         document.done.append(EditRecord(_OPTION, function.name, value, note, changed=changed, exact=exact))
 

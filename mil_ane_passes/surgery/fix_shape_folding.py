@@ -1,4 +1,4 @@
-"""What became constant when shapes were fixed: which ops are replaced by their values, and which nothing needs then."""
+"""Constant folding after shapes were fixed: ops that are replaced by their values, and ops that become unneeded."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from .uses import has_effects
 __all__ = ["FoldPlan", "plan_folding"]
 
 _MAX_INLINE_BYTES = 1 << 20
-"A value of a type that weight files do not hold is written into the model file up to this size: a mask of 1024 x 1024."
+"The largest value written into the model file, for types that weight files do not hold: a mask of 1024 x 1024."
 _MAX_BLOB_BYTES = 32 << 20
-"A larger one is left to be computed: a package should not grow by what its ops make in no time."
+"The largest value written to a weight file: a package should not grow by values that its ops compute quickly."
 
 
 _EXACT_OPS = frozenset((
@@ -26,12 +26,12 @@ _EXACT_OPS = frozenset((
     "fill_like", "floor", "gather", "gather_along_axis", "gather_nd", "identity", "maximum", "minimum", "mul",
     "one_hot", "pad", "real_div", "relu", "reshape", "reverse", "round", "select", "sign", "slice_by_index",
     "slice_by_size", "slice_update", "split", "sqrt", "squeeze", "stack", "sub", "tile", "transpose", "while_loop"))
-"Ops that give the same floats wherever they are computed: they move them, or round the true result once."
+"Ops that compute the same floats on every machine: they move them, or round the true result once."
 
 
 @dataclass
 class FoldPlan:
-    """What becomes of the ops the file has: `values` are written out as consts, `kept` ops stay, the others go.
+    """The plan for the ops of the file: `values` are written as consts, `kept` ops stay, the others are removed.
 
     `rounded` are the values that another machine may compute to other bits.
     """
@@ -42,10 +42,9 @@ class FoldPlan:
 
 
 def plan_folding(function: Function, version: int) -> FoldPlan:
-    """The fates of the ops of `function`.
+    """Plan the folding of the ops of `function`.
 
-    An op that was there for nothing before stays, as does one that does more than make its outputs, and one that makes
-    an output of the function.
+    An op that was unneeded before stays, as does one with side effects, and one that makes an output of the function.
     """
     before = _classify_ops(function, lambda var: False, set())
     moving, outputs = _find_dependent_vars(function, lambda op: False, *function.inputs.values()), set(function.outputs)
@@ -97,7 +96,7 @@ def _has_state(op: Operation) -> bool:
 
 
 def _find_dependent_vars(function: Function, begins: Callable[[Operation], bool], *given: Var) -> set[Var]:
-    """The values that depend on those `given`, in value or in shape, or on an op that `begins` says yes to."""
+    """Return the values that depend on those `given`, in value or in shape, or on an op for which `begins` is true."""
     found: set[Var] = set(given)
 
     def visit(block: Block) -> bool:
@@ -122,7 +121,7 @@ def _is_float(var: Var) -> bool:
 
 
 def _can_be_written(var: Var, version: int) -> bool:
-    """Whether coremltools knows the value of `var`, as its type says, and it is small enough to be written out."""
+    """Return whether coremltools knows the value of `var`, as its type declares, and it is small enough to write."""
     value: Any = var.val if types.is_tensor(var.sym_type) or types.is_scalar(var.sym_type) else None
     if value is None or types.is_sub_byte(var.dtype) or var.dtype == types.str:
         return False

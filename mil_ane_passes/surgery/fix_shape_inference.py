@@ -1,7 +1,7 @@
-"""The shapes of all values of a function, inferred anew by coremltools from its inputs' shapes.
+"""Shape inference for all values of a function, by coremltools from its inputs' shapes.
 
-What a loop carries has its type declared in the file; where what goes in has a known size, and the body gives back the
-same size for it, that size is what the loop carries.
+The file declares the types of loop variables; if the initial value has a known size, and the body returns the same size
+for it, that is the size of the loop variable.
 """
 
 from __future__ import annotations
@@ -30,16 +30,17 @@ from .program_parts import Block, Function, ValueDeclaration
 __all__ = ["Sizes", "get_sizes", "infer_function", "iterate_rejected_ops", "list_file_ops"]
 
 LoopPath = tuple[int, ...]
-"Where a loop is: the place of an op in its block, of a block in that op, and so on."
+"The path of a loop: the index of an op in its block, of a block in that op, and so on."
 Sizes = tuple[int | None, ...]
 _MAX_ROUNDS = 8
+"The most rounds of guesses about loop sizes; afterwards the declared types are used without guesses."
 _EVALUATION_LIMITS = 1 << 22, 1 << 25
-"Elements of one op's outputs, and of all, that are evaluated: masks of 2048 x 2048, and what they are made of."
+"The most elements of one op's outputs, and of all, that are evaluated: masks of 2048 x 2048, and their operands."
 
 
 @dataclass(frozen=True)
 class _SizeGuess:
-    """That the loop at `path` carries a value (its `place`) whose dimension `axis` is always `size`."""
+    """The assumption that dimension `axis` of variable `place` of the loop at `path` always has `size`."""
 
     path: LoopPath
     place: int
@@ -48,10 +49,9 @@ class _SizeGuess:
 
 
 def infer_function(document: Document, function: Function) -> HostFunction:
-    """`function` as it is now as a pymil program's, each op with its origin; sizes are known where coremltools can
-    tell.
+    """Load `function` in its current form into a pymil program, each op with its origin and inferred sizes.
 
-    The file is right where coremltools' answer contradicts it.
+    Where coremltools' inference contradicts the file, the file's types are used.
     """
     guesses: set[_SizeGuess] = set()
     wrong: set[_SizeGuess] = set()
@@ -91,7 +91,7 @@ def _read_function(document: Document, function: Function, guesses: set[_SizeGue
 
 
 def _declare_guesses(block: Block, at: LoopPath, guesses: set[_SizeGuess]) -> None:
-    """Declares what the loops of `block` carry as `guesses` say."""
+    """Declare the sizes of loop variables in `block` according to `guesses`."""
     for place in sorted({guess.path[len(at)] for guess in guesses if guess.path[: len(at)] == at}):
         path = (*at, place)
         blocks = block.ops[place].blocks
@@ -111,7 +111,7 @@ def _declare_size(declared: ValueDeclaration, guess: _SizeGuess) -> ValueDeclara
 
 
 def list_file_ops(block: HostBlock) -> list[tuple[int, Operation, Origin]]:
-    """The ops of `block` that the file has, each with the place of its first part among the file's ops."""
+    """List the ops of `block` that the file has, each with the index of its first part among the file's ops."""
     found, place = [], 0
     for op in block.operations:
         origin = get_origin(op)
@@ -130,7 +130,7 @@ def _iterate_loops(block: HostBlock, at: LoopPath = ()) -> Iterator[tuple[LoopPa
 
 
 def _collect_guesses(function: HostFunction) -> set[_SizeGuess]:
-    """What loops would carry if nothing changed in them that goes in with a known size."""
+    """Collect the sizes that loop variables would have if they kept the known sizes of their initial values."""
     found = set()
     for path, op in _iterate_loops(function):
         for place, (given, carried) in enumerate(zip(op.loop_vars, op.blocks[1].inputs)):
@@ -151,7 +151,7 @@ def _is_guess_valid(function: HostFunction, guess: _SizeGuess) -> bool:
 
 
 def get_sizes(sym_type: Any) -> Sizes | None:
-    """The sizes of a pymil type, None for those not known; None for what is no tensor or of unknown rank."""
+    """Return the sizes of a pymil type, None for unknown ones; None for what is not a tensor or has unknown rank."""
     if types.is_state(sym_type):
         return get_sizes(sym_type.wrapped_type())
     if not types.is_tensor(sym_type):
@@ -163,7 +163,7 @@ def get_sizes(sym_type: Any) -> Sizes | None:
 
 
 def iterate_rejected_ops(block: HostBlock) -> Iterator[tuple[Operation, str]]:
-    """The ops that coremltools' class for them does not take: what it says of their inputs, if it is those."""
+    """Yield the ops that coremltools' class rejects, with its error on their inputs, or "" for other outputs."""
     for _, op, _ in list_file_ops(block):
         if getattr(op, "rejected", None) is not None:
             yield op, op.rejected

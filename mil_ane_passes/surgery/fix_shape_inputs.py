@@ -1,4 +1,4 @@
-"""Which shapes an input may have, as the program and the description of the model say, and both with one shape."""
+"""Shapes that an input may have, by the program and the model description, and both with a fixed shape."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ Sizes = Sequence[int | None]
 
 
 def get_declared_shape(declared: Any) -> tuple[int | None, ...] | None:
-    """The sizes in a ValueType proto, None for those not fixed; None for what is no tensor or of unknown rank."""
+    """Return the sizes in a ValueType proto, None for flexible ones.
+
+    Returns None for what is not a tensor or has unknown rank.
+    """
     kind = declared.WhichOneof("type")
     if kind == "stateType":
         return get_declared_shape(declared.stateType.wrappedType)
@@ -27,7 +30,7 @@ def get_declared_shape(declared: Any) -> tuple[int | None, ...] | None:
 
 
 def has_flexible_size(declared: Any) -> bool:
-    """Whether a ValueType proto is that of a tensor with a size that is not fixed."""
+    """Return whether a ValueType proto is a tensor with a flexible size."""
     kind = declared.WhichOneof("type")
     if kind == "stateType":
         return has_flexible_size(declared.stateType.wrappedType)
@@ -36,7 +39,7 @@ def has_flexible_size(declared: Any) -> bool:
 
 
 def fix_type_sizes(declared: Any, shape: Sizes) -> Any:
-    """A copy of a ValueType proto with the sizes it lacks taken from `shape`, which may lack some too."""
+    """Return a copy of a ValueType proto with missing sizes taken from `shape`, which may lack some, too."""
     made = type(declared).FromString(declared.SerializeToString())
     inner = made.stateType.wrappedType if made.WhichOneof("type") == "stateType" else made
     tensor = inner.tensorType
@@ -52,7 +55,9 @@ def fix_type_sizes(declared: Any, shape: Sizes) -> Any:
 
 
 def check_shape(name: str, shape: Shape, declared: Any, feature: Any) -> bool:
-    """Whether there is anything to fix. `declared` is the input's ValueType, `feature` its FeatureDescription or None.
+    """Return whether there is anything to fix.
+
+    `declared` is the input's ValueType, `feature` its FeatureDescription or None.
 
     Raises InputError where the input cannot have the shape.
     """
@@ -60,7 +65,7 @@ def check_shape(name: str, shape: Shape, declared: Any, feature: Any) -> bool:
     if sizes is None:
         raise make_request_error(f"'{name}' is no array with a number of dimensions; its shape cannot be fixed")
     if feature is not None and not sizes and shape == (1,):
-        return False  # Core ML shows a number without dimensions as an array of one
+        return False  # Core ML presents a scalar as an array of one element
     if len(shape) != len(sizes):
         raise make_request_error(f"{format_shape(shape)} has {len(shape)} dimensions; '{name}' has {len(sizes)}: "
                                  f"{_describe_allowed(sizes, feature)}")
@@ -80,7 +85,7 @@ def check_shape(name: str, shape: Shape, declared: Any, feature: Any) -> bool:
 
 
 class _EnumeratedShapes:
-    """Enumerated shapes."""
+    """Enumerated shapes that an input may have."""
 
     def __init__(self, shapes: Sequence[Shape]) -> None:
         self.shapes = list(dict.fromkeys(shapes))
@@ -94,7 +99,7 @@ class _EnumeratedShapes:
 
 
 class _ShapeRange:
-    """A range for each dimension; an upper bound below zero is none."""
+    """A range for each dimension; a negative upper bound means unbounded."""
 
     def __init__(self, ranges: Sequence[tuple[int, int]]) -> None:
         self.ranges = ranges
@@ -113,7 +118,7 @@ def _describe_allowed(sizes: Sizes, feature: Any) -> str:
 
 
 def _read_flexibility(feature: Any, sizes: Sizes) -> _EnumeratedShapes | _ShapeRange | None:
-    """What the description allows; None where it says nothing beyond what the program says."""
+    """Return the shapes that the description allows; None if it adds nothing to the program's declaration."""
     kind = feature.type.WhichOneof("Type") if feature is not None else None
     if kind == "multiArrayType":
         return _read_array_flexibility(feature.type.multiArrayType, sizes)
@@ -149,7 +154,7 @@ def _read_bounds(one: Any) -> tuple[int, int]:
 
 
 def fix_feature_shape(feature: Any, shapes: Mapping[str, Sequence[int]]) -> Any:
-    """A FeatureDescription with the shape that `shapes` has for it, no other allowed; itself where nothing changes."""
+    """Return a FeatureDescription fixed to its shape in `shapes`; the same object if nothing changes."""
     shape = shapes.get(feature.name)
     kind = feature.type.WhichOneof("Type")
     if not shape or kind not in ("multiArrayType", "stateType", "imageType"):

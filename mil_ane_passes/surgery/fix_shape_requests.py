@@ -1,4 +1,4 @@
-"""What is asked of `--fix-shape`: shapes for inputs, in one function or in several that are made of one."""
+"""Arguments of `--fix-shape`: shapes for inputs, in one function or in several that are made of one."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ Shape = tuple[int, ...]
 
 
 def make_request_error(words: str) -> InputError:
-    """The error for what cannot be done of what is asked."""
+    """Make the error for a request that cannot be fulfilled."""
     return InputError(f"{format_option_values('fix_shape')}: {words}")
 
 
 @dataclass
 class Variant:
-    """One function to make: its name, None where none was given, and the shapes of inputs by name."""
+    """One function to make: its name, None if the user gave none, and the shapes of inputs by name."""
 
     name: str | None = None
     shapes: dict[str, Shape] = field(default_factory=dict)
 
 
 def parse_variants(given: Any) -> list[Variant]:
-    """The functions asked for, in order.
+    """Parse the requested functions, in order.
 
-    `given` is a list of texts as the command takes them; a mapping from input to shape; a list of such mappings (a
-    function for each); or a mapping from a function's name to such a mapping. Raises InputError for anything else,
-    and where it is not clear which inputs a function is to have fixed.
+    `given` is a list of texts in the command's format; a mapping from input to shape; a list of such mappings (a
+    function for each); or a mapping from a function's name to such a mapping. Raises InputError for anything else, and
+    where it is ambiguous which inputs of a function are to be fixed.
     """
     if isinstance(given, str):
         given = [given]
@@ -50,7 +50,7 @@ def parse_variants(given: Any) -> list[Variant]:
 
 
 def _group_variants(parsed: Sequence[tuple[str | None, str, Shape]]) -> list[Variant]:
-    """The same input again begins another function, as does another function's name."""
+    """Group shapes by function: a repeated input starts another function, as does another function's name."""
     if any(name is None for name, _, _ in parsed) and any(name is not None for name, _, _ in parsed):
         raise make_request_error("some shapes are given with a function's name and some without; "
                                  "expected all of them as FUNCTION:NAME=SHAPE, or none")
@@ -72,7 +72,7 @@ def _group_variants(parsed: Sequence[tuple[str | None, str, Shape]]) -> list[Var
 
 
 def _check_same_inputs(variants: Sequence[Variant]) -> None:
-    """Without function names, each function must have the same inputs fixed: else a slip would leave one flexible."""
+    """Check that functions without names fix the same inputs: otherwise a slip would leave one flexible."""
     first = variants[0]
     for other in variants[1:]:
         lacking = sorted(first.shapes.keys() ^ other.shapes.keys())
@@ -130,9 +130,9 @@ def _parse_shape(name: str, sizes: Sequence[Any]) -> Shape:
 
 
 def name_variants(variants: Sequence[Variant], source: str, taken: set[str]) -> list[str]:
-    """A name for each function made of `source`: the given one, or one that tells its shapes.
+    """Return a name for each function made of `source`: the user's name, or one that contains its shapes.
 
-    Raises InputError where two have one name, or one has the name of another function (`taken`).
+    Raises InputError if two have one name, or one has the name of another function (`taken`).
     """
     if len(variants) == 1:
         names = [variants[0].name or source]
@@ -153,5 +153,5 @@ def name_variants(variants: Sequence[Variant], source: str, taken: set[str]) -> 
 
 
 def format_shape(shape: Sequence[int | None]) -> str:
-    """A shape in words; `?` for what is not fixed."""
+    """Format a shape; `?` for flexible sizes."""
     return f"({', '.join('?' if size is None else str(size) for size in shape)})"

@@ -1,4 +1,4 @@
-"""Puts what was inferred into a function: sizes where the file has none, values in the place of ops that make them."""
+"""Writing of inferred results into a function: sizes where the file has none, and consts in place of folded ops."""
 
 from __future__ import annotations
 
@@ -26,8 +26,11 @@ __all__ = ["WriteResult", "write_function"]
 
 @dataclass
 class WriteResult:
-    """What was done: how many values got sizes, the types of the ops that became consts (and how many of the consts
-    another machine may compute to other bits) or went, what stays open."""
+    """The changes made: the number of values that got sizes, the types of the ops that became consts or were removed,
+    and the values that stay flexible.
+
+    `rounded` counts the consts that another machine may compute to other bits.
+    """
 
     sized: int = 0
     consts: list[str] = field(default_factory=list)
@@ -39,7 +42,7 @@ class WriteResult:
 def write_function(
     function: Function, host: HostFunction, fates: FoldPlan, version: int, plan: WeightPlan
 ) -> WriteResult:
-    """Edits `function`, which `host` is as a pymil program's. New weights are added to `plan`."""
+    """Edit `function`, whose pymil form is `host`. New weights are added to `plan`."""
     writer = _Writer(fates, Exporter(version, plan, lambda block: b""))
     writer.block(function.block, host)
     writer.written.rounded = len(fates.rounded)
@@ -70,7 +73,7 @@ class _Writer:
         declared = part.message.outputs[origin.parts[0].outputs.index(op.outputs.index(var))]
         made = proto.MIL_pb2.Operation(type="const")
         made.attributes["name"].CopyFrom(helper.create_scalar_value(declared.name))
-        # coremltools' `select` holds a scalar as an array without dimensions, which its exporter does not take.
+        # coremltools' `select` holds a scalar as an array without dimensions, which its exporter rejects.
         scalar = None if types.is_tensor(var.sym_type) else np.asarray(var.val)[()]
         value = self._export.get_milproto_value(var) if scalar is None else helper.create_scalar_value(scalar)
         made.attributes["val"].CopyFrom(value)
@@ -94,7 +97,7 @@ class _Writer:
         return made.with_blocks(blocks)
 
     def _declared(self, data: bytes, var: Var) -> bytes:
-        """The declaration of a value with the sizes that are known now."""
+        """Return the declaration of a value with the sizes that are known now."""
         declared: Any = ValueDeclaration(data).message
         if not has_flexible_size(declared.type):
             return data

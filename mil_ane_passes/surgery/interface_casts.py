@@ -1,4 +1,4 @@
-"""The casts at a function's border: put in, and left out where one would only undo another."""
+"""Casts at a function's interface: inserted, and left out where one would only undo another."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .uses import get_read_names, rename_reads
 __all__ = ["InterfaceCasts"]
 
 _OPS_READING_ANY_FLOAT = ("cast", "shape")
-"Ops that take whatever float there is and give the same for it."
+"Ops that accept any float type, so that they need no cast back."
 
 
 class InterfaceCasts:
@@ -21,12 +21,12 @@ class InterfaceCasts:
         self._old = "fp32" if dtype == "fp16" else "fp16"
         self._taken = function.names()
         self.removed = False
-        "Whether ops went away."
+        "True once ops were removed."
 
     def change_input(self, name: str) -> tuple[str, bool]:
-        """Declare the input in the new type. Returns what became of its casts, and whether results stay the same bits.
+        """Declare the input in the new type. Returns a note on its casts, and whether results stay the same bits.
 
-        Casts of it to the new type go. What reads it in the old type reads a cast back.
+        Casts of it to the new type are removed. Ops that read it in the old type read a cast back.
         """
         place = next(i for i, each in enumerate(self._function.inputs) if each.name == name)
         declared = self._function.inputs[place].message.type
@@ -39,7 +39,7 @@ class InterfaceCasts:
             changed = {op: rename_reads(op, {name: inside}) for op in readers}
             cast = make_cast(name, replace_dtype(declared, self._dtype), self._old, inside, self._taken)
             self._block.ops = [*cast, *(changed.get(op, op) for op in self._block.ops)]
-        # Behind the readers in the old type: from here on, who reads the input reads it as it is now.
+        # This must follow the change of readers in the old type: the ops changed here read the input in its new type.
         self._remove_casts(casts, name)
         if readers:
             return f"it is cast to {self._old} where it is read so", self._dtype == "fp32"
@@ -47,12 +47,12 @@ class InterfaceCasts:
         return "its cast is gone" if casts else "what reads it takes either", exact
 
     def change_output(self, name: str) -> tuple[str, bool]:
-        """Return the output in the new type, under its name. Returns as `change_input` does."""
+        """Change the output to the new type, keeping its name. Returns as `change_input` does."""
         place = next(i for i, op in enumerate(self._block.ops) if name in op.outputs)
         maker = self._block.ops[place]
         declared = self._function.get_type(name)
         source = get_cast_input(maker)
-        # A cast to fp16 rounds: what it was made of is not the same in fp32.
+        # A cast to fp16 rounds: its fp32 operand has other values.
         if source and self._dtype == "fp16" and get_dtype(self._function.get_type(source)) == DTYPES["fp16"]:
             self._return_source(name, source, place)
             return "its cast is gone", True
@@ -61,7 +61,7 @@ class InterfaceCasts:
         return f"it is made in {self._old} and cast", self._dtype == "fp32"
 
     def _find_casts(self, name: str) -> set[Op]:
-        """The casts of an input to the new type, at the top of the function, that can go."""
+        """Find the casts of an input to the new type, at the top of the function, that can be removed."""
         if any(self._is_hidden(name, op) for op in self._block.ops):
             return set()
         mark, new = name.encode(), DTYPES[self._dtype]
@@ -69,7 +69,7 @@ class InterfaceCasts:
                 and get_dtype(op.message.outputs[0].type) == new and op.outputs[0] not in self._block.outputs}
 
     def _remove_casts(self, casts: set[Op], name: str) -> None:
-        """Takes casts of an input away; what reads them reads the input."""
+        """Remove casts of an input; their users read the input."""
         if not casts:
             return
         names = {op.outputs[0]: name for op in casts}
@@ -79,13 +79,13 @@ class InterfaceCasts:
                            for op in self._block.ops]
 
     def _is_hidden(self, name: str, op: Op) -> bool:
-        """Whether a block inside an op has a value of its own of this name."""
+        """Return whether a block inside an op has a value of its own of this name."""
         return name.encode() in op.data and any(
             name in {each.name for each in block.inputs} or any(name in inner.outputs for inner in block.walk())
             for block in op.blocks)
 
     def _return_source(self, name: str, source: str, place: int) -> None:
-        """Make output `name`, which the op at `place` casts from `source`, that source itself."""
+        """Make output `name`, which the op at `place` casts from `source`, return that source itself."""
         cast = self._block.ops[place]
         declared = self._function.get_type(source)
         inside = make_free_name(f"{name}_in_{self._old}", self._taken)
@@ -103,13 +103,13 @@ class InterfaceCasts:
             self._block.ops = [_rename_value(op, source, name) for op in self._block.ops]
 
     def _rename(self, name: str, other: str) -> str:
-        """Gives what makes `name`, and all that reads it, a fresh name for it; the output `name` is open then."""
+        """Rename the value `name` at its op and its users; the name of the output is then free."""
         inside = make_free_name(other, self._taken)
         self._block.ops = [_rename_value(op, name, inside) for op in self._block.ops]
         return inside
 
     def _drop(self, casts: set[Op]) -> None:
-        """Takes casts away, and the consts that said their types where nothing else reads them."""
+        """Remove casts, and the consts of their dtypes if no other op reads them."""
         said = {argument for op in casts for argument in op.arguments}
         self._block.ops = [op for op in self._block.ops if op not in casts]
         used = set(self._block.outputs).union(*map(get_read_names, self._block.ops))
@@ -123,7 +123,7 @@ def _is_reader(op: Op, name: str) -> bool:
 
 
 def _rename_value(op: Op, name: str, other: str) -> Op:
-    """The op with the value `name` called `other`, where it makes or reads it."""
+    """Return the op with the value `name` renamed to `other`, in its outputs and inputs."""
     if name.encode() not in op.data:
         return op
     return rename_reads(op, {name: other}).with_outputs({name: other})

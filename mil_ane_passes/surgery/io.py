@@ -1,4 +1,4 @@
-"""Inputs and outputs of another float type."""
+"""Change of the float type of inputs and outputs."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _DEFAULT_VALUE_FIELDS = ("floatDefaultValue", "doubleDefaultValue")
 
 @dataclass(frozen=True)
 class Io:
-    """Makes inputs and outputs `dtype` ("fp16" or "fp32"): those `names` says, or all that are arrays of floats."""
+    """Changes inputs and outputs to `dtype` ("fp16" or "fp32"): those in `names`, or all that are arrays of floats."""
 
     dtype: str
     names: Sequence[str] = ()
     function: str | None = None
 
     def apply(self, document: Document) -> list[Document]:
-        """Change them in place. InputError for a name that is no input or output, and for one that must stay."""
+        """Change them in place. InputError for an unknown input or output, and for one whose type must stay."""
         if self.dtype not in _FLOAT_NAMES.values():
             raise InputError(
                 f"{format_option_values('io')}: {self.dtype!r} is no type that it makes; expected fp16 or fp32"
@@ -50,7 +50,7 @@ class Io:
 
 
 class _FunctionChange:
-    """The change in one function."""
+    """The change of float types in one function."""
 
     def __init__(self, asked: Io, document: Document, function: Function) -> None:
         self._dtype, self._names = asked.dtype, asked.names
@@ -84,7 +84,11 @@ class _FunctionChange:
         self._document.repack = self._document.repack or border.removed
 
     def _needs_change(self, name: str) -> bool:
-        """Whether an end is an array of the other float type; what is not is said, or refused when it was named."""
+        """Return whether an input or output is an array of the other float type.
+
+        Named ones that have the type already, and floats whose type cannot change, are recorded as unchanged; a named
+        one whose type cannot change raises InputError.
+        """
         found = get_dtype(self._function.get_type(name))
         if found is not None and _FLOAT_NAMES.get(found) == self._dtype:
             if self._names:
@@ -98,7 +102,7 @@ class _FunctionChange:
         return not reason
 
     def _reason(self, name: str, dtype: int | None) -> str:
-        """Why the type of an input or output cannot be changed, empty when it can."""
+        """Return why the type of an input or output cannot be changed, empty when it can."""
         feature = self._features.get(name)
         if feature is None:
             return f"the model's description has no '{name}'"
@@ -113,7 +117,7 @@ class _FunctionChange:
         return ""
 
     def _check_default(self, name: str) -> None:
-        """Raises InputError when fp16 cannot hold what an input is where nobody gives it."""
+        """Raise InputError when fp16 cannot hold the default value of an optional input."""
         array = self._features[name].message.type.multiArrayType
         value = next((getattr(array, field) for field in _DEFAULT_VALUE_FIELDS if array.HasField(field)), 0.0)
         if self._dtype == "fp16" and _FP16_MAX < abs(value) < float("inf"):
@@ -140,7 +144,7 @@ class _FunctionChange:
 
 
 def _iterate_interface_names(function: Function) -> Iterable[str]:
-    """The names of inputs and outputs; states are neither."""
+    """Yield the names of inputs and outputs; states are neither."""
     yield from (each.name for each in function.inputs if not each.message.type.HasField("stateType"))
     yield from function.block.outputs
 

@@ -1,4 +1,4 @@
-"""A part of a model file by its own bytes: read when somebody asks, and not changed in place."""
+"""A part of a model file that keeps its own bytes; it is parsed on access, and never changed in place."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _N = TypeVar("_N", bound="Named")
 
 
 class Piece:
-    """Bytes, and the message of `KIND` in them. An edit puts another piece in its place."""
+    """Bytes, and the message of `KIND` in them. An edit replaces the piece by another."""
 
     __slots__ = ("_message", "data")
     KIND: ClassVar[Any]
@@ -25,12 +25,12 @@ class Piece:
 
     @classmethod
     def of(cls: type[_P], message: Any) -> _P:
-        """A new piece of a message."""
+        """Make a new piece of a message."""
         return cls(message.SerializeToString(deterministic=True))
 
     @property
     def message(self) -> Any:
-        """The message; not to be changed (copy it for `of`)."""
+        """The message; do not change it (copy it for `of`)."""
         if self._message is None:
             self._message = self.KIND.FromString(self.data)
         return self._message
@@ -46,5 +46,5 @@ class Named(Piece):
         return str(self.message.name)
 
     def named(self: _N, name: str) -> _N:
-        """The same under another name, the rest byte for byte."""
+        """Return the piece under another name, the rest byte for byte."""
         return self if name == self.name else type(self)(wire.replace_fields(self.data, NAME_FIELD, [name.encode()]))

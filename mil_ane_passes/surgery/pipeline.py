@@ -1,4 +1,4 @@
-"""A pipeline that is edited as a file: its ML Programs as documents, the other parts as they are."""
+"""A pipeline edited as a file: its ML Programs as documents, the other parts unchanged."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ __all__ = ["Pipeline"]
 
 
 class Pipeline(Document):
-    """The model file of a pipeline. Only names can be edited: parts hand each other what they make under its name.
+    """The model file of a pipeline. Only names can be edited, as parts pass values to each other by name.
 
-    `programs` are its ML Programs by what stands before the names of their functions, such as `encoder/`.
+    `programs` are its ML Programs by the prefix of the names of their functions, such as `encoder/`.
     """
 
     def __init__(self, layout: Layout, raw: bytes, spec: Any, members: Members) -> None:
-        # There is no program of its own, so nothing of what a document reads first.
+        # A pipeline has no program of its own, so `Document.__init__`, which reads one, is not called.
         self.layout, self.raw, self.where = layout, raw, str(layout.root)
         self.files, self.done, self.part, self.functions = WeightFiles(layout), [], "", {}
         self.repack, self.dead_limit, self.plan = False, DEAD_LIMIT, None
@@ -46,7 +46,7 @@ class Pipeline(Document):
         return [place for place in found if function in (None, place[0])]
 
     def check_names(self, names: Mapping[str, str], function: str | None) -> None:
-        """Raises InputError for a rename that would part what parts hand each other: before anything is renamed."""
+        """Raise InputError for a rename that would break the connections between parts, before anything is renamed."""
         def who(old: str) -> str:
             return format_option_values("rename", f"{old}={names[old]}")
 
@@ -77,7 +77,7 @@ class Pipeline(Document):
 
 
 def _collect_interface_names(description: Any) -> set[str]:
-    """The names of the inputs and outputs of a model and of its functions."""
+    """Return the names of the inputs and outputs of a model and of its functions."""
     found = {each.name for each in (*description.input, *description.output)}
     return found.union(*(_collect_interface_names(each) for each in getattr(description, "functions", ())))
 
@@ -85,7 +85,7 @@ def _collect_interface_names(description: Any) -> set[str]:
 def _iterate_models(
     spec: Any, path: tuple[int, ...] = (), name: str = ""
 ) -> Iterator[tuple[tuple[int, ...], str, Any]]:
-    """Place, name and message of all models in a pipeline, and of those in pipelines in it."""
+    """Yield path, name and message of all models in a pipeline, and of those in nested pipelines."""
     kind = get_model_kind(spec)
     if not kind.startswith("pipeline"):
         return

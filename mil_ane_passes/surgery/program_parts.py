@@ -1,4 +1,4 @@
-"""Functions, blocks and ops of a model file, each with its own bytes: what nobody changes goes out as it came."""
+"""Functions, blocks and ops of a model file, each with its own bytes: unchanged ones are written as they were read."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class ValueDeclaration(Named):
 
     @classmethod
     def of_type(cls, name: str, declared_type: Any) -> ValueDeclaration:
-        """A declaration of `name` with the type `declared_type` (a ValueType proto)."""
+        """Make a declaration of `name` with the type `declared_type` (a ValueType proto)."""
         return cls.of(MIL.NamedValueType(name=name, type=declared_type))
 
 
 class Op(Piece):
-    """An op."""
+    """One op of a block."""
 
     __slots__ = ()
     KIND = MIL.Operation
@@ -44,12 +44,12 @@ class Op(Piece):
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The names of what it makes."""
+        """The names of its outputs."""
         return tuple(output.name for output in self.message.outputs)
 
     @property
     def arguments(self) -> Iterator[str]:
-        """The names it reads itself, its blocks not counted, in the order of its inputs' names."""
+        """The names that it reads itself, without those its blocks read, in the order of its inputs' names."""
         inputs = self.message.inputs
         for key in sorted(inputs):
             for binding in inputs[key].arguments:
@@ -58,18 +58,18 @@ class Op(Piece):
 
     @property
     def blocks(self) -> tuple[Block, ...]:
-        """Its nested blocks; changing one changes nothing here: hand it to `with_blocks`."""
+        """Its nested blocks as copies: pass changed ones to `with_blocks`."""
         if not self.message.blocks:
             return ()
         return tuple(map(Block, wire.get_payloads(self.data, OP_BLOCKS), self.message.blocks))
 
     def with_blocks(self, blocks: Sequence[Block]) -> Op:
-        """The op with these nested blocks; itself when they are its own."""
+        """Return the op with these nested blocks; the same object when they are its own."""
         data = wire.replace_fields(self.data, OP_BLOCKS, [block.emit() for block in blocks])
         return self if data is self.data else Op(data)
 
     def with_outputs(self, names: Mapping[str, str]) -> Op:
-        """The op with its outputs named as `names` says (old to new), the rest byte for byte."""
+        """Return the op with its outputs renamed by `names` (old to new), the rest byte for byte."""
         if names.keys().isdisjoint(self.outputs):
             return self
         outputs = [ValueDeclaration(data) for data in wire.get_payloads(self.data, OP_OUTPUTS)]
@@ -78,7 +78,10 @@ class Op(Piece):
         return self if data is self.data else Op(data)
 
     def with_arguments(self, names: Mapping[str, str]) -> Op:
-        """The op reading other names, as `names` says (old to new); its blocks and the rest byte for byte."""
+        """Return the op with the names that it reads replaced by `names` (old to new).
+
+        Its blocks and the rest stay byte for byte.
+        """
         if names.keys().isdisjoint(self.arguments):
             return self
 
@@ -99,11 +102,11 @@ class Op(Piece):
 
 
 class Block:
-    """A block of ops. `inputs`, `outputs` (names) and `ops` are lists to edit; `emit` gives the bytes."""
+    """A block of ops. `inputs`, `outputs` (names) and `ops` are lists to edit; `emit` returns the bytes."""
 
     def __init__(self, data: bytes, message: Any = None) -> None:
         self._data = data
-        # Read as a whole once: to read op by op takes several times as long.
+        # The block is parsed at once: parsing op by op takes several times as long.
         message = MIL.Block.FromString(data) if message is None else message
         found: dict[int, list[bytes]] = {BLOCK_INPUTS: [], BLOCK_OUTPUTS: [], OPERATIONS: []}
         for f in wire.iterate_fields(data):
@@ -115,7 +118,7 @@ class Block:
         self._original = list(self.inputs), list(self.outputs), list(self.ops)
 
     def emit(self) -> bytes:
-        """The block's bytes; those it came with when nothing was changed."""
+        """Return the block's bytes; the original ones when nothing was changed."""
         data, (inputs, outputs, ops) = self._data, self._original
         if self.inputs != inputs:
             data = wire.replace_fields(data, BLOCK_INPUTS, [each.data for each in self.inputs])
@@ -126,7 +129,7 @@ class Block:
         return data
 
     def walk(self) -> Iterator[Op]:
-        """All ops of this block and of the blocks in them."""
+        """Yield all ops of this block and of its nested blocks."""
         for op in self.ops:
             yield op
             for block in op.blocks:
@@ -134,7 +137,7 @@ class Block:
 
 
 class Function:
-    """A function. `inputs` (states among them) and `block` are to be edited; `source` is its name in the file."""
+    """A function. `inputs` (including states) and `block` may be edited; `source` is its name in the file."""
 
     def __init__(self, name: str, data: bytes, where: str, source: str | None = None) -> None:
         self.name, self.source = name, source if source is not None else name
@@ -152,7 +155,7 @@ class Function:
         self._original = list(self.inputs)
 
     def emit(self) -> bytes:
-        """The function's bytes; those it came with when nothing was changed."""
+        """Return the function's bytes; the original ones when nothing was changed."""
         data = self._data
         if self.inputs != self._original:
             data = wire.replace_fields(data, FUNCTION_INPUTS, [each.data for each in self.inputs])
@@ -160,13 +163,13 @@ class Function:
         return wire.replace_fields(data, SPECIALIZATIONS, [wire.replace_fields(entry, wire.VALUE, [self.block.emit()])])
 
     def copy(self, name: str) -> Function:
-        """The function as it is now, to be put in a document under another name."""
+        """Return a copy of the function in its current form, to be put in a document under another name."""
         return Function(name, self.emit(), self._where, self.source)
 
     def get_type(self, value: str) -> Any:
-        """The declared type (a ValueType proto) of an input or of what an op at the top of the function makes.
+        """Return the declared type (a ValueType proto) of an input or of an op's output at the top of the function.
 
-        None when there is no such value; those inside nested blocks are not looked at.
+        None when there is no such value; nested blocks are not searched.
         """
         for declared in self.inputs:
             if declared.name == value:
@@ -180,11 +183,11 @@ class Function:
         return None
 
     def has(self, value: str) -> bool:
-        """Whether an input, or what an op at the top of the function makes, is called `value`."""
+        """Return whether an input or an op's output at the top of the function is called `value`."""
         return self.get_type(value) is not None
 
     def names(self) -> set[str]:
-        """The names of all values, those inside nested blocks too."""
+        """Return the names of all values, including those inside nested blocks."""
         found = {declared.name for declared in self.inputs}
         _collect_names(self.block, found)
         return found

@@ -1,4 +1,4 @@
-"""Other names for inputs, outputs, states and values inside."""
+"""Renaming of inputs, outputs, states and inner values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OPTION = "--rename"
 class Rename:
     """Renames values of each function that has them, or of `function` alone; all at once, so that names can be swapped.
 
-    A name stands for all values of that name in a function: values in nested blocks may share one.
+    A name refers to all values of that name in a function: values in nested blocks may share one.
     """
 
     names: Mapping[str, str]
@@ -32,7 +32,7 @@ class Rename:
     in_pipelines: ClassVar[bool] = True
 
     def apply(self, document: Document) -> list[Document]:
-        """Rename in place. InputError for a name that is not there, not free, or not one that Core ML takes."""
+        """Rename in place. InputError for a name that is unknown, not free, or not accepted by Core ML."""
         for old, new in self.names.items():
             check_identifier(new, format_option_values("rename", f"{old}={new}"))
         places = document.places(self.function)
@@ -100,7 +100,7 @@ def _rename_in_op(op: Op, names: Mapping[str, str], marks: re.Pattern[bytes]) ->
 
 
 def _classify_interface(function: Function) -> dict[str, str]:
-    """Which values the outside sees, and as what."""
+    """Return the kind ("input", "output" or "state") of each interface value."""
     found = dict.fromkeys(function.block.outputs, "output")
     found |= {each.name: "state" if each.message.type.HasField("stateType") else "input" for each in function.inputs}
     return found

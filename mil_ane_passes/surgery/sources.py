@@ -1,4 +1,4 @@
-"""Packages as documents."""
+"""Opening of packages as documents."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["get_source_path", "open_document"]
 
 
 def get_source_path(source: Any) -> Path:
-    """Where the package lies that is given as a path, a `Package` or an MLModel. InputError for anything else."""
+    """Return the path of a package, from a path, a `Package` or an MLModel. InputError for anything else."""
     if isinstance(source, (str, os.PathLike)):
         if not os.fspath(source):
             raise InputError("no path given; expected the path of an .mlpackage")
@@ -29,7 +29,7 @@ def get_source_path(source: Any) -> Path:
 
 
 def open_document(source: Any) -> Document:
-    """The package at a path, of a `Package` or of an MLModel (with what was changed in its spec) as a document.
+    """Open the package at a path, of a `Package` or of an MLModel (with changes to its spec) as a document.
 
     Raises InputError when it is not an ML Program package, its model file contradicts itself, or the program of the
     `Package` was changed since it was loaded.

@@ -1,4 +1,4 @@
-"""Two packages that run one after the other, cut behind values of the user's choice."""
+"""Splitting of a package into two that run one after the other, cut after user-supplied values."""
 
 from __future__ import annotations
 
@@ -22,26 +22,29 @@ __all__ = ["SplitAt"]
 
 _OPTION = "--split-at"
 _MAX_CUTS_TRIED = 400
-"How many places around the one asked for are tried before an error goes without a better one."
+"The most values tried on either side of the requested cut, to suggest one in an error."
 _MAX_INFERENCES = 8
-"How many of these may be at values of flexible shape, each of which takes a few inferences."
+"The most of these tries that may be at values of flexible shape, each of which takes a few inferences."
 _REPORTED_BYTES_RATIO = 1.5
-"From how many times the bytes of the named values on a report says how much more crosses."
+"Ratio of all crossing bytes to those of the named values above which a report states the difference."
 
 
 @dataclass(frozen=True)
 class SplitAt:
-    """Cuts every function behind `values`, or `function` alone: the parts are without the others then.
+    """Cuts every function after `values`, or `function` alone, in which case the parts lack the others.
 
-    The first part has what the values need; the second has the rest, and the outputs that are made there. What depends
-    on consts only is where it is used, or in both.
+    The first part has the ops that the values need; the second has the rest, and the outputs made there. Ops that
+    depend on consts only are where they are used, or in both.
     """
 
     values: Sequence[str]
     function: str | None = None
 
     def apply(self, document: Document) -> list[Document]:
-        """The two parts. InputError with the reason, and with places near by that can be cut, when there are none."""
+        """Return the two parts.
+
+        Raises InputError with the reason, and with possible cuts near by, if there is no such cut.
+        """
         functions = document.chosen(self.function)
         for value in self.values:
             if value in document.gone and not any(value in function.names() for function in functions):
@@ -93,7 +96,7 @@ class SplitAt:
 
 
 class _CutSearch:
-    """A function, and the question where it can be cut."""
+    """The search for cuts of one function."""
 
     def __init__(self, document: Document, function: Function) -> None:
         self.document, self.function = document, function
@@ -106,7 +109,7 @@ class _CutSearch:
                         for feature in section.features("output") if feature.message.type.HasField("imageType")}
 
     def cut(self, named: Sequence[str]) -> tuple[Cut, list[CrossingValue]]:
-        """The cut at `named` and how each value crosses. Raises CutError when there is none."""
+        """Return the cut at `named` and how each value crosses. Raises CutError when it is not possible."""
         cut = self.graph.cut(named)
         taken = set(self._names)
         found = []
@@ -118,8 +121,7 @@ class _CutSearch:
         return cut, found
 
     def sizes(self, cut: Cut, crossing: Sequence[CrossingValue]) -> dict[str, FlexibleSizes]:
-        """The shapes that values of flexible shape can have where they cross. Raises CutError where they are not
-        known."""
+        """Return the shapes of crossing values of flexible shape. Raises CutError where they are unknown."""
         names = [each.value for each in crossing if each.nbytes is None]
         if not names:
             return {}
@@ -135,7 +137,7 @@ class _CutSearch:
         return found
 
     def near(self, named: Sequence[str]) -> list[str]:
-        """The nearest values before and behind `named` that the function can be cut at."""
+        """Return the nearest values before and after `named` that the function can be cut at."""
         at = max(self.graph.maker[name] for name in named)
         values = [(self.graph.maker[name], name) for name in self.graph.values() if name not in named]
         before = [name for place, name in reversed(values) if place < at]
@@ -159,7 +161,7 @@ class _CutSearch:
 
 
 def _copy_document(document: Document, part: str, functions: Sequence[Function]) -> Document:
-    """The document as it is now, with `functions` alone."""
+    """Return a copy of the current document that has only `functions`."""
     kept = [function.name for function in functions]
     made = document.again(document.emit(), part)
     made.functions = {name: made.functions[name] for name in kept}

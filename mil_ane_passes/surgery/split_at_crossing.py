@@ -1,4 +1,4 @@
-"""How a value gets from the first part to the second: as it is, or as something that an input can hold exactly."""
+"""Transfer of a value from the first part to the second: unchanged, or in a form that an input can hold exactly."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ _OPSETS_BEFORE_IOS17 = ("CoreML3", "CoreML4", "CoreML5", "CoreML6")
 class CrossingValue:
     """A value that crosses: its name in the program, and the output and input (`feature`) that carry it.
 
-    `leaving` are the ops that make the feature of the value in the first part, `arriving` those that make the value of
-    the feature in the second; both are empty where the value crosses as it is. `shape` has None for flexible sizes.
+    `leaving` are the ops that compute the feature from the value in the first part, `arriving` those that compute the
+    value from the feature in the second; both are empty where the value crosses unchanged. `shape` has None for
+    flexible sizes.
     """
 
     value: str
@@ -42,18 +43,18 @@ class CrossingValue:
 
     @property
     def feature(self) -> str:
-        """The key under which the value is in both parts' dictionaries."""
+        """The name of the value in both parts' dictionaries of features."""
         return self.declared.name
 
     @property
     def nbytes(self) -> int | None:
-        """Bytes for one prediction; None where the shape is flexible."""
+        """Bytes per prediction; None if the shape is flexible."""
         if None in self.shape:
             return None
         return math.prod(size for size in self.shape if size is not None) * (2 if self.dtype == "fp16" else 4)
 
     def array(self) -> Any:
-        """The ArrayFeatureType that describes the feature, but for flexible sizes."""
+        """Return the ArrayFeatureType that describes the feature, without flexible sizes."""
         names = {"fp16": "FLOAT16", "fp32": "FLOAT32", "int32": "INT32"}
         kind = proto.FeatureTypes_pb2.ArrayFeatureType
         shape = () if None in self.shape else self.shape
@@ -63,10 +64,10 @@ class CrossingValue:
 def plan_crossing(
     value: str, declared_type: Any, opset: str, halves: bool, taken: set[str], image: bool = False
 ) -> CrossingValue | str:
-    """How `value` of type `declared_type` (a ValueType) crosses, or the reason why it cannot.
+    """Plan how `value` of type `declared_type` (a ValueType) crosses, or return the reason why it cannot.
 
-    `opset` is that of both parts, `halves` whether their inputs and outputs may be fp16. `taken` are the names in use:
-    new ones are added. `image`: the value is given out as an image already, which holds less than the value.
+    `opset` is that of both parts; `halves` means that their inputs and outputs may be fp16. `taken` are the names in
+    use: new ones are added. `image`: the value is already an output as an image, which holds less than the value.
     """
     kind = declared_type.WhichOneof("type")
     if kind != "tensorType":
@@ -81,7 +82,7 @@ def plan_crossing(
 
 
 def _choose_interface_dtype(dtype: int, opset: str, halves: bool) -> int | None:
-    """The dtype that holds a `dtype` exactly outside of a model; None where there is none."""
+    """Return the interface dtype that holds a `dtype` exactly; None if there is none."""
     if dtype in _DTYPES_CAST_FROM_IOS17 and opset in _OPSETS_BEFORE_IOS17:
         return None
     if dtype in _DTYPES_AS_INT32:
@@ -93,7 +94,7 @@ def _choose_interface_dtype(dtype: int, opset: str, halves: bool) -> int | None:
 
 @dataclass
 class _CrossingBuilder:
-    """Builds the ops on both sides, each from the last one's result."""
+    """Builds the ops on both sides, each from the result of the previous one."""
 
     value: str
     declared_type: Any
@@ -134,7 +135,7 @@ class _CrossingBuilder:
         )
 
     def _add_op_pair(self, op: str, inside: tuple[str, Any], outside: tuple[str, Any]) -> None:
-        """The op that makes `outside` of `inside`, and behind the cut the one that makes it back."""
+        """Add the op that computes `outside` from `inside`, and its inverse after the cut."""
         if op == "cast":
             there = {"dtype": _DTYPE_NAMES[outside[1].tensorType.dataType]}
             back: dict[str, Any] = {"dtype": _DTYPE_NAMES[inside[1].tensorType.dataType]}
@@ -145,7 +146,7 @@ class _CrossingBuilder:
         self.arriving = [*self._op(undo, outside[0], inside, back), *self.arriving]
 
     def _op(self, kind: str, read: str, made: tuple[str, Any], constants: dict[str, Any]) -> list[Op]:
-        """An op with its consts before it, named as coremltools names them."""
+        """Make an op preceded by its consts, named as coremltools names them."""
         ops: list[Op] = []
         inputs = {"x": MIL.Argument(arguments=[{"name": read}])}
         for param, value in constants.items():
@@ -173,7 +174,7 @@ def _get_type_name(dtype: int) -> str:
 
 
 def describe_crossing(each: CrossingValue) -> str:
-    """One value that crosses, in words."""
+    """Describe one value that crosses."""
     shape = " x ".join("?" if size is None else str(size) for size in each.shape)
     size = "flexible" if each.nbytes is None else f"{each.nbytes:,} bytes"
     note = f" ('{each.value}': {each.conversion})" if each.conversion else ""

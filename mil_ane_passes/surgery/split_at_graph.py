@@ -1,4 +1,4 @@
-"""Where a function can be cut in two: what the first part needs, what is left, and what crosses."""
+"""Cuts of a function into two parts: the ops that the first part needs, the remaining ops, and the crossing values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ __all__ = ["Cut", "CutError", "FunctionGraph"]
 
 
 class CutError(Exception):
-    """Why a function cannot be cut somewhere. `elsewhere` is set where another place of the function may do."""
+    """The reason why a function cannot be cut somewhere.
+
+    `elsewhere` is set if another cut of the function may be possible.
+    """
 
     def __init__(self, reason: str, elsewhere: bool = False) -> None:
         super().__init__(reason)
@@ -23,11 +26,11 @@ class CutError(Exception):
 
 @dataclass(frozen=True)
 class Cut:
-    """Two parts of a function, as places in its list of ops; ops that depend on consts only may be in both.
+    """Two parts of a function, as indices into its list of ops; ops that depend on consts only may be in both.
 
-    `crossing` are the values that the second part reads from the first: those asked for, in that order, then the
-    others in the order they are made. `inside` were asked for and do not cross. `unneeded` counts the ops in neither,
-    consts not counted.
+    `crossing` are the values that the second part reads from the first: the requested ones, in that order, then the
+    others in program order. `inside` were requested and do not cross. `unneeded` counts the ops in neither part,
+    without consts.
     """
 
     first: frozenset[int]
@@ -38,7 +41,10 @@ class Cut:
 
 
 class FunctionGraph:
-    """The ops of a function's top level, with what each needs. Made in one walk; each cut is one more."""
+    """The ops of a function's top level, with their dependencies.
+
+    Building it takes one walk; each cut takes one more.
+    """
 
     def __init__(self, function: Function) -> None:
         self.ops: list[Op] = function.block.ops
@@ -57,7 +63,7 @@ class FunctionGraph:
         self.flows, self.needs = self._build_edges()
 
     def _constant(self) -> list[bool]:
-        """Which ops depend on consts only and make the same each time."""
+        """Return for each op whether it depends on consts only and computes the same each time."""
         found: list[bool] = []
         for op, names in zip(self.ops, self.reads, strict=True):
             compressed = op.type.startswith("constexpr_")
@@ -66,7 +72,7 @@ class FunctionGraph:
         return found
 
     def _build_edges(self) -> tuple[list[set[int]], list[set[int]]]:
-        """For each op those whose results reach it, by name or by a state; and those that must run before it."""
+        """Return for each op those whose results reach it, by name or by a state, and those that must run before it."""
         flows = [{self.maker[name] for name in names if name in self.maker} for names in self.reads]
         needs = [set(makers) for makers in flows]
         for places in self.state_users.values():
@@ -78,11 +84,11 @@ class FunctionGraph:
         return flows, needs
 
     def values(self) -> list[str]:
-        """The values that a cut can be asked for at: what the ops make that depend on inputs, in order."""
+        """Return the values that may be requested as a cut: outputs of ops that depend on inputs, in order."""
         return [name for place, names in enumerate(self.makes) if not self.constant[place] for name in names]
 
     def cut(self, named: Sequence[str]) -> Cut:
-        """The cut behind the values `named`. Raises CutError with the reason when there is none."""
+        """Return the cut after the values `named`. Raises CutError with the reason when it is not possible."""
         if self.refusal:
             raise CutError(self.refusal)
         for name in named:
@@ -119,7 +125,7 @@ class FunctionGraph:
         return Cut(frozenset(first), frozenset(second), (*asked, *others), inside, unneeded)
 
     def _check(self, name: str) -> None:
-        """Raises CutError when `name` is no value to cut at."""
+        """Raise CutError when `name` is not a value to cut at."""
         if name in self.states:
             raise CutError(f"'{name}' is a state: states are no values that cross; name a value that is read from it")
         if name in self.inputs:
@@ -141,7 +147,7 @@ class FunctionGraph:
             raise CutError(f"nothing uses '{name}'", elsewhere=True)
 
     def _collect_required(self, start: Iterable[int]) -> set[int]:
-        """`start` and all that must run before it."""
+        """Return `start` and all ops that must run before it."""
         found: set[int] = set()
         stack = list(start)
         while stack:
@@ -152,7 +158,10 @@ class FunctionGraph:
         return found
 
     def _include_state_users(self, first: set[int], named: list[int]) -> set[int]:
-        """`first` with all that uses the states it uses. Raises CutError where some of that needs the cut's values."""
+        """Return `first` with all users of the states it uses.
+
+        Raises CutError if some of these need the cut's values.
+        """
         while True:
             torn = {state: places for state, places in self.state_users.items()
                     if not first.isdisjoint(places) and not first.issuperset(places)}
@@ -168,7 +177,7 @@ class FunctionGraph:
             first = first | self._collect_required(place for places in torn.values() for place in places)
 
     def _collect_reached(self, start: Iterable[int]) -> set[int]:
-        """All that results of `start` reach."""
+        """Return all ops that results of `start` reach."""
         found: set[int] = set()
         begun = set(start)
         for place, sources in enumerate(self.flows):
@@ -178,7 +187,7 @@ class FunctionGraph:
 
 
 def _collect_inner_names(op: Op) -> set[str]:
-    """The names of what is inside an op's blocks."""
+    """Return the names of values inside an op's blocks."""
     found: set[str] = set()
     for block in op.blocks:
         found.update(declared.name for declared in block.inputs)

@@ -1,4 +1,4 @@
-"""One part of a cut function: its ops, its inputs and outputs, and what the model says of them."""
+"""Construction of both parts of a cut function: ops, inputs and outputs, and their descriptions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["SplitParts"]
 
 @dataclass(frozen=True)
 class SplitParts:
-    """The two parts of `function` of `document`, to be written into the documents that are to hold them."""
+    """The two parts of `function` of `document`, to be written into the documents that hold the parts."""
 
     document: Document
     function: Function
@@ -31,7 +31,7 @@ class SplitParts:
 
     @property
     def _made_first(self) -> list[str]:
-        """The model's own outputs that the first part makes."""
+        """The model's own outputs that the first part computes."""
         return [name for name in self.graph.outputs
                 if self.graph.maker.get(name) in self.cut.first and not self._constant(name)]
 
@@ -39,7 +39,7 @@ class SplitParts:
         return self.graph.constant[self.graph.maker[name]]
 
     def _given(self, names: set[str]) -> list[str]:
-        """The function's inputs and states among `names`, in their order."""
+        """Return the function's inputs and states among `names`, in their order."""
         return [each.name for each in self.function.inputs if each.name in names]
 
     def _read_in(self, part: Iterable[int]) -> set[str]:
@@ -55,7 +55,7 @@ class SplitParts:
 
     @property
     def _first_inputs(self) -> list[str]:
-        """What the first part reads, and what nobody reads: it stays an input of the first."""
+        """The inputs that the first part reads, and those that no op reads: they stay inputs of the first part."""
         elsewhere = set(self._second_inputs) - self._read_in(self.cut.first)
         return [each.name for each in self.function.inputs if each.name not in elsewhere]
 
@@ -65,7 +65,7 @@ class SplitParts:
         return [*made, *(each.feature for each in self.crossing if each.feature not in made)]
 
     def write_first(self, part: Document) -> None:
-        """Makes the function in `part` the first part."""
+        """Reduce the function in `part` to the first part."""
         function, ops = part.functions[self.function.name], self.function.block.ops
         kept = set(self._first_inputs)
         function.inputs = [each for each in self.function.inputs if each.name in kept]
@@ -78,7 +78,7 @@ class SplitParts:
             section.put("output", [*section.features("output"), *new])
 
     def write_second(self, part: Document) -> None:
-        """Makes the function in `part` the second part."""
+        """Reduce the function in `part` to the second part."""
         function, ops = part.functions[self.function.name], self.function.block.ops
         kept = set(self._second_inputs)
         function.inputs = [*(each for each in self.function.inputs if each.name in kept),
@@ -99,7 +99,7 @@ class SplitParts:
         return Feature.of(message)
 
     def summary(self) -> str:
-        """Both parts in one sentence: ops, and the names of what each takes and gives."""
+        """Describe both parts in one sentence: number of ops, and the names of inputs and outputs."""
         words = []
         for number, part, takes, gives in (
             ("first", self.cut.first, self._first_inputs, self._first_outputs),
@@ -113,7 +113,7 @@ class SplitParts:
 
 
 def _keep_features(section: Section, given: set[str], made: set[str]) -> None:
-    """Leaves in `section` the inputs and states `given` and the outputs `made`, and what is predicted if it is made."""
+    """Keep in `section` the inputs and states `given`, the outputs `made`, and those predicted features in `made`."""
     for kind, names in (("input", given), ("state", given), ("output", made)):
         section.put(kind, [feature for feature in section.features(kind) if feature.name in names])
     section.keep_predicted(made)

@@ -1,7 +1,7 @@
-"""The sizes that a value of flexible shape can have where it crosses, inferred from the shapes the inputs can have.
+"""Sizes of a crossing value of flexible shape, inferred from the shapes that the inputs may have.
 
-coremltools infers the shapes for the corners of what the inputs allow, for their middles and their defaults. Sizes
-between these are taken to lie between what was found.
+coremltools infers the shapes for the corners of the inputs' ranges, for their middles and their defaults. Results for
+sizes in between are assumed to lie between these.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ __all__ = ["FlexibleSizes", "infer_crossing_sizes"]
 
 Shape = tuple[int, ...]
 _MAX_CORNER_DIMENSIONS = 3
-"Up to how many ranged dimensions all corners are tried; 2 to the power of it."
+"The most ranged dimensions for which all corners are tried: their number is 2 to the power of it."
 _MIN_VERSION_MANY_ENUMERATED = 9
 "The specification version (iOS 18) from which several inputs may list their shapes."
 _UNBOUNDED_STEP = 97
-"How far above the smallest size an unbounded one is tried."
+"The distance above the smallest size at which an unbounded dimension is tried."
 
 
 @dataclass(frozen=True)
 class FlexibleSizes:
-    """The shapes a value can have: `listed` one by one or, if there are none, between `low` and `high` (-1: no end)."""
+    """The shapes a value can have: those `listed` or, if empty, between `low` and `high` (-1: unbounded)."""
 
     default: Shape
     low: Shape
@@ -39,7 +39,7 @@ class FlexibleSizes:
     listed: tuple[Shape, ...] = ()
 
     def put(self, array: Any) -> None:
-        """Describes them in `array`, an ArrayFeatureType."""
+        """Describe the shapes in `array`, an ArrayFeatureType."""
         array.shape[:] = self.default
         if self.listed:
             for shape in self.listed:
@@ -51,7 +51,7 @@ class FlexibleSizes:
 
 @dataclass(frozen=True)
 class _FlexibleInput:
-    """What the description allows for one input of flexible shape."""
+    """The shapes that the description allows for one input of flexible shape."""
 
     name: str
     default: Shape
@@ -69,7 +69,7 @@ class _FlexibleInput:
         return {axis: True for axis, (_, high) in enumerate(self.ranges) if high < 0}
 
     def at(self, ends: Mapping[int, bool] | None) -> Shape:
-        """The shape with each open dimension at its upper (True) or lower end; in the middle where `ends` is None."""
+        """Return the shape with each open dimension at its upper (True) or lower end; the middle if `ends` is None."""
         shape = []
         for axis, (low, high) in enumerate(self.ranges):
             top = high if high >= 0 else low + _UNBOUNDED_STEP
@@ -80,9 +80,9 @@ class _FlexibleInput:
 def infer_crossing_sizes(
     document: Document, function: Function, values: Sequence[str], alone: bool
 ) -> dict[str, FlexibleSizes] | str:
-    """The shapes each of `values` can have, or why that is not known. `function` needs no more than what makes them.
+    """Infer the shapes of each of `values`, or return why they are unknown.
 
-    `alone`: nothing else that goes into the second part has a flexible shape.
+    `function` has only the ops that compute them. `alone`: no other input of the second part has a flexible shape.
     """
     inputs = _find_flexible_inputs(document, function)
     if isinstance(inputs, str):
@@ -109,7 +109,10 @@ def infer_crossing_sizes(
 
 
 def _join_shapes(shapes: Sequence[Shape], may_list: bool, ends: Sequence[Shape | None]) -> FlexibleSizes:
-    """The first of `shapes` is the default. What differs between the two `ends` grows with an input that has no end."""
+    """Combine `shapes`, the first of which is the default.
+
+    Dimensions that differ between the two `ends` grow with an unbounded input, so they are unbounded.
+    """
     low = tuple(map(min, zip(*shapes, strict=True)))
     high = tuple(map(max, zip(*shapes, strict=True)))
     listed = tuple(dict.fromkeys(shapes)) if may_list else ()
@@ -120,7 +123,7 @@ def _join_shapes(shapes: Sequence[Shape], may_list: bool, ends: Sequence[Shape |
 
 
 def _sample_input_shapes(inputs: Sequence[_FlexibleInput]) -> tuple[list[dict[str, Shape]], list[dict[str, Shape]]]:
-    """Shapes to try: those in which all inputs are at the same end, which fit together, and others, which may not."""
+    """Return shapes to try: those with all inputs at the same end, which fit together, and others, which may not."""
     aligned = [{each.name: each.default for each in inputs}]
     most = max(len(each.listed) for each in inputs)
     for number in range(most):

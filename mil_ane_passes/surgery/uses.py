@@ -1,4 +1,4 @@
-"""What needs what: names read through nested blocks, ops that nothing needs any more, names that are free."""
+"""Dependencies between ops: names read through nested blocks, effects of ops, and ops that no other needs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from .program_parts import Block, Op
 __all__ = ["find_dead_ops", "get_read_names", "has_effects", "is_pure", "remove_dead_ops", "rename_reads"]
 
 _EFFECT_PATTERN = re.compile(r"write_state|coreml_update_state|print|random_|list_|make_list|tensor_array|custom")
-"Ops coremltools knows that do more than make their outputs, or may."
+"Types of coremltools' ops that have side effects, or may have."
 
 
 def get_read_names(op: Op) -> set[str]:
-    """The names from outside that an op needs: its own inputs and what its nested blocks capture."""
+    """Return the outer names that an op needs: its own inputs and those that its nested blocks capture."""
     found = set(op.arguments)
     for block in op.blocks:
         found |= _collect_captured_names(block)
@@ -27,13 +27,13 @@ def _collect_captured_names(block: Block) -> set[str]:
     found: set[str] = set()
     own = {declared.name for declared in block.inputs}
     for op in block.ops:
-        found |= get_read_names(op) - own  # what the block makes further on hides an outer name only from there
+        found |= get_read_names(op) - own  # a value of the block shadows an outer name only in later ops
         own.update(op.outputs)
     return found | (set(block.outputs) - own)
 
 
 def rename_reads(op: Op, names: Mapping[str, str]) -> Op:
-    """The op with other names read, as `names` says (old to new); in nested blocks too, where they are not hidden."""
+    """Return the op with the names that it reads replaced by `names` (old to new), also in blocks unless shadowed."""
     op = op.with_arguments(names)
     blocks = op.blocks
     for block in blocks:
@@ -46,17 +46,17 @@ def rename_reads(op: Op, names: Mapping[str, str]) -> Op:
 
 
 def is_pure(op: Op) -> bool:
-    """Whether an op is known to do nothing but make its outputs: then it can go when nothing reads them."""
+    """Return whether an op is known to have no side effects: it can be removed when nothing reads its outputs."""
     return not has_effects(op.type) and all(is_pure(inner) for block in op.blocks for inner in block.ops)
 
 
 def has_effects(op_type: str) -> bool:
-    """Whether ops of a type do more than make their outputs, or may: coremltools does not know them then."""
+    """Return whether ops of a type have side effects, or may, as types unknown to coremltools do."""
     return op_type not in SSAOpRegistry.core_ops or _EFFECT_PATTERN.match(op_type) is not None
 
 
 def find_dead_ops(block: Block, roots: Iterable[Op] = ()) -> set[Op]:
-    """The ops of a function's block that its outputs, `roots` and all that is not known to be pure do not need."""
+    """Return the ops of a function's block that neither its outputs, nor `roots`, nor ops not known to be pure need."""
     needed, kept = set(block.outputs), set(roots)
     dead: set[Op] = set()
     for op in reversed(block.ops):
@@ -68,7 +68,10 @@ def find_dead_ops(block: Block, roots: Iterable[Op] = ()) -> set[Op]:
 
 
 def remove_dead_ops(block: Block, before: set[Op]) -> list[Op]:
-    """Removes the ops nothing needs; those in `before`, which nothing needed all along, stay. Returns what went."""
+    """Remove unneeded ops, except for those in `before`, which were unneeded from the start.
+
+    Returns the removed ops.
+    """
     gone = find_dead_ops(block, before)
     dropped = [op for op in block.ops if op in gone]
     block.ops = [op for op in block.ops if op not in gone]

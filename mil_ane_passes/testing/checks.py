@@ -1,4 +1,4 @@
-"""What every rule is held to, whoever wrote it."""
+"""Checks that every rule must pass, ours and those of plugins."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Check = Callable[[type[Rule], Path], None]
 _PRECISIONS = ("float64", "float16")
 _SYMBOLIC_EXTENT = 8
 _MAX_RANK = 5
-"The rank above which coremltools refuses to convert a program."
+"The rank above which coremltools does not convert a program."
 NORMAL_DRAWS = "normal draws"
 _DISSIMILAR_PRODUCERS = (FUNCTION_INPUT, "select", "concat", "cond", "fill_like")
 "Producers that share no input name: none has `x`."
@@ -63,7 +63,7 @@ def _iterate_firing_examples(rule: type[Rule]) -> Iterator[tuple[Rewrite, Exampl
 
 
 def _apply_to_example(rule: Rewrite, example: Example, program: Program) -> PassTrace:
-    """Run `rule`, with what the example's ordinary draws are measured to be where it asks for that."""
+    """Run `rule`, with the ranges measured on the example's default feeds if the example asks for them."""
     return apply_rewrite(rule, program, measure=_make_measure(example))
 
 
@@ -78,15 +78,15 @@ def _make_measure(example: Example) -> Measure | None:
 
 
 def check_required_fields(rule: type[Rule], tmp_path: Path) -> None:
-    """Code, slug, evidence and the rest are there, and of the right form; the code is one that its author may give."""
+    """Check that code, slug, evidence and other fields exist and are well-formed, and that the code is not reserved."""
     wrong = find_flaw(assign_default_name(rule), ours=is_own_rule(rule))
     assert not wrong, f"{format_class_location(rule)} {wrong}"
 
 
 def check_docstring_example(rule: type[Rule], tmp_path: Path) -> None:
-    """The docstring's before and after are what the first example prints."""
+    """Check that the docstring's before and after are the printed programs of the first example."""
     for configured, example in list(_iterate_firing_examples(rule))[:1]:
-        Builder.name_count.clear()  # as coremltools does before each conversion: names do not tell what ran before
+        Builder.name_count.clear()  # as coremltools does before each conversion: resets the numbering of names
         program = example.build()
         before = format_function_body(program.functions["main"])
         _apply_to_example(configured, example, program)
@@ -96,7 +96,10 @@ def check_docstring_example(rule: type[Rule], tmp_path: Path) -> None:
 
 
 def check_examples(rule: type[Rule], tmp_path: Path) -> None:
-    """A firing example fires; a near miss gives its exact reason; an empty reason means it is no candidate at all."""
+    """Check that a firing example fires and a near miss gives its exact reason.
+
+    An empty reason means no near miss at all.
+    """
     count = Counter(example.reason is None for _, example in _iterate_examples(rule))
     assert count[True] and count[False], "give at least one example that fires and one that does not"
     for configured, example in _iterate_examples(rule):
@@ -114,11 +117,11 @@ def check_examples(rule: type[Rule], tmp_path: Path) -> None:
 
 
 def check_neighbouring_ops(rule: type[Rule], tmp_path: Path) -> None:
-    """No op type that feeds an input of an example's op, or reads its result, makes the rule fail.
+    """Check that no op type that feeds an input of an example's op, or reads its result, makes the rule fail.
 
-    Each input is tried with ops that share no names of inputs, and with some of all others in turn.
+    Each input is tried with ops that share no input names, and with some of all others in turn.
     """
-    if issubclass(rule, PlanRule):  # asked about a prediction, not about ops
+    if issubclass(rule, PlanRule):  # matches predictions, not ops
         return
     others = list_representative_op_types()
 
@@ -132,7 +135,7 @@ def check_neighbouring_ops(rule: type[Rule], tmp_path: Path) -> None:
 
 def iterate_neighbour_failures(rule: type[Rule], kinds: Callable[[int], Sequence[str]], fires: bool | None = None
                                ) -> Iterator[str]:
-    """Describe how matching fails when ops of `kinds` stand beside those of the rule's examples (that fire)."""
+    """Describe how matching fails when ops of `kinds` are next to those of the rule's examples (that fire)."""
     def answer(configured: Rule, program: Program) -> None:
         for _ in iterate_hits_and_misses(
             configured, program, measure=_make_assumed_ranges if configured.measures else None
@@ -144,14 +147,14 @@ def iterate_neighbour_failures(rule: type[Rule], kinds: Callable[[int], Sequence
 
 
 def _make_assumed_ranges(program: Program) -> MeasuredRanges:
-    """Ordinary ranges for all values, without a run."""
+    """Make ordinary ranges for all values, without a run."""
     made = [var for _, op in iterate_ops(program) for var in op.outputs]
     given = [var for function in program.functions.values() for var in function.inputs.values()]
     return MeasuredRanges({var: Range(-4.0, 4.0, 0.1, partial=16.0) for var in (*given, *made)}, lambda _: 0.0)
 
 
 def check_find_agrees_with_rewrite(rule: type[Rule], tmp_path: Path) -> None:
-    """What `find_matches` reports is where `apply_rewrite` acts first."""
+    """Check that `apply_rewrite` acts on every match that `find_matches` reports."""
     for configured, example in _iterate_firing_examples(rule):
         program = example.build()
         found = {hit.value for hit in find_rule_matches(configured, program, _make_measure(example)).fired}
@@ -171,13 +174,13 @@ def check_idempotence(rule: type[Rule], tmp_path: Path) -> None:
 
 
 def check_equivalence(rule: type[Rule], tmp_path: Path) -> None:
-    """Equal outputs at the declared exactness, on ordinary and on extreme inputs."""
+    """Check for equal outputs at the declared exactness, on ordinary and on extreme inputs."""
     for configured, example in _iterate_firing_examples(rule):
         _rewrite_and_compare(configured, example.build(), example)
 
 
 def check_equivalence_observed(rule: type[Rule], tmp_path: Path) -> None:
-    """Every intermediate value has another reader."""
+    """Check equivalence if every intermediate value has another user."""
     for configured, example in _iterate_firing_examples(rule):
         _rewrite_and_compare(configured, program_variants.make_observed(example.build()), example, fires=False)
 
@@ -190,7 +193,7 @@ def check_equivalence_nested(rule: type[Rule], tmp_path: Path) -> None:
 
 
 def check_equivalence_repeated(rule: type[Rule], tmp_path: Path) -> None:
-    """Three copies that share their consts: all are rewritten, none duplicates a weight, all share what one adds."""
+    """Check three copies that share consts: all are rewritten, no weight is duplicated, and added consts are shared."""
     for configured, example in _iterate_firing_examples(rule):
         once = example.build()
         without = _count_weight_bytes(once)
@@ -206,14 +209,14 @@ def check_equivalence_repeated(rule: type[Rule], tmp_path: Path) -> None:
 
 
 def _count_weight_bytes(program: Program) -> int:
-    """Bytes of the floating-point consts; bytes that several of them show are counted once."""
+    """Count the bytes of the floating-point consts; bytes that several of them share are counted once."""
     values = [op.outputs[0].val for _, op in iterate_ops(program) if op.op_type == "const"]
     arrays = [value for value in values if isinstance(value, np.ndarray) and value.dtype.kind == "f"]
     return sum({(array.__array_interface__["data"][0], array.nbytes): array.nbytes for array in arrays}.values())
 
 
 def check_equivalence_symbolic(rule: type[Rule], tmp_path: Path) -> None:
-    """Batch, last axis, or both symbolic; a rule may refuse, but not break."""
+    """Check equivalence with a symbolic batch, last axis, or both; a rule may skip these, but not fail."""
     for configured, example in _iterate_firing_examples(rule):
         for axes in ((0,), (-1,), (0, -1)):
             program = program_variants.make_symbolic(example.build(), axes)
@@ -222,7 +225,7 @@ def check_equivalence_symbolic(rule: type[Rule], tmp_path: Path) -> None:
 
 
 def _is_runnable(program: Program, example: Example) -> bool:
-    """Whether `program` accepts the sizes that are drawn: a batch and the rows of a state may both be symbolic."""
+    """Return whether `program` accepts the drawn sizes: a batch and the rows of a state may both be symbolic."""
     try:
         Runtime(program, precision="float64")(next(_iterate_feeds(program, example))[1])
     except InputError:
@@ -248,7 +251,7 @@ def _count_constexprs(program: Program) -> Counter[str]:
 
 
 def check_coremltools_pipeline(rule: type[Rule], tmp_path: Path) -> None:
-    """Before and after a run of coremltools' default pipeline the program stays right."""
+    """Check that the program stays correct before and after a run of coremltools' default pipeline."""
     for configured, example in _iterate_firing_examples(rule):
         program = example.build()
         before = clone_program(program)
@@ -260,8 +263,11 @@ def check_coremltools_pipeline(rule: type[Rule], tmp_path: Path) -> None:
 
 
 def check_save_and_load(rule: type[Rule], tmp_path: Path) -> None:
-    """A package rewritten, saved and loaded again holds the program that was saved; also where sizes are symbolic and
-    ops stand behind what is rewritten: a file names no symbols."""
+    """Check that a rewritten package, saved and loaded again, contains the same program.
+
+    This includes programs with symbolic sizes in which later ops use the rewritten values: a file does not name
+    symbols.
+    """
     for number, (configured, example, program) in enumerate(_saved(rule)):
         made = [var for _, op in iterate_ops(program) for var in op.outputs if types.is_tensor(var.sym_type)]
         if any(var.rank > _MAX_RANK for var in made):
@@ -284,7 +290,7 @@ def check_save_and_load(rule: type[Rule], tmp_path: Path) -> None:
 
 
 def _saved(rule: type[Rule]) -> Iterator[tuple[Rewrite, Example, Program]]:
-    """Each example that fires, and the first of them that can be written with symbolic sizes, continued."""
+    """Yield each example that fires, and the first of them that can be built with symbolic sizes, continued."""
     pending = True
     for configured, example in _iterate_firing_examples(rule):
         yield configured, example, example.build()
@@ -305,14 +311,14 @@ def _make_strictness(rule: Rewrite, exactness: Exactness) -> Strictness:
 
 
 def _weaken_strictness(rule: Rewrite) -> Strictness:
-    """What is left of a promise when coremltools has rounded, too."""
+    """Weaken a guarantee for programs in which coremltools has rounded, too."""
     return _make_strictness(rule, Exactness.ROUNDING if rule.exactness is Exactness.BITWISE else rule.exactness)
 
 
 def _rewrite_and_compare(
     rule: Rewrite, program: Program, example: Example, how: str = "", fires: bool = True
 ) -> PassTrace:
-    """Run `rule` in place and hold the result against the program before."""
+    """Run `rule` in place and compare the result with the original program."""
     before = clone_program(program)
     trace = _apply_to_example(rule, example, program)
     program.validate()
@@ -342,7 +348,7 @@ def _assert_equivalent(before: Program, after: Program, example: Example, promis
 
 
 class _PrecisionRuntimes:
-    """A program at every precision that is compared, worked out once for all feeds."""
+    """Runtimes of a program at every compared precision, built once for all feeds."""
 
     def __init__(self, program: Program, finite_constants: bool = False) -> None:
         self._runtimes = {precision: Runtime(program, precision=precision, finite_constants=finite_constants)
@@ -353,7 +359,7 @@ class _PrecisionRuntimes:
 
 
 def _iterate_feeds(program: Program, example: Example) -> Iterator[tuple[str, dict[str, np.ndarray[Any, Any]]]]:
-    """Ordinary numbers, zeros of both signs, infinities, NaN, and the ends of fp16."""
+    """Yield feeds of ordinary numbers, zeros of both signs, infinities, NaN, and the ends of fp16."""
     random = np.random.default_rng(0)
     special = {
         "zeros": [0.0], "signed zeros": [0.0, -0.0], "infinities": [np.inf, -np.inf, 1.0], "nan": [np.nan, 1.0],

@@ -1,7 +1,7 @@
-"""Small ops of every type that coremltools registers, to stand next to the ops that a rule looks at.
+"""Small ops of every type that coremltools registers, placed next to the ops that a rule matches.
 
-Each is built for a wanted shape and dtype, so that it can feed an input that another op fed before, and the program
-stays valid. A recipe says how: it maps the wanted shape to the inputs of the op.
+Each is built for a given shape and dtype, so that it can replace the producer of an input while the program stays
+valid. A recipe maps that shape to the inputs of the op.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MakeValue = Callable[..., Var]
 Recipe = Callable[[Shape, MakeValue], Inputs]
 MatchProgram = Callable[[Program], object]
 FUNCTION_INPUT = "input"
-"""In the place of an op type: an input of the function, which no op gives."""
+"""Used instead of an op type: an input of the function, which no op produces."""
 
 _NOT_BUILT = frozenset({
     "const", "_const_symbolic", "read_state",  # a constant is tried for each input besides
@@ -44,7 +44,7 @@ _ONE = np.float16(1)
 
 
 def list_op_types() -> list[str]:
-    """Every registered op type that gives a tensor."""
+    """List every registered op type that produces a tensor."""
     return sorted(op_type for op_type, versions in SSAOpRegistry.core_ops.items()
                   if versions and op_type not in _NOT_BUILT)
 
@@ -280,7 +280,7 @@ def _make_op_inputs(op_type: str, shape: Shape, given: MakeValue) -> Inputs:
 
 
 class NeighbourBuilder:
-    """Builds ops in `block` before `anchor` (None: at its end) that read `source` where they can."""
+    """Builder of ops in `block` before `anchor` (None: at its end) that read `source` where they can."""
 
     def __init__(self, block: Block, anchor: Operation | None, source: Var | None = None) -> None:
         self._block, self._anchor, self._source = block, anchor, source
@@ -335,7 +335,7 @@ class NeighbourBuilder:
 
 
 def remove_failed_ops(program: Program) -> None:
-    """Remove what coremltools leaves of ops that could not be built, in their block and among the readers of values."""
+    """Remove what coremltools leaves of ops that could not be built: from their block, and from the users of values."""
     for _, block in iterate_blocks(program):
         for op in [op for op in block.operations if op.outputs is None]:
             block.operations.remove(op)
@@ -351,24 +351,24 @@ def remove_failed_ops(program: Program) -> None:
 
 
 def _make_placeholder(shape: Sequence[Any], dtype: Any) -> Var:
-    """An input of the function in which it is used; coremltools does not look whether the function has it."""
+    """Make an input of the function in which it is used; coremltools does not check whether the function has it."""
     made: Var = Builder.placeholder(shape=list(shape), dtype=dtype, allow_rank0_input=True).outputs[0]
     return made
 
 
 _READABLE_SHAPES: dict[tuple[Any, ...], tuple[int, ...]] = {}
-"Which of `_iterate_result_shapes` an op type can have when it reads a value of some rank and dtype: searched once."
+"Which of `_iterate_result_shapes` an op type can have when it reads a value of some rank and dtype; searched once."
 
 
 def _iterate_result_shapes(shape: Shape) -> Iterator[Shape]:
-    """Shapes of results that an op may give of a value of `shape`."""
+    """Yield shapes of results that an op may compute from a value of `shape`."""
     yield from (shape, shape[:-1], (*shape[:-1], 1), shape[1:], shape[::-1])
     if shape and not is_symbolic(shape[-1]):
         yield from ((*shape[:-1], shape[-1] * 2), (*shape[:-1], shape[-1] + 1))
 
 
 class _InputSlot(NamedTuple):
-    """Input `name` of `op`, and the position in it where it is a tuple."""
+    """Input `name` of `op`, and the position in it if it is a tuple."""
 
     op: Operation
     name: str
@@ -380,7 +380,7 @@ class _InputSlot(NamedTuple):
         return (self.op.op_type, self.name, bool(self.position), getattr(self.var.op, "op_type", None))
 
     def read(self, var: Var) -> None:
-        """Let the input read `var`."""
+        """Set the input to read `var`."""
         bound = self.op.inputs[self.name]
         if self.position is not None:
             var = tuple(var if number == self.position else each for number, each in enumerate(bound))

@@ -1,4 +1,4 @@
-"""The same program in other circumstances: inside a block, with more readers, symbolic, with compressed weights."""
+"""Variants of a program: inside a block, with more users, with symbolic shapes, with compressed weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Substitute = Callable[[Operation, str, Var], "Var | None"]
 
 
 def inline_block(function: Block, env: dict[Var, Var], substitute: Substitute | None = None) -> list[Var]:
-    """Build `function`'s ops once more in the current block; `env` maps its inputs to vars that are visible there."""
+    """Build `function`'s ops again in the current block; `env` maps its inputs to vars that are visible there."""
     for op in function.operations:
         made = (
             Builder.const(val=_get_const_data(op.outputs[0]))
@@ -73,7 +73,7 @@ def _get_const_data(var: Var) -> Any:
 def _rebuild_program(
     program: Program, body: Callable[[dict[Var, Var]], list[Var]], shape: Callable[[Var], Iterable[Any]] | None = None
 ) -> Program:
-    """A program with the inputs (reshaped by `shape`) and output names of `program`, and a body of its own."""
+    """Build a program with the inputs (reshaped by `shape`) and output names of `program`, and a body of its own."""
     source = program.functions["main"]
     placeholders = {
         name: Builder.placeholder(shape=list(shape(var) if shape else var.shape), dtype=var.dtype)
@@ -90,7 +90,7 @@ def _rebuild_program(
 
 
 def make_nested(program: Program) -> Program:
-    """The body inside both branches of a `cond`, once for each."""
+    """Nest the body inside a `cond`, once in each branch."""
     source = program.functions["main"]
 
     def body(env: dict[Var, Var]) -> list[Var]:
@@ -107,7 +107,7 @@ def make_nested(program: Program) -> Program:
 
 
 def make_repeated(program: Program, times: int = 3) -> Program:
-    """The body several times side by side, consts shared; every copy's outputs are outputs."""
+    """Repeat the body several times side by side, with shared consts; every copy's outputs are outputs."""
     source = program.functions["main"]
     consts = [op for op in source.operations if op.op_type == "const"]
     placeholders = {name: Builder.placeholder(shape=list(var.shape), dtype=var.dtype)
@@ -136,7 +136,7 @@ def _inline_computed_ops(source: Function, env: dict[Var, Var]) -> list[Var]:
 
 
 def make_observed(program: Program) -> Program:
-    """One more reader on every intermediate value: an identity whose result is an output."""
+    """Add a user to every intermediate value: an identity whose result is an output."""
     twin = clone_program(program)
     function = twin.functions["main"]
     inner = [var for op in function.operations if op.op_type != "const" and not op.op_type.startswith("constexpr_")
@@ -148,7 +148,7 @@ def make_observed(program: Program) -> Program:
 
 
 def continued(program: Program) -> Program:
-    """The same program with one more op behind each of its floats, whose result is an output besides."""
+    """Clone the program and add one op after each of its float outputs, whose result is another output."""
     twin = clone_program(program)
     function = twin.functions["main"]
     ends = [var for var in function.outputs if types.is_tensor(var.sym_type) and types.is_float(var.dtype)]
@@ -159,7 +159,7 @@ def continued(program: Program) -> Program:
 
 
 def make_symbolic(program: Program, axes: tuple[int, ...]) -> Program | None:
-    """The same program with symbolic dimensions at `axes` of each input, or None where it cannot be written so."""
+    """Rebuild the program with symbolic dimensions at `axes` of each input; None if it cannot be built so."""
     source = program.functions["main"]
 
     def shape(var: Var) -> list[Any]:
@@ -192,7 +192,7 @@ def _compress_palettized(weight: np.ndarray[Any, Any]) -> Var:
 
 
 def _pack_nibbles(index: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Two 4-bit indices a byte, the first in the low half, as coremltools packs them."""
+    """Pack two 4-bit indices into a byte, the first in the low half, as coremltools does."""
     padded = np.append(index, np.zeros(index.size % 2, dtype=index.dtype)).astype(np.uint8)
     return (padded[::2] | padded[1::2] << 4).astype(np.uint8)
 
@@ -211,7 +211,7 @@ COMPRESSIONS: dict[str, Callable[[np.ndarray[Any, Any]], Var]] = {
 
 
 def make_compressed(program: Program, kind: str) -> Program | None:
-    """The program with every constant `weight` of rank 3 and more compressed; None where there is none."""
+    """Compress every constant `weight` of rank 3 and more; None if the program has no such weight."""
     found = False
 
     def substitute(op: Operation, name: str, var: Var) -> Var | None:

@@ -1,4 +1,4 @@
-"""What a rule finds in a program, whichever kind of rule it is."""
+"""Matching of a rule of any kind on a program."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["collect_miss_reasons", "find_rule_matches"]
 
 
 def find_rule_matches(rule: Rule, program: Program, measure: Measure | None = None) -> PassTrace:
-    """As `find_matches`; a rule about plans is asked about the program's, in which no other rule refuses anything."""
+    """Find matches as `find_matches` does; a plan rule is matched on a plan predicted without any other rule."""
     if not isinstance(rule, PlanRule):
         return find_matches(rule, program, measure=measure)
     trace = PassTrace(rule.name)
@@ -24,7 +24,7 @@ def find_rule_matches(rule: Rule, program: Program, measure: Measure | None = No
 
 
 def collect_miss_reasons(rule: Rule, program: Program, measure: Measure | None = None) -> list[str]:
-    """Why the rule does not apply where it was asked, near misses and others."""
+    """Collect the reasons why the rule does not match, of near misses and others."""
     if isinstance(rule, PlanRule):
         given = [item.answer for item in predict_plan(program, [rule])[1]]
     else:

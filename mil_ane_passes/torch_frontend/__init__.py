@@ -1,4 +1,4 @@
-"""The patched torch frontend: models that coremltools refuses, or converts to something else, convert right.
+"""The patched torch frontend: correct conversion of models that coremltools rejects or silently converts wrong.
 
     model = ane.convert(traced, inputs=inputs)               # ct.convert's arguments; the patches and our passes
     model = ane.convert(traced, inputs=inputs, check=True)   # and compare the result with the torch model
@@ -6,24 +6,23 @@
     with ane.torch_frontend.patched():                       # the patches alone
         model = ct.convert(traced, inputs=inputs)
 
-TorchScript (traced or scripted) and `torch.export` alike. What cannot be expressed is refused with the op, the module
-and the source line (`NotConverted`). In-place writes are followed as PyTorch means them: through any chain of views,
-in every in-place op and index form, in branches and loops of scripts, into buffers that are states. What cannot be
-followed (a write to what may or may not be a copy, and a read of the other) is refused, never dropped; a buffer that
-is written and is no state gets a warning.
+TorchScript (traced or scripted) and `torch.export` are supported. An op that cannot be expressed raises `NotConverted`
+with the op, the module and the source line. In-place writes have PyTorch's meaning: through any chain of views, in
+every in-place op and index form, in branches and loops of scripts, into buffers that are states. A write that cannot be
+followed (to a tensor that may or may not be a copy, where the other one is read) is an error, never dropped; a written
+buffer that is not a state causes a warning.
 
-With `check=True` the program runs on the reference runtime beside the torch model, at the default size, every
-enumerated one and both ends of a range. Where they part, `NotEqual` names the module, the op and the source line,
-such as `encoder.layer.1 (Block): op 'aten::relu' (model.py:11) differs: ...`; its `mlmodel` is the model all the
-same. What the frontend made is judged to 1e-4 of an output's largest value, the result as `verify` does. Sampled
-inputs are normal numbers: give `feeds` and `ranges` that hold what the model gets. Values that fp16 loses, such as
-the sine of an angle of thousands (ANE317), are logged.
+With `check=True` the program runs on the reference runtime and is compared with the torch model, at the default size,
+every enumerated one and both ends of a range. Where they differ, `NotEqual` names the module, the op and the source
+line, such as `encoder.layer.1 (Block): op 'aten::relu' (model.py:11) differs: ...`; its `mlmodel` is the model despite
+the error. The tolerance for the frontend's program is 1e-4 of an output's largest value, that for the result is the one
+of `verify`. Sampled inputs are normal numbers: pass `feeds` and `ranges` with the values that the model gets in use.
+Values that fp16 loses, such as the sine of an angle of thousands (ANE317), are logged.
 
-Importing this patches nothing and imports no torch. `patched()` holds for the thread (context) that enters it,
-`install()` for the whole process until `uninstall()`, which puts the very same functions back; both may be nested and
-repeated. Each patch is one file of `patches/`; one that the installed coremltools does not need turns itself off,
-which is found out by trying (`mil-ane-passes patches` says why). Your own `register_torch_op(override=True)` wins
-over ours.
+Importing this package patches nothing and does not import torch. `patched()` applies to the thread (context) that
+enters it, `install()` to the entire process until `uninstall()`, which restores the same functions; both may be nested
+and repeated. Each patch is one file of `patches/`. A probe turns off a patch that the installed coremltools does not
+need (`mil-ane-passes patches` prints why). Your own `register_torch_op(override=True)` has priority over our patches.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Complex tensors as pairs of real Vars: ML Programs have no complex type.
+"""Complex tensors as pairs of real Vars, since ML Programs have no complex type.
 
 A complex value is coremltools' `ComplexVar`, made here without an op: only its real and imaginary parts are in the
-program. `lower_complex` runs around every lowering and decides what an op does with such a value.
+program. `lower_complex` wraps every lowering and decides how an op handles such a value.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["ComplexLiteral", "is_complex", "is_zero", "join_complex", "map_neste
 
 
 class ComplexLiteral(float):
-    """A complex Python number of an exported program, as a float: coremltools reads no other literals."""
+    """A complex Python number of an exported program, as a float, since coremltools reads no other literals."""
 
     imag_part: float
 
@@ -32,21 +32,24 @@ class ComplexLiteral(float):
 
 
 def is_complex(value: Any) -> bool:
-    """Whether a value of the context is a complex number or tensor."""
+    """Return whether a value of the context is a complex number or tensor."""
     if isinstance(value, Var):
         return bool(types.is_complex(value.dtype))
     return isinstance(value, complex | ComplexLiteral)
 
 
 def join_complex(real: Var, imag: Var) -> Var:
-    """The complex value of two real Vars of equal shape."""
+    """Make a complex value from two real Vars of equal shape."""
     real, imag = cast_to(real, types.fp32), cast_to(imag, types.fp32)
     return ComplexVar(name=f"{real.name}_complex", sym_type=types.tensor(types.complex64, real.shape), real=real,
                       imag=imag)
 
 
 def split_complex(value: Any) -> tuple[Var, Var]:
-    """The real and the imaginary part, both of the value's shape; zeros as imaginary part of a real value."""
+    """Return the real and the imaginary part, both of the value's shape.
+
+    The imaginary part of a real value is zeros.
+    """
     if isinstance(value, ComplexLiteral):
         return to_tensor(float(value)), to_tensor(value.imag_part)
     if isinstance(value, complex):
@@ -63,17 +66,17 @@ def split_complex(value: Any) -> tuple[Var, Var]:
 
 
 def zeros_like(x: Var) -> Var:
-    """Zeros of the shape of `x`, a compile-time constant where the shape is."""
+    """Make zeros of the shape of `x`, as a compile-time constant where the shape is one."""
     return make_filled_like(x, 0.0, x.dtype if types.is_float(x.dtype) else types.fp32)
 
 
 def is_zero(x: Var) -> bool:
-    """Whether every element is known to be 0."""
+    """Return whether every element is a compile-time 0."""
     return x.val is not None and not np.any(x.val)
 
 
 def map_nested(function: Callable[[Any], Any], value: Any) -> Any:
-    """`function` of a value, or of every item of a (nested) list or tuple."""
+    """Apply `function` to a value, or to every item of a (nested) list or tuple."""
     if isinstance(value, list | tuple):
         return type(value)(map_nested(function, item) for item in value)
     return function(value)

@@ -1,4 +1,4 @@
-"""What a patch is: the fault it fixes, how to tell whether the installed coremltools has that fault, and the fix."""
+"""The contract of a patch: a fault, a probe that tests the installed coremltools for it, and the fix."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Replacement:
-    """A function of coremltools that is exchanged while the patch is on.
+    """A function of coremltools that is replaced while the patch is active.
 
-    `module` and `attribute` ("name" or "Class.name") say where it is looked up; `function` gets coremltools' own
-    function first, then what it was called with.
+    `module` and `attribute` ("name" or "Class.name") name where it is looked up; `function` is called with coremltools'
+    own function first, then with the arguments of the call.
     """
 
     module: str
@@ -35,11 +35,11 @@ class Patch:
         title: one line: what goes wrong without it.
         upstream: links to the issues and pull requests of coremltools, or "none known".
         ops: lowerings by torch op kind as coremltools names them (lower case, without namespace and trailing `_`).
-        replacements: host functions exchanged.
+        replacements: the functions of coremltools to replace.
         wrapper: called in place of every lowering with `(lowering, context, node)`, or None.
-        name: the file's name, set when it is found.
-        text: what the file says of it, set when it is found.
-        code: TORCH1xx, its own for good: a new patch takes the next free one.
+        name: the file's name, set by the registry.
+        text: the file's docstring, set by the registry.
+        code: TORCH1xx, never reused: a new patch gets the next free one.
     """
 
     title: str
@@ -60,14 +60,15 @@ class Patch:
         return register
 
     def wrap_lowerings(self, function: Callable[[Lowering, Any, Any], None]) -> Callable[[Lowering, Any, Any], None]:
-        """Register a function that is called in place of every lowering but those that the user registered."""
+        """Register a function that is called in place of every lowering, except those that the user registered."""
         self.wrapper = function
         return function
 
     def replace_function(self, module: str, attribute: str) -> Callable[[_Function], _Function]:
-        """Exchange a function of coremltools: `PATCH.replaces("coremltools....ops", "_cast")`.
+        """Replace a function of coremltools: `PATCH.replace_function("coremltools....ops", "_cast")`.
 
-        Several patches may exchange one: each gets the function of the patch before it, by name, as coremltools'.
+        Several patches may replace the same function: each is called with the function of the previous patch, by name,
+        as coremltools' function.
         """
         def register(function: _Function) -> _Function:
             self.replacements.append(Replacement(module, attribute, function))
@@ -75,20 +76,20 @@ class Patch:
         return register
 
     def probe(self, function: Callable[[], str | None]) -> Callable[[], str | None]:
-        """Register the probe: what coremltools does wrong, in words, or None when it is right.
+        """Register the probe: it returns what coremltools does wrong, as text, or None when coremltools is correct.
 
-        It runs with coremltools' own functions, whatever is installed. Where it finds nothing wrong, or there is none,
-        a patch is needed when coremltools has no lowering for one of its ops.
+        It runs with coremltools' own functions, even where patches are installed. Where it finds no fault, or a patch
+        has no probe, the patch is needed when coremltools has no lowering for one of its ops.
         """
         self._probe = function
         return function
 
     def needed(self, lowered_by_host: Callable[[str], bool]) -> str | None:
-        """Why the installed host needs this patch, or None."""
+        """Return why the installed coremltools needs this patch, or None."""
         if self._probe is not None:
             try:
                 found = self._probe()
-            except Exception as error:  # a host of another make: what cannot be asked is not taken to be right
+            except Exception as error:  # a failing probe (another coremltools version) is no evidence of correctness
                 found = f"fails: {type(error).__name__}: {error}".splitlines()[0]
             if found is not None:
                 return found

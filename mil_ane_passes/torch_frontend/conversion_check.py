@@ -1,8 +1,8 @@
-"""Does a converted model compute what its torch model does? Asked of what the frontend made and of the result.
+"""Conversion checks: compare a converted model with its torch model, both after the frontend and after all passes.
 
-The frontend's program is all in fp32 and has to agree closely, so that what it got wrong is not taken for rounding;
-the result, after all passes, may be off by what fp16 and compression explain. It runs with fp32 arithmetic: where
-values are such that fp16 arithmetic loses them is found by lint's rules that measure.
+The frontend's program is entirely in fp32 and has to agree closely, so that its errors are not mistaken for rounding.
+The result, after all passes, may deviate as far as fp16 and compression explain. It runs with fp32 arithmetic; lint's
+measuring rules find the values that fp16 arithmetic would lose.
 """
 
 from __future__ import annotations
@@ -37,12 +37,13 @@ __all__ = ["convert_and_check", "validate_check_arguments"]
 
 Array = np.ndarray[Any, Any]
 
+#: the number of seeded samples, spread over the shapes of the inputs
 _SEED_COUNT = 2
 _log = logging.getLogger("mil_ane_passes")
 
 
 def validate_check_arguments(given: Mapping[str, Any], from_torch: bool, neural_network: bool) -> None:
-    """Raises InputError for what cannot be checked, before it is converted."""
+    """Raise InputError for arguments that cannot be checked, before the conversion."""
     if not from_torch:
         raise InputError("check=True compares with a torch model, and this is none; leave it out, and use "
                          "verify(callable, model) for a model of another source")
@@ -51,7 +52,7 @@ def validate_check_arguments(given: Mapping[str, Any], from_torch: bool, neural_
 
 
 def convert_and_check(given: inspect.BoundArguments, samples: UserInputs) -> Any:
-    """The result of `ct.convert`, which has been compared with the torch model on seeded inputs and on `samples`.
+    """Run `ct.convert`, compare the result with the torch model on seeded inputs and on `samples`, and return it.
 
     Raises NotEqual, and InputError for samples that do not fit.
     """
@@ -69,7 +70,7 @@ def convert_and_check(given: inspect.BoundArguments, samples: UserInputs) -> Any
 
 
 def _convert_with_frontend(model: Any, asked: Mapping[str, Any], target: Any) -> Program:
-    """What the frontend makes of the model, before any pass but its own."""
+    """Convert the model with the frontend and the frontend's own passes only."""
     from coremltools.converters.mil.frontend.torch.load import load
     from coremltools.converters.mil.mil.passes.pass_pipeline import PassPipelineManager
 
@@ -82,8 +83,10 @@ def _convert_with_frontend(model: Any, asked: Mapping[str, Any], target: Any) ->
 
 
 class _ConversionCheck:
-    """A torch model, what the frontend made of it, and the result; of a classifier, which returns a label, only the
-    first two are compared."""
+    """Compares a torch model with the frontend's program and with the result.
+
+    A classifier returns a label, so only the first two are compared for it.
+    """
 
     def __init__(
         self, model: Any, mlmodel: Any, frontend: Program, images: ImagePreprocessing, classifier: bool
@@ -101,7 +104,7 @@ class _ConversionCheck:
     def run(self, samples: UserInputs) -> None:
         """Compare on the samples and at the default size, each enumerated one and both ends of each range.
 
-        Raises NotEqual. Logs what lint's rules find that measure.
+        Raises NotEqual. Logs the findings of lint's measuring rules.
         """
         description = self._mlmodel.get_spec().description
         made = [*map(self._order_feeds, samples.plans(self._program, lambda name: description)),
@@ -118,7 +121,7 @@ class _ConversionCheck:
                          "every run; pass feeds= on which it gives numbers", name)
 
     def _order_feeds(self, plan: Plan) -> Plan:
-        """The plan with its feeds in the order of the program's inputs."""
+        """Return the plan with its feeds in the order of the program's inputs."""
         inputs = self._program.functions[plan.function].inputs
         return replace(plan, feeds={name: plan.feeds[name] for name in inputs if name in plan.feeds})
 
@@ -153,7 +156,7 @@ class _ConversionCheck:
 
 
 def _collect_numeric_findings(program: Program, made: Sequence[Plan], user_supplied: bool) -> list[str]:
-    """What lint's rules that measure find in these runs, and what they cannot decide by sampled inputs alone."""
+    """Format what lint's measuring rules find in these runs, and what they cannot decide with sampled inputs alone."""
     measure, census = make_measurer(lambda program: made), {op.op_type for _, op in iterate_ops(program)}
     found: list[str] = []
     for rule in (rule() for rule in get_all_rules().values() if rule.measures and not issubclass(rule, Rewrite)):
@@ -162,7 +165,7 @@ def _collect_numeric_findings(program: Program, made: Sequence[Plan], user_suppl
         measured = list(iterate_hits_and_misses(rule, program, measure=measure))
         found += [f"{rule.code} at op '{answer.op.name}' ({answer.op.op_type}): {answer.note}; {rule.advice}"
                   for _, answer in measured if isinstance(answer, Hit)]
-        # a finding that only the sampled inputs speak against
+        # findings that only the sampled inputs contradict
         possible = [answer.op for _, answer in iterate_hits_and_misses(rule, program) if isinstance(answer, Hit)]
         open_ops = {answer.op for _, answer in measured if isinstance(answer, Miss)} & set(possible)
         if open_ops and not user_supplied:
@@ -175,7 +178,7 @@ def _collect_numeric_findings(program: Program, made: Sequence[Plan], user_suppl
 def _find_differing_outputs(
     expected: Mapping[str, Array], compiled: ProgramRunner, feeds: Mapping[str, Array], plan: Plan, tolerance: float
 ) -> Sequence[OutputDifference]:
-    """The outputs and states of a program that are not the expected ones, which are in the same order."""
+    """Return the outputs and states of a program that differ from the expected ones, which are in the same order."""
     try:
         found = compiled(feeds, copy_state(plan))
     except InputError as error:

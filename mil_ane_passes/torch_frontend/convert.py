@@ -29,21 +29,21 @@ _LOWER_RANK_PASS = f"{NAMESPACE}::lower_rank"
 def convert(
     *arguments: Any, check: bool = False, feeds: Feeds | None = None, ranges: Ranges | None = None, **named: Any
 ) -> Any:
-    """`coremltools.convert` with the patched torch frontend and our pipeline; same arguments, same result.
+    """Convert with `coremltools.convert`, the patched torch frontend and our pipeline; same arguments, same result.
 
-    What is not from torch is converted without the patches, and without torch. Our passes are put on top of
-    `pass_pipeline`; one that holds some of them already, such as `ane.pipeline(preset="full")`, is taken as it is. A
-    neural network, for which our passes are not made, gets coremltools' own.
+    Models from other sources than torch are converted without the patches, and without importing torch. Our passes are
+    added to `pass_pipeline`; a pipeline that contains some of them already, such as `ane.pipeline(preset="full")`, is
+    used unchanged. A neural network, which our passes do not support, gets coremltools' own passes.
 
-    With `check`, the result runs on the reference runtime beside the torch model: seeded inputs, every enumerated
-    shape, both ends of a range. Raises NotEqual, which names the first part of the module that differs and has the
-    model as `mlmodel`, and InputError for a check of what is not from torch or is not an ML Program. What torch.export
-    made needs torch 2.5 or newer, else InputError.
+    With `check`, the result runs on the reference runtime and is compared with the torch model: on seeded inputs, at
+    every enumerated shape and both ends of a range. Raises NotEqual, which names the first part of the module that
+    differs and has the model as `mlmodel`, and InputError for a check of a model that is not from torch or is not an ML
+    Program. Programs of torch.export need torch 2.5 or newer, else InputError.
 
-    Seeded inputs are normal numbers: what only larger or rarer values reach (a threshold, a class) they do not check.
-    `feeds` (a mapping from input name to array, or several) and `ranges` (input name to (low, high)) are checked
-    besides, as in `rewrite`. What lint's rules find in these runs that fp16 cannot hold (an angle of thousands) is
-    logged as a warning, and named in NotEqual.
+    Seeded inputs are normal numbers: they do not check what only larger or rarer values reach (a threshold, a class).
+    `feeds` (a mapping from input name to array, or several) and `ranges` (input name to (low, high)) are checked in
+    addition, as in `rewrite`. Values that fp16 cannot hold (an angle of thousands) are found by lint's rules in these
+    runs, logged as a warning, and named in NotEqual.
     """
     given = _COREMLTOOLS_SIGNATURE.bind(*arguments, **named)
     samples = UserInputs.of(feeds, ranges)
@@ -67,7 +67,7 @@ def convert(
 
 
 def is_from_torch(model: Any, source: str = "auto") -> bool:
-    """Whether coremltools will take `model` for one of PyTorch; asks without importing torch."""
+    """Return whether coremltools will treat `model` as a PyTorch model; does not import torch."""
     if source.lower() != "auto":
         return source.lower() == "pytorch"
     if isinstance(model, str):
@@ -76,7 +76,10 @@ def is_from_torch(model: Any, source: str = "auto") -> bool:
 
 
 def _check_export_supported(model: Any) -> None:
-    """coremltools takes exported programs from torch 2.5 on; before, it asks for a `source`, which would not help."""
+    """Raise InputError for an exported program with torch before 2.5.
+
+    coremltools accepts exported programs from torch 2.5 on. Before, it asks for a `source`, which would not help.
+    """
     if _deps._HAS_TORCH_EXPORT_API or not any(kind.__name__ == "ExportedProgram" for kind in type(model).__mro__):
         return
     found = getattr(sys.modules.get("torch"), "__version__", "of an unknown version")
@@ -93,9 +96,9 @@ def _add_ane_passes(base: Any) -> ct.PassPipeline:
 
 
 def _add_lower_rank_pass(pipeline: ct.PassPipeline) -> ct.PassPipeline:
-    """A copy of `pipeline` in which `lower_rank` runs before all our other passes, of any preset and precision.
+    """Return a copy of `pipeline` in which `lower_rank` runs before all our other passes, at any preset and precision.
 
-    Core ML loads no program with a tensor of rank 6, so this is outside of what a guard may undo.
+    Core ML loads no program with a tensor of rank 6, so a guard must not undo this pass.
     """
     result = copy.deepcopy(pipeline)
     first = next((place for place, name in enumerate(result.passes) if name.startswith(f"{NAMESPACE}::")),
@@ -107,7 +110,7 @@ def _add_lower_rank_pass(pipeline: ct.PassPipeline) -> ct.PassPipeline:
 
 
 def _is_neural_network(given: dict[str, Any]) -> bool:
-    """Whether the older format is what coremltools will make."""
+    """Return whether coremltools will make the older neural network format."""
     target, wanted = given.get("minimum_deployment_target"), given.get("convert_to")
     return wanted == "neuralnetwork" or (
         wanted is None and isinstance(target, ct.target) and target < ct.target.iOS15)

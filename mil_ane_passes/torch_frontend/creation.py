@@ -1,4 +1,4 @@
-"""Tensors that a model makes out of nothing: their sizes, their dtype, and a const wherever both are known."""
+"""Creation of tensors: their sizes, their dtype, and a const wherever sizes and value are compile-time constants."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .lowering import Size, broadcast_to, cast_to, get_dims, to_python, to_size_
 __all__ = ["make_constant", "make_filled", "make_filled_like", "read_sizes", "to_mil_type"]
 
 _MAX_CONST_ELEMENTS = 1 << 20
-"""Elements; a larger tensor of one value stays a `fill`, which costs no bytes in the package."""
+"""The largest const, in elements: a larger tensor of one value stays a `fill`, which costs no bytes in the package."""
 
 
 def read_sizes(value: Any, node: Any) -> list[Size]:
-    """A `size` argument as one int or rank 0 int32 Var each."""
+    """Read a `size` argument as a list with one int or rank 0 int32 Var for each dimension."""
     if isinstance(value, Var) and value.val is None:
         if value.rank == 0:
             return [value]
@@ -44,11 +44,14 @@ def _read_size(item: Any) -> Size:
 
 
 def to_mil_type(dtype: Any, node: Any, default: Any) -> Any:
-    """The MIL type of a torch `dtype` argument (its number), `default` where none is given; small ints are int32."""
+    """Return the MIL type of a torch `dtype` argument (its number), or `default` where it is None.
+
+    Small ints are int32.
+    """
     number = to_python(dtype, node, "dtype")
     if number is None:
         return default
-    if isinstance(number, str):  # `x.dtype` in a script, which coremltools writes as its own type's name
+    if isinstance(number, str):  # `x.dtype` in a script, which coremltools writes as the name of its own type
         return _MIL_TYPES_BY_NAME[number]
     if number not in NUM_TO_NUMPY_DTYPE:
         raise NotConverted.at(node, f"Core ML has no dtype for torch's number {number}", "use a real dtype")
@@ -61,14 +64,14 @@ _MIL_TYPES_BY_NAME = {kind.__name__: kind for kind in (types.bool, types.fp16, t
 
 
 def make_constant(array: Any, dtype: Any) -> Var:
-    """`array` as a const of the MIL type."""
+    """Make a const of the MIL type from `array`."""
     with np.errstate(over="ignore"):
         array = np.asarray(array).astype(types.nptype_from_builtin(dtype))
     return mb.const(val=array if array.ndim else array[()])
 
 
 def make_filled(shape: Sequence[Size], value: Any, dtype: Any) -> Var:
-    """A tensor of one value: a const where sizes and value are known, else a `fill` or the value repeated."""
+    """Make a tensor of one value: a const where sizes and value are constant, else a `fill` or the value repeated."""
     if isinstance(value, Var) and value.val is None:
         one = mb.reshape(x=cast_to(value, dtype), shape=[1] * len(shape)) if value.rank != len(shape) else \
             cast_to(value, dtype)
@@ -83,5 +86,5 @@ def make_filled(shape: Sequence[Size], value: Any, dtype: Any) -> Var:
 
 
 def make_filled_like(x: Var, value: Any, dtype: Any) -> Var:
-    """A tensor of one value with the sizes of `x`."""
+    """Make a tensor of one value with the sizes of `x`."""
     return make_filled(get_dims(x), value, dtype)

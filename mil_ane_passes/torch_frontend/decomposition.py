@@ -1,7 +1,7 @@
-"""Lowers an op by torch's own definition of it: torch decomposes it into ops that are lowered, and those are converted.
+"""Lowering by decomposition: torch decomposes an op into ops that have lowerings, and those are converted.
 
-The op is traced on fake tensors of the node's shapes. A flexible size is traced at two values: only where both give
-the same graph is the graph that of every size; else the op is refused.
+The op is traced on fake tensors of the node's shapes. A flexible size is traced at two values. Where both give the same
+graph, that graph is used for every size; else the op raises NotConverted.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from .lowering import name_result
 
 __all__ = ["lower_by_decomposition", "resolve_torch_call"]
 
+#: the two values at which a flexible size is traced: only where both give the same graph, it is converted
 _FLEXIBLE_SIZE_HINTS = (7, 12)
 _prefix_numbers = itertools.count()
 
 
 def lower_by_decomposition(context: Any, node: Any) -> None:
-    """The lowering: trace the op, convert the graph, hand its results to the node."""
+    """Lower an op: trace it, convert the traced graph, and add its results as the node's."""
     packet, arguments, keywords = resolve_torch_call(context, node)
     tensors: list[Var] = []
     template = [_replace_tensors_by_slots(argument, tensors) for argument in (*arguments, *keywords.values())]
@@ -51,7 +52,10 @@ def lower_by_decomposition(context: Any, node: Any) -> None:
 
 
 def resolve_torch_call(context: Any, node: Any) -> tuple[Any, list[Any], dict[str, Any]]:
-    """The torch op and its arguments; those of TorchScript are typed by the first schema they fit."""
+    """Return the torch op, its positional and its named arguments.
+
+    The first schema that fits determines the types of TorchScript's arguments.
+    """
     import torch
 
     kind = unify_inplace_and_functional(sanitize_op_kind(node.kind)).partition(".")[0]
@@ -62,7 +66,7 @@ def resolve_torch_call(context: Any, node: Any) -> tuple[Any, list[Any], dict[st
         name: _resolve_input(context, item[0]) if len(item) == 1 else [_resolve_input(context, one) for one in item]
         for name, item in (node.kwinputs or {}).items()
     }
-    chosen = sanitize_op_kind(node.kind).partition(".")[2]  # torch.export says which, TorchScript does not
+    chosen = sanitize_op_kind(node.kind).partition(".")[2]  # torch.export names the overload, TorchScript does not
     for overload in sorted(packet.overloads(), key=lambda name: name.lower() != chosen):
         schema = getattr(packet, overload)._schema
         types_of = {argument.name: str(argument.type) for argument in schema.arguments}
@@ -87,7 +91,7 @@ def _resolve_input(context: Any, item: Any) -> Any:
 
 
 def _convert_arguments(given: list[Any], wanted: list[str]) -> list[Any] | None:
-    """The arguments as the schema wants them, or None where one does not fit."""
+    """Convert the arguments to the types of the schema; return None where one does not fit."""
     if len(given) > len(wanted):
         return None
     typed = [_convert_argument(value, kind) for value, kind in zip(given, wanted, strict=False)]
@@ -124,7 +128,7 @@ def _convert_argument(value: Any, kind: str) -> Any:
 
 
 class _TensorSlot(int):
-    """The place of a tensor among those traced."""
+    """The index of a tensor among the traced tensors."""
 
 
 def _replace_tensors_by_slots(value: Any, tensors: list[Var]) -> Any:
@@ -147,7 +151,7 @@ def _has_flexible_size(x: Var) -> bool:
 
 
 def _trace_decomposition(run: Any, tensors: list[Var], hint: int, node: Any) -> Any:
-    """The graph of simpler ops, flexible sizes taken as `hint` (the same symbol always as the same number)."""
+    """Trace the graph of simpler ops, with `hint` for flexible sizes (always the same number for the same symbol)."""
     import torch
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -156,14 +160,14 @@ def _trace_decomposition(run: Any, tensors: list[Var], hint: int, node: Any) -> 
     def size_of(size: Any) -> int:
         return int(size) if isinstance(size, int | np.integer) else symbols.setdefault(str(size), hint + len(symbols))
 
-    # an int32 stands for torch's int64, the only one that torch takes for indices
+    # int32 represents torch's int64, the only dtype that torch accepts for indices
     examples = [torch.zeros([size_of(size) for size in x.shape], dtype=torch.int64 if x.dtype == types.int32 else
                             MIL_DTYPE_TO_TORCH_DTYPE[x.dtype]) for x in tensors]
     try:
         with torch.no_grad():
             graph = make_fx(run, decomposition_table=_build_decomposition_table(), tracing_mode="fake")(*examples)
             if any(str(step.target).partition(".")[2].partition(".")[0].endswith("_") for step in graph.graph.nodes):
-                # some definitions write in place, which lowerings know nothing of
+                # some definitions write in place, which lowerings do not support
                 graph = make_fx(
                     torch.func.functionalize(graph, remove="mutations"),
                     decomposition_table=_build_decomposition_table(),
@@ -179,7 +183,7 @@ def _trace_decomposition(run: Any, tensors: list[Var], hint: int, node: Any) -> 
 
 @functools.cache
 def _build_decomposition_table() -> dict[Any, Any]:
-    """torch's definitions of every op that has no lowering of its own."""
+    """Collect torch's definitions of all ops that have no lowering of their own."""
     from torch._decomp import decomposition_table
 
     return {op: definition for op, definition in decomposition_table.items()
@@ -196,7 +200,7 @@ def _has_lowering(op: Any) -> bool:
 
 
 def _convert_graph(context: Any, graph: Any, tensors: list[Var]) -> Any:
-    """Convert the graph's nodes in the context; returns the Var (or list of Vars) that it returns."""
+    """Convert the graph's nodes in the context; return the Var (or list of Vars) that it returns."""
     import torch
     from coremltools.converters.mil.frontend.torch.internal_graph import InternalTorchIRNode
     from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
@@ -230,7 +234,7 @@ def _to_numpy(value: Any) -> Any:
 
 @contextmanager
 def _use_export_frontend(context: Any) -> Iterator[None]:
-    """The lowerings of the simpler ops read their arguments as torch.export writes them."""
+    """Switch the context to the export frontend: the lowerings then read arguments as torch.export writes them."""
     frontend = context.frontend
     context.frontend = TorchFrontend.TORCHEXPORT
     try:

@@ -1,4 +1,4 @@
-"""What the patched frontend says when something cannot be converted."""
+"""Errors of the patched frontend, with the location of the op in the torch model."""
 
 from __future__ import annotations
 
@@ -11,18 +11,24 @@ __all__ = ["NotConverted", "NotEqual", "describe_node_location", "find_source_li
 
 
 class NotConverted(AnePassesError, NotImplementedError):
-    """An op whose meaning cannot be kept: names the op, the module path and the source line, and what to do."""
+    """An op that cannot be converted faithfully.
+
+    Names the op, the module path and the source line, and suggests a change.
+    """
 
     @classmethod
     def at(cls, node: Any, what: str, advice: str = "") -> NotConverted:
-        """The error for an op of coremltools' torch graph (InternalTorchIRNode) or of a torch graph (torch._C.Node)."""
+        """Make the error for an op of a graph.
+
+        `node` is of coremltools' torch graph (InternalTorchIRNode) or of a torch graph (torch._C.Node).
+        """
         return cls(f"{describe_node_location(node)}: {what}{'; ' + advice if advice else ''}")
 
 
 class NotEqual(AnePassesError):
-    """A converted model does not compute what its torch model does: names the first part that differs, and where.
+    """A converted model that does not compute what its torch model does: names the first part that differs, and where.
 
-    `mlmodel` is the model all the same; `module` the path of the part, "" where it cannot be told.
+    `mlmodel` is the model despite the error; `module` the path of the part, "" where it is not known.
     """
 
     def __init__(self, message: str, mlmodel: Any = None, module: str = "") -> None:
@@ -31,7 +37,7 @@ class NotEqual(AnePassesError):
 
 
 def describe_node_location(node: Any) -> str:
-    """`op 'aten::index_put_' in encoder.attention (model.py:12)`, as much of it as is known."""
+    """Format `op 'aten::index_put_' in encoder.attention (model.py:12)`, as far as it is known."""
     if callable(getattr(node, "kind", None)):
         kind, module, source = node.kind(), node.getModuleHierarchy(), node.sourceRange()
     else:
@@ -47,7 +53,7 @@ def describe_node_location(node: Any) -> str:
 
 
 def _read_exported_module_path(meta: Mapping[str, Any]) -> str:
-    """The path of the module that torch.export notes for a node, "" for the outermost."""
+    """Return the path of the module that torch.export records for a node, "" for the outermost."""
     stack = list((meta.get("nn_module_stack") or {}).values())
     return str(stack[-1][0]).removeprefix("L['self']").removeprefix(".") if stack else ""
 
@@ -56,7 +62,7 @@ _UNNAMED_SCOPES = ("", "UNKNOWN_INSTANCE")
 
 
 def find_source_line(source: str) -> str:
-    """The innermost `file:line` of a TorchScript source range or of a Python stack trace."""
+    """Return the innermost `file:line` of a TorchScript source range or of a Python stack trace."""
     lines = [line.strip() for line in source.splitlines()]
     frames = [line for line in lines if line.startswith('File "')]
     if frames:
@@ -64,7 +70,7 @@ def find_source_line(source: str) -> str:
         path, _, rest = inside[-1].removeprefix('File "').partition('", line ')
         return f"{path}:{rest.partition(',')[0].split()[0]}" if rest else path
     outside = [line for line in lines if ".py(" in line and "/torch/" not in line]
-    if outside:  # a trace: "model.py(12): forward", the innermost first
+    if outside:  # a trace: "model.py(12): forward", innermost first
         path, _, rest = outside[0].partition(".py(")
         return f"{path}.py:{rest.partition(')')[0]}"
     return ""

@@ -1,8 +1,8 @@
-"""Failures of a conversion, named by the op, the module and the source line at which they happen.
+"""Failures of a conversion, with the op, the module and the source line at which they happen.
 
-coremltools raises whatever its lowering of an op ran into: a KeyError of a table, an AttributeError of None. Where an
-op was being converted the patch `located_failures` says which; `locate_failures` says so of what fails later, in a pass
-or while the program is written, as far as the exception's frames show an op.
+coremltools raises whatever error its lowering of an op caused: a KeyError of a table, an AttributeError of None. The
+patch `located_failures` names the op where one was being converted. `locate_failures` names it for later failures, in a
+pass or while the program is written, where the exception's frames contain an op.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .errors import NotConverted, describe_node_location
 __all__ = ["describe_op_location", "format_cause", "is_reported_unchanged", "locate_failures", "record_node"]
 
 _converted_nodes: ContextVar[dict[str, Any] | None] = ContextVar("mil_ane_passes_nodes", default=None)
-"The nodes of the torch graph converted so far, by what the scopes of their MIL ops carry."
+"The nodes of the torch graph converted so far, by the keys that the scopes of their MIL ops contain."
 
 _ADVICE_IN_PASS = ("try compute_precision=coremltools.precision.FLOAT32 or a pass_pipeline without this pass, or write "
                    "that part of the model with other ops")
@@ -32,11 +32,11 @@ _ADVICE_IN_READING = ("write that part of the model with other ops, or convert w
                       "makes of it")
 _ADVICE_AT_END = ("use another form of that op, or a newer minimum_deployment_target")
 _MAX_MESSAGE_LENGTH = 400
-"How much of an exception's text an error repeats: enough for any sentence, not for a printed program."
+"The most characters of an exception's text that an error repeats: enough for any sentence, too few for a program."
 
 
 def record_node(node: Any) -> None:
-    """Keep a node of coremltools' torch graph, so that failures behind the frontend can name its source line."""
+    """Record a node of coremltools' torch graph, so that failures after the frontend can name its source line."""
     nodes = _converted_nodes.get()
     if nodes is not None:
         nodes[node.name] = node
@@ -46,7 +46,7 @@ def record_node(node: Any) -> None:
 
 @contextmanager
 def locate_failures() -> Iterator[None]:
-    """Inside, what fails in a pass or at the end of a conversion becomes NotConverted, with the exception as cause."""
+    """Turn failures in a pass or at the end of a conversion into NotConverted, with the exception as cause."""
     token = _converted_nodes.set({})
     try:
         yield
@@ -61,24 +61,24 @@ def locate_failures() -> Iterator[None]:
 
 
 def is_reported_unchanged(error: BaseException) -> bool:
-    """Whether an exception is reported as it is: our own errors, and what says nothing about the model."""
+    """Return whether an exception is reported unchanged: our own errors, and errors unrelated to the model."""
     return isinstance(error, AnePassesError | MemoryError | RecursionError)
 
 
 def format_cause(error: BaseException) -> str:
-    """`KeyError: 'x'`, on one line."""
+    """Format `KeyError: 'x'`, on one line."""
     text = " ".join(str(error).split()) or "no message"
     return f"{type(error).__name__}: {text if len(text) <= _MAX_MESSAGE_LENGTH else text[:_MAX_MESSAGE_LENGTH] + '...'}"
 
 
 def describe_op_location(op: Operation) -> str:
-    """The torch op behind a MIL op with its module and line, as much of it as is known."""
+    """Format the torch op behind a MIL op with its module and line, as far as they are known."""
     nodes = _converted_nodes.get() or {}
     for name in reversed(op.scopes.get(ScopeSource.TORCHSCRIPT_MODULE_NAME) or ()):
         if name in nodes:
             return describe_node_location(nodes[name])
     for trace in op.scopes.get(ScopeSource.EXIR_STACK_TRACE) or ():
-        if trace in nodes:  # one line may have many nodes; most ops have the name of theirs
+        if trace in nodes:  # one line may have many nodes; most ops are named after their node
             own = next((nodes[name] for name in _collect_op_names(op) if name in nodes), None)
             return describe_node_location(own or SimpleNamespace(kind=op.op_type, meta=nodes[trace].meta))
     known = find_origin(op)
@@ -90,7 +90,7 @@ def _collect_op_names(op: Operation) -> list[str]:
 
 
 def _find_failed_stage(error: Exception) -> tuple[str, str]:
-    """What was under way, and what to do about a failure there; "" for the reading of the user's arguments."""
+    """Return the failed stage and the advice for it; "" while the user's arguments are read."""
     frames = [(frame, frame.f_globals.get("__name__", ""), frame.f_code.co_name)
               for frame, _ in walk_tb(error.__traceback__)]
     if _fails_in_reading([(module, function) for _, module, function in frames]):
@@ -107,10 +107,10 @@ def _find_failed_stage(error: Exception) -> tuple[str, str]:
 
 
 def _fails_in_reading(calls: list[tuple[str, str]]) -> bool:
-    """Whether these calls, the outermost first, end where coremltools reads the graph of a torch model.
+    """Return whether these calls, outermost first, end where coremltools reads the graph of a torch model.
 
-    What the readers themselves raise, and what checks the types that the user gave, is about the arguments of
-    `convert`: it stays as it is.
+    Errors raised by the readers themselves, and by the checks of the user's types, are about the arguments of `convert`
+    and stay unchanged.
     """
     if (_FRONTEND_MODULE, "__init__") not in calls:
         return False
@@ -127,7 +127,7 @@ _PROGRAM_CHECK_FUNCTION = "_check_early_error_out_for_invalid_program"
 
 
 def _describe_failure_location(error: Exception) -> str:
-    """The place of the innermost op that a frame of the exception was at."""
+    """Format the location of the innermost op found in a frame of the exception."""
     for frame, _ in reversed(list(walk_tb(error.__traceback__))):
         for name in ("op", "self", "_op", "operation"):
             if isinstance(op := frame.f_locals.get(name), Operation):

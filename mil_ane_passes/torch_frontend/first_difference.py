@@ -1,7 +1,7 @@
-"""Where a converted model first parts from its torch model: the op, the module it is in, and the source line.
+"""First differences: the op at which a converted model first differs from its torch model, its module and source line.
 
-Both run with every value kept. The frontend names the values of its program after those of torch's graph; the first
-that both have and that differs is the place, unless all that is computed from it agrees again.
+Both models run with every value kept. The frontend names the values of its program after those of torch's graph. The
+first value that both have and that differs is the location, unless all that is computed from it agrees again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass
 class GraphValue:
-    """One value of torch's graph: the op that makes it, the path and class of the module that op is in, its line."""
+    """One value of torch's graph: the op that makes it, the path and class of the op's module, and the op's line."""
 
     name: str
     op: str
@@ -45,7 +45,7 @@ class GraphValue:
 def find_first_difference(
     module: TorchModelRunner, compiled: ProgramRunner, feeds: Mapping[str, Array], state: Mapping[str, Array]
 ) -> GraphValue | None:
-    """The first op whose value the program does not compute as torch does, None when that cannot be told."""
+    """Find the first op whose value differs between the program and torch; None when it cannot be determined."""
     import torch
 
     values = _run_script if isinstance(module.model, torch.jit.ScriptModule) else _run_exported
@@ -67,7 +67,10 @@ def find_first_difference(
 def select_first_difference(
     parts: Sequence[GraphValue], mine: Mapping[str, Array], tolerance: float = FP32_TOLERANCE
 ) -> GraphValue | None:
-    """The first of torch's values that are others in `mine`, by name; one that differs by more than its shape first."""
+    """Find the first of torch's values that differs in `mine`, by name.
+
+    A difference of more than the shape has priority.
+    """
     return _find_lasting_difference(parts, mine, tolerance, alike=True) or _find_lasting_difference(
         parts, mine, tolerance, alike=False
     )
@@ -76,7 +79,10 @@ def select_first_difference(
 def _find_lasting_difference(
     parts: Sequence[GraphValue], mine: Mapping[str, Array], tolerance: float, alike: bool
 ) -> GraphValue | None:
-    """The first part that differs, unless all that reads it agrees; `alike` lets the frontend broadcast it early."""
+    """Find the first part that differs, unless all parts that read it agree.
+
+    With `alike`, the frontend may broadcast a value early.
+    """
     known: dict[str, bool] = {}
     for part in parts:
         if part.name in mine:
@@ -96,8 +102,10 @@ def _broadcast_if_possible(value: Array, shape: tuple[int, ...]) -> Array:
 
 
 def _run_script(model: Any, given: Any, arguments: Sequence[Any]) -> tuple[Any, Iterator[GraphValue]]:
-    """Run a TorchScript module with the graph that coremltools reads, each value copied where it is computed: later
-    ops may write into it."""
+    """Run a TorchScript module with the graph that coremltools reads.
+
+    Each value is copied where it is computed, since later ops may write into it.
+    """
     import torch
     from coremltools.converters.mil.frontend.torch.torchscript_utils import _expand_and_optimize_ir
 
@@ -134,7 +142,10 @@ def _insert_clone(graph: Any, node: Any, value: Any) -> Any:
 
 
 def _map_in_place_names(graph: Any, model: Any) -> dict[str, str]:
-    """What the patched frontend, whose graph has no in-place ops, calls the results of those in torch's graph."""
+    """Map the results of in-place ops in torch's graph to their names in the patched frontend.
+
+    The graph of the patched frontend has no in-place ops.
+    """
     from coremltools.converters.mil.frontend.torch import internal_graph
 
     def results(of: Any, in_place: bool) -> dict[tuple[str, str], list[str]]:
@@ -161,7 +172,10 @@ def _make_script_value(node: Any, value: Any, kinds: Mapping[str, str], names: M
 
 
 def _find_module_path(node: Any, kinds: Mapping[str, str]) -> str:
-    """`layer.0.linear`: a trace keeps it whole; a script only the attribute names, which containers are left out of."""
+    """Return the module path of a node, such as `layer.0.linear`.
+
+    A trace keeps the complete path; a script keeps only the attribute names, without containers.
+    """
     scope = node.scopeName().rpartition("/")[2].removeprefix("__module").removeprefix(".")
     if scope in kinds and scope:
         return str(scope)
@@ -171,13 +185,13 @@ def _find_module_path(node: Any, kinds: Mapping[str, str]) -> str:
 
 
 def _is_subpath(steps: Sequence[str], path: Sequence[str]) -> bool:
-    """Whether `steps` are in `path`, in order, the last of both the same."""
+    """Return whether `steps` occur in `path` in order and both end with the same step."""
     rest = iter(path)
     return bool(steps) and steps[-1] == path[-1] and all(step in rest for step in steps)
 
 
 def _run_exported(model: Any, given: Any, arguments: Sequence[Any]) -> tuple[Any, Iterator[GraphValue]]:
-    """Run an ExportedProgram node by node, with the buffers as they are in its module `given`."""
+    """Run an ExportedProgram node by node, with the current buffers of its module `given`."""
     import torch
 
     parts: list[GraphValue] = []

@@ -1,4 +1,4 @@
-"""What an image input becomes before the torch model sees it: Core ML scales it and adds a bias, and may transpose."""
+"""Image preprocessing by Core ML before the torch model: a scale, a bias, and a transpose for channels-last models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Array = np.ndarray[Any, Any]
 
 
 class ImagePreprocessing:
-    """From the feeds of a converted model to those of its torch model; `inputs` as given to `ct.convert`."""
+    """Converts the feeds of a converted model to those of its torch model; `inputs` is the argument of `ct.convert`."""
 
     def __init__(self, inputs: Any) -> None:
         given = inputs if isinstance(inputs, list | tuple) else [inputs]

@@ -1,7 +1,7 @@
-"""Assigning at indices, `x[:, idx] = v`: what torch's index_put means, in the op that fits the indices.
+"""Assignment at indices, `x[:, idx] = v`: torch's index_put, in the op that fits the indices.
 
-Known indices of one value become a select with a constant mask, or slices joined again; masks become a select;
-single positions a window; what is left is `scatter_nd` (which leaves the ANE, and says no more than the indices do).
+Constant indices with one value become a select with a constant mask, or a concat of slices; masks become a select;
+single positions become a window. Other indices become `scatter_nd`, which is unsupported on the ANE.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from .slice_assignment import assign_at_positions, slice_axis, wrap_index
 __all__ = ["assign_at_indices"]
 
 _MAX_JOINED_SLICES = 16
-"""Up to so many slices are joined; more indices than that scatter."""
+"""The most indices that become a concat of slices; more of them become a scatter."""
 
 
 def assign_at_indices(x: Var, indices: list[Var | None], values: Var, accumulate: bool) -> Var:
-    """`x` with `x[indices] = values` (or `+=` when `accumulate`): the int or bool `indices` of the leading axes.
+    """Return `x` after `x[indices] = values`, or `+=` when `accumulate`.
 
-    `values` broadcasts to what the index selects, as in torch; None stands for a whole axis.
+    `indices` are int or bool Vars for the leading axes; None selects a whole axis. `values` broadcasts to the shape
+    that the index selects, as in torch.
     """
     values = cast_to(values, x.dtype)
     chosen = [(axis, index) for axis, index in _pair_indices_with_axes(indices)]
@@ -47,7 +48,7 @@ def assign_at_indices(x: Var, indices: list[Var | None], values: Var, accumulate
 
 
 def normalize_index(x: Var, axis: int, index: Var) -> Var:
-    """An index tensor counted from the front of its axis, int32; a const where it and the size are known."""
+    """Count an index tensor from the front of its axis, as int32; a const where it and the size are constant."""
     size = x.shape[axis]
     if index.val is not None and isinstance(size, int | np.integer):
         return mb.const(val=(np.asarray(index.val) % int(size)).astype(np.int32))
@@ -57,7 +58,7 @@ def normalize_index(x: Var, axis: int, index: Var) -> Var:
 
 
 def _pair_indices_with_axes(indices: list[Var | None]) -> list[tuple[int, Var]]:
-    """The indices with the first axis of each: a mask of rank r covers r axes."""
+    """Pair each index with its first axis: a mask of rank r covers r axes."""
     placed, axis = [], 0
     for index in indices:
         if index is not None:
@@ -67,7 +68,7 @@ def _pair_indices_with_axes(indices: list[Var | None]) -> list[tuple[int, Var]]:
 
 
 def _convert_mask_to_positions(axis: int, index: Var) -> list[tuple[int, Var]]:
-    """A mask as the positions where it is true, one vector an axis; other indices as they are."""
+    """Convert a mask to the positions where it is true, one vector for each axis; other indices are unchanged."""
     if index.dtype != types.bool:
         return [(axis, index)]
     if index.val is not None:
@@ -80,11 +81,14 @@ def _convert_mask_to_positions(axis: int, index: Var) -> list[tuple[int, Var]]:
 
 
 def _assign_by_mask(x: Var, mask: Var, axis: int, values: Var, accumulate: bool) -> Var | None:
-    """A mask with values that do not depend on how many elements it picks: a select. None when they may."""
+    """Assign at a mask by a select, where the values do not depend on the number of selected elements.
+
+    Returns None where they may depend on it.
+    """
     trailing = x.rank - axis - mask.rank
     if values.rank > trailing and values.shape[values.rank - trailing - 1] != 1:
         return None
-    if values.rank > trailing:  # the axis of the picked elements is 1: it stands for all axes of the mask
+    if values.rank > trailing:  # the axis of the selected elements has size 1: it represents all axes of the mask
         values = mb.reshape(
             x=values,
             shape=to_size_vector(
@@ -107,7 +111,7 @@ def _select_values(there: Var, values: Var, x: Var, accumulate: bool) -> Var:
 
 
 def _broadcast_index_shape(positions: list[Var]) -> list[Any]:
-    """The shape the indices broadcast to; a size that is not known is None."""
+    """Return the shape to which the indices broadcast, with None for a dynamic size."""
     rank = max(position.rank for position in positions)
     shape: list[Any] = [1] * rank
     for position in positions:
@@ -118,7 +122,10 @@ def _broadcast_index_shape(positions: list[Var]) -> list[Any]:
 
 
 def _assign_single_position(x: Var, axes: list[int], positions: list[Var], values: Var, rank: int) -> Var:
-    """One position an axis: the values' axes of the index (all of size 1) go, and the indexed axes get size 1."""
+    """Assign one position on each axis.
+
+    The values' axes of the index (all of size 1) are removed, and the indexed axes have size 1.
+    """
     lead, whole = _locate_index_axes(x, axes, rank)
     sizes = [1] * (len(whole) - values.rank) + get_dims(values)
     rest = [size for place, size in enumerate(sizes) if not lead <= place < lead + rank]
@@ -137,7 +144,7 @@ def _to_scalar(position: Var) -> Any:
 
 
 def _locate_index_axes(x: Var, axes: list[int], rank: int) -> tuple[int, list[Any]]:
-    """Where the index's axes stand in the shape of `x[indices]`, and that shape with None for them."""
+    """Return where the index's axes are in the shape of `x[indices]`, and that shape with None for them."""
     adjacent = axes == list(range(axes[0], axes[0] + len(axes)))
     lead = axes[0] if adjacent else 0
     rest: list[Any] = [size for axis, size in enumerate(get_dims(x)) if axis not in axes]
@@ -146,7 +153,10 @@ def _locate_index_axes(x: Var, axes: list[int], rank: int) -> tuple[int, list[An
 
 def _assign_at_known_indices(x: Var, axes: list[int], positions: list[Var], values: Var, accumulate: bool,
                              shape: list[Any]) -> Var | None:
-    """Indices known at conversion: a select where one value goes to all of them, slices joined where few do."""
+    """Assign at compile-time constant indices: a select for a single value, a concat of slices for a few indices.
+
+    Returns None for all others.
+    """
     if any(position.val is None for position in positions) or None in shape:
         return None
     if not all(isinstance(x.shape[axis], int | np.integer) for axis in axes):
@@ -178,7 +188,10 @@ def _assign_by_constant_mask(x: Var, axes: list[int], places: list[Any], values:
 
 
 def _assign_by_concat(x: Var, axis: int, places: Any, values: Var) -> Var:
-    """x and values in turn, cut at the places; of two values for one place the last counts, as on torch's CPU."""
+    """Concatenate slices of `x` and `values`, cut at the places.
+
+    Of two values for one place the last counts, as on torch's CPU.
+    """
     sizes = get_dims(x)
     sizes[axis] = len(places)
     values = broadcast_to(values, sizes)
@@ -195,7 +208,7 @@ def _assign_by_concat(x: Var, axis: int, places: Any, values: Var) -> Var:
 
 
 def _assign_by_scatter(x: Var, axes: list[int], positions: list[Var], values: Var, accumulate: bool) -> Var:
-    """The indexed axes in front, `scatter_nd`, and back."""
+    """Move the indexed axes to the front, apply `scatter_nd`, and move them back."""
     rank = max(max(position.rank for position in positions), 1)
     positions = [position if position.rank else mb.expand_dims(x=position, axes=[0]) for position in positions]
     sizes = _broadcast_index_sizes(positions, rank)
@@ -215,7 +228,7 @@ def _assign_by_scatter(x: Var, axes: list[int], positions: list[Var], values: Va
 
 
 def _broadcast_index_sizes(positions: list[Var], rank: int) -> list[Any]:
-    """The sizes the indices broadcast to, computed ones included."""
+    """Return the sizes to which the indices broadcast, including dynamic sizes."""
     sizes: list[Any] = [1] * rank
     for position in positions:
         for place, size in enumerate(reversed(get_dims(position)), start=1):

@@ -1,4 +1,4 @@
-"""What lowerings are written with: bound arguments, sizes that may be symbolic, torch's dtypes, broadcasts."""
+"""Helpers for lowerings: bound arguments, sizes that may be dynamic, torch's dtypes, broadcasts."""
 
 from __future__ import annotations
 
@@ -35,16 +35,17 @@ __all__ = [
 ]
 
 Size: TypeAlias = int | Var
-"""A size: an int where it is known, else a rank 0 int32 Var."""
+"""A size: an int where it is constant, else a rank 0 int32 Var."""
 
 _PROMOTION_ORDER = (types.bool, types.uint8, types.int8, types.int16, types.int32, types.fp16, types.fp32)
 
 
 def bind_arguments(context: Any, node: Any, signature: str) -> SimpleNamespace:
-    """The node's arguments by the names of torch's schema, positional or keyword.
+    """Bind the node's arguments, positional or keyword, to the names of torch's schema.
 
-    `signature` is "self dim=0 start=None": Python literals are defaults, a name without one is required. An argument
-    is a Var, a list of such, or a Python value (None, a number, a string) as torch.export writes them.
+    `signature` is "self dim=0 start=None": Python literals are defaults, a name without one is required. An argument is
+    a Var, a list of Vars, or a Python value (None, a number, a string) as torch.export writes them. Raises NotConverted
+    for a required argument that is missing.
     """
     bound = {}
     for place, entry in enumerate(signature.split()):
@@ -70,14 +71,17 @@ def _resolve_argument(context: Any, given: Any) -> Any:
 
 
 def is_constant(value: Any) -> bool:
-    """Whether the value of an argument is there at conversion."""
+    """Return whether an argument is a compile-time constant."""
     if isinstance(value, list | tuple):
         return all(is_constant(item) for item in value)
     return not isinstance(value, Var) or value.val is not None
 
 
 def to_python(value: Any, node: Any, name: str) -> Any:
-    """An argument as a Python number, string or (nested) list. Raises NotConverted when it is computed by the model."""
+    """Return an argument as a Python number, string or (nested) list.
+
+    Raises NotConverted when the model computes it.
+    """
     if isinstance(value, list | tuple):
         return [to_python(item, node, name) for item in value]
     if not isinstance(value, Var):
@@ -88,7 +92,7 @@ def to_python(value: Any, node: Any, name: str) -> Any:
 
 
 def find_written_literal(number: float, node: Any) -> float:
-    """The literal of the graph that coremltools keeps as this fp32 number: 0.7, not 0.69999999."""
+    """Return the literal of the graph that coremltools stores as this fp32 number: 0.7, not 0.69999999."""
     single = np.float32(number)
     if float(single) != number:
         return number
@@ -103,12 +107,15 @@ def find_written_literal(number: float, node: Any) -> float:
 
 
 def add_result(context: Any, node: Any, value: Var) -> None:
-    """Give the result of the node to the context, under the node's name."""
+    """Add the result of the node to the context, under the node's name."""
     context.add(value, node.name)
 
 
 def add_results(context: Any, node: Any, values: Sequence[Any]) -> None:
-    """Give the results of a node with several: under a name each in TorchScript, as one tuple from torch.export."""
+    """Add the results of a node with several to the context.
+
+    Each has its own name in TorchScript; torch.export has one tuple.
+    """
     if context.frontend == TorchFrontend.TORCHSCRIPT:
         for name, value in zip(node.outputs, values, strict=True):
             context.add(value, torch_name=name)
@@ -117,9 +124,9 @@ def add_results(context: Any, node: Any, values: Sequence[Any]) -> None:
 
 
 def name_result(var: Var, node: Any, *given: Any) -> Var:
-    """`var` under the node's name: renamed where it is new, that is, where it is none of the arguments `given`.
+    """Name `var` after the node: rename it where it is new, that is, not one of the arguments `given`.
 
-    Without `given` nobody knows, and it is an identity of that name.
+    Without `given` it may be one of them, so the result is an identity op of that name.
     """
     if not given or var.op is None or any(var is one for one in given):
         return mb.identity(x=var, name=node.name)
@@ -128,17 +135,17 @@ def name_result(var: Var, node: Any, *given: Any) -> Var:
 
 
 def normalize_axis(dim: int, rank: int) -> int:
-    """`dim` counted from the front."""
+    """Count `dim` from the front."""
     return dim % max(rank, 1)
 
 
 def has_static_shape(x: Var) -> bool:
-    """Whether every size of `x` is known."""
+    """Return whether every size of `x` is a compile-time constant."""
     return all(isinstance(size, int | np.integer) for size in x.shape)
 
 
 def get_dims(x: Var) -> list[Size]:
-    """The sizes of `x`, each an int where known and else a rank 0 int32 Var (read from `shape` by a slice)."""
+    """Return the sizes of `x`: an int where constant, else a rank 0 int32 Var (read from `shape` by a slice)."""
     if has_static_shape(x):
         return [int(size) for size in x.shape]
     whole = mb.shape(x=x)
@@ -148,7 +155,7 @@ def get_dims(x: Var) -> list[Size]:
 
 
 def to_size_vector(sizes: Sequence[Any]) -> Any:
-    """Sizes as one int32 argument: an array when all are known, else a Var."""
+    """Combine sizes into one int32 argument: an array when all are constant, else a Var."""
     if all(isinstance(size, int | np.integer) for size in sizes):
         return np.array(sizes, dtype=np.int32).reshape(len(sizes))
     parts = [
@@ -163,7 +170,10 @@ def to_size_vector(sizes: Sequence[Any]) -> Any:
 
 
 def to_tensor(value: Any, dtype: Any = None) -> Var:
-    """An argument as a Var, cast to `dtype` (a MIL type) where one is given; Python floats are fp32, ints int32."""
+    """Convert an argument to a Var, cast to `dtype` (a MIL type) unless it is None.
+
+    Python floats become fp32, ints int32.
+    """
     if not isinstance(value, Var):
         array = np.asarray(value)
         array = array.astype({"f": np.float32, "i": np.int32, "u": np.int32}.get(array.dtype.kind, array.dtype))
@@ -172,12 +182,15 @@ def to_tensor(value: Any, dtype: Any = None) -> Var:
 
 
 def cast_to(x: Var, dtype: Any) -> Var:
-    """`x` as `dtype` (a MIL type); `x` itself when it is."""
+    """Cast `x` to `dtype` (a MIL type); return `x` itself when it already has this dtype."""
     return x if x.dtype == dtype else mb.cast(x=x, dtype=types.builtin_to_string(dtype))
 
 
 def result_type(*operands: Var) -> Any:
-    """The MIL type torch computes in: a tensor's dtype counts over that of scalars (rank 0) of the same category."""
+    """Return the MIL type in which torch computes.
+
+    The dtype of a tensor has priority over that of scalars (rank 0) of the same category.
+    """
     def highest(group: Sequence[Var]) -> int:
         return max((_PROMOTION_ORDER.index(x.dtype) for x in group), default=-1)
 
@@ -188,19 +201,19 @@ def result_type(*operands: Var) -> Any:
 
 
 def _get_dtype_category(order: int) -> int:
-    """-1 nothing, 0 bool, 1 integers, 2 floats."""
+    """Return the category of a dtype: -1 none, 0 bool, 1 integers, 2 floats."""
     return -1 if order < 0 else 0 if order == 0 else 1 if order < _PROMOTION_ORDER.index(types.fp16) else 2
 
 
 def promote_operands(*operands: Any) -> list[Var]:
-    """The operands as Vars of the type torch computes in."""
+    """Convert the operands to Vars of the type in which torch computes."""
     variables = [to_tensor(operand) for operand in operands]
     dtype = result_type(*variables)
     return [cast_to(variable, dtype) for variable in variables]
 
 
 def broadcast_to(x: Var, sizes: Sequence[Size]) -> Var:
-    """`x` expanded to `sizes` as torch.Tensor.expand does, materialised."""
+    """Expand `x` to `sizes` as torch.Tensor.expand does, with real copies."""
     missing = len(sizes) - x.rank
     if missing > 0:
         x = mb.expand_dims(x=x, axes=list(range(missing))) if x.rank else mb.reshape(x=x, shape=[1] * len(sizes))
@@ -223,13 +236,13 @@ def _is_same_size(mine: Size, wanted: Size) -> bool:
 
 
 def _get_symbol(size: Var) -> Any:
-    """The symbol a size stands for, where the builder knows it."""
+    """Return the symbol of a dynamic size, where the builder knows it; else None."""
     value = size.sym_val
     return value if value is not None and not isinstance(value, np.ndarray) else None
 
 
 def make_range(size: Size) -> Var:
-    """0, 1, ..., size - 1 as int32: a const where the size is known."""
+    """Make 0, 1, ..., size - 1 as int32: a const where the size is constant."""
     if isinstance(size, int | np.integer):
         return mb.const(val=np.arange(size, dtype=np.int32))
     return mb.range_1d(start=0, end=size, step=1)

@@ -1,4 +1,6 @@
-"""The two sides of a check, each called with feeds and states: a program on the reference runtime, a torch model."""
+"""Runners for both sides of a check: a program on the reference runtime and a torch model, called with feeds and
+states.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ _HALF_DTYPES = ("torch.float16", "torch.bfloat16")
 
 
 class ProgramRunner:
-    """The main function of a program at float32; its feeds are taken in order, under whatever names."""
+    """Runs the main function of a program at float32; feeds are matched to inputs by order, not by name."""
 
     def __init__(self, program: Program) -> None:
         self._program, self._runtime = program, Runtime(program)
@@ -32,12 +34,12 @@ class ProgramRunner:
         self.outputs = [var.name for var in self.function.outputs]
 
     def __call__(self, feeds: Mapping[str, Array], state: MutableMapping[str, Array]) -> dict[int | str, Array]:
-        """The outputs by their places, and what is left in the states as `state NAME`."""
+        """Return the outputs by position, and the final states as `state NAME`."""
         returned = to_arrays(self._runtime(self._cast_feeds(feeds), state))
         return {**dict(enumerate(returned.values())), **{f"state {name}": value for name, value in state.items()}}
 
     def run_with_values(self, feeds: Mapping[str, Array], state: MutableMapping[str, Array]) -> dict[str, Array]:
-        """What each op of the function itself computes, by name."""
+        """Return the value of each op of the function itself (not of nested blocks), by name."""
         found: dict[str, Array] = {}
 
         def observer(op: Any, var: Any, value: Any) -> None:
@@ -53,24 +55,27 @@ class ProgramRunner:
 
 
 class TorchModelRunner:
-    """A TorchScript module or an ExportedProgram; it is left as it was, and so are the feeds."""
+    """Runs a TorchScript module or an ExportedProgram; changes neither the model nor the feeds."""
 
     def __init__(self, model: Any, compiled: ProgramRunner) -> None:
         self.model = model
         self._caller = _make_caller(model, compiled, None)
         self._compiled = compiled
         self.states = self._caller.states(compiled.states)
-        "Those of the program's states that the module has as buffers."
+        "The program's states that the module has as buffers."
         owned = itertools.chain(model.parameters(), model.buffers())
         self.tolerance = FP16_TOLERANCE if any(str(each.dtype) in _HALF_DTYPES for each in owned) else FP32_TOLERANCE
-        "How far a program in fp32 may be off, as a share of the largest value."
+        "The largest allowed deviation of a program in fp32, as a fraction of the largest value."
 
     def __call__(self, feeds: Mapping[str, Array], state: Mapping[str, Array]) -> dict[str, Array]:
-        """The outputs by name, and what is left in the states as `state NAME`."""
+        """Return the outputs by name, and the final states as `state NAME`."""
         return self._called(self._caller, feeds, state)
 
     def run_instead(self, run: Callable[..., Any], feeds: Mapping[str, Array], state: Mapping[str, Array]) -> None:
-        """Call `run` in place of the model, with the model's tensors, buffers filled; what it returns counts."""
+        """Call `run` in place of the model, with the model's tensors and the buffers set.
+
+        The result of `run` is used as the model's.
+        """
         self._called(_make_caller(self.model, self._compiled, run), feeds, state)
 
     def _called(self, caller: Caller, feeds: Mapping[str, Array], state: Mapping[str, Array]) -> dict[str, Array]:
@@ -85,7 +90,7 @@ def _make_caller(model: Any, compiled: ProgramRunner, run: Callable[..., Any] | 
     script = isinstance(model, torch.jit.ScriptModule)
 
     class ByPlace(Caller):
-        """TorchScript's inputs go by place: the program's may be named as its parameters in another order."""
+        """Passes TorchScript's inputs by position: the program may use the parameter names in another order."""
 
         def _named_inputs(self) -> set[str]:
             return set() if script else super()._named_inputs()
@@ -100,7 +105,7 @@ def _make_caller(model: Any, compiled: ProgramRunner, run: Callable[..., Any] | 
 
 
 def _pack_tuples(model: Any, tensors: Iterable[Any]) -> list[Any]:
-    """The tensors in the tuples that a TorchScript module takes them in; coremltools makes an input of each."""
+    """Pack tensors into the tuples that a TorchScript module expects; coremltools makes an input of each tensor."""
     rest = iter(tensors)
 
     def taken(kind: Any) -> Any:

@@ -1,8 +1,8 @@
-"""Turns the patches on and off: for one context (`patched`) or for the process (`install`).
+"""Activation of the patches: for one context (`patched`) or for the process (`install`).
 
-While any of them is on, coremltools' functions are exchanged for dispatchers, which ask whether the patches hold for
-the caller; with the last one off, coremltools' very own functions are put back. So a thread that did not ask for the
-patches converts as if they were not there.
+While a context or the process uses the patches, coremltools' functions are replaced by dispatchers, which check whether
+the patches are active for the caller. At the end coremltools' own functions are restored. So a thread that did not
+request the patches converts without them.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ _wrappers: list[Callable[[Lowering, Any, Any], None]] = []
 
 
 def active() -> bool:
-    """Whether the patches hold for the caller."""
+    """Return whether the patches are active for the caller."""
     depth = _patched_depth.get()
     return depth > 0 or (depth == 0 and _installed)
 
 
 @contextmanager
 def patched() -> Iterator[None]:
-    """Convert with the patches inside the `with`, in this thread. May be nested; other threads are not touched.
+    """Activate the patches inside the `with`, in this thread. May be nested; other threads are not affected.
 
-    Entering it waits for other threads that use the API. Inside, `ct.convert` is coremltools' own and takes no lock:
+    Entering it waits for other threads that use the API. Inside, `ct.convert` is coremltools' own and acquires no lock:
     where other threads work, call `ane.convert`, or convert within `ane.exclusive()`.
 
     Raises InputError when torch is not installed.
@@ -57,7 +57,7 @@ def patched() -> Iterator[None]:
 
 @contextmanager
 def suspend_patches() -> Iterator[None]:
-    """coremltools as it is inside the `with`, whatever is installed."""
+    """Deactivate the patches inside the `with`, even where they are installed."""
     token = _patched_depth.set(-1)
     try:
         yield
@@ -118,7 +118,7 @@ def _release_patches() -> None:
 
 
 def _replace_function(replacement: Replacement) -> None:
-    """Put a dispatcher in the place of a host function."""
+    """Replace a function of coremltools by a dispatcher."""
     owner: Any = importlib.import_module(replacement.module)
     *path, name = replacement.attribute.split(".")
     for part in path:
@@ -129,7 +129,10 @@ def _replace_function(replacement: Replacement) -> None:
 
 
 def _make_dispatcher(original: Any, function: Callable[..., Any]) -> Any:
-    """Calls `function(original, ...)` where the patches hold, `original(...)` elsewhere; its kind of method stays."""
+    """Make a function that calls `function(original, ...)` where the patches are active, `original(...)` elsewhere.
+
+    A class method or static method remains one.
+    """
     if isinstance(original, classmethod | staticmethod):
         return type(original)(_make_dispatcher(original.__func__, function))
 
@@ -141,7 +144,7 @@ def _make_dispatcher(original: Any, function: Callable[..., Any]) -> Any:
 
 
 def _get_func(host: Callable[..., Any], registry: Any, kind: str) -> Any:
-    """The lowering of an op: the user's own registration, else ours, else coremltools'."""
+    """Return the lowering of an op: the user's own registration, else ours, else coremltools'."""
     theirs = host(registry, kind)
     ours = _find_patched_lowering(kind)
     of_user = theirs is not None and not theirs.__module__.startswith("coremltools.")

@@ -1,4 +1,4 @@
-"""How a patch asks whether the installed coremltools is already right: by converting something tiny and running it."""
+"""Probes: convert a tiny model with the installed coremltools and run it, to find out whether a patch is needed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _DIALECT_PASSES = ("torch::torch_upsample_to_core_upsample", "torch::torch_tenso
 
 @contextmanager
 def isolate_coremltools() -> Iterator[None]:
-    """coremltools' own functions, and nothing of what it logs or warns of meanwhile."""
+    """Use coremltools' own functions inside the `with`, and suppress its logs and warnings."""
     logger = logging.getLogger("coremltools")
     with suspend_patches(), warnings.catch_warnings(), open(os.devnull, "w") as nowhere, redirect_stderr(nowhere):
         warnings.simplefilter("ignore")
@@ -43,24 +43,24 @@ def _reject_record(record: logging.LogRecord) -> bool:
 
 
 def is_lowered_by_coremltools(kind: str) -> bool:
-    """Whether coremltools has a lowering for this op kind."""
+    """Return whether coremltools has a lowering for this op kind."""
     from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
 
     return kind in _TORCH_OPS_REGISTRY.name_to_func_mapping
 
 
 def trace_function(function: Callable[..., Any], *example: Any) -> Any:
-    """`function` of tensors as a traced module."""
+    """Trace `function` of tensors as a module."""
     return _import_torch().jit.trace(_make_module(function), example, check_trace=False)
 
 
 def export_function(function: Callable[..., Any], *example: Any) -> Any:
-    """`function` of tensors as an exported program in the ATen dialect."""
+    """Export `function` of tensors as a program in the ATen dialect."""
     return _import_torch().export.export(_make_module(function), example).run_decompositions({})
 
 
 def convert_to_mil(model: Any, *example: Any, flexible: Sequence[int] = (), target: Any = None) -> Any:
-    """The frontend's mil.Program of a traced or exported model, before any pass but those that lower its dialect.
+    """Convert a traced or exported model to the frontend's mil.Program, with only the passes that lower its dialect.
 
     `flexible` are the axes of the first input that get a range of 1 to 64.
     """
@@ -81,9 +81,10 @@ def convert_to_mil(model: Any, *example: Any, flexible: Sequence[int] = (), targ
 
 def find_fault(function: Callable[..., Any], *example: Any, flexible: Sequence[int] = (), target: Any = None,
                exporting: bool = False) -> str | None:
-    """What coremltools does wrong with `function` of `example`: "fails: …", "other values", or None when it is right.
+    """Return what coremltools does wrong with `function` of `example`, or None when it is correct.
 
-    A module's own functions run on the reference runtime in float64 and are compared with torch.
+    The fault is "fails: ..." or "converts to other values, silently". The program runs on the reference runtime in
+    float64 and is compared with torch.
     """
     from ..runtime import Runtime
 

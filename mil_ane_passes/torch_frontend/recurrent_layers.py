@@ -1,4 +1,4 @@
-"""What recurrent layers are lowered with: one layer after the other, and the places of packed sequences."""
+"""Helpers for recurrent layers: one layer after the other, and the positions of packed sequences."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _prefix_numbers = itertools.count()
 
 
 def lower_recurrent_layer(context: Any, node: Any, kind: str, x: Var, states: Sequence[Var], given: Any) -> list[Var]:
-    """The outputs (out, last states) of `lstm`, `gru`, `rnn_tanh` or `rnn_relu` of steps × samples × features.
+    """Lower `lstm`, `gru`, `rnn_tanh` or `rnn_relu` of steps × samples × features; return (out, last states).
 
-    coremltools' own lowerings of TorchScript do the first two, on arguments under names of their own.
+    coremltools' own lowerings of TorchScript lower `lstm` and `gru`, on arguments under temporary names.
     """
     flags = {name: to_python(getattr(given, name), node, name)
              for name in ("has_biases", "num_layers", "dropout", "train", "bidirectional", "batch_first")}
@@ -47,7 +47,7 @@ def lower_recurrent_layer(context: Any, node: Any, kind: str, x: Var, states: Se
 
 
 def _lower_simple_rnn(x: Var, state: Var, params: Sequence[Var], flags: dict[str, Any], activation: str) -> list[Var]:
-    """`nn.RNN`: a pass a direction and layer."""
+    """Lower `nn.RNN`: one pass for each direction and layer."""
     per_cell = 4 if flags["has_biases"] else 2
     directions = 2 if flags["bidirectional"] else 1
     if flags["batch_first"]:
@@ -72,7 +72,10 @@ def _lower_simple_rnn(x: Var, state: Var, params: Sequence[Var], flags: dict[str
 
 
 def iterate_equal_lengths(sizes: np.ndarray[Any, Any]) -> Iterator[tuple[int, int, int]]:
-    """(length, first, last + 1) of each run of samples of one length; `sizes` says how many take each step."""
+    """Yield (length, first, last + 1) of each run of samples of equal length.
+
+    `sizes` is the number of samples in each step.
+    """
     lengths = np.array([np.sum(sizes > which) for which in range(sizes[0])])
     first = 0
     for length, run_of in itertools.groupby(lengths):
@@ -82,7 +85,10 @@ def iterate_equal_lengths(sizes: np.ndarray[Any, Any]) -> Iterator[tuple[int, in
 
 
 def compute_packed_rows(sizes: np.ndarray[Any, Any], steps: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """The row of each step × sample in packed data, that behind the last one where a sample is over; the lengths."""
+    """Compute the row of each step × sample in packed data, and the lengths of the samples.
+
+    Steps after the end of a sample have the row behind the last one.
+    """
     ends = np.cumsum([0, *sizes])
     lengths = np.array([np.sum(sizes > which) for which in range(sizes[0])])
     rows = np.full((steps, len(lengths)), ends[-1])
@@ -92,7 +98,7 @@ def compute_packed_rows(sizes: np.ndarray[Any, Any], steps: int) -> tuple[np.nda
 
 
 def gather_rows(x: Var, rows: np.ndarray[Any, Any]) -> Var:
-    """`x[rows]` of constant rows: `x` itself where these are all of them in order."""
+    """Gather constant rows of `x`; return `x` itself where they are all rows in order."""
     if np.array_equal(rows, np.arange(x.shape[0])):
         return x
     return mb.gather(x=x, indices=to_tensor(rows), axis=0)

@@ -1,4 +1,4 @@
-"""Finds the patches: every module of `patches/`. There is no list to edit."""
+"""Registry of patches: every module of `patches/` is one. There is no list to edit."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["PatchStatus", "collect_patch_statuses", "find_patch_status", "load_p
 
 _PATCHES_PACKAGE = "mil_ane_passes.torch_frontend.patches"
 _CODE_PREFIX = "TORCH1"
-"How the codes of patches begin."
+"The prefix of the codes of patches."
 
 
 @dataclass(frozen=True)
 class PatchStatus:
-    """One patch and why the installed coremltools needs it; `reason` is None where it does not."""
+    """A patch and why the installed coremltools needs it; `reason` is None where it does not."""
 
     patch: Patch
     reason: str | None
@@ -30,9 +30,10 @@ class PatchStatus:
 
 @functools.cache
 def load_patches() -> tuple[Patch, ...]:
-    """Every patch, by name.
+    """Load all patches, sorted by name.
 
-    Raises InputError without torch, RuleError when two patches change the same thing or have no code of their own.
+    Raises InputError without torch, and RuleError when two patches lower the same op or a code is invalid or not
+    unique.
     """
     _require_torch()
     folder = importlib.import_module(_PATCHES_PACKAGE)
@@ -49,9 +50,9 @@ def load_patches() -> tuple[Patch, ...]:
 
 
 def find_patch_status(key: str) -> PatchStatus | None:
-    """The patch with this code or name, and whether it is needed here; None where there is none of that name.
+    """Find the patch with this code or name, and whether it is needed here; None where no patch has this name.
 
-    Raises InputError for a code that no patch has, and without torch for one that may be a patch's.
+    Raises InputError for a patch code that does not exist, and without torch where `key` may be a patch.
     """
     folder = importlib.import_module(_PATCHES_PACKAGE)
     wanted, names = key.lower(), {module.name for module in pkgutil.iter_modules(folder.__path__)}
@@ -65,7 +66,10 @@ def find_patch_status(key: str) -> PatchStatus | None:
 
 @synchronized
 def collect_patch_statuses() -> tuple[PatchStatus, ...]:
-    """Which patches the installed coremltools needs; probed once a process, with coremltools' own functions."""
+    """Determine which patches the installed coremltools needs.
+
+    The patches are probed once a process, with coremltools' own functions.
+    """
     return _probe_patches()
 
 

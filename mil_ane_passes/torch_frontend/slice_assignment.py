@@ -1,9 +1,9 @@
-"""Assigning to a window of a tensor: `x[:, a:b:s] = y` as values, in ops that stay on the ANE where that is exact.
+"""Assignment to a window of a tensor: `x[:, a:b:s] = y` as values, in ops that stay on the ANE where that is exact.
 
-From iOS18 on a window is a `slice_update`, which Core ML does in place (in a state, too). Before that, one whose place
-and size are known is joined from slices (`concat`); of those whose place the model computes, a window of size 1 is
-blended in by comparing positions, a larger one is `scatter`. Nothing is multiplied by a mask, so infinities and NaN in
-what is replaced leave no trace.
+From iOS18 on a window is a `slice_update`, which Core ML executes in place (also in a state). Before that, a window of
+constant position and size becomes a `concat` of slices. Where the model computes the position, a window of size 1 is a
+select that compares positions, and a larger one is a `scatter`. Nothing is multiplied by a mask, so infinities and NaN
+in the replaced elements leave no trace.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from .lowering import cast_to, get_dims, make_range, to_size_vector, to_tensor
 __all__ = ["assign_at_positions", "assign_slice", "find_lower_bound", "scan_axis", "slice_axis", "wrap_index"]
 
 _OPEN_END = 2**31 - 1
-"""torch's "to the end": anything from here on."""
+"""The end of an open slice in torch: this number or more."""
 
 
 def assign_slice(context: Any, x: Var, update: Var, axis: int, start: Any, end: Any, step: int) -> Var:
-    """`x` with `x[..., start:end:step, ...]` along `axis` replaced by `update`, which has that slice's shape.
+    """Replace `x[..., start:end:step, ...]` along `axis` by `update`, which has the shape of that slice.
 
     `start` and `end` are ints (negative ones count from the end), rank 0 Vars or None.
     """
@@ -46,7 +46,7 @@ def assign_slice(context: Any, x: Var, update: Var, axis: int, start: Any, end: 
 
 
 def assign_at_positions(x: Var, update: Var, places: dict[int, Any]) -> Var:
-    """`x` with one position along each axis of `places` replaced; `update` has size 1 there, else the sizes of `x`.
+    """Replace one position along each axis of `places`; `update` has size 1 there, and the sizes of `x` elsewhere.
 
     A place is a rank 0 Var or an int, from 0 up to the size.
     """
@@ -67,7 +67,7 @@ def assign_at_positions(x: Var, update: Var, places: dict[int, Any]) -> Var:
 
 
 def wrap_index(index: Any, size: Any) -> Any:
-    """An index counted from the front: negative ones have `size` added. Ints where known, else Vars."""
+    """Count an index from the front: add `size` to a negative one. Returns an int where constant, else a Var."""
     if isinstance(index, int | np.integer) and isinstance(size, int | np.integer):
         return int(index) % int(size)
     if isinstance(index, int | np.integer):
@@ -77,7 +77,7 @@ def wrap_index(index: Any, size: Any) -> Any:
 
 
 def find_lower_bound(context: Any, size: Any) -> int:
-    """The smallest value a symbolic size can have, as far as the ranges of the inputs tell; 0 where they do not."""
+    """Return the smallest value of a dynamic size, by the ranges of the inputs; 0 where they do not limit it."""
     if isinstance(size, int | np.integer):
         return int(size)
     for spec in context.torch_graph.inputs.values():
@@ -88,7 +88,7 @@ def find_lower_bound(context: Any, size: Any) -> int:
 
 
 def _read_bound(value: Any, default: Any) -> Any:
-    """A bound as an int where its value is known, else a rank 0 int32 Var."""
+    """Return a bound as an int where it is constant, else as a rank 0 int32 Var."""
     if value is None:
         return default
     if isinstance(value, Var):
@@ -105,7 +105,7 @@ def _clamp_bound(bound: Any, size: int) -> Any:
 
 
 def _is_always_inside(context: Any, size: Any, start: Any, end: Any) -> bool:
-    """Whether a slice of a flexible axis is never cut short, so that its bounds need no look at the size."""
+    """Return whether a slice of a flexible axis is never truncated, so that its bounds do not depend on the size."""
     if isinstance(start, Var) or isinstance(end, Var):
         return False
     reach = max(abs(bound) for bound in (start, end if end is not None else 0))
@@ -126,7 +126,7 @@ def _assign_known_slice(x: Var, update: Var, axis: int, start: int, end: int, st
 
 
 def _concat_around(x: Var, update: Var, axis: int, start: int, end: int | None) -> Var:
-    """x[:start], update, x[end:] side by side."""
+    """Concatenate x[:start], update and x[end:]."""
     parts = [] if start == 0 else [slice_axis(x, axis, None, start)]
     parts.append(update)
     if end is not None:
@@ -135,7 +135,10 @@ def _concat_around(x: Var, update: Var, axis: int, start: int, end: int | None) 
 
 
 def _interleave_update(x: Var, update: Var, axis: int, start: int, step: int, count: int, size: int) -> Var:
-    """Every step-th element replaced: blocks of `step` whose first column is new, and the last block's first."""
+    """Replace every step-th element.
+
+    Uses blocks of `step` elements with a new first column, and the first element of the last block.
+    """
     last = start + (count - 1) * step
     blocks = slice_axis(x, axis, start, last)
     split = [*blocks.shape[:axis], count - 1, step, *blocks.shape[axis + 1:]]
@@ -149,9 +152,9 @@ def _interleave_update(x: Var, update: Var, axis: int, start: int, step: int, co
 
 
 def _assign_computed_slice(x: Var, update: Var, axis: int, start: Any, step: int) -> Var:
-    """The place is known on the device only: as many elements from `start` on as `update` has."""
+    """Assign a slice whose position is dynamic: as many elements from `start` on as `update` has."""
     size, count = get_dims(x)[axis], get_dims(update)[axis]
-    if isinstance(start, Var) or start < 0:  # a slice that begins before the front begins at it
+    if isinstance(start, Var) or start < 0:  # a slice that starts before the front starts at the front
         start = mb.maximum(x=to_tensor(wrap_index(start, size)), y=np.int32(0))
     if _has_slice_update():
         reach = _apply_arithmetic(mb.add, _apply_arithmetic(mb.mul, _apply_arithmetic(mb.sub, count, 1), step), 1)
@@ -175,7 +178,7 @@ def _emit_slice_update(x: Var, update: Var, axis: int, start: Any, end: Any, ste
 
 
 def slice_axis(x: Var, axis: int, start: int | None, end: int | None) -> Var:
-    """`x[..., start:end, ...]` along `axis`."""
+    """Return `x[..., start:end, ...]` along `axis`."""
     others = [place != axis for place in range(x.rank)]
     begins, ends = [0] * x.rank, [0] * x.rank
     begins[axis], ends[axis] = start or 0, end or 0
@@ -201,9 +204,9 @@ _INT_OPERATIONS = {mb.add: operator.add, mb.sub: operator.sub, mb.mul: operator.
 
 
 def scan_axis(x: Var, axis: int, combine: Callable[..., Var]) -> Var:
-    """The running result of an associative `combine(x=..., y=...)` along an axis of known size, in log2(n) steps.
+    """Compute the running result of an associative `combine(x=..., y=...)` along an axis of constant size.
 
-    After a step of length s each position holds the result of up to 2s elements.
+    Takes log2(n) steps. After a step of length s each position holds the result of up to 2s elements.
     """
     length, step = int(x.shape[axis]), 1
     while step < length:

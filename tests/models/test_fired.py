@@ -37,7 +37,7 @@ SAFE_MATCHES: dict[str, dict[str, int]] = {
     "stable_softplus": {"Mamba": 2, "Mamba 2": 2},
     "stable_mish": {"CSPDarknet (mish)": 67},
     "stable_log_softmax": dict.fromkeys(
-        ("torch.nn.Transformer", "Wav2Vec2, CTC log probabilities", "HuBERT, log of softmax"), 1),
+        ("Wav2Vec2, CTC log probabilities", "HuBERT, log of softmax"), 1),
     "stable_log_sum_exp": {"ResNet-18, energy score": 1},
     "lift_conv_transpose_1d": {
         "HiFi-GAN": 4, "DAC decoder": 4, "EnCodec decoder": 4, "VITS vocoder": 4,
@@ -109,8 +109,11 @@ def test_safe_fires_where_the_rules_say_and_nowhere_else():
 
 
 def test_full_fires_where_safe_does():
+    """A lift that safe makes full may leave out, where it splits the bias off."""
     for name in RECORDED["safe"]:
-        assert set(get_match_counts("safe", name)) <= set(get_match_counts("full", name)), name
+        full = set(get_match_counts("full", name))
+        fixed = full | {"lift_conv_transpose_1d"} if "split_conv_transpose_bias" in full else full
+        assert set(get_match_counts("safe", name)) <= fixed, name
 
 
 def test_the_command_prints_the_table(capsys, tmp_path, monkeypatch):

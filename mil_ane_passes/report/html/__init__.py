@@ -1,4 +1,4 @@
-"""A lint report as one HTML page that needs nothing beside it."""
+"""A lint report as one self-contained HTML page."""
 
 from __future__ import annotations
 

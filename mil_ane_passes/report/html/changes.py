@@ -1,4 +1,4 @@
-"""What a rewrite changed, by comparing the reports before and after it."""
+"""Changes that a rewrite made, found by comparing the reports before and after it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["find_changes"]
 
 
 def find_changes(before: LintReport, after: LintReport) -> dict[str, Any]:
-    """Ops and findings that went and came, as their places in each report, and ops that moved, as pairs.
+    """Find removed and new ops and findings, as indices into each report, and ops that moved, as pairs of indices.
 
-    An op is the same one if function, type and name of its output are; a finding, if rule and place are.
+    Two ops are the same if function, type and name of the first output are; two findings, if rule and place are.
     """
     pairs, gone, new = _match_keys(
         [_build_op_key(row) for row in before.plan.rows], [_build_op_key(row) for row in after.plan.rows]
@@ -33,7 +33,7 @@ def _build_op_key(row: Row) -> tuple[str, str, str]:
 def _match_keys(
     before: Sequence[Hashable], after: Sequence[Hashable],
 ) -> tuple[list[tuple[int, int]], list[int], list[int]]:
-    """Pairs of places with the same key, each used once, and the places that are left over on either side."""
+    """Return pairs of indices with the same key, each used once, and the unmatched indices of either side."""
     waiting: dict[Hashable, list[int]] = defaultdict(list)
     for place in reversed(range(len(before))):
         waiting[before[place]].append(place)

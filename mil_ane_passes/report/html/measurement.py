@@ -1,4 +1,4 @@
-"""What Core ML said on somebody's Mac, beside the prediction."""
+"""Core ML's measurement on a Mac, encoded for the page beside the prediction."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["encode_measurement"]
 
 
 def encode_measurement(report: LintReport) -> dict[str, Any] | None:
-    """Where it was measured, what there is to say of it as a whole, and of each op; None where nobody measured.
+    """Encode where it was measured, the summary, and each op; None without a measurement.
 
-    An op has its row's place, the device that Core ML prefers, whether it is supported on the ANE, and its share of
-    the cost.
+    An op has its row's index, the device that Core ML prefers, whether it is supported on the ANE, and its share of the
+    cost.
     """
     if report.measured is None:
         return None

@@ -1,4 +1,4 @@
-"""Puts the page together: skeleton, style, scripts, and the report as JSON; one file, and no network."""
+"""Assembly of the page: skeleton, style, scripts, and the report as JSON, in one file that loads nothing."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["SCRIPTS", "build_page"]
 
 SCRIPTS = ("dom", "model", "theme", "grid", "summary", "strip", "changes", "findings", "layout", "graph",
            "drawing", "ops", "buffers", "details", "main")
-"""The parts of the script, in the order in which they run."""
+"""The files of the script, in the order in which they run."""
 
 
 def build_page(report: LintReport, after: LintReport | None = None) -> str:
-    """The page for `report`; with `after` (or `report.after`), that of the model rewritten, both side by side.
+    """Build the page for `report`; with `after` (or `report.after`), also for the rewritten model, side by side.
 
-    Everything is inside: the page asks for nothing else, and its policy forbids it to. Names and texts of the model are
+    The page is self-contained: it loads nothing else, and its policy forbids it to. Names and texts of the model are
     data; none becomes markup.
     """
     after = after if after is not None else report.after
@@ -48,13 +48,13 @@ def _read_resource(name: str) -> str:
 
 
 def _build_script() -> str:
-    """One strict function around all parts, so that nothing of it is global."""
+    """Wrap all files into one strict function, so that nothing in them is global."""
     parts = "\n".join(_read_resource(f"app/{name}.js") for name in SCRIPTS)
     return f'(() => {{\n"use strict";\n{parts}\n}})();\n'
 
 
 def _build_policy(style: str, script: str) -> str:
-    """Nothing is loaded, and only this very style and script count."""
+    """Build the content security policy: nothing is loaded, and only this style and this script are allowed."""
     return (
         f"default-src 'none'; script-src {_compute_digest(script)}; style-src {_compute_digest(style)}; base-uri "
         f"'none'; "
@@ -67,18 +67,18 @@ def _compute_digest(text: str) -> str:
 
 
 def _embed_json(data: dict[str, Any]) -> str:
-    """JSON that no text in it can end early: ASCII only, and no angle bracket or ampersand."""
+    """Encode JSON so that no text can end its element early: ASCII only, without angle brackets and ampersands."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _format_lead(report: LintReport) -> str:
-    """What a reader without scripts gets to know."""
+    """Format the summary for readers without scripts."""
     summary = report.summary()
     return (f"{summary['predicted_on_ane']} of {summary['ops']} ops are predicted to run on the ANE of "
             f"{report.target}, in {len(report.plan.segments)} segments; {len(report.findings)} findings.")
 
 
 def _get_file_name(model: str) -> str:
-    """The file's name without its folders."""
+    """Return the file's name without its folders."""
     return model.rstrip("/\\").replace("\\", "/").rsplit("/", 1)[-1]

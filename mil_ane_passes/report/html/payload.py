@@ -1,4 +1,4 @@
-"""The report as the page reads it: columns instead of records, and each text once."""
+"""The report as the page reads it: columns instead of records, and each text stored once."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ __all__ = ["build_payload", "sanitize_text"]
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _MAX_TEXT_LENGTH = 4000
-"Characters of one text: names of foreign packages have no bound of their own."
+"The most characters of one text: names in other people's packages may be of any length."
 
 
 def build_payload(report: LintReport, after: LintReport | None = None) -> dict[str, Any]:
-    """All that the page shows; `changes` is there with `after` only."""
+    """Build the page's data; `changes` is None without `after`."""
     texts = _TextTable()
     return {
         "schema": 1, "tool": "mil-ane-passes", "version": __version__,
@@ -40,7 +40,7 @@ def build_payload(report: LintReport, after: LintReport | None = None) -> dict[s
 
 
 class _TextTable:
-    """Each text once; elsewhere stands its number."""
+    """A table that stores each text once; other data refer to it by index."""
 
     def __init__(self) -> None:
         self.found: list[str] = []
@@ -55,7 +55,7 @@ class _TextTable:
 
 
 def sanitize_text(text: str) -> str:
-    """`text` as a page can hold it: not without end, and without halves of characters, which no encoding takes."""
+    """Return `text` with its length limited and surrogates, which no encoding accepts, replaced."""
     cut = text if len(text) <= _MAX_TEXT_LENGTH else f"{text[:_MAX_TEXT_LENGTH]}… ({len(text)} characters)"
     return _SURROGATES.sub("\ufffd", cut)
 
@@ -94,7 +94,7 @@ def _encode_report(report: LintReport, texts: _TextTable) -> dict[str, Any]:
 
 
 def _find_function_spans(plan: Plan) -> list[tuple[str, int, int]]:
-    """(function, its first row, how many rows); functions without ops have none."""
+    """List (function, index of its first row, number of rows); functions without ops have 0 rows."""
     counts = dict.fromkeys(plan.program.functions, 0)
     for row in plan.rows:
         counts[row.function] = counts.get(row.function, 0) + 1
@@ -121,7 +121,7 @@ _ENGINE_CODES = {"ane": 0, "bnns": 1, "classic_cpu": 2}
 
 
 def _build_columns(plan: Plan, rows: dict[Operation, int], texts: _TextTable) -> dict[str, list[Any]]:
-    """One list per property, one entry per op."""
+    """Build one list per property, with one entry per op."""
     columns: dict[str, list[Any]] = {}
     for row in plan.rows:
         for key, value in _encode_row(row, rows, texts).items():
@@ -154,7 +154,7 @@ def _encode_row(row: Row, rows: dict[Operation, int], texts: _TextTable) -> dict
 
 
 def _find_input_rows(op: Operation, rows: dict[Operation, int]) -> list[int]:
-    """The rows of the ops whose results `op` reads."""
+    """Return the row indices of the ops that produce the inputs of `op`."""
     makers: dict[Operation, None] = dict.fromkeys(
         var.op for var in get_flat_inputs(op) if isinstance(var, Var) and var.op
     )
@@ -162,13 +162,13 @@ def _find_input_rows(op: Operation, rows: dict[Operation, int]) -> list[int]:
 
 
 def _find_enclosing_row(op: Operation, rows: dict[Operation, int]) -> int:
-    """The row of the op whose block holds `op`; -1 at the top of a function."""
+    """Return the row index of the op whose block holds `op`; -1 at the top of a function."""
     outer = getattr(op.enclosing_block, "outer_op", None)
     return rows.get(outer, -1) if outer is not None else -1
 
 
 def _collect_supporting_evidence(plan: Plan) -> list[dict[str, Any]]:
-    """Who saw the ANE take an op, each source once, with the types of op it speaks of."""
+    """Collect the sources for support on the ANE, each once, with the op types that it covers."""
     found: dict[Any, list[str]] = {}
     for kind in sorted({row.op.op_type for row in plan.rows}):
         for generation in plan.generations:
@@ -194,7 +194,7 @@ def _encode_finding(
 
 
 def _encode_rule(item: LintFinding) -> dict[str, Any]:
-    """What all findings of one rule share."""
+    """Encode the properties that all findings of one rule share."""
     rule = item.rule
     return {
         "code": rule.code, "slug": rule.slug, "name": rule.name, "summary": rule.summary(),
@@ -203,7 +203,7 @@ def _encode_rule(item: LintFinding) -> dict[str, Any]:
 
 
 def _round_number(value: Any) -> Any:
-    """Six digits are plenty; what is no finite number is null."""
+    """Round a float to six significant digits; infinite and NaN become null."""
     if isinstance(value, float):
         return float(f"{value:.6g}") if math.isfinite(value) else None
     return value

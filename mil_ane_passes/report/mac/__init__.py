@@ -1,1 +1,1 @@
-"""What a colleague with a Mac runs; `measure.py` is copied, it is no part of the package and imports none of it."""
+"""The script for a user with a Mac. `measure.py` is copied there; it imports nothing of this package."""

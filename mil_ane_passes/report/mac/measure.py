@@ -6,9 +6,9 @@
 For each package and function it loads the model with CPU_ONLY, CPU_AND_NE and ALL, predicts on each feed, compares with
 CPU_ONLY and with the expected outputs, times predictions, and reads the compute plan. Send result.json back.
 
-The authors of this script had no Mac. It was tested against stand-ins for the classes that exist on a Mac only; they
-never ran it on a Mac. So each step stands alone: what fails is written to result.json as text, and the rest goes on;
-should Core ML crash or hang, "doing" in it says where.
+The authors of this script had no Mac and never ran it on one; it was tested against stubs of the classes that exist on
+a Mac only. So each step is independent: a step that fails is written to result.json as text, and the others still run.
+If Core ML crashes or hangs, "doing" in result.json names the step.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ Json = dict[str, Any]
 
 
 def escape_unprintable(text: str) -> str:
-    """`text` on one line, without characters that a terminal obeys: names are the model's."""
+    """Return `text` on one line, without control characters for the terminal: names come from the model."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 class Recorder:
-    """The result as it grows: every step is guarded, named before it starts, and saved when it ends."""
+    """The result as it is built: every step is guarded, named before it starts, and saved when it ends."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.out = folder, folder / "result.json"
@@ -56,7 +56,7 @@ class Recorder:
                              "machine": {}, "problems": [], "packages": {}, "verdict": []}
 
     def step(self, name: str, action: Callable[..., Any], *given: Any) -> Any:
-        """What `action` returns, or None when it failed, which is then among the problems."""
+        """Run `action` and return its result; None when it failed, with the error added to the problems."""
         print(escape_unprintable(f"... {name}"), flush=True)
         self.result["doing"] = name
         self.save()
@@ -79,7 +79,7 @@ class Recorder:
         self.result["problems"].append({"where": where, "problem": text})
 
     def save(self) -> None:
-        """Whole or not at all."""
+        """Write the file completely or not at all."""
         temporary = self.out.with_suffix(".tmp")
         temporary.write_text(json.dumps(to_json_value(self.result), indent=1, allow_nan=False), encoding="utf-8")
         os.replace(temporary, self.out)
@@ -91,7 +91,7 @@ class Recorder:
             return {each: archive[each] for each in archive.files}
 
     def given(self, feed: Json, images: list[str]) -> tuple[Json, Json]:
-        """Inputs as `predict` takes them (pixels become images), and what the states hold at the start."""
+        """Read the inputs in the form that `predict` accepts (pixels become images), and the initial states."""
         inputs = self.arrays(feed["inputs"])
         if images:
             from PIL import Image
@@ -138,7 +138,7 @@ class Recorder:
 
     def feed(self, model: Any, feed: Json, where: str, mine: Json, by_cpu: Json, images: list[str], share: float,
              runs: int) -> None:
-        """Predict on one feed, compare, and time the first one; what the CPU gives is kept in `by_cpu`."""
+        """Predict on one feed, compare, and time the first one; outputs of CPU_ONLY are kept in `by_cpu`."""
         label = feed["label"]
         given = self.step(f"read the feed {label}", self.given, feed, images)
         found = given and self.step(f"predict {where}, {label}", run_prediction, model, *given)
@@ -153,7 +153,7 @@ class Recorder:
 
 
 def to_json_value(value: Any) -> Any:
-    """As JSON takes it: numbers that it has no word for become "nan", "inf" and "-inf"."""
+    """Convert a value to JSON: numbers that JSON cannot represent become "nan", "inf" and "-inf"."""
     if isinstance(value, dict):
         return {str(key): to_json_value(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -172,13 +172,13 @@ def get_device_name(device: Any) -> str | None:
 
 
 def load_model(ct: Any, path: Path, units: str, function: str | None) -> Any:
-    """The model; `function` is None where the package has one function only."""
+    """Load the model; `function` is None if the package has only one function."""
     named = {} if function is None else {"function_name": function}
     return ct.models.MLModel(str(path), compute_units=getattr(ct.ComputeUnit, units), **named)
 
 
 def run_prediction(model: Any, inputs: Json, start: Json) -> Json:
-    """Outputs by name, and what is left in each state as `state NAME`; coremltools hands no fp16 array to Core ML."""
+    """Return outputs by name, and final states as `state NAME`; coremltools passes no fp16 array to Core ML."""
     if not start:
         return flatten_outputs(model.predict(dict(inputs)))
     state = model.make_state()
@@ -189,7 +189,7 @@ def run_prediction(model: Any, inputs: Json, start: Json) -> Json:
 
 
 def flatten_outputs(outputs: Json) -> Json:
-    """Outputs as arrays; a classifier's probabilities become numbers and labels, in the order of the labels."""
+    """Convert outputs to arrays; a classifier's probabilities become numbers and labels, in the order of the labels."""
     found: Json = {}
     for name, value in outputs.items():
         if isinstance(value, dict):
@@ -197,13 +197,13 @@ def flatten_outputs(outputs: Json) -> Json:
             found[name] = np.asarray([value[label] for label in labels])
             found[f"{name} labels"] = np.asarray([str(label) for label in labels])
         else:
-            image = value.convert("RGB") if getattr(value, "mode", None) == "RGBA" else value  # so a coloured one comes
+            image = value.convert("RGB") if getattr(value, "mode", None) == "RGBA" else value  # colour images are RGBA
             found[name] = np.asarray(image).astype(np.float32) if hasattr(value, "getbands") else np.asarray(value)
     return found
 
 
 def compare_arrays(reference: Any, found: Any, share: float) -> Json:
-    """How `found` differs; a number passes within `share` of the largest finite value of `reference`."""
+    """Compare `found` with `reference`; a number passes within `share` of the largest finite value of `reference`."""
     one, two = np.atleast_1d(np.asarray(reference)), np.atleast_1d(np.asarray(found))
     if one.shape != two.shape:
         return {"passed": False, "problem": f"shape {list(two.shape)}, expected {list(one.shape)}"}
@@ -252,10 +252,11 @@ def time_predictions(model: Any, inputs: Json, start: Json, runs: int, warm_up: 
 
 
 def read_compute_plan(ct: Any, path: Path, units: str, function: str | None) -> Json:
-    """The compute plan of all functions: for each op, constants left out, where Core ML can and wants to run it."""
+    """Return the compute plan of all functions: for each op but constants, supported and preferred devices, and
+    cost."""
     from coremltools.models.compute_plan import MLComputePlan
 
-    model = load_model(ct, path, units, function)  # kept: the compiled model is gone with it
+    model = load_model(ct, path, units, function)  # keep a reference: the compiled model is deleted with it
     try:
         compiled = model.get_compiled_model_path()
     except Exception:
@@ -287,7 +288,7 @@ def iterate_plan_ops(plan: Any, block: Any, depth: int) -> Iterator[Json]:
 
 
 def build_verdict(packages: Json) -> list[Json]:
-    """One line for each package, function and choice of units."""
+    """Return one entry for each package, function and choice of units."""
     return [{"package": package, "function": function, "units": units, **judge_feeds(mine["feeds"])}
             for package, report in packages.items() for function, measured in report["functions"].items()
             for units, mine in measured["units"].items()]

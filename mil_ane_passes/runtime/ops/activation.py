@@ -1,6 +1,6 @@
 """Activations. `alpha` and `beta` are scalars, or one value per channel for `prelu` and `softplus_parametric`.
 
-Each holds at most two tensors of the size of `x` beside it: intermediate results are changed in place.
+Each kernel holds at most two tensors of the size of `x` besides `x`: intermediate results are changed in place.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ def relu(x: torch.Tensor) -> torch.Tensor:
 
 
 def compute_softplus(x: torch.Tensor) -> torch.Tensor:
-    """`log(1 + e^x)` without overflow."""
+    """Compute `log(1 + e^x)` without overflow."""
     return torch.abs(x).neg_().exp_().log1p_().add_(torch.relu(x))
 
 
 def _multiply_into(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """`y`, changed to `x * y`: of two NaNs a product keeps the first."""
+    """Overwrite `y` with `x * y`, in this order: of two NaNs a product keeps the first."""
     return torch.mul(x, y, out=y)
 
 
 def apply_softmax(x: torch.Tensor, axis: int) -> torch.Tensor:
-    """Along the last axis always, so that moving the axis does not change how the sum is rounded."""
+    """Compute softmax, always along the last axis, so that moving the axis does not change how the sum is rounded."""
     if x.dim() == 0:
         return torch.ones_like(x)
     return torch.softmax(canonicalize_layout(x.movedim(axis, -1)), dim=-1).movedim(-1, axis)
@@ -47,7 +47,7 @@ _PLAIN_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "softsign": lambda x: x / torch.abs(x).add_(1.0),
 }
 
-#: the activations a recurrent op may name, with the constants coremltools' own op tests expect
+#: the activations that a recurrent op may name, with the constants that coremltools' own op tests expect
 _RECURRENT_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "hard_sigmoid": lambda x: torch.clamp(0.2 * x + 0.5, 0.0, 1.0),
     "linear": lambda x: x,
@@ -60,7 +60,7 @@ _RECURRENT_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def get_recurrent_activation(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The activation a recurrent op names."""
+    """Return the activation that a recurrent op names."""
     return _RECURRENT_ACTIVATIONS[name.lower()]
 
 
@@ -103,7 +103,7 @@ def gelu(op: Any, ins: Any) -> torch.Tensor:
 def leaky_relu(op: Any, ins: Any) -> torch.Tensor:
     x, alpha = ins["x"], ins["alpha"]
     slope = float(alpha)
-    if 0 <= slope < math.inf:  # the same bits, in one walk over the memory
+    if 0 <= slope < math.inf:  # gives the same bits in one pass over the memory
         return torch.nn.functional.leaky_relu(x, slope)
     y = alpha * x
     return torch.where(x < 0, y, x, out=y)
@@ -143,7 +143,7 @@ def thresholded_relu(op: Any, ins: Any) -> torch.Tensor:
 
 
 def _select_into(where: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """`y`, changed to `x` at the places that `where` marks."""
+    """Overwrite `y` with `x` where `where` is true."""
     return torch.where(where, x, y, out=y)
 
 

@@ -1,4 +1,4 @@
-"""The classifier's head."""
+"""The kernel of `classify`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..registry import register_kernel
 
 @register_kernel("classify")
 def classify(op: Any, ins: Any) -> tuple[Any, dict[Any, float]]:
-    """The label of the most probable class, and the probability of each."""
+    """Return the label of the most probable class, and the probability of each class."""
     probabilities = ins["probabilities"].reshape(-1).tolist()
     classes = getattr(ins["classes"], "ls", ins["classes"])
     classes = [each.item() if hasattr(each, "item") else each for each in classes]

@@ -23,7 +23,7 @@ def constexpr_cast(op: Any, ins: Any) -> torch.Tensor:
 
 @register_kernel("constexpr_affine_dequantize")
 def constexpr_affine_dequantize(op: Any, ins: Any) -> torch.Tensor:
-    """`scale * (data - zero_point)`, vectors along `axis`."""
+    """Compute `scale * (data - zero_point)`, with vectors along `axis`."""
     data = ins["quantized_data"].to(ins.compute)
     shape = [1] * data.dim()
     shape[ins.value("axis")] = -1
@@ -78,14 +78,14 @@ def constexpr_sparse_blockwise_shift_scale(op: Any, ins: Any) -> tuple[torch.Ten
 
 
 def _scatter_nonzero(data: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """The non-zero data at the places the mask marks, zeros elsewhere."""
+    """Place the non-zero data where the mask is set, with zeros elsewhere."""
     dense = torch.zeros(mask.shape, dtype=data.dtype)
     dense[mask != 0] = data
     return dense
 
 
 def _dequantize_blocks(data: torch.Tensor, ins: Any) -> torch.Tensor:
-    """`scale * (data - offset)`, each scale and offset for one block."""
+    """Compute `scale * (data - offset)`, with one scale and offset for each block."""
     data, scale, offset = data.to(ins.compute), ins["scale"], ins.get("offset")
     if offset is not None:
         data = data - _repeat_blocks(offset.to(ins.compute), data.shape)
@@ -100,7 +100,7 @@ def _repeat_blocks(parameter: torch.Tensor, shape: torch.Size) -> torch.Tensor:
 
 
 def _look_up_entries(indices: torch.Tensor, lut: torch.Tensor, vector_axis: int | None) -> torch.Tensor:
-    """Each index replaced by its entry in the table of its block; vectors are laid out along `vector_axis`."""
+    """Replace each index by its entry in the table of its block; vectors are laid out along `vector_axis`."""
     palettes, vector = lut.shape[-2:]
     places = indices.long()
     tables = torch.arange(int(np.prod(lut.shape[:-2]))).reshape(lut.shape[:-2])
@@ -113,6 +113,6 @@ def _look_up_entries(indices: torch.Tensor, lut: torch.Tensor, vector_axis: int 
 
 
 def _unpack_bits(packed: Array, bits: int, count: int) -> Array:
-    """`count` unsigned numbers of `bits` bits each, as int64."""
+    """Unpack `count` unsigned numbers of `bits` bits each to int64."""
     stream = np.unpackbits(packed.astype(np.uint8), bitorder="little")[: count * bits].reshape(count, bits)
     return np.asarray(stream.astype(np.int64) @ (1 << np.arange(bits, dtype=np.int64)))

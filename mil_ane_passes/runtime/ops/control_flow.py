@@ -10,7 +10,7 @@ from ..registry import register_kernel
 
 
 class TensorList:
-    """A MIL list of tensors. Never changed: a write makes a new list, as in SSA."""
+    """A MIL list of tensors. Immutable: a write makes a new list, as in SSA."""
 
     def __init__(self, items: list[torch.Tensor | None], dynamic: bool) -> None:
         self.items = items
@@ -22,7 +22,7 @@ class TensorList:
         return sum(item.nbytes for item in self.items if item is not None)
 
     def written(self, index: int, value: torch.Tensor) -> TensorList:
-        """A copy with `value` at `index`; a list of dynamic length grows to take it."""
+        """Return a copy with `value` at `index`; a list of dynamic length grows as needed."""
         items = list(self.items)
         _check_not_negative(index)
         if self.dynamic and index >= len(items):
@@ -31,7 +31,11 @@ class TensorList:
         return TensorList(items, self.dynamic)
 
     def read(self, index: int) -> torch.Tensor:
-        """The element at `index`; one that was never written reads as zeros, of the shape its neighbours have."""
+        """Return the element at `index`.
+
+        An element that was never written reads as zeros of the shape of the written elements. Raises IndexError when no
+        element was written.
+        """
         _check_not_negative(index)
         item = self.items[index]
         if item is not None:
@@ -43,14 +47,17 @@ class TensorList:
 
 
 def _check_not_negative(index: int) -> None:
-    """Indices of lists do not count from the end, unlike Python's."""
+    """Raise IndexError for a negative index: indices of lists do not count from the end, unlike Python's."""
     if index < 0:
         raise IndexError(f"list index {index} is negative")
 
 
 @register_kernel("const", "_const_symbolic")
 def const(op: Any, ins: Any) -> Any:
-    """Constants are read when used and never executed; this only declares that they are supported."""
+    """Return a constant.
+
+    Constants are read when used and never executed; this only declares that they are supported.
+    """
     return ins.machine.operand(op.outputs[0])
 
 
@@ -119,5 +126,5 @@ def list_scatter(op: Any, ins: Any) -> TensorList:
 
 
 def _to_stored(ins: Any, name: str) -> torch.Tensor:
-    """An operand in the dtype its variable is stored in: lists hold stored values."""
+    """Return an operand in the dtype in which its variable is stored: lists hold stored values."""
     return ins.machine.keep(ins.var(name), ins[name])

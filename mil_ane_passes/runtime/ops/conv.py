@@ -1,4 +1,4 @@
-"""Convolutions. A 1-D one and the same one lifted to 2-D run the very same kernel: see `_drop_trivial_axes`."""
+"""Convolutions. A 1-D convolution and the same one lifted to 2-D run the same kernel: see `_drop_trivial_axes`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def conv_transpose(op: Any, ins: Any) -> torch.Tensor:
 
 @register_kernel("conv_quantized")
 def conv_quantized(op: Any, ins: Any) -> torch.Tensor:
-    """`W_float = W_quantized * scale + bias`, with scale and bias per output channel or one for all."""
+    """Convolve with `W_quantized * scale + bias`, with scale and bias per output channel or one for all."""
     weight = ins["weight"].to(ins.compute)
     shape = (-1,) + (1,) * (weight.dim() - 1)
     weight = weight * ins["quant_scale"].reshape(-1).view(shape) + ins["quant_bias"].reshape(-1).view(shape)
@@ -37,14 +37,14 @@ def conv_quantized(op: Any, ins: Any) -> torch.Tensor:
 
 
 def split_same_padding(excess: int, lower: bool) -> tuple[int, int]:
-    """Padding `excess` elements split before and after; the odd one goes after, or before for `same_lower`."""
+    """Split a padding of `excess` elements into (before, after); the odd one goes after, or before for `same_lower`."""
     excess = max(excess, 0)
     small, large = excess // 2, excess - excess // 2
     return (large, small) if lower else (small, large)
 
 
 def compute_pads(ins: Any, extents: list[int], kernel_extents: list[int], strides: list[int]) -> list[tuple[int, int]]:
-    """(before, after) for each spatial axis of a convolution or a pooling."""
+    """Compute the padding (before, after) for each spatial axis of a convolution or a pooling."""
     pad_type, pad = ins.value("pad_type"), ins.values("pad")
     if pad_type == "custom":
         return [(pad[2 * axis], pad[2 * axis + 1]) for axis in range(len(extents))]
@@ -57,7 +57,7 @@ def compute_pads(ins: Any, extents: list[int], kernel_extents: list[int], stride
 
 
 def compute_conv(ins: Any, weight: torch.Tensor) -> torch.Tensor:
-    """The convolution without its bias."""
+    """Compute the convolution without its bias."""
     x = ins["x"]
     strides, dilations = ins.values("strides"), ins.values("dilations")
     reach = [(size - 1) * step + 1 for size, step in zip(weight.shape[2:], dilations)]
@@ -65,7 +65,7 @@ def compute_conv(ins: Any, weight: torch.Tensor) -> torch.Tensor:
     rank = x.dim() - 2
     trivial = [x.shape[2 + axis] == 1 == weight.shape[2 + axis] and pads[axis] == (0, 0) for axis in range(rank)]
     kept = _find_kept_axes(trivial)
-    # Padding is always explicit: padded zeros meet infinite weights the same way whatever the pads are.
+    # Padding is always explicit, so that padded zeros meet infinite weights in the same way for all pads.
     padded = _pad_spatial(_drop_trivial_axes(x, kept), [pads[axis] for axis in kept])
     y = _CONV[len(kept) - 1](
         canonicalize_layout(padded),
@@ -79,7 +79,7 @@ def compute_conv(ins: Any, weight: torch.Tensor) -> torch.Tensor:
 
 
 def compute_conv_transpose(ins: Any) -> torch.Tensor:
-    """The transposed convolution without its bias: computed in full, then cropped or extended with zeros."""
+    """Compute the transposed convolution without its bias: in full, then cropped or extended with zeros."""
     x, weight = ins["x"], ins["weight"]
     strides, dilations = ins.values("strides"), ins.values("dilations")
     rank = x.dim() - 2
@@ -108,7 +108,7 @@ def compute_conv_transpose(ins: Any) -> torch.Tensor:
 
 
 def find_conv_transpose_window(ins: Any, full: list[int], same: list[int]) -> tuple[list[int], list[int]]:
-    """(first element kept, length) on each spatial axis of the full transposed convolution."""
+    """Return the first elements kept and the lengths, by spatial axis, of the full transposed convolution."""
     pad_type, pad, shape = ins.value("pad_type"), ins.values("pad"), ins.values("output_shape")
     rank = len(full)
     if pad_type == "custom":
@@ -123,25 +123,28 @@ def find_conv_transpose_window(ins: Any, full: list[int], same: list[int]) -> tu
 
 
 def _pad_spatial(x: torch.Tensor, pads: list[tuple[int, int]]) -> torch.Tensor:
-    """`x` with zeros around its spatial axes; `x` itself, not a copy, when there are none."""
+    """Pad the spatial axes of `x` with zeros; return `x` itself, not a copy, when no padding is needed."""
     flat = [amount for pair in reversed(pads) for amount in pair]
     return functional.pad(x, flat) if any(flat) else x
 
 
 def _find_kept_axes(trivial: list[bool]) -> list[int]:
-    """The spatial axes that take part; the last one when none does, so that there is something to convolve."""
+    """Return the spatial axes that are not trivial; the last axis when all are, so that one is left to convolve."""
     return [axis for axis, drop in enumerate(trivial) if not drop] or [len(trivial) - 1]
 
 
 def _select_steps(steps: list[int], trivial: list[bool], kept: list[int]) -> list[int]:
-    """Strides or dilations of the kept axes; on a trivial one they mean nothing, but would pick another algorithm."""
+    """Select the strides or dilations of the kept axes, 1 for a trivial axis.
+
+    They have no effect on a trivial axis, but would select another algorithm.
+    """
     return [1 if trivial[axis] else steps[axis] for axis in kept]
 
 
 def _drop_trivial_axes(x: torch.Tensor, kept: list[int]) -> torch.Tensor:
-    """Without the spatial axes on which input, kernel and output have extent 1 and nothing is padded.
+    """Remove the spatial axes on which input, kernel and output have extent 1 and nothing is padded.
 
-    They do not change the sums, but a library may pick another algorithm for the other rank and round differently.
+    They do not change the sums, but a library may select another algorithm for the other rank and round differently.
     """
     return x.reshape(*x.shape[:2], *(x.shape[2 + axis] for axis in kept))
 
@@ -154,5 +157,8 @@ def _restore_axes(y: torch.Tensor, rank: int, kept: list[int]) -> torch.Tensor:
 
 
 def add_bias(y: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """`y`, changed. Always one addition: no bias is bit for bit a zero bias (-0 becomes +0)."""
+    """Add the bias to `y` in place.
+
+    This is always one addition: a missing bias gives the bits of a zero bias (-0 becomes +0).
+    """
     return y.add_(0.0 if bias is None else bias.reshape(1, -1, *(1,) * (y.dim() - 2)))

@@ -31,13 +31,16 @@ _TORCH_FUNCTIONS = {
 
 @register_kernel(*_TORCH_FUNCTIONS)
 def evaluate_binary(op: Any, ins: Any) -> torch.Tensor:
-    """Ops that torch has under the same meaning; int32 wraps."""
+    """Evaluate an op with torch's function of the same meaning; int32 wraps."""
     return _TORCH_FUNCTIONS[op.op_type](*promote_operands(ins["x"], ins["y"]))
 
 
 @register_kernel("real_div")
 def real_div(op: Any, ins: Any) -> torch.Tensor:
-    """On integers the exact quotient, truncated when it is stored as an integer."""
+    """Divide `x` by `y`.
+
+    Integers give the exact quotient (0 for a division by zero), truncated when it is stored as an integer.
+    """
     x, y = ins["x"], ins["y"]
     if x.is_floating_point() or y.is_floating_point():
         return x / y
@@ -49,14 +52,17 @@ def floor_div(op: Any, ins: Any) -> torch.Tensor:
     x, y = promote_operands(ins["x"], ins["y"])
     if x.is_floating_point():
         return torch.div(x, y, rounding_mode="floor")
-    # 64 bits hold the one quotient that int32 cannot (-2**31 // -1); dividing by zero gives 0, as numpy.
+    # 64 bits hold the one quotient that int32 cannot (-2**31 // -1); division by zero gives 0, as in numpy.
     wide = torch.div(x.long(), torch.where(y == 0, 1, y).long(), rounding_mode="floor")
     return torch.where(y == 0, 0, wide)
 
 
 @register_kernel("mod")
 def mod(op: Any, ins: Any) -> torch.Tensor:
-    """The remainder with the sign of the divisor; a remainder of zero has it too, as in numpy and unlike in torch."""
+    """Compute the remainder with the sign of the divisor.
+
+    A remainder of zero has this sign too, as in numpy and unlike in torch.
+    """
     x, y = promote_operands(ins["x"], ins["y"])
     if x.is_floating_point():
         rest = torch.remainder(x, y)
@@ -66,6 +72,9 @@ def mod(op: Any, ins: Any) -> torch.Tensor:
 
 
 def promote_operands(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """torch gives a 0-d operand no say in the result's dtype and `maximum` wants equal ones: promote first."""
+    """Convert both operands to their common dtype.
+
+    torch ignores the dtype of a 0-d operand in the result's dtype, and `maximum` requires equal dtypes.
+    """
     dtype = torch.promote_types(x.dtype, y.dtype)
     return x.to(dtype), y.to(dtype)

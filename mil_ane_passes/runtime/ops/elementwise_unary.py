@@ -21,7 +21,7 @@ _TORCH_FUNCTIONS = {
     "exp": torch.exp,
     "floor": torch.floor,
     "logical_not": torch.logical_not,
-    "round": torch.round,  # half to even, as numpy
+    "round": torch.round,  # half to even, as in numpy
     "sin": torch.sin,
     "sinh": torch.sinh,
     "sqrt": torch.sqrt,
@@ -33,14 +33,17 @@ _TORCH_FUNCTIONS = {
 
 @register_kernel(*_TORCH_FUNCTIONS)
 def evaluate_unary(op: Any, ins: Any) -> torch.Tensor:
-    """Ops that torch has under the same meaning."""
+    """Evaluate an op with torch's function of the same meaning."""
     return _TORCH_FUNCTIONS[op.op_type](ins["x"])
 
 
 @register_kernel("cast")
 def cast(op: Any, ins: Any) -> torch.Tensor:
-    """The declared dtype decides: storing truncates floats toward zero and saturates them at the ends of an integer
-    type (which MIL leaves open), and keeps the low bits of integers."""
+    """Return `x` unchanged: storing it in the declared dtype converts it.
+
+    Storing truncates floats toward zero and saturates them at the ends of an integer type (which MIL leaves open), and
+    keeps the low bits of integers.
+    """
     return ins["x"]
 
 
@@ -74,7 +77,7 @@ def rsqrt(op: Any, ins: Any) -> torch.Tensor:
 @register_kernel("sign")
 def sign(op: Any, ins: Any) -> torch.Tensor:
     x = ins["x"]
-    # torch says sign(NaN) is 0; numpy and IEEE keep it.
+    # torch returns 0 for sign(NaN); numpy and IEEE return NaN.
     y = torch.sign(x)
     return torch.where(torch.isnan(x), x, y, out=y) if x.is_floating_point() else y
 

@@ -13,10 +13,10 @@ from ..registry import register_kernel
 
 
 def make_grid(first: torch.Tensor, last: torch.Tensor, count: int, mode: str) -> torch.Tensor:
-    """`count` points between the centres of the elements `first` and `last`, by coremltools' sampling modes.
+    """Place `count` points between the centres of the elements `first` and `last`, by coremltools' sampling modes.
 
-    No point leaves the interval, as the documented formulas say for a whole axis and NeuralNetwork.proto says for any
-    interval. With `last` before `first` (silent in both), the points of the opposite interval are mirrored.
+    No point leaves the interval: the documented formulas imply this for a whole axis and NeuralNetwork.proto for any
+    interval. With `last` before `first` (not documented in either), the points of the opposite interval are mirrored.
     """
     index, length = torch.arange(count, dtype=first.dtype), (last - first).abs()
     if mode in ("STRICT_ALIGN_CORNERS", "ALIGN_CORNERS"):
@@ -32,13 +32,13 @@ def make_grid(first: torch.Tensor, last: torch.Tensor, count: int, mode: str) ->
 
 
 def _make_axis_grid(extent: int, count: int, mode: str) -> torch.Tensor:
-    """The grid over a whole axis. In float64: it must not depend on the precision of the image."""
+    """Make the grid over a whole axis, in float64: it must not depend on the precision of the image."""
     ends = torch.tensor([0.0, extent - 1.0], dtype=torch.float64)
     return make_grid(ends[0], ends[1], count, mode)
 
 
 def _interpolate_axis(x: torch.Tensor, axis: int, points: torch.Tensor) -> torch.Tensor:
-    """`x` interpolated at `points` of one axis."""
+    """Interpolate `x` linearly at `points` of one axis."""
     low = points.floor().long()
     high = (low + 1).clamp(max=x.shape[axis] - 1)
     weight = (points - low).to(x.dtype).reshape([-1 if each == axis else 1 for each in range(x.dim())])
@@ -47,12 +47,12 @@ def _interpolate_axis(x: torch.Tensor, axis: int, points: torch.Tensor) -> torch
 
 
 def _interpolate_pair(below: torch.Tensor, above: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """A point on an element takes it as it is: infinity times weight zero would be NaN."""
+    """Interpolate between two elements. Weight 0 returns `below` itself: infinity times weight zero would be NaN."""
     return torch.where(weight == 0, below, below * (1 - weight) + above * weight)
 
 
 def _resize_linear(x: torch.Tensor, sizes: list[int], mode: str) -> torch.Tensor:
-    """The last axes of `x` interpolated linearly to `sizes`."""
+    """Resize the last axes of `x` to `sizes` by linear interpolation."""
     x = x if x.is_floating_point() else x.double()
     for axis, size in enumerate(sizes, start=x.dim() - len(sizes)):
         x = _interpolate_axis(x, axis, _make_axis_grid(x.shape[axis], size, mode))
@@ -60,7 +60,10 @@ def _resize_linear(x: torch.Tensor, sizes: list[int], mode: str) -> torch.Tensor
 
 
 def _resize_nearest(x: torch.Tensor, sizes: list[int], centred: bool) -> torch.Tensor:
-    """Element `floor(i * in / out)` of each of the last axes, or `floor((i + 1/2) * in / out)`: pixels have centres."""
+    """Resize the last axes of `x` to `sizes` by nearest neighbor.
+
+    Selects element `floor(i * in / out)`, or with `centred`, for pixels with centres, `floor((i + 1/2) * in / out)`.
+    """
     for axis, size in enumerate(sizes, start=x.dim() - len(sizes)):
         index = (2 * torch.arange(size) + int(centred)) * x.shape[axis] // (2 * size)
         x = torch.index_select(x, axis, index)
@@ -68,9 +71,10 @@ def _resize_nearest(x: torch.Tensor, sizes: list[int], centred: bool) -> torch.T
 
 
 def _compute_scaled_sizes(op: Any, ins: Any) -> list[int]:
-    """As declared; where that is not known before the run, in float32, as type inference has it from numpy 2 on.
+    """Return the declared height and width of the result; dynamic ones are scaled in float32.
 
-    0.7 times 10 is 7 there. Before, it multiplied in float64, in which the float32 next to 0.7 makes less than 7.
+    Type inference computes in float32 from numpy 2 on: 0.7 times 10 is 7. Before numpy 2 it multiplied in float64, in
+    which the float32 next to 0.7 gives less than 7.
     """
     factors = (np.float32(ins.value(f"scale_factor_{side}")) for side in ("height", "width"))
     return [math.floor(factor * np.float32(extent)) if is_symbolic(declared) else int(declared)
@@ -79,13 +83,21 @@ def _compute_scaled_sizes(op: Any, ins: Any) -> list[int]:
 
 @register_kernel("upsample_nearest_neighbor")
 def upsample_nearest_neighbor(op: Any, ins: Any) -> torch.Tensor:
-    """Silent on the choice: torch's `nearest` and TensorFlow's without half-pixel centres, which convert to this op."""
+    """Resize by nearest neighbor without half-pixel centres.
+
+    The documentation does not specify the choice of elements. torch's `nearest` and TensorFlow's resize without
+    half-pixel centres convert to this op.
+    """
     return _resize_nearest(ins["x"], _compute_scaled_sizes(op, ins), centred=False)
 
 
 @register_kernel("resize_nearest_neighbor")
 def resize_nearest_neighbor(op: Any, ins: Any) -> torch.Tensor:
-    """Silent on the choice: TensorFlow's with half-pixel centres, which converts to this op."""
+    """Resize by nearest neighbor with half-pixel centres.
+
+    The documentation does not specify the choice of elements. TensorFlow's resize with half-pixel centres converts to
+    this op.
+    """
     return _resize_nearest(ins["x"], [ins.value("target_size_height"), ins.value("target_size_width")], centred=True)
 
 
@@ -105,10 +117,11 @@ def resize_bilinear(op: Any, ins: Any) -> torch.Tensor:
 
 @register_kernel("resize")
 def resize(op: Any, ins: Any) -> torch.Tensor:
-    """`NEAREST_NEIGHBOR` in its default mode is `resize_nearest_neighbor`, which the documentation says it contains.
+    """Resize the last axes, linearly or by nearest neighbor.
 
-    In the other modes, on which the documentation is silent, it takes the element nearest to each point of the grid,
-    the higher one of two. Integers are interpolated in float64 and truncated.
+    `NEAREST_NEIGHBOR` in its default mode is `resize_nearest_neighbor`, which the documentation describes as included.
+    In the other modes, which are not documented, it selects the element nearest to each point of the grid, the higher
+    of two. Integers are interpolated in float64 and truncated.
     """
     x, count = ins["x"], ins.value("resized_dims")
     wanted = ins.values("shape")[-count:] if count else []
@@ -133,9 +146,9 @@ def crop(op: Any, ins: Any) -> torch.Tensor:
 def sample_points(
     image: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor, fill: float | None, nearest: bool = False
 ) -> torch.Tensor:
-    """`image` (C, H, W) at the points (rows, columns); elements outside are `fill`, or the nearest edge if None.
+    """Sample `image` (C, H, W) at the points (rows, columns); elements outside are `fill`, or the nearest edge if None.
 
-    A point that is NaN (silent) counts as 0; beyond the first element outside, all points are alike.
+    A point that is NaN (not documented) counts as 0. All points beyond the first element outside give the same value.
     """
     rows, columns = (
         points.nan_to_num(0.0).clamp(-1.0, extent) for points, extent in zip((rows, columns), image.shape[-2:])
@@ -161,7 +174,7 @@ def _gather_pixels(image: torch.Tensor, rows: torch.Tensor, columns: torch.Tenso
 
 
 def _read_box(corners: list[float], ins: Any, height: int, width: int) -> list[torch.Tensor]:
-    """A box as [first row, first column, last row, last column], in elements."""
+    """Read a box as [first row, first column, last row, last column], in elements."""
     mode = ins.value("box_coordinate_mode")
     a, b, c, d = (torch.tensor(float(each), dtype=torch.float64) for each in corners)
     if mode.endswith("WIDTH_FIRST"):
@@ -181,7 +194,7 @@ def _crop_and_resize(image: torch.Tensor, corners: list[float], ins: Any) -> tor
     rows = make_grid(top, bottom, ins.value("target_height"), mode)[:, None]
     columns = make_grid(left, right, ins.value("target_width"), mode)[None, :]
     fill = ins.value("pad_value") if ins.accepts("pad_value") else 0.0
-    # A point outside the image takes the padding value; one inside never mixes with it.
+    # A point outside the image gets the padding value; a point inside never mixes with it.
     y = sample_points(image, rows, columns, None)
     inside = (rows >= 0) & (rows <= height - 1) & (columns >= 0) & (columns <= width - 1)
     return torch.where(inside, y, torch.tensor(fill, dtype=image.dtype))
@@ -200,13 +213,13 @@ def crop_resize(op: Any, ins: Any) -> torch.Tensor:
     else:
         rois = ins["roi"].flatten(1).tolist()
         made, leading = [torch.stack([_crop_and_resize(image, roi, ins) for image in x]) for roi in rois], x.shape[:2]
-    # A detector may find nothing: no box, no crop.
+    # A detector may find nothing: zero boxes give zero crops.
     empty = (0, *leading, ins.value("target_height"), ins.value("target_width"))
     return torch.stack(made) if made else x.new_zeros(empty)
 
 
 def _unnormalize_points(points: torch.Tensor, extent: int, mode: str, align_corners: bool) -> torch.Tensor:
-    """Coordinates counted in elements."""
+    """Convert coordinates to units of elements."""
     if mode == "unnormalized":
         return points
     if mode == "normalized_minus_one_to_one":
@@ -215,7 +228,10 @@ def _unnormalize_points(points: torch.Tensor, extent: int, mode: str, align_corn
 
 
 def _reflect_points(points: torch.Tensor, extent: int, padding: str) -> torch.Tensor:
-    """Points outside mirrored back: at the edge elements' centres (reflection) or at their borders (symmetric)."""
+    """Mirror points outside back inside.
+
+    The mirrors are the centres of the edge elements (reflection) or their borders (symmetric).
+    """
     low, span = (0.0, extent - 1.0) if padding == "reflection" else (-0.5, float(extent))
     if span == 0:
         return torch.zeros_like(points)
@@ -238,7 +254,7 @@ def resample(op: Any, ins: Any) -> torch.Tensor:
 
 
 def _make_centered_points(count: int) -> torch.Tensor:
-    """`count` points from -1 to 1; a single one (silent) stands in the middle, as in torch's `affine_grid`."""
+    """Place `count` points from -1 to 1; a single one (not documented) at 0, as in torch's `affine_grid`."""
     return torch.linspace(-1.0, 1.0, count, dtype=torch.float64) if count > 1 else torch.zeros(1, dtype=torch.float64)
 
 

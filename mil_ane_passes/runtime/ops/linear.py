@@ -1,4 +1,4 @@
-"""Matrix products. Operands are brought to one memory layout first: it decides how a library orders its sums."""
+"""Matrix products. Operands are first copied to one memory layout, which decides how a library orders its sums."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .elementwise_binary import promote_operands
 def linear(op: Any, ins: Any) -> torch.Tensor:
     x, weight = promote_operands(ins["x"], ins["weight"])
     bias = ins.get("bias")
-    # Leading axes only group rows: one matrix product, whatever the rank.
+    # Leading axes only group rows: one matrix product at any rank.
     y = torch.matmul(canonicalize_layout(x.reshape(-1, x.shape[-1])), weight.t())
     y.add_(0 if bias is None else bias)
     return y.reshape(*x.shape[:-1], weight.shape[0])

@@ -1,4 +1,4 @@
-"""Normalisations, as the formulas in coremltools' op documentation state them."""
+"""Normalizations, by the formulas in coremltools' op documentation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .reduction import reduce_over
 
 
 def _apply_scale(y: torch.Tensor, ins: Any, shape: list[int]) -> torch.Tensor:
-    """`y`, changed to `y * gamma + beta`, each optional and viewed as `shape`."""
+    """Compute `y * gamma + beta` in place, both optional and reshaped to `shape`."""
     gamma, beta = ins.get("gamma"), ins.get("beta")
     if gamma is not None:
         y.mul_(gamma.reshape(shape))
@@ -28,7 +28,10 @@ def batch_norm(op: Any, ins: Any) -> torch.Tensor:
 
 
 def _normalize_over(x: torch.Tensor, axes: list[int], epsilon: torch.Tensor) -> torch.Tensor:
-    """`x` less its mean over `axes`, divided by its deviation there; at most two more of its size are held."""
+    """Subtract the mean over `axes` and divide by the standard deviation.
+
+    Holds at most two more tensors of the size of `x`.
+    """
     y = x - reduce_over(x, axes, _compute_mean)
     return y.div_(reduce_over(y, axes, lambda rows: _compute_mean(rows.square())).add_(epsilon).sqrt_())
 
@@ -55,7 +58,7 @@ def layer_norm(op: Any, ins: Any) -> torch.Tensor:
 
 @register_kernel("l2_norm")
 def l2_norm(op: Any, ins: Any) -> torch.Tensor:
-    """Over the last three axes."""
+    """Normalize over the last three axes."""
     x = ins["x"]
     squares = reduce_over(x, [-3, -2, -1], lambda rows: rows.square().sum(-1))
     return x / torch.sqrt(squares + ins["epsilon"])
@@ -63,7 +66,10 @@ def l2_norm(op: Any, ins: Any) -> torch.Tensor:
 
 @register_kernel("local_response_norm")
 def local_response_norm(op: Any, ins: Any) -> torch.Tensor:
-    """Each element by the squares of `size` neighbouring channels; an even window reaches further back, as torch."""
+    """Normalize each element by the squares of `size` neighbouring channels.
+
+    An even window extends further back, as in torch.
+    """
     x, size = ins["x"], ins.value("size")
     channels_last = functional.pad(x.square().movedim(1, -1), (size // 2, (size - 1) // 2))
     sums = channels_last.unfold(-1, size, 1).sum(-1).movedim(-1, 1)

@@ -1,6 +1,6 @@
-"""Poolings: the input is padded explicitly to exactly the windows there are, then pooled without padding.
+"""Poolings: the input is padded explicitly to exactly the existing windows, then pooled without padding.
 
-Only for a maximum it makes no difference whether padding is there or left out: torch may do it where it can.
+For a maximum, and only there, explicit and implicit padding give the same result, so torch pads where it can.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .conv import compute_pads
 
 
 class _PoolWindows:
-    """Where the windows of a pooling lie on each spatial axis."""
+    """The positions of the windows of a pooling on each spatial axis."""
 
     def __init__(self, ins: Any, x: torch.Tensor) -> None:
         self.sizes: list[int] = ins.values("kernel_sizes")
@@ -40,7 +40,7 @@ class _PoolWindows:
         return count
 
     def padded(self, x: torch.Tensor, value: float) -> torch.Tensor:
-        """`x` padded (or cropped) to end with the last window."""
+        """Pad (or crop) `x` to end with the last window."""
         flat: list[int] = []
         for axis in reversed(range(len(self.sizes))):
             before = self.pads[axis][0]
@@ -49,7 +49,10 @@ class _PoolWindows:
         return functional.pad(x, flat, value=value) if any(flat) else x
 
     def can_use_torch_padding(self) -> bool:
-        """True when torch's own padding gives the same windows: equal on both sides, at most half a window."""
+        """Return whether torch's own padding gives the same windows.
+
+        That is: equal on both sides, at most half a window, and the same number of windows.
+        """
         return all(
             before == after and 2 * before <= size and count == (extent + 2 * before - size) // stride + 1
             for (before, after), size, stride, extent, count in zip(
@@ -58,7 +61,7 @@ class _PoolWindows:
         )
 
     def sum_windows(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum over each window, zeros around."""
+        """Sum over each window, with zeros around `x`."""
         x, sizes, strides = self.padded(x, 0.0), self.sizes, self.strides
         if len(sizes) == 1:
             return functional.avg_pool2d(x.unsqueeze(2), [1, *sizes], [1, *strides], divisor_override=1).squeeze(2)
@@ -66,7 +69,7 @@ class _PoolWindows:
         return pool(x, sizes, strides, divisor_override=1)
 
     def compute_divisors(self, x: torch.Tensor, exclude_padding: bool) -> torch.Tensor:
-        """How many elements each window averages: those in the input, or in input and padding."""
+        """Count the elements that each window averages: those in the input, or in input and padding."""
         total = torch.ones((), dtype=x.dtype)
         for axis, size in enumerate(self.sizes):
             before, after = self.pads[axis]

@@ -1,4 +1,4 @@
-"""Activation quantisation."""
+"""Activation quantization."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def dequantize(op: Any, ins: Any) -> torch.Tensor:
 
 
 def _reshape_along_axis(ins: Any, parameter: torch.Tensor) -> torch.Tensor:
-    """A vector parameter broadcast along `axis`; a scalar as it is."""
+    """Reshape a vector parameter to broadcast along `axis`; return a scalar unchanged."""
     if parameter.dim() == 0:
         return parameter
     shape = [1] * ins["input"].dim()

@@ -1,6 +1,6 @@
-"""Random numbers: reproducible, since a reference that differs from run to run would compare nothing.
+"""Random numbers: reproducible, since a reference that differs from run to run would be useless for comparison.
 
-The numbers are not those of any device; only distribution, shape and dtype are. A seed of -1 (none) counts as 0.
+Only distribution, shape and dtype match those of a device, not the numbers. A seed of -1 (none) counts as 0.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ def _make_generator(ins: Any) -> torch.Generator:
 
 
 def _sample_uniform(ins: Any) -> torch.Tensor:
-    # Drawn in float64 whatever the precision, so that the precisions agree on what was drawn.
+    # Sampled in float64 at every precision, so that the precisions agree on the samples.
     return torch.rand(ins.values("shape"), generator=_make_generator(ins), dtype=torch.float64)
 
 
 @register_kernel("random_uniform")
 def random_uniform(op: Any, ins: Any) -> torch.Tensor:
-    """Never `high` itself, to which rounding to the declared dtype would bring the largest draws."""
+    """Sample below `high`: rounding to the declared dtype would turn the largest samples into `high` itself."""
     low, high = ins["low"].double(), ins["high"].double()
     declared = types.nptype_from_builtin(ins.op.outputs[0].dtype)
     below = float(np.nextafter(declared(high.item()), declared(low.item())))
@@ -45,7 +45,7 @@ def random_normal(op: Any, ins: Any) -> torch.Tensor:
 
 @register_kernel("random_categorical")
 def random_categorical(op: Any, ins: Any) -> torch.Tensor:
-    """`size` draws with replacement from each row."""
+    """Sample `size` times with replacement from each row."""
     x = ins["x"].double()
     weights = torch.softmax(x, -1) if ins.value("mode") == "logits" else x
     rows = weights.reshape(-1, x.shape[-1])

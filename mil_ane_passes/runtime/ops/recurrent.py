@@ -1,7 +1,7 @@
 """Recurrent layers, step by step.
 
-A layer of direction `reverse` returns its steps in the order it took them; only a bidirectional one puts the steps
-of its backward half back in the order of time. That is what coremltools' own op tests expect.
+A layer of direction `reverse` returns its steps in the order of computation; only a bidirectional layer returns the
+steps of its backward half in the order of time. coremltools' own op tests expect this.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ StepFunction = Callable[[torch.Tensor, Any], Any]
 
 
 def _read_initial_state(ins: Any, name: str) -> torch.Tensor:
-    """The first state `name` with one row for each row of x.
+    """Return the initial state `name` with one row for each batch element of x.
 
-    coremltools does not check its batch, and its own converter writes states with as many rows as there are steps.
-    Which rows Core ML reads then is not documented; where all rows are equal it does not matter. Raises InputError
-    where it does.
+    coremltools does not check the state's batch, and its own converter writes states with as many rows as there are
+    steps. Which rows Core ML reads in that case is not documented. It makes no difference where all rows are equal.
+    Raises InputError where they differ.
     """
     state, batch = ins[name], ins["x"].shape[1]
     if state.shape[0] == batch:
@@ -36,14 +36,14 @@ def _read_initial_state(ins: Any, name: str) -> torch.Tensor:
 
 
 def _project_inputs(ins: Any, suffix: str = "") -> torch.Tensor:
-    """Every step's input times the input weights, plus the bias."""
+    """Compute each step's input times the input weights, plus the bias."""
     y = torch.matmul(ins["x"], ins["weight_ih" + suffix].mT)
     bias = ins.get("bias" + suffix)
     return ins.rounded(y if bias is None else y + bias)
 
 
 def _unroll_steps(steps: torch.Tensor, state: Any, step: StepFunction, backward: bool) -> tuple[torch.Tensor, Any]:
-    """(hidden states in the order taken, final state); `state[0]` is the hidden state."""
+    """Run all steps; return (hidden states in order of computation, final state). `state[0]` is the hidden state."""
     hidden = []
     for now in steps.flip(0) if backward else steps:
         state = step(now, state)
@@ -70,7 +70,10 @@ def rnn(op: Any, ins: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 @register_kernel("gru")
 def gru(op: Any, ins: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gates in the order reset, output, update; with `reset_after`, the reset gate is applied behind the product."""
+    """Run a GRU, with gates in the order reset, output, update.
+
+    With `reset_after`, the reset gate is applied after the matrix product.
+    """
     gate, activation = (
         get_recurrent_activation(ins.value("recurrent_activation")),
         get_recurrent_activation(ins.value("activation")),
@@ -126,7 +129,7 @@ def _make_lstm_step(ins: Any, suffix: str) -> StepFunction:
 
 @register_kernel("lstm")
 def lstm(op: Any, ins: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gates in the order input, forget, output, cell."""
+    """Run an LSTM, with gates in the order input, forget, output, cell."""
     direction = ins.value("direction")
     initial_h, initial_c = _read_initial_state(ins, "initial_h"), _read_initial_state(ins, "initial_c")
     if direction != "bidirectional":

@@ -1,4 +1,4 @@
-"""Reductions. The reduced axes are moved last and merged, so that where they stood does not change the rounding."""
+"""Reductions. The reduced axes are moved last and merged, so that their position does not change the rounding."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["reduce_over"]
 def reduce_over(
     x: torch.Tensor, axes: Sequence[int], function: Callable[[torch.Tensor], torch.Tensor], keep_dims: bool = True
 ) -> torch.Tensor:
-    """`function` reduces the last axis of what it is given: all of `axes`, merged."""
+    """Reduce `axes` of `x`: `function` reduces the last axis of its argument, into which all of `axes` are merged."""
     reduced = sorted(axis % x.dim() for axis in axes) if x.dim() else []
     kept = [axis for axis in range(x.dim()) if axis not in reduced]
     moved = x.permute(*kept, *reduced) if x.dim() else x
@@ -29,12 +29,12 @@ def reduce_over(
 
 
 def _get_sum_dtype(x: torch.Tensor) -> torch.dtype | None:
-    """Integers add up in their own dtype (torch would widen them)."""
+    """Return the dtype in which to sum: integers are added in their own dtype (torch would widen them)."""
     return None if x.is_floating_point() else x.dtype
 
 
 def _to_floating(x: torch.Tensor) -> torch.Tensor:
-    """What has no integer answer is computed in float64 and truncated when it is stored."""
+    """Convert integers to float64, for reductions without an integer result; storing the result truncates it."""
     return x if x.is_floating_point() else x.double()
 
 

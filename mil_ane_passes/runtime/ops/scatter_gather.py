@@ -14,12 +14,15 @@ __all__ = ["apply_scatter", "make_positions"]
 
 
 def make_positions(like: torch.Tensor) -> torch.Tensor:
-    """Each element's place in `like`, counted row by row."""
+    """Number the elements of `like` row by row, in its shape."""
     return torch.arange(like.numel()).reshape(like.shape)
 
 
 def apply_scatter(data: torch.Tensor, places: torch.Tensor, updates: torch.Tensor, mode: str) -> torch.Tensor:
-    """`data` with `updates` applied at `places`, one after the other: the last of several updates wins."""
+    """Apply `updates` to `data` at the flat positions `places`, one after the other.
+
+    The last of several updates of one position wins.
+    """
     flat = data.clone(memory_format=torch.contiguous_format).reshape(-1).numpy()
     index, values = places.reshape(-1).numpy(), updates.broadcast_to(places.shape).reshape(-1).numpy()
     if mode == "update":
@@ -39,7 +42,10 @@ def apply_scatter(data: torch.Tensor, places: torch.Tensor, updates: torch.Tenso
 
 
 def _divide_lowest_integer(flat: Any, index: Any, values: Any) -> dict[int, int]:
-    """Quotients of the smallest integer, which divided by -1 is itself again, one after the other."""
+    """Return the successive quotients of elements that hold the smallest integer, by position.
+
+    The smallest integer divided by -1 wraps to itself.
+    """
     lowest = int(np.iinfo(flat.dtype).min)
     meant = flat[index] == lowest
     found: dict[int, int] = {}
@@ -61,10 +67,10 @@ _UFUNCS: dict[str, np.ufunc] = {
 
 
 def _wrap_indices(indices: torch.Tensor, extent: int, ins: Any) -> torch.Tensor:
-    """Indices with negative ones counted from the end; one that is outside is an error.
+    """Return indices with negative ones counted from the end. Raises InputError for an index out of range.
 
-    Where the op says that it does not validate its indices, such a result is undefined: nothing to compare.
-    Since iOS17 negative ones are undefined too unless validated; they count from the end, as in coremltools' inference.
+    Where an op does not validate its indices, a result out of range is undefined, so it cannot be compared. Since iOS17
+    negative indices are also undefined unless validated; they count from the end, as in coremltools' inference.
     """
     indices = indices.long()
     strict = ins.accepts("validate_indices") and bool(ins.value("validate_indices"))
@@ -76,7 +82,8 @@ def _wrap_indices(indices: torch.Tensor, extent: int, ins: Any) -> torch.Tensor:
 
 
 def _make_batch_grid(shape: tuple[int, ...], batch_dims: int) -> list[torch.Tensor]:
-    """Index tensors that pair each of the leading `batch_dims` axes with itself, broadcast to rank `len(shape)`."""
+    """Make index tensors that pair each of the leading `batch_dims` axes with itself, broadcast to the rank of `shape`.
+    """
     return [
         torch.arange(shape[axis]).reshape([-1 if each == axis else 1 for each in range(len(shape))])
         for axis in range(batch_dims)
@@ -92,7 +99,7 @@ def _gather_on_axis(x: torch.Tensor, indices: torch.Tensor, axis: int, batch_dim
     grid = _make_batch_grid(tuple(indices.shape), batch_dims)
     places = (*grid, indices)
     picked = x.movedim(axis, batch_dims)[places]
-    # What stood between the batch axes and `axis` now stands behind the axes of the indices: back in front.
+    # The axes between the batch axes and `axis` are now behind the axes of the indices: move them back.
     between = axis - batch_dims
     moved = list(range(indices.dim(), indices.dim() + between))
     rest = [each for each in range(batch_dims, picked.dim()) if each not in moved]
@@ -115,7 +122,7 @@ def gather(op: Any, ins: Any) -> torch.Tensor:
     axis, batch_dims = ins.value("axis"), ins.value("batch_dims") if ins.accepts("batch_dims") else 0
     table = ins.constant("x")
     if table is not None and table.ndim and axis == 0 and batch_dims == 0:
-        # Rows of a mapped table: only those that are asked for are read and converted.
+        # Reads and converts only the requested rows of a mapped table.
         indices = _wrap_indices(ins["indices"], table.shape[0], ins)
         rows = ins.machine.precision.tensor(table[indices.reshape(-1).numpy()])
         return rows.reshape((*indices.shape, *table.shape[1:]))

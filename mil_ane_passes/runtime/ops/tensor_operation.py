@@ -1,4 +1,4 @@
-"""Ops that make, join, split, order and select."""
+"""Ops that create, join, split, sort and select."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ def fill_like(op: Any, ins: Any) -> torch.Tensor:
 
 @register_kernel("range_1d")
 def range_1d(op: Any, ins: Any) -> torch.Tensor:
-    """As long as type inference and numpy have it: counted in the declared dtype, at every precision."""
+    """Count from `start` to `end` in steps of `step`.
+
+    The length is computed in the declared dtype at every precision, as in type inference and numpy.
+    """
     start, step = ins["start"], ins["step"]
     declared = types.nptype_from_builtin(ins.var("start").dtype)
     first, end, spacing = (declared(ins.value(name)) for name in ("start", "end", "step"))
@@ -84,7 +87,7 @@ def tile(op: Any, ins: Any) -> torch.Tensor:
 
 @register_kernel("pad")
 def pad(op: Any, ins: Any) -> torch.Tensor:
-    """Pads the last axes; modes other than `constant` are a choice of indices, as numpy makes it."""
+    """Pad the last axes; modes other than `constant` select indices in the same way as numpy."""
     x, amounts, mode = ins["x"], ins.values("pad"), ins.value("mode")
     pairs = list(zip(amounts[::2], amounts[1::2]))
     if mode == "constant":
@@ -126,7 +129,11 @@ def argsort(op: Any, ins: Any) -> torch.Tensor:
 
 
 def _sort_indices(x: torch.Tensor, axis: int, ascending: bool) -> torch.Tensor:
-    """Silent on both: equal elements keep their order; NaN comes last either way, as coremltools' inference has it."""
+    """Return the indices that sort `x` along `axis`.
+
+    Two choices are not documented: equal elements keep their order, and NaN comes last in both directions, as in
+    coremltools' inference.
+    """
     if x.is_floating_point() and not ascending:
         return torch.argsort(-x, dim=axis, stable=True)
     return torch.argsort(x, dim=axis, descending=not ascending, stable=True)
@@ -134,7 +141,7 @@ def _sort_indices(x: torch.Tensor, axis: int, ascending: bool) -> torch.Tensor:
 
 @register_kernel("topk")
 def topk(op: Any, ins: Any) -> Any:
-    """Sorted whether or not `sort` asks for it: the documentation guarantees no order otherwise."""
+    """Return the k largest or smallest, always sorted: the documentation guarantees no order without `sort`."""
     x, axis, k = ins["x"], ins.value("axis"), ins.value("k")
     count = x.shape[axis] if k == -1 else k
     indices = _sort_indices(x, axis, bool(ins.value("ascending"))).narrow(axis, 0, count)
@@ -148,7 +155,7 @@ def non_zero(op: Any, ins: Any) -> torch.Tensor:
 
 @register_kernel("one_hot")
 def one_hot(op: Any, ins: Any) -> torch.Tensor:
-    """An index outside the vector gives a vector without a hot element."""
+    """Make one-hot vectors; an index outside the vector gives a vector without a hot element."""
     indices, axis = ins["indices"], ins.value("axis")
     axis %= indices.dim() + 1
     places = torch.arange(int(ins.value("one_hot_vector_size")))
@@ -158,7 +165,7 @@ def one_hot(op: Any, ins: Any) -> torch.Tensor:
 
 @register_kernel("non_maximum_suppression")
 def non_maximum_suppression(op: Any, ins: Any) -> Any:
-    """Boxes in descending order of their best score, without those that overlap an earlier one too much."""
+    """Keep boxes in descending order of their best score, without those that overlap an earlier kept box too much."""
     boxes, scores = ins["boxes"], ins["scores"]
     boxes_last = not ins.accepts("score_threshold")  # since iOS17, boxes are on the last axis
     if boxes_last:

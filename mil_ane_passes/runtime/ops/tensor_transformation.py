@@ -23,9 +23,10 @@ def expand_dims(op: Any, ins: Any) -> torch.Tensor:
 
 @register_kernel("squeeze")
 def squeeze(op: Any, ins: Any) -> torch.Tensor:
-    """Axes whose extent is not 1 stay, as in torch; so do symbolic ones, whatever they turn out to be.
+    """Remove axes declared with extent 1.
 
-    Type inference has it so, and the ops that follow were built for that rank.
+    Axes with another extent stay, as in torch, and so do symbolic axes of any extent. Type inference does the same, and
+    the following ops were built for that rank.
     """
     x, declared = ins["x"], ins.var("x").shape
     axes = ins.values("axes") if ins.has("axes") else range(x.dim())
@@ -35,7 +36,10 @@ def squeeze(op: Any, ins: Any) -> torch.Tensor:
 
 @register_kernel("reshape")
 def reshape(op: Any, ins: Any) -> torch.Tensor:
-    """A 0 takes the extent of `x` at the same place counted from the right, or 1 when there is none."""
+    """Reshape `x`.
+
+    A 0 copies the extent of `x` at the same position counted from the right, or is 1 beyond the rank of `x`.
+    """
     x, shape = ins["x"], ins.values("shape")
     for place in range(1, len(shape) + 1):
         if shape[-place] == 0:
@@ -64,7 +68,7 @@ def reverse(op: Any, ins: Any) -> torch.Tensor:
 
 @register_kernel("reverse_sequence")
 def reverse_sequence(op: Any, ins: Any) -> torch.Tensor:
-    """For each batch element, the first `lengths[i]` steps in reverse order."""
+    """Reverse the first `lengths[i]` steps of each batch element."""
     x, lengths = ins["x"], ins["lengths"].long()
     batch_axis, seq_axis = ins.value("batch_axis") % x.dim(), ins.value("seq_axis") % x.dim()
     steps = torch.arange(x.shape[seq_axis])
@@ -74,7 +78,7 @@ def reverse_sequence(op: Any, ins: Any) -> torch.Tensor:
 
 
 def _read_slices(ins: Any, shape: torch.Size) -> tuple[list[slice], list[int]]:
-    """(one slice per axis, axes to squeeze), with Python's meaning of negative and out-of-range bounds."""
+    """Return (one slice per axis, axes to squeeze), with Python's meaning of negative and out-of-range bounds."""
     rank = len(shape)
     strides = ins.values("stride") or [1] * rank
     begin_mask, end_mask, squeeze_mask = (
@@ -84,7 +88,7 @@ def _read_slices(ins: Any, shape: torch.Size) -> tuple[list[slice], list[int]]:
     for axis, (begin, end) in enumerate(zip(ins.values("begin"), ins.values("end"))):
         first = None if begin_mask[axis] else begin
         if squeeze_mask[axis]:
-            # One element; a stride beyond any extent, since "end" is ignored.
+            # Selects one element: the stride is beyond any extent, since "end" is ignored.
             slices.append(slice(first, None, 2**31 - 1))
         else:
             slices.append(slice(first, None if end_mask[axis] else end, strides[axis]))
@@ -97,7 +101,7 @@ def _apply_slices(x: torch.Tensor, slices: list[slice]) -> torch.Tensor:
         if step > 0:
             x = x.narrow(axis, start, max(stop - start, 0))[(slice(None),) * axis + (slice(None, None, step),)]
         else:
-            # torch cannot slice backwards.
+            # torch does not support negative steps.
             x = torch.index_select(x, axis, torch.tensor(range(start, stop, step), dtype=torch.int64))
     return x
 
@@ -112,7 +116,10 @@ def slice_by_index(op: Any, ins: Any) -> torch.Tensor:
 
 @register_kernel("slice_by_size")
 def slice_by_size(op: Any, ins: Any) -> torch.Tensor:
-    """A size of -1 takes what remains. A slice that leaves `x` (silent) cannot have the size it declares: an error."""
+    """Slice by `begin` and `size`; a size of -1 selects all remaining elements.
+
+    A slice that leaves `x` (not documented) cannot have its declared size, so it raises an error.
+    """
     x = ins["x"]
     for axis, (begin, size) in enumerate(zip(ins.values("begin"), ins.values("size"))):
         first = begin + x.shape[axis] if begin < 0 else begin
@@ -148,7 +155,7 @@ def pixel_unshuffle(op: Any, ins: Any) -> torch.Tensor:
 
 @register_kernel("depth_to_space")
 def depth_to_space(op: Any, ins: Any) -> torch.Tensor:
-    """The block offset is the outer part of the channel, unlike in `pixel_shuffle`."""
+    """Rearrange depth into space; the block offset is the outer part of the channel, unlike in `pixel_shuffle`."""
     x, block = ins["x"], ins.value("block_size")
     n, c, h, w = x.shape
     y = x.reshape(n, block, block, c // block**2, h, w).permute(0, 3, 4, 1, 5, 2)

@@ -11,7 +11,7 @@ from ..numeric import canonicalize_layout
 from ..registry import register_kernel
 from .activation import apply_softmax
 
-#: scores held at once if they are more than a quarter of the result: 1 MB of float32
+#: scores held at once if they exceed a quarter of the result: 1 MB of float32
 _MAX_SCORES_AT_ONCE = 1 << 18
 
 
@@ -32,7 +32,7 @@ def scaled_dot_product_attention(op: Any, ins: Any) -> torch.Tensor:
 def _attend_in_parts(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, y: torch.Tensor, room: int
 ) -> None:
-    """Fills `y` part by part, along its leading axes first, so that no more than `room` scores are held at once."""
+    """Fill `y` part by part, along its leading axes first, so that at most `room` scores are held at once."""
     total = math.prod(y.shape[:-1]) * key.shape[-2]
     axis = next((each for each in range(-y.dim(), -1) if y.shape[each] > 1), None)
     if total <= room or axis is None:
@@ -41,13 +41,16 @@ def _attend_in_parts(
     step = max(1, y.shape[axis] * room // total)
     for start in range(0, y.shape[axis], step):
         query_part, mask_part, y_part = (_narrow_part(each, axis, start, step) for each in (query, mask, y))
-        # Every row of the query meets all of key and value.
+        # Each row of the query attends to all of key and value.
         key_part, value_part = (each if axis == -2 else _narrow_part(each, axis, start, step) for each in (key, value))
         _attend_in_parts(query_part, key_part, value_part, mask_part, y_part, room)
 
 
 def _narrow_part(x: Any, axis: int, start: int, step: int) -> Any:
-    """`step` places of `x` on an axis counted from the last; all of it where it is broadcast along that axis."""
+    """Select `step` elements of `x` from `start` on, on an axis counted from the last.
+
+    Returns all of `x` where it is broadcast along that axis.
+    """
     if x is None or x.dim() < -axis or x.shape[axis] == 1:
         return x
     return x.narrow(axis, start, min(step, x.shape[axis] - start))

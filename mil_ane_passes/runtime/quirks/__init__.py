@@ -1,6 +1,6 @@
-"""Fault models: published wrong results, imitated on request. They verify nothing about a given chip.
+"""Fault models: published wrong results, imitated on request. They say nothing about a given chip.
 
-Each file here whose name has no leading underscore may define quirks, classes derived from `Quirk`; they are found by
+Each file here whose name has no leading underscore may define quirks, classes derived from `Quirk`, which are found by
 listing the folder. Importing this package does not import torch.
 """
 
@@ -42,7 +42,7 @@ QUIRKS: dict[str, type[Quirk]] = _find_quirks()
 
 
 def describe_quirks() -> list[QuirkDescription]:
-    """Name, one-sentence summary and sources (URLs) of every quirk, by name: for `--help` and for tables."""
+    """List name, one-sentence summary and sources (URLs) of every quirk, sorted by name, for `--help` and tables."""
     return [
         QuirkDescription(name, quirk.summary(), tuple(quirk.source.split("; ")))
         for name, quirk in sorted(QUIRKS.items())

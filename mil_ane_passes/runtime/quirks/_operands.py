@@ -1,4 +1,4 @@
-"""Operands as a faulty machine reads them. Needs torch."""
+"""Operands in the form a faulty machine reads them. Needs torch."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ..op_inputs import OpInputs
 
 __all__ = ["ARRIVING_BIAS", "ReplacedInputs", "compute_sum_start", "decode_nonfinite"]
 
-#: a name no op has an input of: the bias per channel and position (1, C, n) when it reaches only the first n positions
+#: a name that is not an input of any op: the bias per channel and position (1, C, n), for the first n positions only
 ARRIVING_BIAS = "bias that arrives"
 
 
 class ReplacedInputs(OpInputs):
-    """`inputs` with some of them replaced; None leaves one out."""
+    """The `inputs` of an op with some of them replaced; None disconnects an input."""
 
     def __init__(self, inputs: OpInputs, replaced: dict[str, Any]) -> None:
         super().__init__(inputs.op, inputs.machine)
@@ -23,12 +23,12 @@ class ReplacedInputs(OpInputs):
         self._replaced = replaced
 
     def get(self, name: str) -> Any:
-        """The replacement, or what the replaced inputs have."""
+        """Return the replacement, or the original input where it is not replaced."""
         return self._replaced[name] if name in self._replaced else self._inputs.get(name)
 
 
 def compute_sum_start(inputs: OpInputs, y: torch.Tensor) -> torch.Tensor:
-    """What the sums of products behind each element of `y` start from: the bias, where it arrives, else zero."""
+    """Return the start of the sum of products of each element of `y`: its bias, or zero where no bias reaches it."""
     arriving, bias = inputs.get(ARRIVING_BIAS), inputs.get("bias")
     start = torch.zeros_like(y)
     if arriving is not None:
@@ -39,10 +39,10 @@ def compute_sum_start(inputs: OpInputs, y: torch.Tensor) -> torch.Tensor:
 
 
 def decode_nonfinite(x: torch.Tensor) -> torch.Tensor:
-    """`x` with what fp16 cannot hold read as if the exponent field of all ones were an ordinary exponent.
+    """Replace infinities and NaN of fp16 by the numbers that an ordinary exponent field of all ones would give.
 
-    Infinities become ±2**16. Every NaN becomes 1.5 * 2**16, as the usual one, 0x7E00: payload and sign of a NaN
-    depend on the machine that runs this.
+    Infinities become ±2**16. Every NaN becomes 1.5 * 2**16, the value of the usual NaN 0x7E00, since payload and sign
+    of a NaN depend on the machine that runs this.
     """
     half = x.half()
     large = torch.where(half.isnan(), 1.5 * 2.0**16, torch.copysign(torch.full_like(x, 2.0**16), x))

@@ -1,4 +1,4 @@
-"""The partial sums behind convolutions and matrix products, formed only where they may be too large. Needs torch."""
+"""Partial sums of convolutions and matrix products, computed only where they may be too large. Needs torch."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ __all__ = ["insert_overflows", "sum_magnitudes"]
 
 #: products held at once: 32 MB of float64
 _MAX_PRODUCTS_AT_ONCE = 1 << 22
-#: products summed as one block; an output is looked into when a block may bring it over the limit: few if it is short
+#: products summed as one block; outputs that a block may bring over the limit are examined: few if the block is short
 _PRODUCTS_PER_BLOCK = 24
-#: a sum of magnitudes is rounded itself: one part in a hundred covers some hundred thousand float32 terms
+#: a sum of magnitudes is rounded too: one part in a hundred covers some hundred thousand float32 terms
 _ROUNDING_SLACK = 1.01
 
 
 class _Products(NamedTuple):
-    """The products behind each output: `left` and `right`, picked by the output's place, multiplied elementwise.
+    """The products behind each output: `left` and `right`, indexed by the output's position, multiplied elementwise.
 
-    The outputs are viewed as `shape`. The leading axes of `left` are the output axes `left_axes`, those of `right` the
-    output axes `right_axes`; their other axes, one at least, are summed, in row-major order.
+    The outputs are reshaped to `shape`. The leading axes of `left` are the output axes `left_axes`, those of `right`
+    the output axes `right_axes`. Their other axes, at least one, are summed in row-major order.
     """
 
     shape: tuple[int, ...]
@@ -37,12 +37,14 @@ class _Products(NamedTuple):
     right_axes: tuple[int, ...]
 
     def count_terms(self) -> int:
-        """How many products an output sums."""
+        """Return the number of products that each output sums."""
         return math.prod(self.left.shape[len(self.left_axes) :])
 
     def blocks(self) -> Iterator[_Products]:
-        """Stretches of the sums, in order: as many products each as `_PRODUCTS_PER_BLOCK` and `_MAX_PRODUCTS_AT_ONCE`
-        allow."""
+        """Split the sums into consecutive blocks.
+
+        Each has as many products as `_PRODUCTS_PER_BLOCK` and `_MAX_PRODUCTS_AT_ONCE` allow.
+        """
         axis, other = len(self.left_axes), len(self.right_axes)
         extent = self.left.shape[axis]
         rows = max(math.prod(self.left.shape[:axis]), math.prod(self.right.shape[:other]), 1)
@@ -53,7 +55,7 @@ class _Products(NamedTuple):
             yield self._replace(left=left.double(), right=right.double())
 
     def total(self) -> torch.Tensor:
-        """All sums."""
+        """Compute all sums."""
         summed = range(len(self.shape), len(self.shape) + self.left.dim() - len(self.left_axes))
         return torch.einsum(
             self.left, [*self.left_axes, *summed], self.right, [*self.right_axes, *summed], list(range(len(self.shape)))
@@ -61,10 +63,11 @@ class _Products(NamedTuple):
 
 
 def insert_overflows(y: torch.Tensor, inputs: OpInputs, limit: float) -> torch.Tensor:
-    """`y` with an infinity for each element one of whose partial sums reaches `limit`, signed as the first such sum.
+    """Replace each element of `y` by an infinity where one of its partial sums reaches `limit`.
 
-    Takes one more run of the op, on magnitudes. Where that leaves a doubt, two more in float64, and time linear in the
-    products of the stretches in doubt. Beyond copies of operands and results, the memory is bounded.
+    The infinity has the sign of the first such sum. Costs one more run of the op, on magnitudes. Where that is
+    inconclusive, it costs two more in float64, and time linear in the products of the inconclusive blocks. Memory is
+    bounded, apart from copies of operands and results.
     """
     start = compute_sum_start(inputs, y)
     places = (~(sum_magnitudes(inputs, start) * _ROUNDING_SLACK < limit)).flatten().nonzero().squeeze(1)
@@ -81,8 +84,10 @@ def insert_overflows(y: torch.Tensor, inputs: OpInputs, limit: float) -> torch.T
 
 
 def _find_overflows_by_block(products: _Products, sums: torch.Tensor, limit: float, sign: torch.Tensor) -> None:
-    """Fills `sign` as `_find_first_overflow` says, looking into a block only where it may matter; `sum_windows` is the
-    start."""
+    """Fill `sign` with the results of `_find_first_overflow`, examining a block only where it may overflow.
+
+    `sums` is the start of the sums.
+    """
     for block in products.blocks():
         magnitude = block._replace(left=block.left.abs(), right=block.right.abs()).total().flatten()
         doubt = ~(sums.abs() + _ROUNDING_SLACK * magnitude < limit) & (sign == 0) & ~sums.isnan()
@@ -92,7 +97,7 @@ def _find_overflows_by_block(products: _Products, sums: torch.Tensor, limit: flo
 
 
 def sum_magnitudes(inputs: OpInputs, start: torch.Tensor) -> torch.Tensor:
-    """For each element the magnitudes of its products and of its `start`, summed: no partial sum exceeds that."""
+    """Sum, for each element, the magnitudes of its products and its `start`: no partial sum exceeds this."""
     names = {"linear": ("x", "weight"), "matmul": ("x", "y"), "einsum": ("values",)}
     magnitudes: dict[str, Any] = {"bias": None}
     for name in names.get(inputs.op.op_type, ("x", "weight")):
@@ -103,7 +108,7 @@ def sum_magnitudes(inputs: OpInputs, start: torch.Tensor) -> torch.Tensor:
 
 
 def _find_first_overflow(products: _Products, places: torch.Tensor, start: torch.Tensor, limit: float) -> torch.Tensor:
-    """For each flat output index in `places`: the sign of the first partial sum that reaches `limit`, or 0."""
+    """Return, for each flat output index in `places`, the sign of the first partial sum that reaches `limit`, or 0."""
     index = torch.unravel_index(places, products.shape)
     left = products.left[tuple(index[axis] for axis in products.left_axes)].flatten(1).double()
     right = products.right[tuple(index[axis] for axis in products.right_axes)].flatten(1).double()
@@ -131,7 +136,10 @@ def _make_matmul_products(inputs: OpInputs, y: torch.Tensor) -> _Products:
 
 
 def _make_einsum_products(inputs: OpInputs, y: torch.Tensor) -> _Products:
-    """The two equations of the op: the last axis of the first operand against the last but two of the second."""
+    """Make the products of the two equations of the op.
+
+    Both contract the last axis of the first operand with the third-last axis of the second.
+    """
     left, right = inputs["values"]
     right = right.movedim(-3, -1)
     rank = y.dim()
@@ -149,7 +157,7 @@ def _make_conv_products(inputs: OpInputs, y: torch.Tensor) -> _Products:
 
 
 def _make_conv_transpose_products(inputs: OpInputs, y: torch.Tensor) -> _Products:
-    """As a convolution: zeros between the elements of the input, the kernel turned round."""
+    """Make the products of the equivalent convolution: zeros between the elements of the input, the kernel flipped."""
     x, weight, groups = inputs["x"], inputs["weight"], inputs.value("groups")
     strides, dilations = inputs.values("strides"), inputs.values("dilations")
     rank = x.dim() - 2
@@ -173,7 +181,7 @@ def _pad_spatial(x: torch.Tensor, pads: list[tuple[int, int]]) -> torch.Tensor:
 def _make_window_products(
     x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, strides: list[int], dilations: list[int], groups: int
 ) -> _Products:
-    """A convolution of the padded `x`: each output's window of the input is a view, not a copy."""
+    """Make the products of a convolution of the padded `x`: each output's window of the input is a view, not a copy."""
     each = weight.shape[1]
     size = (x.shape[0], groups, *y.shape[2:], each, *weight.shape[2:])
     steps = [step * stride for step, stride in zip(x.stride()[2:], strides)]

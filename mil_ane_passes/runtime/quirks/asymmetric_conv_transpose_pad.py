@@ -12,9 +12,9 @@ __all__ = ["AsymmetricConvTransposePad"]
 class AsymmetricConvTransposePad(Quirk):
     """An fp16 `conv_transpose` whose pads before and after an axis differ gives a shifted output.
 
-    Published: pad [1, 0] and stride 2 on an M1 with macOS 14.3, reproduced by a maintainer; fp32 is right. By how much
-    the output shifts is not stated: that the two pads of an axis change places is our choice, and so is that every
-    unequal pair of custom pads is struck.
+    Published: pad [1, 0] and stride 2 on an M1 with macOS 14.3, reproduced by a maintainer; fp32 is correct. The size
+    of the shift is not stated: that the two pads of an axis are swapped is our choice, and so is that every
+    unequal pair of custom pads is affected.
     """
 
     name: ClassVar[str] = "asymmetric_conv_transpose_pad"
@@ -22,7 +22,7 @@ class AsymmetricConvTransposePad(Quirk):
     op_types: ClassVar[tuple[str, ...]] = ("conv_transpose",)
 
     def operands(self, op: Any, inputs: Any) -> Any:
-        """The pads of each axis swapped."""
+        """Return the inputs with the two pads of each axis swapped."""
         from ._operands import ReplacedInputs
 
         pad = inputs.values("pad")

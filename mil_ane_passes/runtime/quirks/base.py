@@ -1,4 +1,4 @@
-"""What a fault model is: a class that changes what an op reads, what it gives, or both."""
+"""The base class of fault models, which change what an op reads, what it returns, or both."""
 
 from __future__ import annotations
 
@@ -16,43 +16,47 @@ HALF_OVERFLOW = 65520.0
 class Quirk:
     """A fault of some machine, published by `source` (URLs, separated by "; ").
 
-    For each op that a quirk concerns, first every quirk may change the operands, then the op is computed, then every
-    quirk may change the results; so two quirks of one op add up. The docstring's first line is the summary that tables
-    show; the rest says what was published and what is our choice.
+    For each op that quirks affect, first every quirk may change the operands, then the op is computed, then every quirk
+    may change the results; so two quirks of one op combine. The docstring's first line is the summary printed in
+    tables. The rest states what was published and what is our choice.
     """
 
     name: ClassVar[str]
     source: ClassVar[str]
     op_types: ClassVar[tuple[str, ...]]
-    #: True when the source ties the fault to no type; otherwise only what is declared fp16 is concerned
+    #: True when the source ties the fault to no type; otherwise only ops declared fp16 are affected
     any_float: ClassVar[bool] = False
-    #: True when the fault needs the results as all other quirks leave them
+    #: True when the fault applies to the results after all other quirks
     last: ClassVar[bool] = False
 
     def affects(self, op: Any) -> bool:
-        """True when `op` is one that the fault may strike: by its type and by the declared types of its results."""
+        """Return whether the fault may affect `op`, by its type and by the declared types of its results."""
         if op.op_type not in self.op_types:
             return False
         return all(types.is_float(var.dtype) if self.any_float else var.dtype == types.fp16 for var in op.outputs)
 
     def operands(self, op: Any, inputs: Any) -> Any:
-        """What the faulty machine reads in place of `inputs` (an `Inputs`); `inputs` itself when that is right."""
+        """Return the inputs that the faulty machine reads in place of `inputs` (an `OpInputs`).
+
+        By default these are `inputs` themselves.
+        """
         return inputs
 
     def results(self, op: Any, inputs: Any, outputs: Sequence[Any]) -> Sequence[Any]:
-        """What the faulty machine gives in place of `outputs`, tensors in the computing dtype before they are stored.
+        """Return the results of the faulty machine in place of `outputs`; by default `outputs` themselves.
 
-        `inputs` are those that `operands` of all quirks left.
+        `outputs` are tensors in the computing dtype, before they are stored. `inputs` are the result of the `operands`
+        methods of all quirks.
         """
         return outputs
 
     @classmethod
     def summary(cls) -> str:
-        """One sentence: what goes wrong."""
+        """Return one sentence on what goes wrong."""
         return (cls.__doc__ or "").strip().splitlines()[0]
 
 
 def select_quirks(quirks: Iterable[Quirk], op: Any) -> list[Quirk]:
-    """Those of `quirks` that concern `op`: each once, and in one order whatever the order they were named in."""
+    """Select the quirks that affect `op`, each once, in a fixed order that does not depend on the order of `quirks`."""
     concerned = {quirk.name: quirk for quirk in quirks if quirk.affects(op)}
     return sorted(concerned.values(), key=lambda quirk: (quirk.last, quirk.name))

@@ -14,9 +14,9 @@ class ConvTranspose1dBias(Quirk):
     """The bias of a rank-3 `conv_transpose` reaches only the first values of each channel.
 
     Published: `ConvTranspose1d(768, 384, 7, stride=3, padding=2)` on (1, 768, 600), target iOS18; another layer, of
-    another size, was right, and so is rank 4. Chip and OS are not stated, nor which sizes are struck: that all are is
+    another size, was correct, and so is rank 4. Chip, OS and the affected sizes are not stated: that all sizes are is
     our choice. The report says "only the first few values of each channel"; the number 8 is our choice. It names no
-    type, so ops declared fp32 are struck as well.
+    type, so ops declared fp32 are affected as well.
     """
 
     name: ClassVar[str] = "conv_transpose_1d_bias"
@@ -24,11 +24,11 @@ class ConvTranspose1dBias(Quirk):
     op_types: ClassVar[tuple[str, ...]] = ("conv_transpose",)
     any_float: ClassVar[bool] = True
 
-    #: how many values of each output channel still get the bias
+    #: the number of values of each output channel that still get the bias
     reach: ClassVar[int] = 8
 
     def operands(self, op: Any, inputs: Any) -> Any:
-        """The bias left out; beside it, what arrives of it."""
+        """Return the inputs without the bias, and with the part of the bias that is applied as `ARRIVING_BIAS`."""
         from ._operands import ARRIVING_BIAS, ReplacedInputs
 
         bias = inputs.get("bias")
@@ -37,7 +37,7 @@ class ConvTranspose1dBias(Quirk):
         return ReplacedInputs(inputs, {"bias": None, ARRIVING_BIAS: bias.reshape(1, -1, 1).expand(-1, -1, self.reach)})
 
     def results(self, op: Any, inputs: Any, outputs: Sequence[Any]) -> Sequence[Any]:
-        """The bias added to the first values."""
+        """Return the result with the bias added to the first values."""
         from ._operands import ARRIVING_BIAS, compute_sum_start
 
         (y,) = outputs

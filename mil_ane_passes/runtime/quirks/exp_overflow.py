@@ -15,8 +15,8 @@ class ExpOverflow(Quirk):
     """An fp16 `exp` of more than 11.09 is infinite, and so are sums and logarithms of it.
 
     Published: logcumsumexp, which is converted to exp, cumsum and log, is infinite and then NaN above 11.09, where
-    exp(x) passes 65504. The same holds for a softplus or a log-sum-exp spelled with `exp`. The declared type alone says
-    as much, so precision float16 shows it without this quirk; the quirk brings it to float32 and float64.
+    exp(x) passes 65504. The same holds for a softplus or a log-sum-exp spelled with `exp`. The declared type alone
+    implies as much, so precision float16 shows it without this quirk; the quirk brings it to float32 and float64.
     """
 
     name: ClassVar[str] = "exp_overflow"
@@ -26,6 +26,6 @@ class ExpOverflow(Quirk):
     op_types: ClassVar[tuple[str, ...]] = ("exp",)
 
     def results(self, op: Any, inputs: Any, outputs: Sequence[Any]) -> Sequence[Any]:
-        """An infinity in place of what is too large."""
+        """Replace results too large for fp16 by an infinity."""
         (y,) = outputs
         return (y.masked_fill(y >= HALF_OVERFLOW, math.inf),)

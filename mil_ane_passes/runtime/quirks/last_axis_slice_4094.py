@@ -15,9 +15,9 @@ class LastAxisSlice4094(Quirk):
     """An fp16 slice that begins inside the last axis makes values above 4094 infinite.
 
     Published for M1, M1 Max and M2 Pro, for `slice_by_size`: such a slice is copied through a fixed-point format scaled
-    by 16, so 65504 / 16 is the largest value; M4 and M5 are right. That `slice_by_index` and the later parts of a
-    `split` are struck alike is our reading. A concat of such slices is also said to return wrong elements; which is not
-    published, and it is not imitated.
+    by 16, so 65504 / 16 is the largest value; M4 and M5 are correct. That `slice_by_index` and the later parts of a
+    `split` are affected as well is our interpretation. A concat of such slices is also reported to return wrong
+    elements; which ones is not published, and it is not imitated.
     """
 
     name: ClassVar[str] = "last_axis_slice_4094"
@@ -27,11 +27,11 @@ class LastAxisSlice4094(Quirk):
     )
     op_types: ClassVar[tuple[str, ...]] = ("slice_by_index", "slice_by_size", "split")
 
-    #: the largest magnitude that is copied right
+    #: the largest magnitude that is copied correctly
     largest: ClassVar[float] = 4094.0
 
     def results(self, op: Any, inputs: Any, outputs: Sequence[Any]) -> Sequence[Any]:
-        """Infinities in place of what is too large, in what begins inside the last axis."""
+        """Replace too large values by infinities in slices that begin inside the last axis."""
         last = inputs["x"].dim() - 1
         if op.op_type == "split":
             inside = inputs.value("axis") % (last + 1) == last

@@ -16,7 +16,7 @@ class LogSumExpCliff(Quirk):
 
     Published: over 32 equal channels the output falls from 11.10 to 0 at x = 7.63, which is ln(65504 / 32); over x
     and a zero at 11.098, which is ln(65504 / 1). That is a sum taken without subtracting the maximum first. Published
-    for reductions of the channel axis and of a stacked axis; that every axis is struck is our choice.
+    for reductions of the channel axis and of a stacked axis; that every axis is affected is our choice.
     """
 
     name: ClassVar[str] = "log_sum_exp_cliff"
@@ -25,10 +25,10 @@ class LogSumExpCliff(Quirk):
     )
     op_types: ClassVar[tuple[str, ...]] = ("reduce_log_sum_exp",)
 
-    #: the first right result that comes out as 0
+    #: the smallest correct result that becomes 0
     cliff: ClassVar[float] = math.log(HALF_OVERFLOW)
 
     def results(self, op: Any, inputs: Any, outputs: Sequence[Any]) -> Sequence[Any]:
-        """Zero in place of what is too large."""
+        """Replace too large results by zero."""
         (y,) = outputs
         return (y.masked_fill(y >= self.cliff, 0.0),)

@@ -19,8 +19,8 @@ class MacOverflow32768(Quirk):
     the contracted axis from first to last, for convolutions over the input channels and within one over the elements of
     the input from first to last. The sign is that of the first partial sum that is too large. Sums are taken in float64
     of the operands as they are: that the accumulator counts in steps of 2**-16 and drops the smallest products, also
-    published, is not imitated. What NaN goes into comes out as NaN. Not concerned: 8-bit products, whose accumulator is
-    another, and `scaled_dot_product_attention`: where its scale is applied, before or after the product, is not known.
+    published, is not imitated. A NaN operand gives NaN. Not affected: 8-bit products, whose accumulator is different,
+    and `scaled_dot_product_attention`: where its scale is applied, before or after the product, is not known.
     """
 
     name: ClassVar[str] = "mac_overflow_32768"
@@ -36,7 +36,7 @@ class MacOverflow32768(Quirk):
     limit: ClassVar[float] = 32768.0
 
     def results(self, op: Any, inputs: Any, outputs: Sequence[Any]) -> Sequence[Any]:
-        """Infinities where a partial sum is too large."""
+        """Insert infinities where a partial sum is too large."""
         from ._partial_sums import insert_overflows
 
         (y,) = outputs

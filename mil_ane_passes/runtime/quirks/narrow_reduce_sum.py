@@ -15,9 +15,9 @@ class NarrowReduceSum(Quirk):
 
     Published: `reduce_sum` accumulates narrow, in fp16, and a matrix product wide; whole sums are exact up to 2048,
     where 2049 reads as 2050 and in one case 2048 as 2050. The same pages also say that all reductions accumulate wide,
-    and 2050 for 2049 is no more than the rounding of the result: how bad it is, is open. That the additions go from
-    first to last, one at a time, and that a mean is such a sum divided by the number of elements, is our choice, and
-    the worst that fits.
+    and 2050 for 2049 is no more than the rounding of the result: the severity is an open question. That the additions
+    go from first to last, one at a time, and that a mean is such a sum divided by the number of elements, is our
+    choice, and the worst case that fits the reports.
     """
 
     name: ClassVar[str] = "narrow_reduce_sum"
@@ -28,7 +28,7 @@ class NarrowReduceSum(Quirk):
     op_types: ClassVar[tuple[str, ...]] = ("reduce_sum", "reduce_mean")
 
     def results(self, op: Any, inputs: Any, outputs: Sequence[Any]) -> Sequence[Any]:
-        """The sum as fp16 additions give it."""
+        """Return the sum or mean computed with fp16 additions."""
         import torch
 
         (y,), x = outputs, inputs["x"]

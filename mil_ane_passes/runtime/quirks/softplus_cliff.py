@@ -14,11 +14,11 @@ __all__ = ["SoftplusCliff"]
 class SoftplusCliff(Quirk):
     """An fp16 `softplus` of more than about 10.4 is 0, and so is what is built on it, such as mish.
 
-    Published: from x = 10.4 on the output is 0 (M3 Max with macOS 26.3.1, M4); on an M5 softplus(10) is right and
-    softplus(11) is 0. So the cliff lies below ln(65504) = 11.09, where fp16 ends, and all reports agree with
-    1 + exp(x) overflowing at 2**15; that it is exactly there is our choice. Mish, x * tanh(softplus(x)), is no op of
-    its own: it falls to 0 with the softplus in it (published: a mean absolute error of 2.955). `softplus_parametric` is
-    not concerned, for nobody reports on it. A softplus spelled log(1 + exp(x)) holds no such op; see `exp_overflow`.
+    Published: from x = 10.4 on the output is 0 (M3 Max with macOS 26.3.1, M4); on an M5 softplus(10) is correct and
+    softplus(11) is 0. So the cliff lies below ln(65504) = 11.09, where fp16 ends, and all reports agree with 1 + exp(x)
+    overflowing at 2**15; that it is exactly there is our choice. Mish, x * tanh(softplus(x)), is not an op of its own:
+    it falls to 0 with the softplus in it (published: a mean absolute error of 2.955). `softplus_parametric` is not
+    affected, since no report mentions it. A softplus spelled log(1 + exp(x)) contains no such op; see `exp_overflow`.
     """
 
     name: ClassVar[str] = "softplus_cliff"
@@ -29,10 +29,10 @@ class SoftplusCliff(Quirk):
     )
     op_types: ClassVar[tuple[str, ...]] = ("softplus",)
 
-    #: the first right result that comes out as 0
+    #: the smallest correct result that becomes 0
     cliff: ClassVar[float] = math.log(2.0**15)
 
     def results(self, op: Any, inputs: Any, outputs: Sequence[Any]) -> Sequence[Any]:
-        """Zero in place of what is too large."""
+        """Replace too large results by zero."""
         (y,) = outputs
         return (y.masked_fill(y >= self.cliff, 0.0),)

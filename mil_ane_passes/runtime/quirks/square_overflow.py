@@ -15,11 +15,11 @@ class SquareOverflow(Quirk):
     """The fp16 square of more than 256 in magnitude is infinite, so an RMSNorm spelled with it gives 0.
 
     Published: coremltools' own conversion of RMSNorm divides by the largest magnitude first, since x * x overflows on
-    the ANE above 256; 256 * 256 was seen to be infinite on M4 and M6. Concerned are the spellings of a square:
-    `square`, `mul` of a value with itself, and `pow` by 2. The declared type alone says as much, so precision float16
-    shows it without this quirk; the quirk brings it to float32 and float64. Not concerned: `reduce_l2_norm` and
-    `l2_norm`, which sources recommend as the form that stays stable, `layer_norm`, which serves as a fix, and
-    `reduce_sum_square`, `instance_norm` and `local_response_norm`, on which nobody reports.
+    the ANE above 256; 256 * 256 was seen to be infinite on M4 and M6. Affected are the spellings of a square: `square`,
+    `mul` of a value with itself, and `pow` by 2. The declared type alone implies as much, so precision float16 shows it
+    without this quirk; the quirk brings it to float32 and float64. Not affected: `reduce_l2_norm` and `l2_norm`, which
+    sources recommend as the form that stays stable, `layer_norm`, which is used as a fix, and `reduce_sum_square`,
+    `instance_norm` and `local_response_norm`, which no report mentions.
     """
 
     name: ClassVar[str] = "square_overflow"
@@ -32,7 +32,7 @@ class SquareOverflow(Quirk):
     op_types: ClassVar[tuple[str, ...]] = ("square", "mul", "pow")
 
     def results(self, op: Any, inputs: Any, outputs: Sequence[Any]) -> Sequence[Any]:
-        """An infinity in place of what is too large."""
+        """Replace squares too large for fp16 by an infinity."""
         (y,) = outputs
         return (y.masked_fill(y >= HALF_OVERFLOW, math.inf),) if self._is_square(op, inputs) else outputs
 

@@ -1,4 +1,4 @@
-"""Which values of a torch graph share memory, and what each of them is worth after the writes so far."""
+"""Aliases: which values of a torch graph share memory, and the current value of each after the writes so far."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ __all__ = ["Alias", "Aliases", "Base", "ViewStep"]
 
 
 class ViewStep(Protocol):
-    """How a view is made of its parent, and how a write to the view changes the parent."""
+    """The step from a parent to a view: computes the view, and writes the view's changes to the parent."""
 
     def replay(self, parent: Any) -> Any:
-        """The view of the value `parent`."""
+        """Compute the view of the value `parent`."""
 
     def scatter(self, parent: Any, new: Any) -> Any:
-        """`parent` with the view's elements replaced by `new`."""
+        """Return `parent` with the view's elements replaced by `new`."""
 
 
 class Base:
-    """Memory of its own: its present value, how often it was written, and what it may share memory with."""
+    """Memory of its own.
+
+    Has its current value, its version (a new one at each write), and the bases it may share memory with.
+    """
 
     def __init__(self, value: Any, attribute: bool = False) -> None:
         self.value = value
@@ -32,11 +35,11 @@ class Base:
         self.version = 0
         self.possible_aliases: set[Base] = set()
         self.unknown_because: str | None = None
-        "why its value is no longer known"
+        "the reason why its value is no longer known"
 
 
 class Alias:
-    """One view of a base: the chain of steps that leads to it, and its value as of a version of the base."""
+    """One view of a base: the chain of steps that leads to it, and its value at one version of the base."""
 
     def __init__(self, base: Base, value: Any, parent: Alias | None = None, step: ViewStep | None = None) -> None:
         self.base, self.value, self.parent, self.step = base, value, parent, step
@@ -44,7 +47,7 @@ class Alias:
 
 
 class Aliases:
-    """The aliases of all values seen so far; changes made inside a nested block can be taken back."""
+    """The aliases of all values seen so far; changes made inside a nested block can be undone."""
 
     def __init__(self) -> None:
         self._of: dict[int, Alias] = {}
@@ -55,11 +58,11 @@ class Aliases:
         self.on_unknown: Callable[[Base], None] = lambda base: None
 
     def find(self, value: Any) -> Alias | None:
-        """The alias a value stands for, if it shares memory with anything known."""
+        """Return the alias of a value, or None for a value that is not bound to one."""
         return self._of.get(value.unique())
 
     def of(self, value: Any) -> Alias:
-        """The alias a value stands for; a value not seen before is a base of its own."""
+        """Return the alias of a value; a value not seen before becomes a base of its own."""
         alias = self.find(value)
         if alias is None:
             alias = Alias(Base(value, attribute=value.node().kind() == "prim::GetAttr"), value)
@@ -67,15 +70,18 @@ class Aliases:
         return alias
 
     def bind(self, value: Any, alias: Alias) -> None:
-        """From now on `value` stands for `alias`."""
+        """Bind `value` to `alias` from now on."""
         self._put(self._of, value.unique(), alias)
 
     def view(self, value: Any, parent: Alias, step: ViewStep) -> None:
-        """`value` is a view of `parent`, made just now."""
+        """Bind `value` to a new view of `parent`."""
         self.bind(value, Alias(parent.base, value, parent, step))
 
     def may_share(self, value: Any, *others: Alias) -> None:
-        """`value` may or may not share memory with `others`: after a write to one side, the other is not known."""
+        """Record that `value` may share memory with `others`.
+
+        After a write to one of them, the value of the other is unknown.
+        """
         own = Base(value)
         self.bind(value, Alias(own, value))
         for other in others:
@@ -83,9 +89,9 @@ class Aliases:
             self._set(other.base, "possible_aliases", other.base.possible_aliases | {own})
 
     def current(self, alias: Alias, reader: Any) -> Any:
-        """The present value of an alias, made again where its base was written since.
+        """Return the current value of an alias, recomputed where its base was written since.
 
-        Raises NotConverted where a write that cannot be followed came between.
+        Raises NotConverted after a write that cannot be followed.
         """
         if alias.base.unknown_because is not None:
             raise NotConverted.at(reader, f"reads a tensor that {alias.base.unknown_because}",
@@ -100,7 +106,7 @@ class Aliases:
         return alias.value
 
     def write(self, alias: Alias, new: Any, writer: Any) -> None:
-        """The elements of `alias` become `new`: so do those of its base, and of every other view of it."""
+        """Replace the elements of `alias` by `new`, and with them those of its base and of every other view of it."""
         chain = [(alias, new)]
         while alias.parent is not None and alias.step is not None:
             new = alias.step.scatter(self.current(alias.parent, writer), new)
@@ -112,21 +118,21 @@ class Aliases:
             self._update_alias(link, value)
 
     def rebase(self, base: Base, value: Any, writer: Any) -> None:
-        """The value of a whole base from now on."""
+        """Set the value of an entire base; bases that may share its memory become unknown."""
         self._set(base, "value", value)
         self._set(base, "version", next(self._versions))
         for other in self._collect_possible_aliases(base):
             self.mark_unknown(other, f"may share memory with one that {describe_node_location(writer)} writes to")
 
     def mark_unknown(self, base: Base, why: str) -> None:
-        """The value of a base is not known any more; reading it is an error."""
+        """Mark the value of a base as unknown, so that reading it is an error."""
         if base.unknown_because is None:
             self._set(base, "unknown_because", why)
             self.on_unknown(base)
 
     @contextmanager
     def nested(self) -> Iterator[None]:
-        """Inside, a nested block is followed; after, everything is as before."""
+        """Follow a nested block; undo all changes at its end."""
         start = len(self._undo_log)
         self.depth += 1
         try:
@@ -138,7 +144,7 @@ class Aliases:
                 undo(*arguments)
 
     def bases(self) -> list[Base]:
-        """Every base known here, in order of appearance."""
+        """List all bases known here, in order of appearance."""
         return list(dict.fromkeys(alias.base for alias in self._of.values()))
 
     def _collect_possible_aliases(self, base: Base) -> set[Base]:
@@ -150,7 +156,7 @@ class Aliases:
         return found - {base}
 
     def _update_alias(self, alias: Alias, value: Any) -> None:
-        """Whoever meets `value` from now on knows whose it is."""
+        """Set the current value of an alias, and bind that value to the alias where it is not bound yet."""
         if self.find(value) is None:
             self.bind(value, alias)
         self._set(alias, "value", value)

@@ -1,4 +1,4 @@
-"""The tensors of the module itself: one value each in the graph, of known dtype and strides; complex numbers."""
+"""The tensors of the module itself: one graph value each, with known dtype and strides; and complex constants."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = [
 ]
 
 COMPLEX_CONSTANT = "mil_ane::complex_constant"
-"""The node of a complex number, such as 1j: float attributes `real` and `imag`."""
+"""The node kind of a complex number, such as 1j: float attributes `real` and `imag`."""
 
 
 def get_attribute_path(value: Any) -> tuple[str, ...]:
-    """The names that lead from the module to a submodule or tensor of it."""
+    """Return the names that lead from the module to a submodule or tensor of it."""
     node = value.node()
     if node.kind() != "prim::GetAttr":
         return ()
@@ -28,9 +28,9 @@ def get_attribute_path(value: Any) -> tuple[str, ...]:
 
 
 def hoist_attributes(graph: Any) -> None:
-    """Move every GetAttr to the front, so that a tensor first read in a branch or loop is known after it too.
+    """Move every GetAttr to the front, so that a tensor first read in a branch or loop is also known after it.
 
-    coremltools gives all reads of a tensor the value of the first, wherever that stands.
+    coremltools gives all reads of a tensor the value of the first read, wherever that is.
     """
     anchor = next((node for node in graph.nodes() if node.kind() != "prim::GetAttr"), None)
     if anchor is not None:
@@ -39,7 +39,10 @@ def hoist_attributes(graph: Any) -> None:
 
 
 def name_attributes_once(graph: Any, tensors: Mapping[str, Any]) -> None:
-    """Give the values of `tensors` (by name) their full type, and those that are one tensor the first name of it."""
+    """Give the values of `tensors` (by name) their full type.
+
+    Values that are the same tensor are merged into the first.
+    """
     import torch
 
     first: dict[Any, Any] = {}
@@ -55,9 +58,9 @@ def name_attributes_once(graph: Any, tensors: Mapping[str, Any]) -> None:
 
 
 def write_complex_constants(graph: Any) -> None:
-    """Replace the constants that are complex numbers, whose attribute coremltools cannot read, by nodes that it can.
+    """Replace complex constants, whose attribute coremltools cannot read, by nodes that it can read.
 
-    Raises NotConverted for a traced model that takes complex numbers, which would be read as real ones.
+    Raises NotConverted for a traced model with complex inputs, which would be read as real ones.
     """
     for value in graph.inputs():
         dtype = value.type().dtype() if value.type().kind() == "TensorType" else None

@@ -1,4 +1,4 @@
-"""Writes inside `if` and loops: what a block writes to becomes one more result of it."""
+"""Writes inside `if` and loops: a tensor that a block writes to becomes an additional result of the block."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ __all__ = ["follow_if", "follow_loop"]
 
 
 def follow_if(walk: GraphWalk, node: Any, following: Any) -> None:
-    """Each branch gives the new value of every outer tensor that either writes; `following` is the next node."""
+    """Add the new value of every outer tensor that a branch writes to the results of all branches.
+
+    `following` is the next node.
+    """
     for block in node.blocks():
         _register_outer_tensors(walk, block)
     outer = walk.aliases.bases()
@@ -52,7 +55,7 @@ def _add_written_output(walk: GraphWalk, base: Base, node: Any, values: list[dic
 
 
 def follow_loop(walk: GraphWalk, node: Any, following: Any) -> None:
-    """Every outer tensor that the body writes is carried from one turn to the next."""
+    """Carry every outer tensor that the body writes from one iteration to the next."""
     body = next(node.blocks())
     _register_outer_tensors(walk, body)
     fixed = _find_fixed_variables(walk, node, body)
@@ -94,7 +97,10 @@ def follow_loop(walk: GraphWalk, node: Any, following: Any) -> None:
 
 
 def _find_fixed_variables(walk: GraphWalk, node: Any, body: Any) -> dict[int, tuple[Any, Alias]]:
-    """Loop variables that are one tensor in all turns (`y += 1` is `y = add_(y, 1)`), and which tensor that is."""
+    """Find the loop variables that are the same tensor in all iterations, and that tensor.
+
+    `y += 1` in a loop is `y = add_(y, 1)`.
+    """
     variables, results = list(body.inputs())[1:], list(body.outputs())[1:]
     initial = list(node.inputs())[2:]
     fixed = {}
@@ -109,7 +115,7 @@ def _find_fixed_variables(walk: GraphWalk, node: Any, body: Any) -> dict[int, tu
 
 def _find_initial_aliases(walk: GraphWalk, node: Any, body: Any, fixed: dict[int, tuple[Any, Alias]],
                           ) -> dict[int, tuple[Any, list[Alias]]]:
-    """The other tensors among the variables, and the outer tensors each is, or is a view of, on some turn."""
+    """Find the other tensor variables, and the outer tensors that each is, or is a view of, in some iteration."""
     variables, results = list(body.inputs())[1:], list(body.outputs())[1:]
     begun = {}
     for place, start in enumerate(list(node.inputs())[2:]):
@@ -120,7 +126,7 @@ def _find_initial_aliases(walk: GraphWalk, node: Any, body: Any, fixed: dict[int
 
 
 def _find_variable_sources(place: int, body: Any, initial: list[Any]) -> list[Any]:
-    """What a variable starts as on any turn, when the body exchanges its variables."""
+    """List the possible initial values of a variable in any iteration, when the body permutes its variables."""
     variables = {value.unique(): number for number, value in enumerate(list(body.inputs())[1:])}
     results, places, waiting = list(body.outputs())[1:], {place}, [place]
     while waiting:
@@ -133,13 +139,16 @@ def _find_variable_sources(place: int, body: Any, initial: list[Any]) -> list[An
 
 
 def _has_first_iteration(node: Any) -> bool:
-    """Whether a loop surely takes its first turn."""
+    """Return whether a loop certainly runs its first iteration."""
     count, condition = (read_constant(value) for value in list(node.inputs())[:2])
     return bool(count and count > 0 and condition)
 
 
 def _find_written_outer_bases(walk: GraphWalk, node: Any, body: Any, fixed: dict[int, tuple[Any, Alias]]) -> list[Base]:
-    """The outer tensors a loop's body writes. What it writes through a loop variable that changes is spoiled."""
+    """Find the outer tensors that a loop's body writes.
+
+    An outer tensor written through a variable that changes from one iteration to the next becomes unknown.
+    """
     variables = {value.unique(): place for place, value in enumerate(list(body.inputs())[1:])}
     initial = list(node.inputs())[2:]
     written = []
@@ -150,7 +159,7 @@ def _find_written_outer_bases(walk: GraphWalk, node: Any, body: Any, fixed: dict
         elif place is None and _is_outside(value, body):
             written.extend(alias.base for alias in walk.tensors_in(value))
         elif place is not None:
-            # on its first turn the variable is the tensor it starts as; on later ones another
+            # in the first iteration the variable is its initial tensor; in later ones it is another tensor
             for start in _find_variable_sources(place, body, initial):
                 for alias in walk.tensors_in(start):
                     walk.aliases.mark_unknown(
@@ -160,7 +169,7 @@ def _find_written_outer_bases(walk: GraphWalk, node: Any, body: Any, fixed: dict
 
 
 def _register_outer_tensors(walk: GraphWalk, block: Any) -> None:
-    """Know, before a block is followed, the outer tensors it writes or gives back."""
+    """Register the outer tensors that a block writes or returns, before the block is followed."""
     for value in [*_find_written_roots(block), *block.outputs()]:
         if _is_outside(value, block):
             walk.tensors_in(value)
@@ -170,14 +179,14 @@ def _register_outer_tensors(walk: GraphWalk, block: Any) -> None:
 
 
 def _mark_shared_outputs(walk: GraphWalk, node: Any, shared: list[set[Base]]) -> None:
-    """An output of a block that is, on some way, memory of an outer tensor."""
+    """Record the outputs that may share memory with an outer tensor on some path."""
     for output, bases in zip(list(node.outputs()), shared, strict=False):
         if bases and is_tensor(output):
             walk.aliases.may_share(output, *(Alias(base, base.value) for base in bases))
 
 
 def _find_written_roots(body: Any) -> list[Any]:
-    """The values, followed back through the ops that made them, whose memory a block may write."""
+    """Find the roots of all values whose memory a block may write."""
     roots: dict[int, Any] = {}
     for node in body.nodes():
         for place in find_written_arguments(node):
@@ -189,7 +198,7 @@ def _find_written_roots(body: Any) -> list[Any]:
 
 
 def _collect_roots(value: Any, body: Any, roots: dict[int, Any]) -> None:
-    """Follow a value back to where its memory may come from: a parameter of the block or something outside it."""
+    """Follow a value back to the possible owners of its memory: parameters of the block or values outside it."""
     waiting, seen = [value], set()
     while waiting:
         value = waiting.pop()
@@ -204,7 +213,7 @@ def _collect_roots(value: Any, body: Any, roots: dict[int, Any]) -> None:
 
 
 def _is_outside(value: Any, body: Any) -> bool:
-    """Whether a value is defined outside of a block (its parameters and nested blocks count as inside)."""
+    """Return whether a value is defined outside of a block (its parameters and nested blocks count as inside)."""
     block = value.node().owningBlock()
     while block is not None:
         if block is body:

@@ -1,4 +1,4 @@
-"""Makes nodes of a torch graph, each in front of the node at hand and with its place in the source."""
+"""The emitter of torch graph nodes: inserts each before the current node, with its source location."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ class Emitter:
         self.source: Any = None
 
     def at(self, node: Any, source: Any) -> None:
-        """Insert before `node` from now on; `source` is what the new nodes come from."""
+        """Insert before `node` from now on; new nodes inherit the location of `source`."""
         self.cursor, self.source = node, source
 
     def op(self, kind: str, *inputs: Any, like: Any = None) -> Any:
-        """The output of a new node; Python values become constants. Its type is that of the value `like`, if given."""
+        """Insert a node and return its output.
+
+        Python values become constants. The type of the output is that of the value `like`, if any.
+        """
         node = self.graph.create(kind, [self._value(given) for given in inputs], 1)
         self._place(node)
         output = node.output()
@@ -31,21 +34,21 @@ class Emitter:
         return output
 
     def sizes(self, value: Any) -> Any:
-        """The sizes of a tensor as an int list."""
+        """Emit the sizes of a tensor as an int list."""
         return self._typed("aten::size", "List[int]", value)
 
     def size(self, value: Any, dim: int) -> Any:
-        """One size of a tensor."""
+        """Emit one size of a tensor."""
         return self._typed("aten::size", "int", value, dim)
 
     def arithmetic(self, kind: str, *operands: Any) -> Any:
-        """`aten::add`, `aten::floordiv`, ... of ints; known operands give a Python int."""
+        """Emit `aten::add`, `aten::floordiv`, ... of ints; Python ints give a Python int."""
         if all(isinstance(operand, int) for operand in operands):
             return _INT_OPERATIONS[kind](*operands)
         return self._typed(kind, "int", *operands)
 
     def copy_node(self, node: Any, first: Any) -> Any:
-        """The output of a copy of a node, its first input being `first`."""
+        """Insert a copy of a node with `first` as its first input, and return its output."""
         twin = self.graph.create(node.kind(), [first, *list(node.inputs())[1:]], 1)
         self._place(twin)
         twin.output().setType(node.output().type())
@@ -82,7 +85,7 @@ _INT_OPERATIONS = {
 
 
 def read_constant(value: Any) -> Any:
-    """The Python value of a constant, or a list of them for a list of constants; None where it is not known."""
+    """Return the Python value of a constant, or a list for a list of constants; None for other values."""
     node = value.node()
     if node.kind() == "prim::Constant":
         return value.toIValue()
@@ -92,14 +95,14 @@ def read_constant(value: Any) -> Any:
 
 
 def read_constant_argument(node: Any, name: str) -> Any:
-    """The Python value of the argument that the operator's schema calls `name`; None where it is not known."""
+    """Return the Python value of the argument that the schema calls `name`; None where it is not constant."""
     schema = get_schema(node)
     names = [argument.name for argument in schema.arguments] if schema is not None else []
     return read_constant(list(node.inputs())[names.index(name)]) if name in names else None
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether a graph value is a tensor (or an optional one)."""
+    """Return whether a graph value is a tensor (or an optional one)."""
     kind = value.type()
     if kind.kind() == "OptionalType":
         kind = kind.getElementType()
@@ -107,7 +110,7 @@ def is_tensor(value: Any) -> bool:
 
 
 def is_tensor_container(value: Any) -> bool:
-    """Whether a graph value is a list, tuple or dict with tensors somewhere in it."""
+    """Return whether a graph value is a list, tuple or dict with tensors anywhere in it."""
     return value.type().kind() in _CONTAINER_TYPES and _has_tensor_type(value.type())
 
 
@@ -125,7 +128,7 @@ def _has_tensor_type(kind: Any) -> bool:
 
 
 def get_schema(node: Any) -> Any:
-    """The operator schema the node resolves to, or None for control flow and unknown operators."""
+    """Return the operator schema that the node resolves to, or None for control flow and unknown operators."""
     text = node.schema()
     return None if text == "(no schema)" or not text else _parse_schema(text)
 

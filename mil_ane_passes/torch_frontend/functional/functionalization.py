@@ -1,4 +1,4 @@
-"""Walks a torch graph once and makes every in-place write functional."""
+"""The functionalization pass: walks a torch graph once and makes every in-place write functional."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from .views import VIEWS, IdentityView
 __all__ = ["LOSE_ATTRIBUTE", "UPDATE_ATTRIBUTE", "GraphWalk", "functionalize_graph"]
 
 UPDATE_ATTRIBUTE = "mil_ane::update_attribute"
-"""The node that says a buffer of the module now holds a new value: inputs the buffer as it was, and the value."""
+"""The node for a write to a buffer of the module: its inputs are the buffer before the write, and the new value."""
 LOSE_ATTRIBUTE = "mil_ane::lose_attribute"
-"""The node that says nobody knows what a buffer of the module (its input) holds after the call."""
+"""The node for a buffer of the module (its input) whose value after the call is unknown."""
 
 _CONTAINER_NODES = ("prim::ListConstruct", "prim::TupleConstruct")
 _UNPACK_NODES = ("prim::ListUnpack", "prim::TupleUnpack", "aten::__getitem__")
@@ -29,10 +29,10 @@ _LIST_GROWING_OPS = frozenset(("aten::append", "aten::insert", "aten::extend", "
 
 
 def functionalize_graph(graph: Any) -> Any:
-    """Rewrite `graph` (a torch._C.Graph, inlined) in place so that no op writes to its arguments; returns it.
+    """Rewrite `graph` (a torch._C.Graph, inlined) in place so that no op writes to its arguments; return it.
 
     Writes to a module's own tensors become nodes of kind `UPDATE_ATTRIBUTE`. Raises NotConverted, with module path and
-    source line, for what cannot be followed.
+    source line, for writes that cannot be followed.
     """
     hoist_attributes(graph)
     GraphWalk(graph).run()
@@ -51,7 +51,7 @@ class GraphWalk:
         self._parts: dict[int, tuple[Any, Alias]] = {}
         self._growing_lists: set[int] = set()
         self._held: dict[int, list[tuple[Alias, int]]] = {}
-        "what lists that the graph did not just make of known elements may hold, each as of a version of its base"
+        "the possible tensors of lists that are not literals of the graph, each with the version of its base"
 
     def run(self) -> None:
         if _is_functional(self.graph):
@@ -61,7 +61,7 @@ class GraphWalk:
         assert _is_functional(self.graph), "a write was left behind"
 
     def block(self, block: Any, end: Any) -> None:
-        """Follow the nodes of a block in order, then what it returns."""
+        """Follow the nodes of a block in order, then update the values it returns."""
         nodes = list(block.nodes())
         for node, following in zip(nodes, [*nodes[1:], end], strict=False):
             self.emit.at(node, node)
@@ -70,7 +70,7 @@ class GraphWalk:
         self.refresh(end)
 
     def refresh(self, node: Any) -> None:
-        """Let a node read the present values of its inputs."""
+        """Replace the inputs of a node by their current values."""
         for place, value in enumerate(list(node.inputs())):
             present = self._get_current_value(value, node)
             if present.unique() != value.unique():
@@ -105,7 +105,10 @@ class GraphWalk:
             self._record_aliases(node, given)
 
     def _record_aliases(self, node: Any, given: list[Any]) -> None:
-        """Note whose memory the outputs of an op are; `given` are its inputs before they were brought up to date."""
+        """Record the aliases of the outputs of an op.
+
+        `given` are its inputs before they were replaced by current values.
+        """
         kind = node.kind()
         if kind == CONSTANT_CHUNK:
             for index, output in enumerate(node.outputs()):
@@ -141,7 +144,7 @@ class GraphWalk:
             self.aliases.bind(output, target)
 
     def _change_view(self, node: Any, source: Any) -> None:
-        """squeeze_, unsqueeze_, transpose_: the name itself becomes another view of the same memory."""
+        """Rebind a tensor to another view of the same memory, for squeeze_, unsqueeze_, transpose_ and similar ops."""
         value = self.emit.op(METADATA_OPS[node.kind()], *node.inputs())
         value.setType(node.output().type())
         before = self.aliases.of(source)
@@ -151,7 +154,7 @@ class GraphWalk:
             self.aliases.bind(name, after)
 
     def _unpack(self, node: Any, source: Any) -> None:
-        """Name the elements of a list that is known: parts of a tensor, or a list the graph itself made."""
+        """Bind the elements of a known list: parts of a tensor, or a list literal of the graph."""
         picks_one = node.kind() == "aten::__getitem__"
         indices = [read_constant(list(node.inputs())[1])] if picks_one else range(node.outputsSize())
         for index, output in zip(indices, node.outputs(), strict=True):
@@ -175,7 +178,7 @@ class GraphWalk:
                 self.aliases.may_share(output, *map(self.aliases.of, elements))
 
     def tensors_in(self, value: Any) -> list[Alias]:
-        """The tensors that a value is or, as far as it is a list, may hold."""
+        """Return the aliases of a tensor, or of the tensors that a list may contain."""
         if is_tensor(value):
             return [self.aliases.of(value)]
         if not is_tensor_container(value):
@@ -190,7 +193,10 @@ class GraphWalk:
         self._held.setdefault(value.unique(), []).extend((alias, alias.base.version) for alias in aliases)
 
     def _follow_list_growth(self, node: Any, given: list[Any]) -> None:
-        """A list that grows holds its tensors as they are when it is read; a later write to one cannot be followed."""
+        """Record the tensors added to a growing list, with the values they have when they are added.
+
+        A later write to one of them cannot be followed.
+        """
         held, *added = given
         if held.unique() not in self._growing_lists:
             if self._get_current_value(held, node).unique() != held.unique():
@@ -201,7 +207,10 @@ class GraphWalk:
         self._hold(held, [alias for value in added for alias in self.tensors_in(value)])
 
     def _get_current_value(self, value: Any, reader: Any) -> Any:
-        """What `value` is worth now; for a list or tuple the graph made, one of present values."""
+        """Return the current value of `value`.
+
+        A list or tuple literal of the graph is made again from current values.
+        """
         alias = self.aliases.find(value)
         if alias is not None:
             return self.aliases.current(alias, reader)
@@ -222,7 +231,7 @@ class GraphWalk:
         return again
 
     def _get_current_parts(self, value: Any, reader: Any) -> Any:
-        """The list of parts of a tensor, made again where the tensor was written since."""
+        """Return the list of parts of a tensor, recomputed where the tensor was written since."""
         maker, parent = self._parts[value.unique()]
         before = next(maker.inputs())
         present = self.aliases.current(parent, reader)
@@ -233,7 +242,10 @@ class GraphWalk:
         return again
 
     def _set_attribute(self, node: Any, value: Any) -> None:
-        """`self.k += x` is `add_` and an assignment of the same tensor, which changes nothing."""
+        """Remove an assignment of the same tensor, as in `self.k += x`.
+
+        Raises NotConverted for any other assignment.
+        """
         alias = self.aliases.find(value)
         if alias is None or alias.parent is not None or not alias.base.attribute \
                 or get_attribute_path(alias.base.origin) != (*get_attribute_path(next(node.inputs())), node.s("name")):
@@ -246,7 +258,10 @@ class GraphWalk:
             self.emit.op(LOSE_ATTRIBUTE, base.origin, like=base.origin)
 
     def _keep(self, base: Base, value: Any) -> Any:
-        """A write to a tensor of the module itself outlives the call: the graph says so (at its top level)."""
+        """Return the value of a base after a write; for a tensor of the module, at the top level, as an update node.
+
+        Such a write persists after the call.
+        """
         if not base.attribute or self.aliases.depth:
             return value
         return self.emit.op(UPDATE_ATTRIBUTE, base.origin, value, like=base.origin)
@@ -258,18 +273,18 @@ def _make_late_write_error(reader: Any) -> NotConverted:
 
 
 def _is_dtype_view(node: Any) -> bool:
-    """view(dtype) shows the same bits as other numbers."""
+    """Return whether a view is view(dtype), which reinterprets the same bits."""
     schema = get_schema(node)
     return schema is not None and schema.overload_name == "dtype"
 
 
 def _is_container_rebuild(node: Any) -> bool:
-    """Whether an op makes one list or dict of tensors of another: `a + b`, `a[1:]`, `list(a)`, `d.values()`."""
+    """Return whether an op makes a list or dict of tensors from another: `a + b`, `a[1:]`, `list(a)`, `d.values()`."""
     return node.kind() not in _UNPACK_NODES and any(map(is_tensor_container, node.outputs()))
 
 
 def _find_written_tensors(node: Any) -> list[int]:
-    """Which inputs an op writes, lists of numbers aside."""
+    """Return the places of the inputs that an op writes, except lists of numbers."""
     given = list(node.inputs())
     return [
         place for place in find_written_arguments(node) if is_tensor(given[place]) or is_tensor_container(given[place])
@@ -286,7 +301,7 @@ def _is_functional(block: Any) -> bool:
 
 
 def _drop_unused_nodes(block: Any) -> None:
-    """Drop the ops that wrote, and the views and values that only they needed."""
+    """Remove the ops that wrote, and the views and values that only they needed."""
     for node in reversed(list(block.nodes())):
         for inner in node.blocks():
             _drop_unused_nodes(inner)

@@ -1,4 +1,4 @@
-"""What an in-place op writes, as a functional op."""
+"""In-place ops: the arguments they write, and their functional forms."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["METADATA_OPS", "emit_functional_op", "find_written_arguments"]
 
 METADATA_OPS = {f"aten::{name}_": f"aten::{name}" for name in (
     "squeeze", "unsqueeze", "transpose", "t", "swapaxes", "swapdims")}
-"""In-place ops that change how a tensor is seen, not what it holds."""
+"""In-place ops that change the shape or axes of a tensor, not its elements."""
 
 _OPERATOR_NAMES = {"__iand__": "__and__", "__ior__": "__or__", "__ixor__": "__xor__", "__ilshift__": "__lshift__",
                    "__irshift__": "__rshift__"}
@@ -25,7 +25,7 @@ _DTYPE_PRESERVING_OPS = frozenset((
 
 
 def find_written_arguments(node: Any) -> list[int]:
-    """Which inputs the op writes, by its schema."""
+    """Return the places of the inputs that the op writes, by its schema."""
     schema = get_schema(node)
     if schema is None:
         return []
@@ -34,9 +34,9 @@ def find_written_arguments(node: Any) -> list[int]:
 
 
 def emit_functional_op(emit: Emitter, node: Any, place: int, inputs: list[Any]) -> Any:
-    """What input `place` holds after the op: shaped and typed as before it.
+    """Emit the value of input `place` after the op, with its shape and dtype unchanged.
 
-    `inputs` are the op's inputs as they are now. Raises NotConverted where torch has no functional form.
+    `inputs` are the current inputs of the op. Raises NotConverted where torch has no functional form.
     """
     target = inputs[place]
     name = node.kind().removeprefix("aten::")
@@ -65,7 +65,7 @@ def _is_aten_operator(name: str) -> bool:
 
 
 def _has_one_dtype(inputs: list[Any]) -> bool:
-    """Whether all tensors among the inputs are known to have one dtype and nothing else could promote it."""
+    """Return whether all tensor inputs have one known dtype and no other input could promote it."""
     kinds = [given.type() for given in inputs if given.type().kind() == "TensorType"]
     dtypes = {kind.dtype() for kind in kinds}
     floats = any(given.type().kind() == "FloatType" for given in inputs)

@@ -1,8 +1,8 @@
-"""Whether an op that copies only when it must (reshape, contiguous, to, ...) shares memory with its argument.
+"""Memory layout: whether an op that copies only if needed shares memory with its argument.
 
-Traced graphs carry the strides of every tensor, and torch itself is asked, on the meta device. Where strides are
-not known (scripts) a tensor is contiguous when it is an input or comes from ops that keep contiguous what is. The
-answer may be that it cannot be told.
+Such ops are reshape, contiguous, to, ... Traced graphs contain the strides of every tensor, so torch itself decides, on
+the meta device. Where strides are not known (scripts), a tensor is contiguous when it is an input or comes from ops
+that preserve contiguity. The result may be None, for unknown.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def _make_aten_kinds(names: str) -> frozenset[str]:
 _DROPOUTS = _make_aten_kinds("dropout feature_dropout alpha_dropout feature_alpha_dropout")
 RESHAPES = _make_aten_kinds("reshape reshape_as flatten ravel")
 MAY_COPY = RESHAPES | _DROPOUTS | _make_aten_kinds("contiguous to type_as cpu")
-"""Ops that may give back memory of their first argument."""
+"""Ops that may return memory of their first argument."""
 
 _KEEP_CONTIGUOUS = _make_aten_kinds(
     "add sub mul div relu sigmoid tanh exp neg abs sqrt clone cat stack linear matmul where clamp gelu silu softmax "
@@ -32,7 +32,7 @@ _MAKE_CONTIGUOUS = _make_aten_kinds(
 
 
 def shares_memory(node: Any) -> bool | None:
-    """True: the output is the argument's memory; False: a copy; None: it cannot be told."""
+    """Return True when the output is the argument's memory, False when it is a copy, None when it is unknown."""
     kind = node.kind()
     source = next(node.inputs())
     if kind in _DROPOUTS:
@@ -57,7 +57,7 @@ def _is_reshape_in_place(source: Any, output: Any) -> bool | None:
     meta = torch.empty_strided(sizes, strides, device="meta")
     in_place = meta.reshape(wanted)
     shared = in_place is meta or in_place._base is meta
-    # An axis of size 1 has no stride that matters; at another size of a flexible axis the answer could be the other.
+    # The stride of an axis of size 1 is irrelevant; at another size of a flexible axis the result could differ.
     return (
         None
         if shared and ((1 in sizes and not _has_contiguous_strides(sizes, strides)) or _is_full_slice_by_chance(source))
@@ -66,7 +66,7 @@ def _is_reshape_in_place(source: Any, output: Any) -> bool | None:
 
 
 def _is_full_slice_by_chance(value: Any) -> bool:
-    """Whether a slice with bounds takes a whole axis: at another size of that axis it would not."""
+    """Return whether a slice with bounds covers a whole axis, but would not at another size of that axis."""
     while value.node().kind() in _SLICING_OPS:
         node = value.node()
         before, after = _get_sizes_and_strides(next(node.inputs()))[0], _get_sizes_and_strides(value)[0]
@@ -109,7 +109,7 @@ def _get_sizes_and_strides(value: Any) -> tuple[list[int] | None, list[int] | No
 
 
 def _is_contiguous(value: Any, depth: int = 0) -> bool | None:
-    """Whether a tensor is contiguous; inputs of the model are."""
+    """Return whether a tensor is contiguous, None when it is unknown; inputs of the model are contiguous."""
     sizes, strides = _get_sizes_and_strides(value)
     if sizes is not None and strides is not None:
         return _has_contiguous_strides(sizes, strides) or (None if 1 in sizes else False)
@@ -123,7 +123,7 @@ def _is_contiguous(value: Any, depth: int = 0) -> bool | None:
 
 
 def _is_noop_cast(node: Any, source: Any) -> bool | None:
-    """`to`, `type_as`, `cpu`: the tensor itself when its dtype stays and no copy is asked for."""
+    """Return whether `to`, `type_as` or `cpu` returns its argument: the dtype is unchanged and no copy is requested."""
     if read_constant_argument(node, "copy"):
         return False
     before, after = (value.type().dtype() if is_tensor(value) else None for value in (source, node.output()))

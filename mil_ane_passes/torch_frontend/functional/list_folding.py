@@ -11,8 +11,11 @@ __all__ = ["fold_lists"]
 
 
 def fold_lists(graph: Any) -> None:
-    """Replace `len(a)`, `a[i]`, `n in a`, `all(a)`, `any(a)` of known lists, `d["key"]` of dict literals, `x is x`,
-    lists that grow, and the parts of a tuple that is made in the graph."""
+    """Replace expressions of known lists and literals by their values.
+
+    That is: `len(a)`, `a[i]`, `n in a`, `all(a)`, `any(a)` of known lists, `d["key"]` of dict literals, `x is x`, lists
+    that grow, and the parts of a tuple that is made in the graph.
+    """
     for node in graph.findAllNodes("prim::TupleUnpack", True):
         made = next(node.inputs()).node()
         if made.kind() == "prim::TupleConstruct":
@@ -36,7 +39,10 @@ def fold_lists(graph: Any) -> None:
 
 
 def _merge_appends(graph: Any, node: Any) -> None:
-    """Make one list of a list and what is appended to it in the same block, before anything else reads it."""
+    """Merge a list and the elements appended to it into one literal.
+
+    Only appends in the same block, before anything else reads the list, can be merged.
+    """
     users = [use.user for use in node.output().uses()]
     appends = sorted((user for user in users if user.kind() == "aten::append"), key=_NodeOrder)
     others = [user for user in users if user.kind() != "aten::append"]
@@ -56,7 +62,7 @@ def _merge_appends(graph: Any, node: Any) -> None:
 
 
 class _NodeOrder:
-    """Nodes of a block in the order in which they run."""
+    """The sort key of nodes in a block: the order of execution."""
 
     def __init__(self, node: Any) -> None:
         self.node = node
@@ -66,7 +72,7 @@ class _NodeOrder:
 
 
 def _get_elements(value: Any) -> list[Any] | None:
-    """The elements of a list, each a graph value or a Python number; None where they are not known."""
+    """Return the elements of a list, each a graph value or a Python number; None where they are not known."""
     node, kind = value.node(), value.node().kind()
     given = list(node.inputs())
     if value.type().kind() != "ListType" or any(find_written_arguments(use.user) for use in value.uses()):
@@ -126,7 +132,7 @@ def _fold_membership(graph: Any, node: Any) -> Any:
 
 
 def _quantified(graph: Any, node: Any) -> Any:
-    """`all` or `any` of a list; of a tensor it is none of ours."""
+    """Fold `all` or `any` of a known list; return None for a tensor."""
     given = list(node.inputs())
     elements = _get_elements(given[0]) if len(given) == 1 else None
     if elements is None:
@@ -138,7 +144,7 @@ def _quantified(graph: Any, node: Any) -> Any:
 
 
 def _fold_identity(graph: Any, node: Any) -> Any:
-    """`x is x`; whether two other values are one tensor is not asked here."""
+    """Fold `x is x` and `x is not x`; two different values are left alone."""
     first, second = node.inputs()
     same = first.unique() == second.unique()
     return _insert_constant(graph, node, node.kind() == "aten::__is__") if same else None

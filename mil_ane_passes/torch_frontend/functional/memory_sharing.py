@@ -1,4 +1,4 @@
-"""Which values an op's result may be memory of, by its kind and schema alone."""
+"""Memory sharing: the values whose memory an op's result may be, by the op's kind and schema alone."""
 
 from __future__ import annotations
 
@@ -16,21 +16,27 @@ _MAY_SHARE_OPS = frozenset((
 
 
 def may_share_memory(node: Any) -> bool:
-    """Whether an op may give back memory of an argument though its schema does not say so."""
-    if node.kind() == "aten::einsum":  # of one operand it is a permutation, of more a product
+    """Return whether an op may return memory of an argument although its schema does not declare it."""
+    if node.kind() == "aten::einsum":  # of one operand it is a permutation, of several a product
         operands = list(node.inputs())[1].node()
         return bool(operands.kind() != "prim::ListConstruct" or operands.inputsSize() == 1)
     return node.kind() in _MAY_SHARE_OPS
 
 
 def shares_memory_by_schema(node: Any) -> bool:
-    """Whether the schema says that an output is memory of an input; without a schema nobody knows."""
+    """Return whether the schema declares an output as memory of an input.
+
+    True without a schema, since it is unknown.
+    """
     schema = get_schema(node)
     return schema is None or any(result.alias_info is not None for result in schema.returns)
 
 
 def find_memory_sources(value: Any) -> list[Any]:
-    """The values at the ends of the chains of views that lead to `value`: parameters of blocks and fresh tensors."""
+    """Find the values at the ends of the chains of views that lead to `value`.
+
+    These are parameters of blocks and fresh tensors.
+    """
     ends, waiting, seen = [], [value], set()
     while waiting:
         value = waiting.pop()

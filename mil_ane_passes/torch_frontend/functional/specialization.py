@@ -1,8 +1,8 @@
-"""Fits the graph of a scripted module to one module and its inputs: attributes, defaults, known ranks and sizes.
+"""Specialization: fits a scripted module's graph to the module and its inputs.
 
-A script keeps `self.stride` as an attribute to be read, and both branches of `if x.dim() == 2`. For a conversion the
-attributes are constants and so are ranks and most sizes, so the branch is known. The user's module stays as it is:
-only the graph, a copy by then, is changed; parameters and buffers remain reads of attributes.
+A script reads `self.stride` as an attribute, and contains both branches of `if x.dim() == 2`. For a conversion the
+attributes, the defaults of inputs, the ranks and most sizes are constants, so the branch is known. The user's module is
+not changed: only the graph, a copy, is; parameters and buffers remain reads of attributes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .list_folding import fold_lists
 __all__ = ["specialize_graph", "use_input_types"]
 
 _MAX_ROUNDS = 16
-"How often a branch that is now known may make another one known."
+"The most rounds of simplification: folding one branch may make the condition of another one constant."
 _log = logging.getLogger("mil_ane_passes")
 _PLAIN_TYPES = (bool, int, float, str, type(None))
 _user_inputs: ContextVar[Sequence[Any] | None] = ContextVar("mil_ane_passes_inputs", default=None)
@@ -31,7 +31,7 @@ _user_inputs: ContextVar[Sequence[Any] | None] = ContextVar("mil_ane_passes_inpu
 
 @contextmanager
 def use_input_types(inputs: Sequence[Any] | None) -> Iterator[None]:
-    """Inside, `specialize_graph` knows the input types that the user gave, in the order of the module's inputs."""
+    """Set the user's input types for `specialize_graph`, in the order of the module's inputs, inside the `with`."""
     token = _user_inputs.set(inputs)
     try:
         yield
@@ -40,13 +40,13 @@ def use_input_types(inputs: Sequence[Any] | None) -> Iterator[None]:
 
 
 def specialize_graph(graph: Any, module: Any, parameters: dict[str, Any]) -> None:
-    """Rewrite `graph` (inlined, a copy) of a TorchScript module in place; a trace without scripted parts stays.
+    """Rewrite `graph` (inlined, a copy) of a TorchScript module in place; a trace without scripted parts is unchanged.
 
-    `parameters`, the module's tensors by the names that reads of them have in the graph, is kept up to date.
+    `parameters`, the module's tensors by the names of their reads in the graph, is kept up to date.
     """
     import torch
 
-    hoist_attributes(graph)  # coremltools lets one branch read what another branch fetched
+    hoist_attributes(graph)  # coremltools lets one branch read what only another branch fetched
     _apply_input_defaults(graph, module)
     _fold_attributes(graph, module)
     _expand_tensor_lists(graph, module, parameters)
@@ -82,7 +82,7 @@ def _simplify_once(graph: Any) -> None:
     fold_lists(graph)
     try:
         torch._C._jit_pass_propagate_shapes_on_graph(graph)
-    except RuntimeError as error:  # torch's own analysis asserts that it meets no list of some kinds
+    except RuntimeError as error:  # torch's own analysis asserts that lists of some kinds do not occur
         _log.debug("ranks and sizes are not propagated: %s", error)
     for kind in _LIKE_FIRST:
         for node in graph.findAllNodes(kind, True):
@@ -98,7 +98,7 @@ def _simplify_once(graph: Any) -> None:
 def _fold_scalars(graph: Any) -> None:
     """Replace arithmetic and comparisons of constant numbers, texts and None by their results.
 
-    torch's own constant propagation fails an assertion where a branch that is not taken has a loop.
+    torch's own constant propagation fails an assertion where a branch that is never executed has a loop.
     """
     for kind, answer in _TORCH_STATE_VALUES.items():
         for node in graph.findAllNodes(kind, True):
@@ -124,9 +124,9 @@ _TORCH_STATE_VALUES = {
     "aten::is_scripting": True,
     "prim::type": "cpu",
 }
-"What a script asks of torch, or of a device, and the answer where the model is converted."
+"Queries of a script about torch or a device, and their values in a conversion."
 _LIKE_FIRST = ("aten::_transformer_encoder_layer_fwd", "aten::_native_multi_head_attention")
-"Ops for which torch propagates no sizes: what they make is of the type of their first input."
+"Ops for which torch propagates no sizes: their outputs have the type of their first input."
 _DIVISIONS = ("aten::floordiv", "aten::remainder")
 _FOLDABLE_OPS: dict[str, Callable[..., Any]] = {
     "aten::eq": operator.eq, "aten::ne": operator.ne, "aten::lt": operator.lt, "aten::le": operator.le,
@@ -141,8 +141,8 @@ _FOLDABLE_OPS: dict[str, Callable[..., Any]] = {
 
 
 def _inline_known_branches(graph: Any) -> None:
-    """Put the branch that is taken in the place of each `if` of a known condition."""
-    for node in reversed(graph.findAllNodes("prim::If", True)):  # those within another first
+    """Replace each `if` with a constant condition by the branch that is executed."""
+    for node in reversed(graph.findAllNodes("prim::If", True)):  # nested ones first
         known = read_constant(next(node.inputs()))
         if not isinstance(known, bool):
             continue
@@ -155,7 +155,7 @@ def _inline_known_branches(graph: Any) -> None:
 
 
 def _apply_input_defaults(graph: Any, module: Any) -> None:
-    """Replace the last inputs, for which the user gave no type, by the defaults that forward has for them."""
+    """Replace the last inputs, for which the user gave no type, by their defaults in `forward`."""
     given = _user_inputs.get()
     arguments = list(module.forward.schema.arguments)[1:] if hasattr(module.forward, "schema") else []
     values = list(graph.inputs())[1:]
@@ -175,7 +175,7 @@ def _apply_input_defaults(graph: Any, module: Any) -> None:
 
 
 def _fold_attributes(graph: Any, module: Any) -> None:
-    """Make constants of attributes that are numbers, texts, None, or lists and tuples of those, and never assigned."""
+    """Replace attributes that are never assigned by constants: numbers, texts, None, and lists and tuples of those."""
     assigned = {(*get_attribute_path(next(node.inputs())), node.s("name"))
                 for node in graph.findAllNodes("prim::SetAttr", True)}
     for node in graph.findAllNodes("prim::GetAttr", True):
@@ -188,7 +188,7 @@ def _fold_attributes(graph: Any, module: Any) -> None:
 
 
 def _expand_tensor_lists(graph: Any, module: Any, parameters: dict[str, Any]) -> None:
-    """Make a list of reads of each attribute that is a list of the module's tensors, such as an LSTM's weights."""
+    """Replace each attribute that is a list of the module's tensors, such as an LSTM's weights, by a list of reads."""
     import torch
 
     names = {id(tensor): name for name, tensor in (*module.named_parameters(remove_duplicate=False),
@@ -215,7 +215,7 @@ def _expand_tensor_lists(graph: Any, module: Any, parameters: dict[str, Any]) ->
 
 
 def _rewrite_convolution_modes(graph: Any) -> None:
-    """`conv2d(padding="same")` of a script by the name that a trace has for it."""
+    """Replace `conv2d(padding="same")` of a script by the op that a trace contains for it."""
     for kind in ("aten::conv1d", "aten::conv2d", "aten::conv3d"):
         for node in graph.findAllNodes(kind, True):
             if list(node.inputs())[4].type().kind() == "StringType":
@@ -245,7 +245,7 @@ def _insert_literal(graph: Any, before: Any, value: Any, kind: Any) -> Any:
 
 
 def _set_input_sizes(graph: Any) -> None:
-    """Give the graph's inputs the rank and the sizes that are the same in every call."""
+    """Set the rank of the graph's inputs, and the sizes that are the same in every call."""
     import torch
 
     given = _user_inputs.get() or ()
@@ -254,18 +254,21 @@ def _set_input_sizes(graph: Any) -> None:
         return
     for value, spec in zip(values, given, strict=True):
         shape, kind = getattr(getattr(spec, "shape", None), "shape", None), value.type()
-        if kind.kind() == "OptionalType":  # what the user gave is not None
+        if kind.kind() == "OptionalType":  # a value that the user declared is not None
             kind = kind.getElementType()
         if kind.kind() == "TensorType" and isinstance(shape, list | tuple):
             known = kind.with_sizes([size if isinstance(size, int) else None for size in shape])
-            dtype = spec.dtype  # without one coremltools makes a float of what no trace recorded
+            dtype = spec.dtype  # without a dtype coremltools assumes float where no trace recorded one
             is_float = kind.dtype() is None if dtype is None else (
                 isinstance(dtype, type) and dtype in (types.fp16, types.fp32))
             value.setType(known.with_dtype(torch.float32) if is_float else known)
 
 
 def _erase_traced_sizes(graph: Any) -> dict[int, Any]:
-    """Leave the rank alone of what a trace recorded: its sizes are those of the example. Returns the types as found."""
+    """Erase the sizes that a trace recorded, which are those of the example, and keep the ranks.
+
+    Returns the types before that, by value.
+    """
     traced = {}
     for value in _iterate_values(graph):
         kind = value.type()

@@ -1,4 +1,4 @@
-"""Views that come as a list: chunk, split, unbind, tensor_split."""
+"""Views that are returned as a list: chunk, split, unbind, tensor_split."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _UnbindElement:
 
 
 def make_part_step(emit: Emitter, node: Any, index: int) -> ViewStep:
-    """The step to part `index` of the list that `node` makes."""
+    """Make the step to part `index` of the list that `node` makes."""
     return SPLIT_VIEWS[node.kind()](emit, node, index)
 
 
@@ -41,7 +41,10 @@ def _make_unbind_step(emit: Emitter, node: Any, index: int) -> ViewStep:
 
 
 class _SlicePart(SliceView):
-    """One part of a list of slices; sizes that the graph computes are read where the part is written or made again."""
+    """One part of a list of slices.
+
+    Sizes that the graph computes are read where the part is written or recomputed.
+    """
 
     def __init__(self, emit: Emitter, node: Any, index: int, bounds: Callable[[Any], tuple[Any, Any, Any] | None]
                  ) -> None:
@@ -62,9 +65,9 @@ class _SlicePart(SliceView):
 
 
 def _make_chunk_step(emit: Emitter, node: Any, index: int) -> ViewStep:
-    """chunk(self, chunks, dim): parts of ceil(size / chunks), the last one shorter.
+    """Make the step of chunk(self, chunks, dim): parts of ceil(size / chunks), the last one shorter.
 
-    coremltools' own preparation of the graph makes prim::ConstantChunk of it, with attributes and several outputs.
+    coremltools' own preparation of the graph turns it into prim::ConstantChunk, with attributes and several outputs.
     """
     if node.kind() == CONSTANT_CHUNK:
         chunks, dim = node.i("chunks"), node.i("dim")
@@ -82,7 +85,7 @@ def _make_chunk_step(emit: Emitter, node: Any, index: int) -> ViewStep:
 
 
 def _make_split_step(emit: Emitter, node: Any, index: int) -> ViewStep:
-    """split(self, size or sizes, dim)"""
+    """Make the step of split(self, size or sizes, dim)."""
     given, dim = list(node.inputs())[1:]
     sizes = [_read_element(given)] * (index + 1) if given.type().kind() == "IntType" else _read_elements(given)
 
@@ -97,7 +100,10 @@ def _make_split_step(emit: Emitter, node: Any, index: int) -> ViewStep:
 
 
 def _make_tensor_split_step(emit: Emitter, node: Any, index: int) -> ViewStep:
-    """tensor_split(self, indices or sections, dim): the first `size % sections` parts are one longer."""
+    """Make the step of tensor_split(self, indices or sections, dim).
+
+    The first `size % sections` parts are one element longer.
+    """
     given, dim = list(node.inputs())[1:]
 
     def bounds(parent: Any) -> tuple[Any, Any, Any] | None:
@@ -115,7 +121,7 @@ def _make_tensor_split_step(emit: Emitter, node: Any, index: int) -> ViewStep:
 
 
 def _compute_section_bounds(node: Any, sections: int | None, dim: Any) -> list[int] | None:
-    """Where tensor_split(sections) cuts; None where that is not a compile-time constant."""
+    """Compute the bounds of tensor_split(sections); None where they are not compile-time constants."""
     sizes = next(node.inputs()).type().sizes()
     if sizes is None or sections is None or not isinstance(dim, int):
         return None
@@ -124,13 +130,13 @@ def _compute_section_bounds(node: Any, sections: int | None, dim: Any) -> list[i
 
 
 def _read_element(value: Any) -> Any:
-    """A constant as a Python number, anything else as the graph's value."""
+    """Return a constant as a Python number, any other value as it is."""
     known = read_constant(value)
     return value if known is None else known
 
 
 def _read_elements(value: Any) -> list[Any] | None:
-    """The elements of a list that the graph makes and never changes, each as `_read_element` gives it; else None."""
+    """Read the elements of a constant list, or of a list literal that is never changed; None for other lists."""
     if value.node().kind() == "prim::ListConstruct":
         if any(find_written_arguments(use.user) for use in value.uses()):
             return None

@@ -1,8 +1,8 @@
-"""The views torch knows: how each is made again of a changed base, and how a write to it goes back.
+"""The views of torch: recomputing a view of a changed base, and propagating a write to a view to its base.
 
-`VIEWS` maps an op to the function that gives its Step; an op is asked only when its first argument is a tensor.
-The inverses are those of torch's own functionalisation: slice_scatter for slice, select_scatter for select, the
-reshape back for view, and so on.
+`VIEWS` maps an op to the function that makes its step; it applies only where the op's first argument is a tensor. The
+inverses are those of torch's own functionalization: slice_scatter for slice, select_scatter for select, the inverse
+reshape for view, and so on.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["VIEWS", "IdentityView", "ScatterView", "SliceView"]
 
 
 class _View:
-    """A view that one node makes; `scatter` is what differs."""
+    """A view that one node makes; subclasses define `scatter`."""
 
     def __init__(self, emit: Emitter, node: Any) -> None:
         self.emit, self.node = emit, node
@@ -29,7 +29,7 @@ class _View:
 
 
 class IdentityView(_View):
-    """The tensor itself: detach, dropout that does nothing, contiguous of a contiguous tensor, ..."""
+    """The tensor itself: detach, inactive dropout, contiguous of a contiguous tensor, ..."""
 
     def replay(self, parent: Any) -> Any:
         return parent
@@ -39,7 +39,7 @@ class IdentityView(_View):
 
 
 class ScatterView(_View):
-    """`op` → `op_scatter` with the same arguments: select, slice, diagonal."""
+    """A view whose inverse is `op_scatter` with the same arguments: select, slice, diagonal."""
 
     def scatter(self, parent: Any, new: Any) -> Any:
         return self.emit.op(f"{self.node.kind()}_scatter", parent, new, *self.arguments, like=parent)
@@ -69,7 +69,7 @@ class ReshapeView(_View):
 
 
 class TransposeView(_View):
-    """Two axes exchanged; its own inverse."""
+    """Two axes exchanged; a transpose is its own inverse."""
 
     def scatter(self, parent: Any, new: Any) -> Any:
         axes = self.arguments[:2] if len(self.arguments) >= 2 else (0, 1)
@@ -77,7 +77,7 @@ class TransposeView(_View):
 
 
 class ReversedAxesView(_View):
-    """All axes, or the last two, turned round; its own inverse."""
+    """All axes, or the last two, in reverse order; its own inverse."""
 
     def scatter(self, parent: Any, new: Any) -> Any:
         return self.emit.op(self.node.kind(), new, like=parent)
@@ -103,7 +103,10 @@ class UnsqueezeView(_View):
 
 
 class ExpandView(_View):
-    """A write to an expanded tensor is an error in torch, unless nothing was repeated: then a reshape leads back."""
+    """An expanded tensor. A write to one is an error in torch, unless no element is repeated.
+
+    In that case a reshape is the inverse.
+    """
 
     def scatter(self, parent: Any, new: Any) -> Any:
         mine, theirs = (_get_sizes(value) for value in (self.node.output(), next(self.node.inputs())))
@@ -114,7 +117,7 @@ class ExpandView(_View):
 
 
 def make_slice_step(emit: Emitter, node: Any) -> ViewStep:
-    """slice(self, dim, start, end, step); `x[:]` is x."""
+    """Make the step of slice(self, dim, start, end, step); `x[:]` is x."""
     start, end, step = (read_constant(value) for value in list(node.inputs())[2:5])
     known = all(value.node().kind() == "prim::Constant" for value in list(node.inputs())[2:5])
     whole = known and start in (None, 0) and (end is None or end >= _OPEN_END) and step == 1
@@ -122,11 +125,11 @@ def make_slice_step(emit: Emitter, node: Any) -> ViewStep:
 
 
 _OPEN_END = 2**31 - 1
-"""torch's "to the end": anything from here on."""
+"""The end of an open slice in torch: this number or more."""
 
 
 def make_narrow_step(emit: Emitter, node: Any) -> ViewStep:
-    """narrow(self, dim, start, length)"""
+    """Make the step of narrow(self, dim, start, length)."""
     dim, start, length = list(node.inputs())[1:]
     if start.type().kind() == "TensorType":
         raise NotConverted.at(node, "narrow starts at a tensor", "use an int start")

@@ -1,8 +1,8 @@
 """`softplus` with a threshold, `reciprocal`, `gelu(approximate="tanh")` of torch.export, `asinh`, `acosh`.
 
-coremltools forgets softplus' threshold, adds 1e-4 to what it inverts, does not see the keyword of torch.export's gelu,
-and makes `asinh` and `acosh` of ops that do not exist. asinh(x) = sign(x) · log(|x| + sqrt(x² + 1)),
-acosh(x) = log(x + sqrt(x² - 1)).
+coremltools ignores softplus' threshold, adds 1e-4 to the operand of a reciprocal, does not read the keyword of
+torch.export's gelu, and lowers `asinh` and `acosh` to ops that do not exist. The formulas are asinh(x) = sign(x) ·
+log(|x| + sqrt(x² + 1)) and acosh(x) = log(x + sqrt(x² - 1)).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def probe() -> str | None:
 
 @PATCH.op("softplus")
 def softplus(context: Any, node: Any) -> None:
-    """softplus(self, beta=1, threshold=20): log(1 + exp(beta·x)) / beta; x where beta·x > threshold."""
+    """Lower softplus(self, beta=1, threshold=20): log(1 + exp(beta·x)) / beta; x where beta·x > threshold."""
     given = bind_arguments(context, node, "self beta=1 threshold=20")
     beta, threshold = (float(to_python(given.beta, node, "beta")), float(to_python(given.threshold, node, "threshold")))
     x = given.self
@@ -52,14 +52,14 @@ def softplus(context: Any, node: Any) -> None:
 
 @PATCH.op("reciprocal")
 def reciprocal(context: Any, node: Any) -> None:
-    """reciprocal(self)."""
+    """Lower reciprocal(self)."""
     x = _to_float(bind_arguments(context, node, "self").self)
     add_result(context, node, mb.real_div(x=cast_to(to_tensor(1.0), x.dtype), y=x, name=node.name))
 
 
 @PATCH.op("gelu")
 def gelu(context: Any, node: Any) -> None:
-    """gelu(self, *, approximate='none')."""
+    """Lower gelu(self, *, approximate='none')."""
     given = bind_arguments(context, node, "self approximate='none'")
     approximate = to_python(given.approximate, node, "approximate")
     if approximate not in ("none", "tanh"):
@@ -70,7 +70,7 @@ def gelu(context: Any, node: Any) -> None:
 
 @PATCH.op("asinh")
 def asinh(context: Any, node: Any) -> None:
-    """asinh(self)."""
+    """Lower asinh(self)."""
     x = _to_float(bind_arguments(context, node, "self").self)
     size = mb.abs(x=x)
     root = mb.sqrt(x=mb.add(x=mb.mul(x=x, y=x), y=_make_number_like(1, x)))
@@ -79,7 +79,7 @@ def asinh(context: Any, node: Any) -> None:
 
 @PATCH.op("acosh")
 def acosh(context: Any, node: Any) -> None:
-    """acosh(self)."""
+    """Lower acosh(self)."""
     x = _to_float(bind_arguments(context, node, "self").self)
     root = mb.sqrt(x=mb.sub(x=mb.mul(x=x, y=x), y=_make_number_like(1, x)))
     add_result(context, node, mb.log(x=mb.add(x=x, y=root), name=node.name))

@@ -1,6 +1,7 @@
-"""The second names that torch has for an op: `torch.multiply` is `torch.mul`, `alias` is nothing at all.
+"""Synonyms of ops: `torch.multiply` is `torch.mul`, and `alias` is the identity.
 
-TorchScript replaces most of them itself, torch.export none. Each is lowered by whatever lowers the op it stands for.
+TorchScript replaces most synonyms itself, torch.export none. Each is lowered with the lowering of the op it is a
+synonym of.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ SYNONYMS = {
 
 
 def lower_synonym(context: Any, node: Any) -> None:
-    """Lower the node as the op it stands for."""
+    """Lower the node as the op of which it is a synonym."""
     from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
     from coremltools.converters.mil.frontend.torch.utils import sanitize_op_kind, unify_inplace_and_functional
 
@@ -49,5 +50,5 @@ PATCH.op(*SYNONYMS)(lower_synonym)
 
 @PATCH.op("alias", "positive")
 def lower_alias(context: Any, node: Any) -> None:
-    """alias(self): the tensor itself, under a name of its own."""
+    """Lower alias(self): the tensor itself, under a name of its own."""
     add_result(context, node, mb.identity(x=bind_arguments(context, node, "self").self, name=node.name))

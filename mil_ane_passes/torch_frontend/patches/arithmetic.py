@@ -22,7 +22,7 @@ PATCH = Patch(code="TORCH103",
 
 @PATCH.op("trunc")
 def trunc(context: Any, node: Any) -> None:
-    """trunc(self)."""
+    """Lower trunc(self)."""
     x = bind_arguments(context, node, "self").self
     whole = x if not types.is_float(x.dtype) else mb.mul(x=mb.sign(x=x), y=mb.floor(x=mb.abs(x=x)))
     add_result(context, node, name_result(whole, node))
@@ -30,7 +30,7 @@ def trunc(context: Any, node: Any) -> None:
 
 @PATCH.op("hypot")
 def hypot(context: Any, node: Any) -> None:
-    """hypot(self, other)."""
+    """Lower hypot(self, other)."""
     given = bind_arguments(context, node, "self other")
     x, y = (mb.abs(x=operand) for operand in promote_operands(given.self, given.other))
     larger, smaller = mb.maximum(x=x, y=y), mb.minimum(x=x, y=y)
@@ -42,7 +42,7 @@ def hypot(context: Any, node: Any) -> None:
 
 @PATCH.op("cdist", "_cdist_forward")
 def cdist(context: Any, node: Any) -> None:
-    """cdist(x1, x2, p=2, compute_mode=None): distances between the rows of x1 and those of x2."""
+    """Lower cdist(x1, x2, p=2, compute_mode=None): distances between the rows of x1 and those of x2."""
     given = bind_arguments(context, node, "x1 x2 p=2.0")
     x, y = promote_operands(given.x1, given.x2)
     power = float(to_python(given.p, node, "p"))
@@ -53,7 +53,7 @@ def cdist(context: Any, node: Any) -> None:
         result = mb.reduce_sum(x=distance, axes=[-1])
     elif power == 2:
         result = mb.sqrt(x=mb.reduce_sum(x=mb.mul(x=distance, y=distance), axes=[-1]))
-    elif power > 1e38:  # coremltools writes inf as the largest fp32
+    elif power > 1e38:  # coremltools writes inf as the largest fp32 number
         result = mb.reduce_max(x=distance, axes=[-1])
     elif power == 0:
         differs = cast_to(mb.not_equal(x=distance, y=_make_number_like(0, distance)), distance.dtype)
@@ -66,7 +66,7 @@ def cdist(context: Any, node: Any) -> None:
 
 @PATCH.op("bucketize")
 def bucketize(context: Any, node: Any) -> None:
-    """bucketize(self, boundaries, out_int32=False, right=False): of the elements between sorted boundaries."""
+    """Lower bucketize(self, boundaries, out_int32=False, right=False): count the boundaries below each element."""
     given = bind_arguments(context, node, "self boundaries out_int32=False right=False")
     x, boundaries = promote_operands(given.self, given.boundaries)
     if x.rank > 4:

@@ -1,12 +1,12 @@
-"""`scaled_dot_product_attention` with rows that are masked as a whole, and with grouped heads.
+"""`scaled_dot_product_attention` with completely masked rows, and with grouped heads.
 
-Where a row of the mask lets nothing through (the padding of a prompt padded on the left), torch returns zeros. The
-host adds -30000 to every score of such a row, which then averages all values; a mask of -inf makes it NaN. Here a
-boolean mask's rows, as 0 or 1, multiply coremltools' result, which is exact: any other row is multiplied by 1. A float
-mask's rows of -inf are selected away.
+Where a row of the mask allows no key (the padding of a prompt padded on the left), torch returns zeros. coremltools
+adds -30000 to every score of such a row, which then averages all values; a mask of -inf makes it NaN. Here the rows of
+a boolean mask, as 0 or 1, multiply coremltools' result, which is exact: all other rows are multiplied by 1. For a float
+mask, a select replaces rows of -inf by zeros.
 
 `enable_gqa` (fewer heads of keys and values than of queries) is ignored by coremltools, which then cannot broadcast.
-Each such head is repeated here, as torch defines it.
+Here each such head is repeated, as torch defines it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def probe() -> str | None:
 
 @PATCH.op(_OP_KIND)
 def lower_attention(context: Any, node: Any) -> None:
-    """scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, *, scale, enable_gqa)."""
+    """Lower scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, *, scale, enable_gqa)."""
     given = bind_arguments(context, node, "query key value attn_mask=None dropout_p=0.0 is_causal=False scale=None "
                                 "enable_gqa=False")
     if to_python(given.dropout_p, node, "dropout_p") != 0:
@@ -65,7 +65,10 @@ def lower_attention(context: Any, node: Any) -> None:
 
 
 def _prepare_mask(mask: Var | None, dtype: Any) -> tuple[Var | None, Var | None]:
-    """The mask to add, and which of its rows let anything through: None (all do), 0 and 1, or (float masks) bools."""
+    """Return the mask to add, and which of its rows allow any key.
+
+    The latter is None (all rows do), 0 and 1, or for float masks bools.
+    """
     if mask is None:
         return None, None
     if mask.dtype == types.bool:
@@ -83,7 +86,7 @@ def _prepare_mask(mask: Var | None, dtype: Any) -> tuple[Var | None, Var | None]
 def _lower_with_coremltools(
     context: Any, node: Any, given: Any, key: Var, value: Var, mask: Var | None, name: str
 ) -> Var:
-    """coremltools' own lowering of query, key, value and mask, under `name`."""
+    """Lower query, key, value and mask with coremltools' own lowering, under `name`."""
     from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
 
     inputs = []
@@ -97,7 +100,7 @@ def _lower_with_coremltools(
 
 
 def _make_causal_mask(query: Var, key: Var) -> Var:
-    """True where the column is not beyond the row: a const where both lengths are known."""
+    """Make a mask that is true where the column is not beyond the row: a const where both lengths are constant."""
     rows, columns = get_dims(query)[-2], get_dims(key)[-2]
     if isinstance(rows, int) and isinstance(columns, int):
         return mb.const(val=np.tril(np.ones((rows, columns), dtype=bool)))
@@ -105,7 +108,7 @@ def _make_causal_mask(query: Var, key: Var) -> Var:
 
 
 def _repeat_heads(x: Var, query: Var) -> Var:
-    """`x` (..., heads, length, size) with each head repeated until there are as many as in `query`."""
+    """Repeat each head of `x` (..., heads, length, size) until there are as many as in `query`."""
     times = query.shape[-3] // x.shape[-3]
     if times == 1:
         return x

@@ -1,7 +1,7 @@
 """A custom `torch.autograd.Function` in a traced module: its forward is converted like any other code.
 
-A trace keeps such a function as one `prim::PythonOp`, under no_grad as well, which coremltools does not know. What its
-forward does is recorded in the op; it takes the op's place before coremltools reads the graph.
+A trace records such a function as one `prim::PythonOp`, also under no_grad, which coremltools does not support. The op
+contains a record of its forward, which replaces the op before coremltools reads the graph.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def probe() -> str | None:
 
 @PATCH.replace_function("coremltools.converters.mil.frontend.torch.torchscript_utils", "_jit_pass_lower_graph")
 def lower_graph(host: Callable[..., Any], graph: Any, module: Any) -> Any:
-    """coremltools' graph with what autograd functions do in their places."""
+    """Inline the recorded bodies of autograd functions before coremltools lowers the graph."""
     if _find_recorded_functions(graph):
         _inline_functions(graph)
     return host(graph, module)
@@ -39,7 +39,7 @@ def lower_graph(host: Callable[..., Any], graph: Any, module: Any) -> Any:
 
 @PATCH.op("pythonop")
 def refuse_python_op(context: Any, node: Any) -> None:
-    """What a trace recorded nothing of."""
+    """Raise NotConverted for Python code that the trace did not record."""
     raise NotConverted.at(node, "is Python code of which the graph records nothing", "write it with torch's ops")
 
 
@@ -60,7 +60,7 @@ def _inline_functions(graph: Any) -> None:
 
 
 def _replace_by_block(graph: Any, node: Any, block: Any) -> None:
-    """Put the nodes of the block before `node`, whose values become the block's."""
+    """Move the nodes of the block before `node`, and replace the outputs of `node` by those of the block."""
     for inner, outer in zip(list(block.inputs()), list(node.inputs()), strict=True):
         inner.replaceAllUsesWith(outer)
     for each in list(block.nodes()):

@@ -1,7 +1,7 @@
-"""`hardtanh` and `elu` with the arguments torch leaves out or gives as ints.
+"""`hardtanh` and `elu` with arguments that torch omits or passes as ints.
 
-coremltools wants all three arguments of `hardtanh`, which torch.export leaves out where they are the defaults, and
-bounds and slopes that are floats already: `hardtanh(x, -1, 1)` and `elu_(x)` of a trace stop at a type error.
+coremltools requires all three arguments of `hardtanh`, of which torch.export omits the defaults, and requires bounds
+and slopes that are floats: `hardtanh(x, -1, 1)` and `elu_(x)` of a trace raise a type error.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def probe() -> str | None:
 
 @PATCH.op("hardtanh")
 def hardtanh(context: Any, node: Any) -> None:
-    """hardtanh(self, min_val=-1, max_val=1)"""
+    """Lower hardtanh(self, min_val=-1, max_val=1)"""
     given = bind_arguments(context, node, "self min_val=-1 max_val=1")
     x = given.self
     low, high = to_python(given.min_val, node, "min_val"), to_python(given.max_val, node, "max_val")
@@ -42,7 +42,7 @@ def hardtanh(context: Any, node: Any) -> None:
 
 @PATCH.op("elu")
 def elu(context: Any, node: Any) -> None:
-    """elu(self, alpha=1, scale=1, input_scale=1): scale · (x, or alpha · (exp(input_scale · x) - 1) below 0)."""
+    """Lower elu(self, alpha=1, scale=1, input_scale=1): scale · (x, or alpha · (exp(input_scale · x) - 1) below 0)."""
     given = bind_arguments(context, node, "self alpha=1 scale=1 input_scale=1")
     x = given.self
     names = ("alpha", "scale", "input_scale")

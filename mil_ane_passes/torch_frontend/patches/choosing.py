@@ -1,6 +1,6 @@
-"""`where` of numbers, and the ops on bools and ints that coremltools lacks: `x | y`, `x ^ y`, `x & 3`, `x << 2`.
+"""`where` of numbers, and ops on bools and ints without a lowering in coremltools: `x | y`, `x ^ y`, `x & 3`, `x << 2`.
 
-A bitwise op of bools is the logical one; of ints, `& (2^k - 1)` is the remainder by 2^k and a shift is a product or a
+A bitwise op of bools is the logical op. Of ints, `& (2^k - 1)` is the remainder by 2^k, and a shift is a product or a
 floored quotient by a power of two: exact in two's complement. Other bit patterns have no lowering.
 """
 
@@ -33,7 +33,7 @@ PATCH = Patch(code="TORCH107",
 
 @PATCH.op("where", "where.self", "where.scalarself", "where_scalarself", "where.scalarother")
 def where(context: Any, node: Any) -> None:
-    """where(condition, self, other); where(condition) is coremltools'."""
+    """Lower where(condition, self, other); where(condition) is coremltools'."""
     if len(node.inputs) + len(node.kwinputs or {}) == 1:
         from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
 
@@ -68,7 +68,7 @@ def _expand_to_shape(x: Var, shape: tuple[int, ...]) -> Var:
 
 @PATCH.op("bitwise_and", "bitwise_or", "bitwise_xor", "and", "or", "xor")
 def lower_bitwise(context: Any, node: Any) -> None:
-    """bitwise_and(self, other) and its kin."""
+    """Lower bitwise_and(self, other) and similar ops."""
     given = bind_arguments(context, node, "self other")
     kind = node.kind.strip("_").removeprefix("bitwise_").partition(".")[0]
     x, y = promote_operands(given.self, given.other)
@@ -88,7 +88,7 @@ def lower_bitwise(context: Any, node: Any) -> None:
 
 @PATCH.op("lshift", "rshift", "bitwise_left_shift", "bitwise_right_shift")
 def lower_shift(context: Any, node: Any) -> None:
-    """__lshift__(self, other), __rshift__(self, other): times, or floored quotient by, 2^other."""
+    """Lower __lshift__(self, other), __rshift__(self, other): times, or floored quotient by, 2^other."""
     given = bind_arguments(context, node, "self other")
     amount = np.asarray(to_python(given.other, node, "other"))
     if given.self.dtype == types.bool or np.any(amount < 0) or np.any(amount > 30):

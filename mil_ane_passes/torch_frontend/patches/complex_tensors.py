@@ -1,12 +1,13 @@
-"""Complex tensors: arithmetic, shapes and slices of them, `view_as_complex`, `polar`, `angle`, `1j` and their kin.
+"""Complex tensors: their arithmetic, shapes and slices, `view_as_complex`, `polar`, `angle`, `1j` and similar ops.
 
-coremltools knows a few complex ops and passes complex values to lowerings that are made for real ones. Here a complex
-value is a pair of real tensors. Ops that move elements or are linear with real coefficients are lowered twice, once for
-each part; products are lowered as real products; `abs`, `angle`, `exp`, ... by their formulas. |z| is m times
+coremltools supports a few complex ops and passes complex values to lowerings that are written for real ones. Here a
+complex value is a pair of real tensors. Ops that move elements or are linear with real coefficients are lowered twice,
+once for each part; products are lowered as real products; `abs`, `angle`, `exp`, ... by their formulas. |z| is m times
 the root of 1 + (n / m)² with m the larger and n the smaller of the parts, so that it overflows fp16 only where |z|
-does. A quotient by a complex number divides by |z|², which fp16 holds for 2^-7 < |z| < 255 only.
-Everything else is refused with op, module and line.
-ML Programs have no complex inputs and outputs: take and return `torch.view_as_real` of them.
+does. A quotient by a complex number divides by |z|², which fp16 represents for 2^-7 < |z| < 255 only. All other ops
+raise NotConverted with op, module and line.
+
+ML Programs have no complex inputs and outputs: use `torch.view_as_real` of them.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ _CONTAINER_KINDS = frozenset(("tupleconstruct", "listconstruct", "listunpack", "
 _SHAPE_READING_KINDS = frozenset((
     "size", "dim", "ndimension", "numel", "shape", "sym_size", "sym_numel", "len", "device", "is_floating_point"))
 _COMPLEX_DTYPES = (8, 9, 10)  # torch's numbers of complex32, complex64, complex128
+#: the largest exponent of a complex number: a power is lowered to repeated products
 _MAX_POWER = 8
 
 _PARTWISE_KINDS: dict[str, tuple[int, ...]] = dict.fromkeys((
@@ -77,7 +79,7 @@ _PARTWISE_KINDS: dict[str, tuple[int, ...]] = dict.fromkeys((
     "constant_pad_nd": (0, 2), "copy": (0, 1), "lerp": (0, 1),
     "fill": (0, 1), "full_like": (0, 1),
 }
-"""Ops that act on the real and the imaginary part alike, and which of their arguments hold complex values."""
+"""Ops that act on the real and the imaginary part separately, and their arguments that may be complex."""
 
 _PRODUCT_KINDS: dict[str, tuple[int, int]] = dict.fromkeys(
     ("mul", "matmul", "mm", "bmm", "mv", "dot", "inner", "outer", "ger", "kron", "linear", "__matmul__"), (0, 1))
@@ -91,7 +93,7 @@ def probe() -> str | None:
 
 @PATCH.wrap_lowerings
 def lower_complex(lowering: Lowering, context: Any, node: Any) -> None:
-    """Lower a node with complex arguments by its meaning for complex numbers, every other node as before."""
+    """Lower a node with complex arguments by its meaning for complex numbers; every other node is lowered as before."""
     kind = _get_base_kind(node)
     given = [_resolve_input(context, item) for item in node.inputs]
     named_given = {name: _resolve_input(context, item) for name, item in (node.kwinputs or {}).items()}
@@ -128,13 +130,13 @@ def _make_unsupported_error(node: Any) -> NotConverted:
 
 
 def _get_base_kind(node: Any) -> str:
-    """The op kind without overload, in-place underscore and second names."""
+    """Return the op kind without overload, in-place underscore and second names."""
     kind = str(unify_inplace_and_functional(sanitize_op_kind(node.kind))).partition(".")[0]
     return SYNONYMS.get(kind, kind)
 
 
 def _resolve_input(context: Any, item: Any) -> Any:
-    """An argument's value: what its name stands for in the context, or the literal."""
+    """Return the value of an argument: the context's value of its name, or the literal."""
     if isinstance(item, list | tuple):
         return type(item)(_resolve_input(context, one) for one in item)
     return context[item] if isinstance(item, str) and item in context else item
@@ -166,7 +168,7 @@ def _add_result(call: Any, result: Any) -> None:
 
 
 def _lower_container(call: Any) -> None:
-    """Lists and tuples that hold complex values are Python's own during conversion."""
+    """Keep lists and tuples of complex values as Python lists during conversion."""
     if call.kind.endswith("construct"):
         call.context.add(list(call.given), call.node.name)
     elif call.kind.endswith("unpack"):
@@ -179,7 +181,7 @@ def _lower_container(call: Any) -> None:
 # Lowering a node with other arguments
 
 def _run_lowering(call: Any, label: str, given: Sequence[Any], named_given: Any = None, kind: str = "") -> Any:
-    """The result of lowering a copy of the node, of another kind where one is given, with these arguments."""
+    """Lower a copy of the node with these arguments, as an op of `kind` if one is passed, and return the result."""
     twin = copy.copy(call.node)
     twin.name = f"{call.node.name}_{label}"
     twin.outputs = [f"{name}_{label}" for name in call.node.outputs]
@@ -197,7 +199,7 @@ def _run_lowering(call: Any, label: str, given: Sequence[Any], named_given: Any 
 
 
 def _add_input(context: Any, value: Any, name: str) -> Any:
-    """The name under which the context has the value now; a literal as it is."""
+    """Add the value to the context and return its name there; return a literal unchanged."""
     if isinstance(value, tuple) and context.frontend != TorchFrontend.TORCHSCRIPT:
         return tuple(_add_input(context, item, f"{name}_{place}") for place, item in enumerate(value))
     if isinstance(value, Var | list | tuple) or (value is None and context.frontend == TorchFrontend.TORCHSCRIPT):
@@ -211,7 +213,7 @@ def _get_real_part(value: Any) -> Any:
 
 
 def _get_imag_part(value: Any) -> Any:
-    """The imaginary part: zeros for a real number or tensor, nothing else is changed."""
+    """Return the imaginary part: zeros for a real number or tensor; other values are unchanged."""
     if value is None or isinstance(value, str | bool):
         return value
     if isinstance(value, Var) and (value.val is None or value.rank or types.is_complex(value.dtype)):
@@ -243,7 +245,10 @@ def _lower_by_parts(call: Any) -> Any:
 
 
 def _lower_product(call: Any) -> Any:
-    """The sum of real products: (a + bi)(c + di) = ac - bd + (ad + bc)i; products by a known 0 are left out."""
+    """Lower a product of complex numbers to a sum of real products: (a + bi)(c + di) = ac - bd + (ad + bc)i.
+
+    Products by a constant 0 are omitted.
+    """
     nested = call.kind == "einsum"
     first, second = (call.given[1] if nested else call.given)[:2]
     if len(call.given[1] if nested else call.given) > 2 and (nested or call.given[2] is not None):
@@ -278,7 +283,7 @@ def _subtract_optional(x: Var | None, y: Var | None) -> Var | None:
 # Formulas
 
 def _lower_sum(call: Any) -> Var:
-    """add(self, other, alpha=1), sub, rsub: the sums of the parts, both of the shape of the result."""
+    """Lower add(self, other, alpha=1), sub and rsub: the sums of the parts, both of the shape of the result."""
     real = _run_lowering(call, "real", [_get_real_part(value) for value in call.given])
     imag = _run_lowering(
         call, "imag", [_get_imag_part(value) if place < 2 else value for place, value in enumerate(call.given)]
@@ -287,7 +292,7 @@ def _lower_sum(call: Any) -> Var:
 
 
 def _lower_quotient(call: Any) -> Var:
-    """div(self, other, rounding_mode=None), true_divide."""
+    """Lower div(self, other, rounding_mode=None) and true_divide."""
     given = bind_arguments(call.context, call.node, "self other rounding_mode=None")
     if given.rounding_mode is not None:
         raise _make_unsupported_error(call.node)
@@ -301,13 +306,13 @@ def _lower_quotient(call: Any) -> Var:
 
 
 def _invert_complex(real: Var, imag: Var) -> tuple[Var, Var]:
-    """1 / z = conj(z) / |z|²."""
+    """Compute 1 / z = conj(z) / |z|²."""
     size = mb.add(x=mb.square(x=real), y=mb.square(x=imag))
     return mb.real_div(x=real, y=size), mb.real_div(x=mb.mul(x=imag, y=np.float32(-1)), y=size)
 
 
 def _multiply_complex(one: tuple[Var, Var], other: tuple[Var, Var]) -> Var:
-    """The product of two numbers by elements."""
+    """Multiply two complex tensors elementwise."""
     a, b, c, d = (cast_to(part, types.fp32) for part in (*one, *other))
     if is_zero(b):
         return join_complex(mb.mul(x=a, y=c), mb.mul(x=a, y=d))
@@ -315,7 +320,7 @@ def _multiply_complex(one: tuple[Var, Var], other: tuple[Var, Var]) -> Var:
 
 
 def _lower_power(call: Any) -> Var:
-    """pow(self, exponent) with a small whole exponent; square(self), reciprocal(self)."""
+    """Lower pow(self, exponent) with a small whole exponent, square(self) and reciprocal(self)."""
     given = bind_arguments(call.context, call.node, "self exponent=2")
     exponent = -1 if call.kind == "reciprocal" else to_python(given.exponent, call.node, "exponent")
     if is_complex(exponent) or not is_complex(given.self) or exponent != int(exponent) \
@@ -330,7 +335,7 @@ def _lower_power(call: Any) -> Var:
 
 
 def _lower_exp(call: Any) -> Var:
-    """exp(self): e^a (cos b + i sin b)."""
+    """Lower exp(self): e^a (cos b + i sin b)."""
     real, imag = split_complex(call.given[0])
     cosine, sine = mb.cos(x=imag), mb.sin(x=imag)
     if is_zero(real):
@@ -340,7 +345,7 @@ def _lower_exp(call: Any) -> Var:
 
 
 def _lower_log(call: Any) -> Var:
-    """log(self): log |z| + i angle."""
+    """Lower log(self): log |z| + i angle."""
     return join_complex(
         mb.log(x=compute_magnitude(*split_complex(call.given[0])), epsilon=0.0),
         compute_angle(*split_complex(call.given[0])),
@@ -348,7 +353,7 @@ def _lower_log(call: Any) -> Var:
 
 
 def _lower_sgn(call: Any) -> Var:
-    """sgn(self): z / |z|, 0 for 0."""
+    """Lower sgn(self): z / |z|, 0 for 0."""
     real, imag = split_complex(call.given[0])
     size = compute_magnitude(real, imag)
     size = mb.add(x=size, y=cast_to(mb.equal(x=size, y=np.float32(0)), types.fp32))
@@ -356,7 +361,7 @@ def _lower_sgn(call: Any) -> Var:
 
 
 def _lower_equality(call: Any) -> Var:
-    """eq(self, other), ne(self, other)."""
+    """Lower eq(self, other) and ne(self, other)."""
     same = [_run_lowering(call, label, [part(value) for value in call.given[:2]], kind="eq")
             for label, part in (("real", _get_real_part), ("imag", _get_imag_part))]
     both = mb.logical_and(x=same[0], y=same[1])
@@ -364,14 +369,14 @@ def _lower_equality(call: Any) -> Var:
 
 
 def _lower_conversion(call: Any) -> Var:
-    """to(self, dtype): the real part for a real dtype, as torch does; a complex one changes nothing."""
+    """Lower to(self, dtype): the real part for a real dtype, as in torch; a complex dtype changes nothing."""
     if not _has_real_target(call.given, call.named):
         return call.given[0]
     return _run_lowering(call, "real", [_get_real_part(value) for value in call.given])
 
 
 def compute_magnitude(real: Var, imag: Var) -> Var:
-    """|z|, without squares that overflow."""
+    """Compute |z| without squares that overflow."""
     x, y = mb.abs(x=real), mb.abs(x=imag)
     larger, smaller = mb.maximum(x=x, y=y), mb.minimum(x=x, y=y)
     nothing = cast_to(mb.equal(x=larger, y=np.float32(0)), types.fp32)
@@ -380,7 +385,10 @@ def compute_magnitude(real: Var, imag: Var) -> Var:
 
 
 def compute_angle(real: Var, imag: Var) -> Var:
-    """The angle of z from -pi to pi: pi for negative real numbers, 0 for 0. Quotients stay from 0 to 1."""
+    """Compute the angle of z from -pi to pi: pi for negative real numbers, 0 for 0.
+
+    Quotients stay from 0 to 1.
+    """
     x, y = mb.abs(x=real), mb.abs(x=imag)
     larger, smaller = mb.maximum(x=x, y=y), mb.minimum(x=x, y=y)
     nothing = cast_to(mb.equal(x=larger, y=np.float32(0)), types.fp32)
@@ -394,7 +402,7 @@ _CONVERSION_KINDS = frozenset(("to", "_to_copy", "type_as"))
 
 
 def _has_real_target(given: Sequence[Any], named_given: dict[str, Any]) -> bool:
-    """Whether the conversion names a dtype or a tensor to be like, and that is not complex."""
+    """Return whether the conversion names a dtype, or a tensor whose dtype to use, that is not complex."""
     if _is_complex_target(given, named_given):
         return False
     if named_given.get("dtype") is not None:
@@ -431,27 +439,27 @@ _FOURIER_KINDS = frozenset(
         *(f"fft_{inverse}{real}fft{axes}" for inverse in ("", "i") for real in ("", "r") for axes in ("", "2", "n")),
     )
 )
-"""Lowered by patches of their own, which take complex values."""
+"""Kinds that have patches of their own, which accept complex values."""
 
 
 # Ops that make complex values of real ones, or the reverse
 
 @PATCH.op(COMPLEX_CONSTANT)
 def complex_constant(context: Any, node: Any) -> None:
-    """A complex number of the graph, such as 1j."""
+    """Lower a complex constant of the graph, such as 1j."""
     context.add(join_complex(to_tensor(node.attr["real"]), to_tensor(node.attr["imag"])), node.name)
 
 
 @PATCH.op("complex")
 def lower_complex_pair(context: Any, node: Any) -> None:
-    """complex(real, imag)."""
+    """Lower complex(real, imag)."""
     given = bind_arguments(context, node, "real imag")
     context.add(join_complex(*_broadcast_pair(given.real, given.imag)), node.name)
 
 
 @PATCH.op("view_as_complex", "view_as_complex_copy")
 def view_as_complex(context: Any, node: Any) -> None:
-    """view_as_complex(self): the last axis holds the real and the imaginary part."""
+    """Lower view_as_complex(self): the last axis holds the real and the imaginary part."""
     x = bind_arguments(context, node, "self").self
     if x.rank == 0 or x.shape[-1] != 2:
         raise NotConverted.at(node, f"views a tensor of shape {list(x.shape)} as complex numbers",
@@ -462,7 +470,7 @@ def view_as_complex(context: Any, node: Any) -> None:
 
 @PATCH.op("view_as_real", "view_as_real_copy")
 def view_as_real(context: Any, node: Any) -> None:
-    """view_as_real(self)."""
+    """Lower view_as_real(self)."""
     x = bind_arguments(context, node, "self").self
     if not is_complex(x):
         raise NotConverted.at(node, "is called on real numbers",
@@ -472,7 +480,7 @@ def view_as_real(context: Any, node: Any) -> None:
 
 @PATCH.op("polar")
 def polar(context: Any, node: Any) -> None:
-    """polar(abs, angle)."""
+    """Lower polar(abs, angle)."""
     given = bind_arguments(context, node, "abs angle")
     size, angle = (cast_to(x, types.fp32) for x in (given.abs, given.angle))
     context.add(join_complex(mb.mul(x=size, y=mb.cos(x=angle)), mb.mul(x=size, y=mb.sin(x=angle))), node.name)
@@ -480,7 +488,7 @@ def polar(context: Any, node: Any) -> None:
 
 @PATCH.op("angle")
 def angle(context: Any, node: Any) -> None:
-    """angle(self): 0 or pi for real numbers."""
+    """Lower angle(self): 0 or pi for real numbers."""
     x = bind_arguments(context, node, "self").self
     if is_complex(x):
         add_result(context, node, name_result(compute_angle(*split_complex(x)), node))
@@ -492,14 +500,14 @@ def angle(context: Any, node: Any) -> None:
 
 @PATCH.op("real")
 def real(context: Any, node: Any) -> None:
-    """real(self): a real tensor as it is."""
+    """Lower real(self): a real tensor as it is."""
     x = bind_arguments(context, node, "self").self
     add_result(context, node, mb.identity(x=split_complex(x)[0] if is_complex(x) else x, name=node.name))
 
 
 @PATCH.op("imag")
 def imag(context: Any, node: Any) -> None:
-    """imag(self)."""
+    """Lower imag(self)."""
     x = bind_arguments(context, node, "self").self
     if not is_complex(x):
         raise NotConverted.at(node, "reads the imaginary part of real numbers",
@@ -509,7 +517,7 @@ def imag(context: Any, node: Any) -> None:
 
 @PATCH.op("_conj", "conj", "conj_physical", "_conj_physical", "resolve_conj", "resolve_neg", "_neg_view")
 def conjugate(context: Any, node: Any) -> None:
-    """conj(self): the imaginary part with the other sign; a real tensor as it is."""
+    """Lower conj(self): the imaginary part with the other sign; a real tensor as it is."""
     x = bind_arguments(context, node, "self").self
     kind = _get_base_kind(node)
     if not is_complex(x):
@@ -523,7 +531,7 @@ def conjugate(context: Any, node: Any) -> None:
 
 
 def _broadcast_pair(x: Any, y: Any) -> tuple[Var, Var]:
-    """Both parts of the shape they broadcast to."""
+    """Expand both parts to the shape to which they broadcast."""
     first, second = promote_operands(x, y)
     if first.shape == second.shape or not (has_static_shape(first) and has_static_shape(second)):
         return first, second
@@ -533,7 +541,7 @@ def _broadcast_pair(x: Any, y: Any) -> tuple[Var, Var]:
 
 @PATCH.replace_function(_GRAPH_MODULE, "InternalTorchIRNode.from_exir_node")
 def from_exir_node(host: Callable[..., Any], cls: Any, node: Any) -> Any:
-    """Reads complex literals and dtypes of exported programs, at which coremltools raises."""
+    """Read complex literals and dtypes of exported programs, for which coremltools raises."""
     if not any(map(_is_complex_literal, _collect_literals([node.args, node.kwargs]))):
         return host(cls, node)
     shown = SimpleNamespace(target=node.target, name=node.name, meta=node.meta, args=_to_readable(node.args),
@@ -551,7 +559,7 @@ def _is_complex_literal(value: Any) -> bool:
 
 
 def _to_readable(value: Any) -> Any:
-    """The literals as coremltools reads them: a complex dtype by torch's number of complex64."""
+    """Convert the literals to a form that coremltools reads: a complex dtype to torch's number of complex64."""
     def readable(item: Any) -> Any:
         return (
             ComplexLiteral(item)

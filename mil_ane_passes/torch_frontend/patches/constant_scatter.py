@@ -1,7 +1,7 @@
-"""`torch.scatter_add` of constants: coremltools folds it as if each update replaced what is there.
+"""`torch.scatter_add` of constants: coremltools folds it as if each update replaced the previous value.
 
-Value inference of the MIL op scatter_along_axis puts the updates in place whatever `mode` says, so that 4 + 10 becomes
-10 in a model whose data, indices and updates are constants.
+Value inference of the MIL op scatter_along_axis ignores `mode` and always replaces, so that 4 + 10 becomes 10 in a
+model whose data, indices and updates are constants.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ def probe() -> str | None:
 
 @PATCH.replace_function(_OPS_MODULE, "scatter_along_axis.value_inference")
 def value_inference(host: Callable[..., Any], op: Any) -> Any:
-    """As coremltools where it updates or a value is not known; otherwise by the function that `mode` names."""
+    """Infer the value of a constant scatter with the function that `mode` names.
+
+    Where the mode is an update or a value is dynamic, this is coremltools' result.
+    """
     replaced = host(op)
     mode = op.mode.val
     if replaced is None or mode not in _UFUNCS_BY_MODE or op.data.val.dtype.kind != "f" and mode == "div":

@@ -1,4 +1,4 @@
-"""Ops that coremltools does not know and torch itself defines by others.
+"""Ops that coremltools does not support and that torch itself defines by others.
 
 Each is replaced by torch's own definition, see `..decomposition`.
 """

@@ -1,8 +1,8 @@
 """A model that returns a dict, or a ModelOutput of transformers, has one output for each tensor, named by its key.
 
-A traced dict (`strict=False`) and a dict literal in a script are `prim::DictConstruct`, which coremltools has no
-lowering for; torch.export flattens a dict itself, and its keys are lost. A tensor inside of another container is named
-by the path to it: `hidden_states_0`. `outputs=` names outputs otherwise, as ever.
+A traced dict (`strict=False`) and a dict literal in a script are `prim::DictConstruct`, for which coremltools has no
+lowering; torch.export flattens a dict itself, and its keys are lost. A tensor inside of another container is named by
+the path to it: `hidden_states_0`. `outputs=` still overrides the names.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LIST_KINDS = ("tupleconstruct", "listconstruct")
 
 @PATCH.replace_function("coremltools.converters.mil.frontend.torch.converter", "flatten_graph_output_values")
 def flatten_outputs(host: Callable[..., None], graph: Any) -> None:
-    """Replace each dict among the outputs of TorchScript by what it holds, in place."""
+    """Replace each dict among the outputs of TorchScript by its values, in place."""
     makers = {name: node for node in graph.nodes for name in node.outputs}
     if not any(_has_dict(makers, output) for output in graph.outputs):
         host(graph)
@@ -39,7 +39,7 @@ def flatten_outputs(host: Callable[..., None], graph: Any) -> None:
 
 @PATCH.replace_function(_GRAPH_MODULE, "InternalTorchIRGraph.from_exir")
 def from_exir(host: Callable[..., Any], cls: Any, exir: Any, *more: Any, **named: Any) -> Any:
-    """The graph of an exported program, its outputs named by the keys of the dicts they were in."""
+    """Make the graph of an exported program, with its outputs named by the keys of their dicts."""
     from torch.utils import _pytree as pytree
 
     graph = host(cls, exir, *more, **named)
@@ -57,14 +57,14 @@ def from_exir(host: Callable[..., Any], cls: Any, exir: Any, *more: Any, **named
 
 @PATCH.op(_NAMED_OUTPUT_KIND)
 def named_output(context: Any, node: Any) -> None:
-    """(value): the value under the name of an output; None, which is no output, stays None."""
+    """Lower (value): the value under the name of an output; None, which is not an output, stays None."""
     value = context[node.inputs[0]]
     context.add(None if value is None else mb.identity(x=value, name=node.name), torch_name=node.name)
 
 
 @PATCH.op("dictconstruct")
 def refuse_inner_dict(context: Any, node: Any) -> None:
-    """A dict that something other than the return of the model reads."""
+    """Raise NotConverted for a dict that is used inside of the model, not only returned."""
     raise NotConverted.at(node, "uses a dict inside of the model", "use a tuple, or a dict literal as the result only")
 
 
@@ -84,7 +84,7 @@ def _has_dict(makers: dict[str, Any], value: str) -> bool:
 
 
 def _iterate_leaves(makers: dict[str, Any], value: str, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
-    """The tensors of an output, each with the keys that lead to it; () outside of any dict."""
+    """Yield the tensors of an output, each with the keys that lead to it; () outside of any dict."""
     node = makers.get(value)
     if node is None or node.kind not in (*_LIST_KINDS, "dictconstruct"):
         yield path, value
@@ -97,7 +97,10 @@ def _iterate_leaves(makers: dict[str, Any], value: str, path: tuple[str, ...]) -
 
 
 def _rename_outputs(graph: Any, leaves: list[tuple[tuple[str, ...], str]]) -> list[str]:
-    """The names of the outputs, with a node for each that gets one: of its keys, and unlike all other names."""
+    """Return the names of the outputs, and add a node for each output that is renamed.
+
+    A new name consists of the output's keys, and differs from all other names.
+    """
     from coremltools.converters.mil.frontend.torch.internal_graph import InternalTorchIRNode
 
     taken = {*graph.inputs, *graph.params, *(spec.name for spec in graph.inputs.values()),

@@ -1,6 +1,6 @@
-"""`torch.diff`: each element less the one before it, n times, along one dimension.
+"""`torch.diff`: each element minus the previous one, n times, along one dimension.
 
-Two slices and a subtraction each time, so a flexible size needs nothing more. Bools differ where they are not equal.
+Each step is two slices and a subtraction, so flexible sizes are supported. The difference of bools is `not_equal`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PATCH = Patch(code="TORCH109",
 
 @PATCH.op("diff")
 def diff(context: Any, node: Any) -> None:
-    """diff(self, n=1, dim=-1, prepend=None, append=None)."""
+    """Lower diff(self, n=1, dim=-1, prepend=None, append=None)."""
     given = bind_arguments(context, node, "self n=1 dim=-1 prepend=None append=None")
     axis = normalize_axis(to_python(given.dim, node, "dim"), given.self.rank)
     parts = [part for part in (given.prepend, given.self, given.append) if part is not None]

@@ -1,10 +1,10 @@
 """Divisions that round, and remainders: `x % 1`, `x // 1`, `torch.div(x, 1, rounding_mode="floor")`.
 
-coremltools' pass noop_elimination takes `floor_div` by 1 for a no-op, which it is for ints only: `x // 1` becomes `x`
-and `x % 1`, lowered as `x - (x // 1) * 1`, becomes 0. Here the pass leaves floats alone, and a division of floats by a
-const 1 is `floor` itself, so that the program stays right in coremltools' passes without this patch too.
-`remainder` by 1 is `x - floor(x)`, by anything else `mod`, which MIL defines as floored, as torch does.
-Ints stay ints (coremltools makes them fp32, exact up to 2**24 only): trunc(x / y) = sign(x) * sign(y) * (|x| // |y|).
+coremltools' pass noop_elimination treats `floor_div` by 1 as a no-op, which it is for ints only: `x // 1` becomes `x`
+and `x % 1`, lowered as `x - (x // 1) * 1`, becomes 0. Here the pass skips floats, and a division of floats by a const 1
+is `floor` itself, so that the program also stays correct in coremltools' passes without this patch. `remainder` by 1 is
+`x - floor(x)`, by any other divisor `mod`, which MIL defines as floored, as torch does. Ints stay ints (coremltools
+makes them fp32, exact up to 2**24 only): trunc(x / y) = sign(x) * sign(y) * (|x| // |y|).
 """
 
 from __future__ import annotations
@@ -50,13 +50,16 @@ def probe() -> str | None:
 
 @PATCH.replace_function(_NOOP_MODULE, "noop_elimination._match_pattern")
 def match_pattern(host: Callable[[Any], Any], op: Any) -> Any:
-    """coremltools' removal function of an op that does nothing, None for one that does something."""
+    """Return coremltools' function for removing a no-op, or None.
+
+    `floor_div` of floats is not a no-op.
+    """
     return None if op.op_type == "floor_div" and not types.is_int(op.outputs[0].dtype) else host(op)
 
 
 @PATCH.op("div", "truediv", "true_divide", "div.scalar_mode")
 def div(context: Any, node: Any) -> None:
-    """div(self, other, *, rounding_mode=None)."""
+    """Lower div(self, other, *, rounding_mode=None)."""
     given = bind_arguments(context, node, "self other rounding_mode=None")
     mode = to_python(given.rounding_mode, node, "rounding_mode")
     if mode is None:
@@ -72,7 +75,7 @@ def div(context: Any, node: Any) -> None:
 
 @PATCH.op("floor_divide", "floordiv")
 def floor_divide(context: Any, node: Any) -> None:
-    """floor_divide(self, other), and `//` of numbers."""
+    """Lower floor_divide(self, other), and `//` of numbers."""
     given = bind_arguments(context, node, "self other")
     x, y = promote_operands(given.self, given.other)
     add_result(context, node, _floor_div(x, y, node.name))
@@ -80,7 +83,7 @@ def floor_divide(context: Any, node: Any) -> None:
 
 @PATCH.op("remainder", "remainder.scalar_tensor", "mod")
 def remainder(context: Any, node: Any) -> None:
-    """remainder(self, other): of the divisor's sign."""
+    """Lower remainder(self, other): of the divisor's sign."""
     given = bind_arguments(context, node, "self other")
     x, y = promote_operands(given.self, given.other)
     if _is_one(y):
@@ -104,5 +107,5 @@ def _trunc_div(x: Var, y: Var, name: str) -> Var:
 
 
 def _is_one(y: Var) -> bool:
-    """Whether `y` is a const 1 that does not broadcast."""
+    """Return whether `y` is a const 1 that does not broadcast."""
     return y.val is not None and y.rank == 0 and bool(np.all(y.val == 1))

@@ -1,7 +1,7 @@
 """`fmax`, `fmin`, `copysign`, `signbit` and `erfc`.
 
-fmax and fmin take the other number where one is NaN; where both are, 0/0 makes it NaN again. The
-sign of -0 is that of 1 / -0 = -inf. erfc(x) = 1 - erf(x) is as near to torch's as fp32 holds 1: 6e-8, absolutely.
+fmax and fmin return the other number where one is NaN; where both are, 0/0 makes the result NaN again. The sign of -0
+is that of 1 / -0 = -inf. erfc(x) = 1 - erf(x) has the absolute error of fp32 near 1, 6e-8.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PATCH = Patch(code="TORCH111",
 
 @PATCH.op("fmax", "fmin")
 def lower_fmax_fmin(context: Any, node: Any) -> None:
-    """fmax(self, other)."""
+    """Lower fmax(self, other)."""
     given = bind_arguments(context, node, "self other")
     x, y = promote_operands(given.self, given.other)
     extreme, least = (mb.maximum, -np.inf) if node.kind == "fmax" else (mb.minimum, np.inf)
@@ -41,7 +41,7 @@ def _make_number_like(value: float, like: Var) -> Any:
 
 @PATCH.op("copysign")
 def copysign(context: Any, node: Any) -> None:
-    """copysign(self, other): a float."""
+    """Lower copysign(self, other): a float."""
     given = bind_arguments(context, node, "self other")
     x, y = (each if types.is_float(each.dtype) else cast_to(each, types.fp32)
             for each in promote_operands(given.self, given.other))
@@ -51,7 +51,7 @@ def copysign(context: Any, node: Any) -> None:
 
 @PATCH.op("signbit")
 def signbit(context: Any, node: Any) -> None:
-    """signbit(self)."""
+    """Lower signbit(self)."""
     x = to_tensor(bind_arguments(context, node, "self").self)
     add_result(
         context,
@@ -69,7 +69,7 @@ def _is_negative(x: Var) -> Var:
 
 @PATCH.op("erfc")
 def erfc(context: Any, node: Any) -> None:
-    """erfc(self)."""
+    """Lower erfc(self)."""
     x = to_tensor(bind_arguments(context, node, "self").self)
     x = x if types.is_float(x.dtype) else cast_to(x, types.fp32)
     add_result(context, node, mb.sub(x=_make_number_like(1, x), y=mb.erf(x=x), name=node.name))

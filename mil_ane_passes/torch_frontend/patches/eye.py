@@ -1,4 +1,4 @@
-"""`eye` with its dtype: coremltools makes floats whatever is asked, so a mask of bools is added as 0 and 1."""
+"""`eye` with its dtype: coremltools always returns floats, so a mask of bools is added as 0 and 1."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def probe() -> str | None:
 
 @PATCH.op("eye", "eye.m")
 def eye(context: Any, node: Any) -> None:
-    """eye(n, dtype=float), eye.m(n, m, dtype=float)."""
+    """Lower eye(n, dtype=float), eye.m(n, m, dtype=float)."""
     given = bind_arguments(context, node, _make_signature(node))
     rows = to_python(given.n, node, "n")
     columns = rows if given.m is None else to_python(given.m, node, "m")
@@ -35,7 +35,10 @@ def eye(context: Any, node: Any) -> None:
 
 
 def _make_signature(node: Any) -> str:
-    """TorchScript writes every argument, so their number tells; torch.export names the overload."""
+    """Return the signature of the overload.
+
+    TorchScript writes every argument, so their number decides; torch.export names the overload.
+    """
     with_columns = node.kind.endswith(".m") or len(node.inputs) == 6
     return f"n {'m' if with_columns else ''} dtype=None layout=None device=None pin_memory=None " \
            f"{'' if with_columns else 'm=None'}"

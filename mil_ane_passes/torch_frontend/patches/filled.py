@@ -1,9 +1,9 @@
 """`zeros`, `ones`, `full`, `new_*`, `*_like`, `fill_` and `zero_`: consts of torch's dtype.
 
-coremltools has no `new_ones` and no `zero_`, forgets the dtype of `new_zeros`, `new_full` and `full_like` (an int
-tensor becomes float, so does all that is computed with it), and takes no computed value. Where sizes and value are
-known the result is a const: `fill` and `fill_like` run on the CPU only. `empty*` are zeros, as good as any other
-values.
+coremltools has no `new_ones` and no `zero_`, ignores the dtype of `new_zeros`, `new_full` and `full_like` (an int
+tensor becomes float, and so do the results computed from it), and does not support a computed value. Where sizes and
+value are constants the result is a const, since `fill` and `fill_like` run on the CPU only. `empty*` are zeros, which
+are as valid as any other values.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FILL_VALUES = {"zeros": 0, "empty": 0, "ones": 1}
 
 @PATCH.probe
 def probe() -> str | None:
-    """A missing op, or an int tensor that becomes float."""
+    """Test for a missing op, and for an int tensor that becomes float."""
     import torch
 
     missing = [kind for kind in PATCH.ops if not is_lowered_by_coremltools(kind)]
@@ -37,7 +37,7 @@ def probe() -> str | None:
 
 @PATCH.op("zeros", "ones", "empty", "empty.memory_format")
 def lower_filled(context: Any, node: Any) -> None:
-    """zeros(size, dtype=float)."""
+    """Lower zeros(size, dtype=float)."""
     given = bind_arguments(context, node, "size dtype=None")
     value = _FILL_VALUES[node.kind.partition(".")[0]]
     add_result(
@@ -47,7 +47,7 @@ def lower_filled(context: Any, node: Any) -> None:
 
 @PATCH.op("full")
 def full(context: Any, node: Any) -> None:
-    """full(size, fill_value, dtype=that of the value)."""
+    """Lower full(size, fill_value, dtype=that of the value)."""
     given = bind_arguments(context, node, "size fill_value dtype=None")
     dtype = to_mil_type(given.dtype, node, _infer_dtype(given.fill_value))
     add_result(context, node, make_filled(read_sizes(given.size, node), given.fill_value, dtype))
@@ -55,7 +55,7 @@ def full(context: Any, node: Any) -> None:
 
 @PATCH.op("new_zeros", "new_ones", "new_empty")
 def lower_new_filled(context: Any, node: Any) -> None:
-    """new_zeros(self, size, dtype=self's)."""
+    """Lower new_zeros(self, size, dtype=self's)."""
     given = bind_arguments(context, node, "self size dtype=None")
     dtype = to_mil_type(given.dtype, node, given.self.dtype)
     add_result(
@@ -65,7 +65,7 @@ def lower_new_filled(context: Any, node: Any) -> None:
 
 @PATCH.op("new_full")
 def new_full(context: Any, node: Any) -> None:
-    """new_full(self, size, fill_value, dtype=self's)."""
+    """Lower new_full(self, size, fill_value, dtype=self's)."""
     given = bind_arguments(context, node, "self size fill_value dtype=None")
     dtype = to_mil_type(given.dtype, node, given.self.dtype)
     add_result(context, node, make_filled(read_sizes(given.size, node), given.fill_value, dtype))
@@ -73,7 +73,7 @@ def new_full(context: Any, node: Any) -> None:
 
 @PATCH.op("zeros_like", "ones_like", "empty_like")
 def lower_filled_like(context: Any, node: Any) -> None:
-    """zeros_like(self, dtype=self's)."""
+    """Lower zeros_like(self, dtype=self's)."""
     given = bind_arguments(context, node, "self dtype=None")
     dtype = to_mil_type(given.dtype, node, given.self.dtype)
     add_result(context, node, make_filled_like(given.self, _FILL_VALUES[node.kind.removesuffix("_like")], dtype))
@@ -81,7 +81,7 @@ def lower_filled_like(context: Any, node: Any) -> None:
 
 @PATCH.op("full_like")
 def full_like(context: Any, node: Any) -> None:
-    """full_like(self, fill_value, dtype=self's)."""
+    """Lower full_like(self, fill_value, dtype=self's)."""
     given = bind_arguments(context, node, "self fill_value dtype=None")
     dtype = to_mil_type(given.dtype, node, given.self.dtype)
     add_result(context, node, make_filled_like(given.self, given.fill_value, dtype))
@@ -89,14 +89,14 @@ def full_like(context: Any, node: Any) -> None:
 
 @PATCH.op("fill")
 def fill(context: Any, node: Any) -> None:
-    """fill(self, value): the value, a number or a rank 0 tensor, in self's dtype."""
+    """Lower fill(self, value): the value, a number or a rank 0 tensor, in self's dtype."""
     given = bind_arguments(context, node, "self value")
     add_result(context, node, make_filled_like(given.self, given.value, given.self.dtype))
 
 
 @PATCH.op("zero")
 def zero(context: Any, node: Any) -> None:
-    """zero(self)."""
+    """Lower zero(self)."""
     given = bind_arguments(context, node, "self")
     add_result(context, node, make_filled_like(given.self, 0, given.self.dtype))
 

@@ -1,20 +1,20 @@
 """Masks of huge finite numbers stay finite in fp16: `softmax(x + (1 - m) * finfo(float32).min)` is not NaN.
 
 coremltools' cast to fp16 makes -inf of a const of 1e38 or more, and 0 * -inf is NaN; an op with a smaller const beyond
-fp16's range (-1e9) stays in fp32, and its result becomes -inf on the way to the next op. A row that is masked
-throughout is then all -inf, and its softmax NaN, where torch gives finite numbers.
+fp16's range (-1e9) stays in fp32, and its result becomes -inf when it is cast for the next op. A completely masked row
+is then all -inf, and its softmax NaN, where torch returns finite numbers.
 
 No number above 65504 exists in fp16, so here a finite one becomes +-30000 (29000 below 1e30, which keeps the order of
-masks): far beyond any score, and two masks may be added to each other or to a score without overflow. Consts of
-1e9 and more become that in ops that move, add, select or compare numbers. A product with a const of 2e12 or more is
-beyond 65504 for every fp16 number but 0: it becomes sign(x) * +-30000, for 0 exactly 0. In all other ops the const and
-the op stay in fp32, as coremltools has it, and what is beyond 65504 of their results becomes +-30000 when it is cast.
-Bounds (`clip`, `maximum`, `minimum`) and infinities, also coremltools' stand-in 3.4e38 for one, are left to
-coremltools. Nothing that fp16 holds is changed, and nothing outside coremltools' fp16 pass.
+masks): far beyond any score, and two masks may be added to each other or to a score without overflow. Consts of 1e9 and
+more become this number in ops that move, add, select or compare numbers. A product with a const of 2e12 or more is
+beyond 65504 for every fp16 number except 0: it becomes sign(x) * +-30000, which is exactly 0 for 0. In all other ops
+the const and the op stay in fp32, as in coremltools, and results beyond 65504 become +-30000 when they are cast. Bounds
+(`clip`, `maximum`, `minimum`) and infinities, including coremltools' replacement 3.4e38 for one, are left to
+coremltools. Numbers within the range of fp16 are not changed, and neither is anything outside coremltools' fp16 pass.
 
-The pass ane::finite_mask (ANE310) takes -1e4 for masks of which it knows that only softmaxes read them: six of those
-add up in fp16. Here the const may be read by anything, comparisons too, and torch's own sum of such a mask and a score
-is the mask alone: +-30000 is as near to that as fp16 comes with room for two. The pass leaves it as it is.
+The pass ane::finite_mask (ANE310) uses -1e4 for masks that only softmaxes read: six of those can be added in fp16. Here
+any op may read the const, comparisons too, and torch's own sum of such a mask and a score is the mask alone: +-30000 is
+the closest to it in fp16 that leaves room for two. The pass does not change such a mask.
 """
 
 from __future__ import annotations
@@ -30,8 +30,11 @@ from numpy.typing import NDArray
 from ..contract import Patch
 
 _PASS_MODULE = "coremltools.converters.mil.mil.passes.defs.quantization"
+#: the largest number of fp16
 _FP16_MAX = 65504.0
+#: the smallest const that is treated as a mask, in ops that move, add, select or compare numbers
 _MIN_MASK_VALUE = 1e9
+#: the product with this factor is beyond 65504 even for 2**-24, the smallest positive number of fp16
 _MIN_OVERFLOWING_FACTOR = 2e12
 _INFINITY_STAND_IN = np.float32(3.4e38)
 _MASK_PRESERVING_OPS = frozenset((
@@ -63,7 +66,7 @@ def probe() -> str | None:
 
 @PATCH.replace_function(_PASS_MODULE, "FP16ComputePrecision.fp16_overflow")
 def fp16_overflow(host: Callable[[Any], bool], op: Any) -> bool:
-    """Whether the op has to stay in fp32 for one of its consts."""
+    """Return whether the op has to stay in fp32 because of one of its consts."""
     if op.op_type in _BOUND_OPS:
         return host(op)
     sizes = [np.abs(var.val)[_is_finite_overflow(var.val)] for var in _collect_operands(op) if _is_fp32_const(var)]
@@ -75,7 +78,7 @@ def fp16_overflow(host: Callable[[Any], bool], op: Any) -> bool:
 
 @PATCH.replace_function(_PASS_MODULE, "CastTypeQuantization.transform_op")
 def transform_op(host: Callable[[Any, Any], None], graph_pass: Any, op: Any) -> None:
-    """coremltools' transformation of an op to fp16, with finite operands."""
+    """Transform an op to fp16 as coremltools does, with finite operands."""
     if graph_pass.target_dtype == "fp16" and op.op_type not in _BOUND_OPS:
         changed = {param: _make_operand_finite(graph_pass, op, operand) for param, operand in op.inputs.items()}
         factor = _find_overflowing_factor(op) if op.op_type == "mul" else None
@@ -111,7 +114,7 @@ def _make_operand_finite(graph_pass: Any, op: Any, operand: Any) -> Any:
 
 
 def _make_const_finite(value: Any) -> Any:
-    """The const with 29000 and 30000, of its sign, for what is finite and beyond fp16's range."""
+    """Replace finite numbers beyond fp16's range by 29000 or 30000 with their sign."""
     mask = np.sign(value) * np.where(np.abs(value) < 1e30, 29000.0, 30000.0)
     return np.where(_is_finite_overflow(value), mask, value).astype(np.float32)[()]
 
@@ -123,14 +126,14 @@ def _saturate_overflow(x: Var, op: Any) -> Var:
 
 
 def _is_kept_in_fp32(graph_pass: Any, var: Any) -> bool:
-    """Whether an op makes this Var that stays in fp32 for one of its consts."""
+    """Return whether this Var is the result of an op that stays in fp32 because of one of its consts."""
     return (isinstance(var, Var) and var.op is not None and var.val is None
             and var.is_tensor_or_scalar_of(dtype="fp32") and var.op.op_type not in _BOUND_OPS
             and graph_pass.fp16_overflow(var.op))
 
 
 def _find_overflowing_factor(op: Any) -> Any:
-    """The const of a product that is beyond fp16's range for every fp16 number but 0, or None."""
+    """Return the const factor whose product is beyond fp16's range for every fp16 number except 0, or None."""
     for var in (op.x, op.y):
         if _is_fp32_const(var) and bool(
             np.all(_is_finite_overflow(var.val) & (np.abs(var.val) >= _MIN_OVERFLOWING_FACTOR))

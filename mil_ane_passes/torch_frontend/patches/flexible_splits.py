@@ -1,8 +1,8 @@
 """`chunk` and `split` along an axis of flexible size, as slices.
 
-coremltools divides the symbol, or hands MIL's split a size that it computes. A chunk holds ceil(size / chunks)
-elements, the last what is left; a slice with its ends computed from the size says the same. How many pieces `split`
-gives is what the trace unpacks. Known sizes stay with coremltools.
+coremltools divides the symbol, or passes a computed size to MIL's split. A chunk has ceil(size / chunks) elements, the
+last one the rest; a slice with ends computed from the size is equivalent. The number of pieces of `split` is the number
+that the trace unpacks. Constant sizes are left to coremltools.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def probe() -> str | None:
 
 @PATCH.op("constantchunk")
 def constantchunk(context: Any, node: Any) -> None:
-    """ConstantChunk[chunks, dim](self): as many outputs."""
+    """Lower ConstantChunk[chunks, dim](self), which has as many outputs as chunks."""
     x = context[node.inputs[0]]
     axis = normalize_axis(node.attr["dim"], x.rank)
     if _has_known_size(x, axis):
@@ -47,7 +47,7 @@ def constantchunk(context: Any, node: Any) -> None:
 
 @PATCH.op("chunk")
 def chunk(context: Any, node: Any) -> None:
-    """chunk(self, chunks, dim=0) as a list, as scripts that index it have it."""
+    """Lower chunk(self, chunks, dim=0) to a list, as used by scripts that index it."""
     given = bind_arguments(context, node, "self chunks dim=0")
     x, chunks = given.self, to_python(given.chunks, node, "chunks")
     axis = normalize_axis(to_python(given.dim, node, "dim"), x.rank)
@@ -61,7 +61,7 @@ def chunk(context: Any, node: Any) -> None:
 
 @PATCH.op("split", "split_with_sizes")
 def split(context: Any, node: Any) -> None:
-    """split(self, split_size, dim=0), split_with_sizes(self, split_sizes, dim=0)."""
+    """Lower split(self, split_size, dim=0), split_with_sizes(self, split_sizes, dim=0)."""
     given = bind_arguments(context, node, "self split_size dim=0" if "split_sizes" not in (node.kwinputs or {})
                            else "self split_sizes dim=0")
     x, sizes = to_tensor(given.self), given.split_size if hasattr(given, "split_size") else given.split_sizes
@@ -84,7 +84,7 @@ def split(context: Any, node: Any) -> None:
 
 
 def _slice_axis(x: Var, axis: int, begin: Any, end: Any, name: str) -> Var:
-    """x[begin:end] along an axis, to its end for None."""
+    """Return x[begin:end] along an axis, up to its end where `end` is None."""
     others = [place != axis for place in range(x.rank)]
     begins = [0] * axis + [begin] + [0] * (x.rank - axis - 1)
     ends = [0] * axis + [0 if end is None else end] + [0] * (x.rank - axis - 1)
@@ -93,7 +93,7 @@ def _slice_axis(x: Var, axis: int, begin: Any, end: Any, name: str) -> Var:
 
 
 def _count_pieces(node: Any) -> int:
-    """How many pieces the graph unpacks."""
+    """Return how many pieces the graph unpacks."""
     for other in getattr(node.parent, "nodes", ()):
         if other.kind == "listunpack" and node.name in other.inputs:
             return len(other.outputs)

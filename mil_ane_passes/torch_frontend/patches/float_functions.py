@@ -1,8 +1,8 @@
 """Functions of ints and bools: `sqrt`, `exp`, `sin`, `sigmoid`, ... compute in floats, `floor`, `relu`, ... keep ints.
 
-MIL's functions take floats only, and coremltools hands them what it gets: most are refused, `log` and `logsumexp` of
-ints convert to other values. torch computes such a function of ints in its default float dtype, fp32, and rounding ints
-does nothing. coremltools' own lowering does the work; it is given the operands as floats.
+MIL's functions support floats only, and coremltools passes operands on unchanged: most functions fail, `log` and
+`logsumexp` of ints convert to other values. torch computes such a function of ints in its default float dtype, fp32,
+and rounding ints is a no-op. Here coremltools' own lowering receives the operands as floats.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def probe() -> str | None:
 
 
 def cast_operands_to_float(host: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-    """coremltools' lowering, given its operands that are ints or bools as fp32."""
+    """Wrap coremltools' lowering: it receives its int and bool operands as fp32."""
     def lowering(context: Any, node: Any) -> None:
         changed = copy.copy(node)
         changed.inputs = [_cast_to_float(context, node, name, place) for place, name in enumerate(node.inputs)]
@@ -71,7 +71,10 @@ for _kind in filter(is_lowered_by_coremltools, _FLOAT_ONLY_KINDS):
 
 
 def _cast_to_float(context: Any, node: Any, name: Any, place: int) -> Any:
-    """The name of an operand, or of its cast to fp32. Of `logsumexp` only the first operand is numbers."""
+    """Return the name of an operand, or of its cast to fp32.
+
+    Only the first operand is cast, except for `atan2`: the second operand of `logsumexp` is its axes.
+    """
     value = context[name] if isinstance(name, str) and name in context else None
     if not isinstance(value, Var) or types.is_float(value.dtype) or (place > 0 and node.kind != "atan2"):
         return name
@@ -82,7 +85,7 @@ def _cast_to_float(context: Any, node: Any, name: Any, place: int) -> Any:
 
 @PATCH.op("floor", "ceil", "round", "round.decimals")
 def lower_rounding(context: Any, node: Any) -> None:
-    """floor(self), ceil(self), round(self, *, decimals=0): ints are whole."""
+    """Lower floor(self), ceil(self), round(self, *, decimals=0): ints are whole."""
     given = bind_arguments(context, node, "self decimals=0")
     x, decimals = to_tensor(given.self), to_python(given.decimals, node, "decimals")
     if node.kind.startswith("round") and types.is_float(x.dtype):
@@ -98,7 +101,7 @@ def lower_rounding(context: Any, node: Any) -> None:
 
 @PATCH.op("relu")
 def relu(context: Any, node: Any) -> None:
-    """relu(self)."""
+    """Lower relu(self)."""
     x = to_tensor(bind_arguments(context, node, "self").self)
     if types.is_float(x.dtype):
         _TORCH_OPS_REGISTRY.name_to_func_mapping["relu"](context, node)

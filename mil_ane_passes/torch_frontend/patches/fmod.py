@@ -18,7 +18,7 @@ PATCH = Patch(code="TORCH117",
 
 @PATCH.op("fmod")
 def fmod(context: Any, node: Any) -> None:
-    """fmod(self, other): any shapes that broadcast."""
+    """Lower fmod(self, other): any shapes that broadcast."""
     given = bind_arguments(context, node, "self other")
     x, y = promote_operands(given.self, given.other)
     size = mb.mod(x=mb.abs(x=x), y=mb.abs(x=y))

@@ -1,7 +1,7 @@
 """`fold` of overlapping blocks: a transposed convolution with a kernel of ones and zeros.
 
-Each of the kernel's places is a channel of its own, and the convolution puts it there and adds up what meets.
-coremltools folds blocks that do not overlap only. What no block reaches at the far edges is zero.
+Each position in the kernel is a channel of its own; the convolution puts it in its place and adds up overlaps.
+coremltools only folds blocks that do not overlap. Elements at the far edges that no block reaches are zero.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def probe() -> str | None:
 
 @PATCH.op("col2im")
 def fold(context: Any, node: Any) -> None:
-    """col2im(self, output_size, kernel_size, dilation, padding, stride)."""
+    """Lower col2im(self, output_size, kernel_size, dilation, padding, stride)."""
     given = bind_arguments(context, node, "self output_size kernel_size dilation padding stride")
     size, kernel, dilation, padding, stride = (
         [int(number) for number in np.ravel(to_python(getattr(given, name), node, name))]

@@ -1,9 +1,9 @@
-"""`rms_norm`, `cosine_similarity`, `mse_loss` and `cross`: torch's formulas, with the arguments torch has.
+"""`rms_norm`, `cosine_similarity`, `mse_loss` and `cross`: torch's formulas, with torch's default arguments.
 
-coremltools wants them all, torch.export leaves out those that are default. Its `rms_norm` adds eps to a mean that it
-has scaled: other values, silently, and 0/0 for a row of zeros. Here
-x / sqrt(mean(x^2) + eps) = (x/m) / sqrt(mean((x/m)^2) + eps/m^2) with m = max(1, max|x|): exact, and no square of a
-half-precision number overflows. A cosine divides by each norm, at least eps, as torch does; a cross product is slices.
+coremltools requires all arguments, and torch.export omits those that are default. coremltools' `rms_norm` adds eps to a
+scaled mean: other values, silently, and 0/0 for a row of zeros. Here x / sqrt(mean(x^2) + eps) = (x/m) /
+sqrt(mean((x/m)^2) + eps/m^2) with m = max(1, max|x|): exact, and no square of a half-precision number overflows. A
+cosine divides by each norm, at least eps, as torch does; a cross product is slices.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def probe() -> str | None:
 
 @PATCH.op("rms_norm")
 def rms_norm(context: Any, node: Any) -> None:
-    """rms_norm(input, normalized_shape, weight=None, eps=None): eps is that of float32 where none is given."""
+    """Lower rms_norm(input, normalized_shape, weight=None, eps=None): the default of eps is that of float32."""
     given = bind_arguments(context, node, "input normalized_shape weight=None eps=None")
     x, shape = given.input, to_python(given.normalized_shape, node, "normalized_shape")
     axes = list(range(-len(shape), 0))
@@ -63,7 +63,7 @@ def rms_norm(context: Any, node: Any) -> None:
 
 @PATCH.op("cosine_similarity")
 def cosine_similarity(context: Any, node: Any) -> None:
-    """cosine_similarity(x1, x2, dim=1, eps=1e-8)."""
+    """Lower cosine_similarity(x1, x2, dim=1, eps=1e-8)."""
     given = bind_arguments(context, node, "x1 x2 dim=1 eps=1e-08")
     x, y = _broadcast_pair(*promote_operands(given.x1, given.x2))
     axis, eps = normalize_axis(to_python(given.dim, node, "dim"), x.rank), np.float32(to_python(given.eps, node, "eps"))
@@ -79,7 +79,7 @@ def cosine_similarity(context: Any, node: Any) -> None:
 
 @PATCH.op("mse_loss")
 def mse_loss(context: Any, node: Any) -> None:
-    """mse_loss(self, target, reduction=1): 0 none, 1 mean, 2 sum."""
+    """Lower mse_loss(self, target, reduction=1): 0 none, 1 mean, 2 sum."""
     given = bind_arguments(context, node, "self target reduction=1")
     x, y = promote_operands(given.self, given.target)
     reduction = to_python(given.reduction, node, "reduction")
@@ -93,7 +93,7 @@ def mse_loss(context: Any, node: Any) -> None:
 
 @PATCH.op("cross", "linalg_cross")
 def cross(context: Any, node: Any) -> None:
-    """cross(self, other, dim=the first of size 3), linalg_cross(self, other, *, dim=-1)."""
+    """Lower cross(self, other, dim=the first of size 3), linalg_cross(self, other, *, dim=-1)."""
     given = bind_arguments(context, node, f"self other dim={'None' if node.kind == 'cross' else '-1'}")
     x, y = _broadcast_pair(*promote_operands(given.self, given.other))
     dim = to_python(given.dim, node, "dim")
@@ -109,7 +109,7 @@ def cross(context: Any, node: Any) -> None:
 
 
 def _broadcast_pair(x: Var, y: Var) -> tuple[Var, Var]:
-    """Both expanded to the shape they broadcast to."""
+    """Expand both tensors to the shape to which they broadcast."""
     if has_static_shape(x) and has_static_shape(y):
         shape = np.broadcast_shapes(x.shape, y.shape)
         return broadcast_to(x, shape), broadcast_to(y, shape)

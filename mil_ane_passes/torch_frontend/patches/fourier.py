@@ -1,8 +1,9 @@
 """`torch.fft` as products with constant matrices; coremltools fails with its default arguments and for `fft2`.
 
-A transform along an axis is a matrix product: `rfft` makes only the half that it returns, `irfft` reads only the half
-that it gets, `n` cuts the matrix instead of padding the tensor, and `norm` is a factor of the matrix. coremltools makes
-the matrices of fp32 angles up to 2π n, which fp32 rounds to 5e-4 for n = 2048; here the angles are exact to fp64.
+A transform along an axis is a matrix product: `rfft` computes only the half that it returns, `irfft` reads only the
+half that it receives, `n` crops the matrix instead of padding the tensor, and `norm` is a factor of the matrix.
+coremltools computes the matrices from fp32 angles up to 2π n, which fp32 rounds to 5e-4 for n = 2048; here the angles
+are exact to fp64.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def probe() -> str | None:
 
 @PATCH.op(*_ONE_AXIS_KINDS)
 def lower_fft(context: Any, node: Any) -> None:
-    """fft_rfft(self, n=None, dim=-1, norm=None)."""
+    """Lower fft_rfft(self, n=None, dim=-1, norm=None)."""
     given = bind_arguments(context, node, "self n=None dim=-1 norm=None")
     _transform_axes(
         context, node, given.self, [to_python(given.n, node, "n")], [to_python(given.dim, node, "dim")], given.norm
@@ -52,7 +53,7 @@ def lower_fft(context: Any, node: Any) -> None:
 
 @PATCH.op(*_TWO_AXES_KINDS, *_ANY_AXES_KINDS)
 def lower_fftn(context: Any, node: Any) -> None:
-    """fft_rfftn(self, s=None, dim=None, norm=None), fft_rfft2(self, s=None, dim=[-2, -1], norm=None)."""
+    """Lower fft_rfftn(self, s=None, dim=None, norm=None), fft_rfft2(self, s=None, dim=[-2, -1], norm=None)."""
     given = bind_arguments(
         context, node, f"self s=None dim={'None' if node.kind.endswith('n') else '[-2,-1]'} norm=None"
     )
@@ -63,7 +64,10 @@ def lower_fftn(context: Any, node: Any) -> None:
 
 
 def _transform_axes(context: Any, node: Any, x: Any, lengths: list[int | None], axes: list[int], norm: Any) -> None:
-    """Transform along every axis: the last one first for real numbers, last for a result of real numbers."""
+    """Transform along every axis.
+
+    Real inputs are transformed along the last axis first, and real results along the last axis last.
+    """
     kind = node.kind.partition(".")[0].removeprefix("fft_")
     inverse, real = kind.startswith("i"), "rfft" in kind
     steps = [(None if length in (None, -1) else int(length), normalize_axis(axis, x.rank))
@@ -82,7 +86,7 @@ def _transform_axes(context: Any, node: Any, x: Any, lengths: list[int | None], 
 def _transform_axis(
     node: Any, pair: ComplexPair, length: int | None, axis: int, inverse: bool, halved: bool, norm: str | None
 ) -> ComplexPair:
-    """Transform along one axis; `halved` is rfft and irfft."""
+    """Transform along one axis; `halved` selects rfft and irfft."""
     size = pair[0].shape[axis]
     if not isinstance(size, int | np.integer):
         raise NotConverted.at(node, f"transforms axis {axis}, which has a flexible size", "fix that size")
@@ -99,9 +103,9 @@ def _transform_axis(
 
 def make_fourier_matrices(count: int, kept: int, inverse: bool, halved: bool, norm: str | None
                           ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """The real and the imaginary part of the matrix [input, output] of a transform of `count` elements.
+    """Make the real and the imaginary part of the matrix [input, output] of a transform of `count` elements.
 
-    Of an inverse one from the half (`halved`), every element but the first and the middle one stands for two.
+    In an inverse transform of the half (`halved`), every element except the first and the middle one represents two.
     """
     outputs = count // 2 + 1 if halved and not inverse else count
     turns = np.outer(np.arange(kept), np.arange(outputs)) % count / count
@@ -112,7 +116,7 @@ def make_fourier_matrices(count: int, kept: int, inverse: bool, halved: bool, no
         doubled = np.arange(kept)
         weight[(doubled > 0) & (2 * doubled != count)] *= 2
     angles = 2 * np.pi * turns
-    # exact zeros where sin and cos of multiples of a quarter turn have them, so that real inputs stay real
+    # exact zeros where sin and cos of multiples of a quarter turn are zero, so that real inputs stay real
     cosine = np.where(turns * 4 % 2 == 1, 0, np.cos(angles)) * weight
     sine = np.where(turns * 2 % 1 == 0, 0, np.sin(angles)) * weight
     return cosine, sine if inverse else -sine
@@ -127,7 +131,7 @@ def _slice_first(x: Var, count: int, axis: int) -> Var:
 
 
 def _multiply_along_axis(x: Var | None, matrix: np.ndarray[Any, Any], axis: int) -> Any:
-    """`x` times the matrix along the axis."""
+    """Multiply `x` by the matrix along the axis."""
     matrix = matrix.astype(np.float32)
     if x is None:
         return None

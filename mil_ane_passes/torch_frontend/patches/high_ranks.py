@@ -1,7 +1,7 @@
-"""A tensor of rank 6 and more is refused with the op, the module and the line, and why it cannot be done in fewer axes.
+"""Tensors of rank 6 and more raise an error with the op, the module and the line, and why fewer axes are not possible.
 
-Core ML has tensors of rank 5 at most. `ane.convert` runs `lower_rank`, which merges axes that every op treats alike;
-coremltools' own check names the MIL op of the first tensor that is left, and nothing of the model.
+Core ML has tensors of rank 5 at most. `ane.convert` runs `lower_rank`, which merges axes that every op treats alike.
+coremltools' own check names the MIL op of the first remaining tensor, but no location in the model.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from ..failures import describe_op_location
 PATCH = Patch(code="TORCH161",
               title="tensors of rank 6 are refused without a module and a line",
               upstream=("https://github.com/apple/coremltools/issues/1723",))
+#: the highest rank of a tensor in Core ML
 _MAX_RANK = 5
 
 
 @PATCH.probe
 def probe() -> str | None:
-    """What coremltools says of a reshape to rank 6."""
+    """Return coremltools' message for a reshape to rank 6, or None when it raises no error."""
     program = Builder.program(input_specs=[Builder.TensorSpec(shape=(2, 3))])(
         lambda x: Builder.reshape(x=x, shape=[1, 1, 1, 1, 2, 3], name="high"))
     try:
@@ -38,7 +39,7 @@ def probe() -> str | None:
 
 @PATCH.replace_function("coremltools.converters.mil.mil.program", "Program._check_invalid_tensor_rank")
 def check_ranks(host: Callable[..., None], self: Program) -> None:
-    """The check that precedes the writing of a program."""
+    """Run coremltools' check of the ranks before a program is written, and add the location to its error."""
     try:
         host(self)
     except ValueError as error:

@@ -1,7 +1,7 @@
 """`x[:, idx] = v`, `x[mask] = v`, index_put with any mix of indices, and `accumulate`.
 
-coremltools takes a None among the indices only for single positions, one mask at the front, and no accumulation beside
-a whole axis; masks of a flexible size fail. See `index_assignment.assign_at_indices` for what is made instead.
+coremltools supports a None among the indices only for single positions, only one mask at the front, and no accumulation
+with a whole axis; masks of a flexible size fail. See `index_assignment.assign_at_indices` for the lowering.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def probe() -> str | None:
 
 @PATCH.op("index_put", "_unsafe_index_put", "_index_put_impl", "index_put.hacked_twin")
 def index_put(context: Any, node: Any) -> None:
-    """index_put(self, indices, values, accumulate)"""
+    """Lower index_put(self, indices, values, accumulate)"""
     given = bind_arguments(context, node, "self indices values accumulate=False")
     x = given.self
     indices = _to_index_tensors(given.indices, node)
@@ -70,7 +70,7 @@ def index_put(context: Any, node: Any) -> None:
 
 @PATCH.op("masked_scatter")
 def masked_scatter(context: Any, node: Any) -> None:
-    """masked_scatter(self, mask, source): the n-th element the mask picks is the n-th of source."""
+    """Lower masked_scatter(self, mask, source): the n-th element the mask picks is the n-th of source."""
     given = bind_arguments(context, node, "self mask source")
     x, source = given.self, cast_to(given.source, given.self.dtype)
     mask = broadcast_to(cast_to(given.mask, types.bool), get_dims(x))
@@ -82,7 +82,7 @@ def masked_scatter(context: Any, node: Any) -> None:
 
 
 def _to_index_tensors(given: Any, node: Any) -> list[Var | None]:
-    """The indices as Vars; lists of numbers, as torch.export may leave them, become tensors."""
+    """Convert the indices to Vars; lists of numbers, as torch.export may write them, become tensors."""
     indices = []
     for index in given if isinstance(given, list) else [given]:
         index = to_tensor(index) if index is not None else None

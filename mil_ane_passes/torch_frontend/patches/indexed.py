@@ -33,7 +33,7 @@ PATCH = Patch(code="TORCH122",
 
 @PATCH.op("index_add", "index_copy")
 def lower_index_write(context: Any, node: Any) -> None:
-    """index_add(self, dim, index, source, alpha=1), index_copy(self, dim, index, source)."""
+    """Lower index_add(self, dim, index, source, alpha=1), index_copy(self, dim, index, source)."""
     given = bind_arguments(context, node, "self dim index source alpha=1")
     adds = node.kind.startswith("index_add")
     x, axis = given.self, normalize_axis(to_python(given.dim, node, "dim"), given.self.rank)
@@ -55,7 +55,7 @@ def lower_index_write(context: Any, node: Any) -> None:
 
 @PATCH.op("index_fill", "index_fill.int_scalar", "index_fill.int_tensor")
 def index_fill(context: Any, node: Any) -> None:
-    """index_fill(self, dim, index, value)."""
+    """Lower index_fill(self, dim, index, value)."""
     given = bind_arguments(context, node, "self dim index value")
     x, axis = given.self, normalize_axis(to_python(given.dim, node, "dim"), given.self.rank)
     if x.rank == 0:
@@ -75,7 +75,7 @@ def index_fill(context: Any, node: Any) -> None:
 
 
 def _write_masked(context: Any, node: Any, x: Var, mask: Var, value: Any) -> None:
-    """`value` where the mask (broadcast to x) holds."""
+    """Write `value` where the mask (broadcast to x) is true."""
     if x.dtype == types.bool:
         new = cast_to(to_tensor(value), types.bool)
         kept = mb.logical_and(x=x, y=mb.logical_not(x=mask))
@@ -91,7 +91,7 @@ def _is_one(alpha: Any) -> bool:
 
 
 def _normalize_index(index: Any, size: Any) -> Var:
-    """The index as int32 of rank 1 without negatives."""
+    """Convert the index to int32 of rank 1 without negatives."""
     index = cast_to(to_tensor(index), types.int32)
     index = mb.expand_dims(x=index, axes=[0]) if index.rank == 0 else index
     if index.val is not None and (isinstance(size, int) or np.min(index.val, initial=0) >= 0):

@@ -1,7 +1,7 @@
 """A model that writes into its own input, captured by torch.export.
 
-coremltools refuses such programs. What the model computes from the written input is in its outputs all the same; that
-the caller's tensor changes too has no counterpart in Core ML, whose inputs are copies, as for traced modules.
+coremltools rejects such programs. The outputs include all that the model computes from the written input. The change of
+the caller's tensor has no counterpart in Core ML, whose inputs are copies, as for traced modules.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ PATCH = Patch(code="TORCH123",
 
 @PATCH.probe
 def probe() -> str | None:
-    """coremltools' own reading of a signature that changes an input; to export a program takes ten times as long."""
+    """Test coremltools' reading of a signature that changes an input.
+
+    Exporting a program for the test would take ten times as long.
+    """
     from coremltools.converters.mil.frontend.torch import exir_utils
     from torch.export.graph_signature import OutputKind, OutputSpec, TensorArgument
 
@@ -33,7 +36,7 @@ def probe() -> str | None:
 
 @PATCH.replace_function("coremltools.converters.mil.frontend.torch.exir_utils", "_extract_outputs_from_exir_program")
 def extract_outputs(host: Callable[..., Any], exported_program: Any) -> Any:
-    """coremltools' outputs without the caller's changed inputs."""
+    """Extract the outputs with coremltools, without the mutated inputs."""
     from torch.export.graph_signature import OutputKind
 
     specs = [spec for spec in exported_program.graph_signature.output_specs

@@ -1,6 +1,6 @@
 """`InstanceNorm(track_running_stats=True)` in eval mode: normalizes by the running statistics, as torch does.
 
-coremltools computes the statistics of the input all the same: other values, silently.
+coremltools uses the statistics of the input instead: other values, silently.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ def probe() -> str | None:
 
 @PATCH.op("instance_norm")
 def instance_norm(context: Any, node: Any) -> None:
-    """instance_norm(input, weight, bias, running_mean, running_var, use_input_stats, momentum, eps, cudnn_enabled)."""
+    """Lower instance_norm(input, weight, bias, running_mean, running_var, use_input_stats, momentum, eps,
+    cudnn_enabled).
+    """
     given = bind_arguments(context, node, "input weight bias running_mean running_var use_input_stats momentum eps")
     if to_python(given.use_input_stats, node, "use_input_stats"):
         from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY

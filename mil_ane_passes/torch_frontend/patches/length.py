@@ -18,7 +18,7 @@ PATCH = Patch(code="TORCH124",
 
 @PATCH.op("len")
 def lower_len(context: Any, node: Any) -> None:
-    """len(t)."""
+    """Lower len(t)."""
     given = bind_arguments(context, node, "t").t
     if isinstance(given, Var) and given.rank == 0:
         raise NotConverted.at(node, "a tensor of rank 0 has no length")

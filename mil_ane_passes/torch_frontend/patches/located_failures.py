@@ -1,8 +1,8 @@
-"""A failure of a lowering names the op, the module path and the source line, and says what can be done.
+"""A failure of a lowering names the op, the module path and the source line, and suggests what to do.
 
-coremltools raises what its lowering ran into (`KeyError: np.int32(2)` for a bicubic `grid_sample`), and "convert
-function not implemented" for what it has no lowering for; the module is in its log only, the line nowhere. Here both
-become `NotConverted`, the exception being its `__cause__`.
+coremltools raises the error of its lowering (`KeyError: np.int32(2)` for a bicubic `grid_sample`), and "convert
+function not implemented" for an op without a lowering; the module is only in its log, and the line nowhere. Here both
+become `NotConverted`, with the exception as its `__cause__`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ADVICE_FAILS = ("use other arguments or another op for the same, or register a 
 
 @PATCH.probe
 def probe() -> str | None:
-    """What coremltools says of an op that does not exist."""
+    """Return coremltools' message for an unknown op, or None when it names the module."""
     from coremltools.converters.mil.frontend.torch.internal_graph import InternalTorchIRNode
     from coremltools.converters.mil.frontend.torch.ops import convert_single_node
 
@@ -42,7 +42,7 @@ def probe() -> str | None:
 
 @PATCH.replace_function(f"{_TORCH_FRONTEND}.ops", "convert_single_node")
 def convert_single_node(host: Callable[..., None], context: Any, node: Any) -> None:
-    """The conversion of one node."""
+    """Convert one node; errors name its location."""
     record_node(node)
     try:
         host(context, node)
@@ -54,7 +54,10 @@ def convert_single_node(host: Callable[..., None], context: Any, node: Any) -> N
 
 @PATCH.replace_function(f"{_TORCH_FRONTEND}.internal_graph", "InternalTorchIRNode.from_exir_node")
 def from_exir_node(host: Callable[..., Any], cls: Any, node: Any) -> Any:
-    """The reading of one node of an exported program; it is where coremltools refuses unknown ops of those."""
+    """Read one node of an exported program; errors name its location.
+
+    coremltools rejects unknown ops of exported programs at this point.
+    """
     try:
         return host(cls, node)
     except Exception as error:
@@ -71,7 +74,7 @@ def _make_located_error(node: Any, error: Exception) -> NotConverted:
         lowering = _TORCH_OPS_REGISTRY.get_func(node.kind)
     if lowering is None:
         return NotConverted.at(node, "is not implemented", _ADVICE_UNKNOWN)
-    while isinstance(lowering, functools.partial):  # a patch is around it
+    while isinstance(lowering, functools.partial):  # a patch wraps it
         lowering = lowering.args[0]
     maker = "coremltools" if lowering.__module__.startswith("coremltools.") else lowering.__module__
     return NotConverted.at(node, f"cannot be converted; the lowering of {maker} fails: {format_cause(error)}",

@@ -1,8 +1,8 @@
 """`log_softmax` and `logcumsumexp` of any numbers: no sum of exponentials overflows, no probability becomes 0.
 
-coremltools takes the logarithm of a softmax, which ends at -103.3 in fp32, log's floor, and of a running sum of
-exponentials, which is infinite from 88 on. Here log_softmax(x) is d - log(sum(exp(d))) with d = x - max(x); a running
-log-sum-exp is made of pairs, max(a, b) + log(1 + exp(-|a - b|)), in log2(n) steps of slices.
+coremltools computes the logarithm of a softmax, which has its minimum at -103.3 in fp32, log's floor, and the logarithm
+of a running sum of exponentials, which is infinite from 88 on. Here log_softmax(x) is d - log(sum(exp(d))) with d = x -
+max(x); a running log-sum-exp is made of pairs, max(a, b) + log(1 + exp(-|a - b|)), in log2(n) steps of slices.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ PATCH = Patch(code="TORCH164",
               title="`log_softmax` ends at -103.3, `logcumsumexp` is infinite from 88 on, both silently",
               upstream=("https://github.com/apple/coremltools/issues/2728",))
 
+#: the highest rank of a tensor in Core ML; the matrix of pairs adds one axis
 _MAX_RANK = 5
 
 
@@ -36,7 +37,7 @@ def probe() -> str | None:
 
 @PATCH.op("log_softmax", "_log_softmax")
 def log_softmax(context: Any, node: Any) -> None:
-    """log_softmax(self, dim, dtype=None), _log_softmax(self, dim, half_to_float)."""
+    """Lower log_softmax(self, dim, dtype=None), _log_softmax(self, dim, half_to_float)."""
     given = bind_arguments(context, node, "self dim dtype=None")
     own = given.self.dtype if types.is_float(given.self.dtype) else types.fp32
     dtype = own if node.kind.startswith("_") else to_mil_type(given.dtype, node, own)
@@ -52,7 +53,7 @@ def log_softmax(context: Any, node: Any) -> None:
 
 @PATCH.op("logcumsumexp", "_logcumsumexp")
 def lower_logcumsumexp(context: Any, node: Any) -> None:
-    """logcumsumexp(self, dim)."""
+    """Lower logcumsumexp(self, dim)."""
     given = bind_arguments(context, node, "self dim")
     x = given.self
     if x.rank == 0:
@@ -68,7 +69,7 @@ def lower_logcumsumexp(context: Any, node: Any) -> None:
 
 
 def _compute_logaddexp(x: Var, y: Var) -> Var:
-    """log(exp(x) + exp(y)); of two equal infinities the one, for which the difference would be NaN."""
+    """Compute log(exp(x) + exp(y)); two equal infinities give the same infinity, though their difference is NaN."""
     most, same = mb.maximum(x=x, y=y), cast_to(mb.equal(x=x, y=y), x.dtype)
     apart = mb.select(cond=mb.equal(x=x, y=y), a=mb.mul(x=same, y=_make_number_like(0, x)),
                       b=mb.sub(x=mb.minimum(x=x, y=y), y=most))
@@ -76,7 +77,10 @@ def _compute_logaddexp(x: Var, y: Var) -> Var:
 
 
 def _compute_by_pair_matrix(x: Var, axis: int, name: str) -> Var:
-    """Each row of a matrix has the numbers so far, and the lowest of fp32 for those to come."""
+    """Compute a running log-sum-exp with a matrix of all pairs of positions.
+
+    Each row contains the numbers so far, and the lowest fp32 number at later positions.
+    """
     numbers = make_range(get_dims(x)[axis])
     so_far = mb.less_equal(x=mb.expand_dims(x=numbers, axes=[0]), y=mb.expand_dims(x=numbers, axes=[1]))
     limits = mb.mul(

@@ -1,7 +1,7 @@
 """`for i in range(1, n)` and `range(0, n, 2)` in scripts.
 
-TorchScript counts every loop from 0 and computes the number of turns and the index from it, by two ops that coremltools
-does not have: turns = max(0, ceil((stop - start) / step)), index = start + turn · step.
+TorchScript counts every loop from 0 and computes the number of iterations and the index from it, by two ops without a
+lowering in coremltools: iterations = max(0, ceil((stop - start) / step)), index = start + iteration · step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PATCH = Patch(code="TORCH125",
 
 @PATCH.op("__range_length")
 def range_length(context: Any, node: Any) -> None:
-    """__range_length(lo, hi, step): ints."""
+    """Lower __range_length(lo, hi, step): ints."""
     given = bind_arguments(context, node, "lo hi step")
     bounds = [given.lo, given.hi, given.step]
     if is_constant(bounds):
@@ -34,7 +34,7 @@ def range_length(context: Any, node: Any) -> None:
 
 @PATCH.op("__derive_index")
 def derive_index(context: Any, node: Any) -> None:
-    """__derive_index(index, start, step): ints."""
+    """Lower __derive_index(index, start, step): ints."""
     given = bind_arguments(context, node, "index start step")
     step = mb.mul(x=to_tensor(given.index), y=to_tensor(given.step))
     add_result(context, node, mb.add(x=to_tensor(given.start), y=step, name=node.name))

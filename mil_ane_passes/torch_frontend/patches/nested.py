@@ -1,6 +1,6 @@
-"""Nested tensors, into which `nn.TransformerEncoder` packs padded inputs on its fast path: refused, with the way out.
+"""Nested tensors, into which `nn.TransformerEncoder` packs padded inputs on its fast path: an error with a workaround.
 
-The slow path gives the same values for what is not padding. (On the fast path, padding comes out as zeros.)
+The slow path gives the same values except for padding. (On the fast path, padding results in zeros.)
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PATCH = Patch(
 
 @PATCH.op("_nested_tensor_from_mask", "_nested_tensor_from_mask_left_aligned", "nested_to_padded_tensor")
 def refuse_nested_tensor(context: Any, node: Any) -> None:
-    """Core ML has only rectangular tensors."""
+    """Raise NotConverted: Core ML has only rectangular tensors."""
     raise NotConverted.at(node, "needs a nested tensor, which Core ML has not",
                           "trace under torch.backends.mha.set_fastpath_enabled(False), or make the encoder with "
                           "enable_nested_tensor=False")

@@ -1,10 +1,10 @@
 """`pad`: circular, with negative widths (which crop), of integers and of bools.
 
 MIL pads floats with a constant, by reflection and by repetition of the edge, with widths of 0 and more. A negative
-width is a slice; circular padding is a concat of the far end, the tensor and the near end, of what negative widths
-leave, one axis after the other; integers and bools get blocks of the constant by concat. Reflection and repetition
-work on the last two axes only (Core ML refuses others when it loads the model): on the others the slices that torch
-repeats are concatenated. Everything else stays coremltools'.
+width is a slice. Circular padding is a concat of the far end, the tensor and the near end, after the crop by negative
+widths, one axis after the other. Integers and bools get blocks of the constant by concat. Reflection and repetition
+work on the last two axes only (Core ML rejects others when it loads the model): on the others the slices that torch
+repeats are concatenated. All other cases are left to coremltools.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _REPEATED_OFFSETS: dict[str, Any] = {
     "reflect": lambda width: range(1, width + 1),
     "replicate": lambda width: [0] * width,
 }
-"""How far from the edge the slices lie that are repeated, the nearest to the edge first."""
+"""The distances from the edge of the slices that are repeated, nearest to the edge first."""
 
 
 @PATCH.probe
@@ -45,7 +45,7 @@ def probe() -> str | None:
 
 @PATCH.op("pad", "constant_pad_nd")
 def pad(context: Any, node: Any) -> None:
-    """pad(self, pad, mode="constant", value=0), constant_pad_nd(self, pad, value=0)."""
+    """Lower pad(self, pad, mode="constant", value=0), constant_pad_nd(self, pad, value=0)."""
     constant = node.kind.startswith("constant")
     given = bind_arguments(context, node, "self pad value=0" if constant else "self pad mode='constant' value=0")
     mode = "constant" if constant else to_python(given.mode, node, "mode")
@@ -82,17 +82,20 @@ def _lower_with_coremltools(context: Any, node: Any) -> None:
 
 
 def _slice_axis(x: Var, axis: int, begin: int, end: int) -> Var:
-    """`x[begin:end]` along the axis; an end of 0 is the end of the axis."""
+    """Return `x[begin:end]` along the axis; an end of 0 is the end of the axis."""
     begins, ends, rest = [0] * x.rank, [0] * x.rank, [True] * x.rank
     size = x.shape[axis]
     if end == 0 and isinstance(size, int | np.integer):
-        end = int(size)  # a pass of coremltools 8.3 breaks at a slice whose ends are all left out
+        end = int(size)  # a pass of coremltools 8.3 fails for a slice without any end
     begins[axis], ends[axis], rest[axis] = begin, end, end == 0
     return mb.slice_by_index(x=x, begin=begins, end=ends, begin_mask=[each == 0 for each in begins], end_mask=rest)
 
 
 def _pad_circular(x: Var, axis: int, before: int, after: int, node: Any) -> Var:
-    """The last `before` in front, the first `after` behind."""
+    """Put the last `before` elements in front and the first `after` elements behind.
+
+    Raises NotConverted for a width above the size.
+    """
     size = x.shape[axis]
     if isinstance(size, int | np.integer) and max(before, after) > size:
         raise NotConverted.at(node, f"wraps {max(before, after)} around an axis of {size}")
@@ -102,7 +105,7 @@ def _pad_circular(x: Var, axis: int, before: int, after: int, node: Any) -> Var:
 
 
 def _crop_negative_widths(x: Var, widths: Sequence[tuple[int, int]]) -> Var:
-    """`x` without what negative widths take away."""
+    """Crop `x` by negative widths."""
     for axis, (before, after) in enumerate(widths):
         if min(before, after) < 0:
             x = _slice_axis(x, axis, max(-before, 0), min(after, 0))
@@ -110,7 +113,7 @@ def _crop_negative_widths(x: Var, widths: Sequence[tuple[int, int]]) -> Var:
 
 
 def _pad_constant(x: Var, widths: Sequence[tuple[int, int]], value: Any) -> Var:
-    """`x` padded with the value where a width is positive, in the dtype of `x`."""
+    """Pad `x` with the value where a width is positive, in the dtype of `x`."""
     flat = [max(width, 0) for pair in widths for width in pair]
     if not any(flat):
         return x

@@ -1,7 +1,7 @@
 """Max pools with dilation, average pools with a divisor of their own, and windows that PyTorch drops.
 
-A maximum over a window is one along each axis in turn, and along an axis it is the largest of as many strided slices as
-the kernel is long, of the tensor padded with -inf. A sum over a window is the average, padding counted, times its size.
+A maximum over a window is computed along each axis in turn: the maximum of as many strided slices as the kernel is
+long, of the tensor padded with -inf. A sum over a window is the average, padding included, times the window's size.
 With ceil_mode and a stride above the kernel the last window may lie behind the input: PyTorch drops it, MIL counts it.
 """
 
@@ -37,7 +37,7 @@ def probe() -> str | None:
 @PATCH.op("max_pool1d", "max_pool2d", "max_pool3d", "max_pool1d_with_indices", "max_pool2d_with_indices",
           "max_pool3d_with_indices")
 def max_pool(context: Any, node: Any) -> None:
-    """max_pool2d(self, kernel_size, stride=kernel_size, padding=0, dilation=1, ceil_mode=False)."""
+    """Lower max_pool2d(self, kernel_size, stride=kernel_size, padding=0, dilation=1, ceil_mode=False)."""
     given = bind_arguments(context, node, "self kernel_size stride=None padding=0 dilation=1 ceil_mode=False")
     count = int(node.kind.removeprefix("max_pool")[0])
     dilation = _read_per_axis(given.dilation, node, "dilation", count)
@@ -64,13 +64,13 @@ def max_pool(context: Any, node: Any) -> None:
 
 
 def _add_maxima(context: Any, node: Any, x: Var) -> None:
-    """The maxima; their places, a second output, are given by nothing."""
+    """Add the maxima as the result; their indices, a second output, have no value."""
     exported = node.kind.endswith("with_indices") and len(node.outputs) == 1
     context.add((name_result(x, node), None) if exported else name_result(x, node), torch_name=node.outputs[0])
 
 
 def _compute_axis_maxima(x: Var, axis: int, kernel: int, stride: int, padding: int, dilation: int, ceil: bool) -> Var:
-    """The maxima along one axis."""
+    """Compute the maxima along one axis."""
     size, reach = int(x.shape[axis]), dilation * (kernel - 1) + 1
     places = (size + 2 * padding - reach + (stride - 1 if ceil else 0)) // stride + 1
     if ceil and (places - 1) * stride >= size + padding:
@@ -92,7 +92,9 @@ def _compute_axis_maxima(x: Var, axis: int, kernel: int, stride: int, padding: i
 
 @PATCH.op("avg_pool1d", "avg_pool2d", "avg_pool3d")
 def avg_pool(context: Any, node: Any) -> None:
-    """avg_pool2d(self, kernel_size, stride, padding=0, ceil_mode=False, count_include_pad=True, divisor_override)."""
+    """Lower avg_pool2d(self, kernel_size, stride, padding=0, ceil_mode=False, count_include_pad=True,
+    divisor_override).
+    """
     given = bind_arguments(
         context,
         node,
@@ -114,7 +116,7 @@ def avg_pool(context: Any, node: Any) -> None:
 
 
 def _convert_as_coremltools(context: Any, node: Any, given: Any, count: int) -> None:
-    """Convert by coremltools' own lowering, then drop the windows that lie behind the input, as PyTorch does."""
+    """Convert with coremltools' own lowering, then drop the windows that lie behind the input, as PyTorch does."""
     from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
 
     kernel = _read_per_axis(given.kernel_size, node, "kernel_size", count)
@@ -160,6 +162,6 @@ def _is_stride_given(value: Any, node: Any) -> bool:
 
 
 def _read_per_axis(value: Any, node: Any, name: str, count: int) -> list[int]:
-    """One number for each spatial axis."""
+    """Return one number for each spatial axis."""
     numbers = [int(number) for number in np.ravel(to_python(value, node, name))]
     return numbers * count if len(numbers) == 1 else numbers

@@ -1,8 +1,8 @@
 """`prelu` with one slope a channel after a linear layer, of any rank.
 
-MIL's prelu takes slopes that differ for rank 4 only; coremltools lifts rank 2 to rank 3, where they are refused. Exact
-for every rank: prelu(x) = relu(x) - slope * relu(-x), the slopes laid along axis 1. One slope for all is `leaky_relu`.
-Rank 4 with a known number of channels stays MIL's own prelu.
+MIL's prelu supports different slopes for rank 4 only; coremltools lifts rank 2 to rank 3, which is unsupported. Exact
+for every rank: prelu(x) = relu(x) - slope * relu(-x), with the slopes along axis 1. A single slope is `leaky_relu`.
+Rank 4 with a constant number of channels remains MIL's own prelu.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def probe() -> str | None:
 
 @PATCH.op("prelu", "prelu_kernel")
 def prelu(context: Any, node: Any) -> None:
-    """prelu(self, weight): `weight` has one slope, or one for each size of axis 1 of `self`."""
+    """Lower prelu(self, weight): `weight` has one slope, or one for each size of axis 1 of `self`."""
     given = bind_arguments(context, node, "self weight")
     x = to_tensor(given.self)
     slopes = cast_to(to_tensor(given.weight), x.dtype)
@@ -54,9 +54,9 @@ def _make_minus_one(x: Any) -> Any:
 
 
 def _reshape_along_channels(slopes: Any, rank: int) -> Any:
-    """The slopes in a shape that broadcasts along axis 1."""
+    """Reshape the slopes to broadcast along axis 1."""
     after = max(rank - 2, 0)
-    if slopes.rank != 1:  # torch.export gives them in the shape of the operand
+    if slopes.rank != 1:  # torch.export has them in the shape of the operand
         return slopes
     if slopes.val is not None:
         return slopes.val.reshape([-1] + [1] * after)

@@ -1,7 +1,7 @@
-"""`arange` and `linspace` of torch's dtype, consts where all arguments are known.
+"""`arange` and `linspace` of torch's dtype, consts where all arguments are constants.
 
-coremltools overlooks `dtype`: `torch.arange(4, dtype=torch.float32)` stays int, its mean is rounded down silently and
-its softmax is refused.
+coremltools ignores `dtype`: `torch.arange(4, dtype=torch.float32)` stays int, its mean is rounded down silently and its
+softmax fails.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from ..probes import find_fault
 PATCH = Patch(code="TORCH130",
               title="`dtype` of `arange` and `linspace` is overlooked", upstream=("none known",))
 
+#: a range of more elements is computed by the program, which costs no bytes in the package
 _MAX_CONST_ELEMENTS = 1 << 20
 
 
@@ -34,7 +35,7 @@ def probe() -> str | None:
 
 @PATCH.op("arange", "arange.start", "arange.start_step")
 def arange(context: Any, node: Any) -> None:
-    """arange(start=0, end, step=1, dtype=int64, or float32 when any of them is a float)."""
+    """Lower arange(start=0, end, step=1, dtype=int64, or float32 when any of them is a float)."""
     given = bind_arguments(context, node, _make_signature(context, node))
     numbers = [getattr(given, name, default) for name, default in (("start", 0), ("end", None), ("step", 1))]
     dtype = to_mil_type(given.dtype, node, types.fp32 if any(map(_is_float, numbers)) else types.int32)
@@ -52,7 +53,10 @@ def arange(context: Any, node: Any) -> None:
 
 
 def _make_signature(context: Any, node: Any) -> str:
-    """Overloads of TorchScript are told by the number of arguments, four of which are dtype, layout, device, pin."""
+    """Return the signature of the overload.
+
+    TorchScript's overloads differ by the number of arguments, the last four of which are dtype, layout, device, pin.
+    """
     if context.frontend == TorchFrontend.TORCHSCRIPT:
         count = len(node.inputs) - 4 if len(node.inputs) > 4 else len(node.inputs)
     else:
@@ -62,7 +66,7 @@ def _make_signature(context: Any, node: Any) -> str:
 
 @PATCH.op("linspace")
 def linspace(context: Any, node: Any) -> None:
-    """linspace(start, end, steps, dtype=float32)."""
+    """Lower linspace(start, end, steps, dtype=float32)."""
     given = bind_arguments(context, node, "start end steps dtype=None")
     dtype = to_mil_type(given.dtype, node, types.fp32)
     if (
@@ -82,6 +86,6 @@ def _is_float(value: Any) -> bool:
 
 
 def _read_number(value: Any, node: Any) -> Any:
-    """The Python number that was written."""
+    """Return the Python number as written in the model."""
     number = to_python(value, node, "start, end or step")
     return find_written_literal(number, node) if isinstance(number, float) else int(number)

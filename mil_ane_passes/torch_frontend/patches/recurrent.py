@@ -1,9 +1,9 @@
 """`nn.LSTM`, `nn.GRU` and `nn.RNN`: exported, bidirectional, and of packed sequences.
 
-coremltools knows only the ops of TorchScript, no bidirectional `nn.RNN`, and takes a packed sequence for a padded one:
-the last state of a short sequence is then that of its padding, silently. Here the lengths have to be constants. Packed
-data is what torch makes of it (the first steps of all, then the second ones, ...), rows of consts; sequences of one
-length run together.
+coremltools supports only the ops of TorchScript, no bidirectional `nn.RNN`, and treats a packed sequence as a padded
+one: the last state of a short sequence is then that of its padding, silently. Here the lengths have to be constants.
+Packed data has torch's layout (the first steps of all samples, then the second steps, ...), selected by constant rows;
+sequences of equal length run together.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def probe() -> str | None:
 
 @PATCH.op(*(kind + form for kind in _LAYER_KINDS for form in ("", ".input", ".data")))
 def lower_recurrent(context: Any, node: Any) -> None:
-    """lstm(input, hx, ..., batch_first), lstm(data, batch_sizes, hx, ...): of tensors or of packed data."""
+    """Lower lstm(input, hx, ..., batch_first), lstm(data, batch_sizes, hx, ...): of tensors or of packed data."""
     kind, _, form = node.kind.partition(".")
     states = context[node.inputs[1]] if isinstance(node.inputs[1], str) else node.inputs[1]
     packed = form == "data" or (not form and _is_packed(kind, states))
@@ -68,13 +68,16 @@ def lower_recurrent(context: Any, node: Any) -> None:
 
 
 def _is_packed(kind: str, second: Any) -> bool:
-    """Whether a node of TorchScript is of packed data: its second argument is a vector of sizes, and no state."""
+    """Return whether a node of TorchScript has packed data.
+
+    Its second argument is then a vector of sizes, not a state.
+    """
     return isinstance(second, Var) and (kind == "lstm" or second.rank == 1)
 
 
 @PATCH.op("_pack_padded_sequence")
 def pack_padded_sequence(context: Any, node: Any) -> None:
-    """_pack_padded_sequence(input, lengths, batch_first) -> data, batch_sizes."""
+    """Lower _pack_padded_sequence(input, lengths, batch_first) -> data, batch_sizes."""
     given = bind_arguments(context, node, "input lengths batch_first")
     try:
         lengths = np.asarray(to_python(given.lengths, node, "lengths"))
@@ -95,7 +98,7 @@ def pack_padded_sequence(context: Any, node: Any) -> None:
 
 @PATCH.op("_pad_packed_sequence")
 def pad_packed_sequence(context: Any, node: Any) -> None:
-    """_pad_packed_sequence(data, batch_sizes, batch_first, padding_value, total_length) -> padded, lengths."""
+    """Lower _pad_packed_sequence(data, batch_sizes, batch_first, padding_value, total_length) -> padded, lengths."""
     given = bind_arguments(context, node, "data batch_sizes batch_first padding_value total_length")
     sizes = np.asarray(to_python(given.batch_sizes, node, "batch_sizes"))
     steps = max(len(sizes), int(to_python(given.total_length, node, "total_length")))

@@ -19,7 +19,7 @@ _CELL_SIGNATURE = "input hx w_ih w_hh b_ih=None b_hh=None"
 
 @PATCH.op("lstm_cell")
 def lstm_cell(context: Any, node: Any) -> None:
-    """lstm_cell(input, [h, c], w_ih, w_hh, b_ih, b_hh) -> h, c; the gates are input, forget, cell, output."""
+    """Lower lstm_cell(input, [h, c], w_ih, w_hh, b_ih, b_hh) -> h, c; the gates are input, forget, cell, output."""
     given = bind_arguments(context, node, _CELL_SIGNATURE)
     hidden, cell = given.hx
     gates = mb.add(
@@ -33,7 +33,7 @@ def lstm_cell(context: Any, node: Any) -> None:
 
 @PATCH.op("gru_cell")
 def gru_cell(context: Any, node: Any) -> None:
-    """gru_cell(input, h, w_ih, w_hh, b_ih, b_hh); the gates are reset, update, new."""
+    """Lower gru_cell(input, h, w_ih, w_hh, b_ih, b_hh); the gates are reset, update, new."""
     given = bind_arguments(context, node, _CELL_SIGNATURE)
     of_input = mb.split(x=_multiply_weights(given.input, given.w_ih, given.b_ih), num_splits=3, axis=-1)
     of_hidden = mb.split(x=_multiply_weights(given.hx, given.w_hh, given.b_hh), num_splits=3, axis=-1)
@@ -44,7 +44,7 @@ def gru_cell(context: Any, node: Any) -> None:
 
 @PATCH.op("rnn_tanh_cell", "rnn_relu_cell")
 def rnn_cell(context: Any, node: Any) -> None:
-    """rnn_tanh_cell(input, h, w_ih, w_hh, b_ih, b_hh)."""
+    """Lower rnn_tanh_cell(input, h, w_ih, w_hh, b_ih, b_hh)."""
     given = bind_arguments(context, node, _CELL_SIGNATURE)
     total = mb.add(
         x=_multiply_weights(given.input, given.w_ih, given.b_ih), y=_multiply_weights(given.hx, given.w_hh, given.b_hh)
@@ -54,7 +54,7 @@ def rnn_cell(context: Any, node: Any) -> None:
 
 
 def _multiply_weights(x: Var, weight: Var, bias: Var | None) -> Var:
-    """x of [batch, features] or [features] times the weight's transpose, plus the bias."""
+    """Multiply x of [batch, features] or [features] by the weight's transpose, and add the bias."""
     rows = x if x.rank == 2 else mb.expand_dims(x=x, axes=[0])
     if bias is None:
         bias = mb.const(val=np.zeros(int(weight.shape[0]), np.float32))

@@ -1,8 +1,9 @@
 """`mean`, `sum` with a dtype, `all`, `any` of floats.
 
-coremltools reduces in the operand's dtype and forgets the one asked for: the mean of ints is cut to an int, and
-`x.sum(dtype=...)` in a trace takes the dtype's number for an axis. `all` and `any` of floats go through ints, where
-0.25 is 0. Here numbers are cast before they are reduced, and `all` and `any` are the minimum and maximum of x != 0.
+coremltools reduces in the operand's dtype and ignores the requested one: the mean of ints is truncated to an int, and
+`x.sum(dtype=...)` in a trace uses the dtype's number as an axis. `all` and `any` of floats are computed with ints,
+where 0.25 is 0. Here numbers are cast before they are reduced, and `all` and `any` are the minimum and maximum of x !=
+0.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def probe() -> str | None:
 
 @PATCH.op("mean", "mean.dim", "sum", "sum.dim_intlist")
 def reduce_numbers(context: Any, node: Any) -> None:
-    """mean and sum (self, *, dtype=None), or (self, dim, keepdim=False, *, dtype=None)."""
+    """Lower mean and sum (self, *, dtype=None), or (self, dim, keepdim=False, *, dtype=None)."""
     given = _bind_reduction(context, node, "dtype=None")
     x = to_tensor(given.self)
     dtype = _to_reduction_type(to_python(given.dtype, node, "dtype"), node)
@@ -46,13 +47,13 @@ def reduce_numbers(context: Any, node: Any) -> None:
 
 @PATCH.op("all", "all.dim", "all.dims", "any", "any.dim", "any.dims")
 def reduce_to_bool(context: Any, node: Any) -> None:
-    """all and any (self), or (self, dim, keepdim=False)."""
+    """Lower all and any (self), or (self, dim, keepdim=False)."""
     given = _bind_reduction(context, node, "")
     x = to_tensor(given.self)
     if x.dtype != types.bool:
         x = mb.not_equal(x=x, y=types.nptype_from_builtin(x.dtype)(0))
     dim = to_python(given.dim, node, "dim")
-    if dim is not None and np.size(dim) == 0:  # over no axis, unlike sum, which takes an empty list for all
+    if dim is not None and np.size(dim) == 0:  # over no axis, unlike sum, for which an empty list means all axes
         add_result(context, node, mb.identity(x=x, name=node.name))
         return
     reduce = mb.reduce_min if node.kind.startswith("all") else mb.reduce_max
@@ -61,7 +62,10 @@ def reduce_to_bool(context: Any, node: Any) -> None:
 
 
 def _bind_reduction(context: Any, node: Any, more: str) -> Any:
-    """The arguments; a reduction over everything has no `dim`, by the overload's name or in a trace by their number."""
+    """Bind the arguments.
+
+    A reduction over all axes has no `dim`: the overload's name or, in a trace, the number of arguments decides.
+    """
     whole = "." not in node.kind and len(node.inputs) <= (2 if more else 1) and "dim" not in (node.kwinputs or {})
     given = bind_arguments(context, node, f"self {'' if whole else 'dim=None keepdim=False'} {more}")
     if whole:
@@ -78,7 +82,7 @@ def _reduce_axes(reduce: Any, x: Var, given: Any, node: Any, name: str) -> Var:
 
 
 def _to_reduction_type(given: Any, node: Any) -> Any:
-    """The MIL type of a torch.dtype or its number; None for None."""
+    """Return the MIL type of a torch.dtype or its number; None for None."""
     if given is None:
         return None
     name = NUM_TO_DTYPE_STRING.get(given) if isinstance(given, int) else str(given).removeprefix("torch.")

@@ -1,7 +1,7 @@
-"""`var`, `std` with any correction, `prod`, `median`, `kthvalue`, `argmax` over everything.
+"""`var`, `std` with any correction, `prod`, `median`, `kthvalue`, `argmax` over all axes.
 
-coremltools takes every correction for 0 or 1, and that of a whole tensor for 0; `argmax` without a dimension is taken
-along the last. Variance is the mean of the squared distances from the mean, times n / (n - correction).
+coremltools treats every correction as 0 or 1, and that of a whole tensor as 0; `argmax` without a dimension reduces the
+last one. Variance is the mean of the squared distances from the mean, times n / (n - correction).
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ _SPREAD_KINDS = ("var", "std", "var_mean", "std_mean")
 @PATCH.op(*(kind + form for kind in _SPREAD_KINDS for form in ("", ".dim", ".correction")), "var_correction",
           "std_correction")
 def lower_var_std(context: Any, node: Any) -> None:
-    """var(self, unbiased=True), .dim(self, dim, unbiased, keepdim), .correction(self, dim, correction, keepdim)."""
+    """Lower var and std.
+
+    Overloads: (self, unbiased=True), .dim(self, dim, unbiased, keepdim), .correction(self, dim, correction, keepdim).
+    """
     kind = node.kind.partition(".")[0].removesuffix("_correction")
     bare = node.kind == kind and len(node.inputs) <= 2 and not {"dim", "correction"} & set(node.kwinputs or {})
     if bare:
@@ -65,13 +68,13 @@ def lower_var_std(context: Any, node: Any) -> None:
 
 
 def _read_axes(dim: Any, rank: int) -> list[int]:
-    """The axes as they were written: a mean over the same ones is then seen to be the same, and computed once."""
+    """Return the axes as written, so that a mean over the same axes is recognized as equal and computed once."""
     given = [] if dim is None else dim if isinstance(dim, list) else [dim]
     return [int(one) for one in given if rank] or list(range(rank))
 
 
 def _apply_correction(variance: Var, x: Var, axes: list[int], correction: float) -> Var:
-    """The mean of squares times n / max(n - correction, 0)."""
+    """Multiply a mean of squares by n / max(n - correction, 0)."""
     if correction == 0:
         return variance
     sizes = [get_dims(x)[axis] for axis in axes]
@@ -88,7 +91,7 @@ def _apply_correction(variance: Var, x: Var, axes: list[int], correction: float)
 
 @PATCH.op("prod", "prod.dim_int")
 def prod(context: Any, node: Any) -> None:
-    """prod(self, dtype=None), prod.dim_int(self, dim, keepdim=False, dtype=None); of ints and bools an int."""
+    """Lower prod(self, dtype=None), prod.dim_int(self, dim, keepdim=False, dtype=None); of ints and bools an int."""
     whole = node.kind == "prod" and len(node.inputs) <= 2
     given = bind_arguments(context, node, "self dtype=None" if whole else "self dim keepdim=False dtype=None")
     x = given.self
@@ -104,7 +107,7 @@ def prod(context: Any, node: Any) -> None:
 
 @PATCH.op("median", "median.dim", "kthvalue")
 def lower_kth_value(context: Any, node: Any) -> None:
-    """median(self), median.dim(self, dim=-1, keepdim=False), kthvalue(self, k, dim=-1, keepdim=False)."""
+    """Lower median(self), median.dim(self, dim=-1, keepdim=False), kthvalue(self, k, dim=-1, keepdim=False)."""
     is_median = node.kind.startswith("median")
     whole = node.kind == "median" and len(node.inputs) == 1 and not node.kwinputs
     given = bind_arguments(context, node, "self dim=-1 keepdim=False" if is_median else "self k dim=-1 keepdim=False")
@@ -126,7 +129,7 @@ def lower_kth_value(context: Any, node: Any) -> None:
 
 @PATCH.op("argmax", "argmin")
 def argmax(context: Any, node: Any) -> None:
-    """argmax(self, dim=None, keepdim=False): without a dimension, the place in the flattened tensor."""
+    """Lower argmax(self, dim=None, keepdim=False): without a dimension, the place in the flattened tensor."""
     given = bind_arguments(context, node, "self dim=None keepdim=False")
     x, dim = given.self, to_python(given.dim, node, "dim")
     x = cast_to(x, types.int32) if x.dtype == types.bool else x
@@ -142,7 +145,7 @@ def argmax(context: Any, node: Any) -> None:
 
 
 def _add_two_results(context: Any, node: Any, first: Var, second: Var) -> None:
-    """Two results: one name each in TorchScript, a tuple in torch.export."""
+    """Add two results: with one name each in TorchScript, as a tuple for torch.export."""
     if len(node.outputs) == 2:
         for name, result in zip(node.outputs, (first, second), strict=True):
             context.add(result, torch_name=name)

@@ -1,6 +1,6 @@
-"""`repeat_interleave` by a constant number for each element, and `embedding_bag` of bags of known sizes.
+"""`repeat_interleave` by a constant number for each element, and `embedding_bag` of bags of constant sizes.
 
-Both are rows taken by constant places, which bags sum up, average or reduce to the largest.
+Both gather rows at constant positions, which bags reduce to their sum, mean or maximum.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BAG_REDUCTIONS = (mb.reduce_sum, mb.reduce_mean, mb.reduce_max)
 
 @PATCH.op("repeat_interleave", "repeat_interleave.self_tensor", "repeat_interleave.self_int")
 def repeat_interleave(context: Any, node: Any) -> None:
-    """repeat_interleave(self, repeats, dim=None, *, output_size=None); a single number is coremltools'."""
+    """Lower repeat_interleave(self, repeats, dim=None, *, output_size=None); a single number is coremltools'."""
     given = bind_arguments(context, node, "self repeats=None dim=None output_size=None")
     repeats = given.self if given.repeats is None else given.repeats
     if not is_constant(repeats):
@@ -51,7 +51,7 @@ def repeat_interleave(context: Any, node: Any) -> None:
 
 @PATCH.op("embedding_bag", "embedding_bag.padding_idx")
 def embedding_bag(context: Any, node: Any) -> None:
-    """embedding_bag(weight, indices, offsets, ..., mode: 0 sum, 1 mean, 2 max, ...): the bags alone."""
+    """Lower embedding_bag(weight, indices, offsets, ..., mode: 0 sum, 1 mean, 2 max, ...): the bags alone."""
     given = bind_arguments(context, node, "weight indices offsets scale_grad_by_freq=False mode=0 sparse=False "
                                 "per_sample_weights=None include_last_offset=False padding_idx=None")
     padding, size = to_python(given.padding_idx, node, "padding_idx"), given.indices.shape[0]
@@ -81,7 +81,7 @@ def embedding_bag(context: Any, node: Any) -> None:
 
 
 def _reduce_bag(rows: Var, start: int, end: int, width: int, reduce: Callable[..., Var]) -> Var:
-    """One bag of rows; an empty one is zeros."""
+    """Reduce one bag of rows; an empty bag gives zeros."""
     if end == start:
         return to_tensor(np.zeros((1, width), np.float32), rows.dtype)
     return reduce(x=mb.slice_by_size(x=rows, begin=[start, 0], size=[end - start, width]), axes=[0], keep_dims=True)

@@ -1,7 +1,7 @@
 """`return y, y`: a tensor that a model returns twice, or under two names.
 
-coremltools gives both outputs one name, and a model with two outputs of one name cannot be loaded, nor its outputs told
-apart. Here the second is a copy with a name of its own.
+coremltools gives both outputs one name. A model with two outputs of one name cannot be loaded, and its outputs could
+not be distinguished. Here the second is a copy with a name of its own.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def probe() -> str | None:
 
 @PATCH.replace_function("coremltools.converters.mil.mil.block", "Block.set_outputs")
 def set_outputs(host: Callable[..., Any], block: Any, outputs: Sequence[Var]) -> Any:
-    """coremltools' outputs, each of a function's a Var of its own."""
+    """Set the outputs of a block; each output of a function becomes a Var of its own."""
     return host(block, _copy_repeated_outputs(outputs, block) if isinstance(block, Function) else outputs)
 
 
@@ -50,8 +50,10 @@ def _copy_repeated_outputs(outputs: Sequence[Var], block: Any) -> list[Var]:
 
 
 def _infer_scopes(var: Var, block: Any) -> list[ScopeInfo]:
-    """Where coremltools is told an op comes from, without which it refuses one: as the Var, or (an input) any other
-    op."""
+    """Infer the scopes of a new op, which coremltools requires: those of the Var's op.
+
+    For an input, which has no op, those of any other op.
+    """
     makers = [op for op in (var.op, *reversed(block.operations)) if op is not None and op.scopes]
     scopes = makers[0].scopes if makers else _DEFAULT_SCOPES
     return [ScopeInfo(source=source, data=data) for source, data in scopes.items()]

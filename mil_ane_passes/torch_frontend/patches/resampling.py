@@ -1,10 +1,10 @@
-"""Interpolation that Core ML has no op for: bicubic (also antialiased), trilinear, and nearest-exact.
+"""Interpolation without a Core ML op: bicubic (also antialiased), trilinear, and nearest-exact.
 
-Each is linear in the image and the same along every row, so for known sizes one constant matrix an axis does it: two
-matrix products for an image. The matrix is what torch makes of the unit vectors, so torch's coefficients (a = -0.75),
-its treatment of the border, `align_corners` and the scales are its own. An antialiased bilinear resize, which
-coremltools takes for a plain one, is such a product where it makes the image smaller. Nearest picks: one constant
-gather an axis.
+Each is linear in the image and equal along every row, so with constant sizes it is one constant matrix for each axis:
+two matrix products for an image. torch computes the matrix from the unit vectors, so the coefficients (a = -0.75), the
+treatment of the border, `align_corners` and the scales are torch's own. An antialiased bilinear resize, which
+coremltools treats as a plain one, is such a product where it makes the image smaller. Nearest-exact selects elements:
+one constant gather for each axis.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _NEAREST_KINDS = (
 
 @PATCH.op(*_LINEAR_KINDS, *(f"{kind}.vec" for kind in _LINEAR_KINDS))
 def lower_linear_resize(context: Any, node: Any) -> None:
-    """bicubic2d(input, output_size, align_corners, scales...), .vec(..., scale_factors)."""
+    """Lower bicubic2d(input, output_size, align_corners, scales...), .vec(..., scale_factors)."""
     kind = node.kind.removesuffix(".vec")
     given, axes = bind_arguments(context, node, "input output_size align_corners"), _get_spatial_axes(kind)
     x, corners = given.input, bool(to_python(given.align_corners, node, "align_corners"))
@@ -61,7 +61,7 @@ def lower_linear_resize(context: Any, node: Any) -> None:
 
 @PATCH.op(*_NEAREST_KINDS, *(f"{kind}.vec" for kind in _NEAREST_KINDS))
 def lower_nearest_resize(context: Any, node: Any) -> None:
-    """nearest_exact2d(input, output_size, scales...), .vec(input, output_size, scale_factors)."""
+    """Lower nearest_exact2d(input, output_size, scales...), .vec(input, output_size, scale_factors)."""
     kind = node.kind.removesuffix(".vec")
     x, axes = bind_arguments(context, node, "input").input, _get_spatial_axes(kind)
     for axis, (size, scale) in zip(axes, _read_target_sizes(context, node, x, axes, 2), strict=True):
@@ -71,8 +71,10 @@ def lower_nearest_resize(context: Any, node: Any) -> None:
 
 
 def _is_enlargement(context: Any, node: Any, x: Var, axes: range) -> bool:
-    """Whether no axis becomes smaller, where the antialiased resize is the plain one, which coremltools has an op
-    for."""
+    """Return whether no axis becomes smaller.
+
+    The antialiased resize is then equal to the plain one, for which coremltools has an op.
+    """
     if has_static_shape(x):
         return all(size >= x.shape[axis] for axis, (size, _) in zip(axes, _read_target_sizes(context, node, x, axes, 3),
                                                                     strict=True))
@@ -87,7 +89,7 @@ def _get_spatial_axes(kind: str) -> range:
 
 
 def _read_target_sizes(context: Any, node: Any, x: Var, axes: range, place: int) -> list[tuple[int, float | None]]:
-    """The size and the scale (None: that of the sizes) of each axis."""
+    """Read the size and the scale of each axis; a scale of None is the ratio of the sizes."""
     names = {1: ["scales"], 2: ["scales_h", "scales_w"], 3: ["scales_d", "scales_h", "scales_w"]}[len(axes)]
     before = "input output_size " + "align_corners " * (place == 3)
     if node.kind.endswith(".vec") or len(node.inputs) + len(node.kwinputs or {}) <= place + (len(axes) > 1):
@@ -111,9 +113,10 @@ def _read_target_sizes(context: Any, node: Any, x: Var, axes: range, place: int)
 
 
 def _make_resize_matrix(kind: str, size: int, wanted: int, scale: float | None, corners: bool | None) -> Any:
-    """What torch makes of each unit vector along the first axis of the image, the others staying two pixels wide.
+    """Make the matrix of a resize along one axis, by resizing unit vectors with torch.
 
-    Not one pixel: such an image is in both memory formats at once, which the antialiased resize gets wrong.
+    The unit vectors are along the first axis of the image; the other axes are two pixels wide, not one: an image of one
+    pixel is in both memory formats at once, for which the antialiased resize gives wrong results.
     """
     import torch
 
@@ -126,7 +129,7 @@ def _make_resize_matrix(kind: str, size: int, wanted: int, scale: float | None, 
 
 
 def _multiply_along_axis(x: Var, matrix: Any, axis: int) -> Var:
-    """The matrix times the axis."""
+    """Multiply the matrix by `x` along the axis."""
     if axis == x.rank - 1:
         return mb.matmul(x=x, y=matrix.T.copy().reshape([1] * (x.rank - 2) + list(matrix.T.shape)))
     swapped = list(range(x.rank))

@@ -1,7 +1,7 @@
-"""`cummax` and `cummin`: the largest so far, and where it is, in log2(n) steps of slices.
+"""`cummax` and `cummin`: the largest number so far, and its index, in log2(n) steps of slices.
 
-After a step of length s each place holds the largest of 2s. The place of the largest so far is the last at which the
-running maximum is the number itself, which is a running maximum too. NaN is no number here.
+After a step of length s each position contains the maximum of 2s elements. The index of the running maximum is the last
+one at which the maximum is equal to the element itself; it is a running maximum too. NaN is not supported.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PATCH = Patch(code="TORCH137",
 
 @PATCH.op("cummax", "cummin")
 def lower_cummax_cummin(context: Any, node: Any) -> None:
-    """cummax(self, dim) -> values, indices."""
+    """Lower cummax(self, dim) -> values, indices."""
     given = bind_arguments(context, node, "self dim")
     x = cast_to(given.self, types.int32) if given.self.dtype == types.bool else given.self
     if x.rank == 0:

@@ -1,7 +1,7 @@
 """`cumsum` along an axis counted from the end, of any dtype, in torch's dtype.
 
-MIL's `cumsum` takes -1 and axes counted from the front; coremltools passes torch's on, so -2 fails. Sums of bools and
-integers stay integers, as in torch.
+MIL's `cumsum` supports -1 and axes counted from the front; coremltools passes torch's axis on, so -2 fails. Sums of
+bools and integers stay integers, as in torch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def probe() -> str | None:
 
 @PATCH.op("cumsum")
 def cumsum(context: Any, node: Any) -> None:
-    """cumsum(self, dim, dtype=None)."""
+    """Lower cumsum(self, dim, dtype=None)."""
     given = bind_arguments(context, node, "self dim dtype=None")
     own = given.self.dtype if types.is_float(given.self.dtype) else types.int32
     x = cast_to(given.self, to_mil_type(given.dtype, node, own))

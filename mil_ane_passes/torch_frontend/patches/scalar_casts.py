@@ -1,8 +1,8 @@
 """Sizes as numbers: `int(x.shape[0])`, `a, b, _ = x.shape`, `x.shape[0] // 2`, traced or scripted.
 
-A size that was a tensor for a moment (`NumToTensor`) becomes a const of shape (1,) in coremltools, and its casts call
-`int(array)`, which numpy >= 2.4 allows for rank 0 only. torch's value has rank 0: it gets that here (which also keeps
-`int(x.shape[0]) // 2 + 1` of rank 0 all along), and the casts read the one element of whatever they are given.
+A size that is temporarily a tensor (`NumToTensor`) becomes a const of shape (1,) in coremltools, and its casts call
+`int(array)`, which numpy >= 2.4 allows for rank 0 only. torch's value has rank 0, and so does this one (which also
+keeps `int(x.shape[0]) // 2 + 1` of rank 0 throughout). The casts read the single element of an operand of any rank.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def probe() -> str | None:
 
 @PATCH.op("numtotensor")
 def numtotensor(context: Any, node: Any) -> None:
-    """NumToTensor(a): the number itself, of rank 0."""
+    """Lower NumToTensor(a): the number itself, of rank 0."""
     x = to_tensor(bind_arguments(context, node, "a").a)
     add_result(context, node, x if x.val is None else mb.const(val=_get_single_element(x), name=node.name))
 
 
 @PATCH.op("bool", "int", "float", "sym_float", "sym_int", "intimplicit", "floatimplicit", "scalarimplicit", "item")
 def lower_number_cast(context: Any, node: Any) -> None:
-    """Int(a), Float(a), Bool(a), IntImplicit(a), item(a), ...: the one element of `a` as that type."""
+    """Lower Int(a), Float(a), Bool(a), IntImplicit(a), item(a), ...: the one element of `a` as that type."""
     x = to_tensor(bind_arguments(context, node, "a").a)
     if any(size != 1 for size in x.shape):
         raise ValueError("input to cast must be either a scalar or a length 1 tensor")
@@ -58,5 +58,5 @@ def lower_number_cast(context: Any, node: Any) -> None:
 
 
 def _get_single_element(x: Any) -> Any:
-    """The value of a one element const, a numpy scalar."""
+    """Return the value of a const with one element as a numpy scalar."""
     return np.asarray(x.val).reshape(-1)[0]

@@ -27,7 +27,7 @@ def probe() -> str | None:
 
 @PATCH.op("expand", "expand_copy", "expand_as", "broadcast_to")
 def expand(context: Any, node: Any) -> None:
-    """expand(self, size, *, implicit=False), expand_as(self, other); all others are coremltools' own."""
+    """Lower expand(self, size, *, implicit=False), expand_as(self, other); all others are coremltools' own."""
     given = bind_arguments(context, node, "self size")
     size = given.size
     rank = (size.rank if node.kind == "expand_as" else size.shape[0]) if isinstance(size, Var) else len(size)

@@ -1,8 +1,8 @@
 """`add`, `sub`, `rsub` with `alpha`, `addmm` and `baddbmm` with whole numbers, `outer` and order of mixed dtypes.
 
-coremltools refuses `alpha` in a trace and overlooks it in an exported program, where it is a keyword argument: the sum
-is wrong, silently. Here x + alpha * y is computed in torch's result type. `beta` and `alpha` of matrix products go in
-as floats (coremltools multiplies floats by an int, which MIL refuses); bools are compared as ints.
+coremltools rejects `alpha` in a trace and ignores it in an exported program, where it is a keyword argument: the sum is
+wrong, silently. Here x + alpha * y is computed in torch's result type. `beta` and `alpha` of matrix products are passed
+as floats (coremltools multiplies floats by an int, which is invalid in MIL); bools are compared as ints.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def probe() -> str | None:
 
 @PATCH.op("add")
 def add(context: Any, node: Any) -> None:
-    """add(self, other, *, alpha=1)."""
+    """Lower add(self, other, *, alpha=1)."""
     given = bind_arguments(context, node, "self other alpha=1")
     x, y = to_tensor(given.self), to_tensor(given.other)
     if x.dtype == types.bool and y.dtype == types.bool:
@@ -44,7 +44,7 @@ def add(context: Any, node: Any) -> None:
 
 @PATCH.op("sub", "rsub")
 def sub(context: Any, node: Any) -> None:
-    """sub(self, other, *, alpha=1): self - alpha * other; rsub: other - alpha * self."""
+    """Lower sub(self, other, *, alpha=1): self - alpha * other; rsub: other - alpha * self."""
     given = bind_arguments(context, node, "self other alpha=1")
     x, y = to_tensor(given.self), to_tensor(given.other)
     if node.kind.startswith("rsub"):
@@ -60,13 +60,13 @@ def _combine_scaled(context: Any, node: Any, operation: Callable[..., Var], x: V
 
 
 def _make_number_like(value: Any, like: Var) -> Any:
-    """A Python number in the dtype of a Var."""
+    """Convert a Python number to the dtype of a Var."""
     return types.nptype_from_builtin(like.dtype)(value)
 
 
 @PATCH.op("addmm", "baddbmm")
 def addmm(context: Any, node: Any) -> None:
-    """addmm(self, mat1, mat2, *, beta=1, alpha=1), baddbmm: beta * self + alpha * (mat1 @ mat2)."""
+    """Lower addmm(self, mat1, mat2, *, beta=1, alpha=1), baddbmm: beta * self + alpha * (mat1 @ mat2)."""
     given = bind_arguments(context, node, "self mat1 mat2 beta=1 alpha=1" if node.kind.startswith("addmm")
                            else "self batch1 batch2 beta=1 alpha=1")
     first, second = (given.mat1, given.mat2) if hasattr(given, "mat1") else (given.batch1, given.batch2)
@@ -85,7 +85,7 @@ def addmm(context: Any, node: Any) -> None:
 
 @PATCH.op("outer")
 def outer(context: Any, node: Any) -> None:
-    """outer(self, vec2)."""
+    """Lower outer(self, vec2)."""
     given = bind_arguments(context, node, "self vec2")
     x, y = promote_operands(given.self, given.vec2)
     give(context, node, mb.mul(x=mb.expand_dims(x=x, axes=[1]), y=mb.expand_dims(x=y, axes=[0]), name=node.name))

@@ -1,9 +1,9 @@
 """`gather`, `scatter`, `index_select` with an index that is smaller than the data, one number, or const ints.
 
-torch's index may be shorter than the data along every axis but `dim` and then reaches a corner of it; MIL's
-gather_along_axis and scatter_along_axis want the same sizes. So the corner is sliced off, and what scatter leaves alone
-is put back by concats. Updates get the data's dtype, as a Python number does in torch; bools go as ints.
-An index of rank 0 selects one slice and keeps the axis, which coremltools drops.
+torch's index may be shorter than the data along every axis except `dim`, and then covers a corner of the data. MIL's
+gather_along_axis and scatter_along_axis require equal sizes. So the corner is sliced off, and concats restore the part
+that a scatter does not change. Updates get the data's dtype, as a Python number does in torch; bools are computed as
+ints. An index of rank 0 selects one slice and keeps the axis, which coremltools drops.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def probe() -> str | None:
 
 @PATCH.op("gather")
 def gather(context: Any, node: Any) -> None:
-    """gather(self, dim, index, *, sparse_grad=False)."""
+    """Lower gather(self, dim, index, *, sparse_grad=False)."""
     given = bind_arguments(context, node, "self dim index sparse_grad=False")
     x, index = to_tensor(given.self), cast_to(to_tensor(given.index), types.int32)
     axis = normalize_axis(to_python(given.dim, node, "dim"), x.rank)
@@ -58,7 +58,7 @@ def gather(context: Any, node: Any) -> None:
 
 @PATCH.op("index_select")
 def index_select(context: Any, node: Any) -> None:
-    """index_select(self, dim, index): `index` of rank 1, or of rank 0 for one slice."""
+    """Lower index_select(self, dim, index): `index` of rank 1, or of rank 0 for one slice."""
     given = bind_arguments(context, node, "self dim index")
     x, index = to_tensor(given.self), cast_to(to_tensor(given.index), types.int32)
     if index.rank == 0 and x.rank > 0:
@@ -70,7 +70,7 @@ def index_select(context: Any, node: Any) -> None:
 
 @PATCH.op("scatter", "scatter.src", "scatter.value", "scatter.reduce", "scatter.value_reduce")
 def scatter(context: Any, node: Any) -> None:
-    """scatter(self, dim, index, src or value, *, reduce=None)."""
+    """Lower scatter(self, dim, index, src or value, *, reduce=None)."""
     given = bind_arguments(context, node, f"self dim index {_get_source_name(node)} reduce=None")
     source = given.src if hasattr(given, "src") else given.value
     _lower_scatter(context, node, given, source, to_python(given.reduce, node, "reduce"))
@@ -78,14 +78,14 @@ def scatter(context: Any, node: Any) -> None:
 
 @PATCH.op("scatter_add")
 def scatter_add(context: Any, node: Any) -> None:
-    """scatter_add(self, dim, index, src)."""
+    """Lower scatter_add(self, dim, index, src)."""
     given = bind_arguments(context, node, "self dim index src")
     _lower_scatter(context, node, given, given.src, "add")
 
 
 @PATCH.op("scatter_reduce", "scatter_reduce.two")
 def scatter_reduce(context: Any, node: Any) -> None:
-    """scatter_reduce(self, dim, index, src, reduce, *, include_self=True)."""
+    """Lower scatter_reduce(self, dim, index, src, reduce, *, include_self=True)."""
     given = bind_arguments(context, node, "self dim index src reduce include_self=True")
     if not to_python(given.include_self, node, "include_self"):
         raise NotConverted.at(node, "include_self=False is not expressed", "scatter into the identity of the reduction")
@@ -116,7 +116,7 @@ def _lower_scatter(context: Any, node: Any, given: Any, source: Any, reduce: str
 
 
 def _slice_corner(x: Var, index: Var, axis: int, node: Any) -> Var:
-    """The part of `x` that an index can reach: as long as the index along every axis but `axis`."""
+    """Slice the part of `x` that an index can reach: the sizes of the index along every axis except `axis`."""
     if x.rank != index.rank:
         raise NotConverted.at(node, f"the index has rank {index.rank}, the data rank {x.rank}", "give both one rank")
     pairs = enumerate(zip(x.shape, index.shape, strict=True))
@@ -127,7 +127,7 @@ def _slice_corner(x: Var, index: Var, axis: int, node: Any) -> Var:
 
 
 def _restore_corner(corner: Var, whole: Var) -> Var:
-    """`whole` with its corner replaced."""
+    """Return `whole` with its corner replaced."""
     for axis in reversed(range(whole.rank)):
         if corner.shape[axis] != whole.shape[axis]:
             begin = [0] * axis + [corner.shape[axis]] + [0] * (whole.rank - axis - 1)

@@ -1,9 +1,9 @@
-"""Scripted modules: attributes that are numbers, branches on a rank or size that is known, early returns, `raise`.
+"""Scripted modules: attributes that are numbers, branches on a constant rank or size, early returns, `raise`.
 
-coremltools reads `self.stride` as the text "stride", converts both branches of `if x.dim() == 2` and wants them of one
-shape, and has no lowering for an exception or for what an early return leaves uninitialized. Here the graph is made
-for the module and its inputs first; where a condition is known at last, as shapes are inferred, its branch alone is
-converted.
+coremltools reads `self.stride` as the text "stride", converts both branches of `if x.dim() == 2` and requires equal
+shapes of them, and has no lowering for an exception or for a value that an early return leaves uninitialized. Here the
+graph is first specialized for the module and its inputs. Where shape inference makes a condition constant, only its
+branch is converted.
 """
 
 from __future__ import annotations
@@ -28,14 +28,17 @@ PATCH = Patch(code="TORCH165",
     "coremltools.converters.mil.frontend.torch.internal_graph", "InternalTorchIRGraph.from_torchscript"
 )
 def from_torchscript(host: Callable[..., Any], cls: Any, torchscript: Any, inputs: Any = None, **named: Any) -> Any:
-    """The graph of a module, made for the inputs that the user gave."""
+    """Make the graph of a module, specialized for the inputs that the user declared."""
     with use_input_types(inputs):
         return host(cls, torchscript, inputs=inputs, **named)
 
 
 @PATCH.op("if")
 def lower_if(context: Any, node: Any) -> None:
-    """if(condition): the branch alone where the condition is known; without results there is nothing to choose."""
+    """Lower if(condition): only one branch where the condition is constant.
+
+    An `if` without results is omitted.
+    """
     from coremltools.converters.mil.frontend.torch.ops import convert_nodes
     from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
 
@@ -60,26 +63,26 @@ def lower_if(context: Any, node: Any) -> None:
 
 @PATCH.op("raiseexception")
 def refuse_raise(context: Any, node: Any) -> None:
-    """raise: of a branch that is taken for the inputs given."""
+    """Raise NotConverted for a `raise` that is reached with the inputs of the conversion."""
     raise NotConverted.at(node, "raises an exception for inputs of these shapes",
                           "give inputs of the shapes that the module is for")
 
 
 @PATCH.op("uninitialized")
 def lower_uninitialized(context: Any, node: Any) -> None:
-    """What an early return leaves without a value; nothing that runs reads it."""
+    """Lower a value that an early return leaves uninitialized; no executed op reads it."""
     context.add(None, torch_name=node.name)
 
 
 @PATCH.op("unchecked_cast")
 def lower_unchecked_cast(context: Any, node: Any) -> None:
-    """What is known to be no None any more."""
+    """Lower a cast from an optional value that is not None."""
     context.add(context[node.inputs[0]], torch_name=node.name)
 
 
 @PATCH.op("is", "isnot")
 def lower_is(context: Any, node: Any) -> None:
-    """`a is b`, `a is not b`: of one value of the program, or of None."""
+    """Lower `a is b` and `a is not b`, for a value of the program or None."""
     first, second = (context[name] for name in node.inputs)
     same = first is second
     context.add(mb.const(val=same == (node.kind in ("is", "__is__")), name=node.name), torch_name=node.name)
@@ -87,7 +90,7 @@ def lower_is(context: Any, node: Any) -> None:
 
 @PATCH.op("not")
 def lower_not(context: Any, node: Any) -> None:
-    """`not a`."""
+    """Lower `not a`."""
     value = context[node.inputs[0]]
     known = _get_known_value(value)
     context.add(mb.logical_not(x=value) if known is None else mb.const(val=not known, name=node.name),
@@ -96,7 +99,7 @@ def lower_not(context: Any, node: Any) -> None:
 
 @PATCH.op("contains")
 def lower_contains(context: Any, node: Any) -> None:
-    """`item in list` of known numbers."""
+    """Lower `item in list` of constant numbers."""
     items, item = (context[name] for name in node.inputs)
     items = list(items.val) if isinstance(items, Var) and items.val is not None else items
     if not isinstance(items, list | tuple) or any(_get_known_value(each) is None for each in (*items, item)):

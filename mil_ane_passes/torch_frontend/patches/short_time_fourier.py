@@ -29,7 +29,7 @@ PATCH = Patch(code="TORCH157",
 
 Array = np.ndarray[Any, Any]
 _MIN_ENVELOPE = 1e-11
-"""What torch takes for no window at all."""
+"""The envelope below which torch considers the windows to be zero."""
 
 
 @PATCH.probe
@@ -39,7 +39,7 @@ def probe() -> str | None:
 
 
 def _read_frame(given: Any, node: Any) -> SimpleNamespace:
-    """The lengths of a transform, and the window of n_fft elements with zeros around it."""
+    """Return the lengths of a transform, and the window of n_fft elements, padded with zeros."""
     count = int(to_python(given.n_fft, node, "n_fft"))
     hop = to_python(given.hop_length, node, "hop_length") or count // 4
     width = to_python(given.win_length, node, "win_length") or count
@@ -53,8 +53,12 @@ def _read_frame(given: Any, node: Any) -> SimpleNamespace:
 
 @PATCH.op("stft")
 def stft(context: Any, node: Any) -> None:
-    """stft(self, n_fft, hop_length=None, win_length=None, window=None, normalized=False, onesided=None,
-    return_complex=None, align_to_window=None); a script's stft.center has center=True, pad_mode='reflect' before."""
+    """Lower stft.
+
+    The signature is stft(self, n_fft, hop_length=None, win_length=None, window=None, normalized=False, onesided=None,
+    return_complex=None, align_to_window=None); a script's stft.center has center=True, pad_mode='reflect' before
+    `normalized`.
+    """
     centered = "center" in node.kind or len(node.inputs) > 9
     given = bind_arguments(context, node, "self n_fft hop_length=None win_length=None window=None "
                            + ("center=True pad_mode='reflect' " if centered else "")
@@ -84,7 +88,7 @@ def stft(context: Any, node: Any) -> None:
 
 
 def _transform_frames(x: Var, matrix: Array, frame: SimpleNamespace) -> Var:
-    """`x` (batch, samples) times the matrix (n_fft, channels) at every hop: (batch, channels, frames)."""
+    """Multiply `x` (batch, samples) by the matrix (n_fft, channels) at every hop; returns (batch, channels, frames)."""
     length = x.shape[-1]
     count, hop = frame.count, frame.hop
     if count % hop or not isinstance(length, int | np.integer):
@@ -98,15 +102,18 @@ def _transform_frames(x: Var, matrix: Array, frame: SimpleNamespace) -> Var:
 
 
 def _split_channels(x: Var, bins: int) -> tuple[Var, Var]:
-    """The real and the imaginary half of the channels."""
+    """Split the channels into the real and the imaginary half."""
     first, second = mb.split(x=x, split_sizes=[bins, bins], axis=1)
     return first, second
 
 
 @PATCH.op("istft")
 def istft(context: Any, node: Any) -> None:
-    """istft(self, n_fft, hop_length=None, win_length=None, window=None, center=True, normalized=False, onesided=None,
-    length=None, return_complex=False)."""
+    """Lower istft.
+
+    The signature is istft(self, n_fft, hop_length=None, win_length=None, window=None, center=True, normalized=False,
+    onesided=None, length=None, return_complex=False).
+    """
     given = bind_arguments(
         context,
         node,
@@ -126,7 +133,7 @@ def istft(context: Any, node: Any) -> None:
     expected = frame.count if onesided is False else bins
     if parts[0].shape[1] != expected and (onesided is not None or parts[0].shape[1] != frame.count):
         raise NotConverted.at(node, f"has {parts[0].shape[1]} frequencies, expected {expected} for n_fft={frame.count}")
-    # a real signal is made of the first half of the frequencies, also where torch is given both
+    # a real signal is computed from the first half of the frequencies, even where torch receives both halves
     parts = tuple(mb.slice_by_index(x=part, begin=[0, 0, 0], end=[0, bins, 0], end_mask=[True, False, True])
                   if part.shape[1] != bins else part for part in parts)
     signal = _overlap_add(mb.concat(values=parts, axis=1), _make_synthesis_matrix(frame, bins), frame)
@@ -140,13 +147,16 @@ def istft(context: Any, node: Any) -> None:
 
 
 def _make_synthesis_matrix(frame: SimpleNamespace, bins: int) -> Array:
-    """The matrix (2 bins, n_fft) from the parts of a frame to its windowed samples."""
+    """Make the matrix (2 bins, n_fft) from the parts of a frame to its windowed samples."""
     cosine, sine = make_fourier_matrices(frame.count, bins, True, True, frame.norm)
     return np.asarray(np.concatenate([cosine, -sine]) * frame.window)
 
 
 def _overlap_add(x: Var, matrix: Array, frame: SimpleNamespace) -> Var:
-    """The frames (batch, channels, frames) times the matrix (channels, n_fft), each a hop later: (batch, samples)."""
+    """Multiply the frames (batch, channels, frames) by the matrix (channels, n_fft) and add them up, each a hop later.
+
+    Returns (batch, samples).
+    """
     count, hop, channels = frame.count, frame.hop, len(matrix)
     if count % hop:
         found = mb.conv_transpose(x=x, weight=matrix[:, None].astype(np.float32), strides=[hop], pad_type="valid")
@@ -166,7 +176,10 @@ def _overlap_add(x: Var, matrix: Array, frame: SimpleNamespace) -> Var:
 
 
 def _crop_samples(x: Var, begin: int, length: int | None) -> Var:
-    """What torch returns of the samples: `length` of them from `begin`, else all but as many at the end."""
+    """Crop the samples to those that torch returns.
+
+    That is: `length` of them from `begin` on, or without `length` all except `begin` at each end.
+    """
     end = begin + length if length is not None else -begin
     total = x.shape[1]
     if length is not None and isinstance(total, int | np.integer):

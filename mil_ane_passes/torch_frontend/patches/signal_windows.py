@@ -1,6 +1,6 @@
-"""`torch.hann_window` and its kin: consts that torch itself computes.
+"""`torch.hann_window` and other windows: consts that torch itself computes.
 
-coremltools knows only the Hann window, of TorchScript, and makes it of eight ops.
+coremltools supports only the Hann window, of TorchScript, and builds it from eight ops.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def probe() -> str | None:
           "hamming_window.periodic_alpha", "hamming_window.periodic_alpha_beta",
           "kaiser_window", "kaiser_window.periodic", "kaiser_window.beta")
 def lower_window(context: Any, node: Any) -> None:
-    """hann_window(window_length, periodic=True): the numbers that torch gives."""
+    """Lower hann_window(window_length, periodic=True) to a const of torch's numbers."""
     if not is_constant([context[name] for name in node.inputs if isinstance(name, str)]):
         raise NotConverted.at(node, "the length of a window is computed by the model", "fix the size")
     function, arguments, keywords = resolve_torch_call(context, node)

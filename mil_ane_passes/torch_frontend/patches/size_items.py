@@ -1,7 +1,7 @@
 """Scripted sizes: `x.shape[1]`, `sizes[-1]` of a list of numbers.
 
-TorchScript reads them with `__getitem__` from a list; coremltools holds a list of numbers as one rank 1 Var, refuses
-every index but 0 and gives the whole list for that one.
+TorchScript reads them with `__getitem__` from a list. coremltools represents a list of numbers as one rank 1 Var,
+rejects every index except 0 and returns the whole list for 0.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PATCH = Patch(code="TORCH143",
               title="scripted `x.shape[1]` is refused, `x.shape[0]` is the whole shape", upstream=("none known",))
 
 _NUMBER_LISTS = ("constant", "listconstruct", "size")
-"The kinds of node whose Var of rank 1 stands for a list of numbers, never for a list of one tensor."
+"The kinds of node whose Var of rank 1 represents a list of numbers, never a list of one tensor."
 
 
 @PATCH.probe
@@ -36,7 +36,7 @@ def probe() -> str | None:
 
 @PATCH.op("getitem")
 def getitem(context: Any, node: Any) -> None:
-    """__getitem__(list, idx)."""
+    """Lower __getitem__(list, idx)."""
     given = bind_arguments(context, node, "list idx")
     numbers = given.list
     if not (isinstance(numbers, Var) and numbers.rank == 1 and _is_number_list(numbers, node)):

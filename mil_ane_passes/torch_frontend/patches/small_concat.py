@@ -1,7 +1,7 @@
-"""`concat` of a few float elements, then one of them taken.
+"""`concat` of a few float elements, from which one is then selected.
 
-For shapes coremltools follows each element of a small concat as a symbol, whatever its dtype; a float that is picked
-out of it is then refused ("Types should have zero-rank ndarray input"). Only ints can be sizes.
+coremltools represents each element of a small concat by a symbol, to infer shapes, at any dtype. A float selected from
+it then fails ("Types should have zero-rank ndarray input"). Only ints can be sizes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def probe() -> str | None:
 
 @PATCH.replace_function("coremltools.converters.mil.mil.ops.defs.iOS15.tensor_operation", "concat.value_inference")
 def value_inference(host: Callable[..., Any], concat: Any) -> Any:
-    """coremltools' value, but no symbols for what cannot be a size."""
+    """Return coremltools' value, but no symbols for elements that cannot be sizes."""
     if any(value.val is None and value.dtype != types.int32 for value in concat.values):
         return None
     return host(concat)

@@ -1,7 +1,7 @@
 """`torch.tensor(5, dtype=torch.int64)` and `torch.as_tensor` in scripts: any dtype, rank 0, numbers the model computes.
 
-Scripts write `x[0] = 5` as a copy of `torch.tensor(5, ...)`. coremltools knows the dtype fp32 only, and takes the
-device's name for a shape: the result has as many elements as "cpu" has letters.
+Scripts write `x[0] = 5` as a copy of `torch.tensor(5, ...)`. coremltools supports only the dtype fp32, and uses the
+device's name as a shape: the result has as many elements as "cpu" has letters.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def probe() -> str | None:
 
 @PATCH.op("tensor", "as_tensor")
 def lower_tensor(context: Any, node: Any) -> None:
-    """tensor(data, dtype, device, requires_grad): data a number, a nested list of numbers, or a tensor."""
+    """Lower tensor(data, dtype, device, requires_grad): data a number, a nested list of numbers, or a tensor."""
     given = bind_arguments(context, node, "data dtype=None device=None requires_grad=False")
     if is_constant(given.data):
         value = np.asarray(to_python(given.data, node, "data"))
@@ -53,12 +53,12 @@ def lower_tensor(context: Any, node: Any) -> None:
 
 
 def _infer_dtype(value: np.ndarray[Any, Any]) -> Any:
-    """The dtype torch infers."""
+    """Infer the dtype as torch does."""
     return {"b": types.bool, "i": types.int32, "u": types.int32}.get(value.dtype.kind, types.fp32)
 
 
 def _stack_numbers(data: Any) -> Var:
-    """A list of numbers, some of them computed, as a tensor."""
+    """Convert a list of numbers, some of them dynamic, to a tensor."""
     if not isinstance(data, list):
         return data if isinstance(data, Var) else to_tensor(data)
     rows = [_stack_numbers(item) for item in data]

@@ -1,8 +1,8 @@
-"""What `torch.export.export` returns converts without `run_decompositions({})` by hand.
+"""The result of `torch.export.export` converts without `run_decompositions({})` by hand.
 
-Newer torch exports in the dialect TRAINING, which coremltools refuses with the advice to call that. It is called here:
-on the way into the converter, into a program of its own, so that the user's object stays as it is. What export checked
-of a tensor's type (`_assert_tensor_metadata`), which coremltools knows from 9.0 on, leaves no op.
+Newer torch exports in the dialect TRAINING, which coremltools rejects with the advice to call that function. Here the
+converter calls it, on a new program, so that the user's object is not changed. Checks of a tensor's type by export
+(`_assert_tensor_metadata`), which coremltools supports from 9.0 on, become no op.
 """
 
 from __future__ import annotations
@@ -36,8 +36,10 @@ def probe() -> str | None:
 
 @PATCH.replace_function(_ENTRY_MODULE, "_validate_conversion_arguments")
 def validate_arguments(host: Callable[..., None], model: Any, *arguments: Any, **named: Any) -> None:
-    """coremltools' checks of what `ct.convert` was given; of an exported program it looks at nothing but the
-    dialect."""
+    """Run coremltools' checks of the arguments of `ct.convert`.
+
+    They look only at the dialect of an exported program, so a stand-in replaces one of the dialect TRAINING.
+    """
     host(_make_stand_in("ATEN") if _is_training_program(model) else model, *arguments, **named)
 
 
@@ -45,7 +47,7 @@ def validate_arguments(host: Callable[..., None], model: Any, *arguments: Any, *
 def initialize_converter(
     host: Callable[..., None], self: Any, loaded_model: Any, *arguments: Any, **named: Any
 ) -> None:
-    """coremltools' converter of a loaded model, given the decomposed program."""
+    """Initialize coremltools' converter of a loaded model with the decomposed program."""
     host(
         self,
         loaded_model.run_decompositions({}) if _is_training_program(loaded_model) else loaded_model,
@@ -56,7 +58,7 @@ def initialize_converter(
 
 @PATCH.op("_assert_tensor_metadata")
 def lower_metadata_assertion(context: Any, node: Any) -> None:
-    """_assert_tensor_metadata(a, ...): held when the model was exported; nothing reads its result."""
+    """Lower _assert_tensor_metadata(a, ...): held when the model was exported; nothing reads its result."""
     context.add(context[node.inputs[0]], node.name)
 
 
@@ -65,7 +67,7 @@ def _is_training_program(model: Any) -> bool:
 
 
 def _make_stand_in(dialect: str) -> ExportedProgram:
-    """An exported program with no content but its dialect."""
+    """Make an exported program with no content except its dialect."""
     kind = type("StandIn", (ExportedProgram,), {"dialect": dialect})
     program: ExportedProgram = object.__new__(kind)
     return program

@@ -1,7 +1,7 @@
-"""`nn.TransformerEncoderLayer` and `nn.MultiheadAttention` as one op: what torch runs, and traces, in eval mode.
+"""`nn.TransformerEncoderLayer` and `nn.MultiheadAttention` as one op, which torch runs and traces in eval mode.
 
-The mask is a bool, True (any number but 0) where attention must not look: 0 for queries × keys, 1 for the keys of each
-sample, 2 for sample × head × query × key. A query that may look nowhere gets NaN from torch, zeros here.
+The mask is a bool, True (any number except 0) where attention is masked: mask type 0 for queries × keys, 1 for the keys
+of each sample, 2 for sample × head × query × key. A query without any allowed key gives NaN in torch, zeros here.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _ENCODER_LAYER_SIGNATURE = (
 
 @PATCH.op("_transformer_encoder_layer_fwd")
 def lower_encoder_layer(context: Any, node: Any) -> None:
-    """Attention and feed-forward, each with a residual; the norms before (norm_first) or after them."""
+    """Lower attention and feed-forward, each with a residual; the norms are before (norm_first) or after them."""
     given = bind_arguments(context, node, _ENCODER_LAYER_SIGNATURE)
     x, eps = given.src, np.float32(to_python(given.eps, node, "eps"))
     if x.rank != 3:
@@ -64,7 +64,7 @@ def lower_encoder_layer(context: Any, node: Any) -> None:
 
 @PATCH.op("_native_multi_head_attention")
 def lower_multi_head_attention(context: Any, node: Any) -> None:
-    """_native_multi_head_attention(query, key, value, ...): what is seen, and the weights."""
+    """Lower _native_multi_head_attention(query, key, value, ...): what is seen, and the weights."""
     given = bind_arguments(
         context,
         node,
@@ -93,7 +93,7 @@ def _project_inputs(given: Any, query: Var, key: Var, value: Var) -> list[Var]:
 
 
 def _compute_attention(node: Any, given: Any, *given_to: Var) -> tuple[Var, Var]:
-    """What each query sees, projected, and the weights it gives to each key: samples × heads × queries × keys."""
+    """Compute the projected attention output, and the attention weights: samples × heads × queries × keys."""
     heads, width = (
         int(to_python(given.num_heads, node, "num_heads")),
         int(to_python(given.embed_dim, node, "embed_dim")),
@@ -113,7 +113,7 @@ def _compute_attention(node: Any, given: Any, *given_to: Var) -> tuple[Var, Var]
 
 
 def _read_mask(node: Any, given: Any) -> Var | None:
-    """The mask as 1 where attention must not look, of a rank that broadcasts with the scores."""
+    """Return the mask as 1 where attention is masked, of a rank that broadcasts with the scores."""
     if given.mask is None:
         return None
     mask = cast_to(cast_to(given.mask, types.bool), types.fp32)
@@ -124,7 +124,10 @@ def _read_mask(node: Any, given: Any) -> Var | None:
 
 
 def _compute_masked_softmax(scores: Var, hidden: Var | None) -> Var:
-    """Finite throughout: -30000 hides as well as -inf does, and the product clears a row that is hidden as a whole."""
+    """Compute the masked softmax with finite numbers only.
+
+    -30000 masks as well as -inf does, and the product sets a completely masked row to zero.
+    """
     if hidden is None:
         return mb.softmax(x=scores, axis=-1)
     shown = mb.sub(x=np.float32(1), y=hidden)

@@ -1,8 +1,8 @@
 """`triu` and `tril` by a mask, and `roll` by two slices.
 
-coremltools takes the triangle of a tensor by subtracting the other one, which makes NaN of inf - inf: the causal mask
-`full(-inf).triu(1)`. Here a constant band selects; of a constant tensor the triangle is a constant. A roll by a known
-shift is two slices put together, for any size: no gather, no range.
+coremltools computes the triangle of a tensor by subtracting the other one, which makes NaN of inf - inf: the causal
+mask `full(-inf).triu(1)`. Here a constant band selects; the triangle of a constant tensor is a constant. A roll by a
+constant shift is a concat of two slices, for any size, without gathers and ranges.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def probe() -> str | None:
 
 @PATCH.op("triu", "tril")
 def lower_triangle(context: Any, node: Any) -> None:
-    """triu(self, diagonal=0), tril(self, diagonal=0)."""
+    """Lower triu(self, diagonal=0), tril(self, diagonal=0)."""
     given = bind_arguments(context, node, "self diagonal=0")
     x, diagonal = given.self, int(to_python(given.diagonal, node, "diagonal"))
     upper = node.kind.startswith("triu")
@@ -59,7 +59,7 @@ def lower_triangle(context: Any, node: Any) -> None:
 
 
 def _make_triangle_mask(x: Var, diagonal: int, upper: bool) -> Var:
-    """True inside the triangle, of a shape that broadcasts to that of `x`."""
+    """Make a mask that is true inside the triangle, of a shape that broadcasts to that of `x`."""
     if has_static_shape(x):
         inside = (np.triu if upper else np.tril)(np.ones(x.shape[-2:], dtype=bool), diagonal)
         return mb.const(val=inside.reshape([1] * (x.rank - 2) + list(inside.shape)))
@@ -72,7 +72,7 @@ def _make_triangle_mask(x: Var, diagonal: int, upper: bool) -> Var:
 
 @PATCH.op("roll")
 def roll(context: Any, node: Any) -> None:
-    """roll(self, shifts, dims=[]): without dimensions, of the flattened tensor."""
+    """Lower roll(self, shifts, dims=[]): without dimensions, of the flattened tensor."""
     given = bind_arguments(context, node, "self shifts dims=[]")
     x, shifts, axes = given.self, to_python(given.shifts, node, "shifts"), to_python(given.dims, node, "dims")
     shifts, axes = (item if isinstance(item, list) else [] if item is None else [item] for item in (shifts, axes))
@@ -101,7 +101,10 @@ def _roll_axis(context: Any, x: Var, shift: int, axis: int) -> Var:
 
 
 def _roll_axis_far(x: Var, shift: int, axis: int) -> Var:
-    """By more than the size may be: a window of the tensor beside itself, from -shift mod size on."""
+    """Roll by a shift that may be larger than the axis.
+
+    Takes the window of two copies of the tensor that starts at -shift mod size.
+    """
     size = get_dims(x)[axis]
     begin = to_size_vector([mb.mod(x=np.int32(-shift), y=size) if place == axis else 0 for place in range(x.rank)])
     window = to_size_vector([size if place == axis else -1 for place in range(x.rank)])

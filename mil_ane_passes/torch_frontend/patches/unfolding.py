@@ -1,8 +1,8 @@
-"""`Tensor.unfold(dim, size, step)`: the windows of one dimension, the inside of a window as a last dimension.
+"""`Tensor.unfold(dim, size, step)`: the windows of one dimension, with the elements of a window as last dimension.
 
-Of a known size, the windows are slices put together: whole windows, or every step-th element where that makes fewer
-slices. Of a flexible size, or of very many windows, they are `sliding_windows`. Windows of a tensor of rank 5 have rank
-6, which `ane.convert` does in fewer axes where what reads them allows.
+With a constant size, the result is a concat of slices: whole windows, or every step-th element where that needs fewer
+slices. With a flexible size, or very many windows, it is `sliding_windows`. Windows of a tensor of rank 5 have rank 6,
+which `ane.convert` computes with fewer axes where their users allow it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from ..lowering import add_result, bind_arguments, cast_to, name_result, normali
 PATCH = Patch(code="TORCH149",
               title="`Tensor.unfold` is not implemented", upstream=("none known",))
 
+#: the most slices of one concat; for more windows `sliding_windows` is used
 _MAX_SLICES = 64
 
 
 @PATCH.op("unfold", "unfold_copy")
 def unfold(context: Any, node: Any) -> None:
-    """unfold(self, dimension, size, step)."""
+    """Lower unfold(self, dimension, size, step)."""
     given = bind_arguments(context, node, "self dimension size step")
     x = given.self
     size, step = to_python(given.size, node, "size"), to_python(given.step, node, "step")
@@ -48,7 +49,7 @@ def unfold(context: Any, node: Any) -> None:
 
 
 def _slice_strided(x: Var, axis: int, start: int, count: int, step: int) -> Var:
-    """`count` elements from `start` on, every `step`-th."""
+    """Return `count` elements from `start` on, every `step`-th."""
     here = [place == axis for place in range(x.rank)]
     return mb.slice_by_index(x=x, begin=[start if this else 0 for this in here],
                              end=[start + (count - 1) * step + 1 if this else 0 for this in here],

@@ -1,8 +1,9 @@
 """`matmul` with a vector on either side: a row or a column of a matrix.
 
-MIL's matmul takes a vector on the left only of another of its rank; coremltools hands it over all the same. torch puts
-the missing axis in and takes it out again: (n) @ (..., n, m) = ((1, n) @ (..., n, m)) without the row. A product with a
-const matrix is a `linear` for coremltools, which knows no ints; here only one of floats is.
+MIL's matmul supports a vector on the left only with another vector; coremltools passes it on nevertheless. torch
+inserts the missing axis and removes it again: (n) @ (..., n, m) = ((1, n) @ (..., n, m)) without the row. coremltools
+makes a `linear` of a product with a const matrix, which does not support ints; here only a product of floats becomes
+one.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def probe() -> str | None:
 
 @PATCH.op("matmul", "mm", "bmm", "mv", "dot")
 def matmul(context: Any, node: Any) -> None:
-    """matmul(self, other), mm(self, mat2), mv(self, vec), dot(self, tensor)."""
+    """Lower matmul(self, other), mm(self, mat2), mv(self, vec), dot(self, tensor)."""
     second = {"mm": "mat2", "bmm": "mat2", "mv": "vec", "dot": "tensor"}.get(node.kind, "other")
     given = bind_arguments(context, node, f"self {second}")
     x, y = given.self, getattr(given, second)

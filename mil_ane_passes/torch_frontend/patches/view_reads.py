@@ -1,6 +1,7 @@
 """diagonal, narrow and unbind for any axes and offsets, computed starts and flexible sizes.
 
-coremltools has diagonal for the first two axes without an offset, and narrow and unbind for known sizes.
+coremltools supports diagonal only for the first two axes without an offset, and narrow and unbind only for constant
+sizes.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def probe() -> str | None:
 
 @PATCH.op("narrow", "narrow_copy")
 def narrow(context: Any, node: Any) -> None:
-    """narrow(self, dim, start, length)"""
+    """Lower narrow(self, dim, start, length)"""
     given = bind_arguments(context, node, "self dim start length")
     x = given.self
     axis = normalize_axis(to_python(given.dim, node, "dim"), x.rank)
@@ -56,7 +57,7 @@ def narrow(context: Any, node: Any) -> None:
 
 @PATCH.op("unbind", "unbind_copy")
 def unbind(context: Any, node: Any) -> None:
-    """unbind(self, dim): a list of slices."""
+    """Lower unbind(self, dim): a list of slices."""
     given = bind_arguments(context, node, "self dim=0")
     x = given.self
     axis = normalize_axis(to_python(given.dim, node, "dim"), x.rank)
@@ -76,7 +77,7 @@ def _select_index(x: Var, axis: int, index: int, others: list[bool]) -> Var:
 
 @PATCH.op("diagonal", "diagonal_copy")
 def diagonal(context: Any, node: Any) -> None:
-    """diagonal(self, offset, dim1, dim2): of the matrices made of the two axes, as the last axis."""
+    """Lower diagonal(self, offset, dim1, dim2): of the matrices made of the two axes, as the last axis."""
     given = bind_arguments(context, node, "self offset=0 dim1=0 dim2=1")
     x, rank = given.self, given.self.rank
     offset = to_python(given.offset, node, "offset")
@@ -94,7 +95,7 @@ def diagonal(context: Any, node: Any) -> None:
 
 
 def _read_diagonal_by_stride(matrices: Var, offset: int, rows: int, columns: int) -> Var:
-    """With each matrix as one row, its diagonal is every (columns + 1)-th element."""
+    """Read diagonals from matrices flattened to one row, where they are every (columns + 1)-th element."""
     count = max(0, min(rows, columns - offset) if offset >= 0 else min(rows + offset, columns))
     first = offset if offset >= 0 else -offset * columns
     flat = mb.reshape(x=matrices, shape=to_size_vector([*get_dims(matrices)[:-2], rows * columns]))
@@ -106,7 +107,10 @@ def _read_diagonal_by_stride(matrices: Var, offset: int, rows: int, columns: int
 
 
 def _read_diagonal_by_sum(matrices: Var) -> Var:
-    """The sum over each row of what is on the diagonal and zeros: exact, the size is not needed."""
+    """Read diagonals as row sums of the matrix with zeros off the diagonal.
+
+    The sums are exact, and the size may be dynamic.
+    """
     size = get_dims(matrices)[-1]
     numbers = mb.range_1d(start=0, end=size, step=1)
     there = mb.equal(x=mb.expand_dims(x=numbers, axes=[1]), y=mb.expand_dims(x=numbers, axes=[0]))

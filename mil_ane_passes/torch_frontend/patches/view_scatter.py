@@ -1,8 +1,8 @@
 """Writes through views as values: slice_scatter, select_scatter, diagonal_scatter, copy.
 
-torch.export and our own functionalisation of TorchScript both end in these. coremltools lowers them to a reshape and
-`scatter`, which leaves the ANE, fails for flexible sizes and writes the wrong elements for some axes; here they are
-slices and `concat`, `slice_update` (iOS18) or a select between the old and the new.
+Programs of torch.export and our own functionalization of TorchScript both contain these ops. coremltools lowers them to
+a reshape and `scatter`, which is unsupported on the ANE, fails for flexible sizes and writes the wrong elements for
+some axes. Here they are slices and `concat`, `slice_update` (iOS18) or a select between the old and the new.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def probe() -> str | None:
 
 @PATCH.op("slice_scatter")
 def slice_scatter(context: Any, node: Any) -> None:
-    """slice_scatter(self, src, dim, start, end, step)"""
+    """Lower slice_scatter(self, src, dim, start, end, step)"""
     given = bind_arguments(context, node, "self src dim=0 start=None end=None step=1")
     axis = normalize_axis(to_python(given.dim, node, "dim"), given.self.rank)
     new = assign_slice(
@@ -63,7 +63,7 @@ def slice_scatter(context: Any, node: Any) -> None:
 
 @PATCH.op("select_scatter")
 def select_scatter(context: Any, node: Any) -> None:
-    """select_scatter(self, src, dim, index)"""
+    """Lower select_scatter(self, src, dim, index)"""
     given = bind_arguments(context, node, "self src dim index")
     axis = normalize_axis(to_python(given.dim, node, "dim"), given.self.rank)
     update = mb.expand_dims(x=given.src, axes=[axis]) if given.src.rank else mb.reshape(x=given.src, shape=[1])
@@ -79,9 +79,9 @@ def select_scatter(context: Any, node: Any) -> None:
 
 @PATCH.op("copy")
 def copy(context: Any, node: Any) -> None:
-    """copy(self, src): src in the shape and dtype of self."""
+    """Lower copy(self, src): src in the shape and dtype of self."""
     given = bind_arguments(context, node, "self src non_blocking=False")
-    if 0 in given.self.shape:  # nothing to write to, and no tile makes nothing of something
+    if 0 in given.self.shape:  # nothing to write to; a tile cannot make an empty tensor
         add_result(context, node, mb.identity(x=given.self, name=node.name))
         return
     source = cast_to(to_tensor(given.src), given.self.dtype)
@@ -90,7 +90,7 @@ def copy(context: Any, node: Any) -> None:
 
 @PATCH.op("diagonal_scatter")
 def diagonal_scatter(context: Any, node: Any) -> None:
-    """diagonal_scatter(self, src, offset, dim1, dim2): element (i, i + offset) of each matrix is src[..., i]."""
+    """Lower diagonal_scatter(self, src, offset, dim1, dim2): element (i, i + offset) of each matrix is src[..., i]."""
     given = bind_arguments(context, node, "self src offset=0 dim1=0 dim2=1")
     x, rank = given.self, given.self.rank
     first, second = (normalize_axis(to_python(dim, node, "dim"), rank) for dim in (given.dim1, given.dim2))
@@ -107,7 +107,7 @@ def diagonal_scatter(context: Any, node: Any) -> None:
 
 
 def _pad_diagonal_rows(line: Var, rows: Any, before: int, node: Any) -> Var:
-    """The diagonal's elements at the rows they stand in; the other rows hold zeros, which nothing reads."""
+    """Place the diagonal's elements in their rows; the other rows contain zeros, which nothing reads."""
     length = line.shape[-1]
     if not isinstance(rows, int) or not isinstance(length, int | np.integer):
         if before == 0 and rows is not None and get_dims(line)[-1] is not None and line.shape[-1] == _get_symbol(rows):

@@ -2,8 +2,8 @@
 
 coremltools fuses `select`/`slice` chains in front of `copy_` and `fill_` and drops their `dim`, assuming axes 0, 1, 2
 in order; `x[..., -1] = 0` then writes another axis. Every other in-place op on a view (`x[:, 1:3].clamp_()`,
-`x.view(-1)[0] = 1`, `x[:, idx] += 1`) changes only the view: the write to `x` is dropped, silently, and a KV cache
-never fills. Here the TorchScript graph is made functional before coremltools sees it.
+`x.view(-1)[0] = 1`, `x[:, idx] += 1`) changes only the view: the write to `x` is dropped, silently, and a KV cache is
+never filled. Here the TorchScript graph is functionalized before coremltools reads it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def probe() -> str | None:
 
 @PATCH.replace_function(_GRAPH_MODULE, "_expand_and_optimize_ir")
 def expand_and_optimize_ir(host: Callable[..., Any], torchscript: Any) -> Any:
-    """coremltools' inlined graph, made for the module and its inputs, without in-place writes."""
+    """Make coremltools' inlined graph, specialized for the module and its inputs, without in-place writes."""
     graph, parameters, buffers = host(torchscript)
     specialize_graph(graph, torchscript, parameters)
     write_complex_constants(graph)
@@ -65,7 +65,7 @@ def expand_and_optimize_ir(host: Callable[..., Any], torchscript: Any) -> Any:
 
 @PATCH.replace_function(_GRAPH_MODULE, "InternalTorchIRNode.from_torchscript_node")
 def from_torchscript_node(host: Callable[..., Any], cls: Any, node: Any, parent: Any) -> Any:
-    """Keeps the source line beside each node, for what errors say; a literal's is that of what is in it."""
+    """Record the source line of each node for error messages; a literal has the line of its contents."""
     made = host(cls, node, parent)
     sources = (each.sourceRange() for each in (node, *(value.node() for value in node.inputs())))
     made.meta = {**(made.meta or {}), "source": next(filter(None, sources), "")}
@@ -74,9 +74,9 @@ def from_torchscript_node(host: Callable[..., Any], cls: Any, node: Any, parent:
 
 @PATCH.op(UPDATE_ATTRIBUTE)
 def update_attribute(context: Any, node: Any) -> None:
-    """(buffer, value): the module's buffer holds `value` from now on; also in the next call, if it is a state.
+    """Lower (buffer, value): the module's buffer holds `value` from now on; also in the next call, if it is a state.
 
-    An undeclared buffer is a constant to coremltools, whose tests ask for just that; so this is a warning, no error.
+    An undeclared buffer is a constant to coremltools, whose tests require this; so this is a warning, not an error.
     """
     buffer, value = node.inputs
     state = context.name_to_source_state.get(buffer)
@@ -100,7 +100,7 @@ def update_attribute(context: Any, node: Any) -> None:
 
 @PATCH.op(LOSE_ATTRIBUTE)
 def lose_attribute(context: Any, node: Any) -> None:
-    """(buffer): whether the buffer was written is not known, which only matters where it is a state."""
+    """Lower (buffer): it is unknown whether the buffer was written. Raises NotConverted if it is a state."""
     (buffer,) = node.inputs
     if buffer in context.name_to_source_state:
         raise NotConverted.at(node, f"writes to what may be the state '{buffer}' or a copy of it",
@@ -109,6 +109,6 @@ def lose_attribute(context: Any, node: Any) -> None:
 
 
 def _is_read(buffer: Any) -> bool:
-    """Whether anything depends on what the buffer held before the call."""
+    """Return whether anything depends on the buffer's value before the call."""
     return any(use.user.kind() != UPDATE_ATTRIBUTE and _SHAPE_ONLY_INPUTS.get(use.user.kind()) != use.offset
                for use in buffer.uses())

@@ -1,6 +1,6 @@
-"""`x.transpose(0, 1).sum()`: a reduction over all axes behind a transpose.
+"""`x.transpose(0, 1).sum()`: a reduction over all axes after a transpose.
 
-coremltools' pass that moves transposes asks each reduction for its `axes`, which one over everything does not have.
+coremltools' pass that moves transposes reads `axes` of each reduction, which a reduction over all axes does not have.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def probe() -> str | None:
 
 @PATCH.replace_function(_PASS_MODULE, "_TransformReduceMean.__init__")
 def initialize_reduction(host: Callable[..., Any], reduction: Any, **given: Any) -> None:
-    """As coremltools, but a reduction may have no axes."""
+    """Initialize as coremltools does, but accept a reduction without axes."""
     if given["op"].inputs.get("axes") is not None:
         host(reduction, **given)
         return
@@ -44,5 +44,8 @@ def initialize_reduction(host: Callable[..., Any], reduction: Any, **given: Any)
 
 @PATCH.replace_function(_PASS_MODULE, "_TransformReduceMean.can_transpose_pass")
 def can_transpose_pass(host: Callable[..., bool], reduction: Any) -> bool:
-    """No transpose moves past a reduction of everything: it would have nothing to transpose."""
+    """Return whether a transpose can move past this reduction.
+
+    It never moves past a reduction of all axes, which has nothing to transpose.
+    """
     return reduction.axes_var is not None and host(reduction)
