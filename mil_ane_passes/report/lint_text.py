@@ -137,7 +137,7 @@ def _format_group(report: LintReport, group: FindingGroup, shown: int | None) ->
     lines += [f"  Core ML says: {message}" for message in messages[:2]]
     lines += [f"  {line}" for line in _iterate_fix_lines(report, group.findings)]
     reasons = dict.fromkeys(item.not_fixed_because for item in group.findings if item.not_fixed_because)
-    lines += _limit_lines([f"  not by {reason}" for reason in reasons], shown)
+    lines += _limit_lines([f"  not fixed by {reason}" for reason in reasons], shown)
     return (
         lines
         if brief

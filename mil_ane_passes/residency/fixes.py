@@ -53,7 +53,8 @@ def _attach_fix(
     A rewrite that fires somewhere may fix this op, too: an entire region is reported at one of its ops.
     """
     if hit.fixed_by:
-        return replace(item, fixed_by=hit.fixed_by), set()
+        name = hit.fixed_by.partition("{")[0]
+        return replace(item, fixed_by=hit.fixed_by), {(name, op) for op in hit.covers if name in answers.get(op, ())}
     known = fixes_for(type(item.rule))
     types = {op.op_type for op in hit.covers}
     # A rewrite that looks at some of the rule's own op types does not fix the others. One that looks at readers of such
