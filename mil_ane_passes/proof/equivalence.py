@@ -5,7 +5,8 @@ This is the one module in which runtime and rewrites meet.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from coremltools.converters.mil.mil import Program, Var, types
 
 from ..core.contract import Exactness
 from ..core.errors import InputError, LimitReached
+from ..core.option_spelling import format_option
 from ..core.query import iterate_ops
 from ..core.text_format import escape_text, format_count, format_lines, format_short_repr
 from ..runtime.quirks.base import Quirk
@@ -258,6 +260,7 @@ def compare_programs(
     new = execute_plans(after, made, precisions, lambda text: progress(f"after, {text}"), quirks)
     report = _judge_with_adjustments(before, old, new, promised, precisions)
     report.quirks, report.notes = tuple(quirks), [*report.notes, *[WIDTHS_NOTE] * bool(across)]
+    report.notes += _describe_extreme_feeds(report, made, promised)
     if report.equal:
         unknown = differing(before, after, outputs_without_numbers(before, old.runs))
         report.leave_open(lost or _not_entered(before, after, old, new), unknown)
@@ -266,6 +269,24 @@ def compare_programs(
         _locate_first_difference(report, made, lambda plan, case: find_first_difference(
             before, after, plan, case.precision, exactness, case.failed, quirks=quirks, mapping=mapping))
     return report
+
+
+def _describe_extreme_feeds(report: VerifyReport, plans: Sequence[Plan], promised: Strictness) -> Iterator[str]:
+    """Say which extreme feeds were left out, and whether a difference shows on extreme feeds alone.
+
+    A rewrite may state the inputs for which it holds. A later comparison of two files does not know that statement, so
+    both have to say what they judged.
+    """
+    low, high = promised.within
+    extreme = {(plan.function, plan.label): plan.adversarial for plan in plans if plan.adversarial}
+    if extreme and (low > 0 or high < math.inf):
+        least = f"from {low:g} " if low > 0 else ""
+        yield f"extreme feeds were limited to inputs {least}up to {high:g}, for which the rewrites hold"
+    failing = {(case.function, case.feeds) for case in report.cases if not case.passed}
+    if failing and failing <= set(extreme):
+        kinds = ", ".join(dict.fromkeys(str(extreme[each]) for each in sorted(failing)))
+        yield (f"the difference shows on extreme feeds only ({kinds}), which may exceed what fp16 holds; "
+               f"{format_option('feeds')} compares on the values that occur")
 
 
 def _not_entered(before: Program, after: Program, old: Execution, new: Execution) -> str:

@@ -253,7 +253,7 @@ def test_explain_shows_the_page(key, capsys):
     assert main(["explain", key]) == 0
     text = capsys.readouterr().out
     assert text.startswith("ANE301 conv-transpose-1d-bias\npass: ane::lift_conv_transpose_1d (bitwise, preset safe)\n")
-    assert "\nbefore\n" in text and "axis=-1  Where the dummy axis goes" in text and "<https://" in text
+    assert "\nbefore\n" in text and "axis=-1  Position of the dummy axis" in text and "<https://" in text
     assert main(["explain", key, "--format", "json"]) == 0
     data = strict(capsys.readouterr().out)
     assert (data["schema"], data["command"], data["code"], data["options"]) == (1, "explain", "ANE301", {"axis": -1})

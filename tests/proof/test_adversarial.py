@@ -385,3 +385,27 @@ def test_what_rewrites_make_of_their_examples_passes(name):
     for example in fired:
         report = ane.rewrite(example.build(), passes=spelt(example.options), target="m4", max_growth=None)
         assert report.status != "not verified", (example.name, str(report.verify))
+
+
+def build_masked_attention():
+    mask = np.triu(np.full((6, 6), -np.inf, np.float16), 1)
+
+    def body(x, z):
+        scores = mb.add(x=mb.matmul(x=x, y=z, transpose_y=True), y=mask)
+        return mb.softmax(x=scores, axis=-1, name="y")
+
+    return build_program(body, x=(6, 4), z=(6, 4))
+
+
+def test_both_comparisons_say_what_extreme_feeds_they_judge():
+    """rewrite knows the inputs for which finite_mask holds; verify of the two results does not, and says what to do."""
+    before = build_masked_attention()
+    report = ane.rewrite(before, passes="finite_mask", target="m4")
+    assert report.verify.equal and any(
+        note.startswith("extreme feeds were limited to inputs up to ") for note in report.verify.notes)
+    again = ane.verify(before, report.package, fixes_nonfinite=True)
+    assert again.status == "different"
+    (note,) = [note for note in again.notes if "shows on extreme feeds only" in note]
+    assert "feeds= compares on the values that occur" in note
+    feeds = {name: np.random.default_rng(0).standard_normal((6, 4)) for name in ("x", "z")}
+    assert ane.verify(before, report.package, feeds=feeds, fixes_nonfinite=True).equal
