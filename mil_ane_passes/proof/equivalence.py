@@ -35,7 +35,7 @@ from .execution import (
     execute_plans,
 )
 from .feeds import get_symbol_sizes
-from .interface_widths import find_interface_widths, round_feeds, round_results
+from .interface_widths import find_interface_widths, holds_floats, round_feeds, round_results
 from .propagate import MOVED, NOT_JUDGED, RAISED, departing, largest_moves, made_of_nan, made_of_roundings
 
 __all__ = ["Case", "VerifyReport", "compare_programs", "compare_with_pipeline", "judge_executions"]
@@ -508,5 +508,4 @@ def _format_interface(ends: Collection[Var], widths: bool) -> str:
 def _format_dtype(var: Var, widths: bool) -> str:
     if types.is_list(var.sym_type) or types.is_dict(var.sym_type):
         return ""
-    loose = widths and types.is_tensor(var.sym_type) and types.is_float(var.dtype)
-    return ": a float" if loose else f": {types.builtin_to_string(var.dtype)}"
+    return ": a float" if widths and holds_floats(var) else f": {types.builtin_to_string(var.dtype)}"

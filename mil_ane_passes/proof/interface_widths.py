@@ -11,7 +11,7 @@ from coremltools.converters.mil.mil import Program, Var, types
 
 from .execution import Execution, Plan
 
-__all__ = ["InterfaceWidths", "find_interface_widths", "round_feeds", "round_results"]
+__all__ = ["InterfaceWidths", "find_interface_widths", "holds_floats", "round_feeds", "round_results"]
 
 Array = np.ndarray[Any, Any]
 
@@ -82,10 +82,13 @@ def round_results(found: Execution, across: Mapping[str, InterfaceWidths]) -> st
 
 
 def _find_changed_widths(old: Iterable[Var], new: Iterable[Var]) -> dict[str, np.dtype[Any]]:
-    pairs = [(one, other) for one, other in zip(old, new)
-             if types.is_tensor(one.sym_type) and types.is_tensor(other.sym_type)]
-    return {other.name: np.dtype(types.nptype_from_builtin(other.dtype)) for one, other in pairs
-            if one.dtype != other.dtype and types.is_float(one.dtype) and types.is_float(other.dtype)}
+    return {other.name: np.dtype(types.nptype_from_builtin(other.dtype)) for one, other in zip(old, new)
+            if one.dtype != other.dtype and holds_floats(one) and holds_floats(other)}
+
+
+def holds_floats(var: Var) -> bool:
+    """Whether `var` is a tensor or a scalar of floats: in MIL, what has rank 0 is a scalar, not a tensor."""
+    return (types.is_tensor(var.sym_type) or types.is_scalar(var.sym_type)) and bool(types.is_float(var.dtype))
 
 
 def _round_to_dtype(value: Array, dtype: np.dtype[Any]) -> Array:

@@ -77,6 +77,25 @@ def test_floats_of_another_width_are_fed_and_compared_as_the_narrower_holds_them
         compare_programs(wide(), narrow())
 
 
+def total(factor, dtype):
+    def body(x):
+        whole = mb.reduce_sum(x=mb.mul(x=x, y=np.float32(factor)), keep_dims=False)
+        return mb.identity(x=whole, name="y") if dtype == "fp32" else mb.cast(x=whole, dtype=dtype, name="y")
+
+    return plain(body)
+
+
+def test_with_widths_outputs_of_rank_0_are_compared_as_well():
+    """A scalar is no tensor in MIL; `edit --io fp16` changes it all the same."""
+    how = {"precisions": ("float64", "float16"), "widths": True}
+    assert find_interface_widths(total(2, "fp32"), total(2, "fp16"))["main"].outputs == {"y": np.dtype(np.float16)}
+    assert compare_programs(total(2, "fp32"), total(2, "fp16"), **how).equal_bits
+    assert compare_programs(total(2, "fp16"), total(2, "fp32"), **how).status == "equal"
+    assert compare_programs(total(2, "fp32"), total(2.01, "fp16"), **how).status == "different"
+    with pytest.raises(InputError, match="different inputs or outputs"):
+        compare_programs(total(2, "fp32"), total(2, "int32"), **how)
+
+
 def test_with_widths_other_dtypes_still_have_to_agree():
     whole = build_program(lambda x: mb.cast(x=x, dtype="int32", name="y"), dtype=types.fp32, x=(1, 4))
     with pytest.raises(InputError, match="different inputs or outputs"):
