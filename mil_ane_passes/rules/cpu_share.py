@@ -25,7 +25,7 @@ class CpuShare(PlanRule):
 
     code, slug = "ANE516", "all-on-the-cpu"
     level, confidence = "note", "high"
-    advice = "Mend the refused ops that cut off the stretch named; if there are none, the model is too small to pay."
+    advice = "Fix the refused ops that cut off the stretch named; if there are none, the model is too small to pay."
     evidence = (
         COST_MODEL,
         Community("every op is reported as supported by the ANE, and the CPU is preferred all the same",

@@ -25,13 +25,13 @@ class PingPong(PlanRule):
     when    A function with at least `changes` transitions. One finding for each, the CPU partitions that cost most
             first, each with the ops that are unsupported there. A partition costs its own time, two changes and an
             entry.
-    fix     Mend the partitions in the order given: the findings at the ops named say how. One fixed partition saves
+    fix     Fix the partitions in the order given: the findings at the ops named say how. One fixed partition saves
             all it costs. Where none can be fixed, moving refused ops next to one another joins their partitions.
     """
 
     code, slug = "ANE509", "ping-pong"
     confidence = "high"
-    advice = "Mend the refused ops of the CPU partitions named, the costliest first."
+    advice = "Fix the refused ops of the CPU partitions named, the costliest first."
     evidence = (
         COST_MODEL,
         cite_2020_layer_list(
