@@ -213,6 +213,10 @@ class Rule:
         """Match one op whose type is in `roots`; guards come first, one precondition a line, each with a reason."""
         raise AssertionError(f"{type(self).__name__} must define match()")
 
+    def reports_op(self, op: Operation) -> bool:
+        """Return whether a finding of this rule covers `op`; a rule about blocks or plans overrides it where it can."""
+        return op.op_type in self.roots and isinstance(self.match(op), Hit)
+
     def examples(self) -> Iterable[Example]:
         """Yield programs that the rule matches and programs that it must not.
 
@@ -282,8 +286,7 @@ class Rewrite(Rule):
         for problem in self.fixes:
             rule = problem()
             rule._generations = self._generations
-            if op.op_type in problem.roots and any(map(problem.targets.includes, self._generations)) \
-                    and isinstance(rule.match(op), Hit):
+            if any(map(problem.targets.includes, self._generations)) and rule.reports_op(op):
                 return problem
         return type(self)
 

@@ -61,6 +61,9 @@ class Int32Ops(BlockRule):
                 elif ops:
                     yield Hit(ops[0], note=f"{_format_note(ops, members)}; not measured", sure=False, covers=ops)
 
+    def reports_op(self, op: Operation) -> bool:
+        return check_integer_support(op) is not None
+
     def examples(self) -> Iterable[Example]:
         yield Example("indices", _build_wrapped_gather)
         yield Example("arithmetic", lambda: build_program(

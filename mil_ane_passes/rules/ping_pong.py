@@ -85,4 +85,4 @@ def _format_note(rows: list[Row], changes: int, inner: list[CpuPartition]) -> st
 
 
 def _describe_stranded_ops(island: CpuPartition) -> str:
-    return f"{format_count(len(island.stranded), 'op')} dragged along, " if island.stranded else ""
+    return f"{format_count(len(island.stranded), 'stranded op')}, " if island.stranded else ""

@@ -17,7 +17,7 @@ from ._unsupported_ops import M1_TO_M5, is_any_admitted, make_unsupported_hit
 class RandomNumbers(Rule):
     """The model draws random numbers.
 
-    why     Core ML on an M4 rejects random_normal. The ANE's compiler, asked without Core ML, takes no random op on
+    why     Core ML on an M4 rejects random_normal. The ANE's compiler, asked without Core ML, supports no random op on
             any generation but random_uniform, and that on M3 and later only; Core ML was not asked about it.
     when    random_normal, random_uniform, random_bernoulli and random_categorical.
     fix     Draw outside and pass the numbers in as an input: any seed can then be repeated, too. Noise that may be the

@@ -11,7 +11,7 @@ from tests.versions.needs import coremltools_from
 
 ROWS = read_record()
 UNCHANGED_UNSUPPORTED = {("BigVGAN", "m1"): "sin", ("DAC decoder", "m1"): "sin"}
-"""Where as many ops are refused as before, and which: M1 takes no sin, and no exact form of it is known."""
+"""Where as many ops are unsupported as before, and which: sin is unsupported on M1 and has no exact form."""
 CORRECT_RESULT = ArchitectureResult(
     "name", "m4", (10, 8), (100, 100), (3, 1), (3, 1), (0.2, 0.1), 0.2, (2, 1), "rounding", (1e-3, 1e-3)
 )

@@ -46,7 +46,7 @@ def rules() -> str:
         if rule.refuses and not issubclass(rule, Rewrite):
             fixes = ", ".join(named(fix.name) for fix in fixes_for(rule))
             rows.append((short(rule), rule.summary(), fixes or rule.advice, witnesses([rule])))
-    return markdown(("ANE", "what", "what takes its place", "on whose word"), rows)
+    return markdown(("code", "problem", "fix", "evidence"), rows)
 
 
 def rewrites() -> str:
@@ -55,7 +55,7 @@ def rewrites() -> str:
     rows = [(short(rule), f"`{rule.name}`{fired(rule.name)}", f"{rule.preset}, {rule.exactness.value}", rule.summary())
             for rule in by_code()
             if issubclass(rule, Rewrite) and rule.name not in answers and rule.preset != "named"]
-    return markdown(("ANE", "rewrite (places / models)", "preset, exactness", "what it does"), rows)
+    return markdown(("code", "rewrite (matches / models)", "preset, exactness", "what it does"), rows)
 
 
 def asked_for() -> str:
@@ -72,7 +72,7 @@ def findings() -> str:
                  if rule.code[3] == digit and not rule.refuses and not issubclass(rule, Rewrite)]
         names = ", ".join(f"{short(rule)} `{rule.name}`" for rule in found)
         rows += [(f"{digit}xx", f"{title}: {names}", witnesses(found))] if found else []
-    return markdown(("ANE", "findings without a rewrite", "on whose word"), rows)
+    return markdown(("codes", "findings without a rewrite", "evidence"), rows)
 
 
 def agreement() -> str:

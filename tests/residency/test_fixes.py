@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from coremltools.converters.mil.mil import Builder as mb
 
 import mil_ane_passes as ane
 from mil_ane_passes.core.examples import build_program
-from mil_ane_passes.core.registry import find_rewrite, get_all_rules
+from mil_ane_passes.core.registry import find_rewrite, get_all_rewrites, get_all_rules
 
 CUMSUM, FIX = get_all_rules()["cumsum"], find_rewrite("triangle_cumsum")
 
@@ -70,3 +71,24 @@ def test_a_rule_that_knows_which_of_its_ops_a_rewrite_leaves_alone_is_believed()
     found = ane.lint(build_program(body, x=(1, 2, 4, 4), at=(1, 3, 3, 2)), target="m1", select="texture_ops").findings
     said = {item.value: (item.fix["pass"], item.not_fixed_because) for item in found}
     assert said == {"sampled": (None, "sliced_pad: for pad only"), "padded": ("ane::sliced_pad", "")}
+
+
+@pytest.mark.parametrize("target", ["m1", "m4"])
+@pytest.mark.parametrize("name", [
+    name for name, rule in get_all_rewrites().items() if rule.fixes and not rule.interface])
+def test_lint_and_rewrite_report_one_code_for_one_kind_of_op(name, target):
+    """Where lint reports a problem that the rewrite fixes, the rewrite reports it under the same code."""
+    fix, compared = find_rewrite(name), 0
+    for example in (each for each in fix().examples() if each.reason is None):
+        source = example.build()
+        report = ane.lint(source, target=target)
+        kinds = {row.index: row.op.op_type for row in report.plan.rows}
+        problems = [item for item in report.findings if item.rule in fix.fixes]
+        linted = {(kinds[index], item.rule.code) for item in problems for index in item.covers}
+        passes = {name: {key: str(value).lower() for key, value in example.options.items()}}
+        for trace in ane.rewrite(source, passes=passes, target=target, verify=False, max_growth=None).traces:
+            for fired in trace.fired:
+                codes = {code for kind, code in linted if kind == fired.op_type}
+                assert not codes or fired.code in codes, (example.name, fired, codes)
+                compared += bool(codes)
+    assert compared or name not in {"triangle_cumsum", "int_casts", "fold_constants", "unroll_lstm"}

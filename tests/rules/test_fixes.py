@@ -17,7 +17,7 @@ def found(report, name):
     return [item for item in report.findings if item.rule.name == name]
 
 
-def mended(built, name):
+def lint_and_fix(built, name):
     """The findings of a rule before, and after the pass that the first one names."""
     before = found(ane.lint(built), name)
     spec = before[0].fix["pass"].removeprefix("ane::")
@@ -25,12 +25,12 @@ def mended(built, name):
 
 
 @pytest.mark.parametrize("mixed", [False, True])
-def test_fp32_is_mended_also_where_the_rest_is_fp16(mixed):
+def test_fp32_is_fixed_also_where_the_rest_is_fp16(mixed):
     def body(x):
         y = Builder.tanh(x=Builder.mul(x=x, y=np.float32(0.5)))
         return Builder.relu(x=Builder.cast(x=y, dtype="fp16"), name="y") if mixed else Builder.relu(x=y, name="y")
 
-    spec, before, after = mended(build_program(body, dtype=types.fp32, x=(2, 3)), "fp32_compute_left")
+    spec, before, after = lint_and_fix(build_program(body, dtype=types.fp32, x=(2, 3)), "fp32_compute_left")
     assert spec == ("fp16_compute{mixed=true}" if mixed else "fp16_compute")
     assert len(before) == 1 and f"ane::{spec} turns them to fp16" in before[0].reason and not after
 
@@ -39,7 +39,7 @@ def test_fp16_in_another_function_does_not_count():
     """The pass judges each function by itself, as the rule does."""
     whole = build_program(lambda x: Builder.tanh(x=x, name="y"), dtype=types.fp32, x=(2, 3))
     whole.add_function("other", build_program(lambda x: Builder.relu(x=x, name="y"), x=(2, 3)).functions["main"])
-    spec, before, after = mended(whole, "fp32_compute_left")
+    spec, before, after = lint_and_fix(whole, "fp32_compute_left")
     assert spec == "fp16_compute" and len(before) == 1 and not after
 
 
@@ -52,7 +52,7 @@ def test_a_slope_in_fp32_beside_fp16_is_no_fp32_that_was_left():
 def test_a_long_1d_conv_transpose_names_the_pass_that_lays_it_on_the_height():
     built = build_program(lambda x: Builder.conv_transpose(
         x=x, weight=make_weight(4, 2, 16), bias=np.ones(2, np.float16), strides=[8], name="y"), x=(1, 4, 8))
-    spec, before, after = mended(built, "conv_kernel_size")
+    spec, before, after = lint_and_fix(built, "conv_kernel_size")
     assert (spec, len(before), after) == ("lift_conv_transpose_1d", 1, [])
     assert f"fix: mil_ane_passes.rewrite(..., passes='{spec}')" in str(ane.lint(built))
     bare = build_program(lambda x: Builder.conv_transpose(x=x, weight=make_weight(4, 2, 16), name="y"), x=(1, 4, 8))

@@ -134,8 +134,8 @@ def test_ping_pong_counts_changes_and_their_cost_worst_first():
     assert places(plan) == "ACACCCA"
     (hit,) = found("ping_pong", plan)
     assert hit.note == ("4 transitions and 3 entries into the ANE cost 0.875 ms; 2 CPU partitions: 2 tanh at %op3 "
-                        "(1 op dragged along, 30.4 ms), 1 tanh at %op1 (10.4 ms)")
-    assert [op.name for op in hit.covers] == ["op3", "op5", "op1"], "those who are unsupported, not those dragged along"
+                        "(1 stranded op, 30.4 ms), 1 tanh at %op1 (10.4 ms)")
+    assert [op.name for op in hit.covers] == ["op3", "op5", "op1"], "the unsupported ops, not the stranded ones"
     assert not found("ping_pong", plan, changes=5) and found("ping_pong", planned(1, NO, 1), changes=2)
 
 
