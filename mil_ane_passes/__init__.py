@@ -18,17 +18,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ._version import __version__
-from .core.coremltools_setup import register_with_coremltools
-from .core.lazy_import import make_lazy_getattr
+from .passes.coremltools_setup import register_with_coremltools
+from .passes.lazy_import import make_lazy_getattr
 
 if TYPE_CHECKING:
     from . import runtime, torch_frontend
     from .api import calibrate, edit, lint, pipeline, rewrite, run, trace, verify
     from .batching import batch
-    from .core.errors import AnePassesError, InputError, LimitReached, NotSupported, RuleError
-    from .core.locking import exclusive
     from .package import Package, load, save
     from .torch_frontend.convert import convert
+    from .utils.errors import AnePassesError, InputError, LimitReached, NotSupported, RuleError
+    from .utils.locking import exclusive
 
 __all__ = [
     "AnePassesError", "InputError", "LimitReached", "NotSupported", "Package", "RuleError", "__version__", "batch",

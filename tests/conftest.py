@@ -18,7 +18,7 @@ if "PYTEST_XDIST_WORKER_COUNT" in os.environ:  # before torch is there: tests si
     os.environ.setdefault("OMP_NUM_THREADS", str(share))
 
 #: modules of tests that start processes of a minute or more
-LONGEST = ("tests/upstream/", "tests/packaging/", "tests/test_readme.py", "tests/versions/")
+LONGEST = ("tests/lab/upstream/", "tests/packaging/", "tests/test_readme.py", "tests/lab/versions/")
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
 
 
@@ -42,7 +42,7 @@ def pytest_pyfunc_call(pyfuncitem):
     try:
         return (yield)
     except (ValueError, RuntimeError) as error:
-        from tests.versions.needs import unable
+        from tests.lab.versions.needs import unable
 
         if reason := unable(error):
             pytest.skip(reason)
@@ -80,7 +80,7 @@ def clean_registry():
     """Rules that a test adds are forgotten afterwards, by us and by coremltools."""
     from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY
 
-    from mil_ane_passes.core.registry import reset_registry
+    from mil_ane_passes.passes.registry import reset_registry
 
     known = dict(PASS_REGISTRY.passes)
     reset_registry()
@@ -99,4 +99,4 @@ def leaving_out():
 def nothing_left_out(request, monkeypatch):
     """Elsewhere no pass may break an equivalence check: were one left out, the test would pass without it."""
     if "leaving_out" not in request.fixturenames:
-        monkeypatch.setattr("mil_ane_passes.proof.faulty_passes.MAX_PASSES_LEFT_OUT", 0)
+        monkeypatch.setattr("mil_ane_passes.equivalence.faulty_passes.MAX_PASSES_LEFT_OUT", 0)

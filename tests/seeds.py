@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.registry import get_all_rules
-from mil_ane_passes.residency.prediction import predict_plan
+from mil_ane_passes.ane.prediction import predict_plan
+from mil_ane_passes.passes.registry import get_all_rules
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.helpers import torch_outputs
 from tests.rules.helpers import Spelt

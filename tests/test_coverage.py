@@ -1,4 +1,4 @@
-"""What `python -m tests.coverage` makes of a measurement."""
+"""What `python -m tests.lab.coverage` makes of a measurement."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.coverage import BAR, missed, runs, summary, under
+from tests.lab.coverage import BAR, missed, runs, summary, under
 
 SOURCE = """\
 def sign(number):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.query import iterate_ops
+from mil_ane_passes.ir.query import iterate_ops
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 MADE_HERE = FIXTURES / "conv_transpose_1d.mlpackage"

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.contract import Rewrite
-from mil_ane_passes.core.registry import get_all_rules
-from tests.models.whole_table import read_record
+from mil_ane_passes.passes.contract import Rewrite
+from mil_ane_passes.passes.registry import get_all_rules
+from tests.lab.models.whole_table import read_record
+from tests.lab.upstream.__main__ import CaseCounts
+from tests.lab.versions.needs import older_than
 from tests.readme.pages import PAGES, read_page, write_tables
 from tests.readme.tables import ROOT
 from tests.readme.walk import shown_anew, steps
 from tests.torch_frontend.grid.run import table as grid
-from tests.upstream.__main__ import CaseCounts
-from tests.versions.needs import older_than
 
 README = (ROOT / "README.md").read_text()
 RECORDED_WITH = {"coremltools": "9.0", "torch": "2.13.0"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mil_ane_passes.core.registry import get_all_rules
+from mil_ane_passes.passes.registry import get_all_rules
 from mil_ane_passes.testing import CHECKS
 
 

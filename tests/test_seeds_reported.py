@@ -8,7 +8,7 @@ import torch
 from coremltools.converters.mil.mil import Builder, mil_list, types
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.passes.examples import build_program
 from tests.rewrites.helpers import kinds
 from tests.seeds import FLEXIBLE, X, converted, found, held, numbers, refused, rewritten, rows
 

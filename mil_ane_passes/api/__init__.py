@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..core.lazy_import import make_lazy_getattr
+from ..passes.lazy_import import make_lazy_getattr
 
 if TYPE_CHECKING:
     from .calibration import calibrate

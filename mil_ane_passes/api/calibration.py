@@ -25,17 +25,17 @@ from typing import Any
 
 from coremltools.converters.mil.mil import Program
 
-from ..core.budget import DEFAULT_MAX_STEPS, share_budget
-from ..core.contract import ProgramRewrite, Rewrite, Rule
-from ..core.errors import InputError
-from ..core.locking import synchronized
-from ..core.option_spelling import format_option
-from ..core.registry import get_all_rules
-from ..core.targets import parse_target
-from ..proof.calibration import calibrate_program
-from ..proof.execution import build_plans
-from ..proof.user_inputs import Feeds, Ranges, UserInputs
+from ..equivalence.calibration import calibrate_program
+from ..equivalence.execution import build_plans
+from ..equivalence.user_inputs import Feeds, Ranges, UserInputs
+from ..passes.contract import ProgramRewrite, Rewrite, Rule
+from ..passes.registry import get_all_rules
+from ..passes.targets import parse_target
 from ..report.calibrate import CalibrateReport
+from ..utils.budget import DEFAULT_MAX_STEPS, share_budget
+from ..utils.errors import InputError
+from ..utils.locking import synchronized
+from ..utils.option_spelling import format_option
 from .pass_pipeline import DEFAULT_SEEDS
 from .source import Progress, ignore_progress, open_source
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from ..core.errors import InputError
-from ..core.option_spelling import format_option_values
-from ..surgery.contract import Edit
-from ..surgery.dedup_weights import DedupWeights
-from ..surgery.drop_output import DropOutput
-from ..surgery.expose import Expose
-from ..surgery.fix_shape import FixShape
-from ..surgery.io import Io
-from ..surgery.names import strip_percent
-from ..surgery.rename import Rename
-from ..surgery.split_at import SplitAt
+from ..transforms.contract import Edit
+from ..transforms.dedup_weights import DedupWeights
+from ..transforms.drop_output import DropOutput
+from ..transforms.expose import Expose
+from ..transforms.fix_shape import FixShape
+from ..transforms.io import Io
+from ..transforms.names import strip_percent
+from ..transforms.rename import Rename
+from ..transforms.split_at import SplitAt
+from ..utils.errors import InputError
+from ..utils.option_spelling import format_option_values
 
 __all__ = ["FixShapes", "IoTypes", "Names", "make_edits"]
 

@@ -9,16 +9,16 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import InputError
-from ..core.garbage_collection import pause_garbage_collection
-from ..core.locking import synchronized
 from ..package import CopyAhead, check_destination
 from ..package.package_writer import PackageOutput, write_models
 from ..package.weight_plan import WeightPlan
 from ..report.edit import EditReport
-from ..surgery.contract import PART_SUFFIXES, EditRecord, apply_edits, build_part_path
-from ..surgery.document import Document
-from ..surgery.sources import get_source_path, open_document
+from ..transforms.contract import PART_SUFFIXES, EditRecord, apply_edits, build_part_path
+from ..transforms.document import Document
+from ..transforms.sources import get_source_path, open_document
+from ..utils.errors import InputError
+from ..utils.garbage_collection import pause_garbage_collection
+from ..utils.locking import synchronized
 from .edit_list import FixShapes, IoTypes, Names, make_edits
 
 __all__ = ["edit"]

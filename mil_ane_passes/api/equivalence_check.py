@@ -7,13 +7,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..core.contract import Exactness
-from ..core.engine import PassTrace
-from ..core.errors import InputError, NotSupported
-from ..core.option_spelling import format_no_verify_option
-from ..proof.comparison import Strictness
-from ..proof.equivalence import VerifyReport, compare_programs
-from ..proof.user_inputs import UserInputs
+from ..equivalence.comparison import Strictness
+from ..equivalence.equivalence import VerifyReport, compare_programs
+from ..equivalence.user_inputs import UserInputs
+from ..passes.contract import Exactness
+from ..passes.engine import PassTrace
+from ..utils.errors import InputError, NotSupported
+from ..utils.option_spelling import format_no_verify_option
 from .source import OpenedSource, Progress
 
 __all__ = ["CHECK_PRECISIONS", "EquivalenceChecker", "RewrittenCopy", "require_torch"]

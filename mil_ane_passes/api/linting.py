@@ -8,22 +8,22 @@ from dataclasses import replace
 from os import PathLike
 from typing import Any
 
-from ..core.errors import InputError
-from ..core.garbage_collection import pause_garbage_collection
-from ..core.locking import synchronized
-from ..core.rule_selection import configure_rules, select_rule_names
-from ..core.targets import parse_target
+from ..ane.agreement import apply_measurement, compare_with_measurement
+from ..ane.compute_plan import Measurement, MeasurementSource, find_best_match, read_measurements
+from ..ane.fixes import attach_fixes, names_of_fixes
+from ..ane.measured_otherwise import MeasuredOtherwise, iterate_contradictions
+from ..passes.rule_selection import configure_rules, select_rule_names
+from ..passes.targets import parse_target
 from ..report.baseline import read_baseline
 from ..report.lint import LintReport
 from ..report.lint_finding import LintFinding
 from ..residency import predict_plan
-from ..residency.agreement import apply_measurement, compare_with_measurement
-from ..residency.compute_plan import Measurement, MeasurementSource, find_best_match, read_measurements
-from ..residency.fixes import attach_fixes, names_of_fixes
-from ..residency.measured_otherwise import MeasuredOtherwise, iterate_contradictions
-from ..surgery.contract import apply_edits
-from ..surgery.sources import open_document
-from ..surgery.split_at import SplitAt
+from ..transforms.contract import apply_edits
+from ..transforms.sources import open_document
+from ..transforms.split_at import SplitAt
+from ..utils.errors import InputError
+from ..utils.garbage_collection import pause_garbage_collection
+from ..utils.locking import synchronized
 from .source import OpenedSource, open_source
 
 __all__ = ["lint"]

@@ -15,20 +15,20 @@ from typing import Any
 import numpy as np
 from coremltools.converters.mil.mil import types
 
-from ..core.errors import InputError, NotSupported
-from ..core.locking import synchronized
-from ..core.npz import write_npz
-from ..core.option_spelling import choose_spelling, format_option
+from ..equivalence.callable_comparison import get_default_tolerance
+from ..equivalence.execution import Plan, Run, build_plans, execute_plans
+from ..equivalence.user_inputs import UserInputs
 from ..package import save
 from ..package.destination import find_enclosing_package
 from ..package.staging import Staging
 from ..package.swap import move_to_free_path
-from ..proof.callable_comparison import get_default_tolerance
-from ..proof.execution import Plan, Run, build_plans, execute_plans
-from ..proof.user_inputs import UserInputs
 from ..report.mac_folder import MacFolder, format_readme
 from ..runtime.feeds import split_inputs
 from ..runtime.images import array_from_image, pixels_from_array
+from ..utils.errors import InputError, NotSupported
+from ..utils.locking import synchronized
+from ..utils.npz import write_npz
+from ..utils.option_spelling import choose_spelling, format_option
 from .rewriting import rewrite
 from .source import Array, OpenedSource, Progress, ignore_progress, open_source
 

@@ -7,14 +7,14 @@ from typing import Any
 import coremltools as ct
 from coremltools.converters.mil.mil import Program
 
-from ..core import pipeline as passes_of
-from ..core.locking import synchronized
-from ..core.max_growth import DEFAULT_MAX_GROWTH
-from ..core.targets import parse_target
-from ..core.value_ranges import Measure
-from ..proof.execution import build_plans
-from ..proof.range_measurement import make_measurer
-from ..proof.user_inputs import Feeds, Ranges, UserInputs
+from ..equivalence.execution import build_plans
+from ..equivalence.range_measurement import make_measurer
+from ..equivalence.user_inputs import Feeds, Ranges, UserInputs
+from ..ir.value_ranges import Measure
+from ..passes import pipeline as passes_of
+from ..passes.max_growth import DEFAULT_MAX_GROWTH
+from ..passes.targets import parse_target
+from ..utils.locking import synchronized
 from .prediction import make_forecaster, make_guard
 
 __all__ = ["DEFAULT_SEEDS", "make_measures", "pipeline"]

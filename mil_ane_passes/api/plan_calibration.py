@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import InputError
-from ..core.locking import synchronized
-from ..core.option_spelling import choose_spelling, format_option
-from ..core.rule_selection import configure_rules
-from ..core.targets import parse_target
+from ..ane.agreement import compare_with_measurement
+from ..ane.compute_plan import Measurement, MeasurementSource, find_best_match, read_measurements
+from ..passes.rule_selection import configure_rules
+from ..passes.targets import parse_target
 from ..report.calibrate_plan import CalibratePlanReport, PlanComparison
 from ..residency import predict_plan
-from ..residency.agreement import compare_with_measurement
-from ..residency.compute_plan import Measurement, MeasurementSource, find_best_match, read_measurements
+from ..utils.errors import InputError
+from ..utils.locking import synchronized
+from ..utils.option_spelling import choose_spelling, format_option
 from .source import open_source
 
 __all__ = ["calibrate_plan"]

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 from coremltools.converters.mil.mil import Program
 
-from ..core.forecast import Forecast, Forecaster
-from ..core.guard import Guard
-from ..core.max_growth import check_max_growth
-from ..core.rule_selection import configure_rules
+from ..ane.buffers import list_buffers
 from ..package import Package
+from ..passes.forecast import Forecast, Forecaster
+from ..passes.guard import Guard
+from ..passes.max_growth import check_max_growth
+from ..passes.rule_selection import configure_rules
 from ..residency import predict_plan
-from ..residency.buffers import list_buffers
 
 __all__ = ["make_forecaster", "make_guard"]
 

@@ -12,23 +12,23 @@ from typing import Any
 
 from coremltools.converters.mil.mil import Program
 
-from ..core.budget import DEFAULT_MAX_STEPS, share_budget
-from ..core.contract import Rewrite
-from ..core.engine import PassTrace
-from ..core.errors import InputError, LimitReached
-from ..core.forecast import Forecaster
-from ..core.locking import synchronized
-from ..core.max_growth import DEFAULT_MAX_GROWTH
-from ..core.option_spelling import format_no_verify_option
-from ..core.pipeline import Options, Passes, apply_rewrites, select_rewrites
-from ..core.printer import diff_program_texts, format_program
-from ..core.query import count_ops
-from ..core.targets import is_applicable, parse_target
+from ..equivalence.equivalence import VerifyReport
+from ..equivalence.faulty_passes import VerificationOutcome, apply_and_verify
+from ..equivalence.user_inputs import Feeds, Ranges, UserInputs
+from ..ir.printer import diff_program_texts, format_program
+from ..ir.query import count_ops
 from ..package import CopyAhead, Package, check_destination, save
-from ..proof.equivalence import VerifyReport
-from ..proof.faulty_passes import VerificationOutcome, apply_and_verify
-from ..proof.user_inputs import Feeds, Ranges, UserInputs
+from ..passes.contract import Rewrite
+from ..passes.engine import PassTrace
+from ..passes.forecast import Forecaster
+from ..passes.max_growth import DEFAULT_MAX_GROWTH
+from ..passes.pipeline import Options, Passes, apply_rewrites, select_rewrites
+from ..passes.targets import is_applicable, parse_target
 from ..report.rewrite import RewriteReport
+from ..utils.budget import DEFAULT_MAX_STEPS, share_budget
+from ..utils.errors import InputError, LimitReached
+from ..utils.locking import synchronized
+from ..utils.option_spelling import format_no_verify_option
 from .equivalence_check import EquivalenceChecker, RewrittenCopy, require_torch
 from .pass_pipeline import DEFAULT_SEEDS, make_measures
 from .prediction import make_forecaster, make_guard

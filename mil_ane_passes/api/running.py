@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..core.budget import DEFAULT_MAX_STEPS, share_budget
-from ..core.errors import InputError
-from ..core.locking import synchronized
-from ..proof.trace import trace_function
+from ..equivalence.trace import trace_function
 from ..report.trace import TraceReport
+from ..utils.budget import DEFAULT_MAX_STEPS, share_budget
+from ..utils.errors import InputError
+from ..utils.locking import synchronized
 from .source import Array, Progress, ignore_progress, open_source
 
 if TYPE_CHECKING:

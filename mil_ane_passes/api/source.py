@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from coremltools.converters.mil.mil import Program
 
-from ..core.clone import clone_program
-from ..core.errors import InputError, suggest_nearest
-from ..core.scopes import copy_scopes
+from ..ir.clone import clone_program
+from ..ir.scopes import copy_scopes
 from ..package import Package, load, package_of_mlmodel
+from ..utils.errors import InputError, suggest_nearest
 
 __all__ = ["Array", "OpenedSource", "Progress", "copy_source", "ignore_progress", "open_source", "select_function"]
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..core.budget import DEFAULT_MAX_STEPS, share_budget
-from ..core.contract import Exactness
-from ..core.errors import InputError, LimitReached, suggest_nearest
-from ..core.locking import synchronized
-from ..core.option_spelling import format_option
-from ..proof.callable_comparison import compare_with_callable
-from ..proof.callables import is_callable_side
-from ..proof.comparison import Accuracy, Strictness
-from ..proof.equivalence import VerifyReport, compare_programs, compare_with_pipeline
+from ..equivalence.callable_comparison import compare_with_callable
+from ..equivalence.callables import is_callable_side
+from ..equivalence.comparison import Accuracy, Strictness
+from ..equivalence.equivalence import VerifyReport, compare_programs, compare_with_pipeline
+from ..passes.contract import Exactness
+from ..utils.budget import DEFAULT_MAX_STEPS, share_budget
+from ..utils.errors import InputError, LimitReached, suggest_nearest
+from ..utils.locking import synchronized
+from ..utils.option_spelling import format_option
 from .source import Array, Progress, ignore_progress, open_source, select_function
 
 __all__ = ["verify"]

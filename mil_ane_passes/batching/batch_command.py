@@ -10,9 +10,9 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import InputError
 from ..package.destination import find_enclosing_package
 from ..report.batch import BatchItem, BatchReport
+from ..utils.errors import InputError
 from .job import Job
 from .job_planning import plan_job
 from .job_runner import JobRunner

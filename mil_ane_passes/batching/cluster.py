@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from typing import Any
 
-from ..core.errors import InputError
+from ..utils.errors import InputError
 
 __all__ = ["connect_to_dask"]
 

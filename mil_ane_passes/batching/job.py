@@ -1,7 +1,7 @@
 """Jobs: the work on one package, sent to a worker as a few texts; a few numbers come back.
 
 The result and its report are written by the worker. Jobs of one process wait for each other, and for other threads
-that use the API there (`core.locking`): a Dask worker may have several threads.
+that use the API there (`utils.locking`): a Dask worker may have several threads.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..core.coremltools_setup import silence_coremltools
-from ..core.errors import AnePassesError, InputError, format_memory_error
-from ..core.locking import exclusive
-from ..core.option_spelling import use_command_spelling
+from ..passes.coremltools_setup import silence_coremltools
 from ..report.batch import BatchItem
+from ..utils.errors import AnePassesError, InputError, format_memory_error
+from ..utils.locking import exclusive
+from ..utils.option_spelling import use_command_spelling
 from .fingerprint import collect_stamps, sum_file_sizes, take_fingerprint, update_link_stamps
 from .record import RECORDED_FIELDS, RECORDS_FOLDER, Record, write_text_atomically
 from .request import Request, describe_tool
@@ -101,12 +101,12 @@ def _make_work(asked: Request) -> Work:
 
 def _prepare_options(asked: Request) -> dict[str, Any]:
     """Convert the options to those of the public functions. Raises OptionsError for options that these would reject."""
-    from ..core.max_growth import check_max_growth
-    from ..core.npz import read_arrays
-    from ..core.pipeline import select_rewrites
-    from ..core.rule_selection import configure_rules, select_rule_names
-    from ..core.targets import parse_target
-    from ..proof.user_inputs import UserInputs, parse_ranges
+    from ..equivalence.user_inputs import UserInputs, parse_ranges
+    from ..passes.max_growth import check_max_growth
+    from ..passes.pipeline import select_rewrites
+    from ..passes.rule_selection import configure_rules, select_rule_names
+    from ..passes.targets import parse_target
+    from ..utils.npz import read_arrays
 
     how = dict(asked.options)
     try:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ..core.errors import InputError
-from ..core.option_spelling import choose_spelling, is_command
 from ..package.destination import check_destination
 from ..package.manifest import read_layout
 from ..report.batch import BatchItem
+from ..utils.errors import InputError
+from ..utils.option_spelling import choose_spelling, is_command
 from .job import Job
 from .record import RECORDED_FIELDS, Record
 from .request import Request

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from .._version import __version__
-from ..core.budget import DEFAULT_MAX_STEPS
-from ..core.errors import InputError, suggest_nearest
-from ..core.max_growth import DEFAULT_MAX_GROWTH
+from ..passes.max_growth import DEFAULT_MAX_GROWTH
+from ..utils.budget import DEFAULT_MAX_STEPS
+from ..utils.errors import InputError, suggest_nearest
 
 __all__ = ["COMMANDS", "REPORT_SUFFIXES", "Request", "describe_tool"]
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..core.errors import InputError
+from ..utils.errors import InputError
 
 __all__ = ["Paths", "Source", "find_sources"]
 

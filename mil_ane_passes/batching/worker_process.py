@@ -11,8 +11,8 @@ from multiprocessing.connection import wait
 from types import FrameType
 from typing import Any
 
-from ..core.coremltools_setup import is_importing
 from ..package.staging import close_all_stagings
+from ..passes.coremltools_setup import is_importing
 
 __all__ = ["run_interruptibly", "start_worker"]
 

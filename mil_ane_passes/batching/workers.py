@@ -15,7 +15,7 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from typing import Any
 
-from ..core.coremltools_setup import WORKER_VARIABLE
+from ..passes.coremltools_setup import WORKER_VARIABLE
 from . import worker_process
 
 __all__ = ["InProcessExecutor", "WorkerPool"]

@@ -7,8 +7,8 @@ import re
 import sys
 from typing import Any, NoReturn
 
-from ..core.errors import suggest_nearest
-from ..core.text_format import escape_text
+from ..utils.errors import suggest_nearest
+from ..utils.text_format import escape_text
 
 __all__ = ["Parser"]
 

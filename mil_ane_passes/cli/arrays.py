@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.npz import read_arrays, write_npz
+from ..utils.npz import read_arrays, write_npz
 from .output import write_atomically
 
 __all__ = ["read_arrays", "write_arrays"]

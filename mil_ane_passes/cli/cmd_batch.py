@@ -12,10 +12,10 @@ from concurrent.futures import Executor
 from contextlib import contextmanager
 from typing import Any
 
-from ..core.errors import InputError
-from ..core.max_growth import parse_max_growth
-from ..core.settings import parse_percent
-from ..core.text_format import escape_text
+from ..passes.max_growth import parse_max_growth
+from ..utils.errors import InputError
+from ..utils.settings import parse_percent
+from ..utils.text_format import escape_text
 from . import cmd_lint, cmd_rewrite
 from .input_options import read_limits
 from .output import add_format_option, format_example, print_report, show_progress

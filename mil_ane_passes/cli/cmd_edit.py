@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ..core.errors import InputError
-from ..surgery.contract import PART_SUFFIXES
+from ..transforms.contract import PART_SUFFIXES
+from ..utils.errors import InputError
 from .copy_ahead import add_link_option, start_copying
 from .output import add_format_option, print_report
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from ..core.errors import InputError
+from ..utils.errors import InputError
 from .output import add_format_option, print_report
 
 if TYPE_CHECKING:
@@ -40,10 +40,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _find_page(key: str) -> Page | PatchPage:
     """Find the page of a rule or of a patch; InputError if neither exists."""
-    from ..core.registry import find_rule
+    from ..ane.measured_otherwise import MeasuredOtherwise
+    from ..passes.registry import find_rule
     from ..report.catalogue import Page
     from ..report.patches import PatchPage
-    from ..residency.measured_otherwise import MeasuredOtherwise
     from ..torch_frontend.registry import find_patch_status
 
     try:

@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import InputError
-from ..core.settings import Settings, parse_percent, read_settings
-from ..core.text_format import escape_text, format_count, format_lines
+from ..utils.errors import InputError
+from ..utils.settings import Settings, parse_percent, read_settings
+from ..utils.text_format import escape_text, format_count, format_lines
 from .output import check_output_file, write_text_file
 
 if TYPE_CHECKING:

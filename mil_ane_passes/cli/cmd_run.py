@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import InputError
+from ..utils.errors import InputError
 from .arrays import read_arrays, write_arrays
 from .input_options import add_limit_options, read_limits
 from .output import add_format_option, check_output_file, print_report, show_progress
@@ -37,7 +37,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from ..proof.comparison import to_arrays
+    from ..equivalence.comparison import to_arrays
 
     if arguments.output is None and not arguments.trace:
         raise InputError("no output; expected -o OUT.npz, or --trace")

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import InputError
+from ..utils.errors import InputError
 from .arrays import read_arrays
 from .input_options import add_limit_options, read_limits
 from .output import add_format_option, positive_int, print_report, show_progress

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
-from ..core.errors import InputError
 from ..package.copy_ahead import CopyAhead
 from ..package.destination import check_destination
-from ..surgery.contract import build_part_path
+from ..transforms.contract import build_part_path
+from ..utils.errors import InputError
 
 __all__ = ["add_link_option", "start_copying"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ..core.budget import DEFAULT_MAX_STEPS
-from ..core.errors import InputError
+from ..utils.budget import DEFAULT_MAX_STEPS
+from ..utils.errors import InputError
 from .arrays import read_arrays
 
 __all__ = ["add_input_options", "add_limit_options", "read_inputs", "read_limits"]
@@ -47,6 +47,6 @@ def _parse_limit(name: str, text: str, kind: type[float]) -> float | None:
 
 def read_inputs(arguments: argparse.Namespace) -> dict[str, Any]:
     """Read the feeds and ranges of the command line, for the public functions."""
-    from ..proof.user_inputs import parse_ranges
+    from ..equivalence.user_inputs import parse_ranges
 
     return {"feeds": [read_arrays(path) for path in arguments.feeds], "ranges": parse_ranges(arguments.ranges)}

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 
 from .. import cli
 from .._version import __version__
-from ..core.coremltools_setup import silence_coremltools
-from ..core.errors import AnePassesError, InputError, NotSupported, format_memory_error
-from ..core.option_spelling import use_command_spelling
-from ..core.text_format import escape_text
+from ..passes.coremltools_setup import silence_coremltools
+from ..utils.errors import AnePassesError, InputError, NotSupported, format_memory_error
+from ..utils.option_spelling import use_command_spelling
+from ..utils.text_format import escape_text
 from .argument_parser import Parser
 from .stop_signals import handle_stop_signals, report_stopped
 

@@ -13,11 +13,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from ..core.errors import InputError
-from ..core.text_format import escape_text
 from ..package.destination import find_enclosing_package
 from ..package.file_replacement import replace_file
 from ..package.write_errors import convert_write_errors
+from ..utils.errors import InputError
+from ..utils.text_format import escape_text
 
 __all__ = [
     "add_format_option",

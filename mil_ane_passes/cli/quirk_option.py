@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import textwrap
 
-from ..core.coremltools_setup import silence_coremltools
+from ..passes.coremltools_setup import silence_coremltools
 
 __all__ = ["add_quirk_option"]
 

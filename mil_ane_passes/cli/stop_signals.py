@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from ..core.coremltools_setup import is_importing
+from ..passes.coremltools_setup import is_importing
 
 __all__ = ["Stopped", "handle_stop_signals", "report_stopped"]
 

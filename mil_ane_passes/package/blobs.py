@@ -20,9 +20,9 @@ import numpy as np
 from coremltools.converters.mil.mil import types
 from coremltools.optimize import _utils as optimize_utils
 
-from ..core.constants import BlobRef
-from ..core.errors import InputError
-from ..core.mapped_files import map_file, read_exactly
+from ..ir.constants import BlobRef
+from ..utils.errors import InputError
+from ..utils.mapped_files import map_file, read_exactly
 from .manifest import Layout, check_inside
 
 ALIGN = 64

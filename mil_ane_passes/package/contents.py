@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..core.errors import InputError
+from ..utils.errors import InputError
 
 __all__ = ["Item", "list_contents"]
 

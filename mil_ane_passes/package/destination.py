@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ..core.errors import InputError
-from ..core.option_spelling import choose_spelling
+from ..utils.errors import InputError
+from ..utils.option_spelling import choose_spelling
 
 
 def find_enclosing_package(path: str | os.PathLike[str]) -> Path | None:

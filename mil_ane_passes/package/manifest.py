@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import InputError, suggest_nearest
+from ..utils.errors import InputError, suggest_nearest
 from .limits import MAX_MANIFEST_BYTES, MAX_MODEL_BYTES
 
 MANIFEST = "Manifest.json"

@@ -10,9 +10,9 @@ from coremltools import proto
 from coremltools.converters.mil.mil import Program
 from google.protobuf.message import DecodeError
 
-from ..core.errors import InputError
-from ..core.garbage_collection import pause_garbage_collection
-from ..core.locking import synchronized
+from ..utils.errors import InputError
+from ..utils.garbage_collection import pause_garbage_collection
+from ..utils.locking import synchronized
 from .blobs import WeightFiles
 from .files import get_file_stamp
 from .manifest import Layout, read_layout

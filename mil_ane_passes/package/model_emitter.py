@@ -7,8 +7,8 @@ from typing import Any
 
 from coremltools.converters.mil.mil import Block, Function, Operation, Program, Var
 
-from ..core.errors import InputError
-from ..core.op_order import check_op_order
+from ..ir.op_order import check_op_order
+from ..utils.errors import InputError
 from . import wire
 from .interface import find_changed_widths, is_same_except_width, update_description
 from .members import ML_PROGRAM_FIELD, Member, replace_members

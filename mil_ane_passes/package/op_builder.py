@@ -17,8 +17,8 @@ from coremltools.converters.mil.mil.scope import SCOPE_STACK
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 from coremltools.converters.mil.mil.var import InternalVar
 
-from ..core.constants import LazyValue, get_blob_ref, make_bare_var, make_const
-from ..core.type_inference import infer_types, raise_not_evaluated, refine_type
+from ..ir.constants import LazyValue, get_blob_ref, make_bare_var, make_const
+from ..ir.type_inference import infer_types, raise_not_evaluated, refine_type
 from .input_checks import InputChecks
 from .limits import MAX_ELEMENTS, EvaluationBudget, count_elements
 from .opaque_ops import assign_attribute_names, make_opaque_class

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from coremltools.converters.mil.mil.input_type import InputSpec, TupleInputType, _InputType
 from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry
 
-from ..core.query import OPAQUE
+from ..ir.query import OPAQUE
 
 if TYPE_CHECKING:
 

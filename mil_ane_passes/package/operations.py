@@ -13,7 +13,7 @@ from coremltools.converters.mil.mil.block import curr_opset_version
 from coremltools.converters.mil.mil.ops.helper import _get_version_of_op
 from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry
 
-from ..core.errors import InputError
+from ..utils.errors import InputError
 from .op_builder import OpBuilder
 from .opaque_ops import assign_attribute_names
 from .origin import (

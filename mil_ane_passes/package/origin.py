@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from coremltools.converters.mil.mil import Block, Operation, Var
 
-from ..core.constants import LazyValue
+from ..ir.constants import LazyValue
 
 INPUTS, OUTPUTS, BLOCKS, ATTRIBUTES = 2, 3, 4, 5
 DEFAULT = 0

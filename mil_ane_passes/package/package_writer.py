@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from ..core.errors import InputError
-from ..core.locking import synchronized
+from ..utils.errors import InputError
+from ..utils.locking import synchronized
 from .blob_refs import find_refs, move_refs
 from .blobs import Blob, WeightFiles
 from .contents import list_contents

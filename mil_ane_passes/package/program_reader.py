@@ -13,7 +13,7 @@ from coremltools.converters.mil._deployment_compatibility import AvailableTarget
 from coremltools.converters.mil.mil import Block, Function, ListVar, Placeholder, Program, Var, types
 from coremltools.converters.mil.mil.program import StateTensorPlaceholder
 
-from ..core.errors import InputError
+from ..utils.errors import InputError
 from . import wire
 from .blobs import WeightFiles
 from .limits import EvaluationBudget

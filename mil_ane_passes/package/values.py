@@ -11,8 +11,8 @@ from coremltools.converters.mil.mil import get_new_symbol, mil_list, types
 from coremltools.converters.mil.mil.program import get_new_variadic_symbol
 from coremltools.optimize import _utils as optimize_utils
 
-from ..core.constants import LazyValue
-from ..core.errors import InputError
+from ..ir.constants import LazyValue
+from ..utils.errors import InputError
 from .blobs import Array, Blob, WeightFile, WeightFiles
 from .limits import MAX_ELEMENTS, MAX_RANK, EvaluationBudget, count_elements
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from coremltools.converters.mil.mil import Var, types
 
-from ..core.constants import LazyValue, get_blob_ref
+from ..ir.constants import LazyValue, get_blob_ref
 from .blobs import ALIGN, DTYPES, MODEL_PATH, Array, Blob, WeightFile, WeightFiles, align_up, count_payload_bytes
 
 WEIGHT_FILE = f"{MODEL_PATH}weights/weight.bin"

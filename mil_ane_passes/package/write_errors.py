@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..core.errors import InputError
+from ..utils.errors import InputError
 from .staging import is_staging_name
 
 __all__ = ["convert_write_errors"]

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from ..core.text_format import format_duration
-from ..residency.agreement import Agreement, Disagreement
+from ..ane.agreement import Agreement, Disagreement
+from ..utils.text_format import format_duration
 
 __all__ = ["agreement_to_dict", "disagreement_to_dict", "find_contradictions", "iterate_agreement_lines"]
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import InputError
-from ..core.json_file import read_json
+from ..utils.errors import InputError
+from ..utils.json_file import read_json
 from .lint_finding import LintFinding
 
 __all__ = ["Baseline", "BaselineComparison", "read_baseline"]

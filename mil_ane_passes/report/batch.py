@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .._version import __version__
-from ..core.text_format import format_count, format_lines, format_short_repr
+from ..utils.text_format import format_count, format_lines, format_short_repr
 from .table import format_table
 
 __all__ = ["BatchItem", "BatchReport"]

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from .._version import __version__
-from ..core.contract import Rule
-from ..core.option_spelling import format_option
-from ..core.registry import get_all_rules
-from ..core.text_format import format_count, format_lines, format_short_repr
-from ..proof.calibration import Calibration, CalibrationRow
+from ..equivalence.calibration import Calibration, CalibrationRow
+from ..passes.contract import Rule
+from ..passes.registry import get_all_rules
+from ..utils.option_spelling import format_option
+from ..utils.text_format import format_count, format_lines, format_short_repr
 from .lint_finding import find_fix
 from .table import format_table
 

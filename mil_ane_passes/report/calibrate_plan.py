@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .._version import __version__
-from ..core.text_format import format_count, format_lines, format_short_repr
-from ..residency.agreement import Agreement, Disagreement, compute_cost_factors
+from ..ane.agreement import Agreement, Disagreement, compute_cost_factors
+from ..utils.text_format import format_count, format_lines, format_short_repr
 from .agreement import agreement_to_dict, disagreement_to_dict, find_contradictions, iterate_agreement_lines
 from .table import format_table
 

@@ -6,10 +6,10 @@ import inspect
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.contract import Evidence, Rewrite, Rule
-from ..core.registry import fixes_for, get_all_rules
-from ..core.rule_class import shares_code
-from ..core.targets import GENERATIONS
+from ..passes.contract import Evidence, Rewrite, Rule
+from ..passes.registry import fixes_for, get_all_rules
+from ..passes.rule_class import shares_code
+from ..passes.targets import GENERATIONS
 from .table import format_table
 
 __all__ = ["NO_FIX", "Catalogue", "Page"]

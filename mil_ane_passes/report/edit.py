@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .._version import __version__
-from ..core.text_format import format_lines, format_short_repr
-from ..surgery.contract import EditRecord
+from ..transforms.contract import EditRecord
+from ..utils.text_format import format_lines, format_short_repr
 
 __all__ = ["EditReport"]
 

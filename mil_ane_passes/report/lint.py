@@ -8,14 +8,14 @@ from itertools import pairwise
 from typing import Any
 
 from .._version import __version__
-from ..core.contract import Miss
-from ..core.garbage_collection import pause_garbage_collection
-from ..core.plan import Plan, Row
-from ..core.printer import format_op
-from ..core.text_format import format_short_repr
-from ..residency.agreement import Agreement
-from ..residency.buffers import Buffer, list_buffers
-from ..residency.prediction import RuleResult
+from ..ane.agreement import Agreement
+from ..ane.buffers import Buffer, list_buffers
+from ..ane.prediction import RuleResult
+from ..ir.printer import format_op
+from ..passes.contract import Miss
+from ..passes.plan import Plan, Row
+from ..utils.garbage_collection import pause_garbage_collection
+from ..utils.text_format import format_short_repr
 from .agreement import agreement_to_dict
 from .baseline import BaselineComparison
 from .lint_finding import LintFinding, build_finding, get_shape_and_dtype

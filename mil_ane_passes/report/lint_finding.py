@@ -9,13 +9,13 @@ from typing import Any
 
 from coremltools.converters.mil.mil import Operation, Var, types
 
-from ..core.contract import Hit, Rewrite, Rule
-from ..core.printer import format_dimension
-from ..core.query import is_symbolic
-from ..core.registry import fixes_for, get_all_rewrites
-from ..core.rule_class import shares_code
-from ..core.scopes import Origin, find_origin
-from ..residency.prediction import RuleResult
+from ..ane.prediction import RuleResult
+from ..ir.printer import format_dimension
+from ..ir.query import is_symbolic
+from ..ir.scopes import Origin, find_origin
+from ..passes.contract import Hit, Rewrite, Rule
+from ..passes.registry import fixes_for, get_all_rewrites
+from ..passes.rule_class import shares_code
 
 __all__ = ["LintFinding", "build_finding", "find_fix", "get_shape_and_dtype"]
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from string import ascii_letters
 
-from ..core.contract import Rewrite, Rule
-from ..core.plan import Plan, Row
+from ..passes.contract import Rewrite, Rule
+from ..passes.plan import Plan, Row
 from .lint_finding import LintFinding
 
 __all__ = ["FindingGroup", "group_findings"]

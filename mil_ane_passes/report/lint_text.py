@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..core.contract import Evidence, Rewrite, Rule
-from ..core.registry import get_all_rules
-from ..core.targets import Generation
-from ..core.text_format import format_count, format_duration, format_lines
-from ..residency.supported_op_types import find_observations
-from ..surgery.contract import PART_SUFFIXES, build_part_path
+from ..ane.supported_op_types import find_observations
+from ..passes.contract import Evidence, Rewrite, Rule
+from ..passes.registry import get_all_rules
+from ..passes.targets import Generation
+from ..transforms.contract import PART_SUFFIXES, build_part_path
+from ..utils.text_format import format_count, format_duration, format_lines
 from .agreement import iterate_agreement_lines as agreement_lines
 from .lint_finding import LintFinding
 from .lint_groups import UNSUPPORTED, FindingGroup, group_findings

@@ -7,7 +7,7 @@ from shlex import quote
 from typing import Any
 
 from .._version import __version__
-from ..core.text_format import escape_text, format_lines, format_short_repr
+from ..utils.text_format import escape_text, format_lines, format_short_repr
 
 __all__ = ["MacFolder", "format_readme"]
 

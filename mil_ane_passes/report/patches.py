@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ..core.text_format import format_lines
+from ..utils.text_format import format_lines
 
 __all__ = ["PatchPage", "Patches"]
 

@@ -8,15 +8,15 @@ from shlex import join
 from typing import Any
 
 from .._version import __version__
-from ..core.engine import PassTrace
-from ..core.forecast import Forecast
-from ..core.option_spelling import format_no_verify_option, format_option
-from ..core.registry import get_all_rewrites
-from ..core.rule_class import RuleFailure
-from ..core.targets import format_generations
-from ..core.text_format import format_count, format_duration, format_lines, format_short_repr
-from ..proof.equivalence import VerifyReport
-from ..proof.faulty_passes import FaultyPass
+from ..equivalence.equivalence import VerifyReport
+from ..equivalence.faulty_passes import FaultyPass
+from ..passes.engine import PassTrace
+from ..passes.forecast import Forecast
+from ..passes.registry import get_all_rewrites
+from ..passes.rule_class import RuleFailure
+from ..passes.targets import format_generations
+from ..utils.option_spelling import format_no_verify_option, format_option
+from ..utils.text_format import format_count, format_duration, format_lines, format_short_repr
 
 __all__ = ["RewriteReport"]
 

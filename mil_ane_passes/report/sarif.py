@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from .._version import __version__
-from ..core.contract import Rule
-from ..core.registry import fixes_for
+from ..passes.contract import Rule
+from ..passes.registry import fixes_for
 from .lint_finding import LintFinding
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from ..core.text_format import escape_text
+from ..utils.text_format import escape_text
 
 __all__ = ["format_table"]
 

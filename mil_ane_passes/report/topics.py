@@ -10,14 +10,14 @@ from typing import Any
 __all__ = ["TOPICS", "Contents", "Topic"]
 
 TOPICS = {
-    "proof": "proof",
-    "prediction": "residency",
-    "guard": "core.guard",
+    "equivalence": "equivalence",
+    "prediction": "ane",
+    "guard": "passes.guard",
     "numbers": "api.calibration",
     "packages": "package",
     "runtime": "runtime",
     "frontend": "torch_frontend",
-    "threads": "core.locking",
+    "threads": "utils.locking",
 }
 """Topics, and the modules whose docstrings are their pages; imported by name to avoid a dependency on them."""
 

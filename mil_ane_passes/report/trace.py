@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .._version import __version__
-from ..core.text_format import format_lines, format_short_repr
-from ..proof.comparison import to_arrays
-from ..proof.trace import TraceRow
+from ..equivalence.comparison import to_arrays
+from ..equivalence.trace import TraceRow
+from ..utils.text_format import format_lines, format_short_repr
 from .table import format_table
 
 __all__ = ["RunReport", "TraceReport"]

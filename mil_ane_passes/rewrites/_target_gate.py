@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from coremltools.converters.mil.mil import Operation
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
-from ..core.contract import Miss, Rule
-from ..core.limits import find_exceeded_limit
-from ..core.targets import Generation, format_generations
+from ..ane.limits import find_exceeded_limit
+from ..passes.contract import Miss, Rule
+from ..passes.targets import Generation, format_generations
 
 __all__ = ["describe_supporting_targets", "find_length_obstacle", "find_limiting_generations", "skip_if_supported"]
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 
 from coremltools.converters.mil.mil import Block, Function, ListVar, Operation, Var, types
 
-from ..core.op_groups import list_groups, merge_groups
-from ..core.query import get_consumers, get_flat_inputs, get_type_info, is_const, is_opaque
+from ..ir.op_groups import list_groups, merge_groups
+from ..ir.query import get_consumers, get_flat_inputs, get_type_info, is_const, is_opaque
 from ._unsupported_ops import find_dynamic_inputs
 
 __all__ = ["check_integer_support", "describe_readers", "find_integer_types", "group_integer_ops"]

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Sequence
 
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var
 
-from ..core.evidence import cite_m4_study
-from ..core.examples import build_program
-from ..core.plan import Row
-from ..core.query import get_consumers
-from ..core.text_format import format_count
+from ..ir.query import get_consumers
+from ..passes.evidence import cite_m4_study
+from ..passes.examples import build_program
+from ..passes.plan import Row
+from ..utils.text_format import format_count
 
 __all__ = [
     "COST_MODEL",

@@ -8,7 +8,7 @@ from functools import cache
 from coremltools.converters.mil.mil import Operation
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
-from ..core.targets import GENERATIONS, Generation, parse_target
+from ..passes.targets import GENERATIONS, Generation, parse_target
 
 __all__ = ["read_kernel_size", "select_generations", "to_static_extents"]
 

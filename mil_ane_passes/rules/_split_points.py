@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from coremltools.converters.mil.mil import Function, Operation, Var
 
-from ..core.query import get_flat_inputs, is_used
+from ..ir.query import get_flat_inputs, is_used
 
 __all__ = ["describe_split_points", "find_split_points"]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from coremltools.converters.mil.mil import Operation, Var, types
 
-from ..core.query import get_consumers
+from ..ir.query import get_consumers
 
 __all__ = ["find_transitive_readers", "is_integer_or_bool"]
 

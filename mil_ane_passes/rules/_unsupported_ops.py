@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from coremltools.converters.mil.mil import Operation, Var
 
-from ..core.contract import Hit, Rule
-from ..core.query import is_compressed, is_const
-from ..core.targets import ALL_TARGETS, Gate, Generation
+from ..ir.query import is_compressed, is_const
+from ..passes.contract import Hit, Rule
+from ..passes.targets import ALL_TARGETS, Gate, Generation
 
 __all__ = [
     "BEFORE_M4",

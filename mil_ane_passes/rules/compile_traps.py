@@ -7,10 +7,10 @@ from typing import Any
 
 from coremltools.converters.mil.mil import Builder, Operation, Program, types
 
-from ..core.contract import Community, Example, Hit, Miss, Rule
-from ..core.evidence import cite_m4_study
-from ..core.examples import build_program, make_weight
-from ..core.query import get_const_value, is_const, is_symbolic
+from ..ir.query import get_const_value, is_const, is_symbolic
+from ..passes.contract import Community, Example, Hit, Miss, Rule
+from ..passes.evidence import cite_m4_study
+from ..passes.examples import build_program, make_weight
 
 _SLOW_KERNEL_SIZES = range(14, 17)
 "Square kernels above 13, which compiles in seconds, to 16, which takes minutes; wider ones are unsupported."

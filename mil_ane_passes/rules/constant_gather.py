@@ -7,9 +7,9 @@ from collections.abc import Iterable
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, types
 
-from ..core.contract import Example, Hit, Miss, Rule, Vendor
-from ..core.evidence import cite_2020_layer_list, cite_m4_study, cite_private_route
-from ..core.examples import build_program
+from ..passes.contract import Example, Hit, Miss, Rule, Vendor
+from ..passes.evidence import cite_2020_layer_list, cite_m4_study, cite_private_route
+from ..passes.examples import build_program
 from ._unsupported_ops import BEFORE_M4, find_dynamic_inputs
 
 

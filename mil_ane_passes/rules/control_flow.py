@@ -7,11 +7,11 @@ from collections.abc import Iterable
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
-from ..core.contract import Example, Hit, Miss, Rule
-from ..core.evidence import cite_m1_gpt_notes, cite_private_route
-from ..core.examples import build_program
-from ..core.query import is_const
-from ..core.text_format import format_count
+from ..ir.query import is_const
+from ..passes.contract import Example, Hit, Miss, Rule
+from ..passes.evidence import cite_m1_gpt_notes, cite_private_route
+from ..passes.examples import build_program
+from ..utils.text_format import format_count
 from ._split_points import describe_split_points, find_split_points
 from ._unsupported_ops import M1_TO_M5, make_unsupported_hit
 

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 from coremltools.converters.mil.mil import Builder, Operation, Program
 
-from ..core.contract import Example, Hit, Miss, Rule
-from ..core.evidence import cite_m4_study
-from ..core.examples import build_program, make_weight
-from ..core.limits import collect_evidence, find_exceeded_limit, find_limit
+from ..ane.limits import collect_evidence, find_exceeded_limit, find_limit
+from ..passes.contract import Example, Hit, Miss, Rule
+from ..passes.evidence import cite_m4_study
+from ..passes.examples import build_program, make_weight
 from ._sizes import read_kernel_size
 
 

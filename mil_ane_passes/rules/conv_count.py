@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 
 from coremltools.converters.mil.mil import Builder, Program, Var
 
-from ..core.contract import Community, Example, Hit, Miss, PlanRule
-from ..core.examples import build_program, make_weight
-from ..core.partitions import iterate_rows_by_function
-from ..core.plan import Plan
+from ..ane.partitions import iterate_rows_by_function
+from ..passes.contract import Community, Example, Hit, Miss, PlanRule
+from ..passes.examples import build_program, make_weight
+from ..passes.plan import Plan
 
 _CONV_OPS = ("conv", "conv_transpose")
 

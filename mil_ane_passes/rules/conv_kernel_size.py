@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 from coremltools.converters.mil.mil import Builder, Operation, Program
 
-from ..core.contract import Example, Hit, Miss, Rule
-from ..core.evidence import cite_m4_study
-from ..core.examples import build_program, make_weight
-from ..core.limits import collect_evidence, find_exceeded_limit, find_limit
-from ..core.query import is_compressed, is_const
+from ..ane.limits import collect_evidence, find_exceeded_limit, find_limit
+from ..ir.query import is_compressed, is_const
+from ..passes.contract import Example, Hit, Miss, Rule
+from ..passes.evidence import cite_m4_study
+from ..passes.examples import build_program, make_weight
 from ._sizes import read_kernel_size, select_generations
 
 _COREML_MESSAGE = "Error: conv with large kernel does not meet decomposition preconditions"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from ..core.contract import Community, Example, Hit, Miss, PlanRule
-from ..core.partitions import find_stranded_ops, iterate_rows_by_function
-from ..core.plan import Plan, Row
-from ..core.text_format import format_count, format_duration
+from ..ane.partitions import find_stranded_ops, iterate_rows_by_function
+from ..passes.contract import Community, Example, Hit, Miss, PlanRule
+from ..passes.plan import Plan, Row
+from ..utils.text_format import format_count, format_duration
 from ._plan_rules import COST_MODEL, format_op_range, format_op_types, make_chain_builder
 
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 from coremltools.converters.mil.mil import Block, Builder, Operation, mil_list, types
 from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry
 
-from ..core.contract import BlockRule, Example, Hit, Miss
-from ..core.evidence import cite_2020_layer_list
-from ..core.examples import build_program
-from ..core.query import contradiction, is_opaque, plain_type
+from ..ir.query import contradiction, is_opaque, plain_type
+from ..passes.contract import BlockRule, Example, Hit, Miss
+from ..passes.evidence import cite_2020_layer_list
+from ..passes.examples import build_program
 from ._split_points import describe_split_points, find_split_points
 from ._unsupported_ops import make_unsupported_hit
 

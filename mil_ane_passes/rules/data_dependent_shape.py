@@ -7,9 +7,9 @@ from collections.abc import Iterable
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
-from ..core.contract import Example, Hit, Miss, Rule
-from ..core.evidence import cite_m4_study, cite_private_route, cite_surgery_tip
-from ..core.examples import build_program
+from ..passes.contract import Example, Hit, Miss, Rule
+from ..passes.evidence import cite_m4_study, cite_private_route, cite_surgery_tip
+from ..passes.examples import build_program
 from ._split_points import describe_split_points, find_split_points
 from ._unsupported_ops import find_dynamic_inputs, make_unsupported_hit
 

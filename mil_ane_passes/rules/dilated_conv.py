@@ -6,16 +6,16 @@ from collections.abc import Iterable
 
 from coremltools.converters.mil.mil import Builder, Operation, Program
 
-from ..core.contract import Community, Example, Hit, Miss, Rule
-from ..core.evidence import cite_2020_layer_list, cite_apple_authoring_rules, cite_m4_study
-from ..core.examples import build_program, make_weight
-from ..core.limits import collect_evidence
-from ..core.query import get_const_value
-from ..core.targets import Gate
+from ..ane.limits import collect_evidence
+from ..ir.query import get_const_value
+from ..passes.contract import Community, Example, Hit, Miss, Rule
+from ..passes.evidence import cite_2020_layer_list, cite_apple_authoring_rules, cite_m4_study
+from ..passes.examples import build_program, make_weight
+from ..passes.targets import Gate
 from ._sizes import read_kernel_size
 
 _MAX_KERNEL_WIDTH_2020 = 13
-"From the log of 2020 that is cited here, about a pool; `core.limits` has the limits of convs."
+"From the log of 2020 that is cited here, about a pool; `ane.limits` has the limits of convs."
 
 
 class DilatedConv(Rule):

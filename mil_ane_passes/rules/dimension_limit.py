@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from coremltools.converters.mil.mil import Block, Builder, Program, Var
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
-from ..core.contract import BlockRule, Example, Hit, Miss
-from ..core.evidence import cite_m1_gpt_notes
-from ..core.examples import build_program
-from ..core.large_values import Shape, group_ops_by_large_values
-from ..core.limits import ExceededLimit, collect_evidence, find_exceeded_limit, find_limit
-from ..core.targets import Generation
+from ..ane.limits import ExceededLimit, collect_evidence, find_exceeded_limit, find_limit
+from ..ir.large_values import Shape, group_ops_by_large_values
+from ..passes.contract import BlockRule, Example, Hit, Miss
+from ..passes.evidence import cite_m1_gpt_notes
+from ..passes.examples import build_program
+from ..passes.targets import Generation
 from ._sizes import select_generations
 
 _M4_RANGE, _PRE_M4_RANGE = (f"N[1-65536]D[1-{most}]C[1-65536]H[1-{most}]W[1-{most}]" for most in (65536, 16384))

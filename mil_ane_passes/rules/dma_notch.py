@@ -8,9 +8,9 @@ from math import prod
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, types
 
-from ..core.contract import Community, Example, Hit, Miss, Rule
-from ..core.examples import build_program
-from ..core.query import get_const_value, get_type_info, is_const
+from ..ir.query import get_const_value, get_type_info, is_const
+from ..passes.contract import Community, Example, Hit, Miss, Rule
+from ..passes.examples import build_program
 from ._unsupported_ops import M4
 
 _CORES, _SLOW_SHARE_STEP, _SLOW_SHARE_MARGIN = 16, 1 << 20, 16 << 10

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, types
 
-from ..core.contract import Example, Hit, Miss, Rule
-from ..core.evidence import cite_m4_study, cite_private_route, cite_xcode_notes
-from ..core.examples import build_program
+from ..passes.contract import Example, Hit, Miss, Rule
+from ..passes.evidence import cite_m4_study, cite_private_route, cite_xcode_notes
+from ..passes.examples import build_program
 from ._unsupported_ops import BEFORE_M4, find_dynamic_inputs, format_chips, is_any_admitted, make_unsupported_hit
 
 

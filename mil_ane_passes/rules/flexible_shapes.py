@@ -8,13 +8,13 @@ from typing import Any
 from coremltools.converters.mil.mil import Builder, Var, types
 from coremltools.converters.mil.mil.types.symbolic import any_symbolic
 
-from ..core.contract import Community, Example, Hit, Miss, PlanRule, Vendor
-from ..core.evidence import cite_surgery_tip
-from ..core.examples import build_program
-from ..core.partitions import iterate_rows_by_function
-from ..core.plan import Plan, Row
-from ..core.query import get_consumers
-from ..core.text_format import format_count
+from ..ane.partitions import iterate_rows_by_function
+from ..ir.query import get_consumers
+from ..passes.contract import Community, Example, Hit, Miss, PlanRule, Vendor
+from ..passes.evidence import cite_surgery_tip
+from ..passes.examples import build_program
+from ..passes.plan import Plan, Row
+from ..utils.text_format import format_count
 from ._plan_rules import map_inputs_to_ops
 from ._shape_flexibility import describe_flexible_shape
 

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from coremltools.converters.mil.mil import Block, Builder, Operation, Program, Var, types
 
-from ..core.contract import BlockRule, Example, Hit, Miss, Vendor
-from ..core.evidence import cite_m4_study, cite_private_quirk
-from ..core.examples import build_program
-from ..core.op_groups import list_groups, merge_groups
-from ..core.query import get_flat_inputs, get_type_info, is_computed_in_fp16, is_opaque, iterate_nested_ops
+from ..ir.op_groups import list_groups, merge_groups
+from ..ir.query import get_flat_inputs, get_type_info, is_computed_in_fp16, is_opaque, iterate_nested_ops
+from ..passes.contract import BlockRule, Example, Hit, Miss, Vendor
+from ..passes.evidence import cite_m4_study, cite_private_quirk
+from ..passes.examples import build_program
 
 _MAX_KINDS_NAMED = 4
 "Most op types that a note names."

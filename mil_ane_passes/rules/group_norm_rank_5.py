@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var
 
-from ..core.contract import Community, Example, Hit, Miss, Rule, Vendor
-from ..core.examples import build_program
-from ..core.query import get_const_value
+from ..ir.query import get_const_value
+from ..passes.contract import Community, Example, Hit, Miss, Rule, Vendor
+from ..passes.examples import build_program
 
 
 class GroupNormRank5(Rule):

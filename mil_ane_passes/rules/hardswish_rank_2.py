@@ -7,9 +7,9 @@ from collections.abc import Iterable
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var
 
-from ..core.contract import Community, Example, Hit, Miss, Rule
-from ..core.examples import build_program, make_weight
-from ..core.query import get_const_value, get_consumers, is_const
+from ..ir.query import get_const_value, get_consumers, is_const
+from ..passes.contract import Community, Example, Hit, Miss, Rule
+from ..passes.examples import build_program, make_weight
 
 _SCALE_OPS = ("mul", "real_div")
 

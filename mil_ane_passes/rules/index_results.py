@@ -8,9 +8,9 @@ import coremltools as ct
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
-from ..core.contract import Example, Hit, Miss, Rule
-from ..core.evidence import cite_m4_study, cite_private_route
-from ..core.examples import build_program
+from ..passes.contract import Example, Hit, Miss, Rule
+from ..passes.evidence import cite_m4_study, cite_private_route
+from ..passes.examples import build_program
 from ._unsupported_ops import make_unsupported_hit
 
 _INDEX_OUTPUTS = {"reduce_argmax": 0, "reduce_argmin": 0, "argsort": 0, "topk": 1, "non_maximum_suppression": 2}

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from coremltools.converters.mil.mil import Block, Builder, Operation, Program, Var, types
 
-from ..core.contract import BlockRule, Example, Hit, Miss, Vendor
-from ..core.evidence import cite_m4_study, cite_private_quirk, cite_private_route
-from ..core.examples import build_program, make_weight
-from ..core.query import is_const
-from ..core.text_format import format_count
+from ..ir.query import is_const
+from ..passes.contract import BlockRule, Example, Hit, Miss, Vendor
+from ..passes.evidence import cite_m4_study, cite_private_quirk, cite_private_route
+from ..passes.examples import build_program, make_weight
+from ..utils.text_format import format_count
 from ._integer_ops import check_integer_support, describe_readers, find_integer_types, group_integer_ops
 from ._unsupported_ops import make_unsupported_hit
 

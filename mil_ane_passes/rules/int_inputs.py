@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from coremltools.converters.mil.mil import Block, Builder, Function, Operation, Program, Var, types
 
-from ..core.contract import BlockRule, Example, Hit, Miss, Vendor
-from ..core.evidence import cite_m4_study, cite_surgery_tip
-from ..core.examples import build_program, make_weight
-from ..core.query import get_consumers
-from ..core.text_format import format_count
+from ..ir.query import get_consumers
+from ..passes.contract import BlockRule, Example, Hit, Miss, Vendor
+from ..passes.evidence import cite_m4_study, cite_surgery_tip
+from ..passes.examples import build_program, make_weight
+from ..utils.text_format import format_count
 from ._transitive_readers import find_transitive_readers, is_integer_or_bool
 
 _LOOKUP_OPS = ("gather", "gather_along_axis", "gather_nd", "one_hot", "scatter", "scatter_nd", "scatter_along_axis")

@@ -9,9 +9,9 @@ import coremltools as ct
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
-from ..core.contract import Community, Example, Hit, Miss, Rule, Vendor
-from ..core.examples import build_program, make_weight
-from ..core.query import is_compressed
+from ..ir.query import is_compressed
+from ..passes.contract import Community, Example, Hit, Miss, Rule, Vendor
+from ..passes.examples import build_program, make_weight
 from ._unsupported_ops import M4
 
 _DATA_INPUTS = {"constexpr_blockwise_shift_scale": "data", "constexpr_affine_dequantize": "quantized_data"}

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
-from ..core.bounds import bound_magnitude, get_measured_range
-from ..core.contract import Community, Example, Hit, Miss, Rule
-from ..core.evidence import cite_m4_study, cite_private_route, cite_surgery_tip
-from ..core.examples import build_program
+from ..ir.bounds import bound_magnitude, get_measured_range
+from ..passes.contract import Community, Example, Hit, Miss, Rule
+from ..passes.evidence import cite_m4_study, cite_private_route, cite_surgery_tip
+from ..passes.examples import build_program
 
 
 class LargeAngle(Rule):

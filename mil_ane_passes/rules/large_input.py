@@ -7,9 +7,9 @@ from math import prod
 
 from coremltools.converters.mil.mil import Block, Builder, Function, Program, types
 
-from ..core.contract import BlockRule, Community, Example, Hit, Miss
-from ..core.examples import build_program
-from ..core.query import get_consumers, get_type_info
+from ..ir.query import get_consumers, get_type_info
+from ..passes.contract import BlockRule, Community, Example, Hit, Miss
+from ..passes.examples import build_program
 
 _MIN_FAILING_PLANE = 5568 * 5568
 "Height times width of the one input that was reported to fail."

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
-from ..core.bounds import bound_magnitude, get_measured_range
-from ..core.contract import FP32_UNSUPPORTED_REASON, Community, Example, Hit, Miss, Rule
-from ..core.evidence import cite_private_route
-from ..core.examples import build_program
+from ..ir.bounds import bound_magnitude, get_measured_range
+from ..passes.contract import FP32_UNSUPPORTED_REASON, Community, Example, Hit, Miss, Rule
+from ..passes.evidence import cite_private_route
+from ..passes.examples import build_program
 
 _MIN_MISROUNDED = 1024.0
 "Magnitude from which the ANE rounds wrongly: fp16 numbers are integers there, and a half cannot be added."

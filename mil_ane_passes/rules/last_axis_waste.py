@@ -7,14 +7,14 @@ from math import prod
 
 from coremltools.converters.mil.mil import Builder, Operation, Var, types
 
-from ..core.contract import Community, Example, Hit, Miss, PlanRule, Vendor
-from ..core.evidence import cite_apple_authoring_rules
-from ..core.examples import build_program
-from ..core.layout import compute_padded_bytes, format_bytes
-from ..core.partitions import iterate_rows_by_function
-from ..core.plan import Plan, Row
-from ..core.query import get_itemsize, get_static_shape
-from ..core.text_format import format_count
+from ..ane.partitions import iterate_rows_by_function
+from ..ir.query import get_itemsize, get_static_shape
+from ..passes.contract import Community, Example, Hit, Miss, PlanRule, Vendor
+from ..passes.evidence import cite_apple_authoring_rules
+from ..passes.examples import build_program
+from ..passes.layout import compute_padded_bytes, format_bytes
+from ..passes.plan import Plan, Row
+from ..utils.text_format import format_count
 from ._plan_rules import format_list, map_inputs_to_ops
 
 _SUPPORTED_TYPES = (types.fp16, types.int8, types.uint8)

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator
 
 from coremltools.converters.mil.mil import Var
 
-from ..core.contract import Example, Hit, Miss, PlanRule
-from ..core.evidence import cite_2020_layer_list
-from ..core.partitions import CpuPartition, find_cpu_partitions, iterate_rows_by_function
-from ..core.plan import Plan, Row
-from ..core.query import get_flat_inputs
-from ..core.text_format import format_count, format_duration
-from ..residency.segments import find_cheapest_partition
+from ..ane.partitions import CpuPartition, find_cpu_partitions, iterate_rows_by_function
+from ..ane.segments import find_cheapest_partition
+from ..ir.query import get_flat_inputs
+from ..passes.contract import Example, Hit, Miss, PlanRule
+from ..passes.evidence import cite_2020_layer_list
+from ..passes.plan import Plan, Row
+from ..utils.text_format import format_count, format_duration
 from ._plan_rules import COST_MODEL, format_list, format_op_types, make_chain_builder
 
 

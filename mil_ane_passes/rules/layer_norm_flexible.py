@@ -8,12 +8,12 @@ from typing import Any
 from coremltools.converters.mil.mil import Builder, Operation, Program, types
 from coremltools.converters.mil.mil.types.symbolic import any_symbolic
 
-from ..core.contract import Community, Example, Hit, Miss, PlanRule
-from ..core.examples import build_program
-from ..core.partitions import iterate_rows_by_function
-from ..core.plan import Plan
-from ..core.query import is_opaque
-from ..core.text_format import format_count
+from ..ane.partitions import iterate_rows_by_function
+from ..ir.query import is_opaque
+from ..passes.contract import Community, Example, Hit, Miss, PlanRule
+from ..passes.examples import build_program
+from ..passes.plan import Plan
+from ..utils.text_format import format_count
 
 
 class LayerNormFlexible(PlanRule):

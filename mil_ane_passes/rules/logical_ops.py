@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from coremltools.converters.mil.mil import Builder, Operation
 
-from ..core.contract import Example, Hit, Miss, Rule
-from ..core.evidence import cite_m4_study, cite_private_route
-from ..core.examples import build_mask_program, build_program
+from ..passes.contract import Example, Hit, Miss, Rule
+from ..passes.evidence import cite_m4_study, cite_private_route
+from ..passes.examples import build_mask_program, build_program
 from ._unsupported_ops import M4, format_chips, is_any_admitted
 
 

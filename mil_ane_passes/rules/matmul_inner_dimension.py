@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from coremltools.converters.mil.mil import Builder, Operation
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
-from ..core.contract import Example, Hit, Miss, Rule
-from ..core.examples import build_program
-from ..core.limits import collect_evidence, find_exceeded_limit, find_limit
-from ..core.query import get_const_value, is_compressed, is_const
+from ..ane.limits import collect_evidence, find_exceeded_limit, find_limit
+from ..ir.query import get_const_value, is_compressed, is_const
+from ..passes.contract import Example, Hit, Miss, Rule
+from ..passes.examples import build_program
 from ._sizes import select_generations
 
 

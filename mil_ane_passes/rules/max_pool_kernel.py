@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 from coremltools.converters.mil.mil import Builder, Operation, Program
 
-from ..core.contract import Example, Hit, Miss, Rule
-from ..core.evidence import cite_m4_study, cite_private_route
-from ..core.examples import build_program
-from ..core.limits import MAX_POOL_SIDE, collect_evidence, find_exceeded_limit
+from ..ane.limits import MAX_POOL_SIDE, collect_evidence, find_exceeded_limit
+from ..passes.contract import Example, Hit, Miss, Rule
+from ..passes.evidence import cite_m4_study, cite_private_route
+from ..passes.examples import build_program
 from ._sizes import read_kernel_size, select_generations
 
 

@@ -7,11 +7,11 @@ from math import prod
 
 from coremltools.converters.mil.mil import Block, Builder, Var, types
 
-from ..core.contract import Community, Example, Hit, Miss, PlanRule, Vendor
-from ..core.examples import build_program, make_weight
-from ..core.partitions import iterate_rows_by_function
-from ..core.plan import Plan
-from ..core.query import get_type_info
+from ..ane.partitions import iterate_rows_by_function
+from ..ir.query import get_type_info
+from ..passes.contract import Community, Example, Hit, Miss, PlanRule, Vendor
+from ..passes.examples import build_program, make_weight
+from ..passes.plan import Plan
 
 _GB = 10 ** 9
 

@@ -7,12 +7,12 @@ from math import prod
 
 from coremltools.converters.mil.mil import Block, Builder, Operation, Program, Var
 
-from ..core.contract import BlockRule, Example, Hit, Miss, Vendor
-from ..core.evidence import cite_apple_authoring_rules
-from ..core.examples import build_program
-from ..core.layout import format_bytes
-from ..core.query import get_const_value, get_itemsize, get_type_info, is_opaque
-from ..core.text_format import format_count
+from ..ir.query import get_const_value, get_itemsize, get_type_info, is_opaque
+from ..passes.contract import BlockRule, Example, Hit, Miss, Vendor
+from ..passes.evidence import cite_apple_authoring_rules
+from ..passes.examples import build_program
+from ..passes.layout import format_bytes
+from ..utils.text_format import format_count
 from ._plan_rules import format_op_types
 
 

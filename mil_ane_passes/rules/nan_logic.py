@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
-from ..core.contract import Community, Example, Hit, Miss, Rule
-from ..core.examples import build_program
-from ..core.query import is_const
+from ..ir.query import is_const
+from ..passes.contract import Community, Example, Hit, Miss, Rule
+from ..passes.examples import build_program
 
 _FP32_REASON = "computed in fp32, where NaN and infinities are what they should be, but not on the ANE"
 

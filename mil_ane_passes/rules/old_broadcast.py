@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator
 
 from coremltools.converters.mil.mil import Block, Builder, Operation, Program
 
-from ..core.contract import BlockRule, Community, Example, Hit, Miss
-from ..core.evidence import cite_2020_layer_list, cite_m4_study
-from ..core.examples import build_program, make_weight
-from ..core.query import get_type_info, is_compressed, is_const
-from ..core.text_format import format_count
+from ..ir.query import get_type_info, is_compressed, is_const
+from ..passes.contract import BlockRule, Community, Example, Hit, Miss
+from ..passes.evidence import cite_2020_layer_list, cite_m4_study
+from ..passes.examples import build_program, make_weight
+from ..utils.text_format import format_count
 from ._plan_rules import format_op_types
 from ._unsupported_ops import BEFORE_M4
 

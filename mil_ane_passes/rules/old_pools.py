@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 from coremltools.converters.mil.mil import Builder, Operation, Program
 
-from ..core.contract import Community, Example, Hit, Miss, Rule
-from ..core.evidence import cite_2020_layer_list, cite_apple_authoring_rules
-from ..core.examples import build_program
-from ..core.limits import collect_evidence, find_exceeded_limit
-from ..core.query import get_const_value
-from ..core.targets import Gate, format_generations
+from ..ane.limits import collect_evidence, find_exceeded_limit
+from ..ir.query import get_const_value
+from ..passes.contract import Community, Example, Hit, Miss, Rule
+from ..passes.evidence import cite_2020_layer_list, cite_apple_authoring_rules
+from ..passes.examples import build_program
+from ..passes.targets import Gate, format_generations
 from ._sizes import read_kernel_size, select_generations
 
 

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from coremltools.converters.mil.mil import Builder, Operation
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
-from ..core.contract import Example, Hit, Miss, Rule
-from ..core.evidence import cite_2020_layer_list, cite_m4_study
-from ..core.examples import build_program
-from ..core.limits import collect_evidence
-from ..core.targets import Gate
+from ..ane.limits import collect_evidence
+from ..passes.contract import Example, Hit, Miss, Rule
+from ..passes.evidence import cite_2020_layer_list, cite_m4_study
+from ..passes.examples import build_program
+from ..passes.targets import Gate
 
 _RESIZE_OPS = ("resize_bilinear", "resize_nearest_neighbor", "resize")
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, types
 
-from ..core.contract import Community, Example, Hit, Miss, Rule
-from ..core.examples import build_program
-from ..core.query import get_const_value
+from ..ir.query import get_const_value
+from ..passes.contract import Community, Example, Hit, Miss, Rule
+from ..passes.examples import build_program
 
 
 class PadConstantNonzero(Rule):

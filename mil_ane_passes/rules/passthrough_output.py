@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 
 from coremltools.converters.mil.mil import Block, Builder, Function
 
-from ..core.contract import BlockRule, Example, Hit, Miss
-from ..core.evidence import cite_private_quirk
-from ..core.examples import build_program
+from ..passes.contract import BlockRule, Example, Hit, Miss
+from ..passes.evidence import cite_private_quirk
+from ..passes.examples import build_program
 
 
 class PassthroughOutput(BlockRule):

@@ -9,9 +9,9 @@ import coremltools as ct
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
-from ..core.contract import Community, Example, Hit, Miss, Rule
-from ..core.examples import build_program, make_weight
-from ..core.query import get_const_value, is_compressed
+from ..ir.query import get_const_value, is_compressed
+from ..passes.contract import Community, Example, Hit, Miss, Rule
+from ..passes.examples import build_program, make_weight
 from ._sizes import select_generations
 
 

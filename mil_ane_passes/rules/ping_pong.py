@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
-from ..core.contract import Community, Example, Hit, Miss, PlanRule
-from ..core.evidence import cite_2020_layer_list
-from ..core.partitions import CpuPartition, find_cpu_partitions, iterate_rows_by_function
-from ..core.plan import ENTER_ANE_MS, TRANSITION_MS, Plan, Row
-from ..core.text_format import format_count, format_duration
+from ..ane.partitions import CpuPartition, find_cpu_partitions, iterate_rows_by_function
+from ..passes.contract import Community, Example, Hit, Miss, PlanRule
+from ..passes.evidence import cite_2020_layer_list
+from ..passes.plan import ENTER_ANE_MS, TRANSITION_MS, Plan, Row
+from ..utils.text_format import format_count, format_duration
 from ._plan_rules import COST_MODEL, format_list, format_op_name, format_op_types, make_chain_builder
 
 _MAX_PARTITIONS_NAMED = 4

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from coremltools.converters.mil.mil import Builder, Operation, types
 
-from ..core.contract import Example, Hit, Miss, Rule
-from ..core.evidence import cite_m4_study, cite_private_route
-from ..core.examples import build_program
+from ..passes.contract import Example, Hit, Miss, Rule
+from ..passes.evidence import cite_m4_study, cite_private_route
+from ..passes.examples import build_program
 from ._unsupported_ops import M1_TO_M5, make_unsupported_hit
 
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var
 
-from ..core.contract import Example, Hit, Miss, Rule
-from ..core.evidence import cite_m4_study, cite_private_route
-from ..core.examples import build_program
-from ..core.targets import Gate
+from ..passes.contract import Example, Hit, Miss, Rule
+from ..passes.evidence import cite_m4_study, cite_private_route
+from ..passes.examples import build_program
+from ..passes.targets import Gate
 from ._unsupported_ops import M1_TO_M5, is_any_admitted, make_unsupported_hit
 
 

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 
 from coremltools.converters.mil.mil import Block, Builder, Program, Var
 
-from ..core.contract import BlockRule, Community, Example, Hit, Miss, Vendor
-from ..core.examples import build_program
-from ..core.large_values import group_ops_by_large_values
-from ..core.limits import collect_evidence
+from ..ane.limits import collect_evidence
+from ..ir.large_values import group_ops_by_large_values
+from ..passes.contract import BlockRule, Community, Example, Hit, Miss, Vendor
+from ..passes.examples import build_program
 
 
 class RankAbove5(BlockRule):

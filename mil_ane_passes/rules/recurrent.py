@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from coremltools.converters.mil.mil import Builder, Operation, Var
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
-from ..core.contract import Community, Example, Hit, Miss, Rule, Vendor
-from ..core.evidence import cite_2020_layer_list, cite_m4_study, cite_private_route
-from ..core.examples import build_program, make_weight
-from ..core.text_format import format_count
+from ..passes.contract import Community, Example, Hit, Miss, Rule, Vendor
+from ..passes.evidence import cite_2020_layer_list, cite_m4_study, cite_private_route
+from ..passes.examples import build_program, make_weight
+from ..utils.text_format import format_count
 from ._unsupported_ops import make_unsupported_hit
 
 

@@ -8,9 +8,9 @@ import coremltools as ct
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Function, Operation, Program, types
 
-from ..core.contract import Community, Example, Hit, Miss, Rule, Vendor
-from ..core.evidence import cite_m4_study, cite_private_route
-from ..core.examples import build_program, make_weight
+from ..passes.contract import Community, Example, Hit, Miss, Rule, Vendor
+from ..passes.evidence import cite_m4_study, cite_private_route
+from ..passes.examples import build_program, make_weight
 from ._unsupported_ops import M1_TO_M5, find_dynamic_inputs, make_unsupported_hit
 
 _POSITION_INPUTS = {

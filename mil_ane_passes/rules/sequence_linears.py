@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator
 from coremltools.converters.mil.mil import Block, Builder, Operation, Program, Var
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
-from ..core.contract import BlockRule, Community, Example, Hit, Miss, Vendor
-from ..core.evidence import cite_apple_authoring_rules, cite_m4_study
-from ..core.examples import build_program, make_weight
-from ..core.query import is_compressed, is_const, is_opaque
-from ..core.text_format import format_count
+from ..ir.query import is_compressed, is_const, is_opaque
+from ..passes.contract import BlockRule, Community, Example, Hit, Miss, Vendor
+from ..passes.evidence import cite_apple_authoring_rules, cite_m4_study
+from ..passes.examples import build_program, make_weight
+from ..utils.text_format import format_count
 
 
 class SequenceLinears(BlockRule):

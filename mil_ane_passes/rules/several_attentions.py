@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 import coremltools as ct
 from coremltools.converters.mil.mil import Block, Builder, Function, Operation, Program, Var
 
-from ..core.contract import BlockRule, Community, Example, Hit, Miss
-from ..core.evidence import cite_apple_authoring_rules, cite_m4_study
-from ..core.examples import build_program
-from ..core.query import is_opaque
+from ..ir.query import is_opaque
+from ..passes.contract import BlockRule, Community, Example, Hit, Miss
+from ..passes.evidence import cite_apple_authoring_rules, cite_m4_study
+from ..passes.examples import build_program
 
 _ATTENTION_OP = "scaled_dot_product_attention"
 

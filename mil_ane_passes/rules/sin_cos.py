@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 from coremltools.converters.mil.mil import Builder, Operation, types
 
-from ..core.contract import Example, Hit, Miss, Rule
-from ..core.evidence import cite_m4_study, cite_private_route, cite_surgery_tip
-from ..core.examples import build_program
-from ..core.targets import Gate, format_generations
+from ..passes.contract import Example, Hit, Miss, Rule
+from ..passes.evidence import cite_m4_study, cite_private_route, cite_surgery_tip
+from ..passes.examples import build_program
+from ..passes.targets import Gate, format_generations
 from ._sizes import select_generations
 
 

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 from coremltools.converters.mil.mil import Builder, Operation
 
-from ..core.contract import Example, Hit, Miss, Rule
-from ..core.evidence import cite_m4_study, cite_private_route
-from ..core.examples import build_program
-from ..core.query import get_const_value
+from ..ir.query import get_const_value
+from ..passes.contract import Example, Hit, Miss, Rule
+from ..passes.evidence import cite_m4_study, cite_private_route
+from ..passes.examples import build_program
 from ._unsupported_ops import M1_TO_M5, make_unsupported_hit
 
 

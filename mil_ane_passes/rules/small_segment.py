@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from ..core.contract import Community, Example, Hit, Miss, PlanRule
-from ..core.partitions import StrandedOps, find_stranded_ops, iterate_rows_by_function
-from ..core.plan import Plan
-from ..core.text_format import format_duration
+from ..ane.partitions import StrandedOps, find_stranded_ops, iterate_rows_by_function
+from ..passes.contract import Community, Example, Hit, Miss, PlanRule
+from ..passes.plan import Plan
+from ..utils.text_format import format_duration
 from ._plan_rules import COST_MODEL, format_list, format_op_range, make_chain_builder
 
 _MAX_LISTED = 3

@@ -7,11 +7,11 @@ from math import prod
 
 from coremltools.converters.mil.mil import Block, Builder, Operation, Program
 
-from ..core.contract import BlockRule, Example, Hit, Miss, Vendor
-from ..core.evidence import cite_apple_authoring_rules, cite_m4_study
-from ..core.examples import build_program
-from ..core.query import get_const_value, get_type_info, is_opaque
-from ..core.text_format import format_count
+from ..ir.query import get_const_value, get_type_info, is_opaque
+from ..passes.contract import BlockRule, Example, Hit, Miss, Vendor
+from ..passes.evidence import cite_apple_authoring_rules, cite_m4_study
+from ..passes.examples import build_program
+from ..utils.text_format import format_count
 
 
 class SoftmaxAxis(BlockRule):

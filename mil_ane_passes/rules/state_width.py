@@ -8,10 +8,10 @@ import coremltools as ct
 from coremltools.converters.mil.mil import Block, Builder, Function, Program, Var, types
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
-from ..core.contract import BlockRule, Community, Example, Hit, Measured, Miss
-from ..core.examples import build_program
-from ..core.query import get_consumers
-from ..core.targets import format_generations
+from ..ir.query import get_consumers
+from ..passes.contract import BlockRule, Community, Example, Hit, Measured, Miss
+from ..passes.examples import build_program
+from ..passes.targets import format_generations
 from ._sizes import select_generations
 
 _WIDTH_MULTIPLE = 32

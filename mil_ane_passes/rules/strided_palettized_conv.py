@@ -8,10 +8,10 @@ import coremltools as ct
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var
 
-from ..core.contract import Example, Hit, Miss, Rule
-from ..core.evidence import cite_apple_authoring_rules
-from ..core.examples import build_program, make_weight
-from ..core.query import get_const_value, is_compressed
+from ..ir.query import get_const_value, is_compressed
+from ..passes.contract import Example, Hit, Miss, Rule
+from ..passes.evidence import cite_apple_authoring_rules
+from ..passes.examples import build_program, make_weight
 
 _LUT_OP = "constexpr_lut_to_dense"
 

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation
 
-from ..core.contract import Example, Hit, Miss, Rule
-from ..core.evidence import cite_m4_study, cite_private_route
-from ..core.examples import build_program
-from ..core.query import get_const_value
-from ..core.targets import Gate
+from ..ir.query import get_const_value
+from ..passes.contract import Example, Hit, Miss, Rule
+from ..passes.evidence import cite_m4_study, cite_private_route
+from ..passes.examples import build_program
+from ..passes.targets import Gate
 from ._sizes import select_generations
 
 

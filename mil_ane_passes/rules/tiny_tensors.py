@@ -7,13 +7,13 @@ from math import prod
 
 from coremltools.converters.mil.mil import Builder, Var, types
 
-from ..core.contract import Example, Hit, Miss, PlanRule
-from ..core.evidence import cite_surgery_tip
-from ..core.examples import build_program
-from ..core.partitions import iterate_rows_by_function
-from ..core.plan import Plan
-from ..core.query import get_static_shape
-from ..core.text_format import format_count
+from ..ane.partitions import iterate_rows_by_function
+from ..ir.query import get_static_shape
+from ..passes.contract import Example, Hit, Miss, PlanRule
+from ..passes.evidence import cite_surgery_tip
+from ..passes.examples import build_program
+from ..passes.plan import Plan
+from ..utils.text_format import format_count
 from ._plan_rules import COST_MODEL
 
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
-from ..core.contract import Community, Example, Hit, Miss, Rule
-from ..core.evidence import cite_m4_study, cite_private_route
-from ..core.examples import build_program
-from ..core.query import get_consumers, is_used
+from ..ir.query import get_consumers, is_used
+from ..passes.contract import Community, Example, Hit, Miss, Rule
+from ..passes.evidence import cite_m4_study, cite_private_route
+from ..passes.examples import build_program
 from ._transitive_readers import find_transitive_readers
 
 _GATHER_OPS = ("gather", "gather_along_axis", "gather_nd")

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator
 
 from coremltools.converters.mil.mil import Builder, Program, Var
 
-from ..core.contract import Community, Example, Hit, Miss, PlanRule
-from ..core.evidence import cite_m4_study
-from ..core.examples import build_program
-from ..core.partitions import iterate_rows_by_function
-from ..core.plan import Plan
+from ..ane.partitions import iterate_rows_by_function
+from ..passes.contract import Community, Example, Hit, Miss, PlanRule
+from ..passes.evidence import cite_m4_study
+from ..passes.examples import build_program
+from ..passes.plan import Plan
 from ._plan_rules import format_op_name
 
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from coremltools.converters.mil.mil import Builder, Operation, Program
 
-from ..core.contract import Community, Example, Hit, Miss, Rule
-from ..core.examples import build_program, make_weight
-from ..core.targets import Gate
+from ..passes.contract import Community, Example, Hit, Miss, Rule
+from ..passes.examples import build_program, make_weight
+from ..passes.targets import Gate
 from ._sizes import read_kernel_size
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from coremltools.converters.mil.mil import Operation, Var, types
 
-from ..core.pass_trace import Change
+from ..passes.pass_trace import Change
 from .quirks.base import Quirk
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..core.errors import InputError, NotSupported, suggest_nearest
-from ..core.locking import synchronized
-from ..core.query import contradiction, plain_type
+from ..ir.query import contradiction, plain_type
+from ..utils.errors import InputError, NotSupported, suggest_nearest
+from ..utils.locking import synchronized
 from .feeds import check_feeds, check_state, split_inputs
 from .memory_limits import refuse_excessive_peak, refuse_oversized_values
 from .model_description import apply_description

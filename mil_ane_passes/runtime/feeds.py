@@ -9,9 +9,9 @@ import numpy as np
 from coremltools.converters.mil.mil import types
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
-from ..core.errors import InputError, suggest_nearest
-from ..core.npz import StoredArray
-from ..core.printer import format_dimension
+from ..ir.printer import format_dimension
+from ..utils.errors import InputError, suggest_nearest
+from ..utils.npz import StoredArray
 
 __all__ = ["check_feeds", "check_state", "read_stored_feeds", "split_inputs", "to_array", "to_feed_dict"]
 

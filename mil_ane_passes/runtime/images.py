@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from coremltools import proto
 
-from ..core.errors import InputError
+from ..utils.errors import InputError
 
 __all__ = ["array_from_image", "image_from_array", "is_image", "is_pixels", "pixels_from_array"]
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from ..core.budget import get_current_budget
-from ..core.errors import AnePassesError, InputError
+from ..utils.budget import get_current_budget
+from ..utils.errors import AnePassesError, InputError
 from .memory_limits import LiveValues, estimate_result_bytes, is_out_of_memory, refuse_allocation
 from .numeric import is_tensor_value
 from .op_inputs import OpInputs

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 from coremltools.converters.mil.mil import types
 
-from ..core.errors import LimitReached
-from ..core.printer import format_dimension
+from ..ir.printer import format_dimension
+from ..utils.errors import LimitReached
 
 if TYPE_CHECKING:
     from .prepared_function import PreparedFunction

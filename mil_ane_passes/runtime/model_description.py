@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import InputError
-from ..core.npz import StoredArray
+from ..utils.errors import InputError
+from ..utils.npz import StoredArray
 from .feeds import to_array, to_feed_dict
 from .images import array_from_image, is_image, is_pixels
 

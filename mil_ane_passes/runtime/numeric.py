@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from coremltools.converters.mil.mil import types
 
-from ..core.mapped_files import check_file_of, is_mapped, iterate_chunks, read_once
+from ..utils.mapped_files import check_file_of, is_mapped, iterate_chunks, read_once
 
 __all__ = ["Precision", "canonicalize_layout", "get_bit_width", "is_tensor_value"]
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from coremltools.converters.mil.mil import types
 
-from ..core.mapped_files import check_file_of
+from ..utils.mapped_files import check_file_of
 
 if TYPE_CHECKING:
     from .interpreter import Interpreter

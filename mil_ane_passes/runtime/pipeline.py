@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from coremltools.converters.mil.mil import types
 
-from ..core.errors import InputError, NotSupported, suggest_nearest
-from ..core.locking import synchronized
-from ..core.query import get_pipeline_functions
+from ..ir.query import get_pipeline_functions
+from ..utils.errors import InputError, NotSupported, suggest_nearest
+from ..utils.locking import synchronized
 from .engine import Runtime
 from .feeds import split_inputs, to_feed_dict
 

@@ -14,9 +14,9 @@ import numpy as np
 from coremltools.converters.mil.mil import types
 from coremltools.models.model import MLModel, MLState
 
-from ..core.budget import DEFAULT_MAX_STEPS, share_budget
-from ..core.errors import InputError
-from ..core.locking import synchronized
+from ..utils.budget import DEFAULT_MAX_STEPS, share_budget
+from ..utils.errors import InputError
+from ..utils.locking import synchronized
 from .engine import Runtime
 from .feeds import split_inputs
 from .images import image_from_array, is_image

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from coremltools.converters.mil.mil import types
 
-from ..core.mapped_files import MappedFile, check_mapped_files, file_of
+from ..utils.mapped_files import MappedFile, check_mapped_files, file_of
 from .memory_limits import most_kept
 from .numeric import Precision, is_tensor_value
 

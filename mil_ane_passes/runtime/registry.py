@@ -7,7 +7,7 @@ import pkgutil
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..core.errors import InputError
+from ..utils.errors import InputError
 
 __all__ = ["Kernel", "load_kernels", "register_kernel"]
 

@@ -10,13 +10,13 @@
 They read the rule's `examples()`, at least one that fires and one that does not, and need torch (the `verify` extra).
 The rule need not be installed for them. These modules are public, for writing rules:
 
-- `mil_ane_passes.core.contract`: `Rule`, `Rewrite` and their kinds, `Hit`, `Miss`, `Example`, `Exactness`, evidence;
-- `mil_ane_passes.core.examples`: helpers that build the programs of `examples()`;
-- `mil_ane_passes.core.query`: queries about ops and values; `core.targets`: the generations of a rule
+- `mil_ane_passes.passes.contract`: `Rule`, `Rewrite` and their kinds, `Hit`, `Miss`, `Example`, `Exactness`, evidence;
+- `mil_ane_passes.passes.examples`: helpers that build the programs of `examples()`;
+- `mil_ane_passes.ir.query`: queries about ops and values; `passes.targets`: the generations of a rule
   (`get_generations_between`);
-- `mil_ane_passes.core.builder`: the builder that is passed to `rewrite()`.
+- `mil_ane_passes.ir.builder`: the builder that is passed to `rewrite()`.
 
-A distribution names its rules under the entry point group `mil_ane_passes.rules` (see `core.plugins`), with codes of
+A distribution names its rules under the entry point group `mil_ane_passes.rules` (see `passes.plugins`), with codes of
 its own: capital letters and digits, such as ACME101. Codes of ANE and digits are rejected: a later version may use
 them.
 """

@@ -16,21 +16,21 @@ from coremltools.converters.mil.mil import Builder, Program, types
 from coremltools.converters.mil.mil.passes.pass_pipeline import PassPipelineManager
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
-from ..core.clone import clone_program
-from ..core.contract import BlockRewrite, Exactness, Example, PlanRule, ProgramRewrite, Rewrite, Rule
-from ..core.engine import PassTrace, apply_rewrite, iterate_hits_and_misses
-from ..core.errors import InputError
-from ..core.printer import format_function_body, format_program
-from ..core.query import iterate_ops
-from ..core.rule_class import assign_default_name, find_flaw, format_class_location, is_own_rule
-from ..core.value_ranges import Measure, MeasuredRanges, Range
+from ..equivalence.comparison import Strictness, compare_outputs, fill_undefined
+from ..equivalence.execution import Plan
+from ..equivalence.feeds import make_state
+from ..equivalence.interface_widths import InterfaceWidths, find_interface_widths
+from ..equivalence.range_measurement import make_measurer
+from ..ir.clone import clone_program
+from ..ir.printer import format_function_body, format_program
+from ..ir.query import iterate_ops
+from ..ir.value_ranges import Measure, MeasuredRanges, Range
 from ..package import load, save
-from ..proof.comparison import Strictness, compare_outputs, fill_undefined
-from ..proof.execution import Plan
-from ..proof.feeds import make_state
-from ..proof.interface_widths import InterfaceWidths, find_interface_widths
-from ..proof.range_measurement import make_measurer
+from ..passes.contract import BlockRewrite, Exactness, Example, PlanRule, ProgramRewrite, Rewrite, Rule
+from ..passes.engine import PassTrace, apply_rewrite, iterate_hits_and_misses
+from ..passes.rule_class import assign_default_name, find_flaw, format_class_location, is_own_rule
 from ..runtime import Runtime
+from ..utils.errors import InputError
 from . import program_variants
 from .neighbours import FUNCTION_INPUT, iterate_failures, list_representative_op_types
 from .rule_matches import collect_miss_reasons, find_rule_matches

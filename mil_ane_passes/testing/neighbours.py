@@ -15,7 +15,7 @@ from coremltools.converters.mil.mil import Block, Builder, Operation, Program, V
 from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
-from ..core.query import get_flat_inputs, is_const, iterate_blocks, iterate_ops
+from ..ir.query import get_flat_inputs, is_const, iterate_blocks, iterate_ops
 
 __all__ = [
     "FUNCTION_INPUT",

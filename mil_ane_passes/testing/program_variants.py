@@ -10,8 +10,8 @@ from coremltools.converters.mil.mil import Block, Builder, Function, Operation, 
 from coremltools.converters.mil.mil.program import get_new_symbol
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
-from ..core.clone import clone_program
-from ..core.query import is_const, is_default
+from ..ir.clone import clone_program
+from ..ir.query import is_const, is_default
 
 __all__ = [
     "COMPRESSIONS",

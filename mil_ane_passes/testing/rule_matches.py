@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from coremltools.converters.mil.mil import Program
 
-from ..core.contract import Miss, PlanRule, Rule
-from ..core.engine import find_matches, iterate_hits_and_misses
-from ..core.pass_trace import PassTrace, record_result
-from ..core.value_ranges import Measure
+from ..ir.value_ranges import Measure
+from ..passes.contract import Miss, PlanRule, Rule
+from ..passes.engine import find_matches, iterate_hits_and_misses
+from ..passes.pass_trace import PassTrace, record_result
 from ..residency import predict_plan
 
 __all__ = ["collect_miss_reasons", "find_rule_matches"]

@@ -18,16 +18,16 @@ import coremltools as ct
 import numpy as np
 from coremltools.converters.mil.mil import Program
 
-from ..core.contract import Hit, Miss, Rewrite
-from ..core.engine import iterate_hits_and_misses
-from ..core.errors import InputError
-from ..core.query import iterate_ops
-from ..core.registry import get_all_rules
-from ..proof.callable_comparison import compare_within_tolerance, get_default_tolerance
-from ..proof.comparison import OutputDifference
-from ..proof.execution import Plan, build_plans, copy_state
-from ..proof.range_measurement import make_measurer
-from ..proof.user_inputs import UserInputs
+from ..equivalence.callable_comparison import compare_within_tolerance, get_default_tolerance
+from ..equivalence.comparison import OutputDifference
+from ..equivalence.execution import Plan, build_plans, copy_state
+from ..equivalence.range_measurement import make_measurer
+from ..equivalence.user_inputs import UserInputs
+from ..ir.query import iterate_ops
+from ..passes.contract import Hit, Miss, Rewrite
+from ..passes.engine import iterate_hits_and_misses
+from ..passes.registry import get_all_rules
+from ..utils.errors import InputError
 from .errors import NotEqual
 from .first_difference import GraphValue, find_first_difference
 from .image_preprocessing import ImagePreprocessing

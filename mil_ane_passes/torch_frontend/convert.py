@@ -11,10 +11,10 @@ from typing import Any
 import coremltools as ct
 from coremltools import _deps
 
-from ..core.errors import InputError
-from ..core.locking import synchronized
-from ..core.pipeline import NAMESPACE, pipeline
-from ..proof.user_inputs import Feeds, Ranges, UserInputs
+from ..equivalence.user_inputs import Feeds, Ranges, UserInputs
+from ..passes.pipeline import NAMESPACE, pipeline
+from ..utils.errors import InputError
+from ..utils.locking import synchronized
 from .failures import locate_failures
 from .patching import patched
 

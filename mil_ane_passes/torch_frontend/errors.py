@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..core.errors import AnePassesError
+from ..utils.errors import AnePassesError
 
 __all__ = ["NotConverted", "NotEqual", "describe_node_location", "find_source_line"]
 

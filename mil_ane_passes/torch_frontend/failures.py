@@ -17,8 +17,8 @@ from typing import Any
 from coremltools.converters.mil.mil import Operation
 from coremltools.converters.mil.mil.scope import ScopeSource
 
-from ..core.errors import AnePassesError
-from ..core.scopes import find_origin
+from ..ir.scopes import find_origin
+from ..utils.errors import AnePassesError
 from .errors import NotConverted, describe_node_location
 
 __all__ = ["describe_op_location", "format_cause", "is_reported_unchanged", "locate_failures", "record_node"]

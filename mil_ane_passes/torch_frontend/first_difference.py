@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import InputError
-from ..proof.callable_comparison import FP32_TOLERANCE, compare_within_tolerance
-from ..proof.comparison import OutputDifference
+from ..equivalence.callable_comparison import FP32_TOLERANCE, compare_within_tolerance
+from ..equivalence.comparison import OutputDifference
+from ..utils.errors import InputError
 from .errors import find_source_line
 from .model_runners import ProgramRunner, TorchModelRunner
 

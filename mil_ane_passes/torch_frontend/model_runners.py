@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from coremltools.converters.mil.mil import Program, types
 
-from ..proof.callable_comparison import FP16_TOLERANCE, FP32_TOLERANCE
-from ..proof.callables import Caller
-from ..proof.comparison import to_arrays
+from ..equivalence.callable_comparison import FP16_TOLERANCE, FP32_TOLERANCE
+from ..equivalence.callables import Caller
+from ..equivalence.comparison import to_arrays
 from ..runtime import Runtime
 
 __all__ = ["ProgramRunner", "TorchModelRunner"]

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from ..core.locking import synchronized
+from ..utils.locking import synchronized
 from .contract import Lowering, Replacement
 
 __all__ = ["active", "install", "patched", "suspend_patches", "uninstall"]

@@ -9,8 +9,8 @@ import pkgutil
 import re
 from dataclasses import dataclass
 
-from ..core.errors import InputError, RuleError
-from ..core.locking import synchronized
+from ..utils.errors import InputError, RuleError
+from ..utils.locking import synchronized
 from .contract import Patch
 
 __all__ = ["PatchStatus", "collect_patch_statuses", "find_patch_status", "load_patches"]

@@ -14,8 +14,8 @@ from coremltools.converters.mil.mil import get_new_symbol, types
 
 import mil_ane_passes as ane
 from mil_ane_passes.cli.main import main
-from mil_ane_passes.core.examples import build_program
-from mil_ane_passes.core.registry import get_all_rewrites, get_all_rules
+from mil_ane_passes.passes.examples import build_program
+from mil_ane_passes.passes.registry import get_all_rewrites, get_all_rules
 from tests.package.helpers import with_functions
 
 

@@ -15,9 +15,9 @@ import mil_ane_passes
 from mil_ane_passes import load, rewrite
 from mil_ane_passes._version import __version__
 from mil_ane_passes.cli.main import main
-from mil_ane_passes.core.contract import Rewrite
-from mil_ane_passes.core.query import iterate_ops
-from mil_ane_passes.core.registry import fixes_for, get_all_rules
+from mil_ane_passes.ir.query import iterate_ops
+from mil_ane_passes.passes.contract import Rewrite
+from mil_ane_passes.passes.registry import fixes_for, get_all_rules
 from mil_ane_passes.report.catalogue import Catalogue
 from mil_ane_passes.runtime.registry import load_kernels
 
@@ -193,7 +193,7 @@ def test_an_op_that_cannot_be_run_is_not_proved_and_not_written(source, tmp_path
 
 
 def test_a_result_that_differs_is_not_written(source, tmp_path, monkeypatch, capsys):
-    from mil_ane_passes.core.registry import find_rewrite
+    from mil_ane_passes.passes.registry import find_rewrite
 
     lift = find_rewrite("lift_conv_transpose_1d")
     right = lift.rewrite

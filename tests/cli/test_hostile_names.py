@@ -15,7 +15,7 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import types
 
 from mil_ane_passes.cli.main import main
-from mil_ane_passes.core.text_format import escape_text, format_lines
+from mil_ane_passes.utils.text_format import escape_text, format_lines
 from tests.package.helpers import MODEL, spec_of
 
 FORGED = "mil-ane-passes: written to etc"

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import pytest
 
 from mil_ane_passes.cli.main import main
-from mil_ane_passes.core.errors import RuleError
-from mil_ane_passes.core.registry import get_all_rules
+from mil_ane_passes.passes.registry import get_all_rules
 from mil_ane_passes.report.patches import Patches
 from mil_ane_passes.torch_frontend.contract import Patch
 from mil_ane_passes.torch_frontend.registry import _check_distinct, load_patches
+from mil_ane_passes.utils.errors import RuleError
 from tests.without_torch import without_torch
 
 

@@ -13,7 +13,7 @@ from coremltools.converters.mil.mil import types
 
 import mil_ane_passes as ane
 from mil_ane_passes.cli.main import main
-from mil_ane_passes.core.examples import build_program, make_weight
+from mil_ane_passes.passes.examples import build_program, make_weight
 
 COMMAND = re.compile(r"mil-ane-passes [^`;\n]*?(?= \(\w+, |$| says )", re.M)
 

@@ -12,7 +12,7 @@ import torch
 
 from mil_ane_passes import load
 from mil_ane_passes.cli.main import main
-from mil_ane_passes.core.query import iterate_ops
+from mil_ane_passes.ir.query import iterate_ops
 from mil_ane_passes.runtime import Runtime
 from mil_ane_passes.runtime.registry import load_kernels
 

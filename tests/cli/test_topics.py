@@ -7,7 +7,7 @@ import json
 import pytest
 
 from mil_ane_passes.cli.main import main
-from mil_ane_passes.core.registry import get_all_rules
+from mil_ane_passes.passes.registry import get_all_rules
 from mil_ane_passes.report.topics import TOPICS
 from mil_ane_passes.torch_frontend.registry import load_patches
 

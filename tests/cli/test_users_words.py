@@ -17,10 +17,10 @@ import torch  # noqa: F401  (before memory is limited)
 
 import mil_ane_passes as ane
 from mil_ane_passes.cli.main import main
-from mil_ane_passes.core.npz import StoredArray, read_arrays, write_npz
 from mil_ane_passes.package.staging import REPLACED, Staging
+from mil_ane_passes.utils.npz import StoredArray, read_arrays, write_npz
 from tests.cli.test_bad_input import refused
-from tests.reliability.widened import limit_memory
+from tests.lab.reliability.widened import limit_memory
 
 SHAPE = (1, 8, 20)
 
@@ -203,8 +203,8 @@ def test_staging_folders_of_others_are_neither_used_nor_in_the_way(tmp_path, mon
 def test_weights_of_a_recurrent_op_that_do_not_fit(tmp_path, capsys):
     from coremltools.converters.mil.mil import Builder
 
-    from mil_ane_passes.core.examples import build_program, make_weight
-    from tests.reliability.widened import convert_program, widen_model, write_package
+    from mil_ane_passes.passes.examples import build_program, make_weight
+    from tests.lab.reliability.widened import convert_program, widen_model, write_package
 
     for kind, gates in (("lstm", 4), ("gru", 3), ("rnn", 1)):
         states = {"initial_h": np.zeros((2, 3), np.float16)}

@@ -15,8 +15,8 @@ from coremltools.optimize import coreml as cto
 
 import mil_ane_passes as ane
 from mil_ane_passes.cli.main import main
-from mil_ane_passes.core.errors import InputError
-from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.passes.examples import build_program
+from mil_ane_passes.utils.errors import InputError
 
 NET = """
 import torch

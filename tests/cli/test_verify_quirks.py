@@ -9,7 +9,7 @@ import pytest
 
 from mil_ane_passes import load, rewrite, save
 from mil_ane_passes.cli.main import main
-from mil_ane_passes.core.query import iterate_ops
+from mil_ane_passes.ir.query import iterate_ops
 from mil_ane_passes.runtime import QUIRKS
 
 QUIRK = "conv_transpose_1d_bias"

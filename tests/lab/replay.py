@@ -26,11 +26,11 @@ from typing import Any
 from coremltools.converters.mil.mil import Builder, Program
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.contract import Rewrite
-from mil_ane_passes.core.engine import apply_rewrite
-from mil_ane_passes.core.printer import format_program
-from mil_ane_passes.core.query import iterate_ops
-from mil_ane_passes.core.registry import get_all_rules
+from mil_ane_passes.ir.printer import format_program
+from mil_ane_passes.ir.query import iterate_ops
+from mil_ane_passes.passes.contract import Rewrite
+from mil_ane_passes.passes.engine import apply_rewrite
+from mil_ane_passes.passes.registry import get_all_rules
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 _PRESETS, _TARGETS = ("safe", "full"), ("m1", "m4")

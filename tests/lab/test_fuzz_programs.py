@@ -7,7 +7,7 @@ import json
 import pytest
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.printer import format_program
+from mil_ane_passes.ir.printer import format_program
 
 from .__main__ import FUZZ
 from .fuzz_programs import trial
@@ -57,7 +57,7 @@ def test_an_exception_is_a_crash(monkeypatch):
 
 def test_a_rejected_result_that_is_equal_is_a_false_alarm(monkeypatch):
     from mil_ane_passes.api import rewriting
-    from mil_ane_passes.proof.faulty_passes import FaultyPass
+    from mil_ane_passes.equivalence.faulty_passes import FaultyPass
 
     settle = rewriting.apply_and_verify
 

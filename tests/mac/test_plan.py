@@ -9,18 +9,18 @@ import coremltools as ct
 import numpy as np
 import pytest
 from coremltools.converters.mil.mil import Builder as mb
+from mil_ane_passes.residency import predict_plan
 
 import mil_ane_passes as ane
+from mil_ane_passes.ane.agreement import compare_with_measurement
+from mil_ane_passes.ane.compute_plan import match_ops, read_measurements
 from mil_ane_passes.cli.main import main
-from mil_ane_passes.core.examples import build_program
-from mil_ane_passes.core.plan import Cost
-from mil_ane_passes.core.registry import get_all_rules
-from mil_ane_passes.residency import predict_plan
-from mil_ane_passes.residency.agreement import compare_with_measurement
-from mil_ane_passes.residency.compute_plan import match_ops, read_measurements
-from tests.versions.needs import coremltools_from
+from mil_ane_passes.passes.examples import build_program
+from mil_ane_passes.passes.plan import Cost
+from mil_ane_passes.passes.registry import get_all_rules
+from tests.lab.versions.needs import coremltools_from
 
-from ..residency.m4_cases import context, networks
+from ..ane.m4_cases import context, networks
 from .fake_coremltools import FACTS, fake_mac, measured
 
 OP = {"operator": "ios18.relu", "outputs": ["y"], "supported": ["cpu"], "preferred": "cpu", "cost": 0.5}

@@ -1,4 +1,4 @@
-"""Packages of real architectures, to hold the package layer to: tests.models.more, as coremltools saves them.
+"""Packages of real architectures, to hold the package layer to: tests.lab.models.more, as coremltools saves them.
 
     python -m tests.package.real FOLDER [NAME ...]
 
@@ -34,8 +34,8 @@ def given() -> Path | None:
 
 def make(folder: Path, names: Sequence[str] = ()) -> dict[str, Path]:
     """The packages of the architectures `names` (all, when none) in `folder`, those made that are not there."""
-    from tests.models import fired
-    from tests.models.more import ALL_ARCHITECTURES
+    from tests.lab.models import fired
+    from tests.lab.models.more import ALL_ARCHITECTURES
 
     found = {}
     for each in ALL_ARCHITECTURES:

@@ -15,9 +15,9 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import types
 
 import mil_ane_passes as ane
-from mil_ane_passes.core import mapped_files
-from mil_ane_passes.core.mapped_files import check_mapped_files, file_of, is_mapped, iterate_chunks
 from mil_ane_passes.runtime import memory_limits, prepared_function
+from mil_ane_passes.utils import mapped_files
+from mil_ane_passes.utils.mapped_files import check_mapped_files, file_of, is_mapped, iterate_chunks
 
 from .helpers import WEIGHTS, make
 
@@ -51,7 +51,7 @@ SCRIPT = """
 import os, sys
 import numpy as np
 import mil_ane_passes as ane
-from mil_ane_passes.core.locking import exclusive
+from mil_ane_passes.utils.locking import exclusive
 dtype = np.float16 if sys.argv[3] == "float16" else np.float32
 feeds = {"x": np.ones((2, 512), dtype), "ids": np.array([0, 5, 511], np.int32)}
 package = ane.load(sys.argv[1])

@@ -9,8 +9,8 @@ from coremltools import proto
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import get_new_symbol, types
 
-from mil_ane_passes.core.clone import clone_program
-from mil_ane_passes.core.constants import LazyValue, make_reshaped_const
+from mil_ane_passes.ir.clone import clone_program
+from mil_ane_passes.ir.constants import LazyValue, make_reshaped_const
 from mil_ane_passes.package import load, save
 
 from .helpers import (

@@ -11,7 +11,7 @@ import pytest
 import mil_ane_passes as ane
 from mil_ane_passes.package import wire
 
-from ..fuzz.tries import MAX_MEGABYTES, MAX_PROCESSOR_SECONDS, read_peak_memory, reset_peak_memory
+from ..lab.fuzz.tries import MAX_MEGABYTES, MAX_PROCESSOR_SECONDS, read_peak_memory, reset_peak_memory
 from .helpers import MODEL, tree
 from .hostile import BOOL, FLOAT, INT, Made, giant, nested, package, several
 

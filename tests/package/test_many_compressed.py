@@ -6,9 +6,9 @@ import numpy as np
 from coremltools import proto
 from coremltools.converters.mil.mil import Builder
 
-from mil_ane_passes.core.examples import build_program
-from mil_ane_passes.core.query import iterate_ops
+from mil_ane_passes.ir.query import iterate_ops
 from mil_ane_passes.package import load
+from mil_ane_passes.passes.examples import build_program
 from tests.package.helpers import MODEL, make, spec_of
 
 MANY = 1500

@@ -17,7 +17,7 @@ from coremltools.converters.mil.mil import types
 from coremltools.converters.mil.mil.types.type_mapping import nptype_from_builtin, string_to_builtin
 from coremltools.libmilstoragepython import _BlobStorageReader, _BlobStorageWriter
 
-from mil_ane_passes.core.constants import LazyValue, get_blob_ref
+from mil_ane_passes.ir.constants import LazyValue, get_blob_ref
 from mil_ane_passes.package import files, load, save, weights
 from mil_ane_passes.package.blobs import DTYPES, WeightFile, count_payload_bytes
 

@@ -9,8 +9,8 @@ import struct
 
 import pytest
 
-from mil_ane_passes.core.errors import InputError
 from mil_ane_passes.package import load, package_of_mlmodel
+from mil_ane_passes.utils.errors import InputError
 
 from .helpers import (
     MODEL,

@@ -12,8 +12,8 @@ import coremltools as ct
 import pytest
 from coremltools.converters.mil.mil import Builder as mb
 
-from mil_ane_passes.core.errors import InputError, RuleError
 from mil_ane_passes.package import check_destination, load, package_writer, save
+from mil_ane_passes.utils.errors import InputError, RuleError
 
 from .helpers import WEIGHTS, make, normal, op_named, replace, tree
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from mil_ane_passes.core.errors import InputError
 from mil_ane_passes.package import CopyAhead, contents, file_clone, files, load, package_writer, save, staging, swap
 from mil_ane_passes.package.staging import REPLACED, Staging
+from mil_ane_passes.utils.errors import InputError
 
 from .helpers import WEIGHTS, tree
 

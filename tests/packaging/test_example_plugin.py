@@ -13,7 +13,7 @@ import pytest
 from coremltools.converters.mil.mil import Builder as mb
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.passes.examples import build_program
 from mil_ane_passes.testing import CHECKS
 from tests.packaging.conftest import built, commands, installed, need_setuptools, run
 
@@ -21,9 +21,9 @@ EXAMPLE = Path(__file__).parent / "example_plugin"
 HOST = """
 import coremltools as ct
 import mil_ane_passes
-from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.passes.examples import build_program
 from coremltools.converters.mil.mil import Builder as mb
-from mil_ane_passes.core.query import iterate_ops
+from mil_ane_passes.ir.query import iterate_ops
 pipeline = ct.PassPipeline.DEFAULT
 pipeline.append_pass("ane::drop_double_abs")
 made = build_program(lambda x: mb.square(x=mb.abs(x=mb.abs(x=x)), name="y"), x=(1, 4))

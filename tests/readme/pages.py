@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from tests.lab.versions.table import table as versions
 from tests.torch_frontend.grid.run import table as grid
-from tests.versions.table import table as versions
 
 from . import tables
 from .tables import ROOT

@@ -7,15 +7,15 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from mil_ane_passes.core.contract import Rewrite, Rule
-from mil_ane_passes.core.registry import fixes_for, get_all_rules
+from mil_ane_passes.passes.contract import Rewrite, Rule
+from mil_ane_passes.passes.registry import fixes_for, get_all_rules
 from mil_ane_passes.torch_frontend.registry import collect_patch_statuses as patch_findings
-from tests.benchmarks.table import format_conditions
-from tests.benchmarks.table import format_table as speed_table
-from tests.models.whole_table import format_summary
-from tests.reliability.table import format_table as reliability_table
-from tests.residency.agreement import table as agreement_table
-from tests.upstream.__main__ import CaseCounts
+from tests.ane.agreement import table as agreement_table
+from tests.lab.benchmarks.table import format_conditions
+from tests.lab.benchmarks.table import format_table as speed_table
+from tests.lab.models.whole_table import format_summary
+from tests.lab.reliability.table import format_table as reliability_table
+from tests.lab.upstream.__main__ import CaseCounts
 
 ROOT = Path(__file__).parents[2]
 SUITES = {"mil": "`mil/ops/tests`", "torch": "`frontend/torch/test/test_torch_ops.py`",
@@ -135,7 +135,7 @@ def link(source: str) -> str:
 
 
 def upstream() -> str:
-    """What `python -m tests.upstream --record` counted last."""
+    """What `python -m tests.lab.upstream --record` counted last."""
     counts = json.loads((ROOT / "tests" / "upstream" / "counts.json").read_text())
     versions = ", ".join(f"{name} {version}" for name, version in counts.pop("versions").items())
     judged = [(suite, CaseCounts(**numbers)) for suite, numbers in counts.items()]

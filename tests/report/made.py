@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from coremltools.converters.mil.mil import Builder, Function, Program, types
-
-from mil_ane_passes.core.contract import Community, Hit, Measured, Miss, Rewrite, Rule
-from mil_ane_passes.core.examples import build_program
-from mil_ane_passes.report.lint import LintReport
 from mil_ane_passes.residency import predict_plan
+
+from mil_ane_passes.passes.contract import Community, Hit, Measured, Miss, Rewrite, Rule
+from mil_ane_passes.passes.examples import build_program
+from mil_ane_passes.report.lint import LintReport
 
 SEEN = (Measured("seen refused", source="a list of ops", chip="M4", os="macOS 27", date="2026"),)
 MESSAGE = "ANE: this op is not for me"

@@ -8,7 +8,7 @@ import coremltools as ct
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Function, Program, types
 
-from mil_ane_passes.core.examples import build_program, make_weight
+from mil_ane_passes.passes.examples import build_program, make_weight
 
 HOSTILE = "</script><img src=x onerror=alert(1)><!--\u2028\u202e\ud800{{data}}"
 SHOWN = HOSTILE.replace("\ud800", "\ufffd")

@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from tests.models.tools import seed_weights
-from tests.models.vocoder_modules import Generator, LeakyRelu
+from tests.lab.models.tools import seed_weights
+from tests.lab.models.vocoder_modules import Generator, LeakyRelu
 
 FRAMES = 256
 

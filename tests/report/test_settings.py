@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mil_ane_passes.core.errors import InputError
-from mil_ane_passes.core.settings import Settings, read_settings
+from mil_ane_passes.utils.errors import InputError
+from mil_ane_passes.utils.settings import Settings, read_settings
 
 TOML = """
 [tool.other]

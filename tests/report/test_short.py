@@ -10,9 +10,9 @@ import pytest
 
 import mil_ane_passes as ane
 from mil_ane_passes.api.mac_measurement import write_mac_script
-from mil_ane_passes.core.text_format import format_duration
-from mil_ane_passes.proof.comparison import OutputDifference
-from mil_ane_passes.proof.equivalence import VerifyReport
+from mil_ane_passes.equivalence.comparison import OutputDifference
+from mil_ane_passes.equivalence.equivalence import VerifyReport
+from mil_ane_passes.utils.text_format import format_duration
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from mil_ane_passes.core.contract import Community, Measured
+from mil_ane_passes.passes.contract import Community, Measured
 from mil_ane_passes.report.baseline import Baseline
 from mil_ane_passes.report.lint_groups import group_findings
 from mil_ane_passes.report.lint_text import format_headline, format_lint_text

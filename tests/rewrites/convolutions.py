@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.passes.examples import build_program
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.helpers import WAYS, converted_as, half, torch_outputs
 

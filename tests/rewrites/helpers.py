@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.query import iterate_ops
+from mil_ane_passes.ir.query import iterate_ops
 from mil_ane_passes.runtime import Runtime
 
 WAYS = ("traced", "exported", "decomposed")

@@ -7,9 +7,9 @@ import numpy as np
 
 import mil_ane_passes as ane
 from mil_ane_passes import torch_frontend
-from mil_ane_passes.core.engine import apply_rewrite
-from mil_ane_passes.core.registry import find_rewrite, get_all_rules
-from mil_ane_passes.residency.prediction import predict_plan
+from mil_ane_passes.ane.prediction import predict_plan
+from mil_ane_passes.passes.engine import apply_rewrite
+from mil_ane_passes.passes.registry import find_rewrite, get_all_rules
 from mil_ane_passes.runtime import Runtime
 
 WAYS = ("traced", "exported")

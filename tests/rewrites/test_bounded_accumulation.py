@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.passes.examples import build_program
 from tests.rewrites.helpers import kinds
 
 QUIRK = ["mac_overflow_32768"]

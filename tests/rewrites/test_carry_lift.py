@@ -8,15 +8,15 @@ import pytest
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import types
 
-from mil_ane_passes.core.clone import clone_program
-from mil_ane_passes.core.contract import Exactness
-from mil_ane_passes.core.examples import build_program, make_weight
-from mil_ane_passes.core.pipeline import apply_rewrites, select_rewrites
-from mil_ane_passes.core.query import is_default
-from mil_ane_passes.proof.comparison import compare_outputs
-from mil_ane_passes.proof.equivalence import compare_programs
-from mil_ane_passes.residency.buffers import list_buffers
-from tests.models import vocoder
+from mil_ane_passes.ane.buffers import list_buffers
+from mil_ane_passes.equivalence.comparison import compare_outputs
+from mil_ane_passes.equivalence.equivalence import compare_programs
+from mil_ane_passes.ir.clone import clone_program
+from mil_ane_passes.ir.query import is_default
+from mil_ane_passes.passes.contract import Exactness
+from mil_ane_passes.passes.examples import build_program, make_weight
+from mil_ane_passes.passes.pipeline import apply_rewrites, select_rewrites
+from tests.lab.models import vocoder
 from tests.rewrites.helpers import half, kinds, layout_ops, only_output, torch_outputs
 
 WHATEVER_IT_TAKES = {"most_padded": 1 << 40}

@@ -8,8 +8,8 @@ from coremltools.converters.mil.mil import Builder as mb
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mil_ane_passes.core.engine import apply_rewrite, find_matches
-from mil_ane_passes.core.examples import build_program
+from mil_ane_passes.passes.engine import apply_rewrite, find_matches
+from mil_ane_passes.passes.examples import build_program
 from tests.rewrites.convolutions import WAYS, BehindRelu, converted, distance
 from tests.rewrites.helpers import kinds
 from tests.rewrites.windows import configured, holds, refused

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from coremltools.converters.mil.mil import Builder as mb
 
-from mil_ane_passes.core.engine import apply_rewrite, find_matches
-from mil_ane_passes.core.examples import build_program, make_weight
-from mil_ane_passes.core.registry import find_rewrite
+from mil_ane_passes.passes.engine import apply_rewrite, find_matches
+from mil_ane_passes.passes.examples import build_program, make_weight
+from mil_ane_passes.passes.registry import find_rewrite
 from tests.rewrites.helpers import kinds
 
 UNITS = 4

@@ -11,13 +11,13 @@ from coremltools.converters.mil.mil import Builder as mb
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mil_ane_passes.core.engine import apply_rewrite, find_matches
-from mil_ane_passes.core.examples import build_program
-from mil_ane_passes.core.query import iterate_ops
-from mil_ane_passes.core.registry import find_rewrite, get_all_rules
-from mil_ane_passes.core.targets import parse_target
-from mil_ane_passes.residency.prediction import predict_plan
-from mil_ane_passes.rewrites._long_axis_regions import find_balanced_shape
+from mil_ane_passes.ane.prediction import predict_plan
+from mil_ane_passes.ir.query import iterate_ops
+from mil_ane_passes.passes.engine import apply_rewrite, find_matches
+from mil_ane_passes.passes.examples import build_program
+from mil_ane_passes.passes.registry import find_rewrite, get_all_rules
+from mil_ane_passes.passes.targets import parse_target
+from mil_ane_passes.rewrites.layout._long_axis_regions import find_balanced_shape
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.helpers import kinds
 from tests.rewrites.spellings import converted, outputs

@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.engine import apply_rewrite, find_matches
-from mil_ane_passes.core.examples import build_program, make_weight
-from mil_ane_passes.core.printer import format_program
-from mil_ane_passes.core.query import count_ops, iterate_ops
-from mil_ane_passes.core.registry import find_rewrite, get_all_rules
-from mil_ane_passes.residency.prediction import predict_plan
-from mil_ane_passes.rewrites._loop_examples import build_counted_loop, build_nested_loops
+from mil_ane_passes.ane.prediction import predict_plan
+from mil_ane_passes.ir.printer import format_program
+from mil_ane_passes.ir.query import count_ops, iterate_ops
+from mil_ane_passes.passes.engine import apply_rewrite, find_matches
+from mil_ane_passes.passes.examples import build_program, make_weight
+from mil_ane_passes.passes.registry import find_rewrite, get_all_rules
+from mil_ane_passes.rewrites.control_flow._loop_examples import build_counted_loop, build_nested_loops
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.helpers import kinds
 

@@ -10,11 +10,11 @@ from coremltools.converters.mil.mil import Builder as mb
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mil_ane_passes.core.engine import apply_rewrite, find_matches
-from mil_ane_passes.core.examples import build_program
-from mil_ane_passes.core.registry import find_rewrite, get_all_rules
-from mil_ane_passes.residency.prediction import predict_plan
-from mil_ane_passes.rewrites import arcsine, hyperbolic
+from mil_ane_passes.ane.prediction import predict_plan
+from mil_ane_passes.passes.engine import apply_rewrite, find_matches
+from mil_ane_passes.passes.examples import build_program
+from mil_ane_passes.passes.registry import find_rewrite, get_all_rules
+from mil_ane_passes.rewrites.arithmetic import arcsine, hyperbolic
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.helpers import kinds, only_output
 from tests.rewrites.spellings import WAYS, converted, outputs, truth

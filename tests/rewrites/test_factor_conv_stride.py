@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.engine import apply_rewrite, find_matches
-from mil_ane_passes.core.examples import build_program
-from mil_ane_passes.core.printer import format_program
-from mil_ane_passes.core.query import iterate_ops
-from mil_ane_passes.core.registry import find_rewrite
-from mil_ane_passes.rewrites._conv_phases import find_awkward_stride_axes
+from mil_ane_passes.ir.printer import format_program
+from mil_ane_passes.ir.query import iterate_ops
+from mil_ane_passes.passes.engine import apply_rewrite, find_matches
+from mil_ane_passes.passes.examples import build_program
+from mil_ane_passes.passes.registry import find_rewrite
+from mil_ane_passes.rewrites.convolution._conv_phases import find_awkward_stride_axes
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.convolutions import WAYS, built, converted, distance, draw
 from tests.rewrites.helpers import kinds

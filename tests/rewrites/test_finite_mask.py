@@ -12,19 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.clone import clone_program
-from mil_ane_passes.core.contract import Exactness
-from mil_ane_passes.core.engine import apply_rewrite, find_matches
-from mil_ane_passes.core.errors import InputError
-from mil_ane_passes.core.examples import build_program
-from mil_ane_passes.core.query import iterate_ops
-from mil_ane_passes.core.registry import find_rewrite
-from mil_ane_passes.proof.comparison import Strictness
-from mil_ane_passes.proof.equivalence import compare_programs
-from mil_ane_passes.rewrites._mask_examples import build_attention_op
+from mil_ane_passes.equivalence.comparison import Strictness
+from mil_ane_passes.equivalence.equivalence import compare_programs
+from mil_ane_passes.ir.clone import clone_program
+from mil_ane_passes.ir.query import iterate_ops
+from mil_ane_passes.passes.contract import Exactness
+from mil_ane_passes.passes.engine import apply_rewrite, find_matches
+from mil_ane_passes.passes.examples import build_program
+from mil_ane_passes.passes.registry import find_rewrite
+from mil_ane_passes.rewrites.attention._mask_examples import build_attention_op
 from mil_ane_passes.runtime import Runtime
-from tests.proof.test_masks import attention as padded
-from tests.proof.test_masks import feeds
+from mil_ane_passes.utils.errors import InputError
+from tests.equivalence.test_masks import attention as padded
+from tests.equivalence.test_masks import feeds
 
 INF, LOWEST = float("-inf"), torch.finfo(torch.float32).min
 KEYS, WIDTH = 8, 4

@@ -10,15 +10,15 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import types
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.engine import apply_rewrite, find_matches
-from mil_ane_passes.core.examples import build_program
-from mil_ane_passes.core.pipeline import sort_passes
-from mil_ane_passes.core.query import iterate_ops
-from mil_ane_passes.core.registry import find_rewrite, get_all_rewrites
-from mil_ane_passes.proof.execution import build_plans
-from mil_ane_passes.proof.range_measurement import make_measurer
+from mil_ane_passes.equivalence.execution import build_plans
+from mil_ane_passes.equivalence.range_measurement import make_measurer
+from mil_ane_passes.ir.query import iterate_ops
+from mil_ane_passes.passes.engine import apply_rewrite, find_matches
+from mil_ane_passes.passes.examples import build_program
+from mil_ane_passes.passes.pipeline import sort_passes
+from mil_ane_passes.passes.registry import find_rewrite, get_all_rewrites
 from mil_ane_passes.runtime import Runtime
-from tests.models.zoo import ARCHITECTURES
+from tests.lab.models.zoo import ARCHITECTURES
 from tests.package.helpers import WEIGHTS, host_program, make, normal, proto_ops, tree
 from tests.package.test_unchanged import BUILDERS
 from tests.rewrites.helpers import kinds, only_output

@@ -13,9 +13,9 @@ from coremltools.converters.mil.mil import types
 from coremltools.converters.mil.mil.passes.pass_pipeline import PassPipelineManager
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.engine import apply_rewrite, find_matches
-from mil_ane_passes.core.examples import build_program
-from mil_ane_passes.core.registry import find_rewrite
+from mil_ane_passes.passes.engine import apply_rewrite, find_matches
+from mil_ane_passes.passes.examples import build_program
+from mil_ane_passes.passes.registry import find_rewrite
 from mil_ane_passes.runtime import Runtime
 from tests.package.helpers import WEIGHTS, conv_program, host_program, make, proto_ops, spec_of, tree, write_spec
 from tests.package.test_unchanged import BUILDERS, multifunction, with_state

@@ -11,13 +11,13 @@ from coremltools.converters.mil.mil import Function, Program, types
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from mil_ane_passes.core.contract import Hit
-from mil_ane_passes.core.engine import apply_rewrite, find_matches
-from mil_ane_passes.core.examples import build_program
-from mil_ane_passes.core.pipeline import apply_rewrites, select_rewrites
-from mil_ane_passes.core.query import iterate_ops
-from mil_ane_passes.core.registry import find_rewrite, fixes_for, get_all_rules
-from mil_ane_passes.residency.prediction import predict_plan
+from mil_ane_passes.ane.prediction import predict_plan
+from mil_ane_passes.ir.query import iterate_ops
+from mil_ane_passes.passes.contract import Hit
+from mil_ane_passes.passes.engine import apply_rewrite, find_matches
+from mil_ane_passes.passes.examples import build_program
+from mil_ane_passes.passes.pipeline import apply_rewrites, select_rewrites
+from mil_ane_passes.passes.registry import find_rewrite, fixes_for, get_all_rules
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.helpers import kinds
 from tests.rewrites.spellings import converted, grid, outputs, truth

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.engine import apply_rewrite
-from mil_ane_passes.core.examples import build_program
-from mil_ane_passes.core.query import iterate_ops
-from mil_ane_passes.core.registry import find_rewrite, get_all_rules
-from mil_ane_passes.residency.prediction import predict_plan
+from mil_ane_passes.ane.prediction import predict_plan
+from mil_ane_passes.ir.query import iterate_ops
+from mil_ane_passes.passes.engine import apply_rewrite
+from mil_ane_passes.passes.examples import build_program
+from mil_ane_passes.passes.registry import find_rewrite, get_all_rules
 from mil_ane_passes.runtime import Runtime
 
 STEPS = {

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.engine import apply_rewrite, find_matches
-from mil_ane_passes.core.errors import InputError
-from mil_ane_passes.core.examples import build_program
-from mil_ane_passes.core.query import is_const, iterate_ops
-from mil_ane_passes.core.registry import find_rewrite, fixes_for, get_all_rules
+from mil_ane_passes.ir.query import is_const, iterate_ops
+from mil_ane_passes.passes.engine import apply_rewrite, find_matches
+from mil_ane_passes.passes.examples import build_program
+from mil_ane_passes.passes.registry import find_rewrite, fixes_for, get_all_rules
 from mil_ane_passes.runtime import Runtime
+from mil_ane_passes.utils.errors import InputError
 from tests.rewrites.helpers import kinds
 from tests.rewrites.spellings import spelt
 

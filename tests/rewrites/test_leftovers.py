@@ -9,11 +9,11 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import types
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.contract import BlockRewrite, Hit, Rewrite
-from mil_ane_passes.core.engine import apply_rewrite
-from mil_ane_passes.core.examples import build_program, make_weight
-from mil_ane_passes.core.query import is_used, iterate_ops
-from mil_ane_passes.core.registry import find_rewrite
+from mil_ane_passes.ir.query import is_used, iterate_ops
+from mil_ane_passes.passes.contract import BlockRewrite, Hit, Rewrite
+from mil_ane_passes.passes.engine import apply_rewrite
+from mil_ane_passes.passes.examples import build_program, make_weight
+from mil_ane_passes.passes.registry import find_rewrite
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.helpers import kinds
 

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.engine import apply_rewrite
-from mil_ane_passes.core.examples import build_program, make_weight
-from mil_ane_passes.core.registry import find_rewrite
+from mil_ane_passes.passes.engine import apply_rewrite
+from mil_ane_passes.passes.examples import build_program, make_weight
+from mil_ane_passes.passes.registry import find_rewrite
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.helpers import kinds, layout_ops
 

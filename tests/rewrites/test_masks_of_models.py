@@ -8,13 +8,13 @@ import pytest
 import torch
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.engine import find_matches
-from mil_ane_passes.core.query import iterate_ops
-from mil_ane_passes.core.registry import find_rewrite
+from mil_ane_passes.ir.query import iterate_ops
+from mil_ane_passes.passes.engine import find_matches
+from mil_ane_passes.passes.registry import find_rewrite
 from mil_ane_passes.runtime import Runtime
+from tests.lab.versions.needs import coremltools_from
 from tests.rewrites.helpers import half
 from tests.rewrites.masked_models import MODELS, example, model
-from tests.versions.needs import coremltools_from
 
 QUICK = ("DistilBERT, eager", "minGPT")
 NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]

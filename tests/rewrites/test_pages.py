@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 
-from mil_ane_passes.core.registry import get_all_rewrites
+from mil_ane_passes.passes.registry import get_all_rewrites
 
 
 @pytest.mark.parametrize("part", ["why", "when", "exact", "cost"])

@@ -10,14 +10,14 @@ from coremltools.converters.mil.mil import types
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mil_ane_passes.core.engine import apply_rewrite, find_matches
-from mil_ane_passes.core.examples import build_program, make_weight
-from mil_ane_passes.core.registry import find_rewrite
-from mil_ane_passes.rewrites._integer_ranges import find_integer_bounds
+from mil_ane_passes.passes.engine import apply_rewrite, find_matches
+from mil_ane_passes.passes.examples import build_program, make_weight
+from mil_ane_passes.passes.registry import find_rewrite
+from mil_ane_passes.rewrites.indexing._integer_ranges import find_integer_bounds
 from mil_ane_passes.runtime import Runtime
+from tests.lab.versions.needs import coremltools_from
 from tests.rewrites.helpers import kinds
 from tests.rewrites.spellings import converted, grid, outputs, truth
-from tests.versions.needs import coremltools_from
 
 TABLE = torch.arange(24, dtype=torch.float32).reshape(8, 3)
 

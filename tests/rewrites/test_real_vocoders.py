@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mil_ane_passes.core.clone import clone_program
-from mil_ane_passes.core.contract import Exactness
-from mil_ane_passes.core.pipeline import apply_rewrites, select_rewrites
-from mil_ane_passes.proof.equivalence import compare_programs
+from mil_ane_passes.equivalence.equivalence import compare_programs
+from mil_ane_passes.ir.clone import clone_program
+from mil_ane_passes.passes.contract import Exactness
+from mil_ane_passes.passes.pipeline import apply_rewrites, select_rewrites
 from tests.rewrites.helpers import half, kinds, only_output, torch_outputs
 
 pytestmark = pytest.mark.slow
@@ -19,7 +19,7 @@ def builder(request):
     pytest.importorskip("transformers", reason="the real vocoders come from the transformers package")
     import importlib
 
-    return importlib.import_module(f"tests.models.{request.param}")
+    return importlib.import_module(f"tests.lab.models.{request.param}")
 
 
 @pytest.mark.parametrize("full", [False, True], ids=["small", "as shipped"])

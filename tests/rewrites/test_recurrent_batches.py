@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from coremltools.converters.mil.mil import Builder as mb
 
-from mil_ane_passes.core.clone import clone_program
-from mil_ane_passes.core.engine import find_matches
-from mil_ane_passes.core.errors import InputError
-from mil_ane_passes.core.examples import build_program, make_weight
-from mil_ane_passes.core.registry import find_rewrite
+from mil_ane_passes.ir.clone import clone_program
+from mil_ane_passes.passes.engine import find_matches
+from mil_ane_passes.passes.examples import build_program, make_weight
+from mil_ane_passes.passes.registry import find_rewrite
 from mil_ane_passes.runtime import Runtime
+from mil_ane_passes.utils.errors import InputError
 from tests.rewrites.recurrent_layers import draw, unrolled
 
 pytest.importorskip("torch")

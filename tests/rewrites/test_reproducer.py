@@ -10,7 +10,7 @@ import torch
 
 import mil_ane_passes as ane
 from mil_ane_passes.cli.main import main
-from tests.models import reproducer
+from tests.lab.models import reproducer
 from tests.rewrites.helpers import half, kinds, only_output, torch_outputs
 
 FAULT = ("conv_transpose_1d_bias",)

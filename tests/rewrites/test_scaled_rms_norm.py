@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.engine import apply_rewrite, find_matches
-from mil_ane_passes.core.examples import build_program
-from mil_ane_passes.core.registry import find_rewrite
 from mil_ane_passes.package import load
+from mil_ane_passes.passes.engine import apply_rewrite, find_matches
+from mil_ane_passes.passes.examples import build_program
+from mil_ane_passes.passes.registry import find_rewrite
 from mil_ane_passes.runtime import Runtime
-from tests.models.zoo import _complete_torchvision
+from tests.lab.models.zoo import _complete_torchvision
 from tests.rewrites.helpers import kinds, only_output, torch_outputs
 from tests.rewrites.spellings import spelt
 

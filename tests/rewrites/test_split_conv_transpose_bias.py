@@ -11,13 +11,13 @@ from coremltools.converters.mil.mil import types
 from coremltools.converters.mil.mil.passes.pass_pipeline import PassPipelineManager
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.engine import apply_rewrite
-from mil_ane_passes.core.examples import build_program, make_weight
-from mil_ane_passes.core.layout import compute_padded_bytes
-from mil_ane_passes.core.query import get_itemsize, get_static_shape
-from mil_ane_passes.core.registry import find_rewrite
+from mil_ane_passes.ir.query import get_itemsize, get_static_shape
+from mil_ane_passes.passes.engine import apply_rewrite
+from mil_ane_passes.passes.examples import build_program, make_weight
+from mil_ane_passes.passes.layout import compute_padded_bytes
+from mil_ane_passes.passes.registry import find_rewrite
 from mil_ane_passes.runtime import Runtime
-from tests.models import hifigan
+from tests.lab.models import hifigan
 from tests.rewrites.helpers import kinds
 
 

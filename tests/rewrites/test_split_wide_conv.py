@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.engine import apply_rewrite, find_matches
-from mil_ane_passes.core.examples import build_program, make_weight
-from mil_ane_passes.core.printer import format_program
-from mil_ane_passes.core.query import iterate_ops
+from mil_ane_passes.ir.printer import format_program
+from mil_ane_passes.ir.query import iterate_ops
+from mil_ane_passes.passes.engine import apply_rewrite, find_matches
+from mil_ane_passes.passes.examples import build_program, make_weight
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.convolutions import WAYS, converted, distance, draw
 from tests.rewrites.helpers import kinds

@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 from coremltools.converters.mil.mil import Builder as mb
 
-from mil_ane_passes.core.clone import clone_program
-from mil_ane_passes.core.contract import Exactness
-from mil_ane_passes.core.engine import apply_rewrite, find_matches
-from mil_ane_passes.core.examples import build_program
-from mil_ane_passes.core.registry import find_rewrite
-from mil_ane_passes.proof.comparison import Strictness
-from mil_ane_passes.proof.equivalence import compare_programs
+from mil_ane_passes.equivalence.comparison import Strictness
+from mil_ane_passes.equivalence.equivalence import compare_programs
+from mil_ane_passes.ir.clone import clone_program
+from mil_ane_passes.passes.contract import Exactness
+from mil_ane_passes.passes.engine import apply_rewrite, find_matches
+from mil_ane_passes.passes.examples import build_program
+from mil_ane_passes.passes.registry import find_rewrite
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.helpers import at_any_numbers, kinds
 from tests.rewrites.spellings import WAYS, converted, grid, outputs, truth

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from coremltools.converters.mil.mil import Builder as mb
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.engine import apply_rewrite, find_matches
-from mil_ane_passes.core.examples import build_program
-from mil_ane_passes.core.pipeline import sort_passes
-from mil_ane_passes.core.registry import find_rewrite
+from mil_ane_passes.passes.engine import apply_rewrite, find_matches
+from mil_ane_passes.passes.examples import build_program
+from mil_ane_passes.passes.pipeline import sort_passes
+from mil_ane_passes.passes.registry import find_rewrite
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.helpers import at_any_numbers, kinds
 from tests.rewrites.spellings import WAYS, converted, grid, outputs, truth

@@ -11,10 +11,10 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil.passes.pass_pipeline import PassPipelineManager
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.engine import apply_rewrite, find_matches
-from mil_ane_passes.core.examples import build_program
-from mil_ane_passes.core.registry import find_rewrite
-from mil_ane_passes.rewrites._log_exp_patterns import find_upper_bound
+from mil_ane_passes.passes.engine import apply_rewrite, find_matches
+from mil_ane_passes.passes.examples import build_program
+from mil_ane_passes.passes.registry import find_rewrite
+from mil_ane_passes.rewrites.normalization._log_exp_patterns import find_upper_bound
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.helpers import at_any_numbers, kinds
 from tests.rewrites.spellings import WAYS, converted, grid, outputs, truth

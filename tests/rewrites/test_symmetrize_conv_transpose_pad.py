@@ -13,11 +13,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.engine import apply_rewrite, find_matches
-from mil_ane_passes.core.pipeline import sort_passes
-from mil_ane_passes.core.printer import format_program
-from mil_ane_passes.core.query import iterate_ops
-from mil_ane_passes.core.registry import find_rewrite
+from mil_ane_passes.ir.printer import format_program
+from mil_ane_passes.ir.query import iterate_ops
+from mil_ane_passes.passes.engine import apply_rewrite, find_matches
+from mil_ane_passes.passes.pipeline import sort_passes
+from mil_ane_passes.passes.registry import find_rewrite
 from tests.rewrites.convolutions import WAYS, built, converted, distance
 from tests.rewrites.helpers import kinds
 

@@ -9,13 +9,13 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Function, Program, types
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.examples import build_program, make_weight
-from mil_ane_passes.core.forecast import Forecast
-from mil_ane_passes.core.guard import Guard
-from mil_ane_passes.core.pipeline import apply_rewrites, select_rewrites
-from mil_ane_passes.core.query import iterate_ops
-from mil_ane_passes.core.registry import get_all_rewrites, get_all_rules
-from mil_ane_passes.residency.prediction import predict_plan
+from mil_ane_passes.ane.prediction import predict_plan
+from mil_ane_passes.ir.query import iterate_ops
+from mil_ane_passes.passes.examples import build_program, make_weight
+from mil_ane_passes.passes.forecast import Forecast
+from mil_ane_passes.passes.guard import Guard
+from mil_ane_passes.passes.pipeline import apply_rewrites, select_rewrites
+from mil_ane_passes.passes.registry import get_all_rewrites, get_all_rules
 
 
 def guard(target):

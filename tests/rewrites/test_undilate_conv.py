@@ -11,9 +11,9 @@ from coremltools.converters.mil.mil.passes.pass_pipeline import PassPipelineMana
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mil_ane_passes.core.engine import apply_rewrite, find_matches
-from mil_ane_passes.core.examples import build_program
-from mil_ane_passes.core.query import get_const_value, iterate_ops
+from mil_ane_passes.ir.query import get_const_value, iterate_ops
+from mil_ane_passes.passes.engine import apply_rewrite, find_matches
+from mil_ane_passes.passes.examples import build_program
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.convolutions import WAYS, converted, distance, draw
 from tests.rewrites.helpers import kinds

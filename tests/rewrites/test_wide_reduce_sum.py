@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.engine import apply_rewrite, find_matches
-from mil_ane_passes.core.examples import build_program
-from mil_ane_passes.core.query import iterate_ops
-from mil_ane_passes.core.registry import find_rewrite
-from mil_ane_passes.proof.execution import Plan
-from mil_ane_passes.proof.range_measurement import make_measurer
+from mil_ane_passes.equivalence.execution import Plan
+from mil_ane_passes.equivalence.range_measurement import make_measurer
+from mil_ane_passes.ir.query import iterate_ops
+from mil_ane_passes.passes.engine import apply_rewrite, find_matches
+from mil_ane_passes.passes.examples import build_program
+from mil_ane_passes.passes.registry import find_rewrite
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.helpers import kinds, only_output
 from tests.rules.helpers import WAYS, converted

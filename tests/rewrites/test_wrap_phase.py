@@ -11,13 +11,13 @@ import torch
 from coremltools.converters.mil.mil import Builder as mb
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.contract import Exactness
-from mil_ane_passes.core.engine import apply_rewrite, find_matches
-from mil_ane_passes.core.examples import build_program
-from mil_ane_passes.core.pass_trace import Change
-from mil_ane_passes.core.registry import find_rewrite
-from mil_ane_passes.proof.comparison import Strictness
-from mil_ane_passes.proof.equivalence import compare_programs
+from mil_ane_passes.equivalence.comparison import Strictness
+from mil_ane_passes.equivalence.equivalence import compare_programs
+from mil_ane_passes.passes.contract import Exactness
+from mil_ane_passes.passes.engine import apply_rewrite, find_matches
+from mil_ane_passes.passes.examples import build_program
+from mil_ane_passes.passes.pass_trace import Change
+from mil_ane_passes.passes.registry import find_rewrite
 from mil_ane_passes.runtime import Runtime
 
 RULE = find_rewrite("wrap_phase")

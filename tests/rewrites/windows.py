@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from mil_ane_passes.core.clone import clone_program
-from mil_ane_passes.core.contract import Exactness, Hit
-from mil_ane_passes.core.engine import apply_rewrite
-from mil_ane_passes.core.registry import find_rewrite, get_all_rules
-from mil_ane_passes.proof.comparison import Strictness, compare_outputs
-from mil_ane_passes.residency.prediction import predict_plan
+from mil_ane_passes.ane.prediction import predict_plan
+from mil_ane_passes.equivalence.comparison import Strictness, compare_outputs
+from mil_ane_passes.ir.clone import clone_program
+from mil_ane_passes.passes.contract import Exactness, Hit
+from mil_ane_passes.passes.engine import apply_rewrite
+from mil_ane_passes.passes.registry import find_rewrite, get_all_rules
 from mil_ane_passes.runtime import Runtime
 
 

@@ -6,10 +6,10 @@ import coremltools as ct
 import numpy as np
 import torch
 
-from mil_ane_passes.core.engine import find_matches
-from mil_ane_passes.core.registry import get_all_rules
-from mil_ane_passes.proof.execution import Plan
-from mil_ane_passes.proof.range_measurement import make_measurer
+from mil_ane_passes.equivalence.execution import Plan
+from mil_ane_passes.equivalence.range_measurement import make_measurer
+from mil_ane_passes.passes.engine import find_matches
+from mil_ane_passes.passes.registry import get_all_rules
 
 WAYS = ["traced", "exported"]
 

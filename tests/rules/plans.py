@@ -6,11 +6,11 @@ from itertools import groupby
 
 from coremltools.converters.mil.mil import Builder, types
 
-from mil_ane_passes.core.examples import build_program
-from mil_ane_passes.core.plan import Cost, Plan, Row, Segment
-from mil_ane_passes.core.registry import get_all_rules
-from mil_ane_passes.core.targets import parse_target
-from mil_ane_passes.residency.segments import find_cheapest_partition
+from mil_ane_passes.ane.segments import find_cheapest_partition
+from mil_ane_passes.passes.examples import build_program
+from mil_ane_passes.passes.plan import Cost, Plan, Row, Segment
+from mil_ane_passes.passes.registry import get_all_rules
+from mil_ane_passes.passes.targets import parse_target
 
 
 def chained(count, shape=(1, 4, 8, 8), body=Builder.tanh):

@@ -13,9 +13,9 @@ from coremltools.converters.mil.mil import Builder as mb
 
 import mil_ane_passes as ane
 from mil_ane_passes.cli.main import main
-from mil_ane_passes.core.engine import find_matches
-from mil_ane_passes.core.examples import build_program
-from mil_ane_passes.core.registry import get_all_rules
+from mil_ane_passes.passes.engine import find_matches
+from mil_ane_passes.passes.examples import build_program
+from mil_ane_passes.passes.registry import get_all_rules
 from mil_ane_passes.runtime import Runtime
 
 

@@ -6,10 +6,10 @@ import inspect
 
 import pytest
 
-from mil_ane_passes.core.registry import fixes_for, get_all_rules
-from tests.residency.agreement import plan_alone
-from tests.residency.m4_cases import estimates
-from tests.versions.needs import coremltools_from
+from mil_ane_passes.passes.registry import fixes_for, get_all_rules
+from tests.ane.agreement import plan_alone
+from tests.ane.m4_cases import estimates
+from tests.lab.versions.needs import coremltools_from
 
 REFUSING = {name: rule for name, rule in get_all_rules().items() if rule.refuses}
 

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from mil_ane_passes.core.contract import Community, Measured, Vendor
-from mil_ane_passes.core.registry import get_all_rules
+from mil_ane_passes.passes.contract import Community, Measured, Vendor
+from mil_ane_passes.passes.registry import get_all_rules
 
 CITED = [(rule, evidence) for rule in get_all_rules().values() for evidence in rule.evidence]
 NAMES = [f"{rule.name}-{number}" for number, (rule, _) in enumerate(CITED)]

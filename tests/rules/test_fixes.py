@@ -8,7 +8,7 @@ import pytest
 from coremltools.converters.mil.mil import Builder, mil_list, types
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.examples import build_program, make_weight
+from mil_ane_passes.passes.examples import build_program, make_weight
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -6,11 +6,11 @@ import coremltools as ct
 import pytest
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import types
-
-from mil_ane_passes.core.contract import PlanRule
-from mil_ane_passes.core.examples import build_program
-from mil_ane_passes.core.registry import get_all_rules
 from mil_ane_passes.residency import predict_plan
+
+from mil_ane_passes.passes.contract import PlanRule
+from mil_ane_passes.passes.examples import build_program
+from mil_ane_passes.passes.registry import get_all_rules
 from mil_ane_passes.testing.checks import iterate_neighbour_failures
 from mil_ane_passes.testing.neighbours import (
     FUNCTION_INPUT,

@@ -6,13 +6,13 @@ import coremltools as ct
 import pytest
 import torch
 from coremltools.converters.mil.mil import Builder, types
+from mil_ane_passes.residency import predict_plan
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.contract import Hit
-from mil_ane_passes.core.engine import iterate_hits_and_misses
-from mil_ane_passes.core.examples import build_program
-from mil_ane_passes.core.registry import get_all_rules
-from mil_ane_passes.residency import predict_plan
+from mil_ane_passes.passes.contract import Hit
+from mil_ane_passes.passes.engine import iterate_hits_and_misses
+from mil_ane_passes.passes.examples import build_program
+from mil_ane_passes.passes.registry import get_all_rules
 
 from .helpers import converted, fired
 

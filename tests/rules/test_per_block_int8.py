@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.engine import find_matches
-from mil_ane_passes.core.registry import get_all_rules
+from mil_ane_passes.passes.engine import find_matches
+from mil_ane_passes.passes.registry import get_all_rules
 
 
 def quantized(tmp_path, **how):

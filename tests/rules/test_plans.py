@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 from coremltools.converters.mil.mil import Builder, Program, types
-
-from mil_ane_passes.core.contract import PlanRule
-from mil_ane_passes.core.examples import build_program
-from mil_ane_passes.core.partitions import find_cpu_partitions, find_stranded_ops, iterate_rows_by_function
-from mil_ane_passes.core.plan import Plan
-from mil_ane_passes.core.registry import get_all_rules
-from mil_ane_passes.core.targets import GENERATIONS
 from mil_ane_passes.residency import predict_plan
+
+from mil_ane_passes.ane.partitions import find_cpu_partitions, find_stranded_ops, iterate_rows_by_function
+from mil_ane_passes.passes.contract import PlanRule
+from mil_ane_passes.passes.examples import build_program
+from mil_ane_passes.passes.plan import Plan
+from mil_ane_passes.passes.registry import get_all_rules
+from mil_ane_passes.passes.targets import GENERATIONS
 from tests.rules.plans import chained, found, places, planned
 
 NO = None

@@ -8,16 +8,16 @@ import pytest
 import torch
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Function, Program, types
+from mil_ane_passes.residency import predict_plan
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.contract import Hit, Rewrite
-from mil_ane_passes.core.engine import iterate_hits_and_misses
-from mil_ane_passes.core.examples import build_program, make_weight
-from mil_ane_passes.core.registry import get_all_rules
-from mil_ane_passes.residency import predict_plan
+from mil_ane_passes.passes.contract import Hit, Rewrite
+from mil_ane_passes.passes.engine import iterate_hits_and_misses
+from mil_ane_passes.passes.examples import build_program, make_weight
+from mil_ane_passes.passes.registry import get_all_rules
+from tests.lab.versions.needs import coremltools_from
 from tests.package.helpers import main_block, make, spec_of, write_spec
 from tests.rules.helpers import converted
-from tests.versions.needs import coremltools_from
 
 HALF, INT = np.float16, np.int32
 IMAGE = (1, 8, 6, 6)

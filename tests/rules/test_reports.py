@@ -8,8 +8,8 @@ import pytest
 from coremltools.converters.mil.mil import Builder, types
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.examples import build_program, make_weight
-from mil_ane_passes.core.registry import get_all_rules
+from mil_ane_passes.passes.examples import build_program, make_weight
+from mil_ane_passes.passes.registry import get_all_rules
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 NOTES, LIST, TIPS = "CoreML notes (in Chinese)", "hollance/neural-engine", "eiln, coreml102"

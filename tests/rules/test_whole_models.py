@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 from coremltools.converters.mil.mil import Builder, Function, Program, types
+from mil_ane_passes.residency import predict_plan
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.contract import Miss, PlanRule
-from mil_ane_passes.core.engine import find_matches, iterate_hits_and_misses
-from mil_ane_passes.core.examples import build_program, make_weight
-from mil_ane_passes.core.layout import compute_padded_bytes
-from mil_ane_passes.core.registry import get_all_rules
-from mil_ane_passes.residency import predict_plan
+from mil_ane_passes.passes.contract import Miss, PlanRule
+from mil_ane_passes.passes.engine import find_matches, iterate_hits_and_misses
+from mil_ane_passes.passes.examples import build_program, make_weight
+from mil_ane_passes.passes.layout import compute_padded_bytes
+from mil_ane_passes.passes.registry import get_all_rules
 from mil_ane_passes.rules._shape_flexibility import describe_flexible_shape
 from tests.package.helpers import main_block, make, spec_of, write_spec
 

@@ -15,8 +15,8 @@ import torch
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import get_new_symbol, types
 
-from mil_ane_passes.core.errors import InputError, NotSupported
 from mil_ane_passes.runtime import QUIRKS, Runtime, interpreter, missing_ops, registry
+from mil_ane_passes.utils.errors import InputError, NotSupported
 from tests.runtime.helpers import draw, program, run, same_bits
 
 X = np.array([[1.0, -2.0, 3.0]], np.float32)

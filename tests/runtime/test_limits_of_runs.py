@@ -20,9 +20,9 @@ from coremltools.converters.mil.mil import Builder as mb
 import mil_ane_passes as ane
 from mil_ane_passes.cli import output
 from mil_ane_passes.cli.main import main
-from mil_ane_passes.core.budget import DEFAULT_MAX_STEPS, share_budget
-from mil_ane_passes.core.loop_steps import UnknownStepCount, count_steps
+from mil_ane_passes.ir.loop_steps import UnknownStepCount, count_steps
 from mil_ane_passes.runtime import Runtime, memory_limits
+from mil_ane_passes.utils.budget import DEFAULT_MAX_STEPS, share_budget
 from tests.runtime.helpers import program
 
 X = {"x": np.zeros(2, np.float32)}
@@ -97,7 +97,7 @@ def test_a_run_is_stopped_when_its_time_is_over() -> None:
 
 
 def test_progress_says_how_far_a_loop_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mil_ane_passes.core.budget._PROGRESS_INTERVAL", 0.0)
+    monkeypatch.setattr("mil_ane_passes.utils.budget._PROGRESS_INTERVAL", 0.0)
     said: list[str] = []
     with share_budget(max_steps=600, progress=said.append), pytest.raises(ane.LimitReached):
         Runtime(loop(0))(X)

@@ -87,8 +87,8 @@ def test_a_long_program_does_not_spread_over_the_heap() -> None:
     code = (
         "import numpy as np\n"
         "from mil_ane_passes.runtime import Runtime\n"
-        "from tests.benchmarks.bench_runtime import measure_resident_growth\n"
-        "from tests.benchmarks.make_models import make_chain_program, make_small_program\n"
+        "from tests.lab.benchmarks.bench_runtime import measure_resident_growth\n"
+        "from tests.lab.benchmarks.make_models import make_chain_program, make_small_program\n"
         "Runtime(make_small_program())({'x': np.ones((1, 8, 32, 32), np.float32)})\n"
         "runtime = Runtime(make_chain_program(200))\n"
         "x = np.ones((1, 64, 2**14), np.float32)\n"

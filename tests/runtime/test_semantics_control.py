@@ -11,8 +11,8 @@ from coremltools.converters.mil import mil
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Function, get_new_symbol, mil_list, types
 
-from mil_ane_passes.core.errors import InputError
 from mil_ane_passes.runtime import Runtime
+from mil_ane_passes.utils.errors import InputError
 from tests.runtime.helpers import Array, close, program, run, same_bits
 
 PRECISIONS = ("float64", "float32", "float16")

@@ -11,7 +11,7 @@ from coremltools.converters.mil.mil import Builder as mb
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mil_ane_passes.core.errors import InputError
+from mil_ane_passes.utils.errors import InputError
 from tests.runtime.helpers import Array, close, draw, run, same_bits
 from tests.runtime.laws import law
 

@@ -14,7 +14,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from mil_ane_passes.core.errors import InputError
+from mil_ane_passes.utils.errors import InputError
 from tests.runtime.helpers import close, draw, run, same_bits
 from tests.runtime.laws import law
 

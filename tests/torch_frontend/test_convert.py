@@ -13,7 +13,7 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Program
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.query import iterate_ops
+from mil_ane_passes.ir.query import iterate_ops
 from mil_ane_passes.torch_frontend import active
 from mil_ane_passes.torch_frontend.convert import is_from_torch
 from tests.without_torch import without_torch

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
+from tests.lab.versions.needs import coremltools_from  # noqa: E402
 from tests.torch_frontend.checks import captured, convert_captured, outputs  # noqa: E402
 from tests.torch_frontend.models.language import LANGUAGE, Model, padding, tokens  # noqa: E402
 from tests.torch_frontend.models.vision import VISION  # noqa: E402
-from tests.versions.needs import coremltools_from  # noqa: E402
 
 MODELS = {**LANGUAGE, **VISION}
 HAND_WRITTEN = ("mtcnn-rnet", "mtcnn-onet")

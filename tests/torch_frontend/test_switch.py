@@ -21,11 +21,11 @@ from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_O
 from coremltools.converters.mil.mil import Builder as mb
 
 import mil_ane_passes as ane
-from mil_ane_passes.core.errors import RuleError
 from mil_ane_passes.torch_frontend import active, install, patched, patching, registry, uninstall
 from mil_ane_passes.torch_frontend.contract import Patch, Replacement
 from mil_ane_passes.torch_frontend.probes import is_lowered_by_coremltools, isolate_coremltools
 from mil_ane_passes.torch_frontend.registry import PatchStatus, collect_patch_statuses, load_patches
+from mil_ane_passes.utils.errors import RuleError
 
 from .checks import captured, convert, outputs
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from ...core.plan import Row
+from ...passes.plan import Row
 from ..lint import LintReport
 
 __all__ = ["find_changes"]

@@ -9,11 +9,11 @@ from typing import Any
 from coremltools.converters.mil.mil import Operation, Var
 
 from ..._version import __version__
-from ...core.plan import Plan, Row
-from ...core.printer import format_op, format_type
-from ...core.query import get_flat_inputs
-from ...core.scopes import find_origin
-from ...residency.supported_op_types import find_evidence
+from ...ane.supported_op_types import find_evidence
+from ...ir.printer import format_op, format_type
+from ...ir.query import get_flat_inputs
+from ...ir.scopes import find_origin
+from ...passes.plan import Plan, Row
 from ..lint import LintReport
 from ..lint_finding import LintFinding
 from .changes import find_changes

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ...core.errors import InputError
+from ...utils.errors import InputError
 from ..registry import register_kernel
 from .activation import get_recurrent_activation
 

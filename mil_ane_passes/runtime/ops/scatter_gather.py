@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...core.errors import InputError
+from ...utils.errors import InputError
 from ..registry import register_kernel
 
 __all__ = ["apply_scatter", "make_positions"]

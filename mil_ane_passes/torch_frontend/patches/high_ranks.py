@@ -11,9 +11,9 @@ from typing import Any
 
 from coremltools.converters.mil.mil import Builder, Program
 
-from ...core.engine import find_matches
-from ...core.query import iterate_ops
-from ...core.registry import find_rewrite
+from ...ir.query import iterate_ops
+from ...passes.engine import find_matches
+from ...passes.registry import find_rewrite
 from ..contract import Patch
 from ..errors import NotConverted
 from ..failures import describe_op_location

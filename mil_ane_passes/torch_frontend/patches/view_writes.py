@@ -15,7 +15,7 @@ from coremltools import _logger as logger
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import types
 
-from ...core.text_format import escape_text
+from ...utils.text_format import escape_text
 from ..contract import Patch
 from ..errors import NotConverted, describe_node_location
 from ..functional import functionalize_graph, hoist_attributes, name_attributes_once, write_complex_constants

@@ -22,7 +22,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from mil_ane_passes.core.printer import format_program
+from mil_ane_passes.ir.printer import format_program
 
 from .draft import generate_program
 from .kinds import KINDS

@@ -15,8 +15,8 @@ import numpy as np
 
 import mil_ane_passes as ane
 from mil_ane_passes.api.equivalence_check import _combine_promises
-from mil_ane_passes.core.clone import clone_program
-from mil_ane_passes.proof.equivalence import compare_programs
+from mil_ane_passes.equivalence.equivalence import compare_programs
+from mil_ane_passes.ir.clone import clone_program
 
 from .draft import RandomProgram
 

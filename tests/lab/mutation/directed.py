@@ -9,7 +9,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Program, Var
 
-from mil_ane_passes.core.examples import build_program, make_weight
+from mil_ane_passes.passes.examples import build_program, make_weight
 
 __all__ = ["DIRECTED_PROGRAMS"]
 

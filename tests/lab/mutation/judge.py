@@ -15,10 +15,10 @@ import numpy as np
 from coremltools.converters.mil.mil import Program, Var, types
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
-from mil_ane_passes.core.errors import InputError
-from mil_ane_passes.proof.comparison import Strictness, compare_outputs, fill_undefined
-from mil_ane_passes.proof.feeds import make_state
+from mil_ane_passes.equivalence.comparison import Strictness, compare_outputs, fill_undefined
+from mil_ane_passes.equivalence.feeds import make_state
 from mil_ane_passes.runtime import Runtime
+from mil_ane_passes.utils.errors import InputError
 
 __all__ = ["find_effective_feeds"]
 

@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import mil_ane_passes
+
 __all__ = ["MUTANTS", "Mutant"]
 
-_REWRITES_FOLDER = Path("mil_ane_passes") / "rewrites"
+_REWRITES_FOLDER = Path(mil_ane_passes.__file__).parent / "rewrites"
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,8 @@ class Mutant:
     @property
     def path(self) -> Path:
         """The file, from the root of the repository."""
-        return _REWRITES_FOLDER / f"{self.file}.py"
+        (found,) = _REWRITES_FOLDER.rglob(f"{self.file}.py")
+        return found.relative_to(_REWRITES_FOLDER.parents[1])
 
     def patch(self, source: str) -> str:
         """`source` with the error. Raises ValueError where the piece to replace is not there exactly once."""

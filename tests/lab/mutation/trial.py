@@ -125,7 +125,7 @@ def _collect_subjects(mutant: Mutant) -> tuple[list[_Subject], str]:
 
 @functools.cache
 def _collect_examples(rule: str) -> tuple[_Subject, ...]:
-    from mil_ane_passes.core.registry import get_all_rules
+    from mil_ane_passes.passes.registry import get_all_rules
 
     kind = get_all_rules()[rule]
     subjects = [_Subject(example.name, example.build, example.options, example.within,

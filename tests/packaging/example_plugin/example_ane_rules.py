@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from coremltools.converters.mil.mil import Builder, Operation, Var
 
-from mil_ane_passes.core.builder import RewriteBuilder
-from mil_ane_passes.core.contract import Community, Exactness, Example, Hit, Miss, Rewrite, Rule
-from mil_ane_passes.core.examples import build_program
-from mil_ane_passes.core.query import is_symbolic
+from mil_ane_passes.ir.builder import RewriteBuilder
+from mil_ane_passes.ir.query import is_symbolic
+from mil_ane_passes.passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite, Rule
+from mil_ane_passes.passes.examples import build_program
 
 
 class DropDoubleAbs(Rewrite):

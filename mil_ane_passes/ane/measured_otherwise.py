@@ -1,0 +1,36 @@
+"""Findings for ops where a user's own measurement contradicts the prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..passes.contract import Community, Hit, Rule
+from .agreement import Agreement
+from .prediction import RuleResult
+
+__all__ = ["MeasuredOtherwise", "iterate_contradictions"]
+
+
+class MeasuredOtherwise(Rule):
+    """Core ML on your machine says otherwise than the prediction.
+
+    why     The prediction knows published measurements of some chips and versions of macOS; yours may differ.
+    when    A measurement is given (lint --measured), and of an op it says that it is supported on the ANE where a rule
+            says that it does not, or the other way round.
+    fix     Trust the measurement for that chip and macOS. Where it names a rule, that rule is too wide or too narrow
+            there: please report it with the result.json.
+    """
+
+    name, code, slug = "measured_otherwise", "ANE599", "measured-otherwise"
+    confidence, level = "high", "note"
+    evidence = (Community("what Core ML said on the user's machine", source="the file given as measured"),)
+    advice = "Go by the measurement for that chip and macOS, and report the contradiction."
+
+
+def iterate_contradictions(found: Agreement) -> Iterator[RuleResult]:
+    """Yield one finding for each op for which the measurement contradicts the prediction."""
+    for each in found.support:
+        codes = f"{', '.join(each.codes)}: " if each.codes else ""
+        where = found.match.measurement.where
+        note = f"measured {each.theirs} on {where}, predicted {each.ours} ({codes}{each.reason})"
+        yield RuleResult(MeasuredOtherwise(), Hit(each.row.op, note=note), each.row.function)

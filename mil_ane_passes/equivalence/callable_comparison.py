@@ -1,0 +1,148 @@
+"""Comparison of a program with the torch module or callable that it was made from.
+
+It is judged by a tolerance, as weights were rounded or compressed in the conversion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Program, types
+
+from ..ir.query import iterate_ops
+from ..passes.contract import Exactness
+from .callables import Caller
+from .comparison import Accuracy, OutputDifference, describe_worst_element, to_arrays
+from .coverage import outputs_without_numbers
+from .equivalence import Case, VerifyReport
+from .execution import Plan, Run, build_plans, check_runnable, execute_plans
+
+__all__ = [
+    "FP16_TOLERANCE",
+    "FP32_TOLERANCE",
+    "compare_with_callable",
+    "compare_within_tolerance",
+    "get_default_tolerance",
+]
+
+Array = np.ndarray[Any, Any]
+
+FP32_TOLERANCE = 1e-4
+"Tolerance of a program all in fp32, as a share of an output's largest value: float32 sums in another order."
+FP16_TOLERANCE = 2e-2
+"The same for a program with fp16 or compressed values: each weight is off by up to 2**-11 of it, layer upon layer."
+
+
+def get_default_tolerance(program: Program) -> float:
+    """Return `FP16_TOLERANCE` when any value of the program is fp16 or compressed, else `FP32_TOLERANCE`."""
+    reduced = any(
+        op.op_type.startswith("constexpr_") or any(
+            not types.is_list(var.sym_type) and getattr(var, "dtype", None) == types.fp16 for var in op.outputs)
+        for _, op in iterate_ops(program))
+    return FP16_TOLERANCE if reduced else FP32_TOLERANCE
+
+
+def compare_with_callable(
+    program: Program, given: Any, *, program_first: bool, seeds: int, precision: str, tolerance: float | None = None,
+    feeds: Mapping[str, Array] | None = None, describe: Callable[[str], Any] = lambda name: None,
+    quirks: Sequence[str] = (), accuracy: Accuracy | None = None,
+    progress: Callable[[str], None] = lambda text: None,
+) -> VerifyReport:
+    """Compare the outputs of a program's default function with a callable's, on the program's inputs.
+
+    `given` as in `Caller`. An output passes when no element is further off than `tolerance` times the largest value of
+    the first side's output; integers, bools and strings have to be equal, and non-finite elements have to be the same.
+    Limits in `accuracy` replace the tolerance. Raises InputError when the callable cannot be used, raises, or returns
+    another number of outputs.
+    """
+    check_runnable(program, quirks)
+    name = program.default_function_name
+    function = program.functions[name]
+    states = [each for each, var in function.inputs.items() if types.is_state(var.sym_type)]
+    fed = [each for each in function.inputs if each not in states]
+    caller = Caller(given, fed, [var.name for var in function.outputs])
+    followed = caller.states(states)
+    share = get_default_tolerance(program) if tolerance is None else tolerance
+    report = VerifyReport("equal", Exactness.ROUNDING, quirks=tuple(quirks), accuracy=accuracy,
+                          tolerance=None if accuracy else share)
+    report.notes += _describe_left_out(program, name, states, followed)
+    made = [
+        _zero_other_states(plan, followed)
+        for plan in build_plans(program, seeds, describe, feeds)
+        if plan.function == name
+    ]
+    runs = execute_plans(program, made, (precision,), lambda text: progress(f"program, {text}"), quirks).runs
+    for number, run in enumerate(runs, 1):
+        if run.error:
+            report.notes.append(f"{name}, {run.plan.label}: the program cannot be run, so not compared ({run.error})")
+            continue
+        progress(f"{caller.name}, run {number} of {len(runs)}")
+        report.cases.append(_compare_run(run, caller, precision, program_first, accuracy or share))
+    if not report.cases:
+        report.status, report.reason = "not verified", f"no feeds that were drawn can be run: {report.notes[-1]}"
+    elif not all(case.passed for case in report.cases):
+        report.status = "different"
+    report.leave_open("", outputs_without_numbers(program, (run for run in runs if not run.error)))
+    return report
+
+
+def _describe_left_out(program: Program, name: str, states: Sequence[str], followed: Sequence[str]) -> list[str]:
+    notes = [f"function '{other}' was not compared: a callable stands for one, '{name}'"
+             for other in program.functions if other != name]
+    return notes + [f"state '{state}' started as zeros, and what is left in it was not compared: the callable has no "
+                    "buffer of that name" for state in states if state not in followed]
+
+
+def _zero_other_states(plan: Plan, followed: Sequence[str]) -> Plan:
+    """Return the plan with zeros in the states that the callable does not have."""
+    kept = {name: value for name, value in plan.state.items() if name in followed}
+    zeros = {name: np.zeros_like(value) for name, value in plan.state.items() if name not in followed}
+    return Plan(plan.function, plan.label, plan.feeds, kept | zeros, plan.error)
+
+
+def _compare_run(run: Run, caller: Caller, precision: str, program_first: bool, limit: Accuracy | float) -> Case:
+    state = {name: run.plan.state[name].copy() for name in caller.states(list(run.plan.state))}
+    returned = caller(run.plan.feeds, state)
+    other = to_arrays(returned) | {f"state {name}": value for name, value in state.items()}
+    mine = {name: value for name, value in run.results[precision].items() if name in other}
+    found = []
+    for name, value in mine.items():
+        pair = (value, other[name]) if program_first else (other[name], value)
+        found.append(
+            limit.judge(name, *pair) if isinstance(limit, Accuracy) else compare_within_tolerance(name, *pair, limit)
+        )
+    return Case(run.plan.function, run.plan.label, precision, found)
+
+
+def compare_within_tolerance(name: str, old: Array, new: Array, tolerance: float) -> OutputDifference:
+    """Judge one output against the tolerance.
+
+    A scalar is compared as an array of one element, as the converter makes it one.
+    """
+    old, new = np.atleast_1d(old), np.atleast_1d(new)
+    if old.shape != new.shape:
+        return OutputDifference(name, False, False, reason=f"has shape {list(old.shape)} in the first and "
+                                                           f"{list(new.shape)} in the second")
+    kinds = {old.dtype.kind, new.dtype.kind}
+    if kinds & set("US") or not kinds & set("f"):
+        if np.array_equal(old, new):
+            return OutputDifference(name, old.dtype == new.dtype, True)
+        if kinds & set("US"):
+            return OutputDifference(name, False, False, reason=f"was {old.tolist()!r} and is {new.tolist()!r}")
+    return _compare_arrays(name, old, new, tolerance if kinds == {"f"} else 0.0)
+
+
+def _compare_arrays(name: str, old: Array, new: Array, tolerance: float) -> OutputDifference:
+    coarse = min((each.dtype for each in (old, new) if each.dtype.kind == "f"), key=lambda dtype: dtype.itemsize,
+                 default=old.dtype)
+    first, second = old.astype(np.float64), new.astype(np.float64)
+    finite = np.isfinite(first)
+    allowed = np.full(old.shape, tolerance * float(np.max(np.abs(first[finite]), initial=0.0)))
+    same = (first == second) | (np.isnan(first) & np.isnan(second))
+    with np.errstate(invalid="ignore"):
+        good = same | (np.abs(second - first) <= allowed) & finite
+    if old.dtype == new.dtype and bool(np.all(same & (np.signbit(first) == np.signbit(second)))):
+        return OutputDifference(name, True, True)
+    return describe_worst_element(name, old, new, allowed, bool(np.all(good)), unit_of=coarse)

@@ -1,0 +1,169 @@
+"""Torch modules and Python callables in place of one of two programs: how they are called and how results are named."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..utils.errors import InputError
+
+__all__ = ["Caller", "is_callable_side"]
+
+Array = np.ndarray[Any, Any]
+
+
+def is_callable_side(given: Any) -> bool:
+    """Return whether `given` is to be called, rather than opened as a model."""
+    return callable(given) and not hasattr(given, "get_spec")
+
+
+class Caller:
+    """Calls the user's callable with a program's feeds; its results get the names of the program's outputs.
+
+    A torch module gets tensors on its device: floats in the dtype of its own floating-point parameters (float32 if it
+    has none), integers as int64, which is what torch indexes with. Any other callable gets numpy arrays as they are
+    fed. Inputs are passed in the program's order, or by name when all of their names are parameters of the callable.
+    Raises InputError for a class, and for a module in training mode.
+    """
+
+    def __init__(self, given: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+        if isinstance(given, type):
+            raise InputError(f"found the class {given.__name__}; expected an instance of it, or a function")
+        if hasattr(given, "graph_signature") and hasattr(given, "module"):
+            given = given.module()  # a torch ExportedProgram, which cannot be called itself
+        self._given, self._inputs, self._outputs = given, list(inputs), list(outputs)
+        self.name = getattr(given, "__name__", None) or type(given).__name__
+        torch = sys.modules.get("torch")  # without it, no torch module exists
+        self._torch = torch if torch is not None and isinstance(given, torch.nn.Module) else None
+        training = [] if self._torch is None or self._is_exported() else [
+            f"'{name}' in {self.name}" if name else self.name for name, part in given.named_modules() if part.training]
+        if training:
+            raise InputError(f"the module {training[0]} is in training mode, in which dropout and batch norm compute "
+                             "something else; call its eval() first")
+        self._by_name = self._named_inputs()
+
+    def __call__(self, feeds: Mapping[str, Array], state: dict[str, Array]) -> dict[str, Array]:
+        """Return the outputs by name.
+
+        A module's buffers that have the names of states start as `state`, which is updated with their final values; the
+        module itself is left unchanged. Raises InputError naming the callable for any error that it raises, and for
+        results that do not fit the program's outputs.
+        """
+        arguments = {name: np.array(feeds[name]) for name in self._inputs}
+        try:
+            returned = self._called(arguments) if self._torch is None else self._call_module(arguments, state)
+        except InputError:
+            raise
+        except Exception as error:
+            given = ", ".join(f"{name}: {value.dtype}{list(value.shape)}" for name, value in arguments.items())
+            raise InputError(
+                f"the callable {self.name} raised {type(error).__name__} for ({given}): {error}") from error
+        return self._named(returned)
+
+    def states(self, names: Sequence[str]) -> list[str]:
+        """Return the states in `names` that the module has as buffers; dots in a buffer's name may be underscores."""
+        return [name for name in names if name in self._buffers()]
+
+    def _named_inputs(self) -> set[str]:
+        """Return the inputs to pass by name: all or none.
+
+        For a torch.export module they are those that were exported as keywords.
+        """
+        if self._torch is not None and self._is_exported():
+            spec = getattr(self._given, "_in_spec", None)
+            if spec is None:
+                return set()
+            keywords = spec.child(1) if hasattr(spec, "child") else spec.children_specs[1]  # new and old torch
+            return set(keywords.context) if set(keywords.context) <= set(self._inputs) else set()
+        known = _list_parameters(self._given if self._torch is None else self._given.forward)
+        return set(self._inputs) if set(self._inputs) <= known else set()
+
+    def _called(self, arguments: Mapping[str, Any]) -> Any:
+        named = {name: value for name, value in arguments.items() if name in self._by_name}
+        return self._given(*(value for name, value in arguments.items() if name not in named), **named)
+
+    def _call_module(self, arguments: Mapping[str, Array], state: dict[str, Array]) -> Any:
+        torch, buffers = self._torch, self._buffers()
+        assert torch is not None
+        owned = [*self._given.parameters(), *self._given.buffers()]
+        device = owned[0].device if owned else torch.device("cpu")
+        floats = next((each.dtype for each in self._given.parameters() if each.is_floating_point()), torch.float32)
+        tensors = {name: torch.from_numpy(value).to(device, _choose_torch_dtype(torch, value, floats))
+                   for name, value in arguments.items()}
+        saved = {name: buffer.clone() for name, buffer in self._given.named_buffers()}
+        with torch.no_grad():
+            try:
+                for name in state:
+                    buffers[name].copy_(torch.from_numpy(state[name]).reshape(buffers[name].shape))
+                returned = self._called(tensors)
+                state.update({name: _to_array(buffers[name]).reshape(state[name].shape) for name in state})
+            finally:
+                for name, buffer in self._given.named_buffers():
+                    buffer.copy_(saved[name])
+        return returned
+
+    def _buffers(self) -> dict[str, Any]:
+        if self._torch is None:
+            return {}
+        buffers = dict(self._given.named_buffers())
+        return {name.replace(".", "_"): buffer for name, buffer in buffers.items()} | buffers
+
+    def _is_exported(self) -> bool:
+        """Return whether the module was made by torch.export: it has no modes, and its own eval() raises an error."""
+        return "eval" in vars(self._given)
+
+    def _named(self, returned: Any) -> dict[str, Array]:
+        if isinstance(returned, Mapping) and set(returned) == set(self._outputs):
+            found = [returned[name] for name in self._outputs]
+        else:
+            found = list(_iterate_leaves(returned))
+        if len(found) != len(self._outputs):
+            keys = f" ({', '.join(map(repr, returned))})" if isinstance(returned, Mapping) else ""
+            raise InputError(f"the callable {self.name} returned {len(found)} outputs{keys}, the program has "
+                             f"{len(self._outputs)} ({', '.join(map(repr, self._outputs))}); expected one for each")
+        return {name: self._plain(value) for name, value in zip(self._outputs, found)}
+
+    def _plain(self, value: Any) -> Array:
+        array = _to_array(value)
+        if array.dtype.kind not in "biufUS":
+            raise InputError(f"the callable {self.name} returned a {type(value).__name__}; expected tensors, arrays or "
+                             "numbers, in a tuple, list or dictionary where there are several")
+        return array
+
+
+def _list_parameters(call: Callable[..., Any]) -> set[str]:
+    """List the names by which `call` takes arguments; empty when it has no signature."""
+    try:
+        parameters = inspect.signature(call).parameters.values()
+    except (TypeError, ValueError):
+        return set()
+    return {each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
+
+
+def _choose_torch_dtype(torch: Any, value: Array, floats: Any) -> Any:
+    kind: str = value.dtype.kind
+    return floats if kind == "f" else torch.bool if kind == "b" else torch.int64
+
+
+def _iterate_leaves(returned: Any) -> Iterator[Any]:
+    """Yield the returned values in order, with nested containers flattened and None dropped."""
+    if isinstance(returned, Mapping):
+        returned = list(returned.values())
+    if isinstance(returned, (tuple, list)):
+        for each in returned:
+            yield from _iterate_leaves(each)
+    elif returned is not None:
+        yield returned
+
+
+def _to_array(value: Any) -> Array:
+    """Convert a tensor (of any device, dtype and gradient), or anything numpy accepts, to an array that owns its
+    memory."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        value = (value.float() if str(value.dtype) == "torch.bfloat16" else value).numpy()
+    return np.array(value)

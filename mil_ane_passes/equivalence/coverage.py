@@ -1,0 +1,175 @@
+"""What the runs of two programs that differ leave open: blocks that none entered, outputs that were never finite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Block, Function, Operation, Program, Var, types
+
+from ..ir.printer import format_block
+from ..utils.option_spelling import format_option
+from .adversarial_feeds import SPECIAL
+from .execution import Run
+
+__all__ = [
+    "BlockPath",
+    "Unknown",
+    "differing",
+    "find_unentered_blocks",
+    "iterate_nested_blocks",
+    "outputs_without_numbers",
+]
+
+BlockPath = tuple[str, ...]
+"The path of a block: the function, and for each level the op's first output and the block's number."
+
+
+def find_unentered_blocks(
+    before: Program, after: Program, seen_before: set[Block], seen_after: set[Block]
+) -> list[str]:
+    """Find functions and blocks that differ (or are new) and that the runs of either program never entered."""
+    old, new = dict(_iterate_blocks(before)), dict(_iterate_blocks(after))
+    return [
+        " > ".join(place) for place, block in new.items()
+        if (place not in old or _has_differences(old[place], block))
+        and (block not in seen_after or (place in old and old[place] not in seen_before))
+    ]
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """An output of a function that runs tell little of: `nan` of its `size` elements are NaN in each, and none of them
+    is finite in any where it is `throughout`, or, with `beyond`, within what rewrites declare."""
+
+    function: str
+    output: str
+    nan: int
+    size: int
+    "0 for an output that was empty in all runs."
+    throughout: bool
+    beyond: bool = False
+
+    def __str__(self) -> str:
+        where = f"of the output '{self.output}' of function '{self.function}'"
+        if not self.throughout:
+            are = "element was" if self.nan == 1 else "elements were"
+            return f"{self.nan} of {self.size} {are} NaN in all runs {where}: of those nothing was compared"
+        if not self.size:
+            return (f"the output '{self.output}' of function '{self.function}' was empty in all runs, so that nothing "
+                    f"of it was compared; give {format_option('feeds')} on which it is not")
+        was = ("beyond what rewrites declare, NaN or infinite" if self.beyond else
+               "NaN" if self.nan == self.size else "NaN or infinite")
+        return (f"every element {where} was {was} in all runs, so that nothing of it was compared; give "
+                f"{format_option('feeds')} on which it is a number")
+
+
+def outputs_without_numbers(program: Program, runs: Iterable[Run]) -> Iterator[Unknown]:
+    """The outputs of which no element was finite in any of `runs`, at any precision, and those of one shape of which
+    elements were NaN in all that were not fed NaN: any two NaN are equal, and so are sums that only overflow. Besides
+    those that were empty in all runs, though not by their type."""
+    made = [(run, (run.plan.function, name), value) for run in runs
+            for outputs in run.results.values() for name, value in outputs.items()]
+    for function, name in dict.fromkeys(key for _, key, _ in made):
+        found = [(run, value) for run, key, value in made if key == (function, name) and value.size]
+        if not found:
+            if not _is_empty_by_type(program.functions[function], name):
+                yield Unknown(function, name, 0, 0, True)
+            continue
+        if not any(np.any(_is_judged(run, name, value)) for run, value in found):
+            nan = all(value.dtype.kind == "f" and np.all(np.isnan(value)) for _, value in found)
+            beyond = any(value.dtype.kind != "f" or np.any(np.isfinite(value)) for _, value in found)
+            yield Unknown(function, name, int(nan), 1, True, beyond)
+            continue
+        masks = [np.isnan(value) for run, value in found if value.dtype.kind == "f" and run.plan.adversarial != SPECIAL]
+        if len({mask.shape for mask in masks}) == 1 and np.any(both := np.logical_and.reduce(masks)):
+            yield Unknown(function, name, int(np.count_nonzero(both)), both.size, False)
+
+
+def _is_empty_by_type(function: Function, output: str) -> bool:
+    return any(var.name == output and 0 in var.shape for var in function.outputs if types.is_tensor(var.sym_type))
+
+
+def _is_judged(run: Run, name: str, value: Any) -> Any:
+    """Which elements of an output of `run` are numbers that the other program is held to."""
+    finite = np.isfinite(value) if value.dtype.kind == "f" else np.ones(value.shape, bool)
+    moved = (run.moved or {}).get(name)
+    return finite if moved is None or moved.shape != value.shape else finite & np.isfinite(moved)
+
+
+def differing(before: Program, after: Program, found: Iterable[Unknown]) -> list[Unknown]:
+    """Those that different ops make in the two programs: what the same ops make is equal whatever it is."""
+    return [each for each in found
+            if not _same_ops(before.functions[each.function], after.functions[each.function], each.output)]
+
+
+def _same_ops(before: Function, after: Function, output: str) -> bool:
+    """Return whether both programs compute `output` by the same ops on the same inputs and constants, apart from
+    names."""
+    known: dict[Any, int] = {}
+    made = [{var.name: keys[var] for var in function.outputs}
+            for function, keys in ((before, _keys(before, known)), (after, _keys(after, known)))]
+    return output in made[0] and made[0][output] == made[1].get(output)
+
+
+def _keys(function: Function, known: dict[Any, int]) -> dict[Var, int]:
+    """Number the values of a function, with equal numbers for values that are computed alike; `known` is shared."""
+    keys = {var: known.setdefault(("input", name), len(known)) for name, var in function.inputs.items()}
+    for op in function.operations:
+        inputs = tuple((param, _keys_of(bound, keys)) for param, bound in sorted(op.inputs.items()))
+        held = _held(op) if op.op_type == "const" else tuple(map(format_block, op.blocks))
+        for place, var in enumerate(op.outputs):
+            keys[var] = known.setdefault((op.op_type, place, inputs, held), len(known))
+    return keys
+
+
+def _keys_of(bound: Any, keys: Mapping[Var, int]) -> tuple[Any, ...]:
+    """Return the numbers of the values that one input reads; for values that exist in pymil only, their text."""
+    found = bound if isinstance(bound, (list, tuple)) else () if bound is None else (bound,)
+    return tuple(keys[var] if var in keys else str(getattr(var, "val", var)) for var in found)
+
+
+def _held(const: Operation) -> tuple[Any, ...]:
+    value = np.asarray(const.outputs[0].val)
+    return (str(value.dtype), value.shape, value.tobytes() if value.dtype != object else repr(value.tolist()))
+
+
+def _iterate_blocks(program: Program) -> Iterator[tuple[BlockPath, Block]]:
+    """Yield every function and every nested block with its path."""
+    for name, function in program.functions.items():
+        yield from iterate_nested_blocks(name, function)
+
+
+def iterate_nested_blocks(name: str, function: Function) -> Iterator[tuple[BlockPath, Block]]:
+    """Yield the function called `name` and every block nested in it, each with its path, outer blocks first."""
+    pending: list[tuple[BlockPath, Block]] = [((name,), function)]
+    while pending:
+        place, block = pending.pop()
+        yield place, block
+        for op in block.operations:
+            pending += [((*place, f"block {number} of {op.op_type} '{_get_op_name(op)}'"), inner)
+                        for number, inner in enumerate(op.blocks)]
+
+
+def _get_op_name(op: Operation) -> str:
+    return str(op.outputs[0].name) if op.outputs else str(op.name)
+
+
+def _has_differences(one: Block, other: Block) -> bool:
+    if format_block(one) != format_block(other):
+        return True
+    return not all(_is_equal_const(a, b) for a, b in zip(_list_consts(one), _list_consts(other)))
+
+
+def _list_consts(block: Block) -> list[Operation]:
+    return [op for op in block.operations if op.op_type == "const"]
+
+
+def _is_equal_const(one: Operation, other: Operation) -> bool:
+    """Return whether two consts hold equal values; the printed text has large ones by type only."""
+    if one.outputs[0]._sym_val is other.outputs[0]._sym_val:
+        return True
+    values = [np.asarray(op.outputs[0].val) for op in (one, other)]
+    return bool(np.array_equal(values[0], values[1], equal_nan=values[0].dtype.kind == "f"))

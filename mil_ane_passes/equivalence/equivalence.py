@@ -1,0 +1,511 @@
+"""Equivalence checks: two programs are run on the same feeds and their outputs are judged.
+
+This is the one module in which runtime and rewrites meet.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Program, Var, types
+
+from ..ir.query import iterate_ops
+from ..passes.contract import Exactness
+from ..runtime.quirks.base import Quirk
+from ..utils.errors import InputError, LimitReached
+from ..utils.option_spelling import format_option
+from ..utils.text_format import escape_text, format_count, format_lines, format_short_repr
+from .adversarial_feeds import SPECIAL, Domain, build_adversarial_plans, describe_samples
+from .comparison import EVERY_OUTPUT, Accuracy, OutputDifference, Strictness, compare_outputs, fill_undefined
+from .coverage import Unknown, differing, find_unentered_blocks, outputs_without_numbers
+from .difference import FirstDifference
+from .difference_search import find_first_difference
+from .execution import (
+    USER_FEEDS_LABEL,
+    Execution,
+    Plan,
+    Run,
+    build_plans,
+    check_runnable,
+    execute_pipeline,
+    execute_plans,
+)
+from .feeds import get_symbol_sizes
+from .interface_widths import find_interface_widths, holds_floats, round_feeds, round_results
+from .propagate import MOVED, NOT_JUDGED, RAISED, departing, largest_moves, made_of_nan, made_of_roundings
+
+__all__ = ["Case", "VerifyReport", "compare_programs", "compare_with_pipeline", "judge_executions"]
+
+Array = np.ndarray[Any, Any]
+Progress = Callable[[str], None]
+
+RECURRENT_OPS = ("rnn", "gru", "lstm")
+"Recurrent ops; at float16 they keep float32 between their steps."
+WIDTHS_NOTE = (
+    "inputs or outputs hold floats of other widths: both got what the narrower holds, and were compared as it gives"
+)
+FINITE_CONSTANTS_NOTE = (
+    "what was NaN or infinite is held against the same program with those of its constants that fp16 cannot "
+    "hold read as large finite numbers"
+)
+
+_MAX_REPR_REASON = 120
+"The most characters of a reason in a repr, as it may list shapes and names of any length."
+
+
+@dataclass
+class Case:
+    """One compared run: function, feeds, precision, and the difference of each output."""
+
+    function: str
+    feeds: str
+    precision: str
+    outputs: list[OutputDifference]
+
+    @property
+    def failed(self) -> list[OutputDifference]:
+        return [output for output in self.outputs if not output.passed]
+
+    @property
+    def passed(self) -> bool:
+        return not self.failed
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"function": self.function, "feeds": self.feeds, "precision": self.precision,
+                "outputs": [output.to_dict() for output in self.outputs]}
+
+
+@dataclass
+class VerifyReport:
+    """The result of an equivalence check.
+
+    `status` is "equal", "different" or "not verified" (for the reason in `reason`).
+    """
+
+    status: str
+    exactness: Exactness = Exactness.BITWISE
+    cases: list[Case] = field(default_factory=list)
+    reason: str = ""
+    notes: list[str] = field(default_factory=list)
+    "Parts that were not compared, with the reasons."
+    first: FirstDifference | None = None
+    "The first difference of two programs, in the first run whose outputs differ; None when it cannot be determined."
+    quirks: tuple[str, ...] = ()
+    "The published faults that were imitated in the second program."
+    accuracy: Accuracy | None = None
+    "The limits that the outputs were judged by, if the user set any."
+    sampled: tuple[str, ...] = ()
+    "Descriptions of the feeds of the compared runs, one entry for each kind; empty for user-supplied feeds."
+    tolerance: float | None = None
+    "The tolerance for a callable's outputs, as a share of each output's largest value; None between programs."
+
+    @property
+    def equal(self) -> bool:
+        return self.status == "equal"
+
+    @property
+    def equal_bits(self) -> bool:
+        return self.equal and all(output.equal_bits for case in self.cases for output in case.outputs)
+
+    def leave_open(self, reason: str, unknown: Iterable[Unknown]) -> None:
+        """Reject where there is a `reason` or an output is `unknown` throughout; of unknown parts there are notes.
+        """
+        unknown = list(unknown)
+        reason = reason or next((str(each) for each in unknown if each.throughout), "")
+        self.notes += [str(each) for each in unknown if not each.throughout]
+        if self.equal and reason:
+            self.status, self.reason = "not verified", reason
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"schema": 1, "status": self.status, "exactness": self.exactness.value, "equal_bits": self.equal_bits,
+                "tolerance": self.tolerance, "accuracy": self.accuracy.limits() if self.accuracy else None,
+                "quirks": list(self.quirks), "reason": self.reason, "notes": self.notes, "sampled": list(self.sampled),
+                "first_difference": self.first.to_dict() if self.first else None,
+                "cases": [case.to_dict() for case in self.cases]}
+
+    def __repr__(self) -> str:
+        return format_short_repr(
+            self,
+            status=self.status,
+            exactness=self.exactness.value,
+            runs=len(self.cases),
+            failed=sum(bool(case.failed) for case in self.cases),
+            reason=self.reason[:_MAX_REPR_REASON],
+        )
+
+    def __str__(self) -> str:
+        if self.status == "not verified":
+            return escape_text(f"not verified: {self.reason}")
+        precisions = ", ".join(dict.fromkeys(case.precision for case in self.cases))
+        runs = f"{format_count(len(self.cases), 'run')} at {precisions}"
+        faults = f", with {', '.join(self.quirks)} in the second" if self.quirks else ""
+        kinds = ", ".join(each.partition(":")[0] for each in self.sampled)
+        notes = [*[f"  sampled: {kinds}"] * bool(kinds), *(f"  {note}" for note in self.notes)]
+        if self.equal:
+            same = self.equal_bits and self.tolerance is None
+            how = "bit for bit" if same else self._describe_criterion()
+            return format_lines([f"equal in {runs}, {how}{faults}", *self._list_worst(), *notes])
+        lines = [f"different, {self._describe_criterion()} ({runs}){faults}"]
+        for case in self.cases:
+            lines += [f"  {case.function}, {case.feeds}, {case.precision}: {output}" for output in case.failed]
+        return format_lines([*lines, *notes, *(str(self.first).split("\n") if self.first else [])])
+
+    def _list_worst(self) -> list[str]:
+        """List for each output the run in which it differs most, where limits on the error were set."""
+        found: dict[str, OutputDifference] = {}
+        for output in (output for case in self.cases for output in case.outputs if output.snr is not None):
+            known = found.setdefault(output.output, output)
+            if (output.snr or 0.0) < (known.snr or 0.0):
+                found[output.output] = output
+        return [f"  {output}" for output in found.values()]
+
+    def _describe_criterion(self) -> str:
+        if self.accuracy is not None:
+            return f"within {self.accuracy}" if self.equal else f"judged by {self.accuracy}"
+        if self.tolerance is None:
+            return f"judged as {self.exactness.value}"
+        return f"judged within {self.tolerance:g} of the output's scale"
+
+
+def judge_executions(before: Execution, after: Execution, promised: Exactness | Strictness) -> VerifyReport:
+    """Compare runs of the same plans. The typed run is judged against the float64 run of the program before.
+
+    A plan that the program before cannot run is left out (its shapes are outside the model's domain); one that only the
+    program after cannot run makes the two different.
+    """
+    report = VerifyReport("equal", promised.exactness if isinstance(promised, Strictness) else promised)
+    for old, new in zip(before.runs, after.runs):
+        if old.error:
+            if old.plan.adversarial:
+                continue
+            report.notes.append(f"{old.plan.function}, {old.plan.label}: cannot be run before either, so not compared "
+                                f"({old.error})")
+            continue
+        report.cases += _cases(old, new, promised)
+    if not all(case.passed for case in report.cases):
+        report.status = "different"
+    elif not report.cases:
+        report.status, report.reason = "not verified", f"no feeds that were drawn can be run: {report.notes[0]}"
+    sampled = [run.plan for run in before.runs if not run.error and not run.plan.label.startswith(USER_FEEDS_LABEL)]
+    report.sampled = tuple(describe_samples(sampled))
+    return report
+
+
+def _cases(old: Run, new: Run, promised: Exactness | Strictness) -> list[Case]:
+    """Return the differences of one run at each precision."""
+    made = []
+    for precision in old.results:
+        if precision in new.results:
+            found = _compared(old, new, precision, promised)
+        else:
+            reason = f"the program after cannot run: {new.error}"
+            found = [OutputDifference(EVERY_OUTPUT, False, False, reason=reason)]
+        made.append(Case(old.plan.function, old.plan.label, precision, found))
+    return made
+
+
+def _compared(old: Run, new: Run, precision: str, promised: Exactness | Strictness) -> list[OutputDifference]:
+    """Return the differences of one run at one precision from the program before.
+
+    If the program before was also run with constants raised as rewrites declare, equality with that run suffices.
+    """
+    typed = precision == "float16"
+    found: list[list[OutputDifference]] = []
+    for runs in filter(None, (old.results, old.raised)):
+        truth = runs.get("float64") if precision != "float64" else None
+        found.append(compare_outputs(
+            runs[precision], new.results[precision], promised, truth, old.plan.adversarial == SPECIAL,
+            old.stepped if typed and runs is old.results else None, old.moved))
+        if typed and old.rounding:
+            found[-1] = [each if each.passed or each.output not in old.rounding
+                         else replace(each, passed=True, reason=NOT_JUDGED) for each in found[-1]]
+        if all(output.passed for output in found[-1]):
+            return found[-1]
+    return found[0]
+
+
+def compare_programs(
+    before: Program, after: Program, *, seeds: int = 3, precisions: Sequence[str] = ("float64",),
+    exactness: Exactness | Strictness = Exactness.ROUNDING, feeds: Mapping[str, Array] | None = None,
+    describe: Callable[[str], Any] = lambda name: None, progress: Progress = lambda text: None,
+    quirks: Sequence[str] = (), mapping: Mapping[str, str] | None = None, further: Sequence[Plan] = (),
+    widths: bool = False, only: tuple[str, str] | None = None, locate: bool = True,
+    ranges: Mapping[str, tuple[float, float]] | None = None,
+) -> VerifyReport:
+    """Compare two programs on the same feeds. Raises InputError when their interfaces differ.
+
+    `quirks` names published faults to imitate in `after`. `mapping` (name before -> name after) helps to find the first
+    difference where a rewrite replaced one value by another. `further` are additional runs: rewrites that approximate
+    are judged on these in the functions that they run, and on random draws at float64 only. The result is "not
+    verified" when nothing could be run, or when the runs never entered a nested block in which the two differ. With
+    `widths`, floats of `after`'s interface may have another width: both programs get values that the narrower type
+    holds, and outputs of `before` are rounded to the dtypes of `after`. `only` names the function and feeds of the only
+    run to make, `ranges` are the user's intervals of inputs. Without `feeds`, adversarial feeds are run, too, at all
+    precisions for BITWISE, else at float64.
+    """
+    _check_same_interface(before, after, widths)
+    check_runnable(after, quirks)
+    across = find_interface_widths(before, after)
+    promised = exactness if isinstance(exactness, Strictness) else Strictness(exactness)
+    drawn = build_plans(before, seeds, describe, feeds) if feeds is not None else _add_adversarial_plans(
+        build_plans(before, seeds, describe), before, describe, promised, {plan.function for plan in further}, ranges)
+    made = [round_feeds(plan, across) for plan in (*further, *drawn) if only in (None, (plan.function, plan.label))]
+    old = execute_plans(before, made, precisions, lambda text: progress(f"before, {text}"))
+    lost = round_results(old, across)
+    made = [replace(run.plan, error=run.error) for run in old.runs]
+    new = execute_plans(after, made, precisions, lambda text: progress(f"after, {text}"), quirks)
+    report = _judge_with_adjustments(before, old, new, promised, precisions)
+    report.quirks, report.notes = tuple(quirks), [*report.notes, *[WIDTHS_NOTE] * bool(across)]
+    report.notes += _describe_extreme_feeds(report, made, promised)
+    if report.equal:
+        unknown = differing(before, after, outputs_without_numbers(before, old.runs))
+        report.leave_open(lost or _not_entered(before, after, old, new), unknown)
+    if report.status == "different" and locate and report.accuracy is None:  # all ops of the two are meant to differ
+        progress("looking for the first difference")
+        _locate_first_difference(report, made, lambda plan, case: find_first_difference(
+            before, after, plan, case.precision, exactness, case.failed, quirks=quirks, mapping=mapping))
+    return report
+
+
+def _describe_extreme_feeds(report: VerifyReport, plans: Sequence[Plan], promised: Strictness) -> Iterator[str]:
+    """Say which extreme feeds were left out, and whether a difference shows on extreme feeds alone.
+
+    A rewrite may state the inputs for which it holds. A later comparison of two files does not know that statement, so
+    both have to say what they judged.
+    """
+    low, high = promised.within
+    extreme = {(plan.function, plan.label): plan.adversarial for plan in plans if plan.adversarial}
+    if extreme and (low > 0 or high < math.inf):
+        least = f"from {low:g} " if low > 0 else ""
+        yield f"extreme feeds were limited to inputs {least}up to {high:g}, for which the rewrites hold"
+    failing = {(case.function, case.feeds) for case in report.cases if not case.passed}
+    if failing and failing <= set(extreme):
+        kinds = ", ".join(dict.fromkeys(str(extreme[each]) for each in sorted(failing)))
+        yield (f"the difference shows on extreme feeds only ({kinds}), which may exceed what fp16 holds; "
+               f"{format_option('feeds')} compares on the values that occur")
+
+
+def _not_entered(before: Program, after: Program, old: Execution, new: Execution) -> str:
+    """Why nothing is verified where a block was never entered; empty where all were."""
+    unseen = find_unentered_blocks(before, after, old.executed_blocks, new.executed_blocks)
+    return f"what was run never entered {unseen[0]}, in which the programs differ" if unseen else ""
+
+
+def _judge_with_adjustments(
+    before: Program, old: Execution, new: Execution, promised: Strictness, precisions: Sequence[str]
+) -> VerifyReport:
+    """Judge as `judge_executions`, after adjustments to the runs of `before`.
+
+    Elements that `before` leaves undefined are filled in where rewrites fix them, and its recurrent layers are run with
+    rounded steps where rewrites unrolled them.
+    """
+    defined = promised.fixes_nonfinite and _define_nonfinite(before, old, new, precisions)
+    report = judge_executions(old, new, promised)
+    if report.status == "different" and _rerun_with_rounded_steps(before, old, report):
+        report = judge_executions(old, new, promised)
+    if report.status == "different" and (promised.changes or promised.fixes_nonfinite):
+        report = _judged_with_changes(before, old, new, promised, precisions)
+    report.notes += [FINITE_CONSTANTS_NOTE] * (defined and FINITE_CONSTANTS_NOTE not in report.notes)
+    report.accuracy = promised.accuracy
+    return report
+
+
+def _judged_with_changes(
+    before: Program, old: Execution, new: Execution, promised: Strictness, precisions: Sequence[str]
+) -> VerifyReport:
+    """Judge as `judge_executions`, with rewrites' declared changes of single ops propagated through downstream ops.
+
+    In the runs that differ, `before` is run again with these changes. When a run differs all the same, the remaining
+    runs are not rerun.
+    """
+    notes: list[str] = []
+
+    def fails(run: Run, other: Run) -> bool:
+        return not run.error and not all(case.passed for case in _cases(run, other, promised))
+
+    for run, other in filter(lambda pair: fails(*pair), zip(old.runs, new.runs)):
+        if run.plan.adversarial:
+            run.rounding = made_of_roundings(before, run, promised.changes)
+        if promised.fixes_nonfinite and fails(run, other) and _define_made_of_nan(before, run, other, precisions):
+            notes.append(FINITE_CONSTANTS_NOTE)
+        if fails(run, other) and _raise_constants(before, run, other, promised, precisions):
+            notes.append(RAISED)
+        if fails(run, other) and largest_moves(before, run, promised.changes):
+            notes.append(MOVED)
+        if fails(run, other):
+            break
+    report = judge_executions(old, new, promised)
+    report.notes += dict.fromkeys(notes)
+    return report
+
+
+def _raise_constants(
+    program: Program, run: Run, new: Run, promised: Strictness, precisions: Sequence[str]
+) -> bool:
+    """Run `program` again with constants raised as declared; return whether any are."""
+    if not any(change.raises for change in promised.changes):
+        return False
+    depart = departing(program, promised.changes)
+    again = execute_plans(program, [run.plan], precisions, lambda text: None, depart=depart)
+    if promised.fixes_nonfinite:
+        _define_nonfinite(program, again, Execution([new]), precisions, depart)
+    run.raised = None if again.runs[0].error else again.runs[0].results
+    return True
+
+
+def _add_adversarial_plans(
+    drawn: list[Plan], program: Program, describe: Callable[[str], Any], promised: Strictness, given: Collection[str],
+    ranges: Mapping[str, tuple[float, float]] | None,
+) -> list[Plan]:
+    """Return normal draws and adversarial feeds within the domain that the rewrites declare.
+
+    Rewrites that approximate are judged on normal draws only; in the functions `given`, which have further runs, these
+    are at float64 only.
+    """
+    if promised.exactness is Exactness.APPROXIMATE:
+        drawn = [replace(plan, typed=plan.function not in given) for plan in drawn]
+    elif promised.accuracy is None:  # models that are meant to differ are judged on normal draws only
+        domain = Domain(*promised.within, ranges, promised.largest_size)
+        # Rounding is judged by the largest output, which these feeds enlarge, so it is not judged on typed runs. A fix
+        # needs typed runs: they show which values the program before leaves undefined.
+        typed = promised.exactness is Exactness.BITWISE or promised.fixes_nonfinite
+        drawn = [*drawn, *build_adversarial_plans(program, describe, domain, typed=typed)]
+
+    def is_allowed(plan: Plan) -> bool:  # by options of rewrites; a package declares its own ranges
+        shapes = {name: value.shape for name, value in plan.feeds.items()}
+        sizes = get_symbol_sizes(program.functions[plan.function], shapes).values()
+        return describe(plan.function) is not None or all(
+            promised.smallest_size <= size <= promised.largest_size for size in sizes)
+
+    return [plan for plan in drawn if is_allowed(plan)] or drawn
+
+
+def _locate_first_difference(
+    report: VerifyReport, made: Sequence[Plan], look: Callable[[Plan, Case], FirstDifference | None]
+) -> None:
+    """Search for the first difference in the first run that differs."""
+    case = next(case for case in report.cases if not case.passed)
+    plan = next(plan for plan in made if (plan.function, plan.label) == (case.function, case.feeds))
+    try:
+        report.first = look(plan, case)
+    except (OSError, LimitReached) as error:  # no room for temporary files, or no time left; the verdict stands
+        report.notes.append(f"the first difference could not be found: {error}")
+
+
+def _rerun_with_rounded_steps(program: Program, found: Execution, report: VerifyReport) -> bool:
+    """Run `program` again, in the runs that differ at float16, with every step of its recurrent layers rounded to fp16.
+
+    Unrolled layers compute that; a layer that is one op keeps float32 inside. Returns whether there was anything to
+    run.
+    """
+    failed = {(case.function, case.feeds) for case in report.cases if not case.passed and case.precision == "float16"}
+    runs = [run for run in found.runs if (run.plan.function, run.plan.label) in failed]
+    if not runs or not any(op.op_type in RECURRENT_OPS for _, op in iterate_ops(program)):
+        return False
+    again = execute_plans(program, [run.plan for run in runs], ("float16",), lambda text: None, rounded_steps=True)
+    for run, stepped in zip(runs, again.runs):
+        run.stepped = stepped.results.get("float16")
+    return True
+
+
+def _define_nonfinite(
+    program: Program, found: Execution, after: Execution, precisions: Sequence[str],
+    depart: Callable[[str], Quirk | None] = lambda function: None,
+) -> bool:
+    """Fill in elements that are undefined in `found` and finite in `after`, from runs with huge constants made finite.
+
+    A mask of minus infinity stands for the limit of ever larger masks, and 0 * inf in it for 0; a mask that only fp16
+    makes infinite is read alike. Returns whether anything was undefined.
+    """
+    undefined = [(run, new) for run, new in zip(found.runs, after.runs) if not run.error and any(
+        value.dtype.kind == "f" and not np.all(np.isfinite(value))
+        for outputs in run.results.values() for value in outputs.values())]
+    if not undefined:
+        return False
+    limits = execute_plans(
+        program, [run.plan for run, _ in undefined], precisions, lambda text: None, finite_constants=True, depart=depart
+    )
+    for (run, new), limit in zip(undefined, limits.runs):
+        if not limit.error:
+            run.results = fill_undefined(run.results, limit.results, new.results)
+    return True
+
+
+def _define_made_of_nan(program: Program, run: Run, new: Run, precisions: Sequence[str]) -> bool:
+    """Fill in outputs of `run` that are computed from NaN without being NaN, such as integers.
+
+    Returns whether there are any.
+    """
+    names = made_of_nan(program, run)
+    limits = execute_plans(program, [run.plan] if names else [], precisions, lambda text: None, finite_constants=True)
+    for limit in limits.runs:
+        if not limit.error:
+            run.results = fill_undefined(run.results, limit.results, new.results, names)
+    return bool(names)
+
+
+def compare_with_pipeline(
+    program: Program, pipeline: Any, *, program_first: bool, seeds: int, precisions: Sequence[str],
+    exactness: Exactness | Strictness, feeds: Mapping[str, Array] | None = None,
+    describe: Callable[[str], Any] = lambda name: None, quirks: Sequence[str] = (),
+    progress: Progress = lambda text: None,
+) -> VerifyReport:
+    """Compare the default function of a program with an entire pipeline (a loaded `Package`), such as one that
+    coremltools' bisect_model made of it.
+
+    Raises InputError where the pipeline has other inputs or outputs, or the program has states.
+    """
+    name = program.default_function_name
+    function = program.functions[name]
+    ends = [[each.name for each in section] for section in (pipeline.spec.description.input,
+                                                            pipeline.spec.description.output)]
+    own = [list(function.inputs), [var.name for var in function.outputs]]
+    if list(map(sorted, ends)) != list(map(sorted, own)):
+        raise InputError(f"the pipeline has the inputs {', '.join(ends[0])} and the outputs {', '.join(ends[1])}; "
+                         f"expected {', '.join(own[0])} and {', '.join(own[1])}, as the other model has")
+    made = [plan for plan in build_plans(program, seeds, describe, feeds) if plan.function == name]
+    alone = execute_plans(program, made, precisions, lambda text: progress(f"model, {text}"),
+                          () if program_first else quirks)
+    whole = execute_pipeline(pipeline, made, precisions, lambda text: progress(f"pipeline, {text}"),
+                             quirks if program_first else ())
+    report = judge_executions(alone, whole, exactness) if program_first else judge_executions(whole, alone, exactness)
+    report.quirks = tuple(quirks)
+    report.accuracy = exactness.accuracy if isinstance(exactness, Strictness) else None
+    report.leave_open("", outputs_without_numbers(program, alone.runs))
+    report.notes += [f"function '{other}' was not compared: a pipeline stands for one, '{name}'"
+                     for other in program.functions if other != name]
+    return report
+
+
+def _check_same_interface(before: Program, after: Program, widths: bool = False) -> None:
+    """Raise InputError when names of functions, or names, order or dtypes of their inputs and outputs differ.
+
+    Functions are compared regardless of order: a model file has them in a protobuf map. With `widths`, all float dtypes
+    are considered equal.
+    """
+    found = [
+        ", ".join(
+            f"{name}({_format_interface(function.inputs.values(), widths)}) -> "
+            f"({_format_interface(function.outputs, widths)})"
+            for name, function in sorted(program.functions.items())
+        )
+        for program in (before, after)
+    ]
+    if found[0] != found[1]:
+        raise InputError(f"the two programs have different inputs or outputs: the first {found[0]}, the second "
+                         f"{found[1]}; expected the same names and dtypes in the same order")
+
+
+def _format_interface(ends: Collection[Var], widths: bool) -> str:
+    """Format inputs or outputs by name and dtype; sizes are only compared by running."""
+    return ", ".join(f"'{var.name}'{_format_dtype(var, widths)}" for var in ends)
+
+
+def _format_dtype(var: Var, widths: bool) -> str:
+    if types.is_list(var.sym_type) or types.is_dict(var.sym_type):
+        return ""
+    return ": a float" if widths and holds_floats(var) else f": {types.builtin_to_string(var.dtype)}"

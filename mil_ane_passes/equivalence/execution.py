@@ -1,0 +1,219 @@
+"""Runs of a program on the reference runtime: their plans, their execution and their results."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Block, Program
+
+from ..ir.query import get_pipeline_functions
+from ..runtime.feeds import read_stored_feeds
+from ..runtime.model_description import apply_description
+from ..runtime.pipeline import select_feeds
+from ..runtime.quirks.base import Quirk
+from ..utils.errors import InputError, NotSupported, suggest_nearest
+from .comparison import to_arrays
+from .feeds import ShapeChoice, list_shape_choices, make_feeds, make_state
+
+__all__ = [
+    "USER_FEEDS_LABEL",
+    "Execution",
+    "Plan",
+    "Run",
+    "build_plans",
+    "check_runnable",
+    "copy_state",
+    "execute_pipeline",
+    "execute_plans",
+]
+
+Array = np.ndarray[Any, Any]
+USER_FEEDS_LABEL = "given feeds"
+_MIN_SECONDS_REPORTED = 5.0
+"Remaining seconds from which progress reports an estimate."
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run to make: function, feeds and states.
+
+    A plan with an `error` is known not to run; one that is not `typed` is run at float64 only.
+    """
+
+    function: str
+    label: str
+    feeds: dict[str, Array]
+    state: dict[str, Array] = field(default_factory=dict)
+    error: str = ""
+    typed: bool = True
+    asked: bool = False
+    "True for user-supplied feeds: an error on them is reported to the user."
+    adversarial: str = ""
+    "The kind of adversarial feeds; empty for other feeds."
+
+
+@dataclass
+class Run:
+    """A plan and its outputs by precision, or the `error` that ended it.
+
+    The following are set if they were needed: `stepped` are outputs at float16 with each step of recurrent layers
+    rounded, `raised` outputs with constants raised as rewrites declare, `moved` how far outputs move under rewrites'
+    declared changes, and `rounding` the outputs computed from ops that only round, which are not judged at float16 on
+    extreme values.
+    """
+
+    plan: Plan
+    results: dict[str, dict[str, Array]] = field(default_factory=dict)
+    stepped: dict[str, Array] | None = None
+    raised: dict[str, dict[str, Array]] | None = None
+    moved: dict[str, Array] | None = None
+    rounding: frozenset[str] = frozenset()
+    error: str = ""
+
+
+@dataclass
+class Execution:
+    """All runs of one program, and the nested blocks that at least one of them entered."""
+
+    runs: list[Run]
+    executed_blocks: set[Block] = field(default_factory=set)
+
+
+def build_plans(
+    program: Program, seeds: int, describe: Callable[[str], Any], feeds: Mapping[str, Array] | None = None
+) -> list[Plan]:
+    """Make the runs that cover a program: every function, every shape to try, `seeds` draws spread over the shapes.
+
+    With `feeds` there is one run, of the default function; for a pipeline one of each part, on the results of the parts
+    before it. Raises InputError for feeds that the function's description does not allow.
+    """
+    if feeds is not None and get_pipeline_functions(program):
+        return list(_iterate_pipeline_plans(program, describe, feeds))
+    if feeds is not None:
+        return [_build_user_plan(program, program.default_function_name, describe, feeds)]
+    made: list[Plan] = []
+    for name, function in program.functions.items():
+        description = describe(name)
+        choices: Sequence[ShapeChoice] = list_shape_choices(function, description)
+        for number in range(max(seeds, len(choices))):
+            choice = choices[number % len(choices)]
+            label = f"seed {number}" + (f", {choice.label} shapes" if len(choices) > 1 else "")
+            drawn = make_feeds(function, choice, number, description)
+            made.append(Plan(name, label, drawn, make_state(function, number)))
+    return made
+
+
+def _build_user_plan(program: Program, name: str, describe: Callable[[str], Any], feeds: Mapping[str, Array]) -> Plan:
+    description = describe(name)
+    laid_out = dict(feeds) if description is None else apply_description(description, feeds)
+    laid_out = read_stored_feeds(program.functions[name].inputs, laid_out)
+    return Plan(name, USER_FEEDS_LABEL, laid_out, make_state(program.functions[name], 0))
+
+
+def _iterate_pipeline_plans(
+    program: Program, describe: Callable[[str], Any], feeds: Mapping[str, Array]
+) -> Iterator[Plan]:
+    """Yield the runs of a pipeline's parts; values passed between parts are computed at float32."""
+    from ..runtime import Runtime
+
+    known: dict[str, Any] = dict(feeds)
+    wanted = {name for part in get_pipeline_functions(program) for name in program.functions[part].inputs}
+    for name in set(known) - wanted:
+        raise InputError(
+            f"feed '{name}': no such input{suggest_nearest(name, wanted)}; no part of the pipeline takes it"
+        )
+    for part in get_pipeline_functions(program):
+        plan = _build_user_plan(program, part, describe, select_feeds(program.functions[part], known))
+        yield plan
+        known.update(Runtime(program, function=part, description=describe(part))(plan.feeds, dict(plan.state)))
+
+
+def check_runnable(program: Program, quirks: Sequence[str]) -> None:
+    """Raise the errors of `execute_plans` for the program or for a quirk before anything is run."""
+    from ..runtime import Runtime
+
+    for function in program.functions:
+        Runtime(program, function=function, quirks=quirks)
+
+
+def execute_plans(
+    program: Program, made: Sequence[Plan], precisions: Sequence[str], progress: Callable[[str], None],
+    quirks: Sequence[str] = (), finite_constants: bool = False, rounded_steps: bool = False,
+    depart: Callable[[str], Quirk | None] = lambda function: None,
+) -> Execution:
+    """Execute every plan at every precision; the final value of a state counts as an output.
+
+    `quirks` names published faults to imitate; `finite_constants`, `rounded_steps` and the result of `depart` for a
+    function are passed to `Runtime`. Raises NotSupported before running anything if an op is not implemented, and
+    InputError for an unknown quirk or user-supplied feeds that do not fit; random feeds that cannot be run leave an
+    error in their `Run`.
+    """
+    from ..runtime import Runtime
+
+    found = Execution([Run(plan, error=plan.error) for plan in made])
+    done, total, started = 0, len(made) * len(precisions), time.monotonic()
+    for function in dict.fromkeys(plan.function for plan in made):
+        for precision in precisions:
+            runtime = Runtime(program, function=function, precision=precision, quirks=quirks,
+                              finite_constants=finite_constants, rounded_steps=rounded_steps,
+                              departure=depart(function))
+            for run in found.runs:
+                if run.plan.function != function or run.error or not (run.plan.typed or precision == "float64"):
+                    continue
+                left = _format_time_left(time.monotonic() - started, done, total)
+                done += 1
+                progress(f"run {done} of {total}{left}: {function}, {run.plan.label}, {precision}")
+                _execute_run(runtime, run, precision)
+            found.executed_blocks |= runtime.executed_blocks
+    return found
+
+
+def execute_pipeline(
+    package: Any, made: Sequence[Plan], precisions: Sequence[str], progress: Callable[[str], None],
+    quirks: Sequence[str] = (),
+) -> Execution:
+    """Execute every plan on an entire pipeline, at every precision; otherwise as `execute_plans`."""
+    from ..runtime import PipelineRuntime
+
+    found = Execution([Run(plan, error=plan.error) for plan in made])
+    for precision in precisions:
+        runtime = PipelineRuntime(package, precision=precision, quirks=quirks)
+        for number, run in enumerate(found.runs, 1):
+            if not run.error:
+                progress(f"run {number} of {len(made)}: pipeline, {run.plan.label}, {precision}")
+                _execute_run(lambda feeds, state: runtime(feeds), run, precision)
+    return found
+
+
+def _format_time_left(seconds: float, done: int, total: int) -> str:
+    """Estimate the remaining time from the runs so far.
+
+    It is empty before the first run, or if only a few seconds are left.
+    """
+    rest = seconds / done * (total - done) if done else 0.0
+    if rest < _MIN_SECONDS_REPORTED:
+        return ""
+    return f" (about {rest / 60:.0f} min left)" if rest >= 90 else f" (about {rest:.0f} s left)"
+
+
+def copy_state(plan: Plan) -> dict[str, Array]:
+    """Return a copy of the initial states of `plan`, for one run to write to."""
+    return {name: value.copy() for name, value in plan.state.items()}
+
+
+def _execute_run(runtime: Any, run: Run, precision: str) -> None:
+    state = copy_state(run.plan)
+    try:
+        outputs = to_arrays(runtime(run.plan.feeds, state))
+    except NotSupported:
+        raise
+    except InputError as error:
+        if run.plan.label.startswith(USER_FEEDS_LABEL):
+            raise
+        run.error = str(error)
+        return
+    run.results[precision] = outputs | {f"state {name}": value for name, value in state.items()}

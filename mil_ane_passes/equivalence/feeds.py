@@ -1,0 +1,250 @@
+"""Seeded random inputs for a function: right names, shapes and dtypes, and values in the domain of each input."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Function, Var, types
+from coremltools.converters.mil.mil.types.symbolic import is_symbolic
+
+from ..ir.query import get_static_shape
+from .input_domains import choose_integer_range, infer_input_domains
+from .interval_propagation import Interval
+
+__all__ = [
+    "ShapeChoice",
+    "count_computed_elements",
+    "find_image_inputs",
+    "get_symbol_sizes",
+    "list_shape_choices",
+    "list_size_choices",
+    "make_feeds",
+    "make_state",
+]
+
+_FREE_SIZE = 16
+"Default extent of a symbolic dimension without a declared range."
+_SECOND_FREE_SIZE = 41
+"A second extent of such a dimension, of another size and parity."
+_SMALL_SIZES = (1, 2, 7)
+"Sizes that break code written for more than one step, for pairs, or for multiples of a power of two."
+_LONG_SIZE, _MAX_CHEAP_ELEMENTS = 257, 1 << 20
+"A size beyond the usual powers of two, tried where a run computes no more than `_MAX_CHEAP_ELEMENTS` elements."
+_MAX_RANGE_ELEMENTS = 1 << 18
+"The most elements of an input at the upper end of its range: an equivalence check must finish in finite time."
+_FREE_INTEGER_COUNT = 8
+"Integers are drawn below this where nothing bounds them."
+
+
+@dataclass(frozen=True)
+class ShapeChoice:
+    """One set of concrete input shapes; `label` names its origin (default, smallest, enumerated 2, ...)."""
+
+    label: str
+    shapes: dict[str, tuple[int, ...]]
+
+
+def list_shape_choices(function: Function, description: Any = None) -> list[ShapeChoice]:
+    """List the shapes to try: the default, every enumerated one, and both ends of ranges; one entry if all are fixed.
+
+    `description` is the function's `ModelDescription` or `FunctionDescription` proto, None for a program in memory.
+    """
+    features = {feature.name: feature.type for feature in description.input} if description is not None else {}
+    offers = {name: _list_shapes(var, features.get(name)) for name, var in function.inputs.items()
+              if not types.is_state(var.sym_type)}
+    labels = list(dict.fromkeys(label for offer in offers.values() for label in offer))
+    choices: list[ShapeChoice] = []
+    for label in labels:
+        shapes = {name: offer.get(label, offer["default"]) for name, offer in offers.items()}
+        shapes = _unify_symbol_sizes(function, shapes)
+        if all(choice.shapes != shapes for choice in choices):
+            choices.append(ShapeChoice(label, shapes))
+    return choices or [ShapeChoice("default", {})]
+
+
+def list_size_choices(function: Function, description: Any = None, largest: float = math.inf) -> list[ShapeChoice]:
+    """List shapes with small, even and odd sizes of symbolic dimensions, within the ranges that `description` declares.
+
+    A long size, and the `largest` that an option allows, are added where a run at them is cheap. Dimensions of
+    enumerated shapes and of images have no sizes other than those of `list_shape_choices`.
+    """
+    features = {feature.name: feature.type for feature in description.input} if description is not None else {}
+    tensors = {name: var for name, var in function.inputs.items() if not types.is_state(var.sym_type)}
+    known = [choice.shapes for choice in list_shape_choices(function, description)]
+    choices: list[ShapeChoice] = []
+    for size in (*_SMALL_SIZES, _LONG_SIZE) if math.isinf(largest) else (*_SMALL_SIZES, _LONG_SIZE, int(largest)):
+        shapes = {
+            name: _choose_sized_shape(var, features.get(name), size, known[0].get(name))
+            for name, var in tensors.items()
+        }
+        shapes = _unify_symbol_sizes(function, shapes)
+        if size not in _SMALL_SIZES and count_computed_elements(function, shapes) > _MAX_CHEAP_ELEMENTS:
+            continue
+        if shapes not in [*known, *(choice.shapes for choice in choices)]:
+            choices.append(ShapeChoice(f"size {size}", shapes))
+    return choices
+
+
+def count_computed_elements(function: Function, shapes: Mapping[str, tuple[int, ...]]) -> float:
+    """Count the elements that the ops of `function` compute for inputs of these shapes.
+
+    The result is infinite where a size is dynamic, and for functions with nested blocks.
+    """
+    sizes = get_symbol_sizes(function, dict(shapes))
+    total = 0.0
+    for op in function.operations:
+        if op.blocks:
+            return math.inf
+        for var in op.outputs if op.op_type != "const" else ():
+            if types.is_tensor(var.sym_type):
+                total += math.prod(_resolve_extent(dim, sizes) for dim in var.shape)
+    return total
+
+
+def _resolve_extent(dim: Any, sizes: Mapping[Any, int]) -> float:
+    found = dim.subs(dict(sizes)) if is_symbolic(dim) else dim
+    return float(found) if getattr(found, "is_number", True) else math.inf
+
+
+def _choose_sized_shape(var: Var, feature: Any, size: int, default: tuple[int, ...] | None) -> tuple[int, ...]:
+    """Return the shape of an input with symbolic dimensions of `size`, or as near to it as their ranges allow."""
+    if feature is None:
+        return tuple(size if is_symbolic(dim) else int(dim) for dim in var.shape)
+    ranges = feature.multiArrayType.shapeRange.sizeRanges if feature.HasField("multiArrayType") else ()
+    if len(ranges) != var.rank:
+        return default or tuple(int(dim) for dim in var.shape)
+    return tuple(max(1, int(each.lowerBound), min(size, int(each.upperBound)) if each.upperBound > 0 else size)
+                 for each in ranges)
+
+
+def find_image_inputs(description: Any) -> set[str]:
+    """Return the names of the inputs that are images."""
+    if description is None:
+        return set()
+    return {feature.name for feature in description.input if feature.type.HasField("imageType")}
+
+
+def make_feeds(function: Function, choice: ShapeChoice, seed: int, description: Any = None) -> dict[str, Any]:
+    """Make feeds for `function` at `choice`: normal draws for floats, pixels for images, numbers in range for integers.
+
+    A float that is used as an integer (cast to an integer that selects) is drawn as one.
+    """
+    random = np.random.default_rng(seed)
+    images = find_image_inputs(description)
+    wanted = infer_input_domains(function, get_symbol_sizes(function, choice.shapes))
+    return {name: _sample_input(random, function.inputs[name], shape, seed, wanted[name], name in images)
+            for name, shape in choice.shapes.items()}
+
+
+def _sample_input(
+    random: np.random.Generator, var: Var, shape: tuple[int, ...], seed: int, wanted: Interval, image: bool
+) -> Any:
+    dtype = np.dtype(types.nptype_from_builtin(var.dtype))
+    if image:
+        return random.integers(0, 256, shape).astype(dtype)
+    if var.dtype == types.bool:  # a lone flag alternates, so that few draws contain both values
+        one = int(np.prod(shape)) == 1
+        return np.full(shape, seed % 2 == 0) if one else _sample_flags(random, shape, seed).astype(bool)
+    if types.is_float(var.dtype):
+        if math.isinf(wanted[1]):
+            return random.standard_normal(shape).astype(dtype)
+        lowest, highest = -_find_exact_integer_limit(dtype), _find_exact_integer_limit(dtype)
+    else:
+        lowest, highest = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+    first, last = choose_integer_range(wanted, lowest, highest, _FREE_INTEGER_COUNT)
+    if (first, last) == (0, 1):
+        return _sample_flags(random, shape, seed).astype(dtype)
+    return random.integers(first, last, shape, endpoint=True).astype(dtype)
+
+
+def _sample_flags(random: np.random.Generator, shape: tuple[int, ...], seed: int) -> Any:
+    """Draw zeros and ones; in every third draw one row is all zeros, like a mask that hides everything."""
+    drawn = random.integers(0, 2, shape)
+    if seed % 3 == 2 and drawn.size and drawn.ndim:
+        drawn.reshape(-1, shape[-1])[int(random.integers(drawn.size // shape[-1]))] = 0
+    return drawn
+
+
+def _find_exact_integer_limit(dtype: np.dtype[Any]) -> int:
+    """Return the largest integer up to which every integer is exactly representable in that float dtype."""
+    return 1 << (np.finfo(dtype).nmant + 1)
+
+
+def get_symbol_sizes(function: Function, shapes: dict[str, tuple[int, ...]]) -> dict[Any, int]:
+    """Return the extent of each symbol when the inputs have these shapes."""
+    return {dim: extent for name, shape in shapes.items() for dim, extent in zip(function.inputs[name].shape, shape)
+            if is_symbolic(dim)}
+
+
+def _list_shapes(var: Var, feature: Any) -> dict[str, tuple[int, ...]]:
+    fixed = get_static_shape(var)
+    if fixed is not None:
+        return {"default": fixed}
+    free, longer = (
+        tuple(size if is_symbolic(d) else int(d) for d in var.shape) for size in (_FREE_SIZE, _SECOND_FREE_SIZE)
+    )
+    if feature is not None and feature.HasField("imageType") and var.rank == 4:
+        return _list_image_shapes(free, feature.imageType)
+    if feature is None or not feature.HasField("multiArrayType"):
+        return {"default": free, "longer": longer}
+    array = feature.multiArrayType
+    offers = {"default": tuple(array.shape) if len(array.shape) == var.rank else free}
+    if array.HasField("enumeratedShapes"):
+        for number, shape in enumerate(array.enumeratedShapes.shapes):
+            offers[f"enumerated {number}"] = tuple(shape.shape)
+    if array.HasField("shapeRange"):
+        sizes = array.shapeRange.sizeRanges
+        if len(sizes) == var.rank:
+            offers["smallest"] = tuple(max(1, int(size.lowerBound)) for size in sizes)
+            _add_largest_shape(offers, [int(size.upperBound) for size in sizes])
+    return offers
+
+
+def _list_image_shapes(free: tuple[int, ...], image: Any) -> dict[str, tuple[int, ...]]:
+    """List the sizes of a flexible image of shape (batch, channels, height, width)."""
+
+    def sized(height: int, width: int) -> tuple[int, ...]:
+        return (*free[:2], int(height), int(width))
+
+    offers = {"default": sized(image.height, image.width)}
+    for number, size in enumerate(image.enumeratedSizes.sizes):
+        offers[f"enumerated {number}"] = sized(size.height, size.width)
+    if image.HasField("imageSizeRange"):
+        height, width = image.imageSizeRange.heightRange, image.imageSizeRange.widthRange
+        offers["smallest"] = sized(max(1, height.lowerBound), max(1, width.lowerBound))
+        _add_largest_shape(offers, [*free[:2], int(height.upperBound), int(width.upperBound)])
+    return offers
+
+
+def _add_largest_shape(offers: dict[str, tuple[int, ...]], upper: list[int]) -> None:
+    """Add the upper end of a range or, if that is open or too large to run, the largest shape within reason."""
+    reached = [extent if extent > 0 else _MAX_RANGE_ELEMENTS for extent in upper]
+    while int(np.prod(reached, dtype=object)) > _MAX_RANGE_ELEMENTS:
+        ratios = [extent / least for extent, least in zip(reached, offers["default"])]
+        widest = int(np.argmax(ratios))
+        if ratios[widest] <= 1:
+            break
+        reached[widest] = max(offers["default"][widest], reached[widest] // 2)
+    offers["largest" if reached == upper else "large (not the largest)"] = tuple(reached)
+
+
+def make_state(function: Function, seed: int) -> dict[str, Any]:
+    """Draw initial values of the states of `function`: normal draws, since zeros would hide a wrong sign."""
+    random = np.random.default_rng(seed + 1)
+    return {name: random.standard_normal(var.shape).astype(types.nptype_from_builtin(var.dtype))
+            for name, var in function.inputs.items() if types.is_state(var.sym_type)}
+
+
+def _unify_symbol_sizes(function: Function, shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Assign one size to a symbol that several inputs share: that of the first input."""
+    sizes: dict[Any, int] = {}
+    result = {}
+    for name, shape in shapes.items():
+        dims = function.inputs[name].shape
+        result[name] = tuple(
+            sizes.setdefault(dim, extent) if is_symbolic(dim) else extent for dim, extent in zip(dims, shape))
+    return result

@@ -1,0 +1,201 @@
+"""Domains of integer inputs: indices (rows of a table, positions in a cache) must exist.
+
+One sweep from a function's last op to its first turns requirements on an op's result into requirements on its operands.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Block, Function, Operation, Var
+from coremltools.converters.mil.mil.types.symbolic import is_symbolic
+
+from ..ir.query import is_opaque
+from .interval_propagation import (
+    ANY_VALUE,
+    INVERSE_RULES,
+    Interval,
+    OperandRequirements,
+    WantedIntervals,
+    get_constant_value,
+    intersect_intervals,
+)
+
+__all__ = ["choose_integer_range", "infer_input_domains"]
+
+_MIN_NEGATIVE_MASK, _MIN_POSITIVE_MASK = 5000.0, 65504.0
+"A constant factor of at most -5000, or of at least 65504 (fp16 products with it overflow), makes a mask."
+
+
+def infer_input_domains(function: Function, sizes: Mapping[Any, int], negative: bool = False) -> dict[str, Interval]:
+    """Infer for each input of `function` the interval that its values must be in.
+
+    `sizes` are the extents of its symbols.
+
+    With `negative`, the interval includes indices that count from the end of an axis. Requirements are propagated
+    through casts, changes of shape, selections, nested blocks and arithmetic with constants; other ops require nothing
+    of an input.
+    """
+    sweep = _BackwardSweep(sizes, negative)
+    sweep.block(function)
+    return {name: sweep.interval(var) for name, var in function.inputs.items()}
+
+
+def choose_integer_range(wanted: Interval, lowest: int, highest: int, some: int) -> tuple[int, int]:
+    """Choose the smallest and the largest number to draw, in `wanted` and the dtype's range.
+
+    The range has no negative numbers where others suffice (ids are not negative), and at most `some` numbers where
+    nothing bounds them from above.
+    """
+    low, high = max(wanted[0], lowest), min(wanted[1], highest)
+    first = math.ceil(max(low, 0) if high >= 0 else low)
+    last = math.floor(high) if math.isfinite(wanted[1]) else min(first + some - 1, highest)
+    return first, max(first, last)
+
+
+class _BackwardSweep:
+    """The requirements of the ops visited so far on each value."""
+
+    def __init__(self, sizes: Mapping[Any, int], negative: bool) -> None:
+        self.sizes = sizes
+        self._negative = negative
+        self._wanted: dict[Var, WantedIntervals] = {}
+
+    def of(self, var: Var) -> WantedIntervals:
+        return self._wanted.get(var, [ANY_VALUE])
+
+    def interval(self, var: Var) -> Interval:
+        return intersect_intervals(self.of(var))
+
+    def require(self, var: Var | None, wanted: Sequence[Interval]) -> None:
+        """Add the requirement `wanted` of one more user of `var`."""
+        if not isinstance(var, Var) or all(each == ANY_VALUE for each in wanted):
+            return
+        known = self.of(var)
+        if len(known) != len(wanted) and 1 not in (len(known), len(wanted)):
+            known, wanted = [intersect_intervals(known)], [intersect_intervals(wanted)]
+        count = max(len(known), len(wanted))
+        pairs = zip(*(list(each) * count if len(each) == 1 else each for each in (known, wanted)))
+        self._wanted[var] = [intersect_intervals(pair) for pair in pairs]
+
+    def block(self, block: Block) -> None:
+        """Visit all ops of `block`, last one first, including those of nested blocks."""
+        for op in reversed(list(block.operations)):
+            if is_opaque(op):
+                continue
+            if op.blocks:
+                self._nested(op)
+            if op.op_type in _REQUIREMENTS:
+                for var, wanted in _REQUIREMENTS[op.op_type](op, self):
+                    self.require(var, wanted)
+            if op.op_type in INVERSE_RULES and self._asked(
+                op
+            ):  # without requirements nothing is propagated and no weight read
+                for var, wanted in INVERSE_RULES[op.op_type](op, self.of(op.outputs[0])):
+                    self.require(var, wanted)
+
+    def _asked(self, op: Operation) -> bool:
+        return any(each != ANY_VALUE for each in self.of(op.outputs[0]))
+
+    def _nested(self, op: Operation) -> None:
+        looped = op.op_type == "while_loop"
+        for inner in reversed(op.blocks[1:] if looped else op.blocks):
+            for var, out in zip(inner.outputs, op.outputs):
+                self.require(var, self.of(out))
+        for inner in reversed(op.blocks):
+            self.block(inner)
+            for var, given in zip(inner.inputs, op.loop_vars if looped else ()):
+                self.require(given, self.of(var))
+
+    def extent(self, dim: Any) -> int | None:
+        """Return a dimension as a number, or None when it is dynamic."""
+        if not is_symbolic(dim):
+            return int(dim)
+        found = dim.subs(dict(self.sizes))
+        return int(found) if getattr(found, "is_Integer", False) else None
+
+    def get_index_range(self, dim: Any) -> Interval:
+        """Return the range of an index into an axis of that extent."""
+        extent = self.extent(dim)
+        return ANY_VALUE if extent is None else (-extent if self._negative else 0, extent - 1)
+
+
+def _require_index_on_axis(table: str) -> Callable[[Operation, _BackwardSweep], OperandRequirements]:
+    def asked(op: Operation, sweep: _BackwardSweep) -> OperandRequirements:
+        if op.axis is not None and op.axis.val is not None:
+            yield op.indices, [sweep.get_index_range(op.inputs[table].shape[int(op.axis.val)])]
+
+    return asked
+
+
+def _require_index_on_leading_axes(table: str) -> Callable[[Operation, _BackwardSweep], OperandRequirements]:
+    def asked(op: Operation, sweep: _BackwardSweep) -> OperandRequirements:
+        skipped = op.inputs.get("batch_dims")
+        first = 0 if skipped is None else int(skipped.val)
+        count = sweep.extent(op.indices.shape[-1])
+        if count is not None:
+            each = [sweep.get_index_range(dim) for dim in op.inputs[table].shape[first:first + count]]
+            yield op.indices, each if op.indices.rank == 1 else [intersect_intervals(each)]
+
+    return asked
+
+
+def _require_one_hot_index(op: Operation, sweep: _BackwardSweep) -> OperandRequirements:
+    size = op.one_hot_vector_size.val if isinstance(op.one_hot_vector_size, Var) else op.one_hot_vector_size
+    if size is not None:
+        yield op.indices, [sweep.get_index_range(int(size))]
+
+
+def _require_slice_bounds(op: Operation, sweep: _BackwardSweep) -> OperandRequirements:
+    """Yield requirements on begin and end of a slice for each axis; where a mask is set they are not read."""
+    extents = [sweep.extent(dim) for dim in op.x.shape]
+    for name, shift in (("begin", 0), ("end", 1)):
+        mask = get_constant_value(op.inputs.get(f"{name}_mask"))
+        unread = [False] * len(extents) if mask is None else np.atleast_1d(mask).tolist()
+        yield op.inputs[name], [ANY_VALUE if extent is None or free else (shift, extent - 1 + shift)
+                                for extent, free in zip(extents, unread)]
+
+
+def _require_slice_begin(op: Operation, sweep: _BackwardSweep) -> OperandRequirements:
+    sizes = get_constant_value(op.size)
+    given = [1] * op.x.rank if sizes is None else [max(1, int(size)) for size in np.atleast_1d(sizes)]
+    extents = [sweep.extent(dim) for dim in op.x.shape]
+    yield op.begin, [ANY_VALUE if extent is None else (0, extent - size) for extent, size in zip(extents, given)]
+
+
+def _require_mask_values(op: Operation, sweep: _BackwardSweep) -> OperandRequirements:
+    """Require 0 or 1 of the factor of a mask's constant, as of 1 - m in (1 - m) * -10000."""
+    for var, other in ((op.x, op.y), (op.y, op.x)):
+        factor = get_constant_value(other)
+        if factor is not None and np.size(factor) == 1 and np.asarray(factor).dtype.kind == "f" \
+                and _is_mask_factor(float(np.max(factor))):
+            yield var, [(0, 1)]
+
+
+def _is_mask_factor(factor: float) -> bool:
+    return factor <= -_MIN_NEGATIVE_MASK or factor >= _MIN_POSITIVE_MASK
+
+
+def _require_positive(name: str) -> Callable[[Operation, _BackwardSweep], OperandRequirements]:
+    return lambda op, sweep: [(op.inputs[name], [(1, math.inf)])]
+
+
+_REQUIREMENTS: dict[str, Callable[[Operation, _BackwardSweep], OperandRequirements]] = {
+    "gather": _require_index_on_axis("x"),
+    "gather_along_axis": _require_index_on_axis("x"),
+    "scatter": _require_index_on_axis("data"),
+    "scatter_along_axis": _require_index_on_axis("data"),
+    "gather_nd": _require_index_on_leading_axes("x"),
+    "scatter_nd": _require_index_on_leading_axes("data"),
+    "one_hot": _require_one_hot_index,
+    "slice_by_index": _require_slice_bounds,
+    "slice_update": _require_slice_bounds,
+    "slice_by_size": _require_slice_begin,
+    "tile": _require_positive("reps"),
+    "fill": _require_positive("shape"),
+    "mul": _require_mask_values,
+}
+"Requirements on integer operands, by op type: of ops that select by index, and of multiplications that mask."

@@ -1,0 +1,119 @@
+"""Propagation of rewrites' declared changes of single ops to downstream ops, by running the changed program.
+
+Rewrites that fire declare a change of constants, or how far a result may move, of one op. A downstream product may
+amplify that, a remainder wrap it round, and an output other than the largest may show it. So where results differ, the
+program before is run again with its ops changed as declared, and the resulting change of its outputs is allowed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Operation, Program, Var
+
+from ..ir.query import iterate_nested_ops
+from ..passes.pass_trace import Change
+from ..runtime.departure import TRIALS, Departure
+from .execution import Run, copy_state, execute_plans
+from .value_matching import FunctionValues, find_ancestors
+
+__all__ = ["MOVED", "NOT_JUDGED", "RAISED", "departing", "largest_moves", "made_of_nan", "made_of_roundings"]
+
+Array = np.ndarray[Any, Any]
+RAISED = ("what depends on a constant too small for fp16, such as an epsilon, is held against the same program with "
+          "2^-24 in its place")
+MOVED = ("a change that a rewrite declares for one op was propagated by running: results may move twice as far as in "
+         "the same program with that op so changed")
+NOT_JUDGED = "not judged at float16 on extreme values, as what it is made of only rounds"
+STATE = "state "
+
+
+def departing(
+    program: Program, changes: Sequence[Change], trial: int | None = None
+) -> Callable[[str], Departure | None]:
+    """Return a function that makes the departure of a function of `program` at the ops that `changes` name.
+
+    The departure is None if there are no such ops.
+    """
+    def depart(function: str) -> Departure | None:
+        found = _found(program, function, changes)
+        return Departure(found, trial) if found else None
+
+    return depart
+
+
+def _found(program: Program, function: str, changes: Sequence[Change]) -> dict[Operation, Change]:
+    known = {(change.op_type, change.value): change for change in changes if change.function == function}
+    places = ((op, known.get((str(op.op_type), op.outputs[0].name)))
+              for op in iterate_nested_ops(program.functions[function]) if op.outputs)
+    return {op: change for op, change in places if change is not None}
+
+
+def largest_moves(program: Program, run: Run, changes: Sequence[Change]) -> bool:
+    """Measure how far each element of the outputs of `run` moves at float64 when results of ops move as declared.
+
+    The result is stored in `run.moved`. Returns whether any element moves.
+    """
+    moving = [change for change in changes if change.moves or change.reach < math.inf]
+    if not _found(program, run.plan.function, moving):
+        return False
+    base, *trials = (
+        execute_plans(program, [run.plan], ("float64",), lambda text: None, depart=departing(program, changes, trial))
+        for trial in (None, *range(TRIALS)))
+    outputs = [each.runs[0].results.get("float64", {}) for each in trials]
+    run.moved = {
+        name: np.max([_gap(value, moved.get(name)) for moved in outputs], axis=0)
+        for name, value in base.runs[0].results.get("float64", {}).items() if value.dtype.kind in "fiub"}
+    return any(np.any(gap) for gap in run.moved.values())
+
+
+def made_of_roundings(program: Program, run: Run, changes: Sequence[Change]) -> frozenset[str]:
+    """Return the outputs and states that are computed from ops whose rewrites only round.
+
+    At float16, extreme values do not test those, as partial results may overflow that the original op does not have.
+    """
+    function = run.plan.function
+    rounding = _found(program, function, [change for change in changes if change.rounds])
+    return _made_of(program, run, {var for op in rounding for var in op.outputs})
+
+
+def made_of_nan(program: Program, run: Run) -> frozenset[str]:
+    """Return the outputs and states that are computed from values that are NaN in `run`, at any of its precisions."""
+    from ..runtime import Runtime
+
+    found: set[Var] = set()
+
+    def look(op: Operation, var: Var, value: Any) -> None:
+        if hasattr(value, "numpy") and value.is_floating_point() and bool(value.isnan().any()):
+            found.add(var)
+
+    for precision in run.results:
+        Runtime(program, function=run.plan.function, precision=precision, observer=look)(
+            run.plan.feeds, copy_state(run.plan))
+    return _made_of(program, run, found)
+
+
+def _made_of(program: Program, run: Run, found: set[Var]) -> frozenset[str]:
+    """Return the outputs and states of `run` that depend on one of the values `found`."""
+    function = run.plan.function
+    values = FunctionValues(function, program.functions[function])
+
+    def names(name: str) -> tuple[list[str], list[str]]:
+        state = name.removeprefix(STATE)
+        return ([], [state]) if state != name else ([name.removesuffix(" labels")], [])
+
+    outputs = run.results.get("float64", {}) if found else {}
+    return frozenset(name for name in outputs if found & find_ancestors(values, *names(name)))
+
+
+def _gap(value: Array, other: Array | None) -> Array:
+    """Return the distance of two results; infinite where a finite number became NaN or infinite."""
+    if other is None or other.shape != value.shape:
+        return np.zeros(value.shape)
+    one, two = value.astype(np.float64), other.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        gap = np.abs(two - one)
+    return np.where(np.isfinite(one), np.where(np.isfinite(two), gap, np.inf), 0.0)

@@ -1,0 +1,168 @@
+"""User-supplied inputs: samples of feeds, ranges of values, or both, and the runs that they define."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Function, Program, Var, types
+
+from ..utils.errors import InputError, suggest_nearest
+from .execution import USER_FEEDS_LABEL, Plan, build_plans
+from .feeds import list_shape_choices, make_feeds, make_state
+
+__all__ = ["Feeds", "Ranges", "UserInputs", "parse_ranges"]
+
+Array = np.ndarray[Any, Any]
+Interval = tuple[float, float]
+Feeds = Mapping[str, Array] | Iterable[Mapping[str, Array]]
+"One sample or several, each a mapping from input name to array."
+Ranges = Mapping[str, Sequence[float]]
+"The lowest and the highest value of inputs, by name."
+
+_RANDOM_SAMPLES = 4
+"Random draws within ranges besides both ends: half of them from the interval, half of them from its ends only."
+
+
+@dataclass(frozen=True)
+class UserInputs:
+    """Samples of feeds for the default function, and (low, high) for inputs by name, both ends included."""
+
+    feeds: Sequence[Mapping[str, Array]] = ()
+    ranges: Mapping[str, Interval] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, feeds: Feeds | None, ranges: Ranges | None) -> UserInputs:
+        """Build from the arguments of users: one sample or several, ranges as pairs.
+
+        Raises InputError for invalid ranges.
+        """
+        samples = () if feeds is None else (feeds,) if isinstance(feeds, Mapping) else _to_samples(feeds)
+        for sample in samples:
+            if not isinstance(sample, Mapping):
+                raise InputError(f"feeds: found a {type(sample).__name__}; expected a mapping from input name to "
+                                 "array, or a list of such mappings")
+        if ranges is not None and not isinstance(ranges, Mapping):
+            raise InputError(f"ranges: found a {type(ranges).__name__}; expected a mapping from input name to "
+                             "(low, high)")
+        return cls(samples, {name: _parse_interval(name, ends) for name, ends in (ranges or {}).items()})
+
+    def __bool__(self) -> bool:
+        return bool(self.feeds or self.ranges)
+
+    def plans(self, program: Program, describe: Callable[[str], Any]) -> list[Plan]:
+        """Make one run for each sample, and for each function and shape to try runs that span the ranges.
+
+        Raises InputError for feeds that do not fit the function, and for ranges of inputs that no function has or of
+        numbers that an input's dtype cannot hold.
+        """
+        made: list[Plan] = []
+        for number, sample in enumerate(self.feeds, 1):
+            label = USER_FEEDS_LABEL if len(self.feeds) == 1 else f"{USER_FEEDS_LABEL} {number}"
+            made += [Plan(plan.function, label, plan.feeds, plan.state, asked=True)
+                     for plan in build_plans(program, 1, describe, sample)]
+        if self.ranges:
+            self._check(program)
+            for name, function in program.functions.items():
+                made += self._iterate_range_plans(name, function, describe(name))
+        return made
+
+    def _check(self, program: Program) -> None:
+        known = list(dict.fromkeys(name for function in program.functions.values() for name in function.inputs))
+        for name in self.ranges:
+            if name not in known:
+                raise InputError(
+                    f"ranges: no input '{name}'; expected {', '.join(known)}{suggest_nearest(name, known)}"
+                )
+        for function in program.functions.values():
+            for name in set(self.ranges) & set(function.inputs):
+                _check_representable(name, self.ranges[name], function.inputs[name])
+
+    def _iterate_range_plans(self, name: str, function: Function, description: Any) -> Iterator[Plan]:
+        if not set(self.ranges) & set(function.inputs):
+            return
+        for choice in list_shape_choices(function, description):
+            for number in range(2 + _RANDOM_SAMPLES):
+                feeds = make_feeds(function, choice, number, description)
+                random = np.random.default_rng(number)
+                state = make_state(function, number)
+                for each, ends in self.ranges.items():
+                    drawn = feeds if each in feeds else state
+                    if each in drawn:
+                        drawn[each] = _sample_within(random, function.inputs[each], drawn[each].shape, ends, number)
+                label = f"ranges, draw {number}, {choice.label} shapes"
+                yield Plan(name, label, feeds, state, asked=choice.label == "default")
+
+
+def _sample_within(random: np.random.Generator, var: Var, shape: tuple[int, ...], ends: Interval, number: int) -> Array:
+    """Draw number `number`: 0 is the low end everywhere, 1 the high end everywhere.
+
+    Further draws alternate between uniform numbers in between and a mix of both ends.
+    """
+    low, high = ends
+    dtype = np.dtype(types.nptype_from_builtin(var.dtype))
+    if number < 2:
+        drawn = np.full(shape, ends[number])
+    elif number % 2:
+        drawn = random.choice([low, high], shape)
+    else:
+        drawn = random.uniform(low, high, shape)
+    if dtype.kind != "f":
+        drawn = np.rint(drawn).clip(math.ceil(low), math.floor(high))
+    return np.asarray(drawn).astype(dtype)
+
+
+def _to_samples(feeds: Any) -> tuple[Any, ...]:
+    return tuple(feeds) if isinstance(feeds, Iterable) else (feeds,)
+
+
+def _check_representable(name: str, ends: Interval, var: Var) -> None:
+    """Raise InputError if the input `var` cannot hold the interval `ends`."""
+    low, high = ends
+    dtype, called = np.dtype(types.nptype_from_builtin(var.dtype)), types.builtin_to_string(var.dtype)
+    whole = dtype.kind != "f"
+    held: Any = np.finfo(dtype) if not whole else np.iinfo(np.uint8 if dtype.kind == "b" else dtype)
+    lowest, highest = (0.0, 1.0) if dtype.kind == "b" else (float(held.min), float(held.max))
+    if low < lowest or high > highest:
+        raise InputError(f"ranges: '{name}' is {low:g} to {high:g}; {called} holds {lowest:g} to {highest:g}")
+    if whole and math.ceil(low) > math.floor(high):
+        raise InputError(f"ranges: '{name}' is {low:g} to {high:g}; expected a whole number in it for {called}")
+
+
+def _parse_interval(name: str, ends: Any) -> Interval:
+    try:
+        low, high = (float(end) for end in ends)
+    except (TypeError, ValueError):
+        raise InputError(f"ranges: '{name}' is {ends!r}; expected a pair (low, high)") from None
+    if not (math.isfinite(low) and math.isfinite(high) and low <= high):
+        raise InputError(f"ranges: '{name}' is {low:g} to {high:g}; expected two finite numbers, the lower one first")
+    return low, high
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def parse_ranges(text: str | None) -> dict[str, Interval]:
+    """Parse ranges such as `'image=0:1,ids=0:30000'`. Raises InputError with the expected format."""
+    found: dict[str, Interval] = {}
+    for part in (text or "").split(","):
+        if not part.strip():
+            continue
+        name, equals, ends = part.rpartition("=")
+        low, colon, high = ends.partition(":")
+        if not (equals and colon and name.strip() and _is_number(low) and _is_number(high)):
+            raise InputError(f"ranges: '{part.strip()}'; expected NAME=LOW:HIGH, several separated by commas")
+        name, interval = name.strip(), _parse_interval(name.strip(), (low, high))
+        if found.get(name, interval) != interval:
+            both = " and ".join(f"{ends[0]:g} to {ends[1]:g}" for ends in (found[name], interval))
+            raise InputError(f"ranges: '{name}' has two ranges, {both}; expected one for each input")
+        found[name] = interval
+    return found

@@ -1,0 +1,151 @@
+"""Printing of MIL as text that is equal for equal programs: intermediate values are numbered, small consts are inline.
+
+pymil's own text has names from a counter of the process, so two builds of one program print differently.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Block, Function, Operation, Program, Var, types
+
+from ..utils.text_format import escape_text, format_lines
+from .query import is_default, is_symbolic
+
+__all__ = [
+    "diff_program_texts",
+    "format_block",
+    "format_dimension",
+    "format_function_body",
+    "format_op",
+    "format_program",
+    "format_type",
+]
+
+_PYMIL_SYMBOL = re.compile(r"\bis\d+\b")
+_MAX_INLINE_ELEMENTS = 12
+"Largest element count of a const that is printed by value."
+
+
+def format_dimension(size: Any) -> str:
+    """Format a size of a shape; `?` for a symbolic one, whose name in pymil differs from process to process."""
+    return "?" if is_symbolic(size) else str(size)
+
+
+def format_type(var: Var, dim: Callable[[Any], str] = format_dimension) -> str:
+    """Format a type as `fp16[1, 384, ?]`; a scalar is its dtype alone. `dim` formats one dimension."""
+    if types.is_list(var.sym_type):
+        return "list"
+    name = types.builtin_to_string(var.dtype)
+    if types.is_state(var.sym_type):
+        name = f"state {name}"
+    return f"{name}[{', '.join(map(dim, var.shape))}]" if var.rank else str(name)
+
+
+def format_program(program: Program, *, names: bool = False) -> str:
+    """Format all functions of a program. With `names`, values keep their names instead of being numbered."""
+    return "\n".join(_format_function(name, function, names) for name, function in program.functions.items())
+
+
+def format_function_body(function: Function) -> str:
+    """Format the ops of a function, one a line, without its header: the form used in docstrings."""
+    return format_lines(_Namer(function, False).lines(function, ""))
+
+
+def format_block(block: Block) -> str:
+    """Format the ops of a block under their own names, nested blocks included."""
+    return format_lines(_Namer(None, True).lines(block, ""))
+
+
+def format_op(op: Operation) -> str:
+    """Format one op under its own names, for errors and traces."""
+    return escape_text(next(iter(_Namer(None, True).op_lines(op, ""))))
+
+
+def diff_program_texts(before: str, after: str) -> str:
+    """Return a unified diff of two program texts, with three lines of context."""
+    lines = difflib.unified_diff(before.split("\n"), after.split("\n"), "before", "after", lineterm="")
+    return "\n".join(lines)
+
+
+def _format_function(name: str, function: Function, names: bool) -> str:
+    namer = _Namer(function, names)
+    inputs = ", ".join(f"%{key}: {namer.type(var)}" for key, var in function.inputs.items())
+    body = list(namer.lines(function, "    "))
+    outputs = ", ".join(namer.ref(var) for var in function.outputs)
+    return format_lines([f"{name}({inputs}) {{", *body, f"}} -> ({outputs})"])
+
+
+class _Namer:
+    """Names for the values of one function: intermediate values are numbered, inputs and outputs keep their names."""
+
+    def __init__(self, function: Function | None, names: bool) -> None:
+        self._keep = names
+        self._numbers: dict[Var, str] = {}
+        if function is not None:
+            self._numbers.update((var, f"%{name}") for name, var in function.inputs.items())
+            self._numbers.update((var, f"%{var.name}") for var in function.outputs)
+        self._count = 0
+        self._symbols: dict[str, str] = {}
+
+    def type(self, var: Var) -> str:
+        return format_type(var, self._dim)
+
+    def _dim(self, extent: Any) -> str:
+        """Format one dimension.
+
+        Symbols numbered by pymil are renumbered in the order of their first use in this function.
+        """
+        def numbered(found: re.Match[str]) -> str:
+            return self._symbols.setdefault(found[0], f"s{len(self._symbols)}")
+
+        return _PYMIL_SYMBOL.sub(numbered, str(extent))
+
+    def ref(self, var: Var) -> str:
+        if self._keep:
+            return f"%{var.name}"
+        if var not in self._numbers:
+            self._numbers[var] = f"%{self._count}"
+            self._count += 1
+        return self._numbers[var]
+
+    def lines(self, block: Block, indent: str) -> Iterator[str]:
+        for op in block.operations:
+            if op.op_type != "const" or any(var in block.outputs for var in op.outputs):
+                yield from self.op_lines(op, indent)
+
+    def op_lines(self, op: Operation, indent: str) -> Iterator[str]:
+        arguments = ", ".join(self._arguments(op))
+        results = ", ".join(f"{self.ref(var)}: {self.type(var)}" for var in op.outputs)
+        yield f"{indent}{results} = {op.op_type}({arguments})"
+        for block in op.blocks:
+            inputs = ", ".join(f"{self.ref(var)}: {self.type(var)}" for var in block.inputs)
+            yield f"{indent}  ({inputs}) {{"
+            yield from self.lines(block, indent + "    ")
+            yield f"{indent}  }} -> ({', '.join(self.ref(var) for var in block.outputs)})"
+
+    def _arguments(self, op: Operation) -> Iterator[str]:
+        if op.op_type == "const":
+            yield f"val={_format_literal(op.outputs[0])}"
+            return
+        for name, bound in op.inputs.items():
+            if isinstance(bound, (list, tuple)):
+                yield f"{name}=({', '.join(self._operand(var) for var in bound)})"
+            elif not is_default(op, name):
+                yield f"{name}={self._operand(bound)}"
+
+    def _operand(self, var: Var) -> str:
+        return _format_literal(var) if var.op is not None and var.op.op_type == "const" else self.ref(var)
+
+
+def _format_literal(var: Var) -> str:
+    if types.is_list(var.sym_type):
+        return f"<list of {len(var.val)}>"
+    if int(np.prod(var.shape, dtype=np.int64)) > _MAX_INLINE_ELEMENTS:
+        return f"<{format_type(var)}>"
+    value: Any = var.val.tolist() if isinstance(var.val, (np.ndarray, np.generic)) else var.val
+    return str(value)

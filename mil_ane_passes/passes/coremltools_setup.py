@@ -1,0 +1,94 @@
+"""Setup of coremltools: imports it and registers our passes, except in the command, which imports it on demand.
+
+As a command we own the terminal: the messages that coremltools logs during its import (Mac-only libraries that are
+missing elsewhere, a torch newer than it was tested with) would precede every message of ours. Work that does not need
+coremltools (help, copying large files) can also start before its import, which takes a second. As a library, we
+silence and defer nothing.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from ..utils.garbage_collection import pause_garbage_collection
+
+__all__ = [
+    "WORKER_VARIABLE",
+    "freeze_imported_objects",
+    "is_importing",
+    "register_with_coremltools",
+    "silence_coremltools",
+]
+
+WORKER_VARIABLE = "MIL_ANE_PASSES_WORKER"
+"""Set in the environment of worker processes that run single jobs of a batch; they behave like the command."""
+
+_COMMAND = "mil-ane-passes"
+_RUN_AS_MODULE = frozenset({"-m", "__main__"})
+
+
+def register_with_coremltools(guard: Any = None) -> None:
+    """Register every rewrite with coremltools as `ane::<name>`. Does nothing in the command, which imports on demand.
+
+    `guard` as for `register_passes`.
+    """
+    if not _is_command_process():
+        with pause_garbage_collection():
+            from .pipeline import register_passes
+
+            register_passes(guard)
+
+
+def freeze_imported_objects() -> None:
+    """Exclude imported objects from garbage collection, in the command only.
+
+    coremltools and torch are half a million objects that live until exit, and scanning them once takes longer than
+    rewriting a model. As a library, does nothing.
+    """
+    if gc.isenabled() and _is_command_process():  # not among imports within an import, which pauses the collector
+        _freeze_once()
+
+
+@cache
+def _freeze_once() -> None:
+    gc.freeze()  # only the first time: garbage from later work on a model has to be collected
+
+
+@contextmanager
+def silence_coremltools() -> Iterator[None]:
+    """Suppress coremltools log messages below the level ERROR inside the `with`."""
+    logger = logging.getLogger("coremltools")
+    logger.addFilter(_is_error_record)
+    try:
+        yield
+    finally:
+        logger.removeFilter(_is_error_record)
+
+
+def is_importing(frame: FrameType | None) -> bool:
+    """Return whether an import is in progress in `frame` or its callers; exceptions raised there may be swallowed."""
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "importlib._bootstrap":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _is_command_process() -> bool:
+    if WORKER_VARIABLE in os.environ:
+        return True
+    command = Path(sys.argv[0]).stem if sys.argv else ""
+    return command == _COMMAND or (command in _RUN_AS_MODULE and "mil_ane_passes" in sys.orig_argv)
+
+
+def _is_error_record(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.ERROR

@@ -1,0 +1,197 @@
+"""The guard: reverts rewrites after which a program is predicted to cost more, or to run less on the ANE.
+
+A rewrite is reverted, and reported as such (`reverted`), if it makes the predicted cost of the whole model grow by
+more than 1 % (`--max-growth`), makes more ops unsupported, makes padded buffers grow by more than a quarter without
+removing an unsupported op or a transition, or adds ops to a model of which no op runs on the ANE before or after. The
+guard covers rewrites that a preset includes for placement and speed. It never reverts fixes of wrong numbers (the
+preset `safe`, and rewrites with `fixes_nonfinite`), at any cost, nor rewrites requested by name:
+`--passes full,unroll_lstm`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from coremltools.converters.mil.mil import Program
+
+from ..ir.clone import clone_program
+from .contract import Rewrite
+from .engine import PassTrace
+from .forecast import Forecast, Forecaster
+from .layout import format_bytes
+from .max_growth import DEFAULT_MAX_GROWTH
+
+__all__ = ["Guard", "is_guarded", "run_guarded", "undo_costly_rewrites"]
+
+_NEGLIGIBLE_COST_MS = 0.0005
+"Milliseconds, less than half a percent of one transition: a cost increase of one rewrite that is too small to matter."
+_MAX_PADDED_RATIO, _NEGLIGIBLE_BYTES = 1.25, 1 << 20
+"""Allowed ratio of the padded bytes of all values, and allowed increase in bytes.
+
+Decompositions in steps add up to a quarter, where a last axis of one adds 31 times. The prediction has no price for
+memory.
+"""
+_MAX_ADDED_OPS = 16
+"""How many ops may be added where nothing runs on the ANE before or after: the number that a decomposition of one op
+adds. Unrolled layers add tens (two lstm steps 27, a short rnn 96) for a gain that only a guessed CPU cost predicts."""
+RunRules = Callable[[Sequence[Rewrite], Program], list[PassTrace]]
+
+
+@dataclass(frozen=True)
+class Guard:
+    """Settings of the guard: `forecast` predicts a program, `most` is the share by which the cost may grow."""
+
+    forecast: Forecaster
+    most: float = DEFAULT_MAX_GROWTH
+
+    def allows(self, before: Forecast, after: Forecast, steps: int = 1) -> bool:
+        """Return whether `steps` rewrites may turn a program with forecast `before` into one with forecast `after`."""
+        return not (
+            after.unsupported > before.unsupported or _needs_more_memory(before, after) or _is_pointless(before, after)
+        ) and (after.cost <= before.cost * (1 + self.most) + _NEGLIGIBLE_COST_MS * steps)
+
+    def words(self, before: Forecast, after: Forecast) -> str:
+        """Format the reason why `after` is not allowed."""
+        if after.unsupported > before.unsupported:
+            return f"{after.unsupported} unsupported ops instead of {before.unsupported} (predicted)"
+        if _needs_more_memory(before, after):
+            return (
+                f"padded buffers of {format_bytes(after.padded)} instead of {format_bytes(before.padded)} (computed), "
+                "with no unsupported op or transition less"
+            )
+        if _is_pointless(before, after):
+            return (f"{after.ops} ops instead of {before.ops}, and none is predicted to run on the ANE, neither before "
+                    "nor after")
+        return f"{after.cost:.3f} ms instead of {before.cost:.3f} (predicted), {after.cost / before.cost - 1:+.1%}"
+
+
+def _needs_more_memory(before: Forecast, after: Forecast) -> bool:
+    """Return whether `after` needs more memory without removing an unsupported op or a transition."""
+    better = after.unsupported < before.unsupported or after.off < before.off or after.transitions < before.transitions
+    return not better and after.padded > before.padded * _MAX_PADDED_RATIO + _NEGLIGIBLE_BYTES
+
+
+def _is_pointless(before: Forecast, after: Forecast) -> bool:
+    """Return whether `after` only adds ops to a model that runs on the CPU alone."""
+    return before.on_ane == 0 and after.on_ane == 0 and after.ops > before.ops + _MAX_ADDED_OPS
+
+
+def is_guarded(rule: Rewrite) -> bool:
+    """Return whether the guard may revert `rule`."""
+    return rule.preset == "full" and not rule.fixes_nonfinite and not rule.asked
+
+
+def run_guarded(rules: Sequence[Rewrite], program: Program, run: RunRules, guard: Guard | None) -> list[PassTrace]:
+    """Run `run(rules, program)` and revert the rules that `guard` does not allow; `program` is changed in place.
+
+    This costs a second copy of the program's structure (no weights) and a prediction before and after. If a rule is to
+    be reverted, it costs one more run and prediction for each rule that fires, and for each that is reverted.
+    """
+    if guard is None or not any(map(is_guarded, rules)):
+        return run(rules, program)
+    original = clone_program(program)
+    traces = run(rules, program)
+    names = {rule.name for rule in rules if is_guarded(rule)}
+    if not any(trace.fired and trace.rule in names for trace in traces):
+        return traces
+    undone, again = undo_costly_rewrites(rules, original, program, run, guard)
+    return [*(again or traces), *undone]
+
+
+def undo_costly_rewrites(
+    rules: Sequence[Rewrite], original: Program, program: Program, run: RunRules, guard: Guard,
+) -> tuple[list[PassTrace], list[PassTrace] | None]:
+    """Remove from `program`, the result of `rules` on `original`, the rewrites that `guard` does not allow.
+
+    Returns a trace of each reverted rule, and the traces of the others from their last run; None if nothing is
+    reverted.
+    """
+    bar, after = guard.forecast(original), guard.forecast(program)
+    undone: list[PassTrace] = []
+    if guard.allows(bar, after):
+        return undone, None
+    bar = _compute_baseline(bar, rules, original, run, guard)
+    traces, suspects, rest, steps = (
+        None,
+        deque[PassTrace](),
+        list(rules),
+        _count_fired_guarded_rules(rules, run(rules, clone_program(original))),
+    )
+    while not guard.allows(bar, after, steps):
+        if not suspects:  # rank again: without some rules, others fire in their place
+            suspects = deque(_rank_by_cost_increase(rest, original, run, guard, by_ops=_is_pointless(bar, after)))
+        if not suspects:
+            break
+        left_out = suspects.popleft()
+        left_out.reverted = guard.words(bar, after)
+        undone.append(left_out)
+        rest = [rule for rule in rest if rule.name != left_out.rule]
+        trial = clone_program(original)
+        traces = run(rest, trial)
+        program.functions, after, steps = (
+            trial.functions,
+            guard.forecast(trial),
+            _count_fired_guarded_rules(rest, traces),
+        )
+    for left_out in undone[:-1]:  # the rules that made it too expensive may have been reverted since
+        more = [rule for rule in rules if rule in rest or rule.name == left_out.rule]
+        trial = clone_program(original)
+        made = run(more, trial)
+        fires = any(trace.rule == left_out.rule and trace.fired for trace in made)
+        if fires and guard.allows(bar, guard.forecast(trial), _count_fired_guarded_rules(more, made)):
+            rest, traces, program.functions = more, made, trial.functions
+    names = {rule.name for rule in rest}
+    return [left_out for left_out in undone if left_out.rule not in names], traces
+
+
+def _count_fired_guarded_rules(rules: Sequence[Rewrite], traces: Sequence[PassTrace]) -> int:
+    """Count the guarded `rules` that fired."""
+    names = {rule.name for rule in rules if is_guarded(rule)}
+    return sum(trace.rule in names and bool(trace.fired) for trace in traces)
+
+
+def _compute_baseline(
+    bar: Forecast, rules: Sequence[Rewrite], original: Program, run: RunRules, guard: Guard
+) -> Forecast:
+    """Compute the baseline: the original program, or the result of the unguarded rules where that costs more."""
+    alone = clone_program(original)
+    if not any(trace.fired for trace in run([rule for rule in rules if not is_guarded(rule)], alone)):
+        return bar
+    cured = guard.forecast(alone)
+    return Forecast(
+        cured.ops,
+        max(bar.unsupported, cured.unsupported),
+        max(bar.off, cured.off),
+        max(bar.cost, cured.cost),
+        cured.transitions,
+        max(bar.padded, cured.padded),
+        bar.on_ane or cured.on_ane,
+    )
+
+
+def _rank_by_cost_increase(
+    rules: Sequence[Rewrite], original: Program, run: RunRules, guard: Guard, by_ops: bool = False,
+) -> list[PassTrace]:
+    """Rank the guarded rules that add unsupported ops or cost, largest increase first.
+
+    If none does, all that fire are ranked.
+
+    With `by_ops`, the rank is by the number of added ops.
+    """
+    program = clone_program(original)
+    last = guard.forecast(program)
+    added: list[tuple[tuple[float, float, float], PassTrace]] = []
+    for rule in rules:
+        (trace,) = run([rule], program)
+        if not trace.fired:
+            continue
+        now = guard.forecast(program)
+        if is_guarded(rule):
+            growth = (now.unsupported - last.unsupported, now.cost - last.cost, now.padded - last.padded)
+            added.append(((now.ops - last.ops, 0, 0) if by_ops else growth,
+                          PassTrace(rule.name, places=len(trace.fired))))
+        last = now
+    added = [each for each in added if each[0] > (0, 0, 0)] or added
+    return [trace for _, trace in sorted(added, key=lambda each: each[0], reverse=True)]

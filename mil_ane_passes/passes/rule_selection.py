@@ -1,0 +1,66 @@
+"""Selection of rules by codes, prefixes of codes, slugs and names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ..utils.errors import InputError, suggest_nearest
+from .contract import Rule
+from .registry import get_all_rules
+
+__all__ = ["configure_rules", "resolve_rule_names", "select_rule_names"]
+
+
+def resolve_rule_names(keys: Iterable[str] | str, who: str = "rules") -> frozenset[str]:
+    """Resolve `keys` to names of rules: each key is a code, the beginning of codes (ANE3), a slug or a name.
+
+    A text is split at commas. Raises InputError, with the nearest key, for one that matches no rule.
+    """
+    listed = keys.split(",") if isinstance(keys, str) else list(keys)
+    wrong = next((key for key in listed if not isinstance(key, str) or not key.strip()), None)
+    if wrong is not None or not listed:
+        raise InputError(f"{who}: found {wrong!r} where a rule is named; expected codes, prefixes of codes, slugs or "
+                         "names, e.g. ANE3,int-inputs")
+    return frozenset(name for key in listed for name in _find_names_by_key(key.strip(), who))
+
+
+def _find_names_by_key(key: str, who: str) -> list[str]:
+    rules = get_all_rules().values()
+    wanted = key.lower().removeprefix("ane::")
+    exact = [rule.name for rule in rules if wanted in (rule.code.lower(), rule.slug, rule.name)]
+    if exact:
+        return exact
+    found = [rule.name for rule in rules if _is_code_prefix(rule.code.lower(), wanted)]
+    if found:
+        return found
+    known = {word for rule in rules for word in (rule.code.lower(), rule.slug, rule.name)}
+    raise InputError(f"{who}: no rule '{key}'; expected a code, the beginning of codes such as ANE3, a slug or a name "
+                     f"(`mil-ane-passes passes` lists them){suggest_nearest(wanted, known)}")
+
+
+def _is_code_prefix(code: str, wanted: str) -> bool:
+    """Return whether `wanted` is all letters of `code` and some of its digits."""
+    letters = re.match(r"[^\d]*", code)
+    return letters is not None and code.startswith(wanted) and len(wanted) >= len(letters[0])
+
+
+def select_rule_names(select: Iterable[str] | str | None, ignore: Iterable[str] | str | None) -> frozenset[str]:
+    """Select the names of the rules to report: those in `select` (None: all) without those in `ignore`."""
+    chosen = frozenset(get_all_rules()) if select is None else resolve_rule_names(select, "select")
+    return chosen - (frozenset() if ignore is None else resolve_rule_names(ignore, "ignore"))
+
+
+def configure_rules(options: Mapping[str, Mapping[str, Any]] | None) -> dict[str, Rule]:
+    """Create an instance of every rule, by name, with `options` (rule name, code or slug -> {option: value}) set."""
+    known = get_all_rules()
+    given: dict[str, dict[str, Any]] = {}
+    for key, values in (options or {}).items():
+        names = _find_names_by_key(key.strip(), "options")
+        if len(names) != 1:
+            raise InputError(f"options: '{key}' stands for {len(names)} rules; expected one, by name or whole code")
+        if not isinstance(values, Mapping):
+            raise InputError(f"options: found {values!r} for '{key}'; expected its options by name")
+        given.setdefault(names[0], {}).update(values)
+    return {name: rule.configured(**given.get(name, {})) for name, rule in known.items()}

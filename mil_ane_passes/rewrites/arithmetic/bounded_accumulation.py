@@ -1,0 +1,126 @@
+"""Keep the partial sums of convolutions and matrix products within what the ANE accumulates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+
+from ...ir.builder import RewriteBuilder
+from ...ir.query import is_const
+from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite
+from ...passes.examples import build_program, make_weight
+from ._accumulator_scaling import build_scaled_op
+
+_ACCUMULATOR_LIMIT = 32768.0
+"Magnitude from which a partial sum becomes infinite."
+_FP16_MAX = 65504.0
+"The largest finite number of fp16."
+_MAX_EXPONENT = 15
+"Exponent of the largest power of two in fp16, by which a result is multiplied back."
+
+
+class BoundedAccumulation(Rewrite):
+    """Scale conv, linear and matmul whose partial sums pass 32768, where the ANE makes infinities of them.
+
+    why     The accumulator ends at half of fp16's range: once a partial sum, the bias included, reaches 32768 the
+            result is infinite and stays so, even where the whole sum is small.
+    when    What was measured on the user's feeds or ranges says so: the sum of the magnitudes of the products behind
+            some element, a bound on every partial sum in whatever order, times `margin` reaches 32768. Without
+            measurements nothing is done; a bias of 32768 or more is reported. fp16 only, conv_transpose, too.
+            The result has to fit fp16; a bias, but for linear's, must not be compressed.
+    exact   rounding: a constant factor that nobody else reads is divided by a power of two where that keeps every bit,
+            otherwise x in an op before, and the result is multiplied back. (Sums over parts of the contracted axis
+            would do for fewer cases: a part may pass the limit by itself, and so may what they add up to on the way.)
+    cost    one elementwise op, another where x is scaled, and another for a bias that would lose bits; a new weight of
+            the same size takes the place of the old one.
+
+    before
+        %y: fp16[1, 4, 4, 4] = conv(x=%x, weight=<fp16[4, 8, 3, 3]>, bias=[32.0, 32.0, 32.0, 32.0])
+    after
+        %0: fp16[1, 4, 4, 4] = conv(x=%x, weight=<fp16[4, 8, 3, 3]>, bias=[4.0, 4.0, 4.0, 4.0])
+        %y: fp16[1, 4, 4, 4] = mul(x=%0, y=8.0)
+    """
+
+    code, slug = "ANE312", "partial-sums-beyond-32768"
+    stage = "numerics"
+    exactness = Exactness.ROUNDING
+    bound = ("half a unit in the last place; a scaled x or result below 2**-14 is off by up to 2**-25, times the power "
+             "of two that brings it back")
+    preset = "full"
+    measures = True
+    fixes_nonfinite = True
+    roots = ("conv", "conv_transpose", "linear", "matmul")
+    evidence = (
+        Community("a partial sum or bias of 32768 makes the result infinite, and it stays so", chip="M4, M6",
+                  source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6@60d79c2: notes/numerics.md, "
+                         "notes/defects.md", date="2026"),
+        Community("matrix products above about 32752 are infinite (private route)", chip="M2 Pro, M5",
+                  source="sbryngelson/ANEForge docs/numeric-cliffs.md", date="2026"),
+    )
+
+    margin: float = 2.0
+    "Safety factor: the measured bound times it has to stay below 32768, as other inputs may reach further."
+
+    def match(self, op: Operation) -> Hit | Miss:
+        if op.outputs[0].dtype != types.fp16:
+            return Miss(op, "not computed in fp16", near=False)
+        seen = None if self.measured is None else self.measured.get(op.outputs[0])
+        if seen is None or seen.partial is None:
+            return self._make_unmeasured_miss(op)
+        reach = seen.partial * self.margin
+        if reach < _ACCUMULATOR_LIMIT:
+            return Miss(op, "partial sums stay within 32768", near=False)
+        if not seen.finite or seen.largest > _FP16_MAX:
+            return Miss(op, f"the result itself reaches {seen.largest:.4g}, and fp16 ends at 65504: smaller sums do "
+                            "not help; keep it in fp32 or scale what comes before")
+        if not reach < _ACCUMULATOR_LIMIT * 2.0**_MAX_EXPONENT:
+            return Miss(op, f"partial sums reach {reach:.4g} with the margin: no power of two in fp16 brings them back")
+        if op.op_type != "linear" and op.inputs.get("bias") is not None and not is_const(op.bias):
+            return Miss(op, "bias is compressed: it cannot be made smaller, nor laid out to be added later")
+        exponent = max(1, math.floor(math.log2(reach / _ACCUMULATOR_LIMIT)) + 1)
+        return Hit(op, note=f"partial sums up to {seen.partial:.4g}, the ANE's end at 32768; formed {2**exponent} "
+                            "times smaller", exponent=exponent)
+
+    def _make_unmeasured_miss(self, op: Operation) -> Miss:
+        bias = op.inputs.get("bias")
+        reach = float(np.abs(bias.val).max(initial=0.0)) if is_const(bias) else 0.0
+        if reach < _ACCUMULATOR_LIMIT:
+            return Miss(op, "not measured: give feeds or ranges", near=False)
+        return Miss(op, f"the bias reaches {reach:.4g}, sums end at 32768; give feeds or ranges to set the scale")
+
+    def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
+        return build_scaled_op(mb, hit.op, hit.exponent)
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("conv", _build_conv, scale=64.0)
+        yield Example("linear", _build_linear, scale=64.0)
+        yield Example("matmul", _build_matmul, scale=64.0)
+        yield Example("small", _build_conv, reason="partial sums stay within 32768")
+        yield Example("not measured", _build_conv, measured=False, reason="not measured: give feeds or ranges")
+        yield Example("large bias", lambda: _build_conv(bias=40000.0), measured=False,
+                      reason="the bias reaches 4e+04, sums end at 32768; give feeds or ranges to set the scale")
+        yield Example("far beyond", _build_matmul, scale=64.0, options={"margin": 1e6},
+                      reason="partial sums reach 3.132e+10 with the margin: no power of two in fp16 brings them back")
+        yield Example("fp32", lambda: build_program(lambda x: Builder.relu(x=Builder.linear(
+            x=x, weight=make_weight(4, 8, dtype=np.float32)), name="y"), dtype=types.fp32, x=(3, 8)), scale=1e6,
+            reason="not computed in fp16")
+
+
+def _build_conv(bias: float = 32.0) -> Program:
+    shifts = np.full(4, bias, dtype=np.float16)
+    return build_program(
+        lambda x: Builder.conv(x=x, weight=make_weight(4, 8, 3, 3) * np.float16(64), bias=shifts, name="y"),
+        x=(1, 8, 6, 6),
+    )
+
+
+def _build_linear() -> Program:
+    return build_program(lambda x: Builder.linear(x=x, weight=make_weight(4, 8) * np.float16(512), name="y"), x=(3, 8))
+
+
+def _build_matmul() -> Program:
+    return build_program(lambda x, z: Builder.mul(x=Builder.matmul(x=x, y=z), y=np.float16(0.5), name="y"),
+                         x=(2, 3, 8), z=(2, 8, 8))

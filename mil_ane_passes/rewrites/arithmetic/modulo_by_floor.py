@@ -1,0 +1,129 @@
+"""Compute remainders by a constant with floor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import coremltools as ct
+import numpy as np
+from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+
+from ...ir.builder import RewriteBuilder
+from ...passes.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite
+from ...passes.evidence import cite_m4_study
+from ...passes.examples import build_program
+from ...rules.modulo import Modulo
+from ._remainders import (
+    MAX_DIVISOR,
+    MIN_DIVISOR,
+    build_remainder,
+    build_remainder_by_fraction,
+    build_remainder_by_integer,
+    plan_division_steps,
+)
+
+_WHOLE_DIVISORS = tuple(2.0**exponent for exponent in range(6))
+_FRACTION_DIVISORS = tuple(2.0**-exponent for exponent in range(1, 15))
+
+
+class ModuloByFloor(Rewrite):
+    """Take the remainder by a constant by multiplying, floor and subtracting, without a rounding on the way.
+
+    why     Core ML on an M4 rejects mod, and so does the ANE's compiler on M1 to M5 when asked without Core ML. floor,
+            mul, sub and select are taken. x - y floor(x / y) alone is not the same in fp16: it is off by what the
+            product is rounded, and by y where x / y rounds to a whole number.
+    when    mod of fp16 values by one constant number between 2^-14 and 2^14. PyTorch's remainder is converted as
+            floor_div, mul and sub and not seen here.
+    exact   bitwise, for every fp16 number: a power of two up to 32 divides exactly; other divisors are cut into pieces
+            of few bits, times which the whole quotient is an fp16 number, and larger quotients are taken in steps. The
+            result is rounded once, as before. It has the sign of the divisor; infinities give NaN. The algebra holds
+            where every op rounds to fp16, or keeps more.
+    cost    two ops by 1, five by 2 to 32, six by 1/2, 1/4, ...; else 11 to 40: 18 by 3 or 10, 26 by 2 pi, 37 by 0.1.
+            With `periods=30` these are 11, 13 and 13. Two more by a negative number, which `max_steps` does not count.
+
+    before
+        %y: fp16[2, 8] = mod(x=%x, y=1.0)
+    after
+        %0: fp16[2, 8] = floor(x=%x)
+        %y: fp16[2, 8] = sub(x=%x, y=%0)
+    """
+
+    fixes = (Modulo,)
+    stage = "decompose"
+    exactness = Exactness.BITWISE
+    reach = 65504.0  # the largest number of fp16: larger ones are infinite there, and their remainder NaN
+    preset = "full"
+    roots = ("mod",)
+    evidence = (
+        cite_m4_study("mod is unsupported; floor, round, mul, sub, select and comparisons are accepted"),
+    )
+
+    periods: int = 0
+    "Known bound of |x| as a multiple of the divisor: beyond it, results are wrong. 0: any x."
+    max_steps: int = 40
+    "The most ops of one remainder."
+
+    def match(self, op: Operation) -> Hit | Miss:
+        if not types.is_float(op.outputs[0].dtype):
+            return Miss(op, "computes on integers", near=False)
+        if op.x.dtype != types.fp16:
+            return Miss(op, FP32_UNSUPPORTED_REASON)
+        if op.y.val is None:
+            return Miss(op, "the divisor is known only at run time: no quotient of two fp16 numbers is exact")
+        held = np.asarray(op.y.val)
+        if held.size == 0 or np.ptp(held) != 0 or op.outputs[0].shape != op.x.shape:
+            return Miss(op, "the divisor is not one number for all of x")
+        divisor = float(held.flat[0])
+        size = abs(divisor)
+        if not MIN_DIVISOR <= size <= MAX_DIVISOR:
+            return Miss(op, f"a remainder by {divisor:g}: divisors from 2^-14 to 2^14 are taken")
+        steps = [] if size in (*_WHOLE_DIVISORS, *_FRACTION_DIVISORS) else plan_division_steps(size, self.periods)
+        ops = (sum(step.ops for step in steps) + 4) if steps else _count_direct_ops(size)
+        if ops > self.max_steps:
+            return Miss(op, f"a remainder by {divisor:g} takes {ops} ops, max_steps={self.max_steps}")
+        most = self.periods * size if self.periods else math.inf
+        return Hit(op, note=f"a remainder by {divisor:g}", steps=steps, divisor=divisor, within=(0.0, most))
+
+    def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
+        x, size = hit.op.x, abs(hit.divisor)
+        if hit.divisor < 0:  # x mod -d is -(-x mod d)
+            x = mb.mul(x=x, y=np.float16(-1))
+        rest = (build_remainder(mb, x, hit.steps) if hit.steps else build_remainder_by_integer(mb, x, size) if size >= 1
+                else build_remainder_by_fraction(mb, x, size))
+        return rest if hit.divisor > 0 else mb.mul(x=rest, y=np.float16(-1))
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("by 1", lambda: _build_mod(1))
+        yield Example("by 4, for iOS15", lambda: _build_mod(4, opset=ct.target.iOS15), scale=10.0)
+        yield Example("by a quarter", lambda: _build_mod(0.25))
+        yield Example("by a turn", lambda: _build_mod(2 * math.pi), scale=10.0)
+        yield Example("by 360", lambda: _build_mod(360), scale=1000.0)
+        yield Example("by a negative number", lambda: _build_mod(-3), scale=10.0)
+        yield Example("by a negative power of two", lambda: _build_mod(-2), scale=10.0)
+        yield Example("three periods", lambda: _build_mod(2 * math.pi), options={"periods": 3}, scale=5.0, within=18.8)
+        yield Example("a constant of many equal numbers", lambda: _build_mod(np.full((1, 8), 10)), scale=30.0)
+        yield Example("by 0", lambda: _build_mod(0), reason="a remainder by 0: divisors from 2^-14 to 2^14 are taken")
+        yield Example(
+            "by several", lambda: _build_mod(np.arange(1, 9)), reason="the divisor is not one number for all of x"
+        )
+        yield Example("at run time", lambda: build_program(
+            lambda x, z: Builder.mod(x=x, y=z, name="y"), x=(2, 3), z=(1, 3)),
+            reason="the divisor is known only at run time: no quotient of two fp16 numbers is exact")
+        yield Example("many steps", lambda: _build_mod(0.1), options={"max_steps": 24},
+                      reason="a remainder by 0.0999756 takes 37 ops, max_steps=24")
+        yield Example("a power of two in more ops than allowed", lambda: _build_mod(4), options={"max_steps": 4},
+                      reason="a remainder by 4 takes 5 ops, max_steps=4")
+        yield Example("a power of two in as many", lambda: _build_mod(4), options={"max_steps": 5}, scale=10.0)
+        yield Example("integers", lambda: build_program(lambda x: Builder.mod(x=x, y=np.int32(3), name="y"),
+                                                        dtype=types.int32, x=(2, 3)), reason="computes on integers")
+
+
+def _count_direct_ops(size: float) -> int:
+    """Count the ops of a remainder by a power of two that needs no steps."""
+    return 2 if size == 1 else 5 if size > 1 else 6
+
+
+def _build_mod(divisor: Any, opset: Any = ct.target.iOS17) -> Program:
+    return build_program(lambda x: Builder.mod(x=x, y=np.float16(divisor), name="y"), opset=opset, x=(2, 8))

@@ -1,0 +1,161 @@
+"""Split products over a long dimension into products that are added."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+
+from ...ane.limits import collect_evidence, find_limit
+from ...ir.builder import RewriteBuilder
+from ...ir.query import get_const_value, is_compressed, is_const, is_symbolic
+from ...passes.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite
+from ...passes.examples import build_program, make_weight
+from ...passes.targets import format_generations
+from ...rules.matmul_inner_dimension import MatmulInnerDimension
+from .._target_gate import describe_supporting_targets, find_limiting_generations
+from ..convolution._conv_1d_lifting import rebuild_op
+from ..convolution._weight_slices import find_slicing_obstacle, slice_weight, split_evenly
+
+
+class SplitInnerProduct(Rewrite):
+    """Sum a matmul or linear over a long dimension in parts: slices of both operands, a product each, and adds.
+
+    why     Core ML says on an M4 that two bytes for each element of the inner dimension must fit 65536: 32768 pass,
+            49152 do not. By a private route 16384 is the end on M1 and M2; there the operand itself is too long for
+            the ANE, so parts of it are no help.
+    when    fp16; the inner dimension is known, and every generation looked at rejects it or the operand. A constant
+            operand is cut, too, and stored again up to `max_bytes` where others read it whole; a compressed one is left
+            alone. That a product with
+            a constant is unsupported as one of two computed operands is, was not measured.
+    exact   rounding: the same products; each part's sum is rounded to fp16, and each add.
+    cost    an add of the result's size for each further part; the operands are moved once more by the split.
+
+    before
+        %y: fp16[1, 2, 3] = matmul(x=%x, y=%z, transpose_x=True)
+    after
+        %0: fp16[1, 20000, 2], %1: fp16[1, 20000, 2] = split(x=%x, split_sizes=[20000, 20000], axis=-2)
+        %2: fp16[1, 20000, 3], %3: fp16[1, 20000, 3] = split(x=%z, split_sizes=[20000, 20000], axis=-2)
+        %4: fp16[1, 2, 3] = matmul(x=%0, y=%2, transpose_x=True)
+        %5: fp16[1, 2, 3] = matmul(x=%1, y=%3, transpose_x=True)
+        %y: fp16[1, 2, 3] = add(x=%4, y=%5)
+    """
+
+    fixes = (MatmulInnerDimension,)
+    stage = "decompose"
+    exactness = Exactness.ROUNDING
+    bound = ("half a unit in the last place for each part and each add (measured: below 1e-3 of the largest result); "
+             "a part that leaves fp16, where the whole does not, is infinite")
+    preset = "full"
+    roots = ("matmul", "linear")
+    evidence = collect_evidence("matmul-inner")
+
+    max_parts: int = 8
+    "The most parts that one product is split into."
+    max_bytes: int = 1 << 24
+    "The most bytes by which the weights may grow for one op, where another op reads the entire constant operand."
+    always: bool = False
+    "Rewrite also where a requested generation supports the product as it is."
+
+    def match(self, op: Operation) -> Hit | Miss:
+        axis_x, axis_y = _find_inner_axes(op)
+        inner = op.x.shape[axis_x] if op.x.rank else 1
+        if is_symbolic(inner):
+            return Miss(op, "the inner dimension is symbolic", near=False)
+        refused = find_limiting_generations("matmul-inner", int(inner), self.generations)
+        if not refused:
+            return Miss(op, "fits", near=False)
+        helped = [each for each in refused if not find_limiting_generations("spatial", int(inner), [each])]
+        if not helped:
+            return Miss(
+                op,
+                f"an operand that is {inner} long is unsupported on {format_generations(refused)}, and so are slices "
+                f"of it",
+            )
+        if len(refused) < len(self.generations) and not self.always:
+            return Miss(op, describe_supporting_targets(self.generations, refused))
+        most = min(bound.most for each in helped if (bound := find_limit("matmul-inner", [each])))
+        parts = split_evenly(int(inner), most)
+        reason = self._find_operand_obstacle(op, len(parts))
+        return Miss(op, reason) if reason else Hit(
+            op, parts=parts, axes=(axis_x, axis_y),
+            note=f"inner dimension {inner} in {len(parts)} parts of {most} at most")
+
+    def _find_operand_obstacle(self, op: Operation, count: int) -> str:
+        if op.x.dtype != types.fp16:
+            return FP32_UNSUPPORTED_REASON
+        if count > self.max_parts:
+            return f"{count} parts, above max_parts={self.max_parts}"
+        for name, var in _get_operands(op).items():
+            if is_compressed(var):
+                return f"operand {name} is compressed: its parts would have to be unpacked"
+            if is_const(var) and (
+                reason := find_slicing_obstacle(var, op, lambda other: _is_summed_alike(op, other), self.max_bytes)
+            ):
+                return reason
+        return ""
+
+    def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Any:
+        op, parts = hit.op, hit.parts
+        total: Any = None
+        cut: dict[str, list[Var]] = {}
+        for (name, var), axis in zip(_get_operands(op).items(), hit.axes):
+            cut[name] = [slice_weight(mb, var, axis, *part) for part in parts] if is_const(var) else list(mb.split(
+                x=var, split_sizes=[stop - start for start, stop in parts], axis=axis))
+        for number in range(len(parts)):
+            changes: dict[str, Any] = {name: pieces[number] for name, pieces in cut.items()}
+            if number and op.op_type == "linear":
+                changes["bias"] = mb.once(("no bias", op.outputs[0].shape[-1]), lambda: mb.const(
+                    val=np.zeros(op.weight.shape[0], np.float16), name="no_bias"))
+            term = rebuild_op(mb, op, **changes)
+            total = term if total is None else mb.add(x=total, y=term)
+        return total
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("two computed", lambda: _build_matmul((1, 40000, 2), (1, 40000, 3), transpose_x=True), within=1.0)
+        yield Example("linear", lambda: build_program(lambda x: Builder.linear(x=Builder.add(
+            x=Builder.reduce_mean(x=x, axes=[1], keep_dims=True), y=make_weight(33000)), weight=make_weight(2, 33000),
+            bias=make_weight(2), name="y"), x=(3, 4)), within=1.0)
+        yield Example(
+            "taken on M4",
+            lambda: _build_matmul((2, 20000), (20000, 2)),
+            reason="an operand that is 20000 long is unsupported on A12, A13, M1, M2 and M3, and so are slices of it",
+        )
+        yield Example("fits", lambda: _build_matmul((2, 16384), (16384, 2)), reason="fits")
+        yield Example("read whole", _build_shared_weight, options={"max_bytes": 0},
+                      reason="the weight 'w' is read whole as well: its pieces would add 132.0 kB, above max_bytes=0")
+
+
+def _get_operands(op: Operation) -> dict[str, Var]:
+    """Return the two operands of a product, the constant one of a linear second."""
+    return {"x": op.x, "weight": op.weight} if op.op_type == "linear" else {"x": op.x, "y": op.y}
+
+
+def _is_summed_alike(op: Operation, other: Operation) -> bool:
+    """Return whether `other` sums over the same axes, and has the constant operand of `op` as the same input."""
+    own, its = (_get_operands(each) for each in (op, other))
+    return _find_inner_axes(op) == _find_inner_axes(other) and all(
+        its[name] is var for name, var in own.items() if is_const(var)
+    )
+
+
+def _find_inner_axes(op: Operation) -> tuple[int, int]:
+    """Return the axes that are summed over, counted from the end, as a split needs them."""
+    if op.op_type == "linear":
+        return -1, -1
+    rows, columns = (get_const_value(op.inputs.get(name), False) for name in ("transpose_x", "transpose_y"))
+    return -2 if rows and op.x.rank > 1 else -1, -1 if columns or op.y.rank < 2 else -2
+
+
+def _build_matmul(one: tuple[int, ...], other: tuple[int, ...], **given: bool) -> Program:
+    return build_program(lambda x, z: Builder.matmul(x=x, y=z, name="y", **given), x=one, z=other)
+
+
+def _build_shared_weight() -> Program:
+    def body(x: Var) -> list[Var]:
+        held = Builder.const(val=make_weight(2, 33000), name="w")
+        return [Builder.linear(x=x, weight=held), Builder.mul(x=x, y=held)]
+
+    return build_program(body, x=(2, 33000))

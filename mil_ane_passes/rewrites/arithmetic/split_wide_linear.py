@@ -1,0 +1,167 @@
+"""Split linear layers whose output is too long for the ANE."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+
+from ...ane.limits import collect_evidence, find_limit
+from ...ir.builder import RewriteBuilder
+from ...ir.query import get_const_value, is_compressed, is_const
+from ...passes.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite
+from ...passes.evidence import cite_m1_gpt_notes
+from ...passes.examples import build_program, make_weight
+from ...rules.dimension_limit import DimensionLimit
+from .._target_gate import describe_supporting_targets, find_limiting_generations
+from ..convolution._conv_1d_lifting import rebuild_op
+from ..convolution._weight_slices import find_slicing_obstacle, slice_weight, split_evenly
+
+
+class SplitWideLinear(Rewrite):
+    """Cut a linear, a matmul with a constant, or a 1x1 conv along its output into supported layers, and concat.
+
+    why     The head of a language model has 50257 to 262144 outputs. No axis may be longer than 65536 on an M4, or
+            16384 (65536 for channels) up to M3, so the largest product of the model falls off the ANE.
+    when    fp16, a plain constant weight, and every generation looked at rejects the output. The concat has the long
+            output itself and stays off the ANE, as does what reads it: the product moves, and the number of refused
+            ops stays. A weight that something else reads whole, such as a tied embedding, is not stored twice above
+            `max_bytes`, and a compressed one is not unpacked.
+    exact   rounding, by the letter: each output is the same sum of the same products, of a matrix of another size.
+    cost    a concat on the CPU. Parts of a weight are views of its bytes where the output is its first axis; a weight
+            that is read whole elsewhere is stored again, up to `max_bytes`.
+
+    before
+        %0: fp16[2, 1] = reduce_mean(x=%x, axes=[1], keep_dims=True)
+        %1: fp16[2, 4] = add(x=%0, y=[-0.6875, -0.25, 0.1875, 0.625])
+        %y: fp16[2, 65540] = linear(x=%1, weight=<fp16[65540, 4]>, bias=<fp16[65540]>)
+    after
+        %0: fp16[2, 1] = reduce_mean(x=%x, axes=[1], keep_dims=True)
+        %1: fp16[2, 4] = add(x=%0, y=[-0.6875, -0.25, 0.1875, 0.625])
+        %2: fp16[2, 13108] = linear(x=%1, weight=<fp16[13108, 4]>, bias=<fp16[13108]>)
+        %3: fp16[2, 13108] = linear(x=%1, weight=<fp16[13108, 4]>, bias=<fp16[13108]>)
+        %4: fp16[2, 13108] = linear(x=%1, weight=<fp16[13108, 4]>, bias=<fp16[13108]>)
+        %5: fp16[2, 13108] = linear(x=%1, weight=<fp16[13108, 4]>, bias=<fp16[13108]>)
+        %6: fp16[2, 13108] = linear(x=%1, weight=<fp16[13108, 4]>, bias=<fp16[13108]>)
+        %y: fp16[2, 65540] = concat(values=(%2, %3, %4, %5, %6), axis=-1)
+    """
+
+    fixes = (DimensionLimit,)
+    stage = "decompose"
+    exactness = Exactness.ROUNDING
+    bound = "each output is one sum of the same products; in which order a machine adds may depend on the matrix's size"
+    preset = "full"
+    roots = ("linear", "matmul", "conv")
+    evidence = (
+        *collect_evidence("spatial", "channels"),
+        cite_m1_gpt_notes("products with 50257 columns exceed a limit of the ANE"),
+    )
+
+    max_parts: int = 32
+    "The most parts that one layer is split into."
+    max_bytes: int = 1 << 24
+    "The most bytes by which the weights may grow for one op, where another op reads the entire weight."
+    always: bool = False
+    "Rewrite also where a requested generation supports the output as it is."
+
+    def match(self, op: Operation) -> Hit | Miss:
+        name, axis = _find_weight_axis(op)
+        held = op.inputs[name]
+        if not held.rank or (op.op_type == "conv" and any(size != 1 for size in op.weight.shape[2:])):
+            return Miss(op, "no product at single places", near=False)
+        if op.op_type == "matmul" and (held.rank != 2 or op.x.rank < 2 or not (is_const(held) or is_compressed(held))):
+            return Miss(op, "no constant matrix", near=False)
+        wide, kind = held.shape[axis], "channels" if op.op_type == "conv" else "spatial"
+        refused = find_limiting_generations(kind, int(wide), self.generations)
+        if not refused:
+            return Miss(op, "fits", near=False)
+        if len(refused) < len(self.generations) and not self.always:
+            return Miss(op, describe_supporting_targets(self.generations, refused))
+        reason = self._find_operand_obstacle(op, name, axis)
+        if reason:
+            return Miss(op, reason)
+        most = find_limit(kind, refused)
+        assert most is not None
+        parts = split_evenly(int(wide), most.most)
+        if len(parts) > self.max_parts:
+            return Miss(op, f"{len(parts)} parts, above max_parts={self.max_parts}")
+        return Hit(op, parts=parts, weight=name, axis=axis,
+                   note=f"{wide} outputs in {len(parts)} parts of {most.most} at most; the concat stays off the ANE")
+
+    def _find_operand_obstacle(self, op: Operation, name: str, axis: int) -> str:
+        held, bias = op.inputs[name], op.inputs.get("bias")
+        if op.x.dtype != types.fp16:
+            return FP32_UNSUPPORTED_REASON
+        if is_compressed(held):
+            return f"the weight is compressed by {held.op.op_type}: its parts would have to be unpacked"
+        if not is_const(held) or (bias is not None and not is_const(bias)):
+            return "the weight or the bias is computed, or the bias compressed"
+        if op.op_type == "conv" and get_const_value(op.groups, 1) != 1:
+            return "the conv has groups"
+        return find_slicing_obstacle(
+            held,
+            op,
+            lambda other: other.inputs.get(name) is held and _find_weight_axis(other) == (name, axis),
+            self.max_bytes,
+        )
+
+    def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
+        op, made = hit.op, []
+        for part in hit.parts:
+            changes: dict[str, Any] = {hit.weight: slice_weight(mb, op.inputs[hit.weight], hit.axis, *part)}
+            if op.inputs.get("bias") is not None:
+                changes["bias"] = slice_weight(mb, op.bias, 0, *part)
+            made.append(rebuild_op(mb, op, **changes))
+        joined: Var = mb.concat(values=made, axis=1 if op.op_type == "conv" else -1)
+        return joined
+
+    def examples(self) -> Iterable[Example]:
+        yield Example(
+            "a head",
+            lambda: build_program(
+                lambda x: Builder.linear(
+                    x=_reduce_to_four(x), weight=make_weight(65540, 4), bias=make_weight(65540), name="y"
+                ),
+                x=(2, 3),
+            ),
+            options={"max_parts": 9},
+        )
+        yield Example("matmul", lambda: build_program(lambda x: Builder.matmul(
+            x=_reduce_to_four(x), y=make_weight(4, 65540), name="y"), x=(2, 3)))
+        yield Example("conv", lambda: build_program(lambda x: Builder.conv(
+            x=Builder.reduce_mean(x=x, axes=[0, 3], keep_dims=True), weight=make_weight(65540, 2, 1, 1), name="y"),
+            x=(1, 2, 3, 1)))
+        yield Example("taken on M4", lambda: _build_head(20000),
+                      reason="taken on M4, A18, M5 and M6; name an older target, or always=true")
+        yield Example("fits", lambda: _build_head(16384), reason="fits")
+        yield Example("tied", _build_tied_weight, options={"max_bytes": 0},
+                      reason="the weight 'w' is read whole as well: its pieces would add 524.3 kB, above max_bytes=0")
+
+
+def _find_weight_axis(op: Operation) -> tuple[str, int]:
+    """Return the input that is the weight, and its axis that becomes the output's."""
+    if op.op_type == "matmul":
+        return "y", 0 if get_const_value(op.inputs.get("transpose_y"), False) else 1
+    return "weight", 0
+
+
+def _reduce_to_four(x: Var) -> Var:
+    result: Var = Builder.add(x=Builder.reduce_mean(x=x, axes=[1], keep_dims=True), y=make_weight(4))
+    return result
+
+
+def _build_head(width: int) -> Program:
+    return build_program(
+        lambda x: Builder.linear(x=_reduce_to_four(x), weight=make_weight(width, 4), name="y"), x=(2, 3)
+    )
+
+
+def _build_tied_weight() -> Program:
+    def body(x: Var) -> Var:
+        held = Builder.const(val=make_weight(65540, 4), name="w")
+        rows = Builder.gather(x=held, indices=Builder.cast(x=x, dtype="int32"), axis=0)
+        result: Var = Builder.linear(x=rows, weight=held, name="y")
+        return result
+
+    return build_program(body, x=(2,))

@@ -1,0 +1,109 @@
+"""Compute softplus where its exponential cannot overflow fp16."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import coremltools as ct
+import numpy as np
+from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+
+from ...ir.builder import RewriteBuilder
+from ...passes.contract import Community, Exactness, Example, Hit, Measured, Miss, Rewrite
+from ...passes.examples import build_program
+from ..normalization._log_exp_patterns import (
+    SOFTPLUS_SAFE_LIMIT,
+    build_stable_softplus,
+    find_log1p_exp_operand,
+    find_precision_obstacle,
+    find_upper_bound,
+)
+
+
+class StableSoftplus(Rewrite):
+    """Compute softplus as relu(x) + softplus(-|x|), where the ANE has no cliff.
+
+    why     On the ANE softplus in fp16 falls to 0 from x = 10.4 on (others saw 11), and log(1 + exp(x)) is infinite
+            above 11.09, where exp(x) passes the end of fp16.
+    when    softplus, and log(1 + exp(x)) with the 1 on either side or as log's epsilon (as `log1p` is converted), in
+            fp16. The factors of a softplus with beta and the select of one with a threshold stay as they are. Left
+            alone: fp32, x that never exceeds 10 (a clip, relu6, sigmoid, ...), softplus_parametric (nobody reports it).
+    exact   rounding: an identity for all x. The op is kept for -|x|, which is never positive: there it is right on all
+            chips that are reported. The sources replace it by log(1 + exp(-|x|)); that the op serves is predicted.
+            Infinite results become finite.
+    cost    five ops for one; all are element-wise.
+
+    before
+        %y: fp16[1, 4, 8] = softplus(x=%x)
+    after
+        %0: fp16[1, 4, 8] = abs(x=%x)
+        %1: fp16[1, 4, 8] = mul(x=%0, y=-1.0)
+        %2: fp16[1, 4, 8] = relu(x=%x)
+        %3: fp16[1, 4, 8] = softplus(x=%1)
+        %y: fp16[1, 4, 8] = add(x=%2, y=%3)
+    """
+
+    code, slug = "ANE305", "softplus-cliff"
+    stage, after = "numerics", ("stable_mish",)
+    exactness = Exactness.ROUNDING
+    bound = "half a unit in the last place of softplus(-|x|), which is at most 0.7, plus half of the result"
+    preset = "safe"
+    fixes_nonfinite = True
+    roots = ("softplus", "log")
+    evidence = (
+        Measured("softplus in fp16 on the ANE drops to 0 at 10.4; max(x, 0) + log(1 + exp(-|x|)) has no cliff",
+                 source="https://github.com/apple/coremltools/issues/2687", chip="M3 Max", os="macOS 26.3.1"),
+        Measured("softplus(10) is right, softplus(11) and everything above is 0",
+                 source="https://github.com/sbryngelson/ANEForge/issues/113", chip="M5", os="macOS 26.5",
+                 date="2026-07-23"),
+        Community("softplus and mish overflow in fp16 on the ANE; the form with max(x, 0) does not",
+                  source="https://github.com/apple/coremltools/pull/2725", date="2026-05-28"),
+        Community("on an M2 Pro no shape was found that sends softplus to the ANE, so nothing fails there",
+                  source="https://github.com/apple/coremltools/pull/2814", chip="M2 Pro", date="2026-08-10"),
+    )
+
+    def match(self, op: Operation) -> Hit | Miss:
+        x = op.x if op.op_type == "softplus" else find_log1p_exp_operand(op)
+        if x is None:
+            return Miss(op, "not the logarithm of 1 + exp(x)", near=False)
+        reason = find_precision_obstacle(op)
+        if reason:
+            return Miss(op, reason)
+        top = find_upper_bound(x)
+        if top <= SOFTPLUS_SAFE_LIMIT:
+            return Miss(op, f"x never exceeds {top:g}, and softplus is right up to {SOFTPLUS_SAFE_LIMIT:g}", near=False)
+        form = "softplus" if op.op_type == "softplus" else "log(1 + exp(x))"
+        return Hit(op, x=x, note=f"{form} has its cliff in fp16: relu(x) + softplus(-|x|)")
+
+    def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
+        return build_stable_softplus(mb, hit.x)
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("op", lambda: _build_from_body(lambda x: Builder.softplus(x=x, name="y")))
+        yield Example("large", lambda: _build_from_body(lambda x: Builder.softplus(x=x, name="y")), scale=30.0)
+        yield Example("with beta", lambda: _build_from_body(lambda x: Builder.mul(
+            x=Builder.softplus(x=Builder.mul(x=np.float16(2), y=x)), y=np.float16(0.5), name="y")))
+        yield Example("with a threshold", lambda: _build_from_body(lambda x: Builder.select(
+            cond=Builder.greater(x=x, y=np.float16(5)), a=x, b=Builder.softplus(x=x), name="y")))
+        yield Example("by hand", lambda: _build_from_body(lambda x: Builder.log(
+            x=Builder.add(x=Builder.exp(x=x), y=np.float16(1)), name="y")))
+        yield Example("1 first, for iOS15", lambda: _build_from_body(lambda x: Builder.log(
+            x=Builder.add(x=np.float16(1), y=Builder.exp(x=x)), name="y"), opset=ct.target.iOS15))
+        yield Example("log1p", lambda: _build_from_body(lambda x: Builder.log(
+            x=Builder.exp(x=x), epsilon=np.float16(1), name="y")), scale=30.0)
+        yield Example("fp32", lambda: _build_from_body(lambda x: Builder.softplus(x=x, name="y"), dtype=types.fp32),
+                      reason="computed in fp32, and the fault is fp16's")
+        yield Example("bounded", lambda: _build_from_body(lambda x: Builder.softplus(x=Builder.relu6(x=x), name="y")),
+                      reason="x never exceeds 6, and softplus is right up to 10")
+        yield Example("other logarithm", lambda: _build_from_body(lambda x: Builder.log(x=Builder.exp(x=x), name="y")),
+                      reason="not the logarithm of 1 + exp(x)")
+        yield Example("2 + exp", lambda: _build_from_body(lambda x: Builder.log(
+            x=Builder.add(x=Builder.exp(x=x), y=np.float16(2)), name="y")), reason="not the logarithm of 1 + exp(x)")
+        yield Example("1 that widens", lambda: _build_from_body(lambda x: Builder.log(
+            x=Builder.add(x=Builder.exp(x=x), y=np.ones((3, 4, 8), np.float16)), name="y")),
+            reason="not the logarithm of 1 + exp(x)")
+
+
+def _build_from_body(body: Callable[[Var], Any], **settings: Any) -> Program:
+    return build_program(body, x=(1, 4, 8), **settings)

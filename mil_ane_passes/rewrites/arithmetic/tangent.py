@@ -1,0 +1,81 @@
+"""Compute tan from sin and cos."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import coremltools as ct
+from coremltools.converters.mil.mil import Operation, Var, types
+
+from ...ir.builder import RewriteBuilder
+from ...passes.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite
+from ...passes.evidence import cite_private_route
+from ...passes.targets import Gate, format_generations
+from ...rules.elementary_functions import ElementaryFunctions
+from ._elementary_functions import EVIDENCE, LOOKUP_TABLE_EVIDENCE, build_single_op, reject_if_inaccurate
+
+
+class Tangent(Rewrite):
+    """Divide sin by cos, as tan is unsupported on the ANE.
+
+    why     Core ML on an M4 rejects tan, and so does the ANE's compiler on M1 to M5 when asked without Core ML. sin and
+            cos are taken from M3 on; before, they are unsupported as well.
+    when    tan of fp16 values; all chips looked at are M3 or newer; with `always`, one of them is.
+    exact   rounding: sin x / cos x; no fp16 number is near enough to a pole to make the cosine zero. Over all fp16
+            numbers the result is within 1.64 units in the last place (relative 1.1e-3 of what is not subnormal).
+            Infinities give NaN, as before. This counts roundings only: near the poles an error in the device's cosine
+            counts many times.
+    cost    three ops for one.
+
+    before
+        %y: fp16[2, 8] = tan(x=%x)
+    after
+        %0: fp16[2, 8] = sin(x=%x)
+        %1: fp16[2, 8] = cos(x=%x)
+        %y: fp16[2, 8] = real_div(x=%0, y=%1)
+    """
+
+    fixes = (ElementaryFunctions,)
+    stage = "decompose"
+    exactness = Exactness.ROUNDING
+    bound = "1.64 units in the last place over all fp16 numbers"
+    ulps = 1.64
+    preset = "full"
+    roots = ("tan",)
+    targets = Gate(first="m3")
+    evidence = (
+        *EVIDENCE, LOOKUP_TABLE_EVIDENCE,
+        cite_private_route("sin and cos are native from M3 on; M1 and M2 reject them, measured", "M1 and M2"),
+    )
+
+    always: bool = False
+    "Rewrite also where one requested chip supports sin and cos and another does not."
+    max_error: float = 4.0
+    "Largest accepted error in units in the last place; it is off by 1.64."
+
+    def match(self, op: Operation) -> Hit | Miss:
+        back = reject_if_inaccurate(op, 1.64, self.max_error)
+        older = [each for each in self.generations if not self.targets.includes(each)]
+        if back is None and older and not self.always:
+            return Miss(
+                op,
+                f"sin and cos are not taken on {format_generations(older)} either; name a newer target, or always=true",
+            )
+        return back or Hit(op, note="sin(x) / cos(x)")
+
+    def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
+        quotient: Var = mb.real_div(x=mb.sin(x=hit.op.x), y=mb.cos(x=hit.op.x))
+        return quotient
+
+    def examples(self) -> Iterable[Example]:
+        anyway = {"always": True}
+        yield Example("op", lambda: build_single_op("tan"), options=anyway)
+        yield Example("large angles", lambda: build_single_op("tan"), options=anyway, scale=1000.0)
+        yield Example(
+            "flexible, for iOS15", lambda: build_single_op("tan", None, 3, opset=ct.target.iOS15), options=anyway
+        )
+        yield Example("older chips, too", lambda: build_single_op("tan"), reason=(
+            "sin and cos are not taken on A12, A13, M1 and M2 either; name a newer target, or always=true"))
+        yield Example("fp32", lambda: build_single_op("tan", dtype=types.fp32), reason=FP32_UNSUPPORTED_REASON)
+        yield Example("not good enough", lambda: build_single_op("tan"), options={"max_error": 1.0},
+                      reason="off by up to 1.64 units in the last place, max_error=1")

@@ -1,0 +1,157 @@
+"""Compute long sums in the accumulator of matrix products."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+
+from ...ir.builder import RewriteBuilder
+from ...ir.query import get_const_value, is_symbolic
+from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite
+from ...passes.evidence import cite_m4_study
+from ...passes.examples import build_program
+from . import _sums_by_matmul as ones
+
+_ACCUMULATOR_LIMIT = 2.0**15
+"Limit that the partial sums of a matrix product must stay below."
+_MAX_SHIFT = 6
+"Most bits by which the operand is scaled down: more would lose small elements."
+
+
+class WideReduceSum(Rewrite):
+    """Sum long axes as a matrix product with ones, which accumulates with more bits than a reduction.
+
+    why     A reduce_sum is said to accumulate in fp16: a sum of ones would stop at 2048, and cancellation leaves
+            little. A matrix product accumulates in 32 bits, 16 of them after the point, and rounds once.
+    when    reduce_sum and reduce_mean of fp16 values over `least` to `most` elements, all axes summed of known size;
+            a mean only over a count that fp16 holds. The other end of the accumulator is near: a partial sum of 32768
+            is infinite. With feeds, the operand is scaled by the power of two that keeps every partial sum below that
+            (where more than 2^-6 is needed, the op is left alone); without, the note says so.
+    exact   rounding: of the sum as before; a mean is then divided by the number of elements, one rounding more.
+            Where sums reach 32768, or with fp16 outputs 65504, a mean that was finite is infinite now: give feeds.
+    cost    a transpose where the summed axes are not the last, a reshape where they are several; a column of ones; a
+            division for a mean or a scaled operand.
+
+    before
+        %y: fp16[2, 3] = reduce_sum(x=%x, axes=[-1])
+    after
+        %0: fp16[2, 3, 1] = matmul(x=%x, y=<fp16[2048, 1]>)
+        %y: fp16[2, 3] = squeeze(x=%0, axes=[-1])
+    """
+
+    code, slug = "ANE313", "long-fp16-sum"
+    stage = "numerics"
+    exactness = Exactness.ROUNDING
+    bound = "half a unit in the last place of the sum, and for a mean half of the result, while sums stay below 32768"
+    preset = "named"
+    roots = ("reduce_sum", "reduce_mean")
+    measures = True
+    evidence = (
+        Community("reduce_sum accumulates narrow, matmul wide; x @ ones is never less exact (private route)",
+                  source="sbryngelson/ANEForge docs/developer/numerics.md", date="2026"),
+        Community("at odds with it, on the same page: all reductions accumulate wide, 16384 ones sum up exactly",
+                  source="sbryngelson/ANEForge docs/developer/numerics.md", date="2026"),
+        Community("whole sums are exact up to 2048; a sum of 2048 read as 2050, and 2049 as 2050, which is no more "
+                  "than the rounding of the result (private route)", chip="M5", os="macOS 26.5",
+                  source="https://github.com/sbryngelson/ANEForge/issues/115", date="2026-07-23"),
+        Community("unexplained: two matrix products of transposed operands were infinite although no order of summing "
+                  "could pass 17321 (private route)", chip="M5", os="macOS 26.5",
+                  source="https://github.com/sbryngelson/ANEForge/issues/115", date="2026-07-23"),
+        cite_m4_study("a matrix product whose inner dimension is above 32768 is unsupported"),
+        Community("products are summed in 32 bits, 16 after the point; a partial sum of 32768 is infinite for good",
+                  source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/numerics.md", chip="M4, M6",
+                  date="2026-10-02"),
+    )
+
+    least: int = 2048
+    "Fewest elements of a sum that is rewritten."
+    most: int = 16384
+    "The most elements of a sum that a matrix product supports: 16384 on M1 to M3, 32768 from M4 on."
+
+    def match(self, op: Operation) -> Hit | Miss:
+        rank = op.x.rank
+        axes = sorted({axis % rank for axis in get_const_value(op.axes) or range(rank)}) if rank else []
+        extents = [op.x.shape[axis] for axis in axes]
+        if not axes or not types.is_float(op.x.dtype):
+            return Miss(op, "sums no floating-point numbers", near=False)
+        if any(is_symbolic(extent) for extent in extents):
+            return Miss(op, "the number of elements is symbolic")
+        count = math.prod(int(extent) for extent in extents)
+        if count < self.least:
+            return Miss(op, f"sums {count} elements, fewer than {self.least}", near=False)
+        if count > self.most:
+            return Miss(op, f"sums {count} elements; products of more than {self.most} terms leave the ANE")
+        if op.x.dtype != types.fp16:
+            return Miss(op, "computed in fp32, off the ANE: the fault is fp16's")
+        if len(axes) > 1 and sum(map(is_symbolic, op.x.shape)) > 1:
+            return Miss(op, "several axes are summed beside several symbolic ones: no reshape can say which is which")
+        if op.op_type == "reduce_mean" and float(np.float16(count)) != count:
+            return Miss(op, f"a mean of {count} elements, which is no fp16 number")
+        return self._match_scale(op, axes, count)
+
+    def _match_scale(self, op: Operation, axes: list[int], count: int) -> Hit | Miss:
+        """Match with the scale that the operand needs, as far as the measured runs show it."""
+        facts: dict[str, Any] = {"axes": axes, "count": count}
+        seen, total = (None, None) if self.measured is None else map(self.measured.get, (op.x, op.outputs[0]))
+        if seen is None or total is None:
+            return Hit(op, note=f"{count} elements; partial sums must stay below 32768, which nothing here shows",
+                       shift=0, **facts)
+        times = count if op.op_type == "reduce_mean" else 1
+        one_sign = seen.low >= 0 or seen.high <= 0
+        partial = total.largest * times if one_sign else seen.largest * count
+        shift = max(0, math.ceil(math.log2(partial * 1.01 / _ACCUMULATOR_LIMIT))) if partial else 0
+        if not seen.finite or shift > _MAX_SHIFT:
+            return Miss(op, f"partial sums may reach {partial:.4g} in the runs at hand: scaled below 32768, small "
+                            "elements would be lost")
+        scaled = f", the operand scaled by 2^-{shift}" if shift else ""
+        return Hit(op, note=f"{count} elements; partial sums within {partial:.4g} in the runs at hand{scaled}",
+                   shift=shift, **facts)
+
+    def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
+        op = hit.op
+        total = ones.sum_by_matmul(mb, op.x, hit.axes, 2.0**-hit.shift)
+        divisor = (hit.count if op.op_type == "reduce_mean" else 1) / 2.0**hit.shift
+        if divisor != 1:
+            total = mb.real_div(x=total, y=np.float16(divisor))
+        return ones.restore_reduced_shape(mb, total, op, hit.axes)
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("last axis", lambda: _build_reduction((2, 3, 2048), axes=[-1]), measured=False)
+        yield Example("kept", lambda: _build_reduction((2, 3, 2048), axes=[-1], keep_dims=True))
+        yield Example("first axis", lambda: _build_reduction((2048, 3, 2), axes=[0]))
+        yield Example("first axis kept", lambda: _build_reduction((2048, 3, 2), axes=[0], keep_dims=True))
+        yield Example("whole image", lambda: _build_reduction((1, 3, 32, 64), axes=[2, 3]))
+        yield Example("apart", lambda: _build_reduction((64, 3, 32), axes=[0, 2], keep_dims=True))
+        yield Example("everything", lambda: _build_reduction((4, 8, 64)))
+        yield Example(
+            "mean", lambda: _build_reduction((1, 3, 32, 64), "reduce_mean", axes=[-2, -1], keep_dims=True), within=15.0
+        )
+        yield Example(
+            "mean of large ones", lambda: _build_reduction((2, 2048), "reduce_mean", axes=[1]), scale=30.0, within=99.0
+        )
+        yield Example(
+            "short", lambda: _build_reduction((2, 2047), axes=[1]), reason="sums 2047 elements, fewer than 2048"
+        )
+        yield Example("too long", lambda: _build_reduction((1, 16385), axes=[1]),
+                      reason="sums 16385 elements; products of more than 16384 terms leave the ANE")
+        yield Example("short, but asked for", lambda: _build_reduction((2, 64), axes=[1]), options={"least": 64})
+        yield Example(
+            "symbolic", lambda: _build_reduction((2, None), axes=[1]), reason="the number of elements is symbolic"
+        )
+        yield Example("odd mean", lambda: _build_reduction((2, 2049), "reduce_mean", axes=[1]),
+                      reason="a mean of 2049 elements, which is no fp16 number")
+        yield Example("too large", lambda: _build_reduction((2, 2048), "reduce_mean", axes=[1]), scale=9000.0,
+                      reason="partial sums may reach 7.189e+07 in the runs at hand: scaled below 32768, small elements "
+                             "would be lost")
+        yield Example("fp32", lambda: _build_reduction((2, 2048), dtype=types.fp32, axes=[1]),
+                      reason="computed in fp32, off the ANE: the fault is fp16's")
+
+
+def _build_reduction(
+    shape: tuple[int | None, ...], kind: str = "reduce_sum", dtype: Any = types.fp16, **options: Any
+) -> Program:
+    return build_program(lambda x: getattr(Builder, kind)(x=x, name="y", **options), dtype=dtype, x=shape)

@@ -1,0 +1,166 @@
+"""Select a band of matrices with a constant mask."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+
+from ...ir.builder import RewriteBuilder
+from ...ir.query import get_const_value, is_const, is_symbolic
+from ...passes.contract import Exactness, Example, Hit, Miss, Rewrite
+from ...passes.evidence import cite_m4_study, cite_private_route
+from ...passes.examples import build_program
+from ...rules.masks_at_run_time import MasksAtRunTime
+from ._generated_constants import (
+    AxisSize,
+    build_shared_const,
+    cut_const_to_length,
+    describe_size_excess,
+    extract_axis_line,
+)
+
+_MAX_EXACT_INTEGER = 2048
+"fp16 represents all integers up to here."
+
+
+class ConstantBandPart(Rewrite):
+    """Select the band that band_part keeps by a constant mask; band_part is unsupported on the ANE.
+
+    why     band_part is unsupported, and with it the causal mask of a transformer leaves the ANE. select is accepted.
+    when    fp16, fp32 and bool; the last two axes of known size, the others of any. A band that is all of the matrix
+            is the matrix itself. With `longest` (up to 2048) also matrices of a size known at run time, of floating
+            point: the places of rows and columns are constants, cut to size as by `ane::constant_range`, and compared.
+            A run with more rows or columns than `longest` would be wrong.
+    exact   bitwise: select copies the element or takes 0, so that an infinity or NaN outside the band is 0, as before.
+    cost    a mask of one byte an element of a single matrix, shared by all bands of its size and kind, up to
+            `max_bytes`; at run time `longest` numbers for each open axis, slices and a concat to cut them to size, a
+            difference, and a comparison and a select for each bound.
+
+    before
+        %y: fp16[1, 8, 16] = band_part(x=%x, upper=0)
+    after
+        %y: fp16[1, 8, 16] = select(cond=<bool[8, 16]>, a=%x, b=0.0)
+    """
+
+    fixes = (MasksAtRunTime,)
+    stage = "decompose"
+    exactness = Exactness.BITWISE
+    preset = "full"
+    roots = ("band_part",)
+    evidence = (
+        cite_m4_study("band_part is unsupported; select is accepted"),
+        cite_private_route("band_part is supported nowhere, select everywhere"),
+    )
+
+    longest: int = 0
+    "The most rows or columns of a matrix of dynamic size, up to 2048; 0 skips such matrices."
+    max_bytes: int = 4 << 20
+    "The most bytes of one mask."
+
+    def match(self, op: Operation) -> Hit | Miss:
+        if types.is_int(op.x.dtype):
+            return Miss(op, "a band of integers, which is unsupported on the ANE, too")
+        lower, upper = (int(get_const_value(op.inputs[side])) for side in ("lower", "upper"))
+        if lower < 0 and upper < 0:
+            return Hit(op, note="the band is the whole matrix", band=None)
+        rows, columns = op.x.shape[-2:]
+        if is_symbolic(rows) or is_symbolic(columns):
+            return self._match_flexible(op, lower, upper)
+        if int(rows) * int(columns) > self.max_bytes:
+            return Miss(op, describe_size_excess(int(rows) * int(columns), self.max_bytes))
+        return Hit(op, note=f"{lower} below and {upper} above the diagonal of {rows} x {columns}",
+                   band=(int(rows), int(columns), lower, upper), flexible=False)
+
+    def _match_flexible(self, op: Operation, lower: int, upper: int) -> Hit | Miss:
+        """Match a matrix of dynamic size: the indices of its rows and columns are cut to its size from constants."""
+        if self.longest < 1:
+            return Miss(op, "the size of the matrix is symbolic; with longest=N constants of N places are cut to it")
+        known = [int(extent) for extent in op.x.shape[-2:] if not is_symbolic(extent)]
+        if max(self.longest, lower, upper, *known) > _MAX_EXACT_INTEGER:
+            return Miss(
+                op, f"places or bounds above {_MAX_EXACT_INTEGER}, beyond which fp16 does not hold all whole numbers"
+            )
+        if not types.is_float(op.x.dtype):
+            return Miss(op, "a band of truth values of a size known at run time")
+        return Hit(op, note=f"{lower} below and {upper} above the diagonal, up to {self.longest} places",
+                   band=(self.longest, self.longest, lower, upper), flexible=True,
+                   largest_size=self.longest)
+
+    def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
+        x = hit.op.x
+        if hit.band is None:
+            whole: Var = mb.identity(x=x)
+            return whole
+        if hit.flexible:
+            return self._select_by_comparison(mb, x, *hit.band[2:])
+        if is_const(x):
+            *_, lower, upper = hit.band
+            known: Var = mb.weight(x, f"band_{lower}_{upper}", lambda: np.where(_make_band_mask(*hit.band), x.val, 0))
+            return known
+        mask = build_shared_const(mb, ("band", *hit.band), lambda: _make_band_mask(*hit.band))
+        kept: Var = mb.select(cond=mask, a=x, b=types.nptype_from_builtin(x.dtype)(0))
+        return kept
+
+    def _select_by_comparison(self, mb: RewriteBuilder, x: Var, lower: int, upper: int) -> Var:
+        """Select the elements whose row and column index, compared as numbers, are no further apart than the bounds."""
+        number = types.nptype_from_builtin(x.dtype)  # numpy 1 makes float64 of number(0) + lower
+        below = mb.sub(x=self._places(mb, x, x.rank - 2), y=self._places(mb, x, x.rank - 1))
+        if lower >= 0:
+            x = mb.select(cond=mb.less_equal(x=below, y=number(lower)), a=x, b=number(0))
+        if upper >= 0:
+            x = mb.select(cond=mb.greater_equal(x=below, y=number(-upper)), a=x, b=number(0))
+        return x
+
+    def _places(self, mb: RewriteBuilder, x: Var, axis: int) -> Var:
+        """Return 0, 1, 2, ... along one of the two last axes of x."""
+        dtype = types.nptype_from_builtin(x.dtype)
+        count = self.longest if is_symbolic(x.shape[axis]) else int(x.shape[axis])
+        shape = (count, 1) if axis == x.rank - 2 else (1, count)
+        places = build_shared_const(
+            mb, ("places", *shape, dtype.__name__), lambda: np.arange(count, dtype=dtype).reshape(shape)
+        )
+        if not is_symbolic(x.shape[axis]):
+            return places
+        return cut_const_to_length(
+            mb, places, extract_axis_line(mb, AxisSize(x, axis), 2, axis - x.rank + 2), axis - x.rank + 2
+        )
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("causal", lambda: _build_band_part((1, 8, 16), lower=-1, upper=0))
+        yield Example("above", lambda: _build_band_part((4, 6), lower=0, upper=-1))
+        yield Example("a band", lambda: _build_band_part((2, 2, 5, 3), lower=1, upper=2))
+        yield Example("all of it", lambda: _build_band_part((3, 3)))
+        yield Example("of truth", _build_bool_band)
+        yield Example("any number of matrices", lambda: _build_band_part((None, 3, 4), upper=0))
+        yield Example("integers", lambda: _build_band_part((3, 3), dtype=types.int32, upper=0),
+                      reason="a band of integers, which is unsupported on the ANE, too")
+        yield Example(
+            "any size up to", lambda: _build_band_part((None, None), lower=1, upper=0), options={"longest": 16}
+        )
+        yield Example("any size", lambda: _build_band_part((None, 4), upper=0), reason=(
+            "the size of the matrix is symbolic; with longest=N constants of N places are cut to it"))
+        yield Example("large", lambda: _build_band_part((64, 64), upper=0), options={"max_bytes": 4000},
+                      reason="the constant is 4096 bytes, above max_bytes=4000")
+
+
+def _make_band_mask(rows: int, columns: int, lower: int, upper: int) -> np.ndarray[Any, Any]:
+    """Make the mask of i - j <= `lower` and j - i <= `upper`; a negative bound does not apply."""
+    below = np.arange(rows)[:, None] - np.arange(columns)
+    inside: np.ndarray[Any, Any] = ((lower < 0) | (below <= lower)) & ((upper < 0) | (-below <= upper))
+    return inside
+
+
+def _build_band_part(shape: tuple[int | None, ...], dtype: Any = types.fp16, **band: int) -> Program:
+    return build_program(lambda x: Builder.band_part(x=x, name="y", **band), dtype=dtype, x=shape)
+
+
+def _build_bool_band() -> Program:
+    def body(x: Var) -> Var:
+        band = Builder.band_part(x=Builder.greater(x=x, y=np.float16(0)), lower=0, upper=1)
+        result: Var = Builder.cast(x=band, dtype="fp16", name="y")
+        return result
+
+    return build_program(body, x=(4, 4))

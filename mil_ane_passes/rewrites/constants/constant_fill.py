@@ -1,0 +1,149 @@
+"""Replace a tensor that is filled with one number by a constant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Block, Builder, Operation, Program, Var, types
+
+from ...ir.builder import RewriteBuilder
+from ...passes.contract import BlockRewrite, Exactness, Example, Hit, Miss
+from ...passes.examples import build_program
+from ...passes.targets import Gate
+from ...rules.fills import Fills
+from ._fills import (
+    FILL_OPS,
+    build_dynamic_fill,
+    build_filled_const,
+    can_all_readers_broadcast,
+    count_static_bytes,
+    read_fill_dimensions,
+    rebuild_readers_with_scalar,
+)
+from ._generated_constants import describe_size_excess
+
+_BEFORE_M4 = Gate(last="m3")
+
+
+class ConstantFill(BlockRewrite):
+    """Replace fill and fill_like by a constant: of one element where its readers broadcast, else of the full size.
+
+    why     fill and fill_like were reported on the CPU only, and the sizes of a fill that are computed from shapes are
+            integers, which are there for certain. An M4 takes fill_like; of fill nothing is known there.
+    when    Every reader is elementwise and has its shape from its other operand: one element, whatever the size. A
+            known size: a constant. A fill of a size that other values have (fp16, fp32 or bool, in sizes taken from
+            their shapes): a slice of such a value compared with itself, which is greater nowhere, cast to zeros, and
+            the number added. fill_like of a size known at run time, which an M4 takes, gets that with always=true, or
+            when only older chips are the target. Without always=true every fill_like
+            stays where no older chip is looked at.
+    exact   bitwise, whatever the value holds that the size is from: infinities and NaN are not greater than themselves.
+    cost    less than before with one element; the constant's bytes, up to max_bytes; at run time four ops on a slice
+            of each axis of such a size, and one that writes what the fill wrote; a cast at the edge where the size is
+            that of integers.
+
+    before
+        %0: fp16[2, s0] = fill_like(ref_tensor=%x, value=0.5)
+        %y: fp16[2, s0] = add(x=%x, y=%0)
+    after
+        %y: fp16[2, s0] = add(x=%x, y=[[0.5]])
+    """
+
+    fixes = (Fills,)
+    stage = "decompose"
+    exactness = Exactness.BITWISE
+    preset = "full"
+    roots = FILL_OPS
+
+    max_bytes: int = 1 << 20
+    "The most bytes of one constant."
+    always: bool = False
+    "Replace fill_like also where a requested generation supports it."
+
+    def match_block(self, block: Block) -> Iterator[Hit | Miss]:
+        for op in block.operations:
+            if op.op_type in FILL_OPS:
+                yield self._match_op(op)
+
+    def _match_op(self, op: Operation) -> Hit | Miss:
+        older = [_BEFORE_M4.includes(generation) for generation in self.generations]
+        if op.op_type == "fill_like" and not any(older) and not self.always:
+            return Miss(op, "fill_like is accepted on M4", near=False)
+        made = op.outputs[0]
+        if op.value.val is None or any(extent == 0 for extent in made.shape):
+            return Miss(op, "its number or its elements are none", near=False)
+        dims = read_fill_dimensions(op)
+        number: Any = np.asarray(op.value.val).astype(types.nptype_from_builtin(made.dtype))[()]
+        facts: dict[str, Any] = {"dims": dims, "number": number}
+        if can_all_readers_broadcast(op, dims):
+            return Hit(op, note="one element, which its readers broadcast", one=True, **facts)
+        nbytes = count_static_bytes(dims, number)
+        if nbytes > self.max_bytes:
+            return Miss(op, describe_size_excess(nbytes, self.max_bytes))
+        if all(isinstance(extent, int) for extent in dims):
+            return Hit(op, note=f"a constant of {nbytes} bytes", one=False, **facts)
+        reason = self._find_dynamic_fill_obstacle(op, dims, all(older))
+        return Miss(op, reason) if reason else Hit(op, note="zeros of a size known at run time, and the number",
+                                                   one=False, **facts)
+
+    def _find_dynamic_fill_obstacle(self, op: Operation, dims: list[Any], older: bool) -> str:
+        """Return why a fill of dynamic size is not rewritten, or ""."""
+        if None in dims:
+            return "its shape is computed, and not from the extents of other values"
+        if types.is_int(op.outputs[0].dtype):
+            return "integers of a size known at run time, which is unsupported on the ANE"
+        if op.op_type == "fill_like" and not older and not self.always:
+            return "taken on M4; name an older target, or always=true"
+        return ""
+
+    def rewrite_block(self, hit: Hit, mb: RewriteBuilder) -> dict[Var, Var]:
+        if hit.one:
+            return rebuild_readers_with_scalar(mb, hit.op, hit.number)
+        made = hit.op.outputs[0]
+        if not all(isinstance(extent, int) for extent in hit.dims):
+            return {made: build_dynamic_fill(mb, hit.dims, hit.number)}
+        held = build_filled_const(mb, tuple(hit.dims), hit.number)
+        return {made: mb.identity(x=held) if made.consuming_blocks else held}
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("added", _build_added_fill)
+        yield Example("read as it is", lambda: build_program(
+            lambda x: _transpose_filled(x, Builder.fill(shape=[2, 3], value=np.float16(1))), x=(2, 3)))
+        yield Example("as large as another", lambda: build_program(
+            lambda x: _transpose_filled(x, Builder.fill_like(ref_tensor=x, value=np.float16(-2))), x=(2, 3)))
+        yield Example("rows of another", _build_row_fill)
+        yield Example("as large as another at run time", _build_fill_like, options={"always": True})
+        yield Example("taken on M4", _build_fill_like, reason="taken on M4; name an older target, or always=true")
+        yield Example("large", lambda: build_program(
+            lambda x: _transpose_filled(x, Builder.fill(shape=[2, 64], value=np.float16(1))), x=(2, 3)),
+            options={"max_bytes": 200}, reason="the constant is 256 bytes, above max_bytes=200")
+        yield Example(
+            "constant",
+            lambda: build_program(lambda x: Builder.add(x=x, y=np.float16(1), name="y"), x=(2, 3)),
+            reason="",
+        )
+
+
+def _build_added_fill() -> Program:
+    return build_program(
+        lambda x: Builder.add(x=x, y=Builder.fill_like(ref_tensor=x, value=np.float16(0.5)), name="y"), x=(2, None))
+
+
+def _transpose_filled(x: Var, filled: Var) -> list[Var]:
+    return [Builder.relu(x=x), Builder.transpose(x=filled, perm=[1, 0], name="y")]
+
+
+def _build_fill_like() -> Program:
+    return build_program(lambda x: [Builder.relu(x=x), Builder.fill_like(ref_tensor=x, value=np.float16(3), name="y")],
+                         x=(2, None))
+
+
+def _build_row_fill() -> Program:
+    """Build the ops that torch.full((x.shape[0], 3), -1) is converted to."""
+    def body(x: Var) -> list[Var]:
+        rows = Builder.gather(x=Builder.shape(x=x), indices=np.array([0], np.int32), axis=0)
+        shape = Builder.concat(values=[rows, np.array([3], np.int32)], axis=0)
+        return [Builder.relu(x=x), Builder.fill(shape=shape, value=np.float16(-1), name="y")]
+
+    return build_program(body, x=(None, 4))

@@ -1,0 +1,151 @@
+"""Move ops that depend on integer inputs alone to the front."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import coremltools as ct
+import numpy as np
+from coremltools.converters.mil.mil import Block, Builder, Function, Operation, Program, Var, types
+
+from ...ir.builder import RewriteBuilder
+from ...ir.query import get_flat_inputs, get_type_info, is_opaque
+from ...passes.contract import BlockRewrite, Exactness, Example, Hit, Miss
+from ...passes.evidence import cite_2020_layer_list, cite_m4_study
+from ...passes.examples import build_program, make_weight
+from ...utils.text_format import format_count
+
+_GATHER_OPS = frozenset({"gather", "gather_nd", "gather_along_axis"})
+
+
+class EdgeIntegers(BlockRewrite):
+    """Move the preparation of integers, and the look-ups by them, to the front of the model.
+
+    why     int32 is unsupported on the ANE. Ops run in the order in which they stand: in the middle of the model a few
+            ops on integers cost two transitions and one more entry, at its front one change at most.
+    when    Ops that read or make int32 and depend on inputs, constants and one another only, and look-ups in constant
+            tables by them, where other ops stand before them. What depends on floats stays where it is.
+    exact   bitwise: the ops are the same, only their order is another.
+    cost    none; their results are held from the front on.
+
+    before
+        %0: fp16[2, 8] = tanh(x=%x)
+        %1: int32[8] = add(x=%i, y=1)
+        %2: fp16[8] = cast(x=%1, dtype=fp16)
+        %3: fp16[2, 8] = mul(x=%0, y=%2)
+        %y: fp16[2, 8] = relu(x=%3)
+    after
+        %0: int32[8] = add(x=%i, y=1)
+        %1: fp16[8] = cast(x=%0, dtype=fp16)
+        %2: fp16[2, 8] = tanh(x=%x)
+        %3: fp16[2, 8] = mul(x=%2, y=%1)
+        %y: fp16[2, 8] = relu(x=%3)
+    """
+
+    code, slug = "ANE264", "integers-in-the-middle"
+    stage = "layout"
+    after = ("cancel_lift_pairs", "carry_lift", "lift_conv_1d", "pad_last_axis")  # these put ops after inputs
+    exactness = Exactness.BITWISE
+    preset = "full"
+    evidence = (
+        cite_m4_study("any arithmetic on int32 is unsupported, and casts between fp16 and int32"),
+        cite_2020_layer_list(
+            "changes ANE, CPU, ANE, CPU do happen, and each involves overhead; replace the one or two layers that "
+            "cause them"
+        ),
+    )
+
+    def match_block(self, block: Block) -> Iterator[Hit | Miss]:
+        early, late, first = set[Operation](), list[Operation](), None
+        for op in block.operations:
+            if op.op_type.startswith("const"):
+                continue
+            if _is_unsupported_integer_op(op) and all(
+                _is_available_early(var, block, early) for var in get_flat_inputs(op)
+            ):
+                early.add(op)
+                late += [op] if first is not None else []
+            elif first is None:
+                first = op
+        if late:
+            yield Hit(late[0], note=f"{format_count(len(late), 'op')} on integers behind '{_get_output_name(first)}'",
+                      late=late, first=first, covers=late)
+
+    def rewrite_block(self, hit: Hit, mb: RewriteBuilder) -> dict[Var, Var]:
+        behind, before = set[Operation](), True
+        for op in mb.block.operations:
+            before = before and op is not hit.first
+            behind |= set() if before else {op}
+        with mb.at(hit.first):
+            for op in hit.late:
+                for const in _iterate_late_constants(op, behind):
+                    mb.moved(const)
+                    behind.discard(const)
+                mb.moved(op)
+        return {}
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("prepared in the middle", _build_late_cast)
+        yield Example("looked up in the middle", _build_lookup)
+        yield Example("at the front", lambda: build_program(lambda i: Builder.relu(x=Builder.cast(
+            x=Builder.add(x=i, y=np.int32(1)), dtype="fp16"), name="y"), dtype=types.int32, i=(3,)), reason="")
+        yield Example("made of floats", lambda: build_program(lambda x: Builder.cast(x=Builder.cast(
+            x=Builder.relu(x=x), dtype="int32"), dtype="fp16", name="y"), x=(2, 3)), reason="")
+
+
+def _is_unsupported_integer_op(op: Operation) -> bool:
+    """Return whether `op` is unsupported on the ANE because of int32, or of a lookup by it."""
+    if op.blocks or is_opaque(op) or any(types.is_list(var.sym_type) or types.is_state(var.sym_type)
+                                         for var in (*op.outputs, *get_flat_inputs(op))):
+        return False
+    if op.op_type in _GATHER_OPS and _is_constant(op.x):
+        return not _is_constant(op.indices)
+    return op.op_type != "classify" and any(
+        get_type_info(var).dtype == types.int32 and not _is_constant(var) for var in (*op.outputs, *get_flat_inputs(op))
+    )
+
+
+def _is_available_early(var: Var, block: Block, early: set[Operation]) -> bool:
+    return var.op is None or _is_constant(var) or var.op in early or var.op.enclosing_block is not block
+
+
+def _is_constant(var: Var) -> bool:
+    return var.op is not None and var.op.op_type.startswith("const")
+
+
+def _get_output_name(op: Operation | None) -> str:
+    return str(op.outputs[0].name) if op is not None and op.outputs else ""
+
+
+def _iterate_late_constants(op: Operation, behind: set[Operation]) -> Iterator[Operation]:
+    """Yield the constants after the front that `op` reads, each after the constants that it is computed from."""
+    for var in dict.fromkeys(get_flat_inputs(op)):
+        if _is_constant(var) and var.op in behind:
+            yield from _iterate_late_constants(var.op, behind)
+            yield var.op
+
+
+def _build_late_cast() -> Program:
+    return _build_with_integers(lambda i: Builder.cast(x=Builder.add(x=i, y=np.int32(1)), dtype="fp16"))
+
+
+def _build_lookup() -> Program:
+    return _build_with_integers(
+        lambda i: Builder.reduce_sum(
+            x=Builder.gather(x=make_weight(8, 4), indices=Builder.maximum(x=i, y=np.int32(0)), axis=0), axes=[1]
+        )
+    )
+
+
+def _build_with_integers(made: Callable[[Var], Var]) -> Program:
+    def body(x: Var, i: Var) -> Var:
+        result: Var = Builder.relu(x=Builder.mul(x=Builder.tanh(x=x), y=made(i)), name="y")
+        return result
+
+    placeholders = {"x": Builder.placeholder(shape=(2, 8), dtype=types.fp16),
+                    "i": Builder.placeholder(shape=(8,), dtype=types.int32)}
+    with Function(placeholders, opset_version=ct.target.iOS17) as function:
+        function.set_outputs([body(**function.inputs)])
+    built = Program()
+    built.add_function("main", function)
+    return built

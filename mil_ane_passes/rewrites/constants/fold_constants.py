@@ -1,0 +1,143 @@
+"""Replace values that are known during conversion by constants."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import coremltools as ct
+import numpy as np
+from coremltools.converters.mil.mil import Block, Builder, Function, Operation, Program, Var, types
+
+from ...ir.builder import RewriteBuilder
+from ...ir.query import get_consumers, get_flat_inputs, get_type_info
+from ...passes.contract import BlockRewrite, Exactness, Example, Hit, Miss
+from ...passes.evidence import cite_m4_study
+from ...passes.examples import build_program
+from ...rules.data_dependent_shape import DataDependentShape
+from ...rules.int32_ops import Int32Ops
+from ._compile_time_constants import Float64Values, count_output_bytes, is_compile_time_constant
+
+_MAX_GROWN_BYTES = 4096
+"Most bytes of a constant that is larger than the values it is computed from."
+
+
+class FoldConstants(BlockRewrite):
+    """Replace index and shape arithmetic whose result is known by the result.
+
+    why     int32 is unsupported on the ANE: each op on it runs on the CPU. Sizes read from a shape that is fixed,
+            counters that were written out and indices made of constants are known when the model is made.
+    when    Ops whose result coremltools works out from constants and fixed shapes: integers, truth values, and floats
+            that are only moved, or integers that a float holds. Floats are not computed with, and what is made of
+            floats whose computation rounds is left alone. Not weights: nothing that is compressed is unpacked, nothing
+            of more than `max_bytes` is made, and nothing larger than what it is made of but up to 4096 bytes. An op
+            that makes an output of the model stays.
+    exact   bitwise: integers have one result.
+    cost    The bytes of the constants; ops that only they needed go.
+
+    before
+        %0: int32[3] = shape(x=%x)
+        %1: int32[1] = slice_by_index(x=%0, begin=[0], end=[1])
+        %2: int32[2] = concat(values=(%1, [-1]), axis=0)
+        %y: fp16[2, 12] = reshape(x=%x, shape=%2)
+    after
+        %y: fp16[2, 12] = reshape(x=%x, shape=[2, -1])
+    """
+
+    code, slug = "ANE258", "known-at-conversion"
+    fixes = (Int32Ops, DataDependentShape)
+    stage, after = "structure", ("fold_constant_gather",)
+    exactness = Exactness.BITWISE
+    preset = "full"
+    repeats = True
+    evidence = (
+        cite_m4_study("any arithmetic on int32 is unsupported"),
+    )
+
+    max_bytes: int = 65536
+    "The most bytes of one new constant."
+
+    def match_block(self, block: Block) -> Iterator[Hit | Miss]:
+        folded, values = set[Operation](), Float64Values()
+        for op in block.operations:
+            if op.op_type != "const" and all(var._sym_val is not None for var in op.outputs) and _is_internal(op):
+                if not is_compile_time_constant(op, 1 << 40) or not values.are_exact_in_float64(op):
+                    continue
+                if count_output_bytes(op) <= min(
+                    self.max_bytes, max(_MAX_GROWN_BYTES, sum(map(_count_bytes, get_flat_inputs(op))))
+                ):
+                    folded.add(op)
+                else:
+                    yield Miss(op, f"its value has {count_output_bytes(op)} bytes, more than it is made of or than "
+                                   f"{self.max_bytes} (max_bytes)")
+        for op in folded and block.operations:
+            if op in folded and any(_is_read_elsewhere(var, folded) for var in op.outputs):
+                yield Hit(op, note=f"{op.op_type} of what is known")
+
+    def rewrite_block(self, hit: Hit, mb: RewriteBuilder) -> dict[Var, Var]:
+        return {var: _build_known_const(mb, var) for var in hit.op.outputs}
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("a size from a shape", _build_flattened)
+        yield Example("indices", lambda: build_program(lambda x: Builder.gather(x=x, axis=1, indices=Builder.add(
+            x=np.array([0, 1], np.int32), y=np.int32(1)), name="y"), x=(2, 3)))
+        yield Example("mask", lambda: build_program(lambda x: Builder.select(cond=Builder.less(
+            x=np.arange(8, dtype=np.int32), y=np.int32(2)), a=x, b=np.float16(0), name="y"), x=(2, 8)))
+        yield Example("positions", lambda: build_program(lambda x: Builder.mul(x=x, y=Builder.cast(
+            x=Builder.mul(x=np.arange(8, dtype=np.int32), y=np.int32(7)), dtype="fp16"), name="y"), x=(2, 8)))
+        yield Example("parts", lambda: build_program(lambda x: [Builder.add(x=x, y=part) for part in Builder.split(
+            x=np.arange(16, dtype=np.float16).reshape(1, 16), num_splits=2, axis=1)], x=(2, 8)))
+        yield Example("large", lambda: build_program(lambda x: Builder.add(x=x, y=Builder.fill(
+            shape=[64, 64], value=np.float16(2)), name="y"), x=(64, 64)),
+            reason="its value has 8192 bytes, more than it is made of or than 65536 (max_bytes)")
+        yield Example("computed floats", lambda: build_program(lambda x: Builder.add(
+            x=x, y=Builder.exp(x=np.ones(3, np.float16)), name="y"), x=(2, 3)), reason="")
+        yield Example("moved after it was rounded", lambda: build_program(lambda x: Builder.add(x=x, y=Builder.reshape(
+            x=Builder.mul(x=np.full(3, 0.3, np.float16), y=np.float16(0.3)), shape=[1, 3]), name="y"), x=(2, 3)),
+            reason="")
+        yield Example("a size by a float", lambda: build_program(lambda x: Builder.mul(x=x, y=Builder.reduce_max(
+            x=Builder.fill(shape=_build_scaled_sizes(x), value=np.float16(2))), name="y"), x=(2, 12)))
+        yield Example("flexible", lambda: build_program(lambda x: Builder.cast(
+            x=Builder.gather(x=Builder.shape(x=x), indices=np.int32(0), axis=0), dtype="fp16", name="y"),
+            x=(None, 3)), reason="")
+
+
+def _is_internal(op: Operation) -> bool:
+    """Return whether no output of `op` is an output of the model."""
+    return not any(isinstance(block, Function) for var in op.outputs for block in var.consuming_blocks)
+
+
+def _is_read_elsewhere(var: Var, folded: set[Operation]) -> bool:
+    return bool(var.consuming_blocks) or any(reader not in folded for reader in get_consumers(var))
+
+
+def _count_bytes(var: Var) -> int:
+    """Count the bytes of a value; 0 for lists, strings and flexible values."""
+    kind = get_type_info(var) if types.is_tensor(var.sym_type) else None
+    if kind is None or kind.shape is None:
+        return 0
+    return int(np.prod(kind.shape, dtype=np.int64)) * int(np.dtype(types.nptype_from_builtin(kind.dtype)).itemsize)
+
+
+def _build_known_const(mb: RewriteBuilder, var: Var) -> Var:
+    value = np.asarray(var.val)
+    made: Var = mb.once(("known", var.dtype, var.rank, value.shape, value.tobytes()),
+                        lambda: mb.const(val=var.val, name=f"{var.name}_known"))
+    return made
+
+
+def _build_scaled_sizes(x: Var) -> Var:
+    """Build the sizes of x times 1.5 and 2 / 3, as torch computes them."""
+    scaled = Builder.mul(x=Builder.cast(x=Builder.shape(x=x), dtype="fp32"), y=np.array([1.5, 2 / 3], np.float32))
+    result: Var = Builder.cast(x=Builder.floor(x=scaled), dtype="int32")
+    return result
+
+
+def _build_flattened() -> Program:
+    def body(x: Var) -> Var:
+        size = Builder.shape(x=x)
+        rows = Builder.slice_by_index(x=size, begin=[0], end=[1])
+        result: Var = Builder.reshape(x=x, shape=Builder.concat(values=[rows, np.array([-1], np.int32)], axis=0),
+                                      name="y")
+        return result
+
+    return build_program(body, opset=ct.target.iOS16, x=(2, 3, 4))

@@ -1,0 +1,151 @@
+"""Make one-hot vectors by comparing indices with a constant range."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import coremltools as ct
+import numpy as np
+from coremltools.converters.mil.mil import Block, Builder, Operation, Program, Var, types
+
+from ...ir.builder import RewriteBuilder
+from ...ir.query import get_const_value
+from ...passes.contract import BlockRewrite, Exactness, Example, Hit, Miss
+from ...passes.evidence import cite_m4_study, cite_private_route
+from ...passes.examples import build_program
+from ...rules.masks_at_run_time import MasksAtRunTime
+from ._generated_constants import build_shared_const, find_float_casts, replace_float_casts
+
+_MAX_EXACT_INTEGER = 2048
+"fp16 represents all integers up to here; a larger one is never rounded to one below."
+
+
+class OneHotCompare(BlockRewrite):
+    """Compare indices, as fp16, with a constant range; one_hot is unsupported on the ANE.
+
+    why     one_hot is unsupported; equal and the cast of its truth values are accepted. What remains off the ANE is the
+            cast of the indices, which are int32, at the edge, on as many elements as there are indices.
+    when    A size that is known, of up to 2048 places, and a result of rank 5 at most; vectors that are fp16, fp32 or
+            bool, or integers that are only cast to floating point, as torch's one_hot(...).float() is: the casts are
+            made there and then. on_value and off_value of other numbers than 1 and 0 where off + 1 * (on - off) is
+            exact.
+    exact   bitwise, for any indices: fp16 holds whole numbers up to 2048, rounds a larger one to no smaller than 2048,
+            and a negative one equals no place, so that an index outside the vector has no hot place, as before.
+    cost    the cast of the indices, the comparison, and a cast of the result; size * 2 bytes. Other numbers than 1 and
+            0 take a product and an addition more.
+
+    before
+        %0: int32[2, 4, 8] = one_hot(indices=%ids, one_hot_vector_size=8)
+        %y: fp16[2, 4, 8] = cast(x=%0, dtype=fp16)
+    after
+        %0: fp16[2, 4] = cast(x=%ids, dtype=fp16)
+        %1: fp16[2, 4, 1] = expand_dims(x=%0, axes=[2])
+        %2: bool[2, 4, 8] = equal(x=%1, y=[[[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]]])
+        %y: fp16[2, 4, 8] = cast(x=%2, dtype=fp16)
+    """
+
+    fixes = (MasksAtRunTime,)
+    stage = "decompose"
+    exactness = Exactness.BITWISE
+    preset = "full"
+    roots = ("one_hot",)
+    evidence = (
+        cite_m4_study("one_hot is unsupported, as are casts from int32; equal, and casts of its result, are accepted"),
+        cite_private_route("one_hot is supported nowhere, equal everywhere"),
+    )
+
+    def match_block(self, block: Block) -> Iterator[Hit | Miss]:
+        for op in block.operations:
+            if op.op_type == "one_hot":
+                yield self._match_op(op)
+
+    def _match_op(self, op: Operation) -> Hit | Miss:
+        size = get_const_value(op.one_hot_vector_size)
+        if size is None:
+            return Miss(op, "the size of the vectors is known only at run time")
+        if not 0 < size <= _MAX_EXACT_INTEGER:
+            return Miss(op, f"{size} places: fp16 holds whole numbers up to {_MAX_EXACT_INTEGER}")
+        if op.outputs[0].rank > 5:
+            return Miss(op, f"its result has rank {op.outputs[0].rank}, and up to 5 are supported on the ANE")
+        whole = types.is_int(op.outputs[0].dtype)
+        ends = find_float_casts(op) if whole else None
+        if whole and ends is None:
+            return Miss(op, "its vectors are read as integers, which are unsupported on the ANE")
+        kind = ends.kind if ends else op.outputs[0].dtype
+        on, off = (np.asarray(get_const_value(op.inputs[name])).astype(types.nptype_from_builtin(kind))
+                   for name in ("on_value", "off_value"))
+        if kind == types.bool and on == off:
+            return Miss(op, "on_value and off_value are the same")
+        if types.is_float(kind) and not _is_exact(on, off):
+            return Miss(op, f"off_value {off:g} and on_value {on:g} are not off and off + 1 * (on - off)")
+        return Hit(op, note=f"{size} places", size=int(size), ends=ends, kind=kind, on=on, off=off)
+
+    def rewrite_block(self, hit: Hit, mb: RewriteBuilder) -> dict[Var, Var]:
+        made = self._made(hit, mb)
+        return replace_float_casts(mb, hit.ends, made) if hit.ends else {hit.op.outputs[0]: made}
+
+    def _made(self, hit: Hit, mb: RewriteBuilder) -> Var:
+        op, size = hit.op, hit.size
+        axis = int(get_const_value(op.axis)) % op.outputs[0].rank
+        shape = tuple(size if each == axis else 1 for each in range(op.outputs[0].rank))
+        places = build_shared_const(mb, ("places", *shape), lambda: np.arange(size, dtype=np.float16).reshape(shape))
+        number = mb.cast(x=op.indices, dtype="fp16")
+        hot: Var = mb.equal(x=mb.expand_dims(x=number, axes=[axis]), y=places)
+        if hit.kind == types.bool:
+            return hot if hit.on else mb.logical_not(x=hot)
+        made: Var = mb.cast(x=hot, dtype=types.builtin_to_string(hit.kind))
+        if hit.on - hit.off != 1:
+            made = mb.mul(x=made, y=hit.on - hit.off)
+        return made if hit.off == 0 else mb.add(x=made, y=hit.off)
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("as torch has it", lambda: _build_one_hot(cast=True, size=8))
+        yield Example(
+            "first axis", lambda: _build_one_hot(size=6, axis=0, on_value=np.float16(1), off_value=np.float16(0))
+        )
+        yield Example(
+            "other values", lambda: _build_one_hot(size=6, axis=1, on_value=np.float16(-2), off_value=np.float16(3))
+        )
+        yield Example("truth", lambda: _build_one_hot(size=3, on_value=False, off_value=True))
+        yield Example("any number of indices", lambda: _build_one_hot(cast=True, size=5, shape=(None, 4)))
+        yield Example("integers", lambda: _build_one_hot(size=8), reason=(
+            "its vectors are read as integers, which are unsupported on the ANE"))
+        yield Example("many places", lambda: _build_one_hot(cast=True, size=2049),
+                      reason="2049 places: fp16 holds whole numbers up to 2048")
+        yield Example(
+            "values apart",
+            lambda: _build_one_hot(size=8, on_value=np.float16(0.001), off_value=np.float16(-100)),
+            reason="off_value -100 and on_value 0.0010004 are not off and off + 1 * (on - off)",
+        )
+        yield Example(
+            "size at run time", _build_dynamic_one_hot, reason="the size of the vectors is known only at run time"
+        )
+
+
+def _is_exact(on: Any, off: Any) -> bool:
+    """Return whether the difference times 0 and 1, plus `off`, gives the two values bit for bit at every precision."""
+    if not np.isfinite(on) or not np.isfinite(off) or (off == 0 and np.signbit(off)) or (on == 0 and np.signbit(on)):
+        return False
+    step = on - off
+    return bool(np.float64(step) == np.float64(on) - np.float64(off) and np.isfinite(step) and step + off == on)
+
+
+def _build_one_hot(size: int, cast: bool = False, shape: tuple[int | None, ...] = (2, 4), **given: Any) -> Program:
+    def body(ids: Var) -> Var:
+        name = {} if cast else {"name": "y"}
+        hot = Builder.one_hot(indices=ids, one_hot_vector_size=size, **given, **name)
+        result: Var = Builder.cast(x=hot, dtype="fp16", name="y") if cast else hot
+        return result
+
+    return build_program(body, dtype=types.int32, opset=ct.target.iOS17, ids=shape)
+
+
+def _build_dynamic_one_hot() -> Program:
+    def body(ids: Var) -> Var:
+        size = Builder.reduce_max(x=ids, axes=[0], keep_dims=False)
+        hot = Builder.one_hot(indices=ids, one_hot_vector_size=size, on_value=np.float16(1), off_value=np.float16(0))
+        result: Var = Builder.reduce_sum(x=hot, axes=[0], name="y")
+        return result
+
+    return build_program(body, dtype=types.int32, ids=(3,))

@@ -1,0 +1,82 @@
+"""Replace the indices of non-zero elements by a constant where they are known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from coremltools.converters.mil.mil import Builder, Operation, Program, Var
+
+from ...ir.builder import RewriteBuilder
+from ...passes.contract import Exactness, Example, Hit, Miss, Rewrite
+from ...passes.evidence import cite_private_route
+from ...passes.examples import build_program
+from ...rules.data_dependent_shape import DataDependentShape
+from ._generated_constants import build_shared_const, describe_size_excess
+
+
+class StaticNonZero(Rewrite):
+    """Fold the non_zero of a value that is known at conversion; of any other nothing can stand for it.
+
+    why     non_zero runs on the CPU only, and what is computed with its rows on the CPU, too.
+    when    The value of x is known, and some element is not zero: a constant of no rows cannot be stored. Otherwise the
+            number of rows depends on the data, and every op of the ANE has a shape that is fixed when the model is
+            compiled: select with a mask in place of picking elements out.
+    exact   bitwise.
+    cost    4 bytes an axis for each element that is not zero.
+
+    before
+        %0: int32[3, 2] = non_zero(x=[[0.0, 3.0, 0.0], [1.0, 0.0, 2.0]])
+        %1: fp16[3, 2] = cast(x=%0, dtype=fp16)
+        %2: fp16 = reduce_sum(x=%1)
+        %y: fp16[2, 3] = add(x=%x, y=%2)
+    after
+        %0: fp16[3, 2] = cast(x=[[0, 1], [1, 0], [1, 2]], dtype=fp16)
+        %1: fp16 = reduce_sum(x=%0)
+        %y: fp16[2, 3] = add(x=%x, y=%1)
+    """
+
+    fixes = (DataDependentShape,)
+    stage = "decompose"
+    exactness = Exactness.BITWISE
+    preset = "full"
+    roots = ("non_zero",)
+    evidence = (
+        cite_private_route("non_zero has no form on any generation: shapes are static"),
+    )
+
+    max_bytes: int = 1 << 20
+    "The most bytes of one constant."
+
+    def match(self, op: Operation) -> Hit | Miss:
+        if op.x.val is None:
+            return Miss(op, "the number of rows depends on values that only a run knows: select with a mask instead")
+        rows = np.ascontiguousarray(np.argwhere(op.x.val), np.int32)
+        if not rows.size:
+            return Miss(op, "no element is other than 0: a constant of no rows cannot be stored")
+        if rows.nbytes > self.max_bytes:
+            return Miss(op, describe_size_excess(rows.nbytes, self.max_bytes))
+        return Hit(op, note=f"{len(rows)} rows are known", rows=rows)
+
+    def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
+        return build_shared_const(mb, ("rows", hit.rows.shape, hit.rows.tobytes()), lambda: hit.rows)
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("known", lambda: _build_non_zero(np.array([[0, 3, 0], [1, 0, 2]], np.float16)))
+        yield Example("truth", lambda: _build_non_zero(np.array([True, False, True])))
+        yield Example(
+            "known at run time only",
+            lambda: build_program(lambda x: Builder.non_zero(x=x, name="y"), x=(2, 3)),
+            reason="the number of rows depends on values that only a run knows: select with a mask instead",
+        )
+        yield Example("none", lambda: _build_non_zero(np.zeros(3, np.float16)),
+                      reason="no element is other than 0: a constant of no rows cannot be stored")
+
+
+def _build_non_zero(known: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Program:
+    def body(x: Var) -> Var:
+        total = Builder.reduce_sum(x=Builder.cast(x=Builder.non_zero(x=known), dtype="fp16"))
+        result: Var = Builder.add(x=x, y=total, name="y")
+        return result
+
+    return build_program(body, x=(2, 3))

@@ -1,0 +1,113 @@
+"""Inline the branch that is always executed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from coremltools.converters.mil.mil import Block, Builder, Operation, Program, Var
+
+from ...ir.builder import RewriteBuilder
+from ...passes.contract import Exactness, Example, Hit, Miss, Rewrite
+from ...passes.evidence import cite_private_route
+from ...passes.examples import build_program, make_weight
+from ...rules.control_flow import ControlFlow
+from ._block_inlining import can_replace_value, make_replacement_outputs
+
+
+class InlineConstantBranch(Rewrite):
+    """Put the ops of a branch that is always taken in place of the cond.
+
+    why     cond is unsupported on the ANE: it runs on the CPU, and all that stands in its branches with it. Where the
+            predicate is known when the model is made, there is nothing to decide.
+    when    A cond whose predicate is a constant, or follows from constants and fixed shapes. The branch's sizes must be
+            those that the cond declares.
+    exact   bitwise: the same ops on the same values, under the same names. The other branch goes, with its weights.
+    cost    none.
+
+    before
+        %y: fp16[2, 3] = cond(pred=True)
+          () {
+            %0: fp16[2, 3] = relu(x=%x)
+          } -> (%0)
+          () {
+            %1: fp16[2, 3] = exp(x=%x)
+          } -> (%1)
+    after
+        %y: fp16[2, 3] = relu(x=%x)
+    """
+
+    fixes = (ControlFlow,)
+    stage = "structure"
+    after = ("fold_constants",)
+    exactness = Exactness.BITWISE
+    preset = "full"
+    roots = ("cond",)
+    evidence = (
+        cite_private_route("cond and while_loop have no form of their own on any generation"),
+    )
+
+    def match(self, op: Operation) -> Hit | Miss:
+        known = op.pred.val
+        if known is None:
+            return Miss(op, f"the branch depends on '{op.pred.name}', which is known only at run time")
+        taken = op.blocks[0 if known else 1]
+        for made, old in zip(taken.outputs, op.outputs):
+            if not can_replace_value(made, old):
+                return Miss(op, f"'{old.name}' is declared with other sizes than the branch that is taken gives it")
+        return Hit(op, note=f"the predicate is always {'true' if known else 'false'}", taken=taken)
+
+    def rewrite(self, hit: Hit, mb: RewriteBuilder) -> list[Var]:
+        taken: Block = hit.taken
+        for op in list(taken.operations):
+            mb.moved(op)
+        return make_replacement_outputs(mb, hit.op, taken.outputs)
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("always", lambda: _build_constant_cond(np.bool_(True)))
+        yield Example("never", lambda: _build_constant_cond(np.bool_(False)))
+        yield Example("from a shape", lambda: build_program(
+            lambda x: _build_cond(x, Builder.greater(x=Builder.reduce_prod(x=Builder.shape(x=x)), y=np.int32(5))),
+            x=(2, 3)))
+        yield Example("weights and several outputs", _build_several_outputs)
+        yield Example("passed through", lambda: build_program(
+            lambda x: Builder.cond(pred=Builder.const(val=np.bool_(True)), _true_fn=lambda: (x, x),
+                                   _false_fn=lambda: (Builder.relu(x=x), Builder.exp(x=x))), x=(2, 3)))
+        yield Example("inside another", _build_nested_cond)
+        yield Example("decided by values", lambda: build_program(
+            lambda x: _build_cond(x, Builder.greater(x=Builder.reduce_sum(x=x), y=np.float16(0), name="positive")),
+            x=(2, 3)), reason="the branch depends on 'positive', which is known only at run time")
+        yield Example("plain", lambda: build_program(lambda x: Builder.relu(x=x, name="y"), x=(2, 3)), reason="")
+
+
+def _build_cond(x: Var, pred: Var) -> Var:
+    result: Var = Builder.cond(pred=pred, _true_fn=lambda: Builder.relu(x=x), _false_fn=lambda: Builder.exp(x=x),
+                               name="y")
+    return result
+
+
+def _build_constant_cond(known: np.bool_) -> Program:
+    return build_program(lambda x: _build_cond(x, Builder.const(val=known)), x=(2, 3))
+
+
+def _build_several_outputs() -> Program:
+    def body(x: Var) -> list[Var]:
+        def taken() -> tuple[Var, ...]:
+            first = Builder.linear(x=x, weight=make_weight(4, 8))
+            return Builder.tanh(x=first), first, first
+
+        made = Builder.cond(pred=Builder.const(val=np.bool_(True)), _true_fn=taken,
+                            _false_fn=lambda: tuple(Builder.linear(x=x, weight=make_weight(4, 8)) for _ in range(3)))
+        return [*made, Builder.relu(x=made[2])]
+
+    return build_program(body, x=(2, 8))
+
+
+def _build_nested_cond() -> Program:
+    def body(x: Var) -> Var:
+        known = Builder.const(val=np.bool_(False))
+        result: Var = Builder.cond(pred=known, _true_fn=lambda: Builder.exp(x=x),
+                                   _false_fn=lambda: Builder.abs(x=_build_cond(x, known)), name="z")
+        return result
+
+    return build_program(body, x=(2, 3))

@@ -1,0 +1,76 @@
+"""Share one lift among ops that were lifted one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from coremltools.converters.mil.mil import Builder, Operation, Program, Var
+
+from ...ir.builder import RewriteBuilder
+from ...passes.contract import Exactness, Example, Hit, Miss, Rewrite
+from ...passes.evidence import cite_apple_authoring_rules
+from ...passes.examples import build_program
+from ._conv_1d_lifting import find_dummy_axis
+
+
+class CancelLiftPairs(Rewrite):
+    """Drop an expand_dims that puts back the axis a squeeze has just dropped.
+
+    why     A lifted op hands a squeezed value to the next lifted op, which expands it again: two layout ops that do
+            nothing between two ops that could follow one another.
+    when    squeeze of one axis (2 or 3) of a rank-4 value, read by an expand_dims of the same axis. Other readers of
+            the squeezed value keep their squeeze.
+    exact   bitwise: both ops only rename axes.
+    cost    none; a squeeze that others read as well stays.
+
+    before
+        %0: fp16[1, 4, 8] = squeeze(x=%x, axes=[-1])
+        %1: fp16[1, 4, 8, 1] = expand_dims(x=%0, axes=[-1])
+        %y: fp16[1, 4, 8, 1] = relu(x=%1)
+    after
+        %y: fp16[1, 4, 8, 1] = relu(x=%x)
+    """
+
+    code, slug = "ANE101", "squeeze-expand-pair"
+    stage = "layout"
+    after = ("lift_conv_transpose_1d", "lift_conv_1d")
+    exactness = Exactness.BITWISE
+    preset = "safe"
+    roots = ("expand_dims",)
+    evidence = (
+        cite_apple_authoring_rules("avoid reshape and transpose between ops: each is a pass over the data"),
+    )
+
+    def match(self, op: Operation) -> Hit | Miss:
+        axis = find_dummy_axis(op)
+        if axis is None:
+            return Miss(op, "not one axis, 2 or 3, of rank 4", near=False)
+        source = op.x.op
+        if source is None or source.op_type != "squeeze":
+            return Miss(op, "x is not squeezed", near=False)
+        if find_dummy_axis(source) != axis:
+            return Miss(op, f"the squeeze drops another axis than the {axis} that is put back")
+        return Hit(op, note="squeeze and expand_dims of the same axis")
+
+    def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
+        wide: Var = hit.op.x.op.x
+        return wide
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("same axis", lambda: _build_pair([-1], [-1], (1, 4, 8, 1)))
+        yield Example("spelt differently", lambda: _build_pair([3], [-1], (1, 4, 8, 1)))
+        yield Example("axis 2", lambda: _build_pair([2], [2], (1, 4, 1, 8)))
+        yield Example("other axis", lambda: _build_pair([2], [-1], (1, 4, 1, 8)),
+                      reason="the squeeze drops another axis than the 3 that is put back")
+        yield Example("no squeeze", lambda: build_program(
+            lambda x: Builder.relu(x=Builder.expand_dims(x=x, axes=[-1]), name="y"), x=(1, 4, 8)),
+            reason="x is not squeezed")
+        yield Example(
+            "first axis", lambda: _build_pair([0], [0], (1, 4, 8, 1)), reason="not one axis, 2 or 3, of rank 4"
+        )
+
+
+def _build_pair(dropped: list[int], added: list[int], shape: tuple[int, ...]) -> Program:
+    return build_program(
+        lambda x: Builder.relu(x=Builder.expand_dims(x=Builder.squeeze(x=x, axes=dropped), axes=added), name="y"),
+        x=shape)

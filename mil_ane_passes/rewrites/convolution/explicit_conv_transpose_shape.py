@@ -1,0 +1,118 @@
+"""Define the output window of a conv_transpose by pads alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from coremltools.converters.mil.mil import Builder, Operation, Program, Var
+
+from ...ir.builder import RewriteBuilder
+from ...ir.query import get_const_value
+from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite
+from ...passes.examples import build_program, make_weight
+from ._conv_transpose_windows import build_symmetric_crop, compute_crop_window, describe_crop, has_explicit_window
+
+
+class ExplicitConvTransposeShape(Rewrite):
+    """Replace a conv_transpose's output_shape or `same` that the pads do not imply by equal pads and a slice.
+
+    why     An output_shape that the pads do not imply is read in more than one way: CPU_ONLY and ALL gave different
+            outputs. ONNX Runtime declines it, and `same`, for Core ML.
+    when    pad_type same (same_lower), or an output_shape that is not what the pads (none for valid) imply.
+            coremltools' `add_conv_transpose_output_shape` writes one that they do imply; that is left alone.
+            fp16 and fp32: the report is not about the precision.
+    exact   bitwise, as the reference runtime reads MIL's definition: output_shape sets the lengths and the window
+            begins at the pad in front (`same`: in the middle). Where the full transposed convolution ends before that
+            window does, it is unsupported. ONNX's reading is another, the middle for any output_shape; the definition
+            does not decide, and the report does not say which unit read it how: look at such an op twice.
+    cost    none where the window lies in the middle; else as many rows more as its two sides differ by.
+
+    before
+        %y: fp16[1, 2, 10] = conv_transpose(x=%x, weight=<fp16[4, 2, 5]>, output_shape=[1, 2, 10])
+    after
+        %0: fp16[1, 2, 12] = conv_transpose(x=%x, weight=<fp16[4, 2, 5]>, output_shape=[1, 2, 12], pad_type=custom)
+        %y: fp16[1, 2, 10] = slice_by_index(x=%0, begin=[0, 0, 0], end=[0, 0, 10], end_mask=[True, True, False])
+    """
+
+    code, slug = "ANE304", "conv-transpose-output-shape"
+    stage = "numerics"
+    after = ("lift_conv_transpose_1d",)
+    exactness = Exactness.BITWISE
+    preset = "safe"
+    roots = ("conv_transpose",)
+    evidence = (
+        Community(
+            "x (1, 3, 4, 4), kernel 3, output_shape (1, 3, 4, 4), pad_type left out: CPU_ONLY and ALL differ "
+            "completely",
+            source="https://github.com/apple/coremltools/issues/2281", date="2024-07",
+        ),
+        Community(
+            "ONNX Runtime's CoreML provider declines ConvTranspose with output_shape and with auto_pad SAME_*; where "
+            "the units differed, the one that is not the CPU matched ONNX",
+            source="https://github.com/microsoft/onnxruntime/pull/21416", date="2024-07",
+        ),
+    )
+
+    def match(self, op: Operation) -> Hit | Miss:
+        if get_const_value(op.pad_type, "valid") in ("custom", "valid") and op.output_shape is None:
+            return Miss(op, "pads are explicit and there is no output_shape", near=False)
+        window = compute_crop_window(op)
+        if isinstance(window, str):
+            return Miss(op, window)
+        if has_explicit_window(op):
+            return Miss(op, "output_shape is what the pads imply", near=False)
+        beyond = -min(min(pair) for pair in window)
+        if beyond > 0:
+            return Miss(op, f"the output reaches {beyond} beyond the full transposed convolution, which no pad can say")
+        return Hit(op, note=describe_crop(window), window=window)
+
+    def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
+        return build_symmetric_crop(mb, hit.op, hit.window)
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("no pads", _build_short_output)
+        yield Example("strided, with bias", lambda: _build_conv_transpose_1d(output_shape=[1, 2, 17]))
+        yield Example(
+            "in the middle", lambda: _build_conv_transpose_1d(output_shape=[1, 2, 17], pad_type="custom", pad=[1, 0])
+        )
+        yield Example("same", lambda: _build_conv_transpose_1d(pad_type="same"))
+        yield Example("same, in the middle", lambda: _build_conv_transpose_1d(pad_type="same", stride=3, groups=2))
+        yield Example(
+            "same with output_shape", lambda: _build_conv_transpose_1d(pad_type="same", output_shape=[1, 2, 15])
+        )
+        yield Example("same_lower", lambda: _build_conv_transpose_1d(pad_type="same_lower", output_shape=[1, 2, 16]))
+        yield Example("two axes", lambda: _build_conv_transpose_2d(output_shape=[2, 2, 10, 15]))
+        yield Example("two axes, same", lambda: _build_conv_transpose_2d(pad_type="same", dilations=[2, 3]))
+        yield Example(
+            "what the pads imply",
+            lambda: _build_conv_transpose_1d(pad_type="custom", pad=[1, 0], output_shape=[1, 2, 18]),
+            reason="output_shape is what the pads imply",
+        )
+        yield Example("no output_shape", lambda: _build_conv_transpose_1d(pad_type="custom", pad=[1, 0]),
+                      reason="pads are explicit and there is no output_shape")
+        yield Example("same, kernel shorter than stride", lambda: _build_conv_transpose_1d(pad_type="same", stride=7),
+                      reason="the output reaches 2 beyond the full transposed convolution, which no pad can say")
+        yield Example("beyond the end", lambda: _build_conv_transpose_1d(output_shape=[1, 2, 22]),
+                      reason="the output reaches 3 beyond the full transposed convolution, which no pad can say")
+
+
+def _build_conv_transpose_1d(stride: int = 2, groups: int = 1, **parameters: object) -> Program:
+    bias = np.array([0.5, -1.0], dtype=np.float16)
+    return build_program(
+        lambda x: Builder.conv_transpose(x=x, weight=make_weight(4, 2 // groups, 5), bias=bias, strides=[stride],
+                                         groups=groups, name="y", **parameters),
+        x=(1, 4, 8))
+
+
+def _build_short_output() -> Program:
+    return build_program(
+        lambda x: Builder.conv_transpose(x=x, weight=make_weight(4, 2, 5), output_shape=[1, 2, 10], name="y"),
+        x=(1, 4, 8),
+    )
+
+
+def _build_conv_transpose_2d(**parameters: object) -> Program:
+    return build_program(
+        lambda x: Builder.conv_transpose(x=x, weight=make_weight(4, 2, 3, 4), strides=[2, 3], name="y", **parameters),
+        x=(2, 4, 5, 6))

@@ -1,0 +1,196 @@
+"""Run a conv with an awkward stride as one of stride 1."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import numpy as np
+from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+
+from ...ir.builder import RewriteBuilder
+from ...ir.query import get_const_value, is_symbolic
+from ...passes.contract import FP32_UNSUPPORTED_REASON, Community, Exactness, Example, Hit, Miss, Rewrite
+from ...passes.evidence import cite_apple_authoring_rules, cite_m4_study
+from ...passes.examples import build_program, make_weight
+from .._target_gate import find_length_obstacle
+from ._conv_1d_lifting import rebuild_op
+from ._conv_phases import (
+    build_phase_input,
+    build_phase_weight,
+    compute_new_lengths,
+    find_awkward_stride_axes,
+    find_phase_obstacle,
+    resolve_conv_pads,
+)
+
+
+class FactorConvStride(Rewrite):
+    """Turn a conv whose stride has prime factors other than 2 and 3 into one of stride 1 over the phases of its input.
+
+    why     Such strides (5, 7, 10, ...) made the ANE's compiler hang or take half a minute. An iPad whose log says
+            "Strides of Conv needs to be product of at most 2 interleave factors" gave wrong outputs; that the stride
+            is the cause is not verified. The reports contradict each other: on an M4 strides 2 to 8 were all taken, in
+            the first report 13 and 14 compiled as fast as any, and one hang is of stride 6, which is left alone here.
+    when    fp16; an undilated axis of known size, a constant weight that is read in no other way. Other axes keep their
+            stride. form=slice takes dilated, compressed, 3-D and symbolic ones as well. Not where the length that is
+            made is beyond a chip looked at and that of x is not.
+    exact   rounding: the same products, added in another order. Where the kernel is longer than the stride and
+            no multiple of it zeros are multiplied too: an infinite or NaN input may then reach outputs beside its own.
+            form=slice is bitwise.
+    cost    the weight is laid out anew, at most ceil(K / s) * s / K times its bytes on each axis whose kernel is longer
+            than its stride; the input is moved once for each axis. form=slice keeps weight and input and computes s
+            times as much.
+
+    before
+        %y: fp16[1, 4, 4] = conv(x=%x, weight=<fp16[4, 3, 10]>, strides=[5], pad_type=custom, pad=[1, 1])
+    after
+        %0: fp16[1, 3, 25] = pad(x=%x, pad=[0, 0, 0, 0, 1, 1])
+        %1: fp16[1, 3, 5, 5] = reshape(x=%0, shape=[1, 3, 5, 5])
+        %2: fp16[1, 3, 5, 5] = transpose(x=%1, perm=[0, 1, 3, 2])
+        %3: fp16[1, 15, 5] = reshape(x=%2, shape=[1, 15, 5])
+        %y: fp16[1, 4, 4] = conv(x=%3, weight=<fp16[4, 15, 2]>)
+    """
+
+    code, slug = "ANE314", "conv-stride-prime-factors"
+    stage = "numerics"
+    exactness = Exactness.ROUNDING
+    bound = "the roundings of one sum of as many products, taken in another order"
+    preset = "full"
+    roots = ("conv",)
+    evidence = (
+        Community(
+            "Conv2d strides 5 and 7: conversion stopped after 5 minutes; 10 and 11: 30 s; 1 to 4, 6, 8, 9 and "
+            "12 to 18: below 10 s",
+            source="https://github.com/apple/coremltools/issues/2473",
+            date="2025-03",
+        ),
+        Community(
+            "an iPad logs that strides need to be a product of at most 2 interleave factors, and its outputs are "
+            "wrong; with target iOS15 instead of iOS16 they are right",
+            source="https://github.com/apple/coremltools/issues/2173",
+            date="2024-03",
+        ),
+        Community(
+            "fp16, kernel 12, stride 6 on a length of 18001: loading for the ANE hangs; fp32 and the GPU do not "
+            "(against the above)",
+            source="https://github.com/apple/coremltools/issues/2660",
+            date="2026-03",
+        ),
+        cite_apple_authoring_rules(
+            "strides to use: 4, 6, 8, 9, 12, 16, 24, 32; otherwise pixel shuffle or transpose tricks"
+        ),
+        cite_m4_study("strides 2 to 8 are all supported (against the above)"),
+    )
+
+    form: Literal["phase", "slice"] = "phase"
+    "phase lays the input out in phases; slice computes every output at stride 1 and keeps each s-th."
+
+    def match(self, op: Operation) -> Hit | Miss:
+        axes = find_awkward_stride_axes(op)
+        if not axes:
+            return Miss(op, "every stride is a product of 2s and 3s", near=False)
+        if op.outputs[0].dtype != types.fp16:
+            return Miss(op, FP32_UNSUPPORTED_REASON)
+        pads = resolve_conv_pads(op)
+        if isinstance(pads, str):
+            return Miss(op, pads)
+        reason = find_phase_obstacle(op, axes) if self.form == "phase" else None
+        if reason:
+            return Miss(op, reason)
+        held = max((int(op.x.shape[2 + axis]) for axis in axes if not is_symbolic(op.x.shape[2 + axis])), default=0)
+        reason = find_length_obstacle(compute_new_lengths(op, axes, pads, self.form == "phase"), self.generations, held)
+        if reason:
+            return Miss(op, reason)
+        strides = ", ".join(str(get_const_value(op.strides)[axis]) for axis in axes)
+        exactness = Exactness.BITWISE if self.form == "slice" else None
+        fits = all(
+            op.weight.shape[2 + axis] % get_const_value(op.strides)[axis] == 0 for axis in axes
+        )  # otherwise zeros are added
+        return Hit(op, note=f"stride {strides} as {self.form}s", exactness=exactness, axes=axes, pads=pads,
+                   keeps_nonfinite=fits or self.form == "slice")
+
+    def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
+        op, axes = hit.op, hit.axes
+        steps = get_const_value(op.strides)
+        changes: dict[str, Any] = {"strides": [1 if axis in axes else step for axis, step in enumerate(steps)]}
+        if self.form == "slice":
+            changes |= {"pad_type": "custom", "pad": [amount for pair in hit.pads for amount in pair]}
+            dense = rebuild_op(mb, op, **changes)
+            kept = [step if axis in axes else 1 for axis, step in enumerate(steps)]
+            every: Var = mb.slice_by_index(x=dense, begin=[0] * dense.rank, end=[0] * dense.rank, stride=[1, 1, *kept],
+                                           end_mask=[True] * dense.rank)
+            return every
+        left = [(0, 0) if axis in axes else pair for axis, pair in enumerate(hit.pads)]
+        if any(map(any, left)):
+            changes |= {"pad_type": "custom", "pad": [amount for pair in left for amount in pair]}
+        else:
+            changes |= {"pad_type": "valid", "pad": None}
+        return rebuild_op(
+            mb, op, x=build_phase_input(mb, op, axes, hit.pads), weight=build_phase_weight(mb, op, axes), **changes
+        )
+
+    def examples(self) -> Iterable[Example]:
+        yield Example(
+            "kernel twice the stride", lambda: _build_conv_1d((1, 3, 23), 10, [5], None, pad_type="custom", pad=[1, 1])
+        )
+        yield Example("kernel of no multiple of the stride", lambda: _build_conv_1d((1, 3, 27), 7, [5]), within=1000)
+        yield Example(
+            "padded, grouped", lambda: _build_conv_1d((2, 4, 31), 7, [7], groups=2, pad_type="custom", pad=[3, 2])
+        )
+        yield Example("a tail nobody reads", lambda: _build_conv_1d((1, 3, 29), 5, [5]))
+        yield Example("same", lambda: _build_conv_1d((1, 3, 24), 5, [5], pad_type="same"))
+        yield Example("two axes", lambda: _build_conv_2d([5, 7], (5, 7)))
+        yield Example("kernel shorter than the stride", lambda: _build_conv_2d([5, 7], (3, 1)))
+        yield Example("one of two axes", lambda: _build_conv_2d([2, 5], (3, 10), pad_type="custom", pad=[1, 1, 2, 2]))
+        yield Example("slice", lambda: _build_conv_1d((1, 3, 26), 4, [5], dilations=[2], pad_type="custom", pad=[1, 2]),
+                      options={"form": "slice"})
+        yield Example("slice, one of two axes", lambda: _build_conv_2d([5, 3], (3, 4), pad_type="same"),
+                      options={"form": "slice"})
+        yield Example(
+            "2s and 3s", lambda: _build_conv_1d((1, 3, 40), 8, [6]), reason="every stride is a product of 2s and 3s"
+        )
+        yield Example(
+            "fp32", lambda: _build_conv_1d((1, 3, 25), 10, [5], dtype=np.float32), reason=FP32_UNSUPPORTED_REASON
+        )
+        yield Example("dilated", lambda: _build_conv_1d((1, 3, 25), 3, [5], dilations=[2]),
+                      reason="dilated along the strided axis; form=slice keeps the dilation")
+        yield Example("long", lambda: _build_conv_1d((1, 3, 16384), 10, [5], pad_type="same"), reason=(
+            "a value of length 16390 would be made: > 16384 (M1, M2 and M3; assumed on A12 and A13)"))
+        yield Example("symbolic", lambda: _build_conv_1d((1, 3, None), 5, [5]),
+                      reason="the strided axis, or more than one axis, is of symbolic size; form=slice keeps it")
+        yield Example("symbolic, same", lambda: _build_conv_1d((1, 3, None), 5, [5], pad_type="same"),
+                      reason="pad_type same pads by the input's size, which is symbolic")
+
+
+def _build_conv_1d(
+    shape: tuple[int | None, ...],
+    kernel: int,
+    strides: list[int],
+    bias: int | None = 4,
+    groups: int = 1,
+    dtype: type = np.float16,
+    **parameters: object,
+) -> Program:
+    channels = (shape[1] or 1) // groups
+    if bias is not None:
+        parameters["bias"] = make_weight(bias, dtype=dtype)
+    return build_program(
+        lambda x: Builder.conv(
+            x=x,
+            weight=make_weight(4, channels, kernel, dtype=dtype),
+            strides=strides,
+            groups=groups,
+            name="y",
+            **parameters,
+        ),
+        dtype=types.fp16 if dtype is np.float16 else types.fp32,
+        x=shape,
+    )
+
+
+def _build_conv_2d(strides: list[int], kernel: tuple[int, int], **parameters: object) -> Program:
+    return build_program(
+        lambda x: Builder.conv(x=x, weight=make_weight(4, 2, *kernel), strides=strides, name="y", **parameters),
+        x=(1, 2, 16, 23),
+    )

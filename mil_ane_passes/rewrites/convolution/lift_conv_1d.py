@@ -1,0 +1,119 @@
+"""Run a 1-D conv as a 2-D one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+from coremltools.converters.mil.mil import Builder, Operation, Program, Var
+
+from ...ane.limits import find_exceeded_limit
+from ...ir.builder import RewriteBuilder
+from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite
+from ...passes.evidence import cite_m4_study
+from ...passes.examples import build_program, make_weight
+from ...rules.conv_1d_kernel import Conv1dKernel
+from ._conv_1d_lifting import (
+    build_lifted_conv,
+    describe_lift_cost,
+    find_lift_obstacle,
+    insert_dummy_axis,
+    remove_dummy_axis,
+)
+
+
+class LiftConv1d(Rewrite):
+    """Lift 1-D conv to 2-D with a dummy axis.
+
+    why     With axis=-1 the kernel lies on the height, where an M4 takes 31 against 15 on the width. The report behind
+            `ane::lift_conv_transpose_1d` advises Conv2d over Conv1d in general; its evidence is the transposed case.
+            Together with `ane::carry_lift` it keeps a whole 1-D network in one layout.
+    when    x of rank 3, and a kernel that covers more than the target takes on the width (where Core ML is predicted to
+            lay it): others are supported as they are. With `always` every conv of rank 3 is lifted.
+    exact   bitwise: the dummy axis has kernel 1, stride 1 and no padding; the weight is a view of the same bytes.
+    undone  axis=2 by coremltools' `common::compose_conv1d` (a second run of its default pipeline); axis=-1 by nothing
+            there. `ane.pipeline()` places this pass after it.
+    cost    axis=-1 makes the last axis 1, which the 64-byte row rule pads 32 times at fp16.
+
+    before
+        %y: fp16[1, 6, 40] = conv(x=%x, weight=<fp16[6, 4, 16]>, pad_type=same)
+    after
+        %0: fp16[1, 4, 40, 1] = expand_dims(x=%x, axes=[-1])
+        %1: fp16[1, 6, 40, 1] = conv(x=%0, weight=<fp16[6, 4, 16, 1]>, pad_type=same)
+        %y: fp16[1, 6, 40] = squeeze(x=%1, axes=[-1])
+    """
+
+    fixes = (Conv1dKernel,)
+    stage = "layout"
+    exactness = Exactness.BITWISE
+    preset = "full"
+    level, confidence = "note", "low"
+    roots = ("conv",)
+    evidence = (
+        cite_m4_study("conv kernels 1x16 are unsupported by the ANE, Kx1 up to 31 are taken"),
+        Community("use Conv2d rather than Conv1d (shown for the transposed case)",
+                  source="https://zhaode.wang/2025/08/18/coreml-conv1d", date="2025-08"),
+    )
+
+    axis: Literal[-1, 2] = -1
+    "Position of the dummy axis: -1 lays the kernel on the height, 2 on the width (kernels that cover up to 13)."
+
+    always: bool = False
+    "Lift also convs that the target supports as they are."
+
+    def match(self, op: Operation) -> Hit | Miss:
+        if op.x.rank != 3:
+            return Miss(op, f"x has rank {op.x.rank}, not 3", near=False)
+        kernel = int(op.weight.shape[2])
+        if not self.always and find_exceeded_limit("conv-kernel-width", kernel, tuple(self.generations)) is None:
+            return Miss(op, f"a kernel of {kernel} is supported in one dimension; lifted, its buffers would have rows "
+                            "of one element (always=true lifts it)", near=False)
+        reason = find_lift_obstacle(op, self.axis)
+        if reason:
+            return Miss(op, reason)
+        return Hit(op, note=describe_lift_cost(op, self.axis))
+
+    def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
+        return remove_dummy_axis(
+            mb, build_lifted_conv(mb, hit.op, insert_dummy_axis(mb, hit.op.x, self.axis), self.axis), self.axis
+        )
+
+    def examples(self) -> Iterable[Example]:
+        anyway = {"always": True}
+        yield Example("wide", _build_wide_conv)
+        yield Example("valid", _build_conv, options=anyway)
+        yield Example("padded", lambda: _build_conv(strides=[2], pad_type="custom", pad=[2, 1]), options=anyway)
+        yield Example("same", lambda: _build_conv(strides=[2], pad_type="same"), options=anyway)
+        yield Example("same_lower", lambda: _build_conv(strides=[2], pad_type="same_lower"), options=anyway)
+        yield Example(
+            "depthwise",
+            lambda: build_program(
+                lambda x: Builder.conv(
+                    x=x, weight=make_weight(4, 1, 5), groups=4, dilations=[2], pad_type="same", name="y"
+                ),
+                x=(1, 4, 8),
+            ),
+            options=anyway,
+        )
+        yield Example("on the width", _build_conv, options={"axis": 2, **anyway})
+        yield Example(
+            "small",
+            _build_conv,
+            reason="a kernel of 5 is supported in one dimension; lifted, its buffers would "
+            "have rows of one element (always=true lifts it)",
+        )
+        yield Example("too wide", lambda: _build_conv(dilations=[4], pad_type="same"), options={"axis": 2, **anyway},
+                      reason="kernel covers 17 on the width, above 13; use axis=-1, which lays it on the height")
+        yield Example("rank 4", lambda: build_program(
+            lambda x: Builder.conv(x=x, weight=make_weight(6, 4, 3, 3), name="y"), x=(1, 4, 8, 8)),
+            reason="x has rank 4, not 3")
+
+
+def _build_wide_conv() -> Program:
+    return build_program(
+        lambda x: Builder.conv(x=x, weight=make_weight(6, 4, 16), pad_type="same", name="y"), x=(1, 4, 40)
+    )
+
+
+def _build_conv(**parameters: object) -> Program:
+    return build_program(lambda x: Builder.conv(x=x, weight=make_weight(6, 4, 5), name="y", **parameters), x=(1, 4, 8))

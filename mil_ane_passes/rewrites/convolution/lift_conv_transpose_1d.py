@@ -1,0 +1,117 @@
+"""Run a 1-D conv_transpose with a bias as a 2-D one, which is computed correctly on the ANE."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+import numpy as np
+from coremltools.converters.mil.mil import Builder, Operation, Program, Var
+
+from ...ir.builder import RewriteBuilder
+from ...ir.query import is_all_zero
+from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite
+from ...passes.examples import build_program, make_weight
+from ._conv_1d_lifting import (
+    build_lifted_conv,
+    describe_lift_cost,
+    find_lift_obstacle,
+    insert_dummy_axis,
+    rebuild_op,
+    remove_dummy_axis,
+)
+
+
+class LiftConvTranspose1d(Rewrite):
+    """Lift 1-D conv_transpose with a bias to 2-D, so that the ANE adds the bias to every element.
+
+    why     On the ANE the bias of a 1-D conv_transpose of some sizes reaches only the first values of each channel:
+            wrong numbers, no error. CPU and GPU are right. The 2-D op with a dummy axis was verified right.
+    when    x of rank 3 with a bias. A bias that is all zero is dropped instead: the fault needs a non-zero one.
+    exact   bitwise: the dummy axis has kernel 1, stride 1 and no padding; the weight is a view of the same bytes.
+    cost    axis=-1 (the form that was verified) makes the last axis 1, which the 64-byte row rule pads 32 times at
+            fp16: 29.49 MB instead of 0.93 MB for a (1, 768, 600) input. axis=2 keeps the last axis, but meets the cap
+            on kernel width, and no report says that it is right on an ANE: it may be what Core ML makes of rank 3.
+            Plan A, `ane::split_conv_transpose_bias`, keeps the layout and costs one add, which is rounded. The preset
+            `full` takes it where the target supports the kernel on the width; nobody has published which is faster.
+
+    before
+        %y: fp16[1, 2, 26] = conv_transpose(x=%x, weight=<fp16[4, 2, 5]>, bias=[0.5, -1.0], strides=[3])
+    after
+        %0: fp16[1, 4, 8, 1] = expand_dims(x=%x, axes=[-1])
+        %1: fp16[1, 2, 26, 1] = conv_transpose(x=%0, weight=<fp16[4, 2, 5, 1]>, bias=[0.5, -1.0], strides=[3, 1])
+        %y: fp16[1, 2, 26] = squeeze(x=%1, axes=[-1])
+    """
+
+    code, slug = "ANE301", "conv-transpose-1d-bias"
+    stage = "numerics"
+    after = ("split_conv_transpose_bias",)
+    exactness = Exactness.BITWISE
+    preset = "safe"
+    roots = ("conv_transpose",)
+    evidence = (
+        Community(
+            "ConvTranspose1d(768, 384, 7, stride=3, padding=2) on (1, 768, 600): compute unit ALL loses the bias, "
+            "CPU_ONLY and CPU_AND_GPU are right; lifted to ConvTranspose2d it is right",
+            source="https://zhaode.wang/2025/08/18/coreml-conv1d", date="2025-08",
+        ),
+    )
+
+    axis: Literal[-1, 2] = -1
+    "Position of the dummy axis: -1 lays the kernel on the height, 2 on the width (kernels that cover up to 13)."
+
+    def match(self, op: Operation) -> Hit | Miss:
+        if op.x.rank != 3:
+            return Miss(op, f"x has rank {op.x.rank}, not 3", near=False)
+        if op.bias is None:
+            return Miss(op, "no bias, so the fault has nothing to lose", near=False)
+        if is_all_zero(op.bias):
+            return Hit(op, note="bias is all zero: dropped, no lift needed", drop=True)
+        reason = find_lift_obstacle(op, self.axis)
+        if reason:
+            return Miss(op, reason)
+        return Hit(op, note=describe_lift_cost(op, self.axis), drop=False)
+
+    def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
+        op = hit.op
+        if hit.drop:
+            return rebuild_op(mb, op, bias=None)
+        return remove_dummy_axis(
+            mb, build_lifted_conv(mb, op, insert_dummy_axis(mb, op.x, self.axis), self.axis), self.axis
+        )
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("strided", lambda: _build_conv_transpose_1d(strides=[3]))
+        yield Example("padded", lambda: _build_conv_transpose_1d(strides=[2], pad_type="custom", pad=[2, 1]))
+        yield Example("same", lambda: _build_conv_transpose_1d(strides=[2], pad_type="same"))
+        yield Example("dilated", lambda: _build_conv_transpose_1d(dilations=[2]))
+        yield Example("grouped", lambda: _build_conv_transpose_1d(groups=2, strides=[2]))
+        yield Example("output shape", lambda: _build_conv_transpose_1d(strides=[2], pad_type="custom", pad=[1, 1],
+                                                                       output_shape=[1, 2, 18]))
+        yield Example("zero bias", lambda: _build_conv_transpose_1d(bias=(0.0, -0.0), strides=[3]))
+        yield Example("on the width", lambda: _build_conv_transpose_1d(strides=[3]), options={"axis": 2})
+        yield Example("too wide", lambda: _build_conv_transpose_1d(dilations=[4]), options={"axis": 2},
+                      reason="kernel covers 17 on the width, above 13; use axis=-1, which lays it on the height")
+        yield Example("rank 4", _build_conv_transpose_2d, reason="x has rank 4, not 3")
+        yield Example(
+            "no bias", lambda: _build_conv_transpose_1d(bias=None), reason="no bias, so the fault has nothing to lose"
+        )
+
+
+def _build_conv_transpose_1d(
+    bias: tuple[float, ...] | None = (0.5, -1.0), groups: int = 1, **parameters: object
+) -> Program:
+    if bias is not None:
+        parameters["bias"] = np.array(bias, dtype=np.float16)
+    return build_program(
+        lambda x: Builder.conv_transpose(
+            x=x, weight=make_weight(4, 2 // groups, 5), groups=groups, name="y", **parameters
+        ),
+        x=(1, 4, 8),
+    )
+
+
+def _build_conv_transpose_2d() -> Program:
+    bias = np.array([0.5, -1.0], dtype=np.float16)
+    return build_program(lambda x: Builder.conv_transpose(x=x, weight=make_weight(4, 2, 5, 1), bias=bias, name="y"),
+                         x=(1, 4, 8, 3))

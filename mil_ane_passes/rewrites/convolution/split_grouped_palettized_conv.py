@@ -1,0 +1,153 @@
+"""Split a conv whose palettized weight has several tables or scales across its input channels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import coremltools as ct
+import numpy as np
+from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+
+from ...ir.builder import RewriteBuilder
+from ...ir.query import get_const_value, get_consumers, is_compressed, is_const
+from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite
+from ...passes.examples import build_program, make_weight
+from ._compressed_weight_parts import count_table_blocks, find_split_obstacle, slice_weight_part
+from ._conv_1d_lifting import rebuild_op
+from ._weight_readers import has_uniform_readers
+
+
+class SplitGroupedPalettizedConv(Rewrite):
+    """Split a palettized conv into one for each group of input channels that has tables or scales of its own.
+
+    why     A conv with palettized weights and two scales for each output channel, one for each half of the input
+            channels, applied the wrong ones on the ANE; two convs with one scale for each output channel were right.
+    when    weight from iOS18's constexpr_lut_to_dense, with or without a constexpr_blockwise_shift_scale behind it,
+            whose tables or scales change along the input channels: one conv for each block, and adds. With groups > 1
+            and tables of any kind: one conv for each group, and a concat. That the fault strikes lookup tables as
+            well as scales, and convs with groups > 1, is predicted from the report, not in it.
+    exact   rounding: the sum over the input channels is rounded once for each part. With groups bitwise.
+    cost    one conv for each block, a split of the input, and adds (with groups one concat); the weights stay
+            palettized and take no more bytes.
+
+    before
+        %0: fp16[4, 8, 1, 1] = constexpr_lut_to_dense(indices=<uint4[4, 8, 1, 1]>, lut=<fp16[1, 2, 1, 1, 16, 1]>)
+        %y: fp16[1, 4, 5, 6] = conv(x=%x, weight=%0)
+    after
+        %0: fp16[4, 4, 1, 1] = constexpr_lut_to_dense(indices=<uint4[4, 4, 1, 1]>, lut=<fp16[1, 1, 1, 1, 16, 1]>)
+        %1: fp16[4, 4, 1, 1] = constexpr_lut_to_dense(indices=<uint4[4, 4, 1, 1]>, lut=<fp16[1, 1, 1, 1, 16, 1]>)
+        %2: fp16[1, 4, 5, 6], %3: fp16[1, 4, 5, 6] = split(x=%x, num_splits=2, axis=1)
+        %4: fp16[1, 4, 5, 6] = conv(x=%2, weight=%1)
+        %5: fp16[1, 4, 5, 6] = conv(x=%3, weight=%0)
+        %y: fp16[1, 4, 5, 6] = add(x=%4, y=%5)
+    """
+
+    code, slug = "ANE401", "grouped-palettized-conv"
+    stage = "decompose"
+    exactness = Exactness.ROUNDING
+    bound = "each part's sum is rounded, and each add; a part that leaves fp16, where the whole does not, is infinite"
+    preset = "named"
+    roots = ("conv",)
+    evidence = (
+        Community("conv [64, 64, 1, 1] with int4 lookup-table weights and scales [64, 2, 1, 1]: 1921 of 4096 outputs "
+                  "wrong, as if the first 64 scales of the flat array were one for each output; two convs of 32 "
+                  "input channels are right (Core AI)", source="https://github.com/apple/coreai-torch/issues/93",
+                  chip="M5 Pro", os="macOS 27.0", date="2026-09"),
+    )
+
+    max_groups: int = 32
+    "The most convs that one conv is split into; a conv with more groups is not rewritten."
+
+    def match(self, op: Operation) -> Hit | Miss:
+        table = op.weight
+        if is_compressed(table) and table.op.op_type == "constexpr_blockwise_shift_scale":
+            table = table.op.data
+        if not is_compressed(table) or table.op.op_type != "constexpr_lut_to_dense":
+            return Miss(op, "weight is not palettized", near=False)
+        if "shape" in table.op.inputs:
+            return Miss(op, "one lookup table for the whole weight", near=False)
+        groups, blocks = get_const_value(op.groups, 1), count_table_blocks(op.weight, 1)
+        if blocks == 1 and (groups == 1 or count_table_blocks(op.weight, 0) == 1):
+            return Miss(op, "no table or scale of its own for any group of input channels", near=False)
+        axis, count = (1, blocks) if groups == 1 else (0, groups)
+        if count > self.max_groups:
+            return Miss(op, f"{count} parts, above max_groups={self.max_groups}")
+        reason = find_split_obstacle(op.weight, axis, count) or _find_sharing_obstacle(op, table)
+        if reason:
+            return Miss(op, reason)
+        if axis == 0 and op.bias is not None and not is_const(op.bias):
+            return Miss(op, "bias is not a plain const, so it cannot be shared out to the groups")
+        exactness = Exactness.BITWISE if axis == 0 else None
+        return Hit(op, note=f"{count} convs for one", exactness=exactness, axis=axis, count=count)
+
+    def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
+        op, axis, count = hit.op, hit.axis, hit.count
+        sums: list[Var] = []
+        for number, x in enumerate(mb.split(x=op.x, num_splits=count, axis=1)):
+            changes: dict[str, Any] = {
+                "x": x,
+                "weight": slice_weight_part(mb, op.weight, axis, number, count),
+                "groups": 1,
+            }
+            if op.bias is not None:  # a group has its own part of the bias; of a sum, the first term has it
+                own = slice_weight_part(mb, op.bias, 0, number, count) if axis == 0 else op.bias
+                changes["bias"] = own if axis == 0 or number == 0 else None
+            sums.append(rebuild_op(mb, op, **changes))
+        if axis == 0:
+            joined: Var = mb.concat(values=sums, axis=1)
+            return joined
+        total = sums[0]
+        for term in sums[1:]:
+            total = mb.add(x=total, y=term)
+        return total
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("two tables", lambda: _build_palettized_conv((4, 8, 1, 1), lut=(1, 2)), within=1000)
+        yield Example("scales", lambda: _build_palettized_conv((4, 8, 3, 1), scale=(4, 2), bias=True), within=1000)
+        yield Example("groups", lambda: _build_palettized_conv((4, 2, 3, 1), lut=(2, 1), groups=2, bias=True))
+        yield Example("fewer tables than groups", lambda: _build_palettized_conv((8, 2, 1, 1), lut=(2, 1), groups=4))
+        yield Example(
+            "groups and blocks", lambda: _build_palettized_conv((4, 4, 1, 1), lut=(2, 2), groups=2), within=1000
+        )
+        yield Example("too many", lambda: _build_palettized_conv((4, 4, 1, 1), lut=(1, 4)), options={"max_groups": 3},
+                      reason="4 parts, above max_groups=3")
+        yield Example("by output channel", lambda: _build_palettized_conv((4, 4, 1, 1), lut=(4, 1)),
+                      reason="no table or scale of its own for any group of input channels")
+        yield Example("tables across groups", lambda: _build_palettized_conv((6, 2, 1, 1), lut=(2, 1), groups=3),
+                      reason="2 tables and 3 parts do not fall together")
+        yield Example(
+            "plain",
+            lambda: build_program(lambda x: Builder.conv(x=x, weight=make_weight(4, 4, 1, 1)), x=(1, 4, 5, 6)),
+            reason="weight is not palettized",
+        )
+
+
+def _find_sharing_obstacle(op: Operation, table: Var) -> str | None:
+    """Return why the parts would be stored beside the entire weight, or None.
+
+    All readers of the weight must be split the same way.
+    """
+    alike = has_uniform_readers(op, op.enclosing_block, lambda other: get_const_value(other.groups, 1))
+    if alike and not op.weight.consuming_blocks and (table is op.weight or len(get_consumers(table)) == 1):
+        return None
+    return "weight is read in another way as well, so its parts would be stored beside it"
+
+
+def _build_palettized_conv(
+    shape: tuple[int, ...],
+    lut: tuple[int, int] = (1, 1),
+    scale: tuple[int, int] | None = None,
+    groups: int = 1,
+    bias: bool = False,
+) -> Program:
+    indices = (np.arange(np.prod(shape)) * 5 % 16).reshape(shape).astype(types.np_uint4_dtype)
+
+    def body(x: Var) -> Var:
+        dense = Builder.constexpr_lut_to_dense(indices=indices, lut=make_weight(*lut, 1, 1, 16, 1))
+        if scale is not None:
+            dense = Builder.constexpr_blockwise_shift_scale(data=dense, scale=make_weight(*scale, 1, 1) + np.float16(2))
+        given = {"bias": make_weight(shape[0])} if bias else {}
+        return Builder.conv(x=x, weight=dense, groups=groups, name="y", **given)
+
+    return build_program(body, opset=ct.target.iOS18, x=(1, shape[1] * groups, 5, 6))

@@ -1,0 +1,135 @@
+"""Give a conv_transpose equal pads on both sides and crop the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+
+from ...ir.builder import RewriteBuilder
+from ...ir.query import get_const_value
+from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite
+from ...passes.examples import build_program, make_weight
+from ._conv_transpose_windows import build_symmetric_crop, describe_crop, has_explicit_window, read_pads
+
+
+class SymmetrizeConvTransposePad(Rewrite):
+    """Pad a conv_transpose alike on both sides and slice the rest off, so that its output is not shifted.
+
+    why     An fp16 conv_transpose whose pads before and after an axis differ gives a shifted output; in fp32 it is
+            right.
+    when    fp16, pad_type custom with unequal pads on any axis, and an output_shape, where there is one, that the
+            pads imply (another is for `ane::explicit_conv_transpose_shape`).
+    exact   bitwise: the smaller pad on both sides computes the same sums and some more, and the slice drops those.
+    cost    as many rows more as the pads differ by. A longer pad in front gives a slice with an offset; on the last
+            axis of an M1 or M2, `ane::last_axis_slice` is for that.
+
+    before
+        %y: fp16[1, 2, 18] = conv_transpose(x=%x, weight=<fp16[4, 2, 5]>, pad=[1, 0], pad_type=custom, strides=[2])
+    after
+        %0: fp16[1, 2, 19] = conv_transpose(x=%x, weight=<fp16[4, 2, 5]>, pad_type=custom, strides=[2])
+        %y: fp16[1, 2, 18] = slice_by_index(x=%0, begin=[0, 0, 1], end=[0, 0, 0], end_mask=[True, True, True])
+    """
+
+    code, slug = "ANE303", "conv-transpose-unequal-pads"
+    stage = "numerics"
+    after = ("explicit_conv_transpose_shape", "lift_conv_transpose_1d")
+    exactness = Exactness.BITWISE
+    preset = "safe"
+    roots = ("conv_transpose",)
+    evidence = (
+        Community(
+            "pad [1, 0], stride 2, output_shape 8: the fp16 output is shifted and wrong, the fp32 one right; "
+            "reproduced by a maintainer",
+            source="https://github.com/apple/coremltools/issues/2324", chip="M1", os="macOS 14.3", date="2024-08",
+        ),
+        Community(
+            "ONNX Runtime's CoreML provider declines ConvTranspose with asymmetric pads: inconsistent, right on the "
+            "CPU only",
+            source="https://github.com/microsoft/onnxruntime/pull/21416", date="2024-07",
+        ),
+    )
+
+    def match(self, op: Operation) -> Hit | Miss:
+        if get_const_value(op.pad_type, "valid") != "custom":
+            return Miss(op, "pad_type is not custom, so there are no pads to differ", near=False)
+        pads = read_pads(op)
+        if all(before == after for before, after in pads):
+            return Miss(op, "pads are equal on both sides", near=False)
+        if op.outputs[0].dtype != types.fp16:
+            return Miss(op, "computed in fp32, where the report found it right")
+        if min(min(pair) for pair in pads) < 0:
+            return Miss(op, "a pad is negative, so the output reaches beyond the full transposed convolution")
+        if 0 in op.outputs[0].shape:
+            return Miss(op, "the output is empty")
+        if not has_explicit_window(op):
+            return Miss(op, "output_shape is not what the pads imply; ane::explicit_conv_transpose_shape settles that")
+        return Hit(op, note=describe_crop(pads), window=pads)
+
+    def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
+        return build_symmetric_crop(mb, hit.op, hit.window)
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("longer in front", lambda: _build_conv_transpose_1d([1, 0], bias=None))
+        yield Example("with bias", lambda: _build_conv_transpose_1d([2, 0]))
+        yield Example("longer behind", lambda: _build_conv_transpose_1d([0, 2]))
+        yield Example("with output_shape", lambda: _build_conv_transpose_1d([1, 0], output_shape=[1, 2, 18]))
+        yield Example("dilated, grouped", lambda: _build_conv_transpose_1d([3, 1], groups=2, dilations=[3]))
+        yield Example("two axes", lambda: _build_conv_transpose_2d([2, 1, 0, 3]))
+        yield Example("one axis of two", lambda: _build_conv_transpose_2d([1, 1, 0, 1], groups=4))
+        yield Example("three axes", lambda: _build_conv_transpose_3d([0, 1, 1, 1, 1, 0]))
+        yield Example("equal pads", lambda: _build_conv_transpose_1d([1, 1]), reason="pads are equal on both sides")
+        yield Example(
+            "no pads",
+            lambda: _build_conv_transpose_1d(None),
+            reason="pad_type is not custom, so there are no pads to differ",
+        )
+        yield Example("fp32", lambda: _build_conv_transpose_1d([1, 0], dtype=np.float32),
+                      reason="computed in fp32, where the report found it right")
+        yield Example("negative pad", lambda: _build_conv_transpose_1d([1, -1]),
+                      reason="a pad is negative, so the output reaches beyond the full transposed convolution")
+        yield Example("another output_shape", lambda: _build_conv_transpose_1d([1, 0], output_shape=[1, 2, 17]),
+                      reason="output_shape is not what the pads imply; ane::explicit_conv_transpose_shape settles that")
+
+
+def _build_conv_transpose_1d(
+    pad: list[int] | None,
+    groups: int = 1,
+    dtype: type = np.float16,
+    bias: tuple[float, ...] | None = (0.5, -1.0),
+    **parameters: object,
+) -> Program:
+    if bias is not None:
+        parameters["bias"] = np.array(bias, dtype)
+    if pad is not None:
+        parameters |= {"pad_type": "custom", "pad": pad}
+    return build_program(
+        lambda x: Builder.conv_transpose(
+            x=x, weight=make_weight(4, 2 // groups, 5, dtype=dtype), strides=[2], groups=groups, name="y", **parameters
+        ),
+        dtype=types.fp16 if dtype is np.float16 else types.fp32,
+        x=(1, 4, 8),
+    )
+
+
+def _build_conv_transpose_2d(pad: list[int], groups: int = 1) -> Program:
+    return build_program(
+        lambda x: Builder.conv_transpose(
+            x=x,
+            weight=make_weight(4, 8 // groups, 3, 4),
+            strides=[2, 3],
+            pad_type="custom",
+            pad=pad,
+            groups=groups,
+            name="y",
+        ),
+        x=(2, 4, 5, 6),
+    )
+
+
+def _build_conv_transpose_3d(pad: list[int]) -> Program:
+    return build_program(
+        lambda x: Builder.conv_transpose(x=x, weight=make_weight(2, 3, 3, 2, 2), strides=[2, 1, 2], pad_type="custom",
+                                         pad=pad, name="y"),
+        x=(1, 2, 3, 4, 3))

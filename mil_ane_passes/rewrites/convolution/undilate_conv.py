@@ -1,0 +1,165 @@
+"""Run a dilated conv without dilation over the phases of its input."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+
+from ...ane.limits import collect_evidence
+from ...ir.builder import RewriteBuilder
+from ...ir.query import is_symbolic
+from ...passes.contract import FP32_UNSUPPORTED_REASON, Community, Exactness, Example, Hit, Miss, Rewrite
+from ...passes.evidence import cite_2020_layer_list
+from ...passes.examples import build_program, make_weight
+from ...passes.targets import get_generations_between
+from ...rules.dilated_conv import DilatedConv
+from ._conv_1d_lifting import rebuild_op
+from ._conv_phases import move_phases_to_batch, resolve_conv_pads, restore_phases_from_batch
+from ._large_kernel_convs import ConvSizes, make_neutral_settings, pad_or_crop, read_conv_sizes
+
+_UP_TO_A13 = get_generations_between(last="a13")
+
+
+class UndilateConv(Rewrite):
+    """Run a dilated conv undilated on every d-th element, the phases of the input as a batch.
+
+    why     A list of 2020 has dilated convs among the layers that leave the ANE. An M4 takes them, hence only by name.
+    when    fp16; a dilated axis of known size and stride 1 (not of a 3-D conv), or one whose stride is a multiple of
+            the dilation: then one phase is read. Only where no chip after A13 is looked at, or with always=true.
+    exact   rounding: output u * d + r is the sum over k of w[k] * x[(u + k) * d + r], the undilated conv at u of phase
+            r: the same products. The weight stays as it is, compressed or not.
+    cost    a transpose between two reshapes for each axis before, and one behind; a strided slice where one phase is
+            read. The conv does as much as before; a kernel with zeros between its taps, which is not made, would cost
+            d times as much and meet elements that were not read.
+
+    before
+        %y: fp16[1, 4, 20] = conv(x=%x, weight=<fp16[4, 4, 3]>, pad_type=same, dilations=[2])
+    after
+        %0: fp16[1, 4, 24] = pad(x=%x, pad=[0, 0, 0, 0, 2, 2])
+        %1: fp16[1, 4, 12, 2] = reshape(x=%0, shape=[1, 4, 12, 2])
+        %2: fp16[1, 2, 4, 12] = transpose(x=%1, perm=[0, 3, 1, 2])
+        %3: fp16[2, 4, 12] = reshape(x=%2, shape=[2, 4, 12])
+        %4: fp16[2, 4, 10] = conv(x=%3, weight=<fp16[4, 4, 3]>)
+        %5: fp16[1, 2, 4, 10] = reshape(x=%4, shape=[1, 2, 4, 10])
+        %6: fp16[1, 4, 10, 2] = transpose(x=%5, perm=[0, 2, 3, 1])
+        %y: fp16[1, 4, 20] = reshape(x=%6, shape=[1, 4, 20])
+    """
+
+    fixes = (DilatedConv,)
+    stage = "decompose"
+    exactness = Exactness.ROUNDING
+    bound = "the roundings of one sum of as many products"
+    preset = "named"
+    confidence = "low"
+    roots = ("conv",)
+    evidence = (
+        cite_2020_layer_list(
+            "dilated convolutions are among the layers known not to work; some of the list is guessed"
+        ),
+        *collect_evidence("pool-kernel"),
+        Community(
+            "contradicts it: dilated convs leave the ANE from a width of 16384 on only",
+            chip="M2",
+            source="https://github.com/FluidInference/mobius/pull/53",
+            date="2026-05-05",
+        ),
+    )
+
+    always: bool = False
+    "Rewrite dilated convs whatever the target."
+
+    def match(self, op: Operation) -> Hit | Miss:
+        if any(map(is_symbolic, op.weight.shape[2:])):
+            return Miss(op, "the weight is of symbolic shape")
+        sizes = read_conv_sizes(op, [])
+        axes = [axis for axis, step in enumerate(sizes.dilations) if step > 1 and sizes.kernel[axis] > 1]
+        if not axes:
+            return Miss(op, "is not dilated", near=False)
+        if not self.always and any(one not in _UP_TO_A13 for one in self.generations):
+            return Miss(op, "taken by an M4; name A13 or older as the target, or always=true")
+        if op.outputs[0].dtype != types.fp16:
+            return Miss(op, FP32_UNSUPPORTED_REASON)
+        pads = resolve_conv_pads(op)
+        if isinstance(pads, str):
+            return Miss(op, pads)
+        single = [axis for axis in axes if sizes.strides[axis] % sizes.dilations[axis] == 0]
+        phased = [axis for axis in axes if axis not in single]
+        if any(sizes.strides[axis] > 1 for axis in phased):
+            return Miss(op, "a stride that is no multiple of the dilation")
+        if phased and op.x.rank == 5:
+            return Miss(op, "3-D, and its phases would need rank 6")
+        if any(is_symbolic(op.x.shape[2 + axis]) for axis in phased) or (
+                phased and sum(map(is_symbolic, op.x.shape)) > 1):
+            return Miss(op, "the dilated axis, or more than one axis, is of symbolic size")
+        steps = ", ".join(str(sizes.dilations[axis]) for axis in axes)
+        return Hit(op, note=f"dilation {steps}: {'phases as a batch' if phased else 'one phase is read'}",
+                   single=single, phased=phased, sizes=read_conv_sizes(op, pads))
+
+    def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
+        op, sizes, phased = hit.op, hit.sizes, hit.phased
+        lengths = {axis: -(-sizes.counts[axis] // sizes.dilations[axis]) for axis in phased}
+        x = pad_or_crop(mb, op.x, {axis: (sizes.pads[axis][0],
+                                          (lengths[axis] + sizes.kernel[axis] - 1) * sizes.dilations[axis])
+                                   for axis in phased})
+        settings = make_neutral_settings(sizes, tuple(phased))
+        if hit.single:
+            x = _subsample_input(mb, x, sizes, hit.single)
+            settings = make_neutral_settings(sizes, (*phased, *hit.single))
+            settings["strides"] = [step // sizes.dilations[axis] if axis in hit.single else step
+                                   for axis, step in enumerate(sizes.strides)]
+        for axis in phased:
+            x = move_phases_to_batch(mb, x, 2 + axis, sizes.dilations[axis])
+        y = rebuild_op(mb, op, x=x, **settings)
+        for axis in reversed(phased):
+            y = restore_phases_from_batch(mb, y, 2 + axis, sizes.dilations[axis])
+        ends = [0, 0, *(sizes.counts[axis] if axis in phased and sizes.counts[axis] % sizes.dilations[axis] else 0
+                        for axis in range(op.x.rank - 2))]
+        if any(ends):
+            y = mb.slice_by_index(x=y, begin=[0] * y.rank, end=ends, end_mask=[end == 0 for end in ends])
+        return y
+
+    def examples(self) -> Iterable[Example]:
+        old = {"always": True}
+        yield Example("1-D", lambda: _build_dilated_conv((1, 4, 20), [3], [2], pad_type="same"), options=old)
+        yield Example(
+            "2-D",
+            lambda: _build_dilated_conv((2, 2, 9, 11), [3, 3], [2, 3], pad_type="same", bias=make_weight(4)),
+            options=old,
+        )
+        yield Example("one axis", lambda: _build_dilated_conv((1, 4, 6, 15), [3, 2], [1, 4], groups=2, strides=[2, 1],
+                                                              pad_type="custom", pad=[1, 0, 2, 1]), options=old)
+        yield Example(
+            "strided as dilated",
+            lambda: _build_dilated_conv((1, 2, 20), [3], [2], strides=[4], pad_type="custom", pad=[3, 2]),
+            options=old,
+        )
+        yield Example("newer chips", lambda: _build_dilated_conv((1, 2, 20), [3], [2]),
+                      reason="taken by an M4; name A13 or older as the target, or always=true")
+        yield Example("strided", lambda: _build_dilated_conv((1, 2, 20), [3], [2], strides=[3]), options=old,
+                      reason="a stride that is no multiple of the dilation")
+        yield Example("symbolic", lambda: _build_dilated_conv((1, 2, None), [3], [2]), options=old,
+                      reason="the dilated axis, or more than one axis, is of symbolic size")
+        yield Example(
+            "undilated", lambda: _build_dilated_conv((1, 2, 20), [3], [1]), options=old, reason="is not dilated"
+        )
+
+
+def _subsample_input(mb: RewriteBuilder, x: Var, sizes: ConvSizes, axes: list[int]) -> Var:
+    """Return every d-th element of the padded input, the only ones that are read."""
+    flat = [0, 0, 0, 0, *(amount for axis, pair in enumerate(sizes.pads)
+                          for amount in (pair if axis in axes else (0, 0)))]
+    if any(flat):
+        x = mb.pad(x=x, pad=flat, mode="constant", constant_val=types.nptype_from_builtin(x.dtype)(0))
+    steps = [1, 1, *(sizes.dilations[axis] if axis in axes else 1 for axis in range(x.rank - 2))]
+    thin: Var = mb.slice_by_index(x=x, begin=[0] * x.rank, end=[0] * x.rank, stride=steps, end_mask=[True] * x.rank)
+    return thin
+
+
+def _build_dilated_conv(shape: tuple[int | None, ...], kernel: list[int], dilations: list[int], groups: int = 1,
+                        **how: Any) -> Program:
+    held = make_weight(4 * groups, (shape[1] or 1) // groups, *kernel, dtype=np.float16)
+    return build_program(lambda x: Builder.conv(x=x, weight=held, dilations=dilations, groups=groups, name="y", **how),
+                         x=shape)

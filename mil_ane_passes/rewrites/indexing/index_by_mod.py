@@ -1,0 +1,97 @@
+"""Wrap runtime indices into range in two ops instead of eight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+
+from ...ir.builder import RewriteBuilder
+from ...passes.contract import Community, Example, Hit, Miss, Rewrite
+from ...passes.examples import build_program, make_weight
+from ._lookup_indices import LOOKUP_OPS, find_unwrapped_indices, is_only_looked_up, read_indexed_extents
+
+
+class IndexByMod(Rewrite):
+    """Bring runtime indices into range in two ops instead of up to eight.
+
+    why     coremltools lets a negative index count from the end: greater_equal, add and select on int32, with casts to
+            16 bits and back around them, and when a package is converted in two steps all of that twice. Each of these
+            ops is unsupported by the ANE and runs on the CPU in front of it.
+    when    Indices of gather, gather_along_axis and gather_nd that went through select(i >= 0, i, i + n), n being the
+            extent that they index, when nobody reads what is in between but other lookups in the same extent.
+    exact   bitwise for every index from -n to n - 1: mod(i + n, n). What is outside is no index, before and after. It
+            is not mod(i, n): of a negative number Core ML's mod was seen to give the C remainder, not Python's.
+    cost    less: int32 ops on as many elements as there are indices.
+
+    before
+        %0: bool[3] = greater_equal(x=%i, y=0)
+        %1: int32[3] = add(x=%i, y=5)
+        %2: int32[3] = select(cond=%0, a=%i, b=%1)
+        %y: fp16[3, 4] = gather(x=<fp16[5, 4]>, indices=%2)
+    after
+        %0: int32[3] = add(x=%i, y=5)
+        %1: int32[3] = mod(x=%0, y=5)
+        %y: fp16[3, 4] = gather(x=<fp16[5, 4]>, indices=%1)
+    """
+
+    code, slug = "ANE288", "long-index-preparation"
+    stage = "decompose"
+    preset = "full"
+    roots = LOOKUP_OPS
+    evidence = (
+        Community("the CoreML runtime happens to produce C-style results for mod, coremltools folds it as Python does; "
+                  "floor_div rounds toward negative infinity (run through a compiled model)", date="2026-06-10",
+                  source="https://github.com/kasper0406/stablehlo-coreml/pull/70"),
+    )
+
+    def match(self, op: Operation) -> Hit | Miss:
+        counted = read_indexed_extents(op)
+        if counted is None:
+            return Miss(op, "what is indexed has an extent known only at run time", near=False)
+        found = find_unwrapped_indices(op.indices, counted)
+        if found is None:
+            return Miss(op, "indices are not brought into range here", near=False)
+        start, first = found
+        if not is_only_looked_up(first, counted):
+            return Miss(op, "the indices in range are read by more than lookups in the same extent")
+        return Hit(op, note="indices are brought into range in two ops", source=start, extents=counted)
+
+    def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
+        op, before = hit.op, hit.source
+        many = np.int32(hit.extents[0]) if len(hit.extents) == 1 else np.array(hit.extents, np.int32)
+
+        def prepared() -> Var:
+            wide = before if before.dtype == types.int32 else mb.cast(x=before, dtype="int32")
+            index = mb.mod(x=mb.add(x=wide, y=many), y=many)
+            same = op.indices.dtype == types.int32
+            return index if same else mb.cast(x=index, dtype=types.builtin_to_string(op.indices.dtype))
+
+        index = mb.once(("index", before, hit.extents, op.indices.dtype), prepared)
+        given = {name: var for name, var in op.inputs.items() if var is not None}
+        built: Var = getattr(mb, op.op_type)(**{**given, "indices": index})
+        return built
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("embedding", _build_wrapped_lookup)
+        yield Example("prepared twice", lambda: _build_wrapped_lookup(times=2))
+        yield Example("16 bits", lambda: _build_wrapped_lookup(narrow="int16"))
+        yield Example("read elsewhere", lambda: _build_wrapped_lookup(shown=True),
+                      reason="the indices in range are read by more than lookups in the same extent")
+        yield Example(
+            "another extent", lambda: _build_wrapped_lookup(many=4), reason="indices are not brought into range here"
+        )
+
+
+def _build_wrapped_lookup(times: int = 1, narrow: str = "", shown: bool = False, many: int = 5) -> Program:
+    def body(i: Var) -> list[Var]:
+        for _ in range(times):
+            i = Builder.select(cond=Builder.greater_equal(x=i, y=np.int32(0)), a=i,
+                               b=Builder.add(x=i, y=np.int32(many)))
+            if narrow:
+                i = Builder.cast(x=i, dtype=narrow)
+        result = [Builder.gather(x=make_weight(5, 4), indices=i, axis=0, name="y")]
+        return [*result, Builder.mul(x=i, y=i, name="z")] if shown else result
+
+    return build_program(body, dtype=types.int32, i=(3,))

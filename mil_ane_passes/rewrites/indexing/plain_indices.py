@@ -1,0 +1,129 @@
+"""Remove the wrapping of negative indices where none can be negative."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import coremltools as ct
+import numpy as np
+from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+
+from ...ir.builder import RewriteBuilder
+from ...passes.contract import Exactness, Example, Hit, Miss, Rewrite, Vendor
+from ...passes.evidence import cite_m4_study
+from ...passes.examples import build_program, make_weight
+from ._integer_ranges import can_hold_bounds, find_integer_bounds
+
+
+class PlainIndices(Rewrite):
+    """Use indices as they are where the ops that make them say that none is negative.
+
+    why     coremltools adds n to negative indices of gather: greater_equal, add and select on int32, which the ANE does
+            not take, with casts around them. What topk, argmax or a count of truth values give is never negative.
+    when    select(i >= c, i, ...) where each i is c at least, by its type (uint16), by constants, or by the ops that
+            make it: topk, argmax, argsort, shape, cumsum, sums and products, and what moves their results. And a cast
+            to a wider type of integers and back, or on to a third one, which becomes one cast. Ids that are an input
+            may be negative; see `ane::index_by_mod`.
+    exact   bitwise: the same integers.
+    cost    less: the ops that only prepared them go.
+
+    before
+        %0: fp16[4, 2], %1: uint16[4, 2] = topk(x=%x, k=2, axis=1, output_indices_dtype=uint16)
+        %2: int32[4, 2] = cast(x=%1, dtype=int32)
+        %3: bool[4, 2] = greater_equal(x=%2, y=0)
+        %4: int32[4, 2] = add(x=%2, y=8)
+        %5: int32[4, 2] = select(cond=%3, a=%2, b=%4)
+        %6: uint16[4, 2] = cast(x=%5, dtype=uint16)
+        %y: fp16[4, 2, 3] = gather(x=<fp16[8, 3]>, indices=%6)
+    after
+        %0: fp16[4, 2], %1: uint16[4, 2] = topk(x=%x, k=2, axis=1, output_indices_dtype=uint16)
+        %y: fp16[4, 2, 3] = gather(x=<fp16[8, 3]>, indices=%1)
+    """
+
+    code, slug = "ANE271", "needless-index-preparation"
+    stage = "structure"
+    exactness = Exactness.BITWISE
+    preset = "full"
+    confidence = "high"
+    roots = ("select", "cast")
+    evidence = (
+        cite_m4_study("cast, greater_equal, add and select on int32 are unsupported; indices of topk in uint16 "
+                      "are accepted", rows=True),
+        Vendor("since iOS17 negative indices have to be converted by select(index >= 0, index, index + max_index)",
+               source="https://apple.github.io/coremltools/source/coremltools.converters.mil.mil.ops.defs.html"),
+    )
+
+    def match(self, op: Operation) -> Hit | Miss:
+        if op.op_type == "cast":
+            return self._cast(op)
+        asked = op.cond.op
+        if asked is None or asked.op_type != "greater_equal" or asked.x is not op.a or not types.is_int(op.a.dtype):
+            return Miss(op, "wraps no indices", near=False)
+        if list(op.a.shape) != list(op.outputs[0].shape):
+            return Miss(op, "its result is larger than the indices")
+        least, most = find_integer_bounds(op.a), find_integer_bounds(asked.y)
+        if least is None or most is None or least[0] < most[1]:
+            return Miss(op, "its indices may be negative")
+        return Hit(op, note=f"the indices are {least[0]} at least", plain=op.a, kind="")
+
+    def _cast(self, op: Operation) -> Hit | Miss:
+        inner = op.x.op
+        if inner is None or inner.op_type != "cast" or not all(
+                types.is_int(var.dtype) for var in (inner.x, op.x, op.outputs[0])):
+            return Miss(op, "is no second cast of integers", near=False)
+        between, result = (types.builtin_to_string(var.dtype) for var in (op.x, op.outputs[0]))
+        if not can_hold_bounds(op.x.dtype, find_integer_bounds(inner.x)):
+            return Miss(op, f"{between} may not hold what it is cast from")
+        if inner.x.dtype == op.outputs[0].dtype:
+            return Hit(op, note=f"to {between} and back", plain=inner.x, kind="")
+        return Hit(op, note=f"by way of {between} to {result}", plain=inner.x, kind=result)
+
+    def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
+        plain: Var = mb.cast(x=hit.plain, dtype=hit.kind) if hit.kind else hit.plain
+        return plain
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("topk", lambda: _build_topk_lookup("uint16"))
+        yield Example(
+            "argmax",
+            lambda: build_program(lambda x: _build_wrapped_lookup(Builder.reduce_argmax(x=x, axis=1)), x=(4, 8)),
+        )
+        yield Example("count", lambda: build_program(lambda x: _build_wrapped_lookup(Builder.cumsum(x=Builder.cast(
+            x=Builder.cast(x=x, dtype="bool"), dtype="int32"), axis=0, exclusive=True)), opset=ct.target.iOS15,
+            x=(4, 8)))
+        yield Example("wide and back", lambda: build_program(
+            lambda i: Builder.cast(x=Builder.reverse(x=Builder.cast(x=Builder.cast(x=i, dtype="int32"), dtype="int16"),
+                                                     axes=[0]), dtype="fp16", name="y"), dtype=types.int16, i=(3,)))
+        yield Example("wide and on", lambda: build_program(
+            lambda i: Builder.cast(x=Builder.cast(x=i, dtype="int32"), dtype="uint16", name="y"), dtype=types.int16,
+            i=(3,)))
+        yield Example("narrow and on", lambda: build_program(
+            lambda i: Builder.cast(x=Builder.cast(x=i, dtype="int16"), dtype="uint16", name="y"), dtype=types.int32,
+            i=(3,)), reason="int16 may not hold what it is cast from")
+        yield Example("narrow and back", lambda: build_program(
+            lambda i: Builder.cast(x=Builder.cast(x=i, dtype="int16"), dtype="int32", name="y"), dtype=types.int32,
+            i=(3,)), reason="int16 may not hold what it is cast from")
+        yield Example("ids", lambda: build_program(lambda i: _build_wrapped_lookup(i), dtype=types.int32, i=(4,)),
+                      reason="its indices may be negative")
+        yield Example("numbers", lambda: build_program(lambda x: Builder.select(
+            cond=Builder.greater_equal(x=x, y=np.float16(0)), a=x, b=np.float16(0), name="y"), x=(4,)),
+            reason="wraps no indices")
+
+
+def _build_wrapped_lookup(indices: Var) -> Var:
+    wrapped = Builder.select(cond=Builder.greater_equal(x=indices, y=np.int32(0)), a=indices,
+                             b=Builder.add(x=indices, y=np.int32(8)))
+    result: Var = Builder.gather(x=make_weight(8, 3), indices=wrapped, axis=0, name="y")
+    return result
+
+
+def _build_topk_lookup(narrow: str) -> Program:
+    def body(x: Var) -> Var:
+        wide = Builder.cast(x=Builder.topk(x=x, k=2, axis=1, output_indices_dtype=narrow)[1], dtype="int32")
+        wrapped = Builder.select(cond=Builder.greater_equal(x=wide, y=np.int32(0)), a=wide,
+                                 b=Builder.add(x=wide, y=np.int32(8)))
+        indices = Builder.cast(x=wrapped, dtype=narrow)
+        result: Var = Builder.gather(x=make_weight(8, 3), indices=indices, axis=0, name="y")
+        return result
+
+    return build_program(body, x=(4, 8))

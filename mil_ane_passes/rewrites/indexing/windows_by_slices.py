@@ -1,0 +1,126 @@
+"""Build sliding windows from slices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import coremltools as ct
+from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+
+from ...ane.limits import find_limit
+from ...ir.builder import RewriteBuilder
+from ...ir.query import is_symbolic
+from ...passes.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite
+from ...passes.evidence import cite_m4_study
+from ...passes.examples import build_program
+from ...rules.sliding_windows import SlidingWindows
+from . import _sliding_windows as cuts
+
+
+class WindowsBySlices(Rewrite):
+    """Replace sliding_windows by slices that are joined.
+
+    why     Core ML on an M4 rejects sliding_windows, which runs on no GPU either, and the ANE's compiler has no form
+            of it. Slices, concat, stack, reshape and pads of zero are taken.
+    when    fp16, an axis of known length; other axes may be symbolic. The way with the fewest slices is taken: windows
+            that begin at multiples of the stride are rows of a reshape, ceil(size / stride) of which are joined to one;
+            windows are cut out one by one; or each element of all windows is, where they begin one element apart.
+            Refused where that is more than `max_parts` slices, or the result has more than 5 dimensions.
+    exact   bitwise: elements are moved, none is computed with. Zeros that fill up the last row are not read.
+    cost    each element of the result is moved twice, and each slice is counted as reading all of its input.
+
+    before
+        %y: fp16[2, 7, 4] = sliding_windows(x=%x, axis=1, size=4, stride=2)
+    after
+        %0: fp16[2, 8, 2] = reshape(x=%x, shape=[2, 8, 2])
+        %1: fp16[2, 7, 2] = slice_by_index(x=%0, begin=[0, 0, 0], end=[0, 7, 0], end_mask=[True, False, True])
+        %2: fp16[2, 7, 2] = slice_by_index(x=%0, begin=[0, 1, 0], end=[0, 8, 0], end_mask=[True, False, True])
+        %y: fp16[2, 7, 4] = concat(values=(%1, %2), axis=2)
+    """
+
+    fixes = (SlidingWindows,)
+    stage = "decompose"
+    exactness = Exactness.BITWISE
+    preset = "full"
+    roots = ("sliding_windows",)
+    evidence = (
+        cite_m4_study(
+            "sliding_windows is unsupported, and runs on no GPU either; slices with and without steps, stack and "
+            "reshape are accepted"
+        ),
+    )
+
+    max_parts: int = 64
+    "The most slices for the windows."
+
+    def match(self, op: Operation) -> Hit | Miss:
+        axis, size, step = cuts.read_window_settings(op)
+        extent = op.x.shape[axis]
+        if not types.is_float(op.x.dtype):
+            return Miss(op, "moves no floating-point numbers", near=False)
+        if op.x.dtype != types.fp16:
+            return Miss(op, FP32_UNSUPPORTED_REASON)
+        if is_symbolic(extent):
+            return Miss(op, "the length of the axis is known only at run time")
+        most = find_limit("rank", self.generations)
+        if most is not None and op.x.rank + 1 > most.most:
+            return Miss(op, f"the windows have {op.x.rank + 1} dimensions, {most.most} are supported on the ANE")
+        count = (int(extent) - size) // step + 1
+        if count < 1:
+            return Miss(op, f"no window of {size} fits into {extent} elements")
+        rows = -(-size // step) if step > 1 and cuts.can_reshape_to_windows(op) else size
+        parts = min(rows, count)
+        if parts > self.max_parts:
+            return Miss(op, f"{count} windows of {size} elements: {parts} slices at least, max_parts={self.max_parts}")
+        form = "windows" if count < rows else "rows" if step > 1 and cuts.can_reshape_to_windows(op) else "columns"
+        return Hit(op, note=f"{count} windows of {size} elements: {parts} slices", count=count, form=form)
+
+    def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
+        op, count = hit.op, hit.count
+        axis, size, step = cuts.read_window_settings(op)
+        if hit.form == "rows":
+            return cuts.build_windows_from_rows(mb, op, count)
+        if hit.form == "windows":
+            starts = range(0, count * step, step)
+            windows: Var = mb.stack(
+                values=[cuts.slice_axis(mb, op.x, axis, start, start + size, 1) for start in starts], axis=axis
+            )
+            return windows
+        last = (count - 1) * step + 1
+        columns = [cuts.slice_axis(mb, op.x, axis, at, at + last, step) for at in range(size)]
+        stacked: Var = mb.stack(values=columns, axis=axis + 1)
+        return stacked
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("overlapping", lambda: _build_sliding_windows((2, 16), axis=1, size=4, stride=2))
+        yield Example("a part of a row", lambda: _build_sliding_windows((1, 2, 16), axis=2, size=5, stride=2))
+        yield Example("few windows", lambda: _build_sliding_windows((2, 12), axis=1, size=7, stride=3))
+        yield Example("many", lambda: _build_sliding_windows((2, 11, 3), axis=1, size=3, stride=2))
+        yield Example("every one, for iOS15", lambda: _build_sliding_windows((9,), ct.target.iOS15, axis=0, size=3))
+        yield Example("apart", lambda: _build_sliding_windows((2, 3, 2, 10), axis=-1, size=2, stride=5))
+        yield Example("edge to edge", lambda: _build_sliding_windows((1, 3, 12), axis=-1, size=4, stride=4))
+        yield Example(
+            "edge to edge, a tail nobody reads", lambda: _build_sliding_windows((2, 14, 3), axis=1, size=4, stride=4)
+        )
+        yield Example("one window", lambda: _build_sliding_windows((3, 5), axis=1, size=5))
+        yield Example("too many", lambda: _build_sliding_windows((200,), axis=0, size=65),
+                      reason="136 windows of 65 elements: 65 slices at least, max_parts=64")
+        yield Example("flexible", lambda: _build_sliding_windows((2, None), axis=1, size=4),
+                      reason="the length of the axis is known only at run time")
+        yield Example("rank 5", lambda: _build_sliding_windows((1, 2, 2, 2, 8), axis=4, size=4),
+                      reason="the windows have 6 dimensions, 5 are supported on the ANE")
+        yield Example(
+            "fp32",
+            lambda: _build_sliding_windows((2, 8), dtype=types.fp32, axis=1, size=4),
+            reason=FP32_UNSUPPORTED_REASON,
+        )
+        yield Example("integers", lambda: _build_sliding_windows((2, 8), dtype=types.int32, axis=1, size=4),
+                      reason="moves no floating-point numbers")
+
+
+def _build_sliding_windows(shape: tuple[int | None, ...], opset: Any = ct.target.iOS17, dtype: Any = types.fp16,
+                           **parameters: int) -> Program:
+    return build_program(
+        lambda x: Builder.sliding_windows(x=x, name="y", **parameters), opset=opset, dtype=dtype, x=shape
+    )

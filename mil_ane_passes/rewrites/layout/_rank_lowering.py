@@ -1,0 +1,313 @@
+"""Ops on values of high rank, computed on the same elements reshaped to fewer axes.
+
+A planner examines one op and returns either a reason why it cannot be lowered or a function that builds it. That
+function gets the builder and `view`, which reshapes a value of any rank to few axes. Only the order of elements
+matters for the result; its shape is up to the build function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from coremltools.converters.mil.mil import Operation, Var
+
+from ...ir.query import get_const_value, is_compressed, is_const, is_opaque, is_symbolic
+from ..convolution._conv_1d_lifting import rebuild_op
+from ..indexing._constant_slices import read_slice_range
+from ._axis_merging import Extents, Groups, extents_from_shape, group_axes, plan_transposes, shape_from_groups
+from ._broadcasts import BROADCASTING_OPS, pad_shape_to_rank
+
+__all__ = ["BITWISE_OPS", "UNARY_OPS", "BuildFunction", "RankBounds", "ReshapeFunction", "plan_op"]
+
+ReshapeFunction = Callable[[Var, "Sequence[int] | None"], Var]
+"(value, shape or None for any): the value's elements in that shape, -1 for an unknown extent."
+BuildFunction = Callable[[Any, ReshapeFunction], "list[Var]"]
+
+UNARY_OPS = (
+    "abs", "acos", "asin", "atan", "atanh", "cast", "ceil", "clamped_relu", "clip", "cos", "cosh", "elu", "erf", "exp",
+    "exp2", "floor", "gelu", "identity", "inverse", "leaky_relu", "linear_activation", "log", "logical_not", "relu",
+    "relu6", "round", "rsqrt", "scaled_tanh", "sigmoid", "sigmoid_hard", "sign", "silu", "sin", "sinh", "softplus",
+    "softsign", "sqrt", "square", "tan", "tanh", "threshold", "thresholded_relu",
+)
+_REDUCE_OPS = (
+    "reduce_max",
+    "reduce_min",
+    "reduce_sum",
+    "reduce_mean",
+    "reduce_prod",
+    "reduce_l1_norm",
+    "reduce_l2_norm",
+    "reduce_log_sum",
+    "reduce_log_sum_exp",
+    "reduce_sum_square",
+)
+BITWISE_OPS = frozenset({"reshape", "expand_dims", "squeeze", "transpose", "concat", "stack", "split", "slice_by_index",
+                         "slice_by_size", "tile", "select", "reduce_max", "reduce_min", *UNARY_OPS, *BROADCASTING_OPS})
+"Ops that compute the same bits in any shape."
+
+
+class RankBounds(NamedTuple):
+    """Limits: the axes of a value, the extent of an axis, and the transposes that one transpose may become."""
+
+    rank: int
+    extent: int
+    turns: int
+
+
+def plan_op(op: Operation, bounds: RankBounds) -> BuildFunction | str:
+    """Plan how to compute `op` with few axes, or return why that is impossible."""
+    planner = _PLANNERS.get(op.op_type)
+    if planner is None or is_opaque(op):
+        return f"{op.op_type} is not known to be the same in fewer axes"
+    return planner(op, bounds)
+
+
+def _compute_merged_shape(groups: Groups, sizes: Extents, bounds: RankBounds) -> list[int] | str:
+    """Compute the shape of the groups, or return why it is impossible."""
+    if len(groups) > bounds.rank:
+        return f"{len(groups)} axes are treated differently, {bounds.rank} are allowed"
+    shape = shape_from_groups(groups, sizes)
+    if shape is None:
+        return "more than one dimension is not known before the model runs"
+    if max(shape, default=1) > bounds.extent:
+        return f"merged axes would be {max(shape)} long, {bounds.extent} are allowed"
+    return shape
+
+
+def _plan_reshape(op: Operation, bounds: RankBounds) -> BuildFunction | str:
+    return _find_constant_obstacle(op) or (lambda mb, view: [view(op.x, None)])
+
+
+def _plan_unary(op: Operation, bounds: RankBounds) -> BuildFunction | str:
+    return _find_constant_obstacle(op) or (lambda mb, view: [rebuild_op(mb, op, x=view(op.x, None))])
+
+
+def _find_constant_obstacle(op: Operation) -> str:
+    return "it works on a constant" if is_const(op.x) or is_compressed(op.x) else ""
+
+
+def _isolate_axis(x: Var, axis: int, bounds: RankBounds) -> tuple[list[int], int] | str:
+    """Return a shape of `x` with all axes before `axis` merged, and all after it, and the new position of `axis`."""
+    axis %= x.rank
+    sizes = extents_from_shape(x.shape)
+    keys = [None if size == 1 and at != axis else (at > axis) - (at < axis) for at, size in enumerate(sizes)]
+    groups = group_axes(keys, sizes, bounds.rank)
+    shape = _compute_merged_shape(groups, sizes, bounds)
+    return shape if isinstance(shape, str) else (shape, _find_group_of_axis(groups, axis))
+
+
+def _find_group_of_axis(groups: Groups, axis: int) -> int:
+    return next(at for at, group in enumerate(groups) if axis in group)
+
+
+def _plan_softmax(op: Operation, bounds: RankBounds) -> BuildFunction | str:
+    found = _isolate_axis(op.x, int(op.axis.val), bounds)
+    return found if isinstance(found, str) else lambda mb, view: [
+        rebuild_op(mb, op, x=view(op.x, found[0]), axis=found[1])]
+
+
+def _plan_split(op: Operation, bounds: RankBounds) -> BuildFunction | str:
+    found = _isolate_axis(op.x, int(op.axis.val), bounds)
+    if isinstance(found, str):
+        return found
+    kept = {name: var for name, var in op.inputs.items() if name in ("num_splits", "split_sizes")}
+    return lambda mb, view: list(mb.split(x=view(op.x, found[0]), axis=found[1], **kept))
+
+
+def _plan_concat(op: Operation, bounds: RankBounds) -> BuildFunction | str:
+    if get_const_value(op.inputs.get("interleave"), False):
+        return "the concat interleaves"
+    found = [_isolate_axis(var, int(op.axis.val), bounds) for var in op.values]
+    return _plan_join(op, found)
+
+
+def _plan_stack(op: Operation, bounds: RankBounds) -> BuildFunction | str:
+    axis = int(op.axis.val) % op.outputs[0].rank
+    found = []
+    for var in op.values:
+        sizes = extents_from_shape(var.shape)
+        keys = [None if size == 1 else at >= axis for at, size in enumerate(sizes)]
+        groups = group_axes(keys, sizes, bounds.rank - 1)
+        shape = _compute_merged_shape(groups, sizes, RankBounds(bounds.rank - 1, bounds.extent, 1))
+        at = sum(any(keys[each] is False for each in group) for group in groups)
+        found.append(shape if isinstance(shape, str) else ([*shape[:at], 1, *shape[at:]], at))
+    return _plan_join(op, found)
+
+
+def _plan_join(op: Operation, found: Sequence[tuple[list[int], int] | str]) -> BuildFunction | str:
+    fits: list[tuple[list[int], int]] = []
+    for each in found:
+        if isinstance(each, str):
+            return each
+        fits.append(each)
+    if len({(at, len(shape), *shape[:at], *shape[at + 1:]) for shape, at in fits}) > 1:
+        return "what is joined falls into different axes"
+    return lambda mb, view: [mb.concat(values=[view(var, shape) for var, (shape, _) in zip(op.values, fits)],
+                                       axis=fits[0][1])]
+
+
+def _plan_reduce(op: Operation, bounds: RankBounds) -> BuildFunction | str:
+    axes = {int(axis) % op.x.rank for axis in get_const_value(op.axes, list(range(op.x.rank)))}
+    sizes = extents_from_shape(op.x.shape)
+    groups = group_axes([None if size == 1 and at not in axes else at in axes for at, size in enumerate(sizes)], sizes,
+                        bounds.rank)
+    shape = _compute_merged_shape(groups, sizes, bounds)
+    if isinstance(shape, str):
+        return shape
+    over = [at for at, group in enumerate(groups) if axes.intersection(group)]
+    return lambda mb, view: [rebuild_op(mb, op, x=view(op.x, shape), axes=over, keep_dims=True)]
+
+
+def _plan_tile(op: Operation, bounds: RankBounds) -> BuildFunction | str:
+    reps = get_const_value(op.reps)
+    if reps is None:
+        return "repeats are not constant"
+    sizes = extents_from_shape(op.x.shape)
+    keys = [(at if times != 1 else None if size == 1 else -1) for at, (times, size) in enumerate(zip(reps, sizes))]
+    groups = group_axes(keys, sizes, bounds.rank)
+    shape = _compute_merged_shape(groups, sizes, bounds)
+    if isinstance(shape, str):
+        return shape
+    times = [int(np.prod([reps[axis] for axis in group])) for group in groups]
+    return lambda mb, view: [mb.tile(x=view(op.x, shape), reps=np.array(times, np.int32))]
+
+
+def _plan_elementwise(op: Operation, bounds: RankBounds) -> BuildFunction | str:
+    names = ("cond", "a", "b") if op.op_type == "select" else ("x", "y")
+    found = _merge_broadcast_shapes({name: op.inputs[name] for name in names}, op.outputs[0].shape, bounds)
+    if isinstance(found, str):
+        return found
+
+    ranked = sorted((op.inputs[name] for name in found), key=is_const)  # the first is computed, if any is
+    alike = len({tuple(map(str, var.shape)) for var in ranked}) == 1
+
+    def build(mb: Any, view: ReshapeFunction) -> list[Var]:
+        own = [-1 if is_symbolic(extent) else int(extent) for extent in view(ranked[0], None).shape]
+        same = own if alike and own.count(-1) < 2 else None  # no broadcast: any shape of the first will do
+        return [rebuild_op(mb, op, **{name: view(op.inputs[name], same or shape) for name, shape in found.items()})]
+
+    return build
+
+
+def _merge_broadcast_shapes(
+    operands: dict[str, Var], whole: Sequence[Any], bounds: RankBounds
+) -> dict[str, list[int]] | str:
+    """Compute the shape of each operand that has a rank, so that they broadcast as before."""
+    shapes = {name: pad_shape_to_rank(var.shape, len(whole)) for name, var in operands.items() if var.rank}
+    if any(is_compressed(var) for var in operands.values()):
+        return "an operand is a compressed weight"
+    keys: list[Any] = []
+    for axis, extent in enumerate(whole):
+        met = [shape[axis] for shape in shapes.values()]
+        if len({str(each) for each in met if each != 1}) > 1 or (is_symbolic(extent) and extent not in met):
+            return "whether an open dimension broadcasts is not known"
+        keys.append(None if all(each == 1 for each in met) else tuple(each == 1 for each in met))
+    groups = group_axes(keys, extents_from_shape(whole), bounds.rank)
+    result: dict[str, list[int]] = {}
+    for name, mine in shapes.items():
+        shape = _compute_merged_shape(groups, extents_from_shape(mine), bounds)
+        if isinstance(shape, str):
+            return shape
+        result[name] = shape
+    return result
+
+
+def _plan_matmul(op: Operation, bounds: RankBounds) -> BuildFunction | str:
+    if min(op.x.rank, op.y.rank) < 2:
+        return "an operand of the product is a vector"
+    if any(is_compressed(var) and var.rank > 2 for var in (op.x, op.y)):
+        return "an operand is a compressed weight"
+    rank = op.outputs[0].rank
+    batches = {name: pad_shape_to_rank(op.inputs[name].shape, rank)[:-2] for name in ("x", "y")}
+    keys = []
+    for one, other in zip(*batches.values()):
+        if one != other and 1 not in (one, other):
+            return "whether an open dimension broadcasts is not known"
+        keys.append(None if one == other == 1 else (one == 1, other == 1))
+    groups = group_axes(keys, extents_from_shape(op.outputs[0].shape[:-2]), bounds.rank - 2) if keys else []
+    shapes: dict[str, list[int]] = {}
+    for name, batch in batches.items():
+        var = op.inputs[name]
+        if var.rank == 2:
+            continue
+        sizes = extents_from_shape((*batch, *var.shape[-2:]))
+        shape = _compute_merged_shape([*groups, [rank - 2], [rank - 1]], sizes, bounds)
+        if isinstance(shape, str):
+            return shape
+        shapes[name] = shape
+    return lambda mb, view: [
+        rebuild_op(mb, op, **{name: view(op.inputs[name], shape) for name, shape in shapes.items()})
+    ]
+
+
+def _plan_linear(op: Operation, bounds: RankBounds) -> BuildFunction | str:
+    found = _isolate_axis(op.x, -1, bounds._replace(rank=3))
+    return found if isinstance(found, str) else lambda mb, view: [rebuild_op(mb, op, x=view(op.x, found[0]))]
+
+
+def _plan_transpose(op: Operation, bounds: RankBounds) -> BuildFunction | str:
+    sizes = extents_from_shape(op.x.shape)
+    groups, steps = plan_transposes([int(axis) % op.x.rank for axis in get_const_value(op.perm)], sizes, bounds.rank)
+    if len(steps) > bounds.turns:
+        return f"{len(steps)} transposes of rank {bounds.rank} would be needed, {bounds.turns} are allowed"
+    shape = shape_from_groups(groups, sizes)
+    if shape is None:
+        return "more than one dimension is not known before the model runs"
+    plans: list[tuple[list[int], list[int]]] = []
+    for step in steps:
+        merged, (order,) = plan_transposes(step, [None if extent == -1 else extent for extent in shape], bounds.rank)
+        now = _compute_merged_shape(merged, [None if extent == -1 else extent for extent in shape], bounds)
+        if isinstance(now, str):
+            return now
+        plans.append((now, order))
+        shape = [shape[axis] for axis in step]
+
+    def build(mb: Any, view: ReshapeFunction) -> list[Var]:
+        x = op.x
+        for now, order in plans:
+            x = view(x, now)
+            x = mb.transpose(x=x, perm=order) if order != sorted(order) else x
+        return [x]
+
+    return build
+
+
+def _plan_slice(op: Operation, bounds: RankBounds) -> BuildFunction | str:
+    names = ("begin", "size") if op.op_type == "slice_by_size" else ("begin", "end")
+    if any(get_const_value(op.inputs[name]) is None for name in names):
+        return "the slice is not constant"
+    sizes = extents_from_shape(op.x.shape)
+    taken = [read_slice_range(op, axis, size) for axis, size in enumerate(sizes)]
+    keys = [axis if each is not None else None if sizes[axis] == 1 else -1 for axis, each in enumerate(taken)]
+    groups = group_axes(keys, sizes, bounds.rank)
+    shape = _compute_merged_shape(groups, sizes, bounds)
+    if isinstance(shape, str):
+        return shape
+    if any(each is not None and sizes[axis] is None for axis, each in enumerate(taken)):
+        return "an open dimension is sliced"
+    cut = [next((taken[axis] for axis in group if taken[axis] is not None), None) for group in groups]
+    return lambda mb, view: [mb.slice_by_index(
+        x=view(op.x, shape), begin=[each.start if each else 0 for each in cut],
+        end=[each.stop if each else 0 for each in cut], stride=[each.step if each else 1 for each in cut],
+        begin_mask=[each is None for each in cut], end_mask=[each is None or each.stop < 0 for each in cut])]
+
+
+_PLANNERS: dict[str, Callable[[Operation, RankBounds], BuildFunction | str]] = {
+    **dict.fromkeys(UNARY_OPS, _plan_unary),
+    **dict.fromkeys(BROADCASTING_OPS, _plan_elementwise),
+    **dict.fromkeys(_REDUCE_OPS, _plan_reduce),
+    **dict.fromkeys(("reshape", "expand_dims", "squeeze"), _plan_reshape),
+    "select": _plan_elementwise,
+    "softmax": _plan_softmax,
+    "split": _plan_split,
+    "concat": _plan_concat,
+    "stack": _plan_stack,
+    "tile": _plan_tile,
+    "matmul": _plan_matmul,
+    "linear": _plan_linear,
+    "transpose": _plan_transpose,
+    "slice_by_index": _plan_slice,
+    "slice_by_size": _plan_slice,
+}

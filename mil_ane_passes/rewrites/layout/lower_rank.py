@@ -1,0 +1,113 @@
+"""Compute with at most five axes what was written with more."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+
+from coremltools.converters.mil.mil import Block, Builder, Program, Var
+
+from ...ane.limits import collect_evidence, find_limit
+from ...ir.builder import RewriteBuilder
+from ...ir.large_values import group_ops_by_large_values
+from ...passes.contract import BlockRewrite, Community, Exactness, Example, Hit, Miss, Vendor
+from ...passes.examples import build_program, make_weight
+from ...rules.rank_above_5 import RankAbove5
+from ._high_rank_regions import build_region, plan_region
+from ._rank_lowering import BITWISE_OPS, RankBounds
+
+
+class LowerRank(BlockRewrite):
+    """Show values of rank 6 and more in fewer axes: neighbours that every op treats alike become one axis.
+
+    why     Five dimensions are the most for Core ML and for the ANE. Windows of Swin, patches, pixel shuffles and
+            grouped heads are written as reshape to 6 axes, transpose, reshape. coremltools' own pass fixes just these
+            three ops in a row; with an op between them, or with two transposes, conversion ends with an error.
+    when    All ops of a region of such values are known: reshapes, transposes, elementwise ops, broadcasts, select,
+            reductions, softmax, concat, stack, split, slices, tile, matmul, linear. At most one dimension is open, and
+            no merged axis is longer than all chips looked at hold (16384 up to M3). A transpose whose axes cannot be
+            merged to five becomes two, or up to `max_transposes`.
+    exact   bitwise, unless something is summed: sums over merged axes are rounded in another order.
+    cost    reshapes that were there; further transposes where one will not do, each a pass over the data.
+
+    before
+        %0: fp16[1, 2, 4, 2, 4, 4] = reshape(x=%x, shape=[-1, 2, 4, 2, 4, 4])
+        %1: fp16[1, 2, 2, 4, 4, 4] = transpose(x=%0, perm=[0, 1, 3, 2, 4, 5])
+        %y: fp16[4, 16, 4] = reshape(x=%1, shape=[-1, 16, 4])
+    after
+        %0: fp16[2, 4, 2, 4, 4] = reshape(x=%x, shape=[2, 4, 2, 4, 4])
+        %1: fp16[2, 2, 4, 4, 4] = transpose(x=%0, perm=[0, 2, 1, 3, 4])
+        %y: fp16[4, 16, 4] = reshape(x=%1, shape=[4, 16, 4])
+    """
+
+    fixes = (RankAbove5,)
+    stage = "decompose"
+    exactness = Exactness.ROUNDING
+    bound = "sums, means and softmaxes over merged axes add the same numbers in another order; the rest is bitwise"
+    preset = "full"
+    confidence = "high"
+    evidence = (
+        *collect_evidence("rank"),
+        Vendor("Core ML does not support tensors with a rank greater than five (a maintainer)", date="2023-01-09",
+               source="https://github.com/apple/coremltools/issues/1723"),
+        Community("a log of Core ML's: ANE does not support blob with rank: 6", date="2023-08-09",
+                  source="https://github.com/microsoft/onnxruntime/issues/14212"),
+    )
+
+    max_transposes: int = 3
+    "The most transposes that one transpose of many axes may become."
+    any_extent: bool = False
+    """Merge axes beyond the longest supported on the ANE, too: a program of rank 6 runs nowhere, a merged one on the
+    CPU."""
+
+    def match_block(self, block: Block) -> Iterator[Hit | Miss]:
+        most = find_limit("rank", self.generations)
+        longest = find_limit("spatial", self.generations)
+        if most is None or longest is None:
+            return
+        bounds = RankBounds(most.most, sys.maxsize if self.any_extent else longest.most, self.max_transposes)
+        for ops, var in group_ops_by_large_values(block, lambda shape: len(shape) > most.most):
+            plans = plan_region(block, ops, bounds)
+            if isinstance(plans, str):
+                yield Miss(ops[0], plans)
+                continue
+            exact = Exactness.BITWISE if all(op.op_type in BITWISE_OPS for op in ops) else None
+            yield Hit(ops[0], plans=plans, most=most.most, exactness=exact, covers=ops,
+                      note=f"'{var.name}' of rank {var.rank} and {len(ops)} ops in {most.most} axes and fewer")
+
+    def rewrite_block(self, hit: Hit, mb: RewriteBuilder) -> dict[Var, Var]:
+        return build_region(mb, hit.plans, hit.most)
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("windows", _build_windows)
+        yield Example("an op between", lambda: _build_windows(lambda v: Builder.relu(x=v)))
+        yield Example("a sum", lambda: _build_windows(
+            lambda v: Builder.reduce_sum(x=v, axes=[2, 4], keep_dims=True), (-1, 4)))
+        yield Example("two transposes", lambda: _build_shuffle([5, 3, 1, 4, 2, 0]))
+        yield Example("a table is added", lambda: _build_windows(lambda v: Builder.add(x=v, y=make_weight(2, 1, 4))))
+        yield Example("sorted", lambda: _build_windows(lambda v: Builder.topk(x=v, k=2, name="best")[0], (-1, 2)),
+                      reason="topk 'best_0': topk is not known to be the same in fewer axes")
+        yield Example(
+            "rank 5",
+            lambda: build_program(lambda x: Builder.reshape(x=x, shape=[2, 4, 2, 4, 3]), x=(1, 8, 8, 3)),
+            reason="",
+        )
+
+
+def _build_windows(between: object = None, last: Sequence[int] = (-1, 16, 4)) -> Program:
+    def body(x: Var) -> Var:
+        value = Builder.reshape(x=x, shape=[-1, 2, 4, 2, 4, 4])
+        value = Builder.transpose(x=between(value) if callable(between) else value, perm=[0, 1, 3, 2, 4, 5])
+        result: Var = Builder.reshape(x=value, shape=list(last), name="y")
+        return result
+
+    return build_program(body, x=(1, 8, 8, 4))
+
+
+def _build_shuffle(perm: list[int]) -> Program:
+    def body(x: Var) -> Var:
+        value = Builder.transpose(x=Builder.reshape(x=x, shape=[-1, 2, 4, 2, 2, 2]), perm=perm)
+        result: Var = Builder.reshape(x=value, shape=[-1, 8], name="y")
+        return result
+
+    return build_program(body, x=(8, 16))

@@ -1,0 +1,115 @@
+"""Build reflecting pads from slices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import coremltools as ct
+from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+
+from ...ir.builder import RewriteBuilder
+from ...ir.query import get_const_value, is_symbolic
+from ...passes.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite
+from ...passes.evidence import cite_m4_study, cite_private_route
+from ...passes.examples import build_program
+from ...passes.targets import Gate
+from ...rules.texture_ops import TextureOps
+from .._target_gate import find_length_obstacle, skip_if_supported
+from ._pad_constants import read_pad_amounts
+
+
+class SlicedPad(Rewrite):
+    """Join a value with its own reversed edges, where the ANE has no reflecting pad.
+
+    why     By a private route reflecting pads are native from M2 on and done by other means on M1. Through Core ML only
+            an M4 was measured, which takes them: there, and where one is looked at, nothing is changed.
+    when    pad with mode reflect and known amounts, in fp16, along axes of known length, to no more than all chips
+            looked at hold. All chips looked at are M1 or older; with `always`, one of them is. Replicating pads nobody
+            says to be refused. PyTorch's decomposed export holds a gather instead.
+    exact   bitwise: elements are moved, none is computed with.
+    cost    a concat of the whole for each axis that is padded, slices and reversals of the edges.
+
+    before
+        %y: fp16[1, 2, 6] = pad(x=%x, pad=[1, 1], mode=reflect)
+    after
+        %0: fp16[1, 2, 1] = slice_by_index(x=%x, begin=[0, 0, 1], end=[0, 0, 2], end_mask=[True, True, False])
+        %1: fp16[1, 2, 1] = slice_by_index(x=%x, begin=[0, 0, 2], end=[0, 0, 3], end_mask=[True, True, False])
+        %y: fp16[1, 2, 6] = concat(values=(%0, %x, %1), axis=2)
+    """
+
+    fixes = (TextureOps,)
+    stage = "decompose"
+    exactness = Exactness.BITWISE
+    preset = "full"
+    roots = ("pad",)
+    targets = Gate(last="m1")
+    evidence = (
+        cite_m4_study("at odds with it for M4: reflecting and replicating pads are accepted"),
+        cite_private_route("reverse is native on M1", chip="M1"),
+    )
+
+    always: bool = False
+    "Rewrite also where one requested chip supports such pads and another does not."
+
+    def match(self, op: Operation) -> Hit | Miss:
+        mode = get_const_value(op.mode, "constant")
+        if mode != "reflect":
+            return Miss(op, f"pads with mode {mode}", near=False)
+        if op.x.dtype != types.fp16:
+            return Miss(op, FP32_UNSUPPORTED_REASON)
+        back = skip_if_supported(self, op, self.always)
+        if back is not None:
+            return back
+        padded = read_pad_amounts(op)
+        if padded is None:
+            return Miss(op, "how much is padded is known only at run time")
+        if any(is_symbolic(op.x.shape[axis]) for axis in padded):
+            return Miss(op, "the length of an axis is known only at run time")
+        reason = find_length_obstacle(op.outputs[0].shape[-2:], self.generations)
+        if reason:
+            return Miss(op, reason)
+        return Hit(op, note=f"reflects along {len(padded)} axes: slices, reversed and joined", padded=padded)
+
+    def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
+        x: Var = hit.op.x
+        for axis, (before, behind) in hit.padded.items():
+            end = int(x.shape[axis]) - 1
+            edges = _reverse_edge(mb, x, axis, 1, before), _reverse_edge(mb, x, axis, end - behind, behind)
+            x = mb.concat(values=[*edges[0], x, *edges[1]], axis=axis)
+        return x
+
+    def examples(self) -> Iterable[Example]:
+        anyway = {"always": True}
+        yield Example("one row", lambda: _build_pad((1, 2, 4), [1, 1]), options=anyway)
+        yield Example("an image", lambda: _build_pad((1, 2, 5, 6), [2, 1, 3, 3]), options=anyway)
+        yield Example(
+            "one side, for iOS15", lambda: _build_pad((2, 5, 4), [2, 0, 0, 0], ct.target.iOS15), options=anyway
+        )
+        yield Example("nothing", lambda: _build_pad((2, 5), [0, 0]), options=anyway)
+        yield Example("taken", lambda: _build_pad((2, 5), [1, 1]),
+                      reason="taken on M2, M3, M4, A18, M5 and M6; name an older target, or always=true")
+        yield Example("flexible", lambda: _build_pad((2, None), [1, 1]), options=anyway,
+                      reason="the length of an axis is known only at run time")
+        yield Example("long", lambda: _build_pad((1, 16380), [4, 4]), options=anyway, reason=(
+            "a value of length 16388 would be made: > 16384 (M1, M2 and M3; assumed on A12 and A13)"))
+        yield Example("replicate", lambda: _build_pad((2, 5), [1, 1], mode="replicate"), options=anyway,
+                      reason="pads with mode replicate")
+        yield Example(
+            "fp32", lambda: _build_pad((2, 5), [1, 1], dtype=types.fp32), options=anyway, reason=FP32_UNSUPPORTED_REASON
+        )
+
+
+def _reverse_edge(mb: RewriteBuilder, x: Var, axis: int, begin: int, count: int) -> list[Var]:
+    """Return `count` elements of `x` along `axis` from `begin` on, reversed, in a list; [] for a count of 0."""
+    if not count:
+        return []
+    at = [number == axis for number in range(x.rank)]
+    edge = mb.slice_by_index(x=x, begin=[begin * here for here in at], end=[(begin + count) * here for here in at],
+                             end_mask=[not here for here in at])
+    return [edge if count == 1 else mb.reverse(x=edge, axes=[axis])]
+
+
+def _build_pad(shape: tuple[int | None, ...], pad: list[int], opset: Any = ct.target.iOS17, dtype: Any = types.fp16,
+               mode: str = "reflect") -> Program:
+    return build_program(lambda x: Builder.pad(x=x, pad=pad, mode=mode, name="y"), opset=opset, dtype=dtype, x=shape)

@@ -1,0 +1,122 @@
+"""Tile both operands of a broadcast to one shape, for chips before the M4."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+
+from ...ir.builder import RewriteBuilder
+from ...ir.query import is_compressed, is_const, is_symbolic
+from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite
+from ...passes.evidence import cite_m4_study
+from ...passes.examples import build_program, make_weight
+from ...passes.targets import get_generations_between
+from ...rules.old_broadcast import OldBroadcast
+from ..convolution._conv_1d_lifting import rebuild_op
+from ._broadcasts import pad_shape_to_rank
+
+_SUPPORTED_REASON = "taken on M4 and later; name an older target, or always=true"
+
+
+class TileBroadcast(Rewrite):
+    """Tile the smaller operand of an op on two computed values, so that both have the shape of the result.
+
+    why     In the model format of 2020 a product of two computed values of different shapes left the ANE, and lists of
+            that time advise to repeat the smaller one. Against it: in an ML Program every broadcast is supported on an
+            M4, and with the tiles taken out of a model its ops came back to the ANE (`ane::drop_broadcast_tile`).
+            Between the two, M1 to M3, nobody measured: try it where a device shows that such an op falls off.
+    when    add, sub, mul, real_div, maximum, minimum, pow and floor_div of computed floats whose shapes differ; every
+            generation looked at is older than the M4. A constant stays as it is: a tile of it is folded to a constant
+            of full size. The number of repeats has to be known. Never for select.
+    exact   bitwise: the same op on the same numbers.
+    cost    the repeated operand is written to memory, once for all ops that read it in that shape.
+
+    before
+        %y: fp16[2, 3, 4] = mul(x=%x, y=%z)
+    after
+        %0: fp16[2, 3, 4] = tile(x=%z, reps=[1, 3, 1])
+        %y: fp16[2, 3, 4] = mul(x=%x, y=%0)
+    """
+
+    fixes = (OldBroadcast,)
+    stage = "decompose"
+    after = ("drop_broadcast_tile",)
+    exactness = Exactness.BITWISE
+    preset = "named"
+    level, confidence = "note", "low"
+    roots = ("add", "sub", "mul", "real_div", "maximum", "minimum", "pow", "floor_div")
+    evidence = (
+        cite_m4_study("contradicts it for ML Programs: every broadcast is accepted"),
+        Community("contradicts it: a pass that takes tiles out, so that ops broadcast, gets them back on the ANE; the "
+                  "model with all units allowed became slower for it (24.6 to 31.8 ms)", chip="M4",
+                  source="https://github.com/kasper0406/stablehlo-coreml/issues/105"),
+    )
+
+    always: bool = False
+    "Rewrite also where a requested generation is known to support broadcasts."
+
+    def match(self, op: Operation) -> Hit | Miss:
+        if any(is_const(var) or is_compressed(var) for var in (op.x, op.y)):
+            return Miss(op, "an operand is constant", near=False)
+        if not types.is_float(op.x.dtype):
+            return Miss(op, "no floating-point numbers", near=False)
+        shape = tuple(op.outputs[0].shape)
+        wanted = {name: _compute_repeats(op.inputs[name], other, shape) for name, other in (("x", op.y), ("y", op.x))}
+        if not any(repeats is None or any(times != 1 for times in repeats) for repeats in wanted.values()):
+            return Miss(op, "both operands have the shape of the result", near=False)
+        if not self.always and set(self.generations).intersection(get_generations_between("m4")):
+            return Miss(op, _SUPPORTED_REASON)
+        if any(repeats is None for repeats in wanted.values()):
+            return Miss(op, "how often to repeat is not known before the model runs")
+        changes = {name: repeats for name, repeats in wanted.items() if any(times != 1 for times in repeats or ())}
+        return Hit(op, changes=changes, note=" and ".join(
+            f"operand {name} repeated {'x'.join(map(str, repeats or ()))}" for name, repeats in changes.items()))
+
+    def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
+        return rebuild_op(mb, hit.op, **{name: _tile_operand(mb, hit.op.inputs[name], repeats)
+                                         for name, repeats in hit.changes.items()})
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("channels", lambda: _build_product((2, 3, 4), (2, 1, 4)), options={"always": True})
+        yield Example("of lower rank", lambda: _build_product((2, 8, 4), (8, 4)), options={"always": True})
+        yield Example("each way", lambda: _build_product((2, 3, 1, 4), (2, 1, 3, 4)), options={"always": True})
+        yield Example("on any chip", lambda: _build_product((2, 3, 4), (2, 1, 4)), reason=_SUPPORTED_REASON)
+        yield Example("one shape", lambda: _build_product((2, 3), (2, 3)),
+                      reason="both operands have the shape of the result")
+        yield Example("constant", lambda: build_program(lambda x: Builder.mul(x=x, y=make_weight(3, 1)), x=(2, 3, 4)),
+                      reason="an operand is constant")
+        yield Example("open", lambda: _build_product((2, None, 4), (2, 1, 4)), options={"always": True},
+                      reason="how often to repeat is not known before the model runs")
+
+
+def _compute_repeats(var: Var, other: Var, shape: Sequence[Any]) -> list[int] | None:
+    """Compute how often `var` is repeated in `shape` along each axis; None where that is unknown."""
+    repeats: list[int] = []
+    for mine, its, whole in zip(
+        pad_shape_to_rank(var.shape, len(shape)), pad_shape_to_rank(other.shape, len(shape)), shape
+    ):
+        if mine == 1 and is_symbolic(its):
+            return None
+        if is_symbolic(mine) or is_symbolic(its):  # a symbol paired with an extent is the same size
+            repeats.append(1)
+        else:
+            repeats.append(int(whole) if mine == 1 else 1)
+    return repeats
+
+
+def _tile_operand(mb: RewriteBuilder, var: Var, repeats: list[int]) -> Var:
+    def make() -> Any:
+        with mb.at(mb.find_insertion_point(var), var.name):
+            front = len(repeats) - var.rank
+            wide = mb.expand_dims(x=var, axes=list(range(front))) if front else var
+            return mb.tile(x=wide, reps=np.array(repeats, dtype=np.int32))
+
+    tiled: Var = mb.once(("tile", var, tuple(repeats)), make)
+    return tiled
+
+
+def _build_product(one: tuple[int | None, ...], other: tuple[int | None, ...]) -> Program:
+    return build_program(lambda x, z: Builder.mul(x=x, y=z, name="y"), x=one, z=other)

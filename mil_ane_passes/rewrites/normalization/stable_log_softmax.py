@@ -1,0 +1,161 @@
+"""Compute the logarithm of a softmax without the probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import coremltools as ct
+import numpy as np
+from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+
+from ...ir.builder import RewriteBuilder
+from ...ir.query import get_const_value
+from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite
+from ...passes.examples import build_program
+from ._log_exp_patterns import (
+    find_precision_obstacle,
+    has_negligible_epsilon,
+    is_made_by,
+    is_maximum_subtracted,
+    read_reduced_axes,
+)
+
+_MAX_INPUT = 40.0
+"Largest input of the examples: beyond, the original is minus infinity at full precision where it should be x - max."
+
+
+class StableLogSoftmax(Rewrite):
+    """Compute log(softmax(x)) as x minus its maximum minus their log-sum-exp.
+
+    why     In fp16 small probabilities are 0, and their logarithm is minus infinity: every class but the dominant one,
+            when that is ahead by more than about 10 (or 17: sources differ on the smallest number kept).
+            x - reduce_log_sum_exp(x) has the cliff of `ane::stable_log_sum_exp`.
+    when    log of softmax, or x less its log-sum-exp with the axes kept, in fp16, of any axis and rank; the epsilon of
+            log no larger than 1e-38, so that it stands for nothing. A softmax or log-sum-exp that others read stays
+            for them. Left alone: fp32, and an epsilon that is meant.
+    exact   rounding: the same function. log(softmax(x) + 1e-45) never falls below -103.3. An epsilon in fp16 is 0 and
+            goes. One in fp32 (from iOS17) keeps its floor, as the larger of the result and log(0 + epsilon), so that
+            what was finite stays finite; within 20 of the floor results differ by up to 0.7. Where the machine
+            flushes it, which is the fault, there is no floor, as in PyTorch. Infinite results become finite. The sum of
+            exponentials contains exp(0), so nothing underflows; it overflows fp16 only for more than 65504 nearly equal
+            values, as it would within softmax. That the log-sum-exp of numbers up to 0 is right on an ANE is predicted
+            from `ane::stable_log_sum_exp`'s sources.
+    cost    four ops for two; for a floor two more on the reduced shape and one over all of x.
+
+    before
+        %0: fp16[2, 4, 8] = softmax(x=%x, axis=1)
+        %y: fp16[2, 4, 8] = log(x=%0)
+    after
+        %0: fp16[2, 1, 8] = reduce_max(x=%x, axes=[1], keep_dims=True)
+        %1: fp16[2, 4, 8] = sub(x=%x, y=%0)
+        %2: fp16[2, 1, 8] = reduce_log_sum_exp(x=%1, axes=[1], keep_dims=True)
+        %y: fp16[2, 4, 8] = sub(x=%1, y=%2)
+    """
+
+    code, slug = "ANE307", "log-of-softmax"
+    stage = "numerics"
+    exactness = Exactness.ROUNDING
+    bound = "half a unit in the last place of x - max(x), of the log-sum-exp, and of the result, while the result " \
+            "is above -83, which is 20 above log's floor"
+    preset = "safe"
+    fixes_nonfinite = True
+    within = (0.0, _MAX_INPUT)  # the logarithm of a softmax at full precision is right above its floor
+    roots = ("log", "sub")
+    evidence = (
+        Community("log_softmax on the ANE in fp16 is minus infinity for every class but a dominant one",
+                  source="https://github.com/apple/coremltools/issues/2728", date="2026-05-29"),
+        Community("x - max(x) - log(sum(exp(x - max(x)))) does not lose small probabilities",
+                  source="https://github.com/apple/coremltools/pull/2727", date="2026-05-29"),
+        Community("reduce_log_sum_exp over 32 equal channels drops from 11.10 to 0 on the ANE at x = 7.63",
+                  source="https://github.com/apple/coremltools/issues/2690"),
+        Community("log(softmax(x)) underflows in fp16; x - reduce_log_sum_exp(x) instead",
+                  source="https://github.com/sbryngelson/ANEForge/issues/75", date="2026-07-22"),
+    )
+
+    def match(self, op: Operation) -> Hit | Miss:
+        whole = op.op_type == "log" and is_made_by(op.x, "softmax")
+        if not whole and not (op.op_type == "sub" and _is_log_softmax_subtraction(op)):
+            return Miss(op, "not the logarithm of a softmax", near=False)
+        reason = find_precision_obstacle(op)
+        if reason:
+            return Miss(op, reason)
+        if whole and not has_negligible_epsilon(op):
+            return Miss(
+                op, f"log adds {get_const_value(op.epsilon):g} to the probabilities, which is meant to bound it below"
+            )
+        x = op.x.op.x if whole else op.x
+        axis = get_const_value(op.x.op.axis) if whole else None
+        axes = read_reduced_axes(op.y.op) if not whole else None if axis is None else (axis,)
+        if axes is None or x.rank == 0:
+            return Miss(op, "the axis of the softmax is not known")
+        floor = op.epsilon if whole and get_const_value(op.epsilon) > 0 else None
+        fault = "small probabilities are 0" if whole else "the sum of exponentials overflows"
+        return Hit(op, x=x, axes=list(axes), epsilon=floor, keeps_nonfinite=whole,
+                   note=f"{fault} in fp16: x - max - log-sum-exp")
+
+    def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
+        top = mb.reduce_max(x=hit.x, axes=hit.axes, keep_dims=True)
+        shifted = mb.sub(x=hit.x, y=top)
+        result: Var = mb.sub(x=shifted, y=mb.reduce_log_sum_exp(x=shifted, axes=hit.axes, keep_dims=True))
+        if hit.epsilon is not None:  # its logarithm is computed at run time: fp16 has neither number
+            result = mb.maximum(x=result, y=mb.log(x=mb.mul(x=top, y=np.float16(0)), epsilon=hit.epsilon))
+        return result
+
+    def examples(self) -> Iterable[Example]:
+        # log(softmax(x)) is minus infinity at full precision where it should be x - max, so x stays within 40
+        yield Example("as converted", lambda: _build_log(lambda x: Builder.softmax(x=x, axis=1)), within=_MAX_INPUT)
+        yield Example("last axis", lambda: _build_log(lambda x: Builder.softmax(x=x)), within=_MAX_INPUT, scale=10.0)
+        yield Example("for iOS15", lambda: _build_log(lambda x: Builder.softmax(x=x, axis=-2), opset=ct.target.iOS15),
+                      within=_MAX_INPUT)
+        yield Example("epsilon in fp32", lambda: _build_log(lambda x: Builder.softmax(x=x, axis=1), np.float32(1e-45)))
+        yield Example("probabilities are returned too", _build_shared_softmax, within=_MAX_INPUT)
+        yield Example(
+            "less its log-sum-exp",
+            lambda: build_program(lambda x: _subtract_log_sum_exp(x, axes=[1, 2], keep_dims=True), x=(2, 4, 8)),
+            within=3e4,
+            scale=10.0,
+        )
+        yield Example("maximum off already", lambda: build_program(lambda x: _subtract_log_sum_exp(
+            Builder.sub(x=x, y=Builder.reduce_max(x=x, axes=[1], keep_dims=True)), axes=[1], keep_dims=True),
+            x=(2, 4, 8)), reason="not the logarithm of a softmax")
+        yield Example(
+            "axis dropped",
+            lambda: build_program(lambda x: _subtract_log_sum_exp(x, axes=[0], keep_dims=False), x=(4, 4)),
+            reason="not the logarithm of a softmax",
+        )
+        yield Example(
+            "sigmoid", lambda: _build_log(lambda x: Builder.sigmoid(x=x)), reason="not the logarithm of a softmax"
+        )
+        yield Example("epsilon that counts", lambda: _build_log(lambda x: Builder.softmax(x=x), np.float16(1e-4)),
+                      reason="log adds 0.000100017 to the probabilities, which is meant to bound it below")
+        yield Example("fp32", lambda: _build_log(lambda x: Builder.softmax(x=x), dtype=types.fp32),
+                      reason="computed in fp32, and the fault is fp16's")
+
+
+def _is_log_softmax_subtraction(sub: Operation) -> bool:
+    """Return whether `sub` is x minus the log-sum-exp of x, and no maximum was subtracted from x before."""
+    if (
+        not is_made_by(sub.y, "reduce_log_sum_exp")
+        or sub.y.op.x is not sub.x
+        or not get_const_value(sub.y.op.keep_dims, False)
+    ):
+        return False
+    return not (is_made_by(sub.x, "sub") and is_maximum_subtracted(sub.x.op, read_reduced_axes(sub.y.op)))
+
+
+def _build_log(inner: Callable[[Var], Any], epsilon: Any = None, **settings: Any) -> Program:
+    given = {} if epsilon is None else {"epsilon": epsilon}
+    return build_program(lambda x: Builder.log(x=inner(x), name="y", **given), x=(2, 4, 8), **settings)
+
+
+def _subtract_log_sum_exp(x: Var, **given: Any) -> Any:
+    return Builder.sub(x=x, y=Builder.reduce_log_sum_exp(x=x, **given), name="y")
+
+
+def _build_shared_softmax() -> Program:
+    def body(x: Var) -> list[Var]:
+        probabilities = Builder.softmax(x=x, axis=1, name="p")
+        return [probabilities, Builder.log(x=probabilities, name="y")]
+
+    return build_program(body, x=(2, 4, 8))

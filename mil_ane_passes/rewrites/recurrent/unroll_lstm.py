@@ -1,0 +1,216 @@
+"""Unroll an lstm of known length step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+
+from ...ir.builder import RewriteBuilder
+from ...ir.query import get_const_value, is_const
+from ...passes.contract import FP32_UNSUPPORTED_REASON, Example, Hit, Miss
+from ...passes.examples import build_program, make_weight
+from ...rules.recurrent import Recurrent
+from ._lstm_gates import add_with_compensation, build_gates, build_peephole_gates, build_peephole_output_gate
+from ._recurrent_unrolling import (
+    EVIDENCE,
+    Direction,
+    UnrollRecurrent,
+    add_if_present,
+    apply_activation,
+    build_state_product,
+)
+
+
+class UnrollLstm(UnrollRecurrent):
+    """Write an lstm of known length out into linear, split, sigmoid, tanh, mul and add, which is supported on the ANE.
+
+    why     An lstm runs on the CPU, and what stands around it changes processor twice.
+    when    fp16; a sequence of known length up to `max_steps`. Any direction, peepholes, clipping; weights and biases
+            may be compressed: they are read as they are, and each stays one const. A first hidden state of constant
+            zeros spares its product. hard_sigmoid is unsupported (its 0.2 is no fp16) and scaled_tanh (not documented); so
+            are gates wider together than an axis may be (16384 up to M3). A first state of another batch than x must be
+            constant, with equal rows.
+    exact   rounding: at full precision nothing changes. i, f, o = sigmoid(W x + b + R h), z = tanh(W x + b + R h) with
+            the gates' rows of W and R in the order i, f, o, z; c' = f c + i z, h' = o tanh(c'). Every step rounds to
+            fp16, where the reference runtime keeps fp32 inside an lstm: over 128 steps of 64 units results of up to 0.5
+            were off by 6e-4, and by 1e-4 before. c' is taken as c - sigmoid(-f) c + i z (`exact_cell`): three trained
+            layers, 160 steps: 2e-4, without 1e-3; an infinite c becomes NaN. Sums beyond fp16's range are infinite.
+    cost    W x is one product for all steps. Each step adds 16 ops, 11 without `exact_cell`. No new weights: a zero
+            bias where there was none, and signs.
+
+    before
+        %y_0: fp16[1, 1, 8], %y_1: fp16[1, 8], %y_2: fp16[1, 8] = lstm(x=%x, initial_h=%h, initial_c=%c, weight_ih=<fp16[32, 8]>, weight_hh=<fp16[32, 8]>)
+    after
+        %0: fp16[1, 1, 8] = expand_dims(x=%h, axes=[0])
+        %1: fp16[1, 1, 8] = expand_dims(x=%c, axes=[0])
+        %2: fp16[1, 1, 32] = linear(x=%x, weight=<fp16[32, 8]>, bias=<fp16[32]>)
+        %3: fp16[1, 1, 32] = linear(x=%0, weight=<fp16[32, 8]>, bias=<fp16[32]>)
+        %4: fp16[1, 1, 32] = add(x=%2, y=%3)
+        %5: fp16[1, 1, 24], %6: fp16[1, 1, 8] = split(x=%4, split_sizes=[24, 8], axis=-1)
+        %7: fp16[1, 1, 24] = mul(x=%5, y=<fp16[24]>)
+        %8: fp16[1, 1, 24] = sigmoid(x=%7)
+        %9: fp16[1, 1, 8], %10: fp16[1, 1, 8], %11: fp16[1, 1, 8] = split(x=%8, num_splits=3, axis=-1)
+        %12: fp16[1, 1, 8] = tanh(x=%6)
+        %13: fp16[1, 1, 8] = mul(x=%9, y=%12)
+        %14: fp16[1, 1, 8] = mul(x=%10, y=%1)
+        %15: fp16[1, 1, 8] = sub(x=%13, y=%14)
+        %16: fp16[1, 1, 8] = add(x=%1, y=%15)
+        %17: fp16[1, 1, 8] = tanh(x=%16)
+        %y_0: fp16[1, 1, 8] = mul(x=%11, y=%17)
+        %y_1: fp16[1, 8] = squeeze(x=%y_0, axes=[0])
+        %y_2: fp16[1, 8] = squeeze(x=%16, axes=[0])
+    """  # noqa: E501
+
+    fixes = (Recurrent,)
+    roots = ("lstm",)
+    step_ops = 16
+    states = ("initial_h", "initial_c")
+    activations = ("recurrent_activation", "cell_activation", "activation")
+    evidence = EVIDENCE
+    bound = "each step rounds to fp16: over 128 steps of 64 units, 6e-4 for results of up to 0.5"
+    keeps_nonfinite = False  # an infinite cell becomes NaN
+    ulps = 2.5  # measured by `bound`
+
+    exact_cell: bool = True
+    """Keep a sigmoid-gated cell more exact than fp16: the forgotten part is subtracted, and the rounding error of a sum
+    is added at the next step. Five ops more a step, and several times less error over long sequences."""
+
+    def match(self, op: Operation) -> Hit | Miss:
+        answer = super().match(op)
+        peepholes = [var for name, var in op.inputs.items() if name.startswith("peephole")]
+        if isinstance(answer, Hit) and not all(map(is_const, peepholes)):
+            return Miss(op, "its peephole is compressed")
+        return answer
+
+    def step(self, mb: RewriteBuilder, op: Operation, way: Direction, now: Any, states: Sequence[Any]) -> Sequence[Any]:
+        hidden, cell, *rounded = states
+        kept = self.exact_cell and get_const_value(op.recurrent_activation).lower() == "sigmoid"
+        before = add_if_present(mb, now, build_state_product(mb, hidden, op.inputs[f"weight_hh{way.suffix}"]))
+        peephole = op.inputs.get(f"peephole{way.suffix}")
+        i, f, o, z = build_gates(mb, op, before, kept) if peephole is None else \
+            build_peephole_gates(mb, op, before, kept, cell, peephole)
+        if kept:  # f is the forgotten part
+            change = mb.sub(x=mb.mul(x=i, y=z), y=mb.mul(x=f, y=cell))
+            new, rounded = add_with_compensation(mb, cell, change, *rounded)
+        else:
+            new = mb.add(x=mb.mul(x=f, y=cell), y=mb.mul(x=i, y=z))
+        if op.inputs.get("clip") is not None:
+            most = op.clip.val
+            new, rounded = mb.clip(x=new, alpha=-most, beta=most), []
+        if peephole is not None:
+            o = build_peephole_output_gate(mb, op, o, new, peephole)
+        return [mb.mul(x=o, y=apply_activation(mb, op, "activation", new)), new, *rounded]
+
+    def examples(self) -> Iterable[Example]:
+        plain = {"exact_cell": False}
+        yield Example("one step, its states kept outside", lambda: _build_lstm(1), within=2.0)
+        yield Example("two steps", lambda: _build_lstm(2, output_sequence=True), options=plain)
+        yield Example("the last step", lambda: _build_lstm(3, bias=make_weight(32)), within=2.0)
+        yield Example(
+            "reverse",
+            lambda: _build_lstm(3, direction="reverse", output_sequence=True, bias=make_weight(32)),
+            options=plain,
+        )
+        yield Example(
+            "bidirectional", lambda: _build_bidirectional(output_sequence=True, bias=make_weight(32)), within=2.0
+        )
+        yield Example(
+            "bidirectional, the last step", lambda: _build_bidirectional(bias_back=make_weight(32)), options=plain
+        )
+        yield Example("bidirectional, from other constants each way", _build_from_two_states, options=plain)
+        yield Example("from zeros", lambda: _build_from_state(0.0))
+        yield Example(
+            "peepholes, clipped", lambda: _build_from_state(0.0, peephole=make_weight(24), clip=np.float16(0.25))
+        )
+        yield Example("from constants", lambda: _build_from_state(0.5))
+        yield Example(
+            "other activations",
+            lambda: _build_lstm(
+                2, recurrent_activation="tanh", cell_activation="relu", activation="linear", bias=make_weight(32)
+            ),
+            within=100.0,
+        )
+        yield Example("flexible batch", lambda: _build_lstm(2, batch=None), within=2.0)
+        yield Example(
+            "flexible length",
+            lambda: _build_lstm(None),
+            reason="the number of steps is known only at run time; fix the length of the sequence",
+        )
+        yield Example("long", lambda: _build_lstm(4), options={"max_steps": 3}, reason="4 steps, above max_steps=3")
+        yield Example("too long a chain", lambda: _build_lstm(4), options={"max_chain": 4},
+                      reason="4 steps would make 5 products that depend on each other in the function, more than 4 "
+                             "(max_chain)")
+        yield Example("too many ops", lambda: _build_lstm(4), options={"max_ops": 9},
+                      reason="4 steps would make a program of 65 ops, more than 9 (max_ops)")
+        yield Example("fp32", lambda: _build_lstm(2, dtype=types.fp32), reason=FP32_UNSUPPORTED_REASON)
+        yield Example("hard_sigmoid", lambda: _build_lstm(2, recurrent_activation="hard_sigmoid"),
+                      reason="recurrent_activation is hard_sigmoid, which multiplies by 0.2, no number of fp16")
+        yield Example("scaled_tanh", lambda: _build_lstm(2, activation="scaled_tanh"),
+                      reason="activation is scaled_tanh, whose constants are not documented")
+
+
+def _build_lstm(steps: int | None, *, batch: int | None = 1, dtype: Any = types.fp16, **parameters: Any) -> Program:
+    held = make_weight(32, 8, dtype=types.nptype_from_builtin(dtype))
+
+    def body(x: Var, h: Var, c: Var) -> Any:
+        return Builder.lstm(x=x, initial_h=h, initial_c=c, weight_ih=held, weight_hh=held[::-1], name="y", **parameters)
+
+    return build_program(body, dtype=dtype, x=(steps, batch, 8), h=(batch, 8), c=(batch, 8))
+
+
+def _build_bidirectional(**parameters: Any) -> Program:
+    def body(x: Var, h: Var) -> Any:
+        both = Builder.concat(values=[h, Builder.relu(x=h)], axis=-1)
+        return Builder.lstm(
+            x=x,
+            initial_h=both,
+            initial_c=both,
+            weight_ih=make_weight(32, 8),
+            weight_hh=make_weight(32, 8),
+            weight_ih_back=make_weight(32, 8),
+            weight_hh_back=make_weight(32, 8)[::-1],
+            direction="bidirectional",
+            name="y",
+            **parameters,
+        )
+
+    return build_program(body, x=(3, 1, 8), h=(1, 8))
+
+
+def _build_from_two_states() -> Program:
+    states = {name: np.concatenate([np.full((2, 8), first), np.full((2, 8), second)], -1).astype(np.float16)
+              for name, first, second in (("initial_h", 0.5, -0.25), ("initial_c", 0.75, -1.0))}
+    return build_program(
+        lambda x: Builder.lstm(
+            x=x,
+            **states,
+            weight_ih=make_weight(32, 8),
+            weight_hh=make_weight(32, 8),
+            weight_ih_back=make_weight(32, 8)[::-1],
+            weight_hh_back=make_weight(32, 8)[::-1],
+            direction="bidirectional",
+            output_sequence=True,
+            name="y",
+        )[0],
+        x=(3, 2, 8),
+    )
+
+
+def _build_from_state(first: float, **parameters: Any) -> Program:
+    state = np.full((2, 8), first, np.float16)
+    return build_program(
+        lambda x: Builder.lstm(
+            x=x,
+            initial_h=state,
+            initial_c=state,
+            weight_ih=make_weight(32, 8),
+            weight_hh=make_weight(32, 8),
+            output_sequence=True,
+            name="y",
+            **parameters,
+        )[0],
+        x=(3, 2, 8),
+    )

@@ -1,0 +1,162 @@
+"""Upsample images in steps of two."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import coremltools as ct
+import numpy as np
+from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+
+from ...ane.limits import collect_evidence, find_limit
+from ...ir.builder import RewriteBuilder
+from ...ir.query import get_const_value, is_symbolic
+from ...passes.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite
+from ...passes.evidence import cite_2020_layer_list, cite_m4_study
+from ...passes.examples import build_program
+from ...passes.targets import Gate
+from ...rules.old_upsampling import OldUpsampling
+from .._target_gate import skip_if_supported
+
+_NEAREST_OPS = ("upsample_nearest_neighbor", "resize_nearest_neighbor")
+_LINEAR_OPS = ("upsample_bilinear", "resize_bilinear")
+
+
+class SplitUpsampling(Rewrite):
+    """Enlarge by nearest neighbours in steps of two, and by stacked copies where the factor is odd.
+
+    why     A log of Core ML of 2020 says that only a factor of 2 is supported; the newest chip of that day was A13. An
+            M4 takes all modes and factors: there, and where a newer chip is looked at, nothing is changed.
+    when    upsample_nearest_neighbor, resize_nearest_neighbor and resize (nearest, default sampling) of fp16 values by
+            whole factors, one of them above 2. All chips looked at are A13 or older; with `always`, one of them is.
+    exact   bitwise: each element is copied. For a whole factor f output i is element floor(i / f), with and without
+            half-pixel centres; floors of twos are chained, and f copies stacked behind each element are in that order.
+            Linear interpolation is no such chain: twice by 2 is not once by 4, so it is left alone. As a depthwise
+            conv_transpose it would need its own weights and rounds otherwise; that old chips take that nobody measured.
+    cost    the images of the steps between: a third of the last one's bytes. An odd factor stacks copies in one more
+            dimension, along the width in rows as short as the factor.
+
+    before
+        %y: fp16[1, 2, 16, 16] = upsample_nearest_neighbor(x=%x, scale_factor_height=4, scale_factor_width=4)
+    after
+        %0: fp16[1, 2, 8, 8] = upsample_nearest_neighbor(x=%x, scale_factor_height=2, scale_factor_width=2)
+        %y: fp16[1, 2, 16, 16] = upsample_nearest_neighbor(x=%0, scale_factor_height=2, scale_factor_width=2)
+    """
+
+    fixes = (OldUpsampling,)
+    stage = "decompose"
+    exactness = Exactness.BITWISE
+    preset = "full"
+    roots = (*_NEAREST_OPS, *_LINEAR_OPS, "resize")
+    targets = Gate(last="a13")
+    evidence = (
+        *collect_evidence("upsampling"),
+        cite_2020_layer_list("upsampling by more than 2 is among the layers that leave the ANE, some of them guessed"),
+        cite_m4_study("contradicts it for M4: all upsampling modes and scales are accepted"),
+    )
+
+    always: bool = False
+    "Rewrite also where one requested chip supports all factors and another does not."
+    max_parts: int = 16
+    "The most copies of the image that an odd factor may stack."
+
+    def match(self, op: Operation) -> Hit | Miss:
+        factors = _compute_factors(op)
+        if factors is None:
+            return Miss(op, "not an image whose size is known", near=False)
+        shown = " x ".join(f"{factor:g}" for factor in factors)
+        bound = find_limit("upsampling", self.generations)
+        most = bound.most if bound else 2
+        if all(factor in (1, most) for factor in factors) or max(factors) < 1:
+            return Miss(op, f"by {shown}", near=False)
+        if op.x.dtype != types.fp16:
+            return Miss(op, FP32_UNSUPPORTED_REASON)
+        back = skip_if_supported(self, op, self.always)
+        if back is not None:
+            return back
+        if op.op_type in _LINEAR_OPS or (
+            op.op_type == "resize" and get_const_value(op.interpolation_mode) != "NEAREST_NEIGHBOR"
+        ):
+            return Miss(op, f"linear interpolation by {shown}: twice by 2 is not once by 4")
+        if any(factor != int(factor) for factor in factors) or not _is_plain_upsampling(op, factors):
+            return Miss(op, f"by {shown}, and which elements are repeated how often is not the same for all")
+        whole = [int(factor) for factor in factors]
+        odd = [factor // (factor & -factor) for factor in whole]
+        if max(odd) > 1 and (op.x.rank > 4 or sum(map(is_symbolic, op.x.shape)) > 1):
+            return Miss(op, f"by {shown}: copies have no dimension left to be stacked in")
+        if max(odd) > self.max_parts:
+            return Miss(op, f"by {shown}: {max(odd)} copies, max_parts={self.max_parts}")
+        return Hit(op, note=f"by {shown}, in steps of 2", odd=odd, twos=[f // o for f, o in zip(whole, odd)])
+
+    def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
+        x = hit.op.x
+        for axis, copies in zip((x.rank - 2, x.rank - 1), hit.odd):
+            if copies > 1:
+                x = _repeat_elements(mb, x, axis, copies)
+        height, width = hit.twos
+        while max(height, width) > 1:
+            x = mb.upsample_nearest_neighbor(x=x, scale_factor_height=min(height, 2), scale_factor_width=min(width, 2))
+            height, width = max(height // 2, 1), max(width // 2, 1)
+        return x
+
+    def examples(self) -> Iterable[Example]:
+        anyway = {"always": True}
+        yield Example("by 4", lambda: _build_upsampling(4, 4), options=anyway)
+        yield Example("by 8 and 1", lambda: _build_upsampling(8, 1), options=anyway)
+        yield Example(
+            "by 3 and 6, for iOS15", lambda: _build_upsampling(3.0, 6.0, opset=ct.target.iOS15), options=anyway
+        )
+        yield Example("to a size", lambda: build_program(lambda x: Builder.resize_nearest_neighbor(
+            x=x, target_size_height=8, target_size_width=20, name="y"), x=(2, 3, 2, 4)), options=anyway)
+        yield Example("resize", lambda: _build_resize("NEAREST_NEIGHBOR"), options=anyway)
+        yield Example("linear", lambda: _build_resize("LINEAR"), options=anyway,
+                      reason="linear interpolation by 4 x 4: twice by 2 is not once by 4")
+        yield Example("taken", lambda: _build_upsampling(4, 4), reason=(
+            "taken on M1, M2, M3, M4, A18, M5 and M6; name an older target, or always=true"))
+        yield Example("by 1.5", lambda: _build_upsampling(1.5, 4.0), options=anyway,
+                      reason="by 1.5 x 4, and which elements are repeated how often is not the same for all")
+        yield Example("by 2", lambda: _build_upsampling(2, 2), options=anyway, reason="by 2 x 2")
+
+
+def _compute_factors(op: Operation) -> list[float] | None:
+    """Return the factors of height and width; None for rank below 2, and for a dynamic size."""
+    if op.x.rank < 2:  # resize accepts rank 1, too
+        return None
+    extents = [*op.x.shape[-2:], *op.outputs[0].shape[-2:]]
+    if any(map(is_symbolic, extents)):
+        return None
+    return [int(extents[axis + 2]) / int(extents[axis]) for axis in range(2)]
+
+
+def _is_plain_upsampling(op: Operation, factors: list[float]) -> bool:
+    """Return whether the factors are exactly the op's parameters, and no other axis is resized."""
+    if op.op_type == "upsample_nearest_neighbor":
+        return [
+            float(get_const_value(op.scale_factor_height, 1)),
+            float(get_const_value(op.scale_factor_width, 1)),
+        ] == factors
+    if op.op_type == "resize":
+        return bool(get_const_value(op.sampling_mode) == "DEFAULT" and op.x.shape[:-2] == op.outputs[0].shape[:-2])
+    return True
+
+
+def _repeat_elements(mb: RewriteBuilder, x: Var, axis: int, times: int) -> Var:
+    """Repeat each element of `axis` of `x` `times` times in a row."""
+    stacked = mb.stack(values=[x] * times, axis=axis + 1)
+    shape = [-1 if is_symbolic(extent) else int(extent) * (times if number == axis else 1)
+             for number, extent in enumerate(x.shape)]
+    merged: Var = mb.reshape(x=stacked, shape=shape)
+    return merged
+
+
+def _build_upsampling(height: float, width: float, opset: Any = ct.target.iOS17) -> Program:
+    return build_program(lambda x: Builder.upsample_nearest_neighbor(
+        x=x, scale_factor_height=height, scale_factor_width=width, name="y"), opset=opset, x=(1, 2, 4, 4))
+
+
+def _build_resize(mode: str) -> Program:
+    return build_program(
+        lambda x: Builder.resize(x=x, shape=[8, 16], resized_dims=np.uint32(2), interpolation_mode=mode, name="y"),
+        x=(1, 2, 2, 4),
+    )

@@ -1,0 +1,76 @@
+"""Deduplication of weights that are in a package more than once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..package.blob_refs import redirect_refs
+from ..package.duplicates import DuplicateGroup, Duplicates, find_duplicates
+from ..utils.errors import InputError
+from .contract import EditRecord
+from .document import Document
+
+__all__ = ["DedupWeights"]
+
+_OPTION = "--dedup-weights"
+_MAX_GROUPS_LISTED = 10
+
+
+@dataclass(frozen=True)
+class DedupWeights:
+    """Redirects all references to equal bytes of one dtype to one blob, across functions and weight files.
+
+    Consts of different shapes may share bytes. Values written into the model file itself stay as they are.
+    """
+
+    def apply(self, document: Document) -> list[Document]:
+        """Deduplicate; no value changes. InputError when a weight file is damaged or cannot be read."""
+        raw = document.emit()
+        try:
+            found = find_duplicates(document.files, document.stored(raw))
+        except OSError as error:
+            raise InputError(f"{document.where}: the weights cannot be read ({error.strerror or error})") from error
+        if found.equal:
+            places = {other: group.places[0] for group in found.equal for other in group.places[1:]}
+            document = document.again(redirect_refs(raw, places))
+            document.repack, document.dead_limit = True, 0.0
+        document.done += [EditRecord(_OPTION, "", _format_blob_location(group), note, changed=changed)
+                          for group, note, changed in _iterate_notes(found)]
+        document.done += _iterate_dtype_mismatches(found)
+        return [document]
+
+
+def _iterate_notes(found: Duplicates) -> Iterator[tuple[DuplicateGroup | None, str, bool]]:
+    """Yield the note on each group, and whether it is a change."""
+    if not found.equal:
+        yield None, "no weights are in the package twice", False
+        return
+    saved = sum(group.saved_bytes for group in found.equal)
+    blobs = sum(len(group.places) for group in found.equal)
+    yield None, f"{blobs:,} blobs hold {len(found.equal):,} different values; {saved:,} bytes are saved", True
+    largest = sorted(found.equal, key=lambda group: -group.saved_bytes)[:_MAX_GROUPS_LISTED]
+    for group in largest:
+        yield group, f"{len(group.places):,} blobs of {group.nbytes:,} bytes are one", True
+    if len(found.equal) > len(largest):
+        yield None, f"and {len(found.equal) - len(largest):,} groups that save less", True
+
+
+def _iterate_dtype_mismatches(found: Duplicates) -> Iterator[EditRecord]:
+    if found.equal_with_other_dtype:
+        nbytes = sum(group.saved_bytes for group in found.equal_with_other_dtype)
+        yield EditRecord(
+            _OPTION,
+            "",
+            "",
+            f"left as they are: {len(found.equal_with_other_dtype):,} groups of blobs with equal bytes that are "
+            f"of different dtypes ({nbytes:,} bytes)",
+            changed=False,
+        )
+
+
+def _format_blob_location(group: DuplicateGroup | None) -> str:
+    if group is None:
+        return ""
+    name, offset = group.places[0]
+    return f"{name}:{offset}"

@@ -1,0 +1,55 @@
+"""User-supplied names: identifiers that Core ML accepts, and errors for unknown ones."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Iterable
+
+from ..utils.errors import InputError, suggest_nearest
+from ..utils.option_spelling import format_option
+
+__all__ = ["check_identifier", "format_known_names", "make_unknown_name_error", "strip_percent"]
+
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_@]*")
+"Identifiers as the model format defines them."
+_RESERVED_WORDS = {
+    "any", "bool", "program", "func", "tensor", "list", "dict", "tuple", "true", "false", "string", "bf16", "fp16",
+    "fp32", "fp64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "state",
+}
+"Reserved words of MIL's text form, which Core ML compiles models to: coremltools renames values with such names."
+_MAX_NAMES_LISTED = 20
+
+
+def check_identifier(name: str, who: str) -> None:
+    """Raise InputError when Core ML accepts no value of this name; `who` is the option with its argument."""
+    if not _IDENTIFIER.fullmatch(name):
+        raise InputError(f"{who}: {name!r} is no name that Core ML takes; expected letters without accents, digits, _ "
+                         "and @, and no digit or @ in front")
+    if name in _RESERVED_WORDS:
+        raise InputError(f"{who}: {name!r} is a word of the MIL language; expected another name, such as '{name}_'")
+
+
+def strip_percent(name: str) -> str:
+    """Return `name` as in the package: reports print values as MIL text does, %x; no identifier begins with %."""
+    return name.removeprefix("%") or name
+
+
+def make_unknown_name_error(
+    name: str, who: str, names: Iterable[str], what: str = "value", gone: Container[str] = ()
+) -> InputError:
+    """Make the error for an unknown name; `names` are the known ones, `gone` those that were dropped before."""
+    if name in gone:
+        return InputError(
+            f"{who}: '{name}' goes with what {format_option('drop_output')} takes away; expected one of the two for it"
+        )
+    return InputError(
+        f"{who}: there is no {what} '{name}' in the "
+        f"model{suggest_nearest(name, names) or format_known_names(names, what)}"
+    )
+
+
+def format_known_names(names: Iterable[str], what: str) -> str:
+    """Format known names for an error, such as `"; its values are a, b"`, limited to 20 names."""
+    listed = sorted(names)
+    more = f" and {len(listed) - _MAX_NAMES_LISTED} more" if len(listed) > _MAX_NAMES_LISTED else ""
+    return f"; its {what}s are {', '.join(listed[:_MAX_NAMES_LISTED])}{more}" if listed else f"; it has no {what}s"

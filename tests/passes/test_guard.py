@@ -1,0 +1,273 @@
+"""What a preset brings for place and speed is undone where the prediction gets worse; nothing else is."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+
+import coremltools as ct
+import numpy as np
+import pytest
+from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil.passes.pass_pipeline import PassPipelineManager
+
+import mil_ane_passes as ane
+from mil_ane_passes.cli.main import main
+from mil_ane_passes.ir.printer import format_program
+from mil_ane_passes.ir.query import iterate_ops
+from mil_ane_passes.passes.contract import Evidence, Hit, Rewrite
+from mil_ane_passes.passes.examples import build_program, make_weight
+from mil_ane_passes.passes.forecast import Forecast
+from mil_ane_passes.passes.guard import Guard, run_guarded
+from mil_ane_passes.passes.max_growth import check_max_growth, parse_max_growth
+from mil_ane_passes.passes.pipeline import apply_rewrites
+from mil_ane_passes.utils.errors import InputError
+
+
+class _Twice(Rewrite):
+    """One op becomes two."""
+
+    code, slug, preset, evidence = "X1", "x", "full", (Evidence("", ""),)
+    found, made = "relu", ("abs", "sqrt")
+    asked_for, called = False, ""
+
+    def __init__(self):
+        self.name, self.roots = self.called or f"{self.found}_twice", (self.found,)
+        self._asked = self.asked_for
+
+    def match(self, op):
+        return Hit(op)
+
+    def rewrite(self, hit, mb):
+        return getattr(mb, self.made[1])(x=getattr(mb, self.made[0])(x=hit.op.x))
+
+
+def rule(found, *made, **more):
+    return type("_R", (_Twice,), {"found": found, "made": made, **more})()
+
+
+PRICES = {"relu": 10.0, "tanh": 1.0, "abs": 6.0, "sqrt": 6.0, "sigmoid": 1.0, "exp": 4.0, "erf": 0.0}
+
+
+def foresee(prog):
+    counted = Counter(op.op_type for _, op in iterate_ops(prog) if op.op_type != "const")
+    return Forecast(counted.total(), counted["erf"], counted["erf"],
+                    sum(PRICES[kind] * number for kind, number in counted.items()), 0)
+
+
+def chain(*kinds):
+    def body(x):
+        for kind in kinds:
+            x = getattr(mb, kind)(x=x)
+        return x
+
+    return build_program(body, x=(2, 3))
+
+
+def kinds(prog):
+    return [op.op_type for _, op in iterate_ops(prog) if op.op_type != "const"]
+
+
+def ran(rules, prog, most=0.01):
+    return {trace.rule: trace for trace in apply_rewrites(rules, prog, guard=Guard(foresee, most))}
+
+
+def test_what_costs_more_is_undone_and_says_so():
+    built = chain("relu", "tanh")
+    traces = ran([rule("relu", "abs", "sqrt"), rule("tanh", "sigmoid", "sigmoid")], built, most=0.1)
+    assert kinds(built) == ["relu", "sigmoid", "sigmoid"]
+    assert traces["relu_twice"].reverted == "14.000 ms instead of 11.000 (predicted), +27.3%"
+    assert traces["relu_twice"].places == 1 and not traces["relu_twice"].fired
+    assert traces["tanh_twice"].fired and not traces["tanh_twice"].reverted
+    assert traces["relu_twice"].to_dict()["reverted"]
+
+
+def test_the_limit_is_the_users():
+    built = chain("relu")
+    assert ran([rule("relu", "abs", "sqrt")], built, most=0.25)["relu_twice"].fired
+    assert kinds(built) == ["abs", "sqrt"]
+
+
+def test_more_refused_ops_are_not_let_stand_however_cheap():
+    built = chain("relu")
+    assert ran([rule("relu", "erf", "erf")], built)["relu_twice"].reverted == (
+        "2 unsupported ops instead of 0 (predicted)")
+    assert kinds(built) == ["relu"]
+
+
+@pytest.mark.parametrize("how", [{"asked_for": True}, {"fixes_nonfinite": True}, {"preset": "safe"}])
+def test_fixes_and_what_was_asked_for_by_name_stand(how):
+    built = chain("relu")
+    assert ran([rule("relu", "abs", "sqrt", **how)], built)["relu_twice"].fired
+    assert kinds(built) == ["abs", "sqrt"]
+
+
+def test_what_fixes_cost_is_not_held_against_the_others():
+    built = chain("relu", "tanh", "exp")
+    fix, other = rule("relu", "abs", "sqrt", fixes_nonfinite=True), rule("exp", "tanh", "sigmoid")
+    traces = ran([fix, other], built)
+    assert not any(trace.reverted for trace in traces.values()) and kinds(built)[:2] == ["abs", "sqrt"]
+
+
+def test_a_dear_step_that_another_one_pays_back_stands():
+    built = chain("relu")
+    traces = ran([rule("relu", "abs", "sqrt"), rule("abs", "tanh", "tanh")], built)
+    assert kinds(built) == ["tanh", "tanh", "sqrt"] and not any(trace.reverted for trace in traces.values())
+
+
+def test_the_program_is_the_same_when_all_is_undone():
+    built = chain("relu", "tanh", "relu")
+    before = format_program(built)
+    traces = ran([rule("relu", "abs", "sqrt"), rule("tanh", "abs", "abs")], built)
+    assert format_program(built) == before and {trace.reverted != "" for trace in traces.values()} >= {True}
+    built.validate()
+
+
+def test_what_fires_in_the_place_of_another_is_looked_at_too():
+    built = chain("relu")
+    traces = ran([rule("relu", "abs", "sqrt"), rule("relu", "abs", "abs", called="other")], built)
+    assert kinds(built) == ["relu"] and [traces[name].places for name in ("relu_twice", "other")] == [1, 1]
+    assert all(trace.reverted for trace in traces.values() if not trace.fired and trace.places)
+
+
+def test_what_was_left_out_first_is_tried_again_without_what_came_after():
+    """tanh looks dearest by itself, but others pay it back; what is too dear is exp."""
+    built = chain("tanh", "exp")
+    traces = ran([rule("tanh", "abs", "sqrt"), rule("abs", "sigmoid", "sigmoid"), rule("sqrt", "sigmoid", "sigmoid"),
+                  rule("exp", "relu", "sigmoid")], built, most=0.8)
+    assert kinds(built) == ["sigmoid"] * 4 + ["exp"]
+    assert [name for name, trace in traces.items() if trace.reverted] == ["exp_twice"]
+
+
+def test_each_rewrite_may_add_what_no_model_is_worse_for():
+    """So a second run, which would measure by what the first one left, finds nothing to do."""
+    def small(prog):
+        made = foresee(prog)
+        return Forecast(made.ops, made.unsupported, made.off, made.cost * 1e-4, made.transitions)
+
+    built, rules = chain("tanh", "abs"), [rule("tanh", "sigmoid", "exp"), rule("abs", "exp", "exp")]
+    assert all(trace.fired for trace in apply_rewrites(rules, built, guard=Guard(small, 0.01)))
+    assert not any(trace.fired or trace.reverted for trace in apply_rewrites(rules, built, guard=Guard(small, 0.01)))
+
+
+def test_nothing_is_predicted_where_nothing_guarded_fires():
+    def never(prog):
+        raise AssertionError("predicted")
+
+    built = chain("tanh")
+    run_guarded([rule("relu", "abs", "sqrt")], built, apply_rewrites, Guard(never))
+    run_guarded([rule("tanh", "abs", "sqrt", fixes_nonfinite=True)], built, apply_rewrites, Guard(never))
+    assert kinds(built) == ["abs", "sqrt"]
+
+
+def wide():
+    """A convolution that `factor_conv_stride` makes more expensive."""
+    return build_program(
+        lambda x: mb.conv(x=x, weight=make_weight(64, 64, 7, 7), strides=[7, 7], name="y"), x=(1, 64, 224, 224)
+    )
+
+
+def test_inside_the_hosts_pipeline(caplog):
+    built, left = wide(), wide()
+    with caplog.at_level(logging.INFO, logger="mil_ane_passes"):
+        PassPipelineManager.apply_pipeline(built, ane.pipeline(ct.PassPipeline.EMPTY, preset="full"))
+    undone = [record.message for record in caplog.records if "reverted" in record.message]
+    assert len(undone) == 1 and undone[0].startswith("ane::factor_conv_stride reverted: ")
+    assert format_program(built) == format_program(left)
+    PassPipelineManager.apply_pipeline(left, ane.pipeline(ct.PassPipeline.EMPTY, preset="full", max_growth=None))
+    assert format_program(built) != format_program(left)
+
+
+def test_a_pipeline_serves_several_conversions():
+    pipeline = ane.pipeline(ct.PassPipeline.EMPTY, preset="full")
+    for _ in range(2):
+        built = wide()
+        PassPipelineManager.apply_pipeline(built, pipeline)
+        assert format_program(built) == format_program(wide()) and not hasattr(built, "_ane_original")
+    assert not [name for name in ane.pipeline(preset="safe").passes if name.startswith("ane::guard")]
+
+
+def test_the_report_and_the_command_say_it(tmp_path, capsys):
+    source = tmp_path / "in.mlpackage"
+    ct.convert(wide(), convert_to="mlprogram", pass_pipeline=ct.PassPipeline.EMPTY, skip_model_load=True,
+               minimum_deployment_target=ct.target.iOS17).save(str(source))
+    report = ane.rewrite(source, preset="full")
+    assert [trace.rule for trace in report.reverted] == ["factor_conv_stride"] and not report.changed
+    assert "ane::factor_conv_stride  reverted at 1 match: " in str(report) and "what fired was reverted" in str(report)
+    before, after = report.to_dict()["predicted"]["before"], report.to_dict()["predicted"]["after"]
+    assert before == after and before["est_ms"] > 0
+    wanted = ["rewrite", str(source), "-o", str(tmp_path / "out.mlpackage"), "--preset", "full"]
+    assert main([*wanted, "--max-growth", "none"]) == 0
+    assert "on the ANE: " in capsys.readouterr().out
+    assert main([*wanted, "--overwrite", "--max-growth", "lots"]) == 2
+    assert "--max-growth: found 'lots'; expected percent such as 1, or none" in capsys.readouterr().err
+    named = ane.rewrite(source, passes="full,factor_conv_stride")
+    assert named.changed and not named.reverted
+
+
+def test_shares_are_checked():
+    assert (
+        check_max_growth(0.5),
+        check_max_growth(None),
+        parse_max_growth("1"),
+        parse_max_growth("2.5%"),
+        parse_max_growth("None"),
+    ) == (0.5, None, 0.01, 0.025, None)
+    for wrong in (True, -0.1, "1", float("inf"), float("nan")):
+        with pytest.raises(InputError, match=r"expected a share such as 0\.01"):
+            ane.pipeline(preset="full", max_growth=wrong)
+
+
+class TestWhereNothingRunsOnTheAne:
+    """Ops are not added to a model that the CPU runs alone, before and after."""
+
+    @staticmethod
+    def foreseeing(before, after):
+        """`before` and `after` are the ops on the ANE of programs with and without a relu."""
+        def foresee(prog):
+            found = kinds(prog)
+            return Forecast(len(found), 0, 0, 1.0, 0, on_ane=before if "relu" in found else after)
+
+        return foresee
+
+    @staticmethod
+    def lengthening(count, called="lengthening"):
+        def rewrite(self, hit, mb):
+            x = hit.op.x
+            for _ in range(count):
+                x = mb.tanh(x=x)
+            return x
+
+        return type("_Many", (_Twice,), {"found": "relu", "made": ("tanh", "tanh"), "called": called,
+                                         "rewrite": rewrite})()
+
+    @pytest.mark.parametrize(("before", "after", "count", "stands"), [
+        (0, 0, 18, False), (0, 0, 17, True), (0, 3, 18, True), (3, 0, 18, True), (None, None, 18, True)])
+    def test_what_adds_many_ops_is_undone(self, before, after, count, stands):
+        built = chain("relu")
+        guard = Guard(self.foreseeing(before, after), 0.01)
+        (*_, trace) = apply_rewrites([self.lengthening(count)], built, guard=guard)
+        assert bool(trace.fired) is stands and len(kinds(built)) == (count if stands else 1)
+        assert stands or trace.reverted == (
+            f"{count} ops instead of 1, and none is predicted to run on the ANE, neither before nor after")
+
+    def test_what_adds_few_stands_beside_it(self):
+        built = chain("relu", "abs")
+        guard = Guard(self.foreseeing(0, 0), 0.01)
+        traces = {
+            trace.rule: trace
+            for trace in apply_rewrites([rule("abs", "exp", "exp"), self.lengthening(30)], built, guard=guard)
+        }
+        assert traces["abs_twice"].fired and traces["lengthening"].reverted
+        assert kinds(built) == ["relu", "exp", "exp"]
+
+
+def test_a_small_recurrent_layer_stays_whole():
+    """Its steps would be 17 products on the CPU, too."""
+    def body(x):
+        return mb.rnn(x=x, initial_h=np.zeros((1, 8), np.float16), weight_ih=np.eye(8, dtype=np.float16),
+                      weight_hh=np.eye(8, dtype=np.float16), output_sequence=True, name="y")[0]
+
+    report = ane.rewrite(build_program(body, x=(16, 1, 8)), preset="full", target="m4")
+    assert report.status == "unchanged" and "none is predicted to run on the ANE" in str(report)
+    assert ane.rewrite(build_program(body, x=(16, 1, 8)), passes="unroll_rnn", target="m4").status != "unchanged"

@@ -1,0 +1,309 @@
+"""Rules of other distributions are found by entry point; what is broken in one is left out, named, stops nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import coremltools as ct
+import pytest
+from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY
+
+import mil_ane_passes as ane
+from mil_ane_passes.cli.main import main
+from mil_ane_passes.passes import plugins, rule_class
+from mil_ane_passes.passes.examples import build_program
+from mil_ane_passes.passes.guard_passes import BEGIN_PASS, END_PASS
+from mil_ane_passes.passes.pipeline import PRESETS, apply_rewrites, register_passes, select_rewrites
+from mil_ane_passes.passes.registry import (
+    find_rewrite,
+    find_rule,
+    get_all_rewrites,
+    get_all_rules,
+    get_skipped_plugins,
+    reset_registry,
+)
+from mil_ane_passes.utils.errors import InputError, RuleError
+from tests.passes.test_registry import source
+
+FINDING = """
+from mil_ane_passes.passes.contract import Community, Miss, Rule
+
+class Mine(Rule):
+    \"\"\"Finds nothing.\"\"\"
+    code, slug, roots = "ACME101", "mine", ("relu",)
+    evidence = (Community("shown here", source="https://example.org"),)
+    def match(self, op):
+        return Miss(op, "never")
+"""
+
+
+@pytest.fixture
+def plugin(tmp_path, monkeypatch, clean_registry):
+    """Installs a distribution that names a module or class under our entry point."""
+    installed = []
+
+    def install(target: str, text: str, distribution: str = "newcomer") -> Path:
+        site = tmp_path / distribution
+        info = site / f"{distribution}-1.0.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[mil_ane_passes.rules]\nmine = {target}\n")
+        (site / f"{distribution}_rules.py").write_text(text)
+        monkeypatch.syspath_prepend(str(site))
+        installed.append(f"{distribution}_rules")
+        reset_registry()
+        return site
+
+    plugins._warn_once.cache_clear()
+    yield install
+    for module in installed:
+        sys.modules.pop(module, None)
+
+
+def the_only_one() -> str:
+    (only,) = get_skipped_plugins()
+    assert only.distribution == "newcomer 1.0"
+    return str(only)
+
+
+def squares():
+    return build_program(lambda x: mb.square(x=mb.square(x=x), name="y"), x=(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("target", "names"),
+    [
+        ("newcomer_rules:SquareByMul", ["newcomer_rules"]),
+        ("newcomer_rules:named", ["squares"]),
+    ],
+)
+def test_another_distributions_class_is_found(plugin, target, names):
+    text = source() + "class named(SquareByMul):\n    name, code, slug = 'squares', 'X1', 'squares'\n"
+    plugin(target, text)
+    assert set(names) <= set(get_all_rewrites()) and not get_skipped_plugins()
+    register_passes()
+    assert {f"ane::{name}" for name in names} <= set(PASS_REGISTRY.passes)
+
+
+def test_another_distributions_module_is_found(plugin):
+    other = source("Other", "ACME902").replace("preset = ", 'name = "other"\n    preset = ')
+    plugin("newcomer_rules", source() + other.replace('"square"', '"other"', 1))
+    assert {"newcomer_rules", "other"} <= set(get_all_rewrites())
+    prog = squares()
+    (trace,) = apply_rewrites(select_rewrites(passes="newcomer_rules"), prog)
+    assert len(trace.fired) == 2
+
+
+FIRST = """
+import sys
+sys.modules["torch"] = None
+{first}
+import mil_ane_passes
+import newcomer_rules
+from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY
+assert "ane::newcomer_rules" in mil_ane_passes.pipeline(passes="newcomer_rules").passes
+assert "ane::newcomer_rules" in PASS_REGISTRY, sorted(name for name in PASS_REGISTRY.passes if name[:3] == "ane")
+"""
+
+
+@pytest.mark.parametrize("target", ["newcomer_rules", "newcomer_rules:SquareByMul"])
+@pytest.mark.parametrize("first", ["import mil_ane_passes", "import newcomer_rules"])
+def test_a_plugin_is_found_whoever_is_imported_first(plugin, target, first):
+    done = elsewhere(plugin(target, textwrap.dedent(source())), FIRST.format(first=first))
+    assert done.returncode == 0, done.stderr[-600:]
+
+
+def test_a_package_that_imports_us_before_its_parts_is_not_taken_for_broken(plugin):
+    """While its `__init__` runs, its modules cannot be imported yet: they are asked later."""
+    site = plugin("newcomer.rules", "")
+    (site / "newcomer").mkdir()
+    (site / "newcomer" / "__init__.py").write_text("import mil_ane_passes\nSLUG = 'square'\n")
+    (site / "newcomer" / "rules.py").write_text("from . import SLUG\n" + textwrap.dedent(source()))
+    asked = "import newcomer, mil_ane_passes\nmil_ane_passes.pipeline(passes='rules')\n"
+    done = elsewhere(site, asked)
+    assert done.returncode == 0 and "left out" not in done.stderr, done.stderr[-600:]
+
+
+def elsewhere(site: Path, code: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(site), str(Path(ane.__file__).parent.parent)])
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False,
+                          env={"PYTHONPATH": path, "PATH": ""})
+
+
+@pytest.mark.parametrize(
+    ("target", "text", "why"),
+    [
+        (
+            "newcomer_rules",
+            "import no_such_module",
+            "importing it fails (ModuleNotFoundError: No module named 'no_such_module')",
+        ),
+        ("newcomer_rules", "class Broken(:", "importing it fails (SyntaxError: "),
+        ("newcomer_rules", "raise SystemExit('no licence')", "importing it fails (SystemExit: no licence)"),
+        ("newcomer_rules:Nobody", "x = 1", "importing it fails (AttributeError: "),
+        ("newcomer_gone", "x = 1", "importing it fails (ModuleNotFoundError: No module named 'newcomer_gone')"),
+        ("newcomer_rules", "x = 1", "the module defines no rule"),
+        (
+            "newcomer_rules",
+            "from mil_ane_passes.rewrites.convolution.lift_conv_1d import LiftConv1d",
+            "the module defines no rule (those it imports do not count)",
+        ),
+        ("newcomer_rules:answer", "answer = 42", "found 42; expected a module, or a class derived from Rule"),
+        ("newcomer_rules:dict", "dict = dict", "found <class 'dict'>; expected a module, or a class derived from Rule"),
+        (
+            "newcomer_rules:Rewrite",
+            "from mil_ane_passes.passes.contract import Rewrite",
+            "expected a module, or a class",
+        ),
+    ],
+)
+def test_an_entry_point_that_gives_no_rule_is_left_out(plugin, caplog, capsys, target, text, why):
+    plugin(target, text)
+    assert main(["passes"]) == 0
+    assert "ane::lift_conv_1d" in capsys.readouterr().out
+    said = the_only_one()
+    assert said.startswith(f"plugin newcomer 1.0: entry point 'mine = {target}' is left out: ") and why in said
+    assert said.endswith("The rest works; repair, update or uninstall newcomer")
+    reset_registry()
+    assert main(["explain", "ANE301"]) == 0
+    assert [record.getMessage() for record in caplog.records if record.name == "mil_ane_passes"] == [said]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ('"ACME901"', '""', "it has no code; every rule states code, slug and evidence"),
+        ('"ACME901"', '"ANE599"', "it has code 'ANE599', from the range of mil_ane_passes itself; expected letters"),
+        ('"ACME901"', '"TORCH101"', "it has code 'TORCH101', from the range of mil_ane_passes itself"),
+        ('"ACME901"', '"mine-1"', "it has code 'mine-1'; expected capital letters and digits"),
+        ('"ACME901"', "7", "it has code 7; expected capital letters and digits"),
+        ('"square"', '"Square It"', "it has slug 'Square It'; expected small letters"),
+        ('roots = ("square",)', 'roots = "square"', "it has roots='square'; expected a tuple of texts"),
+        ('roots = ("square",)', 'roots = ("square",); after = ["b"]', "it has after=['b']; expected a tuple of texts"),
+        ("evidence = (Community(", "evidence = (str(", "importing it fails (TypeError: "),
+        ('evidence = (Community("shown here", source="https://example.org"),)', 'evidence = ("shown here",)',
+         "it has evidence=('shown here',); expected a tuple of Measured, Vendor or Community"),
+        ('preset = "safe"', 'preset = "safest"', "it has preset 'safest'; expected one of safe, full, named"),
+        ('preset = "safe"', 'stage = "last"', "it has stage 'last'; expected one of structure, "),
+        ('preset = "safe"', 'exactness = "bitwise"', "it has exactness='bitwise'; expected an Exactness"),
+        ('preset = "safe"', 'preset = "safe"; interface = True',
+         "it has preset 'safe' and changes dtypes of inputs and outputs; expected preset 'named'"),
+        ('preset = "safe"', 'name = "full"', "it has name 'full', which is no name for a pass"),
+        ('preset = "safe"', 'name = "two-words"', "it has name 'two-words', which is no name for a pass"),
+        ("def rewrite", "def rewrites", "it does not define rewrite(); expected match and rewrite"),
+        ("def match", "def matches", "it does not define match(); expected match and rewrite"),
+        ("scale: int = 1", "target: str = ''", "it has an option 'target', which every pass has already"),
+        ("scale: int = 1", "scale: int", "it cannot be made (AttributeError: "),
+        ("scale: int = 1", "scale: Nonsense = 1", "it cannot be made (NameError: "),
+        ("scale: int = 1", "def __init__(self, scale): pass", "it cannot be made (TypeError: "),
+        ('"ACME901"', '"ANE301"', "it has code 'ANE301', from the range of mil_ane_passes itself"),
+        ('"square"', '"conv-transpose-1d-bias"', "it has slug 'conv-transpose-1d-bias', which LiftConvTranspose1d in"),
+        ('preset = "safe"', 'name = "lift_conv_1d"', "it has name 'lift_conv_1d', which LiftConv1d in "),
+    ],
+)
+def test_a_rule_that_is_not_whole_is_left_out(plugin, old, new, why):
+    text = source()
+    assert old in text
+    # `from __future__` so that a wrong annotation is seen when options are read, not when the module is imported
+    site = plugin("newcomer_rules", "from __future__ import annotations\n" + text.replace(old, new, 1))
+    ours = set(get_all_rules())
+    said = the_only_one()
+    assert why in said and "lift_conv_1d" in ours and "newcomer_rules" not in ours
+    assert ("entry point" in said) or f"SquareByMul in {site / 'newcomer_rules.py'} is left out: " in said
+
+
+def test_what_is_whole_beside_it_is_used(plugin):
+    bad = source("Other").replace("preset = ", 'name = "other"\n    preset = ')
+    plugin("newcomer_rules", textwrap.dedent(source()) + textwrap.dedent(bad))
+    assert "newcomer_rules" in get_all_rules() and "other" not in get_all_rules()
+    assert "it has code 'ACME901', which SquareByMul in " in the_only_one()
+
+
+def test_two_classes_of_one_module_need_names(plugin):
+    plugin("newcomer_rules", source() + source("Other", "ACME902"))
+    assert "it has name 'newcomer_rules', which SquareByMul in " in the_only_one()
+    assert "has already; set `name` on each class" in the_only_one()
+
+
+def test_of_two_distributions_the_first_by_name_has_the_code(plugin):
+    plugin("zeta_rules", FINDING, "zeta")
+    plugin("alpha_rules", FINDING, "alpha")
+    assert find_rule("ACME101").__module__ == "alpha_rules"
+    (only,) = get_skipped_plugins()
+    assert only.distribution == "zeta 1.0" and "has already" in only.why
+
+
+def test_orders_that_go_round_are_left_out_and_those_beside_them_are_not(plugin):
+    def after(name: str, code: str, what: str) -> str:
+        made = source(name.title(), code).replace("preset = ", f'name, after = "{name}", ("{what}",)\n    preset = ')
+        return made.replace('"square"', f'"{name}-slug"', 1)
+
+    plugin("newcomer_rules", "".join([after("hen", "X1", "egg"), after("egg", "X2", "hen"), after("chick", "X3", "egg"),
+                                      after("grass", "X4", "rain")]))
+    assert {"chick", "grass"} <= set(get_all_rewrites()) and not {"hen", "egg"} & set(get_all_rewrites())
+    assert sorted(each.why for each in get_skipped_plugins()) == [
+        "its after=('egg',) leads in a circle back to it", "its after=('hen',) leads in a circle back to it"]
+    assert select_rewrites("safe")
+
+
+def test_an_error_about_a_name_recalls_what_was_left_out(plugin):
+    plugin("newcomer_rules", "import no_such_module")
+    for ask in (find_rewrite, find_rule):
+        with pytest.raises(InputError, match=re.escape("; left out are rules of newcomer 1.0")):
+            ask("newcomer_rules")
+
+
+def test_the_command_says_it_once_on_the_error_stream(plugin, fixtures):
+    site = plugin("newcomer_rules", "import no_such_module")
+    path = os.pathsep.join([str(site), str(Path(ane.__file__).parent.parent)])
+    done = subprocess.run(
+        [sys.executable, "-m", "mil_ane_passes", "lint", str(fixtures / "nothing_to_do.mlpackage"), "--format", "json"],
+        capture_output=True, text=True, check=False, env={"PYTHONPATH": path, "PATH": ""})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("{") and "no_such_module" not in done.stdout
+    assert done.stderr.count("plugin newcomer 1.0") == 1 and "Traceback" not in done.stderr
+
+
+def test_names_that_mean_something_else_are_reserved():
+    assert {*PRESETS, BEGIN_PASS, END_PASS} == rule_class._RESERVED_NAMES
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('return Hit(op, note="squared")', "return op.no_such_input", "AttributeError: "),
+        ('return Hit(op, note="squared")', "return None", "answered None; expected a Hit or a Miss"),
+        ('return Hit(op, note="squared")', "raise ValueError('odd')", "ValueError: odd"),
+    ],
+)
+def test_a_rule_that_fails_is_named(plugin, tmp_path, capsys, old, new, says):
+    """Not taken for a fault of the model, nor of the tool, and without losing what the other rules find."""
+    plugin("newcomer_rules", source().replace(old, new))
+    model = ct.convert(squares(), convert_to="mlprogram", skip_model_load=True, pass_pipeline=ct.PassPipeline.EMPTY,
+                       minimum_deployment_target=ct.target.iOS17)
+    model.save(str(tmp_path / "in.mlpackage"))
+    assert main(["lint", str(tmp_path / "in.mlpackage")]) in (0, 1)
+    said = capsys.readouterr()
+    assert "rule newcomer_rules failed at %" in said.out and "(square) and 1 other place: " in said.out
+    assert says in said.out and "internal error" not in said.err
+
+
+def test_a_rewrite_of_a_preset_that_fails_is_left_out(plugin):
+    plugin(
+        "newcomer_rules", source().replace("y=hit.op.x", "y=hit.op.z").replace('preset = "named"', 'preset = "safe"')
+    )
+    report = ane.rewrite(squares())
+    (only,) = [each for each in report.failed if each.rule == "newcomer_rules"]
+    assert only.reason.startswith("AttributeError: ") and report.status == "unchanged"
+
+
+def test_a_rewrite_that_fails_is_named(plugin):
+    plugin("newcomer_rules", source().replace("y=hit.op.x", "y=hit.op.z"))
+    with pytest.raises(RuleError, match=r"rule newcomer_rules .* failed with AttributeError: .*; tell its authors"):
+        apply_rewrites(select_rewrites(passes="newcomer_rules"), squares())

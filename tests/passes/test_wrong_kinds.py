@@ -1,0 +1,74 @@
+"""What is of the wrong kind altogether is unsupported in the words of the argument, not by a traceback from within."""
+
+from __future__ import annotations
+
+import coremltools as ct
+import pytest
+from coremltools.converters.mil.mil import Builder as mb
+
+import mil_ane_passes as ane
+from mil_ane_passes.passes.examples import build_program
+
+WRONG = {
+    "preset None": ({"preset": None}, "no preset 'None'; expected safe or full"),
+    "preset 3": ({"preset": 3}, "no preset '3'; expected safe or full"),
+    "target None": ({"target": None}, "target: found None; expected a name such as 'all', 'm4' or 'iPhone 15 Pro'"),
+    "targets": ({"target": ["m1", "m4"]}, "target: found ['m1', 'm4']; expected a name"),
+    "target 4": ({"target": 4}, "target: found 4; expected a name"),
+    "passes 3": ({"passes": 3}, "passes: found 3; expected 'a,b{option=value}', a list of such, or a mapping"),
+    "passes of None": ({"passes": [None]}, "passes: found [None]; expected"),
+    "options 3": ({"options": 3}, "options: found 3; expected a mapping from the name of a pass to its options"),
+    "an option 3": ({"preset": "full", "options": {"lift_conv_1d": 3}}, "options of 'lift_conv_1d': found 3; expected"),
+    "settings 3": ({"passes": {"lift_conv_1d": 3}}, "options of 'lift_conv_1d': found 3; expected a mapping"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+@pytest.mark.parametrize(
+    "function", [lambda **asked: ane.rewrite(build_program(lambda x: mb.relu(x=x), x=(1, 2)), **asked), ane.pipeline]
+)
+def test_what_is_of_the_wrong_kind(case, function):
+    asked, message = WRONG[case]
+    with pytest.raises(ane.InputError) as refused:
+        function(**asked)
+    assert str(refused.value).startswith(message)
+
+
+def test_a_preset_is_no_base():
+    with pytest.raises(ane.InputError) as refused:
+        ane.pipeline("full")
+    assert str(refused.value) == ("base: found 'full'; expected a ct.PassPipeline, or None for coremltools' default; "
+                                  "did you mean preset='full'?")
+
+
+@pytest.mark.parametrize("asked", ["full", ["ane::triangle_cumsum"], 3])
+def test_convert_takes_pipelines_only(asked):
+    with pytest.raises(ane.InputError) as refused:
+        ane.convert(build_program(lambda x: mb.relu(x=x), x=(1, 2)), pass_pipeline=asked)
+    assert str(refused.value).startswith(f"pass_pipeline: found {asked!r}; expected a ct.PassPipeline")
+
+
+@pytest.mark.parametrize("asked", [None, 0, b"in.mlpackage", ["in.mlpackage"]])
+def test_load_takes_paths_only(asked):
+    with pytest.raises(ane.InputError) as refused:
+        ane.load(asked)
+    assert "expected the path of an .mlpackage" in str(refused.value)
+
+
+def test_load_says_what_to_do_with_an_mlmodel(fixtures):
+    model = ct.models.MLModel(str(fixtures / "nothing_to_do.mlpackage"), skip_model_load=True)
+    with pytest.raises(ane.InputError, match=r"^cannot load a MLModel; expected the path of an \.mlpackage"):
+        ane.load(model)
+
+
+def test_tensors_that_require_gradients_are_fed_as_they_are():
+    torch = pytest.importorskip("torch")
+    made = build_program(lambda x: mb.relu(x=x, name="y"), x=(1, 2))
+    outputs = ane.run(made, {"x": torch.ones(1, 2, dtype=torch.float16, requires_grad=True)})
+    assert outputs["y"].tolist() == [[1.0, 1.0]]
+
+
+def test_only_packages_are_saved(tmp_path, fixtures):
+    model = ct.models.MLModel(str(fixtures / "nothing_to_do.mlpackage"), skip_model_load=True)
+    with pytest.raises(ane.InputError, match=r"^cannot save a MLModel; expected a Package, as load gives it"):
+        ane.save(model, tmp_path / "out.mlpackage")

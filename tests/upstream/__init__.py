@@ -1,4 +1,0 @@
-"""coremltools' own op tests, unmodified, with predictions made by the reference runtime.
-
-`python -m tests.upstream` runs them all; see `python -m tests.upstream --help`.
-"""
