@@ -7,13 +7,15 @@ only the inputs that change are set again, and shared consts drop their removed 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
-from coremltools.converters.mil.mil import Block, Operation, Var
+from coremltools.converters.mil.mil import Block, Function, Operation, Var
 
+from ..utils.errors import RuleError
 from .query import get_flat_inputs
 
-__all__ = ["BlockEditor", "get_first_op", "rebind_inputs"]
+__all__ = ["BlockEditor", "check_op_order", "get_first_op", "rebind_inputs"]
+
 
 _OPS_WITH_EFFECTS = frozenset({"coreml_update_state", "write_state", "read_state", "classify"})
 "Ops with side effects, or ops that the model interface refers to; never removed as unused."
@@ -101,3 +103,34 @@ def rebind_inputs(op: Operation, old: Var, new: Var) -> dict[str, Var | tuple[Va
 def get_first_op(block: Block) -> Operation | None:
     """Return the block's first op, or None for an empty block."""
     return block.operations[0] if len(block.operations) else None
+
+
+def check_op_order(
+    block: Block, written: Container[Operation] | None = None, visible: set[Var] | None = None, who: str = ""
+) -> None:
+    """Raise RuleError if an op of `block` uses a value that is defined later, or nowhere: Core ML would reject that.
+
+    `written` limits the check to those ops; `who` names the rule that is being checked. Linear in the number of ops.
+    """
+    visible = set() if visible is None else visible
+    made = set(block.inputs.values() if isinstance(block, Function) else block.inputs) - visible
+    visible |= made
+    visible |= block._internal_vars
+    for op in block.operations:
+        if written is None or op in written:
+            for inner in op.blocks:
+                check_op_order(inner, written, visible, who)
+            _check_visible(op.get_flattened_inputs(), f"{who}op {op.name!r} uses", visible)
+        made.update(op.outputs)
+        visible.update(op.outputs)
+    _check_visible(block.outputs, f"{who}block {block.name!r} returns", visible)
+    visible -= made
+
+
+def _check_visible(used: Iterable[Var], who: str, visible: set[Var]) -> None:
+    for var in used:
+        if var not in visible:
+            raise RuleError(
+                f"{who} {var.name!r}, which no op before it makes; expected the ops in the order of their use: "
+                "the rule that put it there has to set the place"
+            )

@@ -11,7 +11,7 @@ from coremltools.converters.mil.mil import Block, Builder, Function, Operation, 
 from coremltools.converters.mil.mil.scope import ScopeSource, add_graph_pass_scope
 
 from .block_editor import get_first_op
-from .clone_op import insert_op
+from .clone import insert_op
 from .constants import make_const, make_reshaped_const
 from .type_inference import limit_evaluation
 

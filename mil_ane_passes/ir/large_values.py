@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from coremltools.converters.mil.mil import Block, Function, Operation, Var
 
-from .op_groups import group_by_shared_values
 from .query import get_flat_inputs, get_type_info, is_const
 
-__all__ = ["Shape", "group_ops_by_large_values"]
+__all__ = ["Shape", "group_by_shared_values", "group_ops_by_large_values", "list_groups", "merge_groups"]
+
 
 Shape = Sequence[object]
 
@@ -50,3 +50,32 @@ def _get_shape(var: Var) -> Shape:
     if not kind.is_tensor:
         return ()
     return var.shape if kind.shape is None else kind.shape
+
+
+def merge_groups(groups: dict[Operation, list[Operation]], one: Operation, other: Operation) -> None:
+    """Merge the groups of two ops.
+
+    The smaller one moves into the larger, which keeps the total cost of all merges low.
+    """
+    small, large = sorted((groups[one], groups[other]), key=len)
+    if small is not large:
+        large.extend(small)
+        for op in small:
+            groups[op] = large
+
+
+def list_groups(groups: Mapping[Operation, list[Operation]]) -> list[list[Operation]]:
+    """List each group once, in the order of the first op of each; their ops are in the order of `groups`."""
+    order = {op: place for place, op in enumerate(groups)}
+    return [sorted(members, key=order.__getitem__) for members in {id(each): each for each in groups.values()}.values()]
+
+
+def group_by_shared_values(values: Mapping[Operation, Iterable[Var]]) -> list[list[Operation]]:
+    """Group ops that share values, directly or through other ops, from the values of each op."""
+    groups: dict[Operation, list[Operation]] = {}
+    holder: dict[Var, Operation] = {}
+    for op, own in values.items():
+        groups[op] = [op]
+        for var in own:
+            merge_groups(groups, holder.setdefault(var, op), op)
+    return list_groups(groups)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from coremltools.converters.mil.mil import Block, Operation, Var
 
 from ..utils.budget import get_current_budget
-from .clone_op import clone_op, infer_outputs, map_inputs
+from .clone import clone_op, infer_outputs, map_inputs
 from .query import get_flat_inputs, is_opaque
 
 __all__ = ["UnknownStepCount", "count_steps"]

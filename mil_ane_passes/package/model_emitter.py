@@ -7,7 +7,7 @@ from typing import Any
 
 from coremltools.converters.mil.mil import Block, Function, Operation, Program, Var
 
-from ..ir.op_order import check_op_order
+from ..ir.block_editor import check_op_order
 from ..utils.errors import InputError
 from . import wire
 from .interface import find_changed_widths, is_same_except_width, update_description

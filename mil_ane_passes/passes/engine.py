@@ -16,10 +16,9 @@ from weakref import ref
 
 from coremltools.converters.mil.mil import Block, Function, Operation, Program, Var, types
 
-from ..ir.block_editor import BlockEditor
+from ..ir.block_editor import BlockEditor, check_op_order
 from ..ir.builder import RewriteBuilder, UniqueNames
 from ..ir.clone import Rollback
-from ..ir.op_order import check_op_order
 from ..ir.query import (
     count_ops,
     get_flat_inputs,

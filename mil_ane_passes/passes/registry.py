@@ -1,6 +1,7 @@
-"""Registry of rules: every module in the folders of `rules/` and `rewrites/`, and those of third parties. No list needs editing.
+"""Registry of rules: every module of `rules/` and `rewrites/`, and those of third parties.
 
-A third party names a module or a class under the entry point group `mil_ane_passes.rules`; see `plugins`.
+A new file is found without editing a list. A third party names a module or a class under the entry point group
+`mil_ane_passes.rules`; see `plugins`.
 """
 
 from __future__ import annotations

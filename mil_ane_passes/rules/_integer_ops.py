@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from coremltools.converters.mil.mil import Block, Function, ListVar, Operation, Var, types
 
-from ..ir.op_groups import list_groups, merge_groups
+from ..ir.large_values import list_groups, merge_groups
 from ..ir.query import get_consumers, get_flat_inputs, get_type_info, is_const, is_opaque
 from ._unsupported_ops import find_dynamic_inputs
 

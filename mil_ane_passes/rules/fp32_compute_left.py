@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from coremltools.converters.mil.mil import Block, Builder, Operation, Program, Var, types
 
-from ..ir.op_groups import list_groups, merge_groups
+from ..ir.large_values import list_groups, merge_groups
 from ..ir.query import get_flat_inputs, get_type_info, is_computed_in_fp16, is_opaque, iterate_nested_ops
 from ..passes.contract import BlockRule, Example, Hit, Miss, Vendor
 from ..passes.evidence import cite_m4_study, cite_private_quirk

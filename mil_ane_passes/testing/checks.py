@@ -26,16 +26,18 @@ from ..ir.printer import format_function_body, format_program
 from ..ir.query import iterate_ops
 from ..ir.value_ranges import Measure, MeasuredRanges, Range
 from ..package import load, save
-from ..passes.contract import BlockRewrite, Exactness, Example, PlanRule, ProgramRewrite, Rewrite, Rule
-from ..passes.engine import PassTrace, apply_rewrite, iterate_hits_and_misses
+from ..passes.contract import BlockRewrite, Exactness, Example, Miss, PlanRule, ProgramRewrite, Rewrite, Rule
+from ..passes.engine import PassTrace, apply_rewrite, find_matches, iterate_hits_and_misses
+from ..passes.pass_trace import record_result
 from ..passes.rule_class import assign_default_name, find_flaw, format_class_location, is_own_rule
+from ..residency import predict_plan
 from ..runtime import Runtime
 from ..utils.errors import InputError
 from . import program_variants
 from .neighbours import FUNCTION_INPUT, iterate_failures, list_representative_op_types
-from .rule_matches import collect_miss_reasons, find_rule_matches
 
-__all__ = ["CHECKS", "Check"]
+__all__ = ["CHECKS", "Check", "collect_miss_reasons", "find_rule_matches"]
+
 
 Array = np.ndarray[Any, Any]
 Check = Callable[[type[Rule], Path], None]
@@ -414,3 +416,22 @@ CHECKS: tuple[Check, ...] = (
     check_coremltools_pipeline,
     check_save_and_load,
 )
+
+
+def find_rule_matches(rule: Rule, program: Program, measure: Measure | None = None) -> PassTrace:
+    """Find matches as `find_matches` does; a plan rule is matched on a plan predicted without any other rule."""
+    if not isinstance(rule, PlanRule):
+        return find_matches(rule, program, measure=measure)
+    trace = PassTrace(rule.name)
+    for item in predict_plan(program, [rule])[1]:
+        record_result(trace, rule, item.function, item.answer)
+    return trace
+
+
+def collect_miss_reasons(rule: Rule, program: Program, measure: Measure | None = None) -> list[str]:
+    """Collect the reasons why the rule does not match, of near misses and others."""
+    if isinstance(rule, PlanRule):
+        given = [item.answer for item in predict_plan(program, [rule])[1]]
+    else:
+        given = [answer for _, answer in iterate_hits_and_misses(rule, program, measure=measure)]
+    return [answer.reason for answer in given if isinstance(answer, Miss)]

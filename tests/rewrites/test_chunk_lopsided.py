@@ -17,7 +17,7 @@ from mil_ane_passes.passes.engine import apply_rewrite, find_matches
 from mil_ane_passes.passes.examples import build_program
 from mil_ane_passes.passes.registry import find_rewrite, get_all_rules
 from mil_ane_passes.passes.targets import parse_target
-from mil_ane_passes.rewrites.layout._long_axis_regions import find_balanced_shape
+from mil_ane_passes.rewrites.layout.chunk_lopsided import find_balanced_shape
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.helpers import kinds
 from tests.rewrites.spellings import converted, outputs

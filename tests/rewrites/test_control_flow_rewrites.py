@@ -20,7 +20,7 @@ from mil_ane_passes.ir.query import count_ops, iterate_ops
 from mil_ane_passes.passes.engine import apply_rewrite, find_matches
 from mil_ane_passes.passes.examples import build_program, make_weight
 from mil_ane_passes.passes.registry import find_rewrite, get_all_rules
-from mil_ane_passes.rewrites.control_flow._loop_examples import build_counted_loop, build_nested_loops
+from mil_ane_passes.rewrites.control_flow.unroll_while_loop import build_counted_loop, build_nested_loops
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.helpers import kinds
 

@@ -20,7 +20,7 @@ from mil_ane_passes.passes.contract import Exactness
 from mil_ane_passes.passes.engine import apply_rewrite, find_matches
 from mil_ane_passes.passes.examples import build_program
 from mil_ane_passes.passes.registry import find_rewrite
-from mil_ane_passes.rewrites.attention._mask_examples import build_attention_op
+from mil_ane_passes.rewrites.attention.finite_mask import build_attention_op
 from mil_ane_passes.runtime import Runtime
 from mil_ane_passes.utils.errors import InputError
 from tests.equivalence.test_masks import attention as padded

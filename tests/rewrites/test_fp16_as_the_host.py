@@ -11,12 +11,11 @@ from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mil_ane_passes.ir.block_editor import check_op_order
 from mil_ane_passes.ir.clone import clone_program
-from mil_ane_passes.ir.op_order import check_op_order
 from mil_ane_passes.ir.query import iterate_ops
 from mil_ane_passes.passes.examples import build_program
-from mil_ane_passes.rewrites.precision._fp16_constants import Fp16Constants
-from mil_ane_passes.rewrites.precision._fp16_conversion import convert_to_fp16, is_fp32_computation
+from mil_ane_passes.rewrites.precision._fp16_conversion import Fp16Constants, convert_to_fp16, is_fp32_computation
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.helpers import kinds
 

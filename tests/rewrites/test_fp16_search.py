@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from mil_ane_passes.ir.query import iterate_ops
 from mil_ane_passes.passes.examples import build_program
-from mil_ane_passes.rewrites.precision._fp16_constants import FP16_MIN_SUBNORMAL, Fp16Constants
-from mil_ane_passes.rewrites.precision._fp32_sensitivity import PrecisionSearch
+from mil_ane_passes.rewrites.precision._fp16_conversion import FP16_MIN_SUBNORMAL, Fp16Constants
+from mil_ane_passes.rewrites.precision.fp16_compute import PrecisionSearch
 
 LOSSES = st.lists(st.sampled_from([0.0, 0.1, 0.5, 2.0, float("inf")]), min_size=1, max_size=40)
 

@@ -18,7 +18,7 @@ from mil_ane_passes.ir.query import iterate_ops
 from mil_ane_passes.passes.engine import apply_rewrite, find_matches
 from mil_ane_passes.passes.examples import build_program
 from mil_ane_passes.passes.registry import find_rewrite, get_all_rules
-from mil_ane_passes.rewrites.layout._axis_merging import decompose_permutation
+from mil_ane_passes.rewrites.layout._rank_lowering import decompose_permutation
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.helpers import kinds
 from tests.rewrites.spellings import WAYS, converted, outputs, spelt

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mil_ane_passes.passes.engine import apply_rewrite, find_matches
 from mil_ane_passes.passes.examples import build_program, make_weight
 from mil_ane_passes.passes.registry import find_rewrite
-from mil_ane_passes.rewrites.indexing._integer_ranges import find_integer_bounds
+from mil_ane_passes.rewrites.indexing.plain_indices import find_integer_bounds
 from mil_ane_passes.runtime import Runtime
 from tests.lab.versions.needs import coremltools_from
 from tests.rewrites.helpers import kinds

@@ -15,7 +15,7 @@ from mil_ane_passes.ir.query import iterate_ops
 from mil_ane_passes.passes.engine import apply_rewrite, find_matches
 from mil_ane_passes.passes.examples import build_program
 from mil_ane_passes.passes.registry import find_rewrite, get_all_rules
-from mil_ane_passes.rewrites.convolution._weight_slices import split_evenly
+from mil_ane_passes.rewrites._weights import split_evenly
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.helpers import converted_as, kinds
 

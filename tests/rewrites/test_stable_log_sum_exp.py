@@ -11,7 +11,7 @@ from mil_ane_passes.ir.query import count_ops
 from mil_ane_passes.passes.engine import apply_rewrite, find_matches
 from mil_ane_passes.passes.examples import build_program
 from mil_ane_passes.passes.registry import find_rewrite
-from mil_ane_passes.rewrites.normalization._log_cumsum_exp import count_doubling_steps
+from mil_ane_passes.rewrites.normalization.stable_log_sum_exp import count_doubling_steps
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.helpers import at_any_numbers, kinds
 from tests.rewrites.spellings import WAYS, converted, grid, outputs, truth

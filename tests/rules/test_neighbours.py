@@ -11,7 +11,7 @@ from mil_ane_passes.residency import predict_plan
 from mil_ane_passes.passes.contract import PlanRule
 from mil_ane_passes.passes.examples import build_program
 from mil_ane_passes.passes.registry import get_all_rules
-from mil_ane_passes.testing.checks import iterate_neighbour_failures
+from mil_ane_passes.testing.checks import find_rule_matches, iterate_neighbour_failures
 from mil_ane_passes.testing.neighbours import (
     FUNCTION_INPUT,
     NeighbourBuilder,
@@ -19,7 +19,6 @@ from mil_ane_passes.testing.neighbours import (
     list_representative_op_types,
     remove_failed_ops,
 )
-from mil_ane_passes.testing.rule_matches import find_rule_matches
 
 SHAPES = ((2, 4, 4, 4), (2, 3, 8), (1, 4, 2), (4,), (2, 3), (4, 4, 1))
 NEVER = {"constexpr_lut_to_sparse", "constexpr_sparse_blockwise_shift_scale", "constexpr_sparse_to_dense", "non_zero",

@@ -16,8 +16,8 @@ from ...passes.examples import build_program, make_weight
 from ...passes.targets import format_generations
 from ...rules.matmul_inner_dimension import MatmulInnerDimension
 from .._target_gate import describe_supporting_targets, find_limiting_generations
+from .._weights import find_slicing_obstacle, slice_weight, split_evenly
 from ..convolution._conv_1d_lifting import rebuild_op
-from ..convolution._weight_slices import find_slicing_obstacle, slice_weight, split_evenly
 
 
 class SplitInnerProduct(Rewrite):

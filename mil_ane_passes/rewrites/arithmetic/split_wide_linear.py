@@ -15,8 +15,8 @@ from ...passes.evidence import cite_m1_gpt_notes
 from ...passes.examples import build_program, make_weight
 from ...rules.dimension_limit import DimensionLimit
 from .._target_gate import describe_supporting_targets, find_limiting_generations
+from .._weights import find_slicing_obstacle, slice_weight, split_evenly
 from ..convolution._conv_1d_lifting import rebuild_op
-from ..convolution._weight_slices import find_slicing_obstacle, slice_weight, split_evenly
 
 
 class SplitWideLinear(Rewrite):

@@ -3,30 +3,42 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
 
+import coremltools as ct
 import numpy as np
-from coremltools.converters.mil.mil import Block, Operation, Var
+from coremltools.converters.mil.mil import Block, Builder, Operation, Program, Var, types
 
 from ...ir.builder import RewriteBuilder
-from ...ir.query import is_opaque
+from ...ir.query import get_consumers, get_type_info, is_const, is_opaque
 from ...passes.contract import BlockRewrite, Community, Exactness, Example, Hit, Miss, Vendor
 from ...passes.evidence import cite_apple_authoring_rules
+from ...passes.examples import build_program, make_weight
 from ...utils.errors import InputError
 from ..convolution._conv_1d_lifting import rebuild_op
-from . import _mask_examples as shown
-from ._mask_flow import (
-    CARRIED_INPUTS,
-    FP16_MAX,
-    MaskDestination,
-    MaskFlow,
-    can_hold_mask,
-    count_const_bytes,
-    find_non_binary_factor,
-    has_softmax,
-    iterate_float_constants,
-    replace_infinities,
-)
+
+__all__ = [
+    "CARRIED_INPUTS",
+    "FP16_MAX",
+    "MAX_SCORE",
+    "REWRITTEN_EXAMPLES",
+    "UNCHANGED_EXAMPLES",
+    "MaskDestination",
+    "MaskFlow",
+    "build_attention_op",
+    "build_causal_and_padding",
+    "build_infinite_and_finite_mask",
+    "build_product_mask",
+    "can_hold_mask",
+    "count_const_bytes",
+    "find_non_binary_factor",
+    "has_softmax",
+    "iterate_float_constants",
+    "replace_infinities",
+]
+
 
 _MAX_MASK_SUM, _MIN_MASK_MARGIN = 62500.0, 1000.0
 "Largest sum of masks in fp16, with room for scores; smallest margin of a mask below every score it masks."
@@ -43,6 +55,56 @@ _MAX_SEARCHED_BYTES = 1 << 16
 
 The search is only for the report of why it is not rewritten.
 """
+FP16_MAX = 65504.0
+"The largest finite number of fp16; a mask of that magnitude, infinite or not, leaves no room for a score."
+_MIN_MASK_FACTOR = 1000.0
+"Constant factor from which a product counts as a mask: its other factor then selects positions, not magnitudes."
+_X_INPUT = ("x",)
+CARRIED_INPUTS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(
+        (
+            "cast",
+            "clip",
+            "expand_dims",
+            "squeeze",
+            "reshape",
+            "transpose",
+            "slice_by_index",
+            "slice_by_size",
+            "tile",
+            "split",
+            "gather",
+            "gather_along_axis",
+            "gather_nd",
+            "reverse",
+            "identity",
+            "band_part",
+        ),
+        _X_INPUT,
+    ),
+    **dict.fromkeys(("add", "sub", "mul", "maximum", "minimum"), ("x", "y")),
+    "real_div": _X_INPUT,
+    "pad": ("x", "constant_val"),
+    "select": ("a", "b"),
+    "concat": ("values",),
+    "stack": ("values",),
+    "fill": ("value",),
+    "fill_like": ("value",),
+    "slice_update": ("x", "update"),
+    **dict.fromkeys(("scatter", "scatter_along_axis", "scatter_nd"), ("data", "updates")),
+}
+"Ops that move, select, scale or add to elements of some of their inputs, with these inputs."
+_INTEGER_PRESERVING_INPUTS = {**CARRIED_INPUTS, "abs": _X_INPUT, "relu": _X_INPUT, "square": _X_INPUT}
+"Ops that turn integers into integers, except for a division, with the inputs concerned."
+_ROUNDING_OPS = ("round", "floor", "ceil", "sign")
+_MAX_VALUES_VISITED = 64
+"Most values that are visited to infer whether a factor has only integers."
+_MASKED_INPUTS = {"softmax": "x", "scaled_dot_product_attention": "attn_mask"}
+"Ops that suppress masked elements, and the input with the mask."
+MAX_SCORE = 4000.0
+"Largest score in the examples: beyond it, a masked score could exceed one that is not masked."
+_ROWS, _KEYS = 3, 8
+_MINUS_INF = np.float16(-np.inf)
 
 
 class FiniteMask(BlockRewrite):
@@ -172,14 +234,467 @@ class FiniteMask(BlockRewrite):
         return {hit.op.outputs[0]: rebuild_op(mb, hit.op, **inputs)}
 
     def examples(self) -> Iterable[Example]:
-        yield Example("product", shown.build_product_mask, within=shown.MAX_SCORE)
-        for name, build in shown.REWRITTEN_EXAMPLES.items():
-            yield Example(name, build, within=shown.MAX_SCORE)
-        yield Example("attention op", shown.build_attention_op, within=40.0)
-        yield Example("another value", shown.build_product_mask, options={"value": -4e4}, within=shown.MAX_SCORE)
-        yield Example("below a finite mask", shown.build_infinite_and_finite_mask, within=shown.MAX_SCORE)
-        for name, (build, reason) in shown.UNCHANGED_EXAMPLES.items():
+        yield Example("product", build_product_mask, within=MAX_SCORE)
+        for name, build in REWRITTEN_EXAMPLES.items():
+            yield Example(name, build, within=MAX_SCORE)
+        yield Example("attention op", build_attention_op, within=40.0)
+        yield Example("another value", build_product_mask, options={"value": -4e4}, within=MAX_SCORE)
+        yield Example("below a finite mask", build_infinite_and_finite_mask, within=MAX_SCORE)
+        for name, (build, reason) in UNCHANGED_EXAMPLES.items():
             yield Example(name, build, reason=reason)
-        yield Example("two of -40000", shown.build_causal_and_padding, options={"value": -4e4},
+        yield Example("two of -40000", build_causal_and_padding, options={"value": -4e4},
                       reason="masks on the way to the same softmax would add up to -80000, which fp16 has no room for "
                              "beside a score; value=-40000 is too large for that many")
+
+
+@dataclass(frozen=True)
+class MaskDestination:
+    """The destination of a value.
+
+    A `reason` is why it does not end in softmaxes alone; otherwise the numbers are valid. `factor` is the smallest
+    constant that a mask is multiplied by on the way, and `half` whether a value on the way is fp16. `copies` is how
+    many infinite masks may be added up in one element of a softmax, each counted with its factor, and `finite` the sum
+    of the finite masks there.
+    """
+
+    reason: str = ""
+    factor: float = 1.0
+    half: bool = False
+    copies: float = 0.0
+    finite: float = 0.0
+
+    def also(self, other: MaskDestination) -> MaskDestination:
+        """Combine both destinations, for a value with two readers."""
+        if self.reason or other.reason:
+            return self if self.reason else other
+        return MaskDestination("", min(self.factor, other.factor), self.half or other.half,
+                               max(self.copies, other.copies), max(self.finite, other.finite))
+
+
+@dataclass(frozen=True)
+class _MaskSum:
+    """The masks that may be added up in one element of a value; the names are those of `MaskDestination`."""
+
+    copies: float = 0.0
+    finite: float = 0.0
+
+
+@dataclass(frozen=True)
+class _ConstSummary:
+    """The magnitudes in a const: `beyond` if any is beyond fp16, `largest` and `smallest` of the rest."""
+
+    beyond: bool
+    largest: float
+    smallest: float
+
+
+class MaskFlow:
+    """The destinations of the floating-point values that `block` and its nested blocks compute; linear in their ops."""
+
+    def __init__(self, block: Block) -> None:
+        self._ops = list(_iterate_nested_ops(block))
+        self._summaries: dict[Var, _ConstSummary] = {}
+        self._fates: dict[Var, MaskDestination] = {}
+        self._compute_destinations(self._make_destination)
+        self._mask_sums: dict[Var, _MaskSum] = {}
+        for op in self._ops:
+            if op.op_type in CARRIED_INPUTS and not is_opaque(op) and not self.find_destination(op.outputs[0]).reason:
+                self._mask_sums.update(dict.fromkeys(op.outputs, self._compute_mask_sum(op)))
+        self._compute_destinations(self._make_counted_destination)
+
+    def find_destination(self, var: Var) -> MaskDestination:
+        """Return the destination of `var`; a value added after the block was analysed belongs to another block."""
+        return self._fates.get(var, MaskDestination(f"'{var.name}' is computed elsewhere"))
+
+    def beyond(self, var: Var) -> bool:
+        """Return whether the const has numbers that fp16 cannot represent, or that are nearly its largest."""
+        return self._get_summary(var).beyond
+
+    def _compute_destinations(self, sink: Callable[[Var], MaskDestination]) -> None:
+        """Compute every value's destination from those of the values computed from it, last op first."""
+        for op in reversed(self._ops):
+            for var in op.outputs:
+                if get_type_info(var).is_tensor or types.is_scalar(var.sym_type):
+                    self._fates[var] = self._of(var, sink)
+
+    def _of(self, var: Var, sink: Callable[[Var], MaskDestination]) -> MaskDestination:
+        if var.consuming_blocks:
+            return MaskDestination(f"'{var.name}' is an output as well")
+        readers = get_consumers(var)
+        fate = self._follow_reader(readers[0], var, sink) if readers else MaskDestination(f"nothing reads '{var.name}'")
+        for reader in readers[1:]:
+            if fate.reason:
+                break
+            fate = fate.also(self._follow_reader(reader, var, sink))
+        return replace(fate, half=fate.half or get_type_info(var).dtype == types.fp16)
+
+    def _follow_reader(self, op: Operation, var: Var, sink: Callable[[Var], MaskDestination]) -> MaskDestination:
+        """Return the destination of `var` through one of its readers."""
+        as_what = {name for name, bound in op.inputs.items() if bound is var or _is_among(var, bound)}
+        if not is_opaque(op):
+            if as_what == {_MASKED_INPUTS.get(op.op_type)}:
+                test = _find_nan_test(op.outputs[0])
+                return sink(var) if test is None else MaskDestination(
+                    f"{test.op_type} '{test.outputs[0].name}' tells by NaN which rows are masked throughout")
+            if (
+                op.op_type in CARRIED_INPUTS
+                and as_what <= {*CARRIED_INPUTS[op.op_type]}
+                and types.is_float(op.outputs[0].dtype)
+            ):
+                return self._follow_carrier(op, var)
+        return MaskDestination(
+            f"reaches {op.op_type} '{op.outputs[0].name if op.outputs else op.name}', which is no softmax"
+        )
+
+    def _follow_carrier(self, op: Operation, var: Var) -> MaskDestination:
+        fate = self.find_destination(op.outputs[0])
+        for out in op.outputs[1:]:
+            fate = fate.also(self.find_destination(out))
+        if fate.reason or op.op_type not in ("mul", "real_div"):
+            return fate
+        other = op.y if op.x is var else op.x
+        if not is_const(other):
+            return MaskDestination(f"is scaled by a computed value in {op.op_type} '{op.outputs[0].name}'")
+        scan = self._get_summary(other)
+        return replace(fate, factor=fate.factor * min(
+            1.0, scan.smallest if op.op_type == "mul" else 1 / max(scan.largest, 1.0)))
+
+    def _make_destination(self, var: Var) -> MaskDestination:
+        return MaskDestination(half=get_type_info(var).dtype == types.fp16)
+
+    def _make_counted_destination(self, var: Var) -> MaskDestination:
+        load = self._mask_sums.get(var, _MaskSum())
+        return replace(self._make_destination(var), copies=load.copies, finite=load.finite)
+
+    def _compute_mask_sum(self, op: Operation) -> _MaskSum:
+        """Compute the masks in the result of an op: sums add them, selections take the larger, factors scale them."""
+        loads = [self._held(var) for var in _iterate_operands(op)]
+        if op.op_type in ("add", "sub") and not _is_outside_band(op):
+            return _MaskSum(sum(load.copies for load in loads), sum(load.finite for load in loads))
+        if op.op_type == "mul":
+            return self._multiply_mask_sum(op)
+        return _MaskSum(max(load.copies for load in loads), max(load.finite for load in loads))
+
+    def _multiply_mask_sum(self, op: Operation) -> _MaskSum:
+        const, other = (op.x, op.y) if is_const(op.x) else (op.y, op.x)
+        if not is_const(const):
+            return _MaskSum()
+        scan, load = self._get_summary(const), self._held(other)
+        own = scan.largest if scan.largest >= _MIN_MASK_FACTOR else 0.0
+        if scan.beyond:  # times a mask of 0 and 1, not times another mask
+            return _MaskSum(max(load.copies * FP16_MAX, 1.0), own)
+        by = max(1.0, scan.largest)
+        return _MaskSum(load.copies * by, max(load.finite * by, own))
+
+    def _held(self, var: Var) -> _MaskSum:
+        if not is_const(var):
+            return self._mask_sums.get(var, _MaskSum())
+        scan = self._get_summary(var)
+        return _MaskSum(float(scan.beyond), scan.largest)
+
+    def _get_summary(self, var: Var) -> _ConstSummary:
+        if var not in self._summaries:
+            self._summaries[var] = _summarize_const(np.asarray(var.val))
+        return self._summaries[var]
+
+
+def can_hold_mask(op: Operation, small: int) -> bool:
+    """Return whether a const of `op` is beyond fp16 or larger than `small` bytes, and may turn out to be a mask."""
+    return any(
+        count_const_bytes(var) > small or _summarize_const(np.asarray(var.val)).beyond
+        for _, var in iterate_float_constants(op)
+    )
+
+
+def iterate_float_constants(op: Operation) -> Iterator[tuple[str, Var]]:
+    """Yield the floating-point consts whose elements become elements of the result, each with its input name."""
+    for name in CARRIED_INPUTS[op.op_type]:
+        bound = op.inputs.get(name)
+        for var in bound if isinstance(bound, (list, tuple)) else [bound]:
+            if is_const(var) and types.is_float(var.dtype):
+                yield name, var
+
+
+def find_non_binary_factor(op: Operation) -> Var | None:
+    """Return the factor or divisor of a constant mask in `op` if it may be a number other than 0 and 1, else None.
+
+    A product that a softmax reads without anything added is a score.
+    """
+    if op.op_type not in ("mul", "real_div"):
+        return None
+    factor: Var = op.y if is_const(op.x) else op.x
+    scores = any(reader.op_type == "softmax" for reader in get_consumers(op.outputs[0]))
+    return None if op.op_type == "mul" and not scores and _has_only_integers(factor) else factor
+
+
+def _has_only_integers(factor: Var) -> bool:
+    """Return whether `factor` has only integers, as masks do. The model's inputs are assumed to be as declared."""
+    pending, seen = [factor], set[Var]()
+    while pending and len(seen) < _MAX_VALUES_VISITED:
+        var = pending.pop()
+        seen.add(var)
+        if not types.is_float(var.dtype) or var.op is None or var.op.op_type in _ROUNDING_OPS:
+            continue
+        if is_const(var):
+            if not np.array_equal(var.val, np.round(var.val)):
+                return False
+        elif var.op.op_type in _INTEGER_PRESERVING_INPUTS and var.op.op_type != "real_div" and not is_opaque(var.op):
+            pending += [each for each in _iterate_operands(var.op) if each not in seen]
+        else:
+            return False
+    return not pending
+
+
+def replace_infinities(values: Any, level: float, above: bool = True) -> Any:
+    """Replace values beyond fp16 by `level` with their sign; without `above`, replace only negative ones."""
+    values = np.asarray(values)
+    beyond = (np.abs(values) if above else -values) >= FP16_MAX
+    changed = np.where(beyond, np.copysign(values.dtype.type(level), values), values)
+    return changed.astype(values.dtype)[()]
+
+
+def has_softmax(block: Block) -> bool:
+    """Return whether `block` or a nested block has an op in which a mask ends."""
+    return any(op.op_type in _MASKED_INPUTS or any(map(has_softmax, op.blocks)) for op in block.operations)
+
+
+def count_const_bytes(var: Var) -> int:
+    """Count the bytes of a const without reading them."""
+    return int(np.prod(var.shape, dtype=object)) * int(np.dtype(types.nptype_from_builtin(var.dtype)).itemsize)
+
+
+def _summarize_const(values: np.ndarray[Any, Any]) -> _ConstSummary:
+    if not values.size:
+        return _ConstSummary(False, 0.0, 0.0)
+    low, high = float(np.min(values)), float(np.max(values))
+    if max(abs(low), abs(high)) < FP16_MAX and low != high:
+        return _ConstSummary(False, max(abs(low), abs(high)), float(np.min(np.abs(values))))
+    sizes = np.abs(values)
+    rest = sizes[sizes < FP16_MAX]
+    beyond = bool(np.any(sizes >= FP16_MAX))
+    return _ConstSummary(beyond, float(np.max(rest, initial=0.0)), float(np.min(rest, initial=FP16_MAX)))
+
+
+def _iterate_operands(op: Operation) -> Iterable[Var]:
+    for name in _INTEGER_PRESERVING_INPUTS[op.op_type]:
+        bound = op.inputs.get(name)
+        yield from bound if isinstance(bound, (list, tuple)) else [] if bound is None else [bound]
+
+
+def _find_nan_test(var: Var) -> Operation | None:
+    """Find the op that compares `var` with itself, as `nan_to_num` does, also after a cast; None if not found."""
+    for reader in get_consumers(var):
+        if reader.op_type in ("equal", "not_equal") and reader.x is reader.y:
+            return reader
+        behind = _find_nan_test(reader.outputs[0]) if reader.op_type == "cast" else None
+        if behind is not None:
+            return behind
+    return None
+
+
+def _is_outside_band(op: Operation) -> bool:
+    """Return whether `op` is x - band_part(x): the elements outside the band."""
+    band = op.y.op
+    return op.op_type == "sub" and band is not None and band.op_type == "band_part" and band.x is op.x
+
+
+def _is_among(var: Var, bound: Any) -> bool:
+    return isinstance(bound, (list, tuple)) and any(each is var for each in bound)
+
+
+def _iterate_nested_ops(block: Block) -> Iterator[Operation]:
+    """Yield every op; the ops of nested blocks come before the op that contains them, after all that they read."""
+    for op in block.operations:
+        for inner in op.blocks:
+            yield from _iterate_nested_ops(inner)
+        yield op
+
+
+def _make_causal_mask(low: float, dtype: Any = np.float16) -> Any:
+    """Make a causal mask: 0 for the keys up to the row's own, `low` beyond."""
+    return np.triu(np.full((_ROWS, _KEYS), low, dtype=dtype), 1) if np.isfinite(low) else \
+        np.where(np.tri(_ROWS, _KEYS, dtype=bool), 0, low).astype(dtype)
+
+
+def _build_masked_softmax(mask: Callable[[Var, Var], Var], **settings: Any) -> Program:
+    """Build a softmax of `mask` of scores x and of m, a number per key that is positive for visible keys."""
+    return build_program(lambda x, m: Builder.softmax(x=mask(x, m), axis=-1, name="y"), **settings,
+                         x=(2, _ROWS, _KEYS), m=(2, 1, _KEYS))
+
+
+def _cast_visible_keys(m: Var, dtype: str = "fp16") -> Var:
+    return Builder.cast(x=_find_visible_keys(m), dtype=dtype)
+
+
+def _find_visible_keys(m: Var) -> Var:
+    return Builder.greater(x=m, y=_make_zero(m))
+
+
+def _find_hidden_keys(m: Var) -> Var:
+    return Builder.less_equal(x=m, y=_make_zero(m))
+
+
+def _make_zero(m: Var) -> Any:
+    return np.float16(0) if m.dtype == types.fp16 else np.float32(0)
+
+
+def _build_padding_mask(m: Var, low: float = -np.inf, dtype: Any = np.float16) -> Var:
+    """Build (1 - m) * low."""
+    shut = Builder.sub(x=dtype(1), y=_cast_visible_keys(m, "fp16" if dtype is np.float16 else "fp32"))
+    return Builder.mul(x=shut, y=dtype(low))
+
+
+def build_product_mask() -> Program:
+    return _build_masked_softmax(lambda x, m: Builder.add(x=x, y=_build_padding_mask(m)))
+
+
+def build_causal_and_padding() -> Program:
+    return _build_masked_softmax(
+        lambda x, m: Builder.add(x=Builder.add(x=x, y=_make_causal_mask(-np.inf)), y=_build_padding_mask(m))
+    )
+
+
+def build_infinite_and_finite_mask() -> Program:
+    return _build_masked_softmax(
+        lambda x, m: Builder.add(x=Builder.add(x=x, y=_make_causal_mask(-np.inf)), y=_build_padding_mask(m, -1e4))
+    )
+
+
+def _add_fp32_mask(x: Var, m: Var) -> Var:
+    """Add a mask that is computed in fp32 and cast: minus infinity at run time."""
+    return Builder.add(x=x, y=Builder.cast(x=_build_padding_mask(m, -1e9, np.float32), dtype="fp16"))
+
+
+def _concat_masked_half(x: Var, m: Var) -> Var:
+    left, right = Builder.split(x=x, num_splits=2, axis=-1)
+    shut = Builder.fill_like(ref_tensor=right, value=_MINUS_INF)
+    return Builder.concat(values=[Builder.add(x=left, y=right), shut], axis=-1)
+
+
+def _add_gathered_mask(x: Var, m: Var) -> Var:
+    rows = Builder.cast(x=Builder.greater(x=Builder.reduce_max(x=x, axes=[0, 2]), y=np.float16(0)), dtype="int32")
+    return Builder.add(x=x, y=Builder.gather(x=_make_causal_mask(-np.inf), indices=rows, axis=0))
+
+
+def _subtract_mask(x: Var, m: Var) -> Var:
+    """Build x - (1 - m) * inf."""
+    return Builder.sub(x=x, y=_build_padding_mask(m, np.inf))
+
+
+def _add_band_part_mask(x: Var, m: Var) -> Var:
+    """Add a causal mask as torch.triu computes it at run time: inf - inf inside the band."""
+    shape = Builder.slice_by_index(x=Builder.shape(x=x), begin=[1], end=[3])
+    full = Builder.fill(shape=shape, value=_MINUS_INF)
+    return Builder.add(x=x, y=Builder.sub(x=full, y=Builder.band_part(x=full, lower=-1, upper=0)))
+
+
+def build_attention_op() -> Program:
+    """Build an attention whose scores are products of inputs, so that inputs have to be smaller."""
+    def body(x: Var, m: Var) -> Var:
+        return Builder.scaled_dot_product_attention(query=x, key=x, value=x, attn_mask=_build_padding_mask(m), name="y")
+
+    return build_program(body, opset=ct.target.iOS18, x=(2, _KEYS, 4), m=(2, 1, _KEYS))
+
+
+def _read_masked_twice(x: Var, m: Var) -> Var:
+    masked = Builder.select(cond=_find_hidden_keys(m), a=_MINUS_INF, b=x)
+    return Builder.sub(x=masked, y=Builder.reduce_max(x=masked, axes=[-1], keep_dims=True, name="highest"))
+
+
+def _add_infinite_weights(x: Var, m: Var) -> Var:
+    return Builder.relu(
+        x=Builder.add(x=x, y=np.where(make_weight(_KEYS) > 0, _MINUS_INF, make_weight(_KEYS))), name="passed"
+    )
+
+
+def _scale_down_masked(x: Var, m: Var) -> Var:
+    return Builder.mul(x=Builder.select(cond=_find_hidden_keys(m), a=_MINUS_INF, b=x), y=np.float16(1 / 64))
+
+
+def _scale_mask_by_slope(x: Var, m: Var) -> Var:
+    return Builder.add(x=x, y=Builder.mul(x=Builder.sigmoid(x=m, name="slope"), y=_make_causal_mask(-np.inf)))
+
+
+def _build_nan_test() -> Program:
+    def body(x: Var) -> Var:
+        weights = Builder.softmax(x=Builder.add(x=x, y=np.tril(np.full((4, 4), _MINUS_INF))))
+        return Builder.select(cond=Builder.not_equal(x=weights, y=weights, name="empty"), a=np.float16(0), b=weights,
+                              name="y")
+
+    return build_program(body, x=(4, 4))
+
+
+def _scale_by_computed(x: Var, m: Var) -> Var:
+    return Builder.mul(x=Builder.select(cond=_find_hidden_keys(m), a=_MINUS_INF, b=x), y=m, name="scaled")
+
+
+REWRITTEN_EXAMPLES: dict[str, Callable[[], Program]] = {
+    "masked_fill": lambda: _build_masked_softmax(
+        lambda x, m: Builder.select(cond=_find_hidden_keys(m), a=_MINUS_INF, b=x)
+    ),
+    "where": lambda: _build_masked_softmax(
+        lambda x, m: Builder.select(cond=_find_visible_keys(m), a=x, b=np.full((1, _ROWS, _KEYS), _MINUS_INF))
+    ),
+    "causal": lambda: _build_masked_softmax(lambda x, m: Builder.add(x=x, y=_make_causal_mask(-np.inf))),
+    "lowest number of fp16": lambda: _build_masked_softmax(
+        lambda x, m: Builder.add(x=x, y=_make_causal_mask(-65504.0))
+    ),
+    "causal and padding": build_causal_and_padding,
+    "in fp32 and cast": lambda: _build_masked_softmax(_add_fp32_mask),
+    "part of a concat": lambda: _build_masked_softmax(_concat_masked_half),
+    "table": lambda: _build_masked_softmax(_add_gathered_mask),
+    "subtracted": lambda: _build_masked_softmax(_subtract_mask),
+    "triangle at run time": lambda: _build_masked_softmax(_add_band_part_mask),
+}
+"Examples that are rewritten."
+
+UNCHANGED_EXAMPLES: dict[str, tuple[Callable[[], Program], str]] = {
+    "a lower bound": (lambda: _build_masked_softmax(lambda x, m: Builder.maximum(x=x, y=np.float16(-np.inf))), ""),
+    "an upper bound": (lambda: _build_masked_softmax(lambda x, m: Builder.minimum(x=x, y=np.float16(65504))), ""),
+    "times a slope": (
+        lambda: _build_masked_softmax(_scale_mask_by_slope),
+        "the infinite constant is scaled by 'slope', which may be no mask of 0 and 1",
+    ),
+    "hard choice": (
+        lambda: build_program(lambda x: Builder.softmax(x=Builder.mul(x=x, y=np.float16(65504)), name="y"), x=(4, 8)),
+        "the infinite constant is scaled by 'x', which may be no mask of 0 and 1",
+    ),
+    "tested for NaN": (
+        _build_nan_test,
+        "an infinite constant, but not_equal 'empty' tells by NaN which rows are masked throughout",
+    ),
+    "in range": (lambda: _build_masked_softmax(lambda x, m: Builder.add(x=x, y=_build_padding_mask(m, -100.0))), ""),
+    "fp32": (
+        lambda: _build_masked_softmax(
+            lambda x, m: Builder.add(x=x, y=_build_padding_mask(m, -1e9, np.float32)), dtype=types.fp32
+        ),
+        "the mask and its softmax are held in fp32, which has numbers of that size",
+    ),
+    "no softmax": (
+        lambda: _build_masked_softmax(_add_infinite_weights),
+        "an infinite constant, but reaches relu 'passed', which is no softmax",
+    ),
+    "another reader": (
+        lambda: _build_masked_softmax(_read_masked_twice),
+        "an infinite constant, but reaches reduce_max 'highest', which is no softmax",
+    ),
+    "output": (
+        lambda: build_program(
+            lambda x: (lambda v: (v, Builder.softmax(x=v, axis=-1, name="y")))(
+                Builder.add(x=x, y=_make_causal_mask(-np.inf), name="masked")
+            ),
+            x=(_ROWS, _KEYS),
+        ),
+        "an infinite constant, but 'masked' is an output as well",
+    ),
+    "scaled down": (
+        lambda: _build_masked_softmax(_scale_down_masked),
+        "the mask is scaled by 0.015625 on its way: -976.562 would not silence every score, "
+        "and fp16 has no room for more",
+    ),
+    "scaled by a computed value": (
+        lambda: _build_masked_softmax(_scale_by_computed),
+        "an infinite constant, but is scaled by a computed value in mul 'scaled'",
+    ),
+}
+"Examples that are not rewritten, and why."

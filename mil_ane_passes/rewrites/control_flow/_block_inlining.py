@@ -12,7 +12,7 @@ from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 from coremltools.converters.mil.mil.utils import CacheDoublyLinkedList
 
 from ...ir.builder import RewriteBuilder
-from ...ir.clone_op import clone_op, infer_outputs, map_inputs
+from ...ir.clone import clone_op, infer_outputs, map_inputs
 from ...ir.query import is_const, is_opaque
 from ..constants._compile_time_constants import Float64Values, is_compile_time_constant
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
-from coremltools.converters.mil.mil import Block, Builder, Function, Operation, Var
+from coremltools.converters.mil.mil import Block, Builder, Function, Operation, Program, Var
 
 from ...ir.builder import RewriteBuilder
 from ...ir.loop_steps import UnknownStepCount, count_steps
 from ...ir.query import is_opaque
 from ...passes.contract import Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_private_route
-from ...passes.examples import build_program
+from ...passes.examples import build_program, make_weight
 from ...rules.control_flow import ControlFlow
 from ...utils.text_format import format_count
-from . import _loop_examples as examples
 from ._block_inlining import BlockCopier, can_replace_value, make_replacement_outputs
 from ._unrolled_size import (
     MAX_CHAIN_PRODUCTS,
@@ -25,6 +25,16 @@ from ._unrolled_size import (
     measure_step_chain,
     measure_unrolled_size,
 )
+
+__all__ = [
+    "build_alternating_loop",
+    "build_counted_loop",
+    "build_data_dependent_loop",
+    "build_dependent_loops",
+    "build_nested_loops",
+    "build_sequential_loops",
+    "build_weighted_loop",
+]
 
 
 class UnrollWhileLoop(Rewrite):
@@ -187,33 +197,33 @@ class UnrollWhileLoop(Rewrite):
         return make_replacement_outputs(mb, hit.op, [copies.real(var) for var in now])
 
     def examples(self) -> Iterable[Example]:
-        yield Example("counted", lambda: examples.build_counted_loop(2))
-        yield Example("with weights", examples.build_weighted_loop)
-        yield Example("a loop in a loop", examples.build_dependent_loops)
-        yield Example("a branch by the step", examples.build_alternating_loop)
-        yield Example("no step", lambda: examples.build_counted_loop(0))
+        yield Example("counted", lambda: build_counted_loop(2))
+        yield Example("with weights", build_weighted_loop)
+        yield Example("a loop in a loop", build_dependent_loops)
+        yield Example("a branch by the step", build_alternating_loop)
+        yield Example("no step", lambda: build_counted_loop(0))
         yield Example(
-            "passed through", lambda: examples.build_counted_loop(3, lambda i, x, z: (x, Builder.add(x=x, y=z)))
+            "passed through", lambda: build_counted_loop(3, lambda i, x, z: (x, Builder.add(x=x, y=z)))
         )
-        yield Example("decided by values", examples.build_data_dependent_loop,
+        yield Example("decided by values", build_data_dependent_loop,
                       reason="the number of steps depends on 'x', which is known only at run time")
-        yield Example("many steps", lambda: examples.build_counted_loop(9), options={"max_steps": 8},
+        yield Example("many steps", lambda: build_counted_loop(9), options={"max_steps": 8},
                       reason="it runs more than 8 steps (max_steps)")
-        yield Example("many ops", lambda: examples.build_counted_loop(9), options={"max_ops": 8},
+        yield Example("many ops", lambda: build_counted_loop(9), options={"max_ops": 8},
                       reason="9 steps of 3 ops make 27, more than 8 (max_ops)")
-        yield Example("many ops in a nest", lambda: examples.build_nested_loops(4, 5), options={"max_ops": 19},
+        yield Example("many ops in a nest", lambda: build_nested_loops(4, 5), options={"max_ops": 19},
                       reason="5 steps of 4 ops, with the loops in it written out, make 20, more than 19 (max_ops)")
-        yield Example("a nest", lambda: examples.build_nested_loops(4, 5))
-        yield Example("one after the other", lambda: examples.build_sequential_loops(5))
-        yield Example("in one that stays", lambda: examples.build_nested_loops(4, None),
+        yield Example("a nest", lambda: build_nested_loops(4, 5))
+        yield Example("one after the other", lambda: build_sequential_loops(5))
+        yield Example("in one that stays", lambda: build_nested_loops(4, None),
                       reason="it stands in a loop that is not written out: the number of steps depends on 'x', which "
                              "is known only at run time")
-        yield Example("random numbers", lambda: examples.build_counted_loop(3, lambda i, x, z: (Builder.add(
+        yield Example("random numbers", lambda: build_counted_loop(3, lambda i, x, z: (Builder.add(
             x=x, y=Builder.random_normal(shape=[2, 3], mean=np.float16(0), stddev=np.float16(1))), z)),
             reason="random_normal in it makes others each time")
         yield Example(
             "growing",
-            lambda: examples.build_counted_loop(3, lambda i, x, z: (Builder.concat(values=[x, z], axis=0), z)),
+            lambda: build_counted_loop(3, lambda i, x, z: (Builder.concat(values=[x, z], axis=0), z)),
             reason="the sizes of 'y_1' change from step to step",
         )
         yield Example("plain", lambda: build_program(lambda x: Builder.relu(x=x, name="y"), x=(2, 3)), reason="")
@@ -246,3 +256,89 @@ def _find_unroll_obstacle(op: Operation) -> str | None:
     if op.op_type in ("read_state", "coreml_update_state", "write_state"):
         return f"{op.op_type} in it keeps to its place"
     return f"coremltools cannot read the {op.op_type} in it" if is_opaque(op) else None
+
+
+def build_counted_loop(steps: int, step: Any = None) -> Program:
+    def ordinary(i: Var, x: Var, z: Var) -> tuple[Var, Var]:
+        return Builder.mul(x=Builder.add(x=x, y=Builder.cast(x=i, dtype="fp16")), y=z), z
+
+    def body(x: Var) -> list[Var]:
+        outputs = Builder.while_loop(
+            _cond=lambda i, x, z: Builder.less(x=i, y=np.int32(steps)),
+            _body=lambda i, x, z: (Builder.add(x=i, y=np.int32(1)), *(step or ordinary)(i, x, z)),
+            loop_vars=(np.int32(0), x, Builder.abs(x=x)), name="y")
+        return list(outputs[1:])
+
+    return build_program(body, x=(2, 3))
+
+
+def build_weighted_loop() -> Program:
+    def body(x: Var) -> Var:
+        outputs: tuple[Var, ...] = Builder.while_loop(
+            _cond=lambda i, x: Builder.less(x=i, y=np.int32(3)),
+            _body=lambda i, x: (Builder.add(x=i, y=np.int32(1)), Builder.linear(x=x, weight=make_weight(8, 8))),
+            loop_vars=(np.int32(0), x))
+        return outputs[1]
+
+    return build_program(body, x=(2, 8))
+
+
+def build_dependent_loops() -> Program:
+    def inner(i: Var, x: Var) -> Var:
+        outputs: tuple[Var, ...] = Builder.while_loop(
+            _cond=lambda j, x: Builder.less_equal(x=j, y=i),
+            _body=lambda j, x: (Builder.add(x=j, y=np.int32(1)), Builder.mul(x=x, y=np.float16(0.5))),
+            loop_vars=(np.int32(0), x))
+        return outputs[1]
+
+    return build_counted_loop(3, lambda i, x, z: (inner(i, x), z))
+
+
+def _build_halving_loop(steps: int, x: Var) -> Var:
+    """Build a loop of `steps` steps of one op."""
+    outputs: tuple[Var, ...] = Builder.while_loop(
+        _cond=lambda j, x: Builder.less(x=j, y=np.int32(steps)),
+        _body=lambda j, x: (Builder.add(x=j, y=np.int32(1)), Builder.mul(x=x, y=np.float16(0.5))),
+        loop_vars=(np.int32(0), x))
+    return outputs[1]
+
+
+def build_nested_loops(inner: int, outer: int | None) -> Program:
+    """Build a loop of `inner` steps in one of `outer` steps (None: a dynamic number)."""
+    def body(x: Var) -> Var:
+        if outer is not None:
+            outputs: tuple[Var, ...] = Builder.while_loop(
+                _cond=lambda i, x: Builder.less(x=i, y=np.int32(outer)),
+                _body=lambda i, x: (Builder.add(x=i, y=np.int32(1)), _build_halving_loop(inner, x)),
+                loop_vars=(np.int32(0), x),
+            )
+            return outputs[1]
+        outputs = Builder.while_loop(
+            _cond=lambda x: Builder.greater(x=Builder.reduce_sum(x=Builder.abs(x=x)), y=np.float16(4)),
+            _body=lambda x: _build_halving_loop(inner, x), loop_vars=(x,))
+        return outputs[0] if isinstance(outputs, (list, tuple)) else outputs
+
+    return build_program(body, x=(2, 3))
+
+
+def build_sequential_loops(steps: int) -> Program:
+    return build_program(lambda x: _build_halving_loop(steps, _build_halving_loop(steps, x)), x=(2, 3))
+
+
+def build_alternating_loop() -> Program:
+    def chosen(i: Var, x: Var) -> Var:
+        odd = Builder.equal(x=Builder.mod(x=i, y=np.int32(2)), y=np.int32(1))
+        made: Var = Builder.cond(pred=odd, _true_fn=lambda: Builder.relu(x=x), _false_fn=lambda: Builder.exp(x=x))
+        return made
+
+    return build_counted_loop(3, lambda i, x, z: (chosen(i, x), z))
+
+
+def build_data_dependent_loop() -> Program:
+    def body(x: Var) -> Var:
+        outputs: tuple[Var, ...] = Builder.while_loop(
+            _cond=lambda x: Builder.less(x=Builder.reduce_sum(x=Builder.abs(x=x)), y=np.float16(4)),
+            _body=lambda x: Builder.sub(x=Builder.mul(x=x, y=np.float16(2)), y=np.float16(1)), loop_vars=(x,))
+        return outputs[0] if isinstance(outputs, (list, tuple)) else outputs
+
+    return build_program(body, x=(2, 3))

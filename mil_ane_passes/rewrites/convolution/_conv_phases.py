@@ -13,7 +13,7 @@ from coremltools.converters.mil.mil import Operation, Var, types
 
 from ...ir.builder import RewriteBuilder
 from ...ir.query import get_const_value, is_compressed, is_const, is_symbolic
-from ._weight_readers import has_uniform_readers
+from .._weights import has_uniform_readers
 
 __all__ = [
     "build_phase_input",

@@ -20,8 +20,8 @@ from coremltools.converters.mil.mil import Operation, Var, types
 
 from ...ir.builder import RewriteBuilder
 from ...ir.query import get_const_value, is_symbolic
+from .._weights import reshape_weight
 from ._conv_1d_lifting import rebuild_op
-from ._reshaped_weights import reshape_weight
 
 __all__ = [
     "SLOW_KERNEL_SIZES",

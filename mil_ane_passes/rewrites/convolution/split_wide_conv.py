@@ -16,10 +16,9 @@ from ...passes.evidence import cite_m4_study
 from ...passes.examples import build_program, make_weight
 from ...passes.targets import parse_target
 from ...rules.conv_kernel_size import ConvKernelSize
+from .._weights import find_reshape_obstacle, has_uniform_readers
 from ._conv_phases import resolve_conv_pads
 from ._large_kernel_convs import SLOW_KERNEL_SIZES, ConvPlan, plan_conv, read_conv_sizes
-from ._reshaped_weights import find_reshape_obstacle
-from ._weight_readers import has_uniform_readers
 
 _KERNEL_16_CHIPS = (*parse_target("m4"), *parse_target("m6"))
 "Chips that support a square kernel of 16, though other kernels of width 16 are unsupported."

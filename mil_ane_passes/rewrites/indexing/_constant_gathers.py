@@ -11,8 +11,19 @@ from coremltools.converters.mil.mil import Operation, Var
 
 from ...ir.builder import RewriteBuilder
 from ...ir.query import get_const_value, get_static_shape, is_symbolic
-from ._index_patterns import IndexPattern, Run, RunSequence, Tiled, find_index_pattern, split_points_by_axis
-from ._indexed_reads import find_reshape_obstacle, find_take_obstacle, reshape_value, slice_runs, take_indices
+from ._index_patterns import (
+    IndexPattern,
+    Run,
+    RunSequence,
+    Tiled,
+    find_index_pattern,
+    find_reshape_obstacle,
+    find_take_obstacle,
+    reshape_value,
+    slice_runs,
+    split_points_by_axis,
+    take_indices,
+)
 
 __all__ = [
     "GATHER_OPS",

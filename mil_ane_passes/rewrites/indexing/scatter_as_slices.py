@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import coremltools as ct
@@ -10,14 +14,64 @@ import numpy as np
 from coremltools.converters.mil.mil import Block, Builder, Operation, Program, Var, types
 
 from ...ir.builder import RewriteBuilder
-from ...ir.query import is_const
+from ...ir.query import (
+    get_const_value,
+    get_consumers,
+    get_itemsize,
+    get_static_shape,
+    is_all_zero,
+    is_const,
+    is_symbolic,
+)
 from ...passes.contract import BlockRewrite, Exactness, Example, Hit, Miss, Vendor
 from ...passes.evidence import cite_m1_gpt_notes, cite_m4_study
 from ...passes.examples import build_program, make_weight
 from ...rules.scatter import Scatter
-from ._scatter_plans import build_scatter_plan, plan_scatter
+from ._index_patterns import (
+    Run,
+    find_ascending_run,
+    find_index_pattern,
+    find_reshape_obstacle,
+    reshape_value,
+    slice_runs,
+    take_indices,
+)
+
+__all__ = [
+    "SELECT_DTYPES",
+    "CombineFunction",
+    "ScatterPlan",
+    "ScatterTarget",
+    "build_scatter_plan",
+    "find_window_obstacle",
+    "infer_window_shape",
+    "iterate_window_shapes",
+    "make_combiner",
+    "pad_update_with_zeros",
+    "plan_scatter",
+    "read_scatter_target",
+    "read_uniform_value",
+    "select_by_mask",
+    "split_indices_by_axis",
+    "split_into_segments",
+    "write_segments",
+    "write_window",
+]
+
 
 _SCATTER_OPS = ("scatter", "scatter_nd", "scatter_along_axis")
+Array = np.ndarray[Any, Any]
+_MAX_WINDOW_INDICES = 1 << 22
+"""Most indices of a window that are listed one by one.
+
+A longer list takes more time and memory than all other rules.
+"""
+_MAX_RANK = 5
+"Most axes that are supported on the ANE."
+CombineFunction = Callable[[RewriteBuilder, Var, Var], Var]
+SELECT_DTYPES = (types.fp16, types.fp32, types.int32)
+"Dtypes that a select accepts."
+_COMBINE_OPS = {"add": "add", "sub": "sub", "mul": "mul", "div": "real_div", "max": "maximum", "min": "minimum"}
 
 
 class ScatterAsSlices(BlockRewrite):
@@ -175,3 +229,474 @@ def _build_slice_update() -> Program:
     return build_program(lambda x: Builder.slice_update(
         x=x, update=Builder.slice_by_size(x=x, begin=[0, 0], size=[2, -1]), begin=[1, 0], end=[3, 0],
         end_mask=[False, True], name="y"), opset=ct.target.iOS18, x=(4, 5))
+
+
+@dataclass(frozen=True)
+class ScatterTarget:
+    """The flat indices `places` that a scatter writes, row by row over the neighbouring axes from `first` on.
+
+    `extents` are the extents of these axes.
+    """
+
+    first: int
+    extents: tuple[int, ...]
+    places: Array
+    mode: str = "update"
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.extents)
+
+    def shape(self, data: Var, inner: tuple[int, ...]) -> list[Any]:
+        """Return the shape of `data` with `inner` in place of the axes of the group."""
+        return [*data.shape[:self.first], *inner, *data.shape[self.first + len(self.extents):]]
+
+
+def read_scatter_target(op: Operation) -> ScatterTarget | str:
+    """Return the indices that `op` writes, or why they cannot be read.
+
+    `op` is a scatter with constant indices or a slice_update with a constant window.
+    """
+    if op.op_type == "slice_update":
+        return _read_slice_update(op)
+    data, indices, mode = op.data, np.asarray(op.indices.val).astype(np.int64), str(op.mode.val)
+    axis = 0 if op.op_type == "scatter_nd" else int(op.axis.val) % data.rank
+    if op.op_type == "scatter_nd":
+        axes, columns = range(indices.shape[-1]), list(np.moveaxis(indices, -1, 0))
+    else:
+        axes, columns = range(axis, axis + 1), [indices]
+    if op.op_type == "scatter_along_axis":
+        line = indices[tuple(slice(None) if each == axis else slice(0, 1) for each in range(data.rank))]
+        if get_static_shape(data) is None:
+            return "its other axes are of symbolic size, those of its places are not"
+        if np.array_equal(indices, np.broadcast_to(line, indices.shape)):
+            columns = [line]
+        else:
+            axes, columns = range(data.rank), list(np.indices(indices.shape))
+            columns[axis] = indices
+    extents = tuple(data.shape[axis] for axis in axes)
+    if any(map(is_symbolic, extents)):
+        return "it writes to places of an axis of symbolic size"
+    if any(np.any((column < -extent) | (column >= extent)) for column, extent in zip(columns, extents)):
+        return "a place is outside of its axis"
+    columns = [np.where(column < 0, column + extent, column) for column, extent in zip(columns, extents)]
+    places = np.ravel_multi_index(tuple(np.broadcast_arrays(*columns)), extents).reshape(-1)
+    return _check_unique_indices(ScatterTarget(axes[0], extents, places, mode))
+
+
+def _check_unique_indices(group: ScatterTarget) -> ScatterTarget | str:
+    if not len(group.places):
+        return "it writes nothing"
+    if len(np.unique(group.places)) < len(group.places):
+        return "it writes to one place twice, and which one stays is not stated"
+    return group
+
+
+def _read_slice_update(op: Operation) -> ScatterTarget | str:
+    rank, shape = op.x.rank, get_static_shape(op.x)
+    begin, end = get_const_value(op.begin), get_const_value(op.end)
+    if shape is None or begin is None or end is None:
+        return "its window is computed, or its shape symbolic"
+    stride = get_const_value(op.stride) or [1] * rank
+    free = {
+        name: get_const_value(op.inputs.get(name)) or [False] * rank
+        for name in ("begin_mask", "end_mask", "squeeze_mask")
+    }
+    lines: list[range] = []
+    for axis, extent in enumerate(shape):
+        if free["squeeze_mask"][axis]:
+            if not -extent <= begin[axis] < extent:
+                return "a place is outside of its axis"
+            lines.append(range(int(begin[axis]) % extent, int(begin[axis]) % extent + 1))
+            continue
+        first, last = (None if free[f"{side}_mask"][axis] else int(given[axis])
+                       for side, given in (("begin", begin), ("end", end)))
+        lines.append(range(extent)[first:last:int(stride[axis])])
+    cut = [axis for axis, extent in enumerate(shape) if lines[axis] != range(extent)] or [0]
+    axes = slice(cut[0], cut[-1] + 1)  # other axes are written entirely: their indices are not listed
+    count = math.prod(map(len, lines[axes]))
+    if count > _MAX_WINDOW_INDICES:
+        return f"its window has {count} places, above {_MAX_WINDOW_INDICES}"
+    lists = [np.arange(line.start, line.stop, line.step) for line in lines[axes]]
+    return _check_unique_indices(
+        ScatterTarget(cut[0], shape[axes], np.ravel_multi_index(np.ix_(*lists), shape[axes]).reshape(-1))
+    )
+
+
+def iterate_window_shapes(
+    group: ScatterTarget, known: tuple[int, ...] | None
+) -> Iterator[tuple[tuple[int, ...], list[Run]]]:
+    """Yield shapes of the group in which its indices are a window, evenly spaced along each axis; the simplest first.
+
+    `known` is a shape that the group had before it was reshaped to one axis.
+    """
+    for shape in dict.fromkeys((group.extents, known, infer_window_shape(group.places, group.size))):
+        lists = split_indices_by_axis(group.places, shape) if shape else None
+        runs = [find_ascending_run(line) for line in lists or ()]
+        if shape and runs and None not in runs:
+            yield shape, [run for run in runs if run is not None]
+
+
+def split_indices_by_axis(places: Array, shape: tuple[int, ...]) -> list[Array] | None:
+    """Split flat `places` in `shape` into one list for each axis; None unless they are all combinations, in order."""
+    points = np.unravel_index(places, shape)
+    counts = [len(np.unique(line)) for line in points]
+    if math.prod(counts) != len(places):
+        return None
+    lists = [np.moveaxis(line.reshape(counts), axis, 0).reshape(counts[axis], -1)[:, 0]
+             for axis, line in enumerate(points)]
+    whole = np.ravel_multi_index(np.ix_(*lists), shape).reshape(-1)
+    return lists if np.array_equal(whole, places) else None
+
+
+def infer_window_shape(places: Array, extent: int) -> tuple[int, ...] | None:
+    """Infer a shape of `extent` elements in which nested, evenly spaced `places` are a window; None if not found."""
+    strides: list[int] = []
+    line = places
+    while len(line) > 1:
+        jumps = np.diff(line)
+        step = int(jumps[0])
+        count = int(np.argmax(jumps != step)) + 1 if np.any(jumps != step) else len(line)
+        if step <= 0 or len(line) % count or not np.array_equal(
+                line.reshape(-1, count) - line[::count, None], np.broadcast_to(
+                    np.arange(count) * step, (len(line) // count, count))):
+            return None
+        strides.append(step)
+        line = line[::count]
+    extents = [extent, *reversed(strides)]
+    if any(outer % inner for outer, inner in pairwise(extents)):
+        return None
+    shape = tuple(outer // inner for outer, inner in pairwise(extents))
+    return (*shape, extents[-1]) if extents[-1] > 1 and strides else shape or None
+
+
+@dataclass(frozen=True)
+class ScatterPlan:
+    """The form of a scatter to `group`, reshaped to `inner`: a window of `runs`, or (None) indices of one axis."""
+
+    group: ScatterTarget
+    inner: tuple[int, ...]
+    runs: dict[int, Run] | None
+    form: str
+    words: str
+
+
+def _get_data_and_update(op: Operation) -> tuple[Var, Var]:
+    return (op.x, op.update) if op.op_type == "slice_update" else (op.data, op.updates)
+
+
+def plan_scatter(op: Operation, max_parts: int, max_bytes: int) -> ScatterPlan | str:
+    """Plan how to write `op` without a scatter, or return why that is impossible."""
+    group = read_scatter_target(op)
+    if isinstance(group, str):
+        return group
+    data, new = _get_data_and_update(op)
+    if group.mode != "update" and not types.is_float(data.dtype):
+        return "it computes on integers"
+    if _count_elements(new.shape) != _count_elements(group.shape(data, (len(group.places),))):
+        return "its update is of another shape than its places"
+    plan = _plan_window(data, new, group, max_bytes)
+    if isinstance(plan, ScatterPlan):
+        return plan
+    found = split_into_segments(group.places, group.size)
+    count = len(found) + (0 if group.mode == "update" else find_index_pattern(group.places).parts)
+    seen = find_reshape_obstacle(group.shape(data, (group.size,))) if len(group.extents) > 1 else ""
+    if count <= max_parts and not seen:
+        return ScatterPlan(group, (group.size,), None, "pieces", f"{len(found)} pieces")
+    whole = get_static_shape(data)
+    if whole is not None and is_const(new) and data.dtype in SELECT_DTYPES:
+        size = math.prod(whole) * get_itemsize(data) + group.size
+        if size <= max_bytes:
+            return ScatterPlan(group, (group.size,), None, "spread", f"a select of a constant, {size} bytes")
+        return f"{count} values to join, above {max_parts}, and {size} bytes to choose from, above {max_bytes}"
+    return plan or seen or f"{count} values to join, above {max_parts}"
+
+
+def _count_elements(shape: Sequence[Any]) -> tuple[int, int]:
+    """Return the number of elements along the axes of known size, and the number of other axes."""
+    known = [int(extent) for extent in shape if not is_symbolic(extent)]
+    return math.prod(known), len(shape) - len(known)
+
+
+def _plan_window(data: Var, new: Var, group: ScatterTarget, max_bytes: int) -> ScatterPlan | str:
+    """Plan the cheapest window: by a select, else a contiguous window, else a strided one; or return why not."""
+    reason, found = "", list[ScatterPlan]()
+    for inner, all_runs in iterate_window_shapes(group, _find_shape_before_reshape(data)):
+        shape = group.shape(data, inner)
+        runs = {group.first + axis: run for axis, run in enumerate(all_runs) if run != Run(0, 1, inner[axis])}
+        mask = math.prod(int(shape[axis]) for axis in runs)
+        single = all(run.count == 1 for run in runs.values())
+        if inner != group.extents and (len(shape) > _MAX_RANK or find_reshape_obstacle(shape)):
+            continue
+        if (
+            runs
+            and (single or read_uniform_value(new) is not None)
+            and data.dtype in SELECT_DTYPES
+            and mask <= max_bytes
+        ):
+            return ScatterPlan(group, inner, runs, "select", "a select with a constant mask")
+        reason = find_window_obstacle(shape, runs)
+        if not reason:
+            found.append(
+                ScatterPlan(
+                    group,
+                    inner,
+                    runs,
+                    "window",
+                    f"a window of {_format_axis_count(len(runs))}" if runs else "all of it",
+                )
+            )
+    found.sort(key=lambda plan: any(run.step > 1 for run in (plan.runs or {}).values()))
+    return found[0] if found else reason
+
+
+def _format_axis_count(count: int) -> str:
+    return "one axis" if count == 1 else f"{count} axes"
+
+
+def _find_shape_before_reshape(data: Var) -> tuple[int, ...] | None:
+    """Return the shape of a one-axis value before its reshape, or None."""
+    if data.rank != 1 or data.op is None or data.op.op_type != "reshape":
+        return None
+    return get_static_shape(data.op.x)
+
+
+def build_scatter_plan(mb: RewriteBuilder, op: Operation, plan: ScatterPlan) -> dict[Var, Var]:
+    """Build the plan; return the replacement of the result, or of the reshape that is its only reader."""
+    data, new = _get_data_and_update(op)
+    group, out = plan.group, op.outputs[0]
+    shape = group.shape(data, plan.inner)
+    made = _build_result(mb, _reshape_at_source(mb, data, shape), new, plan)
+    readers = get_consumers(out)
+    alone = len(readers) == 1 and not out.consuming_blocks and shape != list(out.shape)
+    if alone and readers[0].op_type == "reshape" and list(readers[0].outputs[0].shape) == shape:
+        return {readers[0].outputs[0]: made}
+    return {out: reshape_value(mb, made, out.shape)}
+
+
+def _build_result(mb: RewriteBuilder, data: Var, new: Var, plan: ScatterPlan) -> Var:
+    group, combine = plan.group, make_combiner(plan.group.mode)
+    if plan.form == "pieces":
+        fresh = _reshape_at_source(mb, new, _replace_extents(data, {group.first: len(group.places)}))
+        return write_segments(mb, data, group.first, group.places, fresh, combine, group.mode == "update")
+    if plan.runs is None:
+        mask = np.zeros(group.size, bool)
+        mask[group.places] = True
+        wide = mask.reshape([-1 if axis == group.first else 1 for axis in range(data.rank)])
+        return select_by_mask(mb, data, wide, _scatter_const_update(mb, data, new, group), combine)
+    number = read_uniform_value(new) if plan.form == "select" else None
+    if number is not None:
+        return select_by_mask(mb, data, _make_window_mask(data, plan.runs), number, combine)
+    fresh = _reshape_at_source(mb, new, _replace_extents(data, {axis: run.count for axis, run in plan.runs.items()}))
+    if plan.form == "select":
+        return select_by_mask(mb, data, _make_window_mask(data, plan.runs), fresh, combine)
+    padded = pad_update_with_zeros(mb, data, plan.runs, fresh) if group.mode == "update" else None
+    return write_window(mb, data, plan.runs, fresh, combine) if padded is None else padded
+
+
+def _replace_extents(data: Var, counts: dict[int, int]) -> list[Any]:
+    return [counts.get(axis, extent) for axis, extent in enumerate(data.shape)]
+
+
+def _make_window_mask(data: Var, runs: dict[int, Run]) -> Array:
+    mask = np.zeros([int(extent) if axis in runs else 1 for axis, extent in enumerate(data.shape)], bool)
+    chosen: list[Any] = [
+        np.arange(run.start, run.start + run.count * run.step, run.step) if (run := runs.get(axis)) else [0]
+        for axis in range(data.rank)]
+    mask[np.ix_(*chosen)] = True
+    return mask
+
+
+def _scatter_const_update(mb: RewriteBuilder, data: Var, new: Var, group: ScatterTarget) -> Var:
+    """Build a constant update with zeros at the indices that it does not write."""
+    def make() -> Array:
+        given = np.asarray(new.val).reshape(_replace_extents(data, {group.first: len(group.places)}))
+        whole = np.zeros(tuple(data.shape), given.dtype)
+        whole[(slice(None),) * group.first + (group.places,)] = given
+        return whole
+
+    return mb.weight(new, f"over_{group.size}_{hashlib.sha256(group.places.tobytes()).hexdigest()[:16]}", make)
+
+
+def _reshape_at_source(mb: RewriteBuilder, var: Var, shape: Sequence[Any]) -> Var:
+    """Reshape `var` to `shape`: view a constant's bytes, and use the input of an earlier reshape."""
+    if list(var.shape) == list(shape):
+        return var
+    if is_const(var):
+        return mb.reshaped(var, tuple(int(extent) for extent in shape))
+    if var.op is not None and var.op.op_type == "reshape" and get_static_shape(var.op.x) is not None:
+        return reshape_value(mb, var.op.x, shape)
+    return reshape_value(mb, var, shape)
+
+
+"Most axes that are supported on the ANE."
+
+
+def make_combiner(mode: str) -> CombineFunction:
+    """Return a function that combines the old value and the new one as a scatter of `mode` does."""
+    def combine(mb: RewriteBuilder, old: Var, new: Var) -> Var:
+        made: Var = new if mode == "update" else getattr(mb, _COMBINE_OPS[mode])(x=old, y=new)
+        return made
+
+    return combine
+
+
+def find_window_obstacle(shape: Sequence[Any], runs: dict[int, Run]) -> str:
+    """Return why `write_window` cannot write a window into a value of `shape`, "" where it can."""
+    strided = [run for run in runs.values() if run.step > 1]
+    if strided and len(shape) >= _MAX_RANK:
+        return f"it writes places that are {strided[0].step} apart into a value of rank {_MAX_RANK}"
+    return find_reshape_obstacle(shape) if strided else ""
+
+
+def write_window(mb: RewriteBuilder, var: Var, runs: dict[int, Run], new: Var, combine: CombineFunction) -> Var:
+    """Combine `new` into a window of `var`, a run of each of some axes; the elements outside of it do not change."""
+    left = {axis: run for axis, run in runs.items() if run != Run(0, 1, var.shape[axis])}
+    if not left:
+        return combine(mb, var, new)
+    axis, run = next(iter(left.items()))
+    inner = {each: left[each] for each in left if each != axis}
+    extent, long = int(var.shape[axis]), run.count * run.step
+    first = run.start if run.step == 1 else max(0, min(run.start, extent - long))
+    if long > extent:
+        wide = mb.pad(x=var, pad=_make_pad_amounts(var.rank, axis, 0, long - extent), **_make_zero_pad_options(var))
+        return slice_runs(mb, write_window(mb, wide, runs, new, combine), {axis: Run(0, 1, extent)})
+    sizes = [first, long, extent - first - long]
+    parts = _split_axis(mb, var, axis, sizes)
+    if run.step == 1:
+        parts[1] = write_window(mb, parts[1], inner, new, combine)
+    else:
+        parts[1] = _write_strided_window(
+            mb, parts[1], axis, Run(run.start - first, run.step, run.count), inner, new, combine
+        )
+    return _concat_parts(mb, parts, axis)
+
+
+def _write_strided_window(
+    mb: RewriteBuilder, var: Var, axis: int, run: Run, inner: dict[int, Run], new: Var, combine: CombineFunction,
+) -> Var:
+    """Write a run of every `step`-th element of an entire axis, by splitting the axis in two."""
+    shape = list(var.shape)
+    grid = reshape_value(mb, var, [*shape[:axis], run.count, run.step, *shape[axis + 1:]])
+    parts = _split_axis(mb, grid, axis + 1, [run.start, 1, run.step - run.start - 1])
+    taken = write_window(mb, mb.squeeze(x=parts[1], axes=[axis + 1]), inner, new, combine)
+    parts[1] = mb.expand_dims(x=taken, axes=[axis + 1])
+    return reshape_value(mb, _concat_parts(mb, parts, axis + 1), shape)
+
+
+def _split_axis(mb: RewriteBuilder, var: Var, axis: int, sizes: list[int]) -> list[Any]:
+    """Split an axis of `var` into parts, None for those of size 0."""
+    if sum(size > 0 for size in sizes) == 1:
+        return [var if size else None for size in sizes]
+    if var.dtype in (*SELECT_DTYPES, types.bool):
+        parts = iter(mb.split(x=var, split_sizes=[size for size in sizes if size], axis=axis))
+        return [next(parts) if size else None for size in sizes]
+    ends = [0, *np.cumsum(sizes).tolist()]
+    return [
+        slice_runs(mb, var, {axis: Run(start, 1, end - start)}) if end > start else None
+        for start, end in pairwise(ends)
+    ]
+
+
+def _concat_parts(mb: RewriteBuilder, parts: list[Any], axis: int) -> Var:
+    values = [part for part in parts if part is not None]
+    joined: Var = values[0] if len(values) == 1 else mb.concat(values=values, axis=axis)
+    return joined
+
+
+def _make_pad_amounts(rank: int, axis: int, before: int, after: int) -> list[int]:
+    amounts = [0] * (2 * rank)
+    amounts[2 * axis:2 * axis + 2] = before, after
+    return amounts
+
+
+def _make_zero_pad_options(var: Var) -> dict[str, Any]:
+    return {"mode": "constant", "constant_val": types.nptype_from_builtin(var.dtype)(0)}
+
+
+def pad_update_with_zeros(mb: RewriteBuilder, var: Var, runs: dict[int, Run], new: Var) -> Var | None:
+    """Write an update into a constant of zeros by padding `new` with zeros.
+
+    Return None where `var` is not all +0.0, where a run has gaps, or where there is nothing to pad.
+    """
+    if not is_all_zero(var) or np.any(np.signbit(var.val)) or any(run.step > 1 for run in runs.values()):
+        return None
+    amounts = [0] * (2 * var.rank)
+    for axis, run in runs.items():
+        amounts[2 * axis:2 * axis + 2] = run.start, int(var.shape[axis]) - run.start - run.count
+    padded: Var = mb.pad(x=new, pad=amounts, **_make_zero_pad_options(new)) if any(amounts) else None
+    return padded
+
+
+def read_uniform_value(new: Var) -> Any:
+    """Return the one number in the constant `new`, None where it is not a constant or has different elements."""
+    if not is_const(new):
+        return None
+    values = np.asarray(new.val).reshape(-1)
+    same = values.view(f"u{values.itemsize}") == values[:1].view(f"u{values.itemsize}")
+    return values[0] if np.all(same) else None
+
+
+def select_by_mask(mb: RewriteBuilder, var: Var, mask: np.ndarray[Any, Any], new: Any, combine: CombineFunction) -> Var:
+    """Combine `new` into `var` where the constant `mask` is true; both may have extent 1 on axes of equal elements."""
+    key = ("mask", mask.shape, mask.tobytes())
+    cond = mb.once(key, lambda: _build_mask_const(mb, mask))
+    made: Var = mb.select(cond=cond, a=combine(mb, var, new), b=var)
+    return made
+
+
+def _build_mask_const(mb: RewriteBuilder, array: np.ndarray[Any, Any]) -> Var:
+    with mb.at(mb.block.operations[0], "places"):
+        made: Var = mb.const(val=array, name="places_mask")
+    return made
+
+
+def split_into_segments(places: np.ndarray[Any, Any], extent: int) -> list[tuple[bool, int, int]]:
+    """Split an axis whose `places` are written into contiguous segments: (new, first index in its value, count).
+
+    Memory is used for `places` only, as the axis may be longer than any memory.
+    """
+    order = np.argsort(places)
+    there = places[order]
+    breaks = np.flatnonzero((np.diff(there) != 1) | (np.diff(order) != 1)) + 1
+    found: list[tuple[bool, int, int]] = []
+    at = 0
+    for first, last in pairwise([0, *breaks.tolist(), len(there)]):
+        start, count = int(there[first]), last - first
+        if start > at:
+            found.append((False, at, start - at))
+        found.append((True, int(order[first]), count))
+        at = start + count
+    return [*found, (False, at, extent - at)] if at < extent else found
+
+
+def write_segments(
+    mb: RewriteBuilder,
+    var: Var,
+    axis: int,
+    places: np.ndarray[Any, Any],
+    new: Var,
+    combine: CombineFunction,
+    plain: bool,
+) -> Var:
+    """Write any indices of one axis, in any order, as `write_window`; `plain` where the old elements are not needed."""
+    extent = int(var.shape[axis])
+    made = new if plain else combine(mb, take_indices(mb, var, axis, find_index_pattern(places)), new)
+    parts = split_into_segments(places, extent)
+    old = sorted((first, count) for fresh, first, count in parts if not fresh)
+    fresh = sorted((first, count) for is_new, first, count in parts if is_new)
+    kept = _slice_segments(mb, var, axis, old, extent)
+    given = _slice_segments(mb, made, axis, fresh, len(places))
+    values = [(given if is_new else kept)[first] for is_new, first, _ in parts]
+    return _concat_parts(mb, values, axis)
+
+
+def _slice_segments(
+    mb: RewriteBuilder, var: Var, axis: int, wanted: list[tuple[int, int]], extent: int
+) -> dict[int, Any]:
+    """Return the wanted segments of an axis by their first index."""
+    ends = sorted({0, extent, *(first for first, _ in wanted), *(first + count for first, count in wanted)})
+    if not wanted or is_symbolic(var.shape[axis]):
+        return {}
+    parts = _split_axis(mb, var, axis, [after - before for before, after in pairwise(ends)])
+    return dict(zip(ends, parts))

@@ -7,19 +7,48 @@ matters for the result; its shape is up to the build function.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from functools import cache
+from itertools import pairwise, permutations
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
-from coremltools.converters.mil.mil import Operation, Var
+from coremltools.converters.mil.mil import Block, Function, Operation, Var
 
-from ...ir.query import get_const_value, is_compressed, is_const, is_opaque, is_symbolic
+from ...ir.builder import RewriteBuilder
+from ...ir.query import (
+    get_const_value,
+    get_consumers,
+    get_flat_inputs,
+    is_compressed,
+    is_const,
+    is_opaque,
+    is_symbolic,
+    is_used,
+)
 from ..convolution._conv_1d_lifting import rebuild_op
 from ..indexing._constant_slices import read_slice_range
-from ._axis_merging import Extents, Groups, extents_from_shape, group_axes, plan_transposes, shape_from_groups
 from ._broadcasts import BROADCASTING_OPS, pad_shape_to_rank
 
-__all__ = ["BITWISE_OPS", "UNARY_OPS", "BuildFunction", "RankBounds", "ReshapeFunction", "plan_op"]
+__all__ = [
+    "BITWISE_OPS",
+    "UNARY_OPS",
+    "BuildFunction",
+    "Extents",
+    "Groups",
+    "RankBounds",
+    "ReshapeFunction",
+    "build_region",
+    "decompose_permutation",
+    "extents_from_shape",
+    "group_axes",
+    "plan_op",
+    "plan_region",
+    "plan_transposes",
+    "shape_from_groups",
+]
+
 
 ReshapeFunction = Callable[[Var, "Sequence[int] | None"], Var]
 "(value, shape or None for any): the value's elements in that shape, -1 for an unknown extent."
@@ -46,6 +75,14 @@ _REDUCE_OPS = (
 BITWISE_OPS = frozenset({"reshape", "expand_dims", "squeeze", "transpose", "concat", "stack", "split", "slice_by_index",
                          "slice_by_size", "tile", "select", "reduce_max", "reduce_min", *UNARY_OPS, *BROADCASTING_OPS})
 "Ops that compute the same bits in any shape."
+Extents = Sequence[int | None]
+"Extents of a shape; None for an unknown extent."
+Groups = Sequence[Sequence[int]]
+"Groups of axes that become one axis each, in order."
+_OPEN_AXIS_SIZE = 1 << 30
+"Size that stands in for an unknown extent when the two shortest groups are merged."
+_MAX_EXHAUSTIVE_AXES = 7
+"Number of axes up to which every decomposition into two transposes is tried."
 
 
 class RankBounds(NamedTuple):
@@ -311,3 +348,166 @@ _PLANNERS: dict[str, Callable[[Operation, RankBounds], BuildFunction | str]] = {
     "slice_by_index": _plan_slice,
     "slice_by_size": _plan_slice,
 }
+
+
+def extents_from_shape(shape: Sequence[object]) -> list[int | None]:
+    """Return the extents of a shape, None for each that is symbolic."""
+    return [None if is_symbolic(extent) else int(str(extent)) for extent in shape]
+
+
+def group_axes(keys: Sequence[Hashable], sizes: Extents, most: int) -> list[list[int]]:
+    """Merge neighbouring axes with equal keys, the shortest first, until at most `most` groups are left.
+
+    An axis with the key None (of extent 1, along which nothing is computed) joins its neighbour. More groups than
+    `most` may be left where keys differ.
+    """
+    named: list[Hashable] = []
+    groups: list[list[int]] = []
+    for axis, key in enumerate(keys):
+        if key is None and groups:
+            groups[-1].append(axis)
+        elif groups and named[-1] is None:
+            groups[-1].append(axis)
+            named[-1] = key
+        else:
+            groups.append([axis])
+            named.append(key)
+    while len(groups) > most:
+        pairs = [at for at in range(len(groups) - 1) if named[at] == named[at + 1]]
+        if not pairs:
+            break
+        _join_neighbors(groups, min(pairs, key=lambda at: _compute_size([*groups[at], *groups[at + 1]], sizes)))
+        named = [_find_group_key(group, keys) for group in groups]
+    return groups
+
+
+def _find_group_key(group: Sequence[int], keys: Sequence[Hashable]) -> Hashable:
+    """Return the key of a group: that of its axes which have one."""
+    return next((keys[axis] for axis in group if keys[axis] is not None), None)
+
+
+def _join_neighbors(groups: list[list[int]], at: int) -> None:
+    groups[at:at + 2] = [[*groups[at], *groups[at + 1]]]
+
+
+def _compute_size(axes: Sequence[int], sizes: Extents) -> int:
+    return prod(_OPEN_AXIS_SIZE if sizes[axis] is None else int(sizes[axis] or 0) for axis in axes)
+
+
+def shape_from_groups(groups: Groups, sizes: Extents) -> list[int] | None:
+    """Return the extents of the groups, -1 for one unknown extent; None where more than one is unknown."""
+    shape = [-1 if any(sizes[axis] is None for axis in group) else prod(int(sizes[axis] or 0) for axis in group)
+             for group in groups]
+    return None if shape.count(-1) > 1 else shape
+
+
+def plan_transposes(perm: Sequence[int], sizes: Extents, most: int) -> tuple[list[list[int]], list[list[int]]]:
+    """Split a transpose into groups of input axes that stay together, and one order of the groups for each transpose.
+
+    Each order permutes the result of the previous transpose. With merged axes, none needs a rank above `most`.
+    """
+    groups = [[axis] for axis in range(len(perm)) if sizes[axis] != 1]
+    places = {axis: place for place, axis in enumerate(axis for axis in perm if sizes[axis] != 1)}
+    while len(groups) > most:
+        pairs = [at for at in range(len(groups) - 1) if places[groups[at][-1]] + 1 == places[groups[at + 1][0]]]
+        if not pairs:
+            break
+        _join_neighbors(groups, min(pairs, key=lambda at: _compute_size([*groups[at], *groups[at + 1]], sizes)))
+    order = sorted(range(len(groups)), key=lambda at: places[groups[at][0]])
+    return groups, [list(step) for step in decompose_permutation(tuple(order), most)]
+
+
+@cache
+def decompose_permutation(order: tuple[int, ...], most: int) -> tuple[tuple[int, ...], ...]:
+    """Return transposes that produce `order` when applied in sequence.
+
+    Each has at most `most` axes once the axes that stay together are merged.
+    """
+    if _count_merged_axes(order) <= most:
+        return (order,)
+    if len(order) <= _MAX_EXHAUSTIVE_AXES:
+        for first in permutations(range(len(order))):
+            second = tuple(first.index(axis) for axis in order)
+            if _count_merged_axes(first) <= most and _count_merged_axes(second) <= most:
+                return first, second
+    steps, now = [], list(range(len(order)))
+    for place in range(len(order)):
+        at, run = now.index(order[place]), 1
+        while place + run < len(order) and at + run < len(now) and now[at + run] == order[place + run]:
+            run += 1
+        if at != place:
+            step = [*range(place), *range(at, at + run), *range(place, at), *range(at + run, len(now))]
+            steps.append(tuple(step))
+            now = [now[axis] for axis in step]
+    return tuple(steps)
+
+
+def _count_merged_axes(order: Sequence[int]) -> int:
+    """Count the axes of a transpose once those that stay neighbours are merged."""
+    return 1 + sum(after != before + 1 for before, after in pairwise(order))
+
+
+def plan_region(
+    block: Block, ops: Sequence[Operation], bounds: RankBounds
+) -> list[tuple[Operation, BuildFunction]] | str:
+    """Plan how to build each op of a region with few axes, or return why the region is not rewritten."""
+    reason = find_region_obstacle(block, ops, bounds.rank)
+    if reason:
+        return reason
+    plans: list[tuple[Operation, BuildFunction]] = []
+    for op in ops:
+        plan = plan_op(op, bounds)
+        if isinstance(plan, str):
+            return f"{op.op_type} '{op.outputs[0].name if op.outputs else op.name}': {plan}"
+        plans.append((op, plan))
+    return plans
+
+
+def build_region(mb: RewriteBuilder, plans: Sequence[tuple[Operation, BuildFunction]], most: int) -> dict[Var, Var]:
+    """Build the region with `most` axes at most; return the replacement of each value that leaves it."""
+    shown: dict[Var, Var] = {}
+    seen: dict[tuple[Var, tuple[int, ...]], Var] = {}
+
+    def view(var: Var, shape: Sequence[int] | None) -> Var:
+        held = shown.get(var, var)
+        if shape is None or list(shape) == make_reshape_shape(held):
+            return held
+        if is_const(held):
+            return mb.reshaped(held, tuple(shape))
+        key = (held, tuple(shape))
+        if key not in seen:
+            seen[key] = mb.reshape(x=held, shape=np.array(shape, dtype=np.int32))
+        return seen[key]
+
+    replaced: dict[Var, Var] = {}
+    for op, build in plans:
+        with mb.at(op):
+            for old, new in zip(op.outputs, build(mb, view)):
+                shown[old] = new
+                if old.rank <= most:
+                    shown[old] = replaced[old] = view(new, make_reshape_shape(old))
+    return replaced
+
+
+def make_reshape_shape(var: Var) -> list[int]:
+    """Return the shape with -1 for a symbolic extent."""
+    return [-1 if is_symbolic(extent) else int(extent) for extent in var.shape]
+
+
+def find_region_obstacle(block: Block, ops: Sequence[Operation], most: int) -> str:
+    """Return why the region cannot be rewritten, such as a high-rank value that is visible outside of it; else ""."""
+    entering = set(block.inputs.values() if isinstance(block, Function) else block.inputs)
+    for op in ops:
+        if not any(var.rank <= most or is_used(var) for var in op.outputs):
+            return f"nothing reads '{op.outputs[0].name}'"
+        for var in op.outputs:
+            if var.rank > most and var.consuming_blocks:
+                return f"'{var.name}' of rank {var.rank} is an output"
+            if var.rank > most and any(reader.enclosing_block is not block for reader in get_consumers(var)):
+                return f"'{var.name}' of rank {var.rank} is read in a nested block"
+            if var.rank <= most and make_reshape_shape(var).count(-1) > 1:
+                return f"more than one dimension of '{var.name}' is not known before the model runs"
+        for var in get_flat_inputs(op):
+            if var.rank > most and (var in entering or (var.op is not None and var.op.enclosing_block is not block)):
+                return f"'{var.name}' of rank {var.rank} comes from outside"
+    return ""

@@ -13,8 +13,7 @@ from ...ir.large_values import group_ops_by_large_values
 from ...passes.contract import BlockRewrite, Community, Exactness, Example, Hit, Miss, Vendor
 from ...passes.examples import build_program, make_weight
 from ...rules.rank_above_5 import RankAbove5
-from ._high_rank_regions import build_region, plan_region
-from ._rank_lowering import BITWISE_OPS, RankBounds
+from ._rank_lowering import BITWISE_OPS, RankBounds, build_region, plan_region
 
 
 class LowerRank(BlockRewrite):

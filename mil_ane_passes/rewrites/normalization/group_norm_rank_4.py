@@ -14,8 +14,7 @@ from ...ir.query import get_const_value
 from ...passes.contract import BlockRewrite, Exactness, Example, Hit, Miss
 from ...passes.examples import build_program
 from ...rules.group_norm_rank_5 import GroupNormRank5
-from ..layout._high_rank_regions import build_region, plan_region
-from ..layout._rank_lowering import RankBounds
+from ..layout._rank_lowering import RankBounds, build_region, plan_region
 
 _GROUPED_RANK = 5
 "Rank of the values that are normalized: [N, G, C / G, H, W]."

@@ -9,16 +9,42 @@ import numpy as np
 from coremltools.converters.mil.mil import Operation, Var, types
 
 from ...ir.builder import RewriteBuilder
+from ...ir.query import get_const_value, get_consumers, is_const
 from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite, Vendor
 from ..convolution._conv_1d_lifting import rebuild_op
-from . import _norm_examples as shown
-from ._epsilons import find_epsilon, find_epsilon_dependence
+from ._norms import (
+    build_batch_norm,
+    build_fraction,
+    build_logarithm,
+    build_norm_op,
+    build_norm_program,
+    build_observed_norm,
+    build_reciprocal_root,
+    build_rsqrt_epsilon_norm,
+    build_torch_normalize,
+    build_unrelated_product,
+    match_norm,
+    read_positive_scalar,
+)
+
+__all__ = ["find_epsilon", "find_epsilon_dependence"]
+
 
 _FP16_MIN_SUBNORMAL = 2.0**-24
 "The smallest positive number of fp16."
 _FP16_MIN_NORMAL = 2.0**-14
 "The smallest normal number of fp16."
 _FP16_CAST_SOURCE = "https://github.com/apple/coremltools/blob/9.0/coremltools/converters/mil/mil/passes/defs/quantization.py"
+_NORM_OPS = ("layer_norm", "instance_norm", "l2_norm")
+_DIVIDING_OPS = ("sqrt", "rsqrt", "pow", "inverse", "real_div", "tile")
+_BINARY_STEPS, _UNARY_STEPS = ("add", "maximum", "mul", "real_div"), ("sqrt", "rsqrt", "pow", "inverse", "clip", "tile")
+"Ops between a norm and the division by it: with a constant operand, and without."
+_MAX_PRODUCT_DEPTH = 3
+"Number of nested products that are searched for the squared value."
+_MIN_EXPLICIT_EPSILON = 1e-40
+"Smallest epsilon that counts as one: below it is coremltools' default of log, which means no epsilon."
+_NEGLIGIBLE_EPSILON_RATIO = 2.0**10
+"Ratio of a variance to an epsilon from which adding the epsilon moves it by half a unit of fp16 at most."
 
 
 class RepresentableEpsilon(Rewrite):
@@ -98,28 +124,128 @@ class RepresentableEpsilon(Rewrite):
 
     def examples(self) -> Iterable[Example]:
         flush = {"smallest": _FP16_MIN_NORMAL}
-        yield Example("epsilon in fp32", lambda: shown.build_norm_op("layer_norm", epsilon=np.float32(1e-12)))
-        yield Example("epsilon 0", lambda: shown.build_norm_op("layer_norm", opset=15, epsilon=np.float16(0)))
-        yield Example("over the picture", lambda: shown.build_norm_op("instance_norm", epsilon=np.float32(1e-12)))
-        yield Example("by its length", lambda: shown.build_norm_op("l2_norm", epsilon=np.float32(1e-10)))
-        yield Example("spelt out", lambda: shown.build_norm_program(shown.build_rsqrt_epsilon_norm, width=16))
-        yield Example("added", lambda: shown.build_norm_program(width=32), options=flush)
-        yield Example("bound", lambda: shown.build_norm_program(shown.build_torch_normalize, width=32), options=flush)
-        yield Example("root read by others", lambda: shown.build_norm_program(shown.build_observed_norm),
+        yield Example("epsilon in fp32", lambda: build_norm_op("layer_norm", epsilon=np.float32(1e-12)))
+        yield Example("epsilon 0", lambda: build_norm_op("layer_norm", opset=15, epsilon=np.float16(0)))
+        yield Example("over the picture", lambda: build_norm_op("instance_norm", epsilon=np.float32(1e-12)))
+        yield Example("by its length", lambda: build_norm_op("l2_norm", epsilon=np.float32(1e-10)))
+        yield Example("spelt out", lambda: build_norm_program(build_rsqrt_epsilon_norm, width=16))
+        yield Example("added", lambda: build_norm_program(width=32), options=flush)
+        yield Example("bound", lambda: build_norm_program(build_torch_normalize, width=32), options=flush)
+        yield Example("root read by others", lambda: build_norm_program(build_observed_norm),
                       reason="the root is read by others than products, and at 0 it is the epsilon's")
-        yield Example("of another value", lambda: shown.build_norm_program(shown.build_unrelated_product),
+        yield Example("of another value", lambda: build_norm_program(build_unrelated_product),
                       reason="what is divided is not what was squared: where that is 0, the result is the epsilon's")
-        yield Example("large enough", lambda: shown.build_norm_op("layer_norm", epsilon=np.float32(1e-5)),
+        yield Example("large enough", lambda: build_norm_op("layer_norm", epsilon=np.float32(1e-5)),
                       reason="no epsilon that is too small")
-        yield Example("in fp32", lambda: shown.build_norm_op("layer_norm", np.float32, epsilon=np.float32(1e-12)),
+        yield Example("in fp32", lambda: build_norm_op("layer_norm", np.float32, epsilon=np.float32(1e-12)),
                       reason="computed in fp32, which holds 1e-12")
-        yield Example("variances known", lambda: shown.build_batch_norm(0.5),
+        yield Example("variances known", lambda: build_batch_norm(0.5),
                       reason="beside variances from 0.5 an epsilon of 1e-12 does not count")
-        yield Example("no variance", lambda: shown.build_batch_norm(0.0),
+        yield Example("no variance", lambda: build_batch_norm(0.0),
                       reason="beside a variance of 0 another epsilon than 1e-12 gives another result")
-        yield Example("logarithm", lambda: shown.build_norm_program(shown.build_logarithm),
+        yield Example("logarithm", lambda: build_norm_program(build_logarithm),
                       reason="at 0 the result of log is that of an epsilon of 1e-10")
-        yield Example("other root", lambda: shown.build_norm_program(shown.build_reciprocal_root),
+        yield Example("other root", lambda: build_norm_program(build_reciprocal_root),
                       reason="at 0 the result of rsqrt is that of an epsilon of 1e-12")
-        yield Example("fraction of a sum", lambda: shown.build_norm_program(shown.build_fraction), options=flush,
+        yield Example("fraction of a sum", lambda: build_norm_program(build_fraction), options=flush,
                       reason="at 0 the result of add is that of an epsilon of 5.96e-08")
+
+
+def find_epsilon(op: Operation) -> tuple[str, float | None]:
+    """Return the input of `op` that is an epsilon, and its value; ("", None) where it has no epsilon."""
+    if op.op_type in ("add", "maximum"):
+        for parameter in ("y", "x"):
+            found = read_positive_scalar(getattr(op, parameter))
+            if found is not None:
+                return parameter, found
+        return "", None
+    parameter = "alpha" if op.op_type == "clip" else "epsilon"
+    var = getattr(op, parameter)
+    if var is None or not is_const(var) or (op.op_type == "clip" and read_positive_scalar(var) is None):
+        return "", None
+    return parameter, float(get_const_value(var))
+
+
+def find_epsilon_dependence(op: Operation, parameter: str, old: float, least: float) -> tuple[str, bool]:
+    """Return (reason, near): why the epsilon `least` for `old` might change the result, and whether to report it.
+
+    The reason is "" where the result stays the same.
+    """
+    if op.op_type in _NORM_OPS:
+        return "", True
+    if op.op_type == "batch_norm":
+        return _find_batch_norm_dependence(op, old, least)
+    source: Var = op.x if parameter != "x" else op.y
+    if op.op_type in ("add", "maximum", "clip"):
+        readers = get_consumers(op.outputs[0])
+        if not readers or not all(_is_division_by(reader, op.outputs[0]) for reader in readers):
+            return "nothing is divided by it", False
+    elif source.op is not None and source.op.op_type in ("add", "maximum", "clip"):
+        return "something is added to the operand already", False
+    if op.op_type == "log" and old < _MIN_EXPLICIT_EPSILON:
+        return "an epsilon that says there is none", False
+    norm = None if op.op_type == "log" else match_norm(source, 2) or match_norm(source, 1)
+    if norm is None:
+        return f"at 0 the result of {op.op_type} is that of an epsilon of {old:.3g}", True
+    if any(kind in ("add", "maximum") and given >= least for kind, given in norm.steps):
+        return "beside the epsilon there is already this one does not count", False
+    if op.op_type in ("rsqrt", "inverse") and not _is_only_multiplied(op.outputs[0]):
+        return "the root is read by others than products, and at 0 it is the epsilon's", True
+    if not _is_divisor_only(op.outputs[0], norm.x):
+        return "what is divided is not what was squared: where that is 0, the result is the epsilon's", True
+    return "", True
+
+
+def _is_division_by(reader: Operation, var: Var) -> bool:
+    return reader.op_type in _DIVIDING_OPS and (reader.op_type != "real_div" or reader.y is var)
+
+
+def _is_only_multiplied(var: Var) -> bool:
+    return not var.consuming_blocks and all(reader.op_type == "mul" for reader in get_consumers(var))
+
+
+def _is_divisor_only(var: Var, x: Var) -> bool:
+    """Return whether `var`, a power of the norm of `x`, is used only to divide multiples of `x`."""
+    pending = [var]
+    while pending:
+        power = pending.pop()
+        if power.consuming_blocks:
+            return False
+        for reader in get_consumers(power):
+            other = (reader.y if reader.x is power else reader.x) if reader.op_type in _BINARY_STEPS else None
+            over = reader.op_type == "real_div" and reader.y is power
+            if (reader.op_type == "mul" or over) and _is_multiple_of(other, x):
+                continue
+            if reader.op_type == "pow":
+                other = reader.y
+            if reader.op_type not in _BINARY_STEPS + _UNARY_STEPS or not (other is None or is_const(other)):
+                return False
+            if reader.op_type == "pow" and np.max(np.abs(reader.y.val)) > 1:
+                return False
+            pending.append(reader.outputs[0])
+    return True
+
+
+def _is_multiple_of(var: Var | None, x: Var) -> bool:
+    """Return whether `var` is `x` times some factor, so that it is 0 where `x` is."""
+    pending = [(var, _MAX_PRODUCT_DEPTH)]
+    while pending:
+        one, depth = pending.pop()
+        if one is x:
+            return True
+        if one is None or one.op is None or not depth:
+            continue
+        if one.op.op_type in ("mul", "real_div"):
+            pending.append((one.op.x, depth - 1))
+        if one.op.op_type == "mul":
+            pending.append((one.op.y, depth - 1))
+    return False
+
+
+def _find_batch_norm_dependence(op: Operation, old: float, least: float) -> tuple[str, bool]:
+    if op.variance.val is None:
+        return "the variances are compressed", True
+    variance = float(np.min(op.variance.val))
+    if variance >= least * _NEGLIGIBLE_EPSILON_RATIO:
+        return f"beside variances from {variance:.3g} an epsilon of {old:.3g} does not count", True
+    return f"beside a variance of {variance:.3g} another epsilon than {old:.3g} gives another result", True

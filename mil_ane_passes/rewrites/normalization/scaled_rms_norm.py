@@ -12,8 +12,24 @@ from ...ir.bounds import bound_magnitude as largest_by_the_program
 from ...ir.bounds import get_measured_range
 from ...ir.builder import RewriteBuilder
 from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite, Vendor
-from . import _norm_examples as shown
-from ._norms import Norm, build_largest_magnitude, match_norm, read_positive_scalar, rebuild_scaled_factor
+from ._norms import (
+    Norm,
+    build_computed_sum_norm,
+    build_divided_norm,
+    build_dropped_axes_norm,
+    build_l2_norm,
+    build_largest_magnitude,
+    build_norm_program,
+    build_plain_l2_norm,
+    build_prescaled_norm,
+    build_reciprocal_norm,
+    build_restored_axes_norm,
+    build_shared_factor_norm,
+    build_tanh_norm,
+    match_norm,
+    read_positive_scalar,
+    rebuild_scaled_factor,
+)
 
 _FP16_MAX = 65504.0
 "The largest finite number of fp16."
@@ -160,50 +176,50 @@ class ScaledRmsNorm(Rewrite):
         return result
 
     def examples(self) -> Iterable[Example]:
-        yield Example("as Llama's", shown.build_norm_program, measured=False)
-        yield Example("large", shown.build_norm_program, scale=500.0)
-        yield Example("spelt with divisions", lambda: shown.build_norm_program(shown.build_divided_norm), scale=500.0)
-        yield Example("an older opset", lambda: shown.build_norm_program(opset=ct.target.iOS15), scale=500.0)
-        yield Example("without epsilon", lambda: shown.build_norm_program(shown.build_plain_l2_norm), scale=500.0)
+        yield Example("as Llama's", build_norm_program, measured=False)
+        yield Example("large", build_norm_program, scale=500.0)
+        yield Example("spelt with divisions", lambda: build_norm_program(build_divided_norm), scale=500.0)
+        yield Example("an older opset", lambda: build_norm_program(opset=ct.target.iOS15), scale=500.0)
+        yield Example("without epsilon", lambda: build_norm_program(build_plain_l2_norm), scale=500.0)
         yield Example(
             "a reciprocal with an epsilon of its own",
-            lambda: shown.build_norm_program(shown.build_reciprocal_norm),
+            lambda: build_norm_program(build_reciprocal_norm),
             scale=500.0,
         )
-        yield Example("less its mean, read twice", shown.build_shared_factor_norm, scale=500.0)
-        yield Example("less its mean, always", shown.build_shared_factor_norm, measured=False, options={"always": True})
-        yield Example("less its mean, not measured", shown.build_shared_factor_norm, measured=False,
+        yield Example("less its mean, read twice", build_shared_factor_norm, scale=500.0)
+        yield Example("less its mean, always", build_shared_factor_norm, measured=False, options={"always": True})
+        yield Example("less its mean, not measured", build_shared_factor_norm, measured=False,
                       reason="the variance of x less its mean, and nothing says how large x gets: give feeds or ranges "
                              "(calibrate shows it), or always=true")
         yield Example(
             "measured to be small",
-            shown.build_norm_program,
+            build_norm_program,
             reason="x reaches 2.324 in the runs at hand and a sum of squares 12.43: 2 times the x would still fit fp16",
         )
-        yield Example("kept small", lambda: shown.build_norm_program(shown.build_tanh_norm), measured=False,
+        yield Example("kept small", lambda: build_norm_program(build_tanh_norm), measured=False,
                       reason="the program keeps x within 1: 8 squares together stay below 65504")
-        yield Example("in fp32", lambda: shown.build_norm_program(dtype=np.float32),
+        yield Example("in fp32", lambda: build_norm_program(dtype=np.float32),
                       reason="squared in fp32, which overflows above 1.8e19 only")
-        yield Example("scaled already", lambda: shown.build_norm_program(shown.build_prescaled_norm),
+        yield Example("scaled already", lambda: build_norm_program(build_prescaled_norm),
                       reason="x is divided by its largest magnitude already")
-        yield Example("another norm", lambda: shown.build_norm_program(shown.build_l2_norm),
+        yield Example("another norm", lambda: build_norm_program(build_l2_norm),
                       reason="reduce_l2_norm squares inside, which is reported to stay stable")
         yield Example(
-            "axes dropped and put back", lambda: shown.build_norm_program(shown.build_restored_axes_norm), scale=500.0
+            "axes dropped and put back", lambda: build_norm_program(build_restored_axes_norm), scale=500.0
         )
         yield Example(
             "axes dropped",
-            lambda: shown.build_norm_program(shown.build_dropped_axes_norm),
+            lambda: build_norm_program(build_dropped_axes_norm),
             reason="the root is brought to another shape than that of a sum that keeps its axes",
         )
-        yield Example("epsilon computed", lambda: shown.build_norm_program(shown.build_computed_sum_norm),
+        yield Example("epsilon computed", lambda: build_norm_program(build_computed_sum_norm),
                       reason="add gives 'total', but not with a constant number above 0")
-        yield Example("long", lambda: shown.build_norm_program(width=16385),
+        yield Example("long", lambda: build_norm_program(width=16385),
                       reason="the sum is over 16385 numbers, above 16384: of numbers up to 1 its parts are too small "
                              "for fp16")
         yield Example(
             "no norm",
-            lambda: shown.build_norm_program(lambda x, half: Builder.mul(x=x, y=Builder.rsqrt(x=x), name="y")),
+            lambda: build_norm_program(lambda x, half: Builder.mul(x=x, y=Builder.rsqrt(x=x), name="y")),
             reason="no product with the root of a sum of squares",
         )
 

@@ -2,8 +2,8 @@
 
     python -m tests.lab.models.whole [NAME ...] [--target m4 --target m1] [--record]
 
-Each of tests.lab.models.more is converted by coremltools at float16 and rewritten as a user's package would be, with the
-preset full, the equivalence check and the guard; before and after it runs in half precision and is held against
+Each of tests.lab.models.more is converted by coremltools at float16 and rewritten as a user's package would be, with
+the preset full, the equivalence check and the guard; before and after it runs in half precision and is held against
 PyTorch in double precision. `fixes` is the predicted cost after the preset safe: what right numbers cost, which a
 guard does not undo. REAL_PACKAGES names a folder with packages made by tests.package.real, which are taken from there.
 `--record` writes the rows to whole.json, which tests.lab.models.test_whole looks at.

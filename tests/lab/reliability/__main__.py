@@ -1,7 +1,7 @@
 """Hold saving to its promises, and record the figures: `python -m tests.lab.reliability [--quick] [--record]`.
 
-`--record` writes tests/lab/reliability/figures.json, which the README's table is made from. REAL_PACKAGES may name a folder
-of packages (see tests.package.real) that are to come back unchanged besides the fixtures.
+`--record` writes tests/lab/reliability/figures.json, which the README's table is made from. REAL_PACKAGES may
+name a folder of packages (see tests.package.real) that are to come back unchanged besides the fixtures.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     python -m tests.lab.upstream --suite mil     # or torch, or stateful
     python -m tests.lab.upstream --one-in 20     # a sample of each test function's cases
     python -m tests.lab.upstream --suite torch --patched --results patched.jsonl     # with our torch frontend
-    python -m tests.lab.upstream --compare host.jsonl patched.jsonl                  # which cases pass in one of them only
+    python -m tests.lab.upstream --compare host.jsonl patched.jsonl              # which cases pass in one of them only
     python -m tests.lab.upstream --record        # all, and keep the counts that the README states
 
 Exit code 0 when every case that came to a prediction passed or is explained in `explained.py`, else 1; of --compare, 0

@@ -1,12 +1,12 @@
 """Runs the fast tests on every supported combination of Python, numpy and coremltools.
 
     python -m tests.lab.versions                                   # every cell, each in a fresh virtual environment
-    python -m tests.lab.versions --cells py310,py311-ct83          # these
-    python -m tests.lab.versions --python /path/to/python3.12      # where an interpreter is; else python3.12 is looked for
-    python -m tests.lab.versions --venvs FOLDER                    # keep the environments there; those that are there serve
-    python -m tests.lab.versions --one-in 20                       # a sample of each file's tests
-    python -m tests.lab.versions --again --record                  # once more what failed in the recorded runs
-    python -m tests.lab.versions --record              # keep the results, from which the README's table is made
+    python -m tests.lab.versions --cells py310,py311-ct83  # these
+    python -m tests.lab.versions --python /path/to/python3.12  # where an interpreter is; else python3.12 is looked for
+    python -m tests.lab.versions --venvs FOLDER  # keep the environments there; those that are there serve
+    python -m tests.lab.versions --one-in 20  # a sample of each file's tests
+    python -m tests.lab.versions --again --record  # once more what failed in the recorded runs
+    python -m tests.lab.versions --record  # keep the results, from which the README's table is made
 
 Exit code 0 when all tests passed, 1 when some failed, 2 when a cell could not be installed or run.
 """

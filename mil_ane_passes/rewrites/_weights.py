@@ -1,0 +1,137 @@
+"""Reshaped weights: the same bytes, compressed or not, as long as the first axis stays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from coremltools.converters.mil.mil import Block, Operation, Var
+
+from ..ir.builder import RewriteBuilder
+from ..ir.query import get_consumers, get_itemsize, is_compressed, is_const
+from ..passes.layout import format_bytes
+
+__all__ = [
+    "count_duplicated_bytes",
+    "find_reshape_obstacle",
+    "find_slicing_obstacle",
+    "has_uniform_readers",
+    "reshape_weight",
+    "slice_weight",
+    "split_evenly",
+]
+
+
+_PACKED_INPUTS = frozenset({"quantized_data", "indices", "data", "mask"})
+"Inputs with the weight's own shape, in the forms without a `shape` parameter."
+_TABLE_INPUTS = frozenset({"lut", "scale", "offset", "zero_point"})
+_FLAT_INPUTS = frozenset({"nonzero_data"})
+_RESHAPABLE_OPS = frozenset({"constexpr_affine_dequantize", "constexpr_lut_to_dense", "constexpr_sparse_to_dense",
+                             "constexpr_blockwise_shift_scale"})
+_UNIFORM_READERS: WeakKeyDictionary[Operation, tuple[int, Any]] = WeakKeyDictionary()
+"Weights whose readers were found uniform, with their number: every reader queries this, and it is computed once."
+
+
+def find_reshape_obstacle(var: Var) -> str | None:
+    """Return why `reshape_weight` cannot reshape `var`, or None when it can."""
+    if is_const(var):
+        return None
+    if not is_compressed(var):
+        return "weight is computed, not a const"
+    op = var.op
+    if op.op_type not in _RESHAPABLE_OPS:
+        return f"weight is made by {op.op_type}, which is not known in another shape"
+    for name, bound in op.inputs.items():
+        if bound is None:
+            continue
+        if not is_const(bound):
+            return f"{name} of the compressed weight is no constant"
+        if name in ("axis", "vector_axis") and (name == "vector_axis" or int(bound.val) % var.rank):
+            return "weight is compressed along another axis than the first"
+        if name in _TABLE_INPUTS and bound.rank > 1 and any(extent > 1 for extent in bound.shape[1:var.rank]):
+            return "weight is compressed in blocks along another axis than the first"
+    return None
+
+
+def reshape_weight(mb: RewriteBuilder, var: Var, shape: tuple[int, ...]) -> Var:
+    """Reshape `var` to `shape`: a view of a const's bytes, or the same packed data again under another shape."""
+    if is_const(var):
+        return mb.reshaped(var, shape)
+
+    def make() -> Any:
+        with mb.at(mb.find_insertion_point(var), var.name):
+            inputs = {name: _reshape_input(mb, var, name, bound, shape) for name, bound in var.op.inputs.items()
+                      if bound is not None}
+            return getattr(mb, var.op.op_type)(**inputs)
+
+    made: Var = mb.once(("shown", var, shape), make)
+    return made
+
+
+def _reshape_input(mb: RewriteBuilder, var: Var, name: str, bound: Var, shape: tuple[int, ...]) -> Any:
+    if name == "shape":
+        return np.asarray(shape, dtype=bound.val.dtype)
+    if "shape" in var.op.inputs or name in _FLAT_INPUTS:
+        return bound
+    if name in _PACKED_INPUTS:
+        return mb.reshaped(bound, shape)
+    if name in _TABLE_INPUTS and bound.rank > 1:
+        beyond = tuple(bound.shape[var.rank:])
+        return mb.reshaped(bound, (int(bound.shape[0]), *[1] * (len(shape) - 1), *beyond))
+    return bound
+
+
+def has_uniform_readers(op: Operation, block: Block, settings: Callable[[Operation], Any]) -> bool:
+    """Return whether all readers of the weight of `op` are ops of its type in `block` with the same `settings`."""
+    mine = (op.op_type, block, settings(op))
+    readers, known = _UNIFORM_READERS.get(op.weight.op, (0, None))
+    if known == mine and len(op.weight.child_ops) <= readers:  # some of the uniform readers were removed since
+        return True
+    alike = all(other.op_type == op.op_type and other.enclosing_block is block and settings(other) == mine[-1]
+                for other in get_consumers(op.weight))
+    if alike:
+        _UNIFORM_READERS[op.weight.op] = len(op.weight.child_ops), mine
+    return alike
+
+
+def split_evenly(length: int, most: int) -> list[tuple[int, int]]:
+    """Split `length` elements into the fewest ranges of at most `most`, as even as possible."""
+    count = -(-length // most)
+    ends = [length * number // count for number in range(count + 1)]
+    return list(pairwise(ends))
+
+
+def slice_weight(mb: RewriteBuilder, var: Var, axis: int, start: int, stop: int) -> Var:
+    """Return elements `start` to `stop` of const `var` along `axis`, as one const for all users.
+
+    On the first axis it is a view.
+    """
+    at = axis % var.rank
+
+    def cut() -> np.ndarray[Any, Any]:
+        whole: np.ndarray[Any, Any] = np.asarray(var.val)
+        part: np.ndarray[Any, Any] = whole[(slice(None),) * at + (slice(start, stop),)]
+        return part
+
+    return mb.weight(var, f"{at}_{start}_{stop}", cut)
+
+
+def count_duplicated_bytes(var: Var, op: Operation, alike: Callable[[Operation], bool]) -> int:
+    """Count the bytes by which the weights grow when `op` reads slices of const `var`: 0 where all its readers will."""
+    readers = get_consumers(var)
+    if not var.consuming_blocks and all(other.enclosing_block is op.enclosing_block and other.op_type == op.op_type
+                                        and alike(other) for other in readers):
+        return 0
+    return int(np.prod(var.shape)) * get_itemsize(var)
+
+
+def find_slicing_obstacle(var: Var, op: Operation, alike: Callable[[Operation], bool], most: int) -> str:
+    """Return why const `var` is not sliced for `op`, or ""."""
+    size = count_duplicated_bytes(var, op, alike)
+    if size <= most:
+        return ""
+    return (f"the weight '{var.name}' is read whole as well: its pieces would add {format_bytes(size)}, "
+            f"above max_bytes={most}")
