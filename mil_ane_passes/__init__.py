@@ -39,8 +39,8 @@ __all__ = [
 _HOMES = {
     ".api": ("calibrate", "edit", "lint", "pipeline", "rewrite", "run", "trace", "verify"),
     ".batching": ("batch",),
-    ".core.errors": ("AnePassesError", "InputError", "LimitReached", "NotSupported", "RuleError"),
-    ".core.locking": ("exclusive",),
+    ".utils.errors": ("AnePassesError", "InputError", "LimitReached", "NotSupported", "RuleError"),
+    ".utils.locking": ("exclusive",),
     ".package": ("Package", "load", "save"),
     ".runtime": ("runtime",),
     ".torch_frontend": ("torch_frontend",),

@@ -212,7 +212,7 @@ def test_imports_run_one_way(part):
 
 
 def test_the_check_of_arrows_sees_imports():
-    assert f"{NAME}.core.errors" in imports(f"{NAME}.cli.main", lazy=False)
+    assert f"{NAME}.utils.errors" in imports(f"{NAME}.cli.main", lazy=False)
     running = f"{NAME}.api.running"
     assert f"{NAME}.runtime" in imports(running, lazy=True) - imports(running, lazy=False)
     assert f"{NAME}.package" in imports(f"{NAME}.api.source", lazy=False)

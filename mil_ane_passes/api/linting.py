@@ -8,6 +8,7 @@ from dataclasses import replace
 from os import PathLike
 from typing import Any
 
+from ..ane import predict_plan
 from ..ane.agreement import apply_measurement, compare_with_measurement
 from ..ane.compute_plan import Measurement, MeasurementSource, find_best_match, read_measurements
 from ..ane.fixes import attach_fixes, names_of_fixes
@@ -17,7 +18,6 @@ from ..passes.targets import parse_target
 from ..report.baseline import read_baseline
 from ..report.lint import LintReport
 from ..report.lint_finding import LintFinding
-from ..residency import predict_plan
 from ..transforms.contract import apply_edits
 from ..transforms.sources import open_document
 from ..transforms.split_at import SplitAt

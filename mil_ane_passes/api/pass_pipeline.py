@@ -12,7 +12,7 @@ from ..equivalence.range_measurement import make_measurer
 from ..equivalence.user_inputs import Feeds, Ranges, UserInputs
 from ..ir.value_ranges import Measure
 from ..passes import pipeline as passes_of
-from ..passes.guard import DEFAULT_MAX_GROWTH
+from ..passes.max_growth import DEFAULT_MAX_GROWTH
 from ..passes.targets import parse_target
 from ..utils.locking import synchronized
 from .prediction import make_forecaster, make_guard

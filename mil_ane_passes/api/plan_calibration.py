@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ..ane import predict_plan
 from ..ane.agreement import compare_with_measurement
 from ..ane.compute_plan import Measurement, MeasurementSource, find_best_match, read_measurements
 from ..passes.rule_selection import configure_rules
 from ..passes.targets import parse_target
 from ..report.calibrate_plan import CalibratePlanReport, PlanComparison
-from ..residency import predict_plan
 from ..utils.errors import InputError
 from ..utils.locking import synchronized
 from ..utils.option_spelling import choose_spelling, format_option

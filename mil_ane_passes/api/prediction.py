@@ -6,12 +6,13 @@ from dataclasses import replace
 
 from coremltools.converters.mil.mil import Program
 
+from ..ane import predict_plan
 from ..ane.buffers import list_buffers
 from ..package import Package
 from ..passes.forecast import Forecast, Forecaster
-from ..passes.guard import Guard, check_max_growth
+from ..passes.guard import Guard
+from ..passes.max_growth import check_max_growth
 from ..passes.rule_selection import configure_rules
-from ..residency import predict_plan
 
 __all__ = ["make_forecaster", "make_guard"]
 

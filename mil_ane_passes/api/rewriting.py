@@ -21,7 +21,7 @@ from ..package import CopyAhead, Package, check_destination, save
 from ..passes.contract import Rewrite
 from ..passes.engine import PassTrace
 from ..passes.forecast import Forecaster
-from ..passes.guard import DEFAULT_MAX_GROWTH
+from ..passes.max_growth import DEFAULT_MAX_GROWTH
 from ..passes.pipeline import Options, Passes, apply_rewrites, select_rewrites
 from ..passes.targets import is_applicable, parse_target
 from ..report.rewrite import RewriteReport

@@ -102,7 +102,7 @@ def _make_work(asked: Request) -> Work:
 def _prepare_options(asked: Request) -> dict[str, Any]:
     """Convert the options to those of the public functions. Raises OptionsError for options that these would reject."""
     from ..equivalence.user_inputs import UserInputs, parse_ranges
-    from ..passes.guard import check_max_growth
+    from ..passes.max_growth import check_max_growth
     from ..passes.pipeline import select_rewrites
     from ..passes.rule_selection import configure_rules, select_rule_names
     from ..passes.targets import parse_target

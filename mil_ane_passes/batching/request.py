@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .._version import __version__
-from ..passes.guard import DEFAULT_MAX_GROWTH
+from ..passes.max_growth import DEFAULT_MAX_GROWTH
 from ..utils.budget import DEFAULT_MAX_STEPS
 from ..utils.errors import InputError, suggest_nearest
 

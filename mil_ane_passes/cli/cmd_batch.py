@@ -12,7 +12,7 @@ from concurrent.futures import Executor
 from contextlib import contextmanager
 from typing import Any
 
-from ..passes.guard import parse_max_growth
+from ..passes.max_growth import parse_max_growth
 from ..utils.errors import InputError
 from ..utils.settings import parse_percent
 from ..utils.text_format import escape_text

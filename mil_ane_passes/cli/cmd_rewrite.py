@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ..passes.guard import parse_max_growth
+from ..passes.max_growth import parse_max_growth
 from .copy_ahead import add_link_option, start_copying
 from .input_options import add_input_options, add_limit_options, read_inputs, read_limits
 from .output import add_format_option, print_report, show_progress

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,9 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Function, Program, Var, types
 from coremltools.converters.mil.mil.program import get_new_symbol
 
-__all__ = ["build_mask_program", "build_program", "make_weight"]
+from .contract import Example
+
+__all__ = ["build_mask_program", "build_program", "make_example", "make_weight"]
 
 
 def make_weight(*shape: int, dtype: Any = np.float16) -> np.ndarray[Any, Any]:
@@ -33,6 +36,24 @@ def build_program(
     built = Program()
     built.add_function("main", function)
     return built
+
+
+def make_example(
+    name: str,
+    body: Callable[..., Any],
+    *,
+    reason: str | None = None,
+    options: dict[str, Any] | None = None,
+    within: float = float("inf"),
+    scale: float = 1.0,
+    measured: bool = True,
+    opset: Any = ct.target.iOS17,
+    dtype: Any = types.fp16,
+    **inputs: tuple[int | None, ...],
+) -> Example:
+    """Make an `Example` of the program that `build_program` builds of `body` and `inputs`."""
+    build = functools.partial(build_program, body, opset=opset, dtype=dtype, **inputs)
+    return Example(name, build, reason, options or {}, within=within, scale=scale, measured=measured)
 
 
 def build_mask_program(kind: str) -> Program:

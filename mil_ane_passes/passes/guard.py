@@ -13,28 +13,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from coremltools.converters.mil.mil import Program
 
 from ..ir.clone import clone_program
-from ..utils.errors import InputError
-from ..utils.option_spelling import format_option_values
 from .contract import Rewrite
 from .engine import PassTrace
 from .forecast import Forecast, Forecaster
 from .layout import format_bytes
+from .max_growth import DEFAULT_MAX_GROWTH
 
-__all__ = [
-    "DEFAULT_MAX_GROWTH",
-    "Guard",
-    "check_max_growth",
-    "is_guarded",
-    "parse_max_growth",
-    "run_guarded",
-    "undo_costly_rewrites",
-]
-
+__all__ = ["Guard", "is_guarded", "run_guarded", "undo_costly_rewrites"]
 
 _NEGLIGIBLE_COST_MS = 0.0005
 "Milliseconds, less than half a percent of one transition: a cost increase of one rewrite that is too small to matter."
@@ -48,8 +37,6 @@ _MAX_ADDED_OPS = 16
 """How many ops may be added where nothing runs on the ANE before or after: the number that a decomposition of one op
 adds. Unrolled layers add tens (two lstm steps 27, a short rnn 96) for a gain that only a guessed CPU cost predicts."""
 RunRules = Callable[[Sequence[Rewrite], Program], list[PassTrace]]
-DEFAULT_MAX_GROWTH = 0.01
-"The default share."
 
 
 @dataclass(frozen=True)
@@ -208,23 +195,3 @@ def _rank_by_cost_increase(
         last = now
     added = [each for each in added if each[0] > (0, 0, 0)] or added
     return [trace for _, trace in sorted(added, key=lambda each: each[0], reverse=True)]
-
-
-def check_max_growth(share: Any) -> float | None:
-    """Check a share such as 0.01; None means no limit. Raises InputError for anything else."""
-    if share is not None and (
-            isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share < float("inf")):
-        raise InputError(f"max_growth is {share!r}; expected a share such as 0.01 (one percent), or None: no limit")
-    return None if share is None else float(share)
-
-
-def parse_max_growth(text: str) -> float | None:
-    """Parse a percentage: "1" and "1%" are 0.01, "none" is no limit. Raises InputError."""
-    if text.strip().lower() == "none":
-        return None
-    try:
-        return check_max_growth(float(text.strip().removesuffix("%")) / 100)
-    except (ValueError, InputError):
-        raise InputError(
-            f"{format_option_values('max_growth')}: found {text!r}; expected percent such as 1, or none"
-        ) from None

@@ -21,7 +21,7 @@ from ..utils.locking import synchronized
 from ..utils.text_format import escape_text
 from .contract import STAGES, Rewrite, Rule
 from .engine import PassTrace, apply_rewrite
-from .guard import DEFAULT_MAX_GROWTH, Guard, check_max_growth, run_guarded
+from .guard import Guard, run_guarded
 from .guard_passes import (
     BEGIN_PASS,
     END_PASS,
@@ -31,6 +31,7 @@ from .guard_passes import (
     make_undo_callback,
     register_guard_passes,
 )
+from .max_growth import DEFAULT_MAX_GROWTH, check_max_growth
 from .options import Option, parse_passes
 from .pass_names import format_pass_name, install_lookup
 from .registry import find_rewrite, get_all_rewrites

@@ -9,7 +9,7 @@ from coremltools.converters.mil.mil import Builder, Operation, types
 
 from ..passes.contract import Example, Hit, Miss, Rule, Vendor
 from ..passes.evidence import cite_2020_layer_list, cite_m4_study, cite_private_route
-from ..passes.examples import build_program
+from ..passes.examples import make_example
 from ._unsupported_ops import BEFORE_M4, find_dynamic_inputs
 
 
@@ -45,12 +45,19 @@ class ConstantGather(Rule):
                    sure=False)
 
     def examples(self) -> Iterable[Example]:
-        yield Example("channels", lambda: build_program(
-            lambda x: Builder.gather(x=x, indices=np.array([2, 0], np.int32), axis=1, name="y"), x=(1, 3, 4)))
-        yield Example("places", lambda: build_program(
-            lambda x: Builder.gather_nd(x=x, indices=np.array([[0, 1]], np.int32), name="y"), x=(3, 4)))
-        yield Example("computed", lambda: build_program(
+        yield make_example(
+            "channels", lambda x: Builder.gather(x=x, indices=np.array([2, 0], np.int32), axis=1, name="y"), x=(1, 3, 4)
+        )
+        yield make_example(
+            "places", lambda x: Builder.gather_nd(x=x, indices=np.array([[0, 1]], np.int32), name="y"), x=(3, 4)
+        )
+        yield make_example(
+            "computed",
             lambda ids: Builder.gather(x=np.ones((3, 4), np.float16), indices=ids, axis=0, name="y"),
-            dtype=types.int32, ids=(2,)), reason="its indices are computed")
-        yield Example("slice", lambda: build_program(
-            lambda x: Builder.slice_by_size(x=x, begin=[1, 0], size=[1, 4], name="y"), x=(3, 4)), reason="")
+            reason="its indices are computed",
+            dtype=types.int32,
+            ids=(2,),
+        )
+        yield make_example(
+            "slice", lambda x: Builder.slice_by_size(x=x, begin=[1, 0], size=[1, 4], name="y"), reason="", x=(3, 4)
+        )

@@ -10,7 +10,7 @@ from coremltools.converters.mil.mil import Builder, Operation, Program, Var, typ
 from ..ir.query import is_const
 from ..passes.contract import Example, Hit, Miss, Rule
 from ..passes.evidence import cite_m1_gpt_notes, cite_private_route
-from ..passes.examples import build_program
+from ..passes.examples import build_program, make_example
 from ..utils.text_format import format_count
 from ._split_points import describe_split_points, find_split_points
 from ._unsupported_ops import M1_TO_M5, make_unsupported_hit
@@ -55,11 +55,14 @@ class ControlFlow(Rule):
         )
 
     def examples(self) -> Iterable[Example]:
-        yield Example("branch", lambda: build_program(_build_branch, x=(2, 3)))
+        yield make_example("branch", _build_branch, x=(2, 3))
         yield Example("loop", _build_loop)
-        yield Example("both sides", lambda: build_program(
+        yield make_example(
+            "both sides",
             lambda x: Builder.select(cond=Builder.greater(x=x, y=np.float16(0)), a=x, b=Builder.exp(x=x), name="y"),
-            x=(2, 3)), reason="")
+            reason="",
+            x=(2, 3),
+        )
 
 
 def _count_ops(ops: Iterable[Operation]) -> int:

@@ -9,7 +9,7 @@ from coremltools.converters.mil.mil import Builder, Operation, Program
 from ..ane.limits import collect_evidence, find_exceeded_limit, find_limit
 from ..passes.contract import Example, Hit, Miss, Rule
 from ..passes.evidence import cite_m4_study
-from ..passes.examples import build_program, make_weight
+from ..passes.examples import build_program, make_example, make_weight
 from ._sizes import read_kernel_size
 
 
@@ -49,9 +49,12 @@ class Conv1dKernel(Rule):
         yield Example("wide for an M1", lambda: _build_conv(14))
         yield Example("at the limit", lambda: _build_conv(13), reason="kernel 13, the limit is 13")
         yield Example("small", lambda: _build_conv(3), reason="fits")
-        yield Example("2-D", lambda: build_program(
-            lambda x: Builder.conv(x=x, weight=make_weight(2, 2, 1, 20), name="y"), x=(1, 2, 3, 32)),
-            reason="no 1-D conv with a kernel below 32")
+        yield make_example(
+            "2-D",
+            lambda x: Builder.conv(x=x, weight=make_weight(2, 2, 1, 20), name="y"),
+            reason="no 1-D conv with a kernel below 32",
+            x=(1, 2, 3, 32),
+        )
 
 
 def _build_conv(length: int) -> Program:

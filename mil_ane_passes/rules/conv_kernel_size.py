@@ -10,7 +10,7 @@ from ..ane.limits import collect_evidence, find_exceeded_limit, find_limit
 from ..ir.query import is_compressed, is_const
 from ..passes.contract import Example, Hit, Miss, Rule
 from ..passes.evidence import cite_m4_study
-from ..passes.examples import build_program, make_weight
+from ..passes.examples import build_program, make_example, make_weight
 from ._sizes import read_kernel_size, select_generations
 
 _COREML_MESSAGE = "Error: conv with large kernel does not meet decomposition preconditions"
@@ -75,12 +75,15 @@ class ConvKernelSize(Rule):
         yield Example("a large square", lambda: _build_conv(17, 17))
         yield Example("wide and tall", lambda: _build_conv(3, 20))
         yield Example("wide for an M1", lambda: _build_conv(1, 14))
-        yield Example("transposed", lambda: build_program(
-            lambda x: Builder.conv_transpose(x=x, weight=make_weight(2, 2, 1, 17), name="y"), x=(1, 2, 4, 4)))
-        yield Example("1-D", lambda: build_program(
-            lambda x: Builder.conv(x=x, weight=make_weight(2, 2, 33), name="y"), x=(1, 2, 40)))
-        yield Example("3-D", lambda: build_program(
-            lambda x: Builder.conv(x=x, weight=make_weight(2, 2, 1, 1, 16), name="y"), x=(1, 2, 3, 4, 20)))
+        yield make_example(
+            "transposed",
+            lambda x: Builder.conv_transpose(x=x, weight=make_weight(2, 2, 1, 17), name="y"),
+            x=(1, 2, 4, 4),
+        )
+        yield make_example("1-D", lambda x: Builder.conv(x=x, weight=make_weight(2, 2, 33), name="y"), x=(1, 2, 40))
+        yield make_example(
+            "3-D", lambda x: Builder.conv(x=x, weight=make_weight(2, 2, 1, 1, 16), name="y"), x=(1, 2, 3, 4, 20)
+        )
         yield Example("at the limit", lambda: _build_conv(2, 13), reason="kernel width 13, the limit is 13")
         yield Example("small", lambda: _build_conv(3, 3), reason="fits")
 

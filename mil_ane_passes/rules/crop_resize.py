@@ -9,7 +9,7 @@ from coremltools.converters.mil.mil import Builder, Operation, Var
 
 from ..passes.contract import Example, Hit, Miss, Rule
 from ..passes.evidence import cite_m4_study, cite_private_route
-from ..passes.examples import build_program
+from ..passes.examples import make_example
 from ..passes.targets import Gate
 from ._unsupported_ops import M4, is_any_admitted, make_unsupported_hit
 
@@ -43,11 +43,18 @@ class CropResize(Rule):
         )
 
     def examples(self) -> Iterable[Example]:
-        yield Example("one box", lambda: build_program(_build_crop_resize, x=(1, 3, 8, 8)))
-        yield Example("slice and resize", lambda: build_program(
-            lambda x: Builder.resize_bilinear(x=Builder.slice_by_size(x=x, begin=[0, 0, 1, 1], size=[1, 3, 4, 4]),
-                                              target_size_height=2, target_size_width=2, name="y"), x=(1, 3, 8, 8)),
-            reason="")
+        yield make_example("one box", _build_crop_resize, x=(1, 3, 8, 8))
+        yield make_example(
+            "slice and resize",
+            lambda x: Builder.resize_bilinear(
+                x=Builder.slice_by_size(x=x, begin=[0, 0, 1, 1], size=[1, 3, 4, 4]),
+                target_size_height=2,
+                target_size_width=2,
+                name="y",
+            ),
+            reason="",
+            x=(1, 3, 8, 8),
+        )
 
 
 def _build_crop_resize(x: Var) -> Var:

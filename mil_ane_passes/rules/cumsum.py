@@ -10,7 +10,7 @@ from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 from ..ir.query import get_const_value
 from ..passes.contract import Example, Hit, Miss, Rule
 from ..passes.evidence import cite_m4_study, cite_private_route, cite_xcode_notes
-from ..passes.examples import build_program
+from ..passes.examples import make_example
 from ._unsupported_ops import make_unsupported_hit
 
 
@@ -46,11 +46,16 @@ class Cumsum(Rule):
         return make_unsupported_hit(self, op, f"cumsum is unsupported on the ANE (axis {axis}, {length})")
 
     def examples(self) -> Iterable[Example]:
-        yield Example("last axis", lambda: build_program(lambda x: Builder.cumsum(x=x, axis=-1, name="y"), x=(2, 5)))
-        yield Example("backwards", lambda: build_program(
-            lambda x: Builder.cumsum(x=x, axis=0, reverse=True, exclusive=True, name="y"), x=(4, 2)))
-        yield Example("flexible", lambda: build_program(lambda x: Builder.cumsum(x=x, axis=1, name="y"), x=(2, None)))
-        yield Example("sum", lambda: build_program(lambda x: Builder.reduce_sum(x=x, axes=[-1], name="y"), x=(2, 5)),
-                      reason="")
-        yield Example("of integers", lambda: build_program(
-            lambda x: Builder.cumsum(x=x, axis=0, name="y"), dtype=types.int32, x=(4,)), reason="computes on integers")
+        yield make_example("last axis", lambda x: Builder.cumsum(x=x, axis=-1, name="y"), x=(2, 5))
+        yield make_example(
+            "backwards", lambda x: Builder.cumsum(x=x, axis=0, reverse=True, exclusive=True, name="y"), x=(4, 2)
+        )
+        yield make_example("flexible", lambda x: Builder.cumsum(x=x, axis=1, name="y"), x=(2, None))
+        yield make_example("sum", lambda x: Builder.reduce_sum(x=x, axes=[-1], name="y"), reason="", x=(2, 5))
+        yield make_example(
+            "of integers",
+            lambda x: Builder.cumsum(x=x, axis=0, name="y"),
+            reason="computes on integers",
+            dtype=types.int32,
+            x=(4,),
+        )

@@ -10,7 +10,7 @@ from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry
 from ..ir.query import contradiction, is_opaque, plain_type
 from ..passes.contract import BlockRule, Example, Hit, Miss
 from ..passes.evidence import cite_2020_layer_list
-from ..passes.examples import build_program
+from ..passes.examples import make_example
 from ._split_points import describe_split_points, find_split_points
 from ._unsupported_ops import make_unsupported_hit
 
@@ -53,10 +53,13 @@ class CustomLayer(BlockRule):
                 yield Hit(op, note=_unread(op), sure=False)
 
     def examples(self) -> Iterable[Example]:
-        yield Example("classifier", lambda: build_program(
+        yield make_example(
+            "classifier",
             lambda x: Builder.classify(probabilities=x, classes=Builder.const(val=mil_list(["cat", "dog"]))),
-            dtype=types.fp32, x=(1, 2)))
-        yield Example("plain", lambda: build_program(lambda x: Builder.relu(x=x, name="y"), x=(2, 3)), reason="")
+            dtype=types.fp32,
+            x=(1, 2),
+        )
+        yield make_example("plain", lambda x: Builder.relu(x=x, name="y"), reason="", x=(2, 3))
 
 
 def _unread(op: Operation) -> str:

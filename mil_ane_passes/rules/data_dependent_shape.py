@@ -9,7 +9,7 @@ from coremltools.converters.mil.mil import Builder, Operation, Program, Var, typ
 
 from ..passes.contract import Example, Hit, Miss, Rule
 from ..passes.evidence import cite_m4_study, cite_private_route, cite_surgery_tip
-from ..passes.examples import build_program
+from ..passes.examples import build_program, make_example
 from ._split_points import describe_split_points, find_split_points
 from ._unsupported_ops import find_dynamic_inputs, make_unsupported_hit
 
@@ -54,16 +54,20 @@ class DataDependentShape(Rule):
                                         "measured")
 
     def examples(self) -> Iterable[Example]:
-        yield Example("non_zero", lambda: build_program(lambda x: Builder.non_zero(x=x, name="y"), x=(2, 3)))
+        yield make_example("non_zero", lambda x: Builder.non_zero(x=x, name="y"), x=(2, 3))
         yield Example("size from a shape", _build_flatten)
-        yield Example(
+        yield make_example(
             "fixed size",
-            lambda: build_program(lambda x: Builder.reshape(x=x, shape=[3, -1], name="y"), x=(2, 3)),
+            lambda x: Builder.reshape(x=x, shape=[3, -1], name="y"),
             reason="its shape is a constant",
+            x=(2, 3),
         )
-        yield Example("mask", lambda: build_program(
+        yield make_example(
+            "mask",
             lambda x: Builder.select(cond=Builder.greater(x=x, y=np.float16(0)), a=x, b=np.float16(0), name="y"),
-            x=(2, 3)), reason="")
+            reason="",
+            x=(2, 3),
+        )
 
 
 def _build_flatten() -> Program:

@@ -10,7 +10,7 @@ from coremltools.converters.mil.mil import Builder, Operation, Program, types
 
 from ..passes.contract import Example, Hit, Miss, Rule
 from ..passes.evidence import cite_m4_study, cite_private_route
-from ..passes.examples import build_program
+from ..passes.examples import build_program, make_example
 from ._unsupported_ops import M1_TO_M5, make_unsupported_hit
 
 _EXPANSIONS = {
@@ -56,11 +56,14 @@ class ElementaryFunctions(Rule):
     def examples(self) -> Iterable[Example]:
         for kind in _EXPANSIONS:
             yield Example(kind, partial(_build_unary_op, kind))
-        yield Example("in fp32", lambda: build_program(lambda x: Builder.tan(x=x, name="y"), dtype=types.fp32, x=(2,)))
-        yield Example("atan", lambda: build_program(lambda x: Builder.atan(x=x, name="y"), x=(2, 3)), reason="")
-        yield Example("written out", lambda: build_program(
+        yield make_example("in fp32", lambda x: Builder.tan(x=x, name="y"), dtype=types.fp32, x=(2,))
+        yield make_example("atan", lambda x: Builder.atan(x=x, name="y"), reason="", x=(2, 3))
+        yield make_example(
+            "written out",
             lambda x: Builder.real_div(x=Builder.sin(x=x), y=Builder.add(x=Builder.cos(x=x), y=np.float16(0))),
-            x=(2, 3)), reason="")
+            reason="",
+            x=(2, 3),
+        )
 
 
 def _build_unary_op(kind: str) -> Program:

@@ -9,7 +9,7 @@ from coremltools.converters.mil.mil import Builder, Operation, types
 
 from ..passes.contract import Example, Hit, Miss, Rule
 from ..passes.evidence import cite_m4_study, cite_private_route, cite_xcode_notes
-from ..passes.examples import build_program
+from ..passes.examples import make_example
 from ._unsupported_ops import BEFORE_M4, find_dynamic_inputs, format_chips, is_any_admitted, make_unsupported_hit
 
 
@@ -48,12 +48,16 @@ class Fills(Rule):
         return make_unsupported_hit(self, op, f"fill {how} was reported on the CPU", seen=BEFORE_M4)
 
     def examples(self) -> Iterable[Example]:
-        yield Example("fill", lambda: build_program(
-            lambda x: Builder.add(x=x, y=Builder.fill(shape=[2, 3], value=np.float16(1)), name="y"), x=(2, 3)))
-        yield Example("fill_like", lambda: build_program(
-            lambda x: Builder.fill_like(ref_tensor=x, value=np.float16(1), name="y"), x=(2, None)))
-        yield Example("integers", lambda: build_program(
-            lambda x: Builder.fill_like(ref_tensor=x, value=np.int32(1), name="y"), x=(2, None)),
-            reason="makes integers")
-        yield Example("constant", lambda: build_program(
-            lambda x: Builder.add(x=x, y=np.float16(1), name="y"), x=(2, 3)), reason="")
+        yield make_example(
+            "fill", lambda x: Builder.add(x=x, y=Builder.fill(shape=[2, 3], value=np.float16(1)), name="y"), x=(2, 3)
+        )
+        yield make_example(
+            "fill_like", lambda x: Builder.fill_like(ref_tensor=x, value=np.float16(1), name="y"), x=(2, None)
+        )
+        yield make_example(
+            "integers",
+            lambda x: Builder.fill_like(ref_tensor=x, value=np.int32(1), name="y"),
+            reason="makes integers",
+            x=(2, None),
+        )
+        yield make_example("constant", lambda x: Builder.add(x=x, y=np.float16(1), name="y"), reason="", x=(2, 3))

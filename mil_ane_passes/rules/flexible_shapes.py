@@ -12,7 +12,7 @@ from ..ane.partitions import iterate_rows_by_function
 from ..ir.query import get_consumers
 from ..passes.contract import Community, Example, Hit, Miss, PlanRule, Vendor
 from ..passes.evidence import cite_surgery_tip
-from ..passes.examples import build_program
+from ..passes.examples import make_example
 from ..passes.plan import Plan, Row
 from ..utils.text_format import format_count
 from ._plan_rules import map_inputs_to_ops
@@ -94,10 +94,11 @@ class FlexibleShapes(PlanRule):
                 yield Hit(at, covers=get_consumers(var), note=f"input '{var.name}' {found[var]}; {reach}")
 
     def examples(self) -> Iterable[Example]:
-        yield Example("batch", lambda: build_program(lambda x: Builder.relu(x=x, name="y"), x=(None, 8)))
-        yield Example("one of two", lambda: build_program(
-            lambda x, z: (Builder.relu(x=x, name="y"), Builder.relu(x=z, name="w")), x=(1, None), z=(2, 3)))
-        yield Example("fixed", lambda: build_program(lambda x: Builder.relu(x=x, name="y"), x=(2, 8)), reason="")
+        yield make_example("batch", lambda x: Builder.relu(x=x, name="y"), x=(None, 8))
+        yield make_example(
+            "one of two", lambda x, z: (Builder.relu(x=x, name="y"), Builder.relu(x=z, name="w")), x=(1, None), z=(2, 3)
+        )
+        yield make_example("fixed", lambda x: Builder.relu(x=x, name="y"), reason="", x=(2, 8))
 
 
 def _describe_affected_ops(rows: list[Row]) -> str:

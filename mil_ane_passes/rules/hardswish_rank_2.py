@@ -9,7 +9,7 @@ from coremltools.converters.mil.mil import Builder, Operation, Program, Var
 
 from ..ir.query import get_const_value, get_consumers, is_const
 from ..passes.contract import Community, Example, Hit, Miss, Rule
-from ..passes.examples import build_program, make_weight
+from ..passes.examples import build_program, make_example, make_weight
 
 _SCALE_OPS = ("mul", "real_div")
 
@@ -58,10 +58,15 @@ class HardswishRank2(Rule):
         yield Example("written out", lambda: _build_hard_swish(2, False))
         yield Example("rank 4", lambda: _build_hard_swish(4, True),
                       reason="a hard swish of a linear layer at rank 4; rank 2 was wrong")
-        yield Example("hard sigmoid", lambda: build_program(lambda x: Builder.sigmoid_hard(
-            x=Builder.linear(x=x, weight=make_weight(4, 8)), alpha=np.float16(1 / 6), beta=np.float16(0.5), name="y"),
-            x=(2, 8)), reason="no hard swish")
-        yield Example("another clip", lambda: build_program(_build_other_clip, x=(2, 8)), reason="no hard swish")
+        yield make_example(
+            "hard sigmoid",
+            lambda x: Builder.sigmoid_hard(
+                x=Builder.linear(x=x, weight=make_weight(4, 8)), alpha=np.float16(1 / 6), beta=np.float16(0.5), name="y"
+            ),
+            reason="no hard swish",
+            x=(2, 8),
+        )
+        yield make_example("another clip", _build_other_clip, reason="no hard swish", x=(2, 8))
 
 
 def _find_hard_swish_input(op: Operation) -> Var | None:

@@ -10,7 +10,7 @@ from coremltools.converters.mil.mil import Builder, Operation, Program, Var, typ
 
 from ..passes.contract import Example, Hit, Miss, Rule
 from ..passes.evidence import cite_m4_study, cite_private_route
-from ..passes.examples import build_program
+from ..passes.examples import build_program, make_example
 from ._unsupported_ops import make_unsupported_hit
 
 _INDEX_OUTPUTS = {"reduce_argmax": 0, "reduce_argmin": 0, "argsort": 0, "topk": 1, "non_maximum_suppression": 2}
@@ -66,19 +66,22 @@ class IndexResults(Rule):
         return Hit(op, note=f"{op.op_type} returns indices in {kind}; refused in int32, not measured so", sure=False)
 
     def examples(self) -> Iterable[Example]:
-        yield Example(
-            "argmax", lambda: build_program(lambda x: Builder.reduce_argmax(x=x, axis=-1, name="y"), x=(4, 8))
+        yield make_example("argmax", lambda x: Builder.reduce_argmax(x=x, axis=-1, name="y"), x=(4, 8))
+        yield make_example("argmin", lambda x: Builder.reduce_argmin(x=x, axis=0, name="y"), x=(4, 8))
+        yield make_example("argsort", lambda x: Builder.argsort(x=x, axis=-1, name="y"), x=(4, 8))
+        yield make_example("boxes", _build_nms, boxes=(1, 8, 4), scores=(1, 8, 2))
+        yield make_example(
+            "topk in int32", lambda x: Builder.topk(x=x, k=2, axis=-1)[1], opset=ct.target.iOS15, x=(4, 8)
         )
-        yield Example("argmin", lambda: build_program(lambda x: Builder.reduce_argmin(x=x, axis=0, name="y"), x=(4, 8)))
-        yield Example("argsort", lambda: build_program(lambda x: Builder.argsort(x=x, axis=-1, name="y"), x=(4, 8)))
-        yield Example("boxes", lambda: build_program(_build_nms, boxes=(1, 8, 4), scores=(1, 8, 2)))
-        yield Example("topk in int32", lambda: build_program(
-            lambda x: Builder.topk(x=x, k=2, axis=-1)[1], opset=ct.target.iOS15, x=(4, 8)))
         yield Example("argmax in 16 bits", lambda: _build_uint16_indices("reduce_argmax"))
         yield Example("topk in 16 bits", lambda: _build_uint16_indices("topk"), reason="topk returns indices in uint16")
-        yield Example("values of topk", lambda: build_program(
-            lambda x: Builder.topk(x=x, k=2, axis=-1, return_indices=False), opset=ct.target.iOS16, x=(4, 8)),
-            reason="topk returns values only")
+        yield make_example(
+            "values of topk",
+            lambda x: Builder.topk(x=x, k=2, axis=-1, return_indices=False),
+            reason="topk returns values only",
+            opset=ct.target.iOS16,
+            x=(4, 8),
+        )
 
 
 def _build_nms(boxes: Var, scores: Var) -> Var:

@@ -11,7 +11,7 @@ from coremltools.converters.mil.mil import Block, Builder, Operation, Program, V
 from ..ir.query import is_const
 from ..passes.contract import BlockRule, Example, Hit, Miss, Vendor
 from ..passes.evidence import cite_m4_study, cite_private_quirk, cite_private_route
-from ..passes.examples import build_program, make_weight
+from ..passes.examples import build_program, make_example, make_weight
 from ..utils.text_format import format_count
 from ._integer_ops import check_integer_support, describe_readers, find_integer_types, group_integer_ops
 from ._unsupported_ops import make_unsupported_hit
@@ -66,20 +66,28 @@ class Int32Ops(BlockRule):
 
     def examples(self) -> Iterable[Example]:
         yield Example("indices", _build_wrapped_gather)
-        yield Example("arithmetic", lambda: build_program(
-            lambda i: Builder.mul(x=i, y=i, name="y"), dtype=types.int32, i=(3,)))
-        yield Example("passed through", lambda: build_program(
-            lambda i: Builder.identity(x=i, name="y"), dtype=types.int32, i=(3,)))
-        yield Example("rounded to integers", lambda: build_program(
-            lambda x: Builder.cast(x=x, dtype="int32", name="y"), x=(3,)))
-        yield Example("to int8", lambda: build_program(lambda x: Builder.cast(x=x, dtype="int8", name="y"), x=(3,)))
-        yield Example("to uint8", lambda: build_program(lambda x: Builder.cast(x=x, dtype="uint8", name="y"), x=(3,)))
-        yield Example("size of a flexible input", lambda: build_program(
-            lambda x: Builder.cast(x=Builder.shape(x=x), dtype="fp16", name="y"), x=(None, 3)))
-        yield Example("truth", lambda: build_program(
-            lambda x: Builder.cast(x=Builder.greater(x=x, y=np.float16(0)), dtype="fp16", name="y"), x=(3,)), reason="")
-        yield Example("constants", lambda: build_program(
-            lambda x: Builder.gather(x=x, indices=np.array([2, 0], np.int32), axis=0, name="y"), x=(3, 4)), reason="")
+        yield make_example("arithmetic", lambda i: Builder.mul(x=i, y=i, name="y"), dtype=types.int32, i=(3,))
+        yield make_example("passed through", lambda i: Builder.identity(x=i, name="y"), dtype=types.int32, i=(3,))
+        yield make_example("rounded to integers", lambda x: Builder.cast(x=x, dtype="int32", name="y"), x=(3,))
+        yield make_example("to int8", lambda x: Builder.cast(x=x, dtype="int8", name="y"), x=(3,))
+        yield make_example("to uint8", lambda x: Builder.cast(x=x, dtype="uint8", name="y"), x=(3,))
+        yield make_example(
+            "size of a flexible input",
+            lambda x: Builder.cast(x=Builder.shape(x=x), dtype="fp16", name="y"),
+            x=(None, 3),
+        )
+        yield make_example(
+            "truth",
+            lambda x: Builder.cast(x=Builder.greater(x=x, y=np.float16(0)), dtype="fp16", name="y"),
+            reason="",
+            x=(3,),
+        )
+        yield make_example(
+            "constants",
+            lambda x: Builder.gather(x=x, indices=np.array([2, 0], np.int32), axis=0, name="y"),
+            reason="",
+            x=(3, 4),
+        )
 
 
 def _format_note(ops: list[Operation], members: list[Operation]) -> str:

@@ -10,7 +10,7 @@ from coremltools.converters.mil.mil import Block, Builder, Function, Operation, 
 from ..ir.query import get_consumers
 from ..passes.contract import BlockRule, Example, Hit, Miss, Vendor
 from ..passes.evidence import cite_m4_study, cite_surgery_tip
-from ..passes.examples import build_program, make_weight
+from ..passes.examples import build_program, make_example, make_weight
 from ..utils.text_format import format_count
 from ._transitive_readers import find_transitive_readers, is_integer_or_bool
 
@@ -49,21 +49,25 @@ class IntInputs(BlockRule):
                 yield Hit(at, note=f"input '{name}' is {types.builtin_to_string(var.dtype)}: {_describe_use(var)}")
 
     def examples(self) -> Iterable[Example]:
-        yield Example(
+        yield make_example(
             "ids of an embedding",
-            lambda: build_program(
-                lambda ids: Builder.gather(x=make_weight(16, 4), indices=ids, axis=0, name="y"),
-                dtype=types.int32,
-                ids=(3,),
-            ),
+            lambda ids: Builder.gather(x=make_weight(16, 4), indices=ids, axis=0, name="y"),
+            dtype=types.int32,
+            ids=(3,),
         )
-        yield Example("arithmetic", lambda: build_program(
+        yield make_example(
+            "arithmetic",
             lambda position: Builder.cast(x=Builder.add(x=position, y=np.int32(1)), dtype="fp16", name="y"),
-            dtype=types.int32, position=(3,)))
-        yield Example("numbers", lambda: build_program(
-            lambda count: Builder.relu(x=Builder.cast(x=count, dtype="fp16"), name="y"), dtype=types.int32,
-            count=(3,)))
-        yield Example("fp16", lambda: build_program(lambda x: Builder.relu(x=x, name="y"), x=(3,)), reason="")
+            dtype=types.int32,
+            position=(3,),
+        )
+        yield make_example(
+            "numbers",
+            lambda count: Builder.relu(x=Builder.cast(x=count, dtype="fp16"), name="y"),
+            dtype=types.int32,
+            count=(3,),
+        )
+        yield make_example("fp16", lambda x: Builder.relu(x=x, name="y"), reason="", x=(3,))
         yield Example("integers inside", _build_internal_integers, reason="")
 
 

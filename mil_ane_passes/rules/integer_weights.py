@@ -11,7 +11,7 @@ from coremltools.converters.mil.mil import Builder, Operation, Program, Var, typ
 
 from ..ir.query import is_compressed
 from ..passes.contract import Community, Example, Hit, Miss, Rule, Vendor
-from ..passes.examples import build_program, make_weight
+from ..passes.examples import build_program, make_example, make_weight
 from ._unsupported_ops import M4
 
 _DATA_INPUTS = {"constexpr_blockwise_shift_scale": "data", "constexpr_affine_dequantize": "quantized_data"}
@@ -62,10 +62,11 @@ class IntegerWeights(Rule):
         yield Example("first form", _build_affine_linear)
         yield Example("blocks", lambda: _build_conv((4, 2, 1, 1)),
                       reason="no weight of integers with scales by output channel")
-        yield Example(
+        yield make_example(
             "plain",
-            lambda: build_program(lambda x: Builder.conv(x=x, weight=make_weight(4, 8, 1, 1)), x=(1, 8, 5, 6)),
+            lambda x: Builder.conv(x=x, weight=make_weight(4, 8, 1, 1)),
             reason="no weight of integers with scales by output channel",
+            x=(1, 8, 5, 6),
         )
 
 

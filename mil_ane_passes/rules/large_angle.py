@@ -10,7 +10,7 @@ from coremltools.converters.mil.mil import Builder, Operation, Program, Var, typ
 from ..ir.bounds import bound_magnitude, get_measured_range
 from ..passes.contract import Community, Example, Hit, Miss, Rule
 from ..passes.evidence import cite_m4_study, cite_private_route, cite_surgery_tip
-from ..passes.examples import build_program
+from ..passes.examples import build_program, make_example
 
 
 class LargeAngle(Rule):
@@ -77,7 +77,7 @@ class LargeAngle(Rule):
         yield Example(
             "seen to be large", lambda: _build_sine(lambda x: Builder.mul(x=x, y=np.float16(100))), scale=30.0
         )
-        yield Example("cosine", lambda: build_program(lambda x: Builder.cos(x=x, name="y"), x=(4, 8)), measured=False)
+        yield make_example("cosine", lambda x: Builder.cos(x=x, name="y"), measured=False, x=(4, 8))
         yield Example("seen to be small", lambda: _build_sine(lambda x: x),
                       reason="the angle reaches 2.324 in the runs at hand, within 100")
         yield Example("mod", lambda: _build_sine(lambda x: Builder.mod(x=x, y=np.float16(6.28))),

@@ -11,7 +11,7 @@ from ..ane.partitions import iterate_rows_by_function
 from ..ir.query import get_itemsize, get_static_shape
 from ..passes.contract import Community, Example, Hit, Miss, PlanRule, Vendor
 from ..passes.evidence import cite_apple_authoring_rules
-from ..passes.examples import build_program
+from ..passes.examples import make_example
 from ..passes.layout import compute_padded_bytes, format_bytes
 from ..passes.plan import Plan, Row
 from ..utils.text_format import format_count
@@ -69,19 +69,10 @@ class LastAxisWaste(PlanRule):
                           note=_format_note(wasted, sizes))
 
     def examples(self) -> Iterable[Example]:
-        yield Example(
-            "a last axis of one", lambda: build_program(lambda x: Builder.tanh(x=x, name="y"), x=(1, 768, 600, 1))
-        )
-        yield Example(
-            "a last axis of seven", lambda: build_program(lambda x: Builder.tanh(x=x, name="y"), x=(8, 512, 7, 7))
-        )
-        yield Example(
-            "its own layout",
-            lambda: build_program(lambda x: Builder.tanh(x=x, name="y"), x=(1, 768, 1, 600)),
-            reason="",
-        )
-        yield Example("a small one", lambda: build_program(lambda x: Builder.tanh(x=x, name="y"), x=(1, 768, 1, 1)),
-                      reason="")
+        yield make_example("a last axis of one", lambda x: Builder.tanh(x=x, name="y"), x=(1, 768, 600, 1))
+        yield make_example("a last axis of seven", lambda x: Builder.tanh(x=x, name="y"), x=(8, 512, 7, 7))
+        yield make_example("its own layout", lambda x: Builder.tanh(x=x, name="y"), reason="", x=(1, 768, 1, 600))
+        yield make_example("a small one", lambda x: Builder.tanh(x=x, name="y"), reason="", x=(1, 768, 1, 1))
 
 
 def _find_ane_values(inputs: list[Var], rows: list[Row]) -> dict[Var, Operation]:

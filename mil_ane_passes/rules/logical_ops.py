@@ -8,7 +8,7 @@ from coremltools.converters.mil.mil import Builder, Operation
 
 from ..passes.contract import Example, Hit, Miss, Rule
 from ..passes.evidence import cite_m4_study, cite_private_route
-from ..passes.examples import build_mask_program, build_program
+from ..passes.examples import build_mask_program, make_example
 from ._unsupported_ops import M4, format_chips, is_any_admitted
 
 
@@ -48,5 +48,4 @@ class LogicalOps(Rule):
         yield Example("and", lambda: build_mask_program("logical_and"))
         yield Example("or", lambda: build_mask_program("logical_or"))
         yield Example("xor", lambda: build_mask_program("logical_xor"))
-        yield Example("product", lambda: build_program(
-            lambda x, z: Builder.mul(x=x, y=z, name="y"), x=(2, 3), z=(2, 3)), reason="")
+        yield make_example("product", lambda x, z: Builder.mul(x=x, y=z, name="y"), reason="", x=(2, 3), z=(2, 3))

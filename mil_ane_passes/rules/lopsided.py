@@ -12,7 +12,7 @@ from ..ane.partitions import iterate_rows_by_function
 from ..ir.query import get_static_shape
 from ..passes.contract import Community, Example, Hit, Miss, PlanRule
 from ..passes.evidence import cite_m4_study, cite_surgery_tip
-from ..passes.examples import build_program
+from ..passes.examples import make_example
 from ..passes.plan import Plan
 from ..utils.text_format import format_count
 from ._plan_rules import format_list, map_inputs_to_ops
@@ -69,13 +69,11 @@ class Lopsided(PlanRule):
         return strictest.most if strictest else 0
 
     def examples(self) -> Iterable[Example]:
-        yield Example("a signal", lambda: build_program(lambda x: Builder.tanh(x=x, name="y"), x=(16000,)))
-        yield Example(
-            "padded with ones", lambda: build_program(lambda x: Builder.tanh(x=x, name="y"), x=(1, 1, 10000, 1))
-        )
-        yield Example("short", lambda: build_program(lambda x: Builder.tanh(x=x, name="y"), x=(8192,)), reason="")
-        yield Example("folded", lambda: build_program(lambda x: Builder.tanh(x=x, name="y"), x=(4, 4000)), reason="")
-        yield Example("refused", lambda: build_program(lambda x: Builder.tanh(x=x, name="y"), x=(50000,)), reason="")
+        yield make_example("a signal", lambda x: Builder.tanh(x=x, name="y"), x=(16000,))
+        yield make_example("padded with ones", lambda x: Builder.tanh(x=x, name="y"), x=(1, 1, 10000, 1))
+        yield make_example("short", lambda x: Builder.tanh(x=x, name="y"), reason="", x=(8192,))
+        yield make_example("folded", lambda x: Builder.tanh(x=x, name="y"), reason="", x=(4, 4000))
+        yield make_example("refused", lambda x: Builder.tanh(x=x, name="y"), reason="", x=(50000,))
 
 
 def _format_note(found: list[Var]) -> str:

@@ -9,7 +9,7 @@ from coremltools.converters.mil.mil import Builder, Operation, types
 
 from ..passes.contract import Example, Hit, Miss, Rule
 from ..passes.evidence import cite_m1_gpt_notes, cite_m4_study, cite_private_route
-from ..passes.examples import build_program
+from ..passes.examples import make_example
 from ._unsupported_ops import M1_TO_M5, make_unsupported_hit
 
 _REPLACEMENTS = {"one_hot": "equal of the index, as fp16, with a constant range", "band_part": "a constant mask"}
@@ -49,9 +49,16 @@ class MasksAtRunTime(Rule):
         )
 
     def examples(self) -> Iterable[Example]:
-        yield Example("one_hot", lambda: build_program(
-            lambda ids: Builder.one_hot(indices=ids, one_hot_vector_size=8, name="y"), dtype=types.int32, ids=(1, 4)))
-        yield Example("band_part", lambda: build_program(
-            lambda x: Builder.band_part(x=x, lower=-1, upper=0, name="y"), x=(1, 4, 4)))
-        yield Example("constant mask", lambda: build_program(
-            lambda x: Builder.mul(x=x, y=np.tril(np.ones((4, 4), np.float16)), name="y"), x=(1, 4, 4)), reason="")
+        yield make_example(
+            "one_hot",
+            lambda ids: Builder.one_hot(indices=ids, one_hot_vector_size=8, name="y"),
+            dtype=types.int32,
+            ids=(1, 4),
+        )
+        yield make_example("band_part", lambda x: Builder.band_part(x=x, lower=-1, upper=0, name="y"), x=(1, 4, 4))
+        yield make_example(
+            "constant mask",
+            lambda x: Builder.mul(x=x, y=np.tril(np.ones((4, 4), np.float16)), name="y"),
+            reason="",
+            x=(1, 4, 4),
+        )

@@ -10,7 +10,7 @@ from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 from ..ane.limits import collect_evidence, find_exceeded_limit, find_limit
 from ..ir.query import get_const_value, is_compressed, is_const
 from ..passes.contract import Example, Hit, Miss, Rule
-from ..passes.examples import build_program
+from ..passes.examples import make_example
 from ._sizes import select_generations
 
 
@@ -51,17 +51,23 @@ class MatmulInnerDimension(Rule):
         return Hit(op, note=note, sure=long.sure, message=message if fails_on_m4 else None)
 
     def examples(self) -> Iterable[Example]:
-        yield Example("over 32768", lambda: build_program(
-            lambda x, z: Builder.matmul(x=x, y=z, name="y"), x=(2, 32769), z=(32769, 2)))
-        yield Example("transposed", lambda: build_program(
-            lambda x, z: Builder.matmul(x=x, y=z, transpose_x=True, name="y"), x=(40000, 2), z=(40000, 2)))
-        yield Example("on an M1", lambda: build_program(
-            lambda x, z: Builder.matmul(x=x, y=z, name="y"), x=(2, 16385), z=(16385, 2)))
-        yield Example("at the limit", lambda: build_program(
-            lambda x, z: Builder.matmul(x=x, y=z, name="y"), x=(2, 16384), z=(16384, 2)),
-            reason="inner dimension 16384, the limit is 16384")
-        yield Example("small", lambda: build_program(
-            lambda x, z: Builder.matmul(x=x, y=z, name="y"), x=(2, 3), z=(3, 2)), reason="fits")
-        yield Example("symbolic", lambda: build_program(
-            lambda x, z: Builder.matmul(x=x, y=z, transpose_x=True, name="y"), x=(None, 2), z=(4, 2)),
-            reason="the inner dimension is symbolic")
+        yield make_example("over 32768", lambda x, z: Builder.matmul(x=x, y=z, name="y"), x=(2, 32769), z=(32769, 2))
+        yield make_example(
+            "transposed", lambda x, z: Builder.matmul(x=x, y=z, transpose_x=True, name="y"), x=(40000, 2), z=(40000, 2)
+        )
+        yield make_example("on an M1", lambda x, z: Builder.matmul(x=x, y=z, name="y"), x=(2, 16385), z=(16385, 2))
+        yield make_example(
+            "at the limit",
+            lambda x, z: Builder.matmul(x=x, y=z, name="y"),
+            reason="inner dimension 16384, the limit is 16384",
+            x=(2, 16384),
+            z=(16384, 2),
+        )
+        yield make_example("small", lambda x, z: Builder.matmul(x=x, y=z, name="y"), reason="fits", x=(2, 3), z=(3, 2))
+        yield make_example(
+            "symbolic",
+            lambda x, z: Builder.matmul(x=x, y=z, transpose_x=True, name="y"),
+            reason="the inner dimension is symbolic",
+            x=(None, 2),
+            z=(4, 2),
+        )

@@ -9,7 +9,7 @@ from coremltools.converters.mil.mil import Builder, Operation, types
 
 from ..passes.contract import Example, Hit, Miss, Rule
 from ..passes.evidence import cite_m4_study, cite_private_route
-from ..passes.examples import build_program
+from ..passes.examples import make_example
 from ._unsupported_ops import M1_TO_M5, make_unsupported_hit
 
 
@@ -39,13 +39,20 @@ class Modulo(Rule):
         )
 
     def examples(self) -> Iterable[Example]:
-        yield Example("by a number", lambda: build_program(
-            lambda x: Builder.mod(x=x, y=np.float16(3), name="y"), x=(2, 3)))
-        yield Example("by a value", lambda: build_program(
-            lambda x, z: Builder.mod(x=x, y=z, name="y"), x=(2, 3), z=(1, 3)))
-        yield Example("written out", lambda: build_program(
-            lambda x: Builder.sub(x=x, y=Builder.mul(x=Builder.floor(x=Builder.mul(x=x, y=np.float16(0.25))),
-                                                     y=np.float16(4)), name="y"), x=(2, 3)), reason="")
-        yield Example("of integers", lambda: build_program(
-            lambda x: Builder.mod(x=x, y=np.int32(3), name="y"), dtype=types.int32, x=(2, 3)),
-            reason="computes on integers")
+        yield make_example("by a number", lambda x: Builder.mod(x=x, y=np.float16(3), name="y"), x=(2, 3))
+        yield make_example("by a value", lambda x, z: Builder.mod(x=x, y=z, name="y"), x=(2, 3), z=(1, 3))
+        yield make_example(
+            "written out",
+            lambda x: Builder.sub(
+                x=x, y=Builder.mul(x=Builder.floor(x=Builder.mul(x=x, y=np.float16(0.25))), y=np.float16(4)), name="y"
+            ),
+            reason="",
+            x=(2, 3),
+        )
+        yield make_example(
+            "of integers",
+            lambda x: Builder.mod(x=x, y=np.int32(3), name="y"),
+            reason="computes on integers",
+            dtype=types.int32,
+            x=(2, 3),
+        )

@@ -10,7 +10,7 @@ from coremltools.converters.mil.mil import Builder, Operation, Program, Var, typ
 
 from ..ir.query import is_const
 from ..passes.contract import Community, Example, Hit, Miss, Rule
-from ..passes.examples import build_program
+from ..passes.examples import build_program, make_example
 
 _FP32_REASON = "computed in fp32, where NaN and infinities are what they should be, but not on the ANE"
 
@@ -66,9 +66,13 @@ class NanLogic(Rule):
         )
         yield Example("two numbers", lambda: _build_select(lambda x: Builder.greater(x=x, y=np.float16(0.5))),
                       reason="compares numbers")
-        yield Example("integers", lambda: build_program(
-            lambda x: Builder.cast(x=Builder.equal(x=x, y=x), dtype="fp16", name="y"), dtype=types.int32, x=(2, 3)),
-            reason="compares integers")
+        yield make_example(
+            "integers",
+            lambda x: Builder.cast(x=Builder.equal(x=x, y=x), dtype="fp16", name="y"),
+            reason="compares integers",
+            dtype=types.int32,
+            x=(2, 3),
+        )
 
 
 def _describe_special_comparison(op: Operation) -> str | None:

@@ -9,7 +9,7 @@ from coremltools.converters.mil.mil import Block, Builder, Operation, Program
 from ..ir.query import get_type_info, is_compressed, is_const
 from ..passes.contract import BlockRule, Community, Example, Hit, Miss
 from ..passes.evidence import cite_2020_layer_list, cite_m4_study
-from ..passes.examples import build_program, make_weight
+from ..passes.examples import build_program, make_example, make_weight
 from ..utils.text_format import format_count
 from ._plan_rules import format_op_types
 from ._unsupported_ops import BEFORE_M4
@@ -78,8 +78,9 @@ class OldBroadcast(BlockRule):
         yield Example("channels", lambda: _build_mul((1, 4, 8, 8), (1, 4, 1, 1)))
         yield Example("rank", lambda: _build_mul((2, 3, 4), (4,)))
         yield Example("one shape", lambda: _build_mul((1, 4, 8, 8), (1, 4, 8, 8)), reason="")
-        yield Example("a constant", lambda: build_program(
-            lambda x: Builder.mul(x=x, y=make_weight(1, 4, 1, 1), name="y"), x=(1, 4, 8, 8)), reason="")
+        yield make_example(
+            "a constant", lambda x: Builder.mul(x=x, y=make_weight(1, 4, 1, 1), name="y"), reason="", x=(1, 4, 8, 8)
+        )
 
 
 def _is_computed_broadcast(op: Operation) -> bool:

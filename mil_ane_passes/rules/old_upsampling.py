@@ -10,7 +10,7 @@ from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 from ..ane.limits import collect_evidence
 from ..passes.contract import Example, Hit, Miss, Rule
 from ..passes.evidence import cite_2020_layer_list, cite_m4_study
-from ..passes.examples import build_program
+from ..passes.examples import make_example
 from ..passes.targets import Gate
 
 _RESIZE_OPS = ("resize_bilinear", "resize_nearest_neighbor", "resize")
@@ -51,17 +51,34 @@ class OldUpsampling(Rule):
         return Hit(op, note=f"upsampling by {_format_factors(shown)}: only 2 is supported up to A13")
 
     def examples(self) -> Iterable[Example]:
-        yield Example("by 4", lambda: build_program(lambda x: Builder.upsample_nearest_neighbor(
-            x=x, scale_factor_height=4, scale_factor_width=4, name="y"), x=(1, 2, 4, 4)))
-        yield Example("to a size", lambda: build_program(lambda x: Builder.resize_bilinear(
-            x=x, target_size_height=6, target_size_width=6, name="y"), x=(1, 2, 4, 4)))
-        yield Example("by 2", lambda: build_program(lambda x: Builder.upsample_bilinear(
-            x=x, scale_factor_height=2, scale_factor_width=2, name="y"), x=(1, 2, 4, 4)), reason="by 2 x 2")
-        yield Example("smaller and by 2", lambda: build_program(lambda x: Builder.resize_bilinear(
-            x=x, target_size_height=8, target_size_width=2, name="y"), x=(1, 2, 4, 4)), reason="by 2 x 0.5")
-        yield Example("flexible", lambda: build_program(lambda x: Builder.upsample_nearest_neighbor(
-            x=x, scale_factor_height=4, scale_factor_width=4, name="y"), x=(1, 2, None, 4)),
-            reason="sizes that are known only at run time")
+        yield make_example(
+            "by 4",
+            lambda x: Builder.upsample_nearest_neighbor(x=x, scale_factor_height=4, scale_factor_width=4, name="y"),
+            x=(1, 2, 4, 4),
+        )
+        yield make_example(
+            "to a size",
+            lambda x: Builder.resize_bilinear(x=x, target_size_height=6, target_size_width=6, name="y"),
+            x=(1, 2, 4, 4),
+        )
+        yield make_example(
+            "by 2",
+            lambda x: Builder.upsample_bilinear(x=x, scale_factor_height=2, scale_factor_width=2, name="y"),
+            reason="by 2 x 2",
+            x=(1, 2, 4, 4),
+        )
+        yield make_example(
+            "smaller and by 2",
+            lambda x: Builder.resize_bilinear(x=x, target_size_height=8, target_size_width=2, name="y"),
+            reason="by 2 x 0.5",
+            x=(1, 2, 4, 4),
+        )
+        yield make_example(
+            "flexible",
+            lambda x: Builder.upsample_nearest_neighbor(x=x, scale_factor_height=4, scale_factor_width=4, name="y"),
+            reason="sizes that are known only at run time",
+            x=(1, 2, None, 4),
+        )
 
 
 def _compute_factor(before: object, after: object) -> float | None:

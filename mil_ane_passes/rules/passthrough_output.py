@@ -8,7 +8,7 @@ from coremltools.converters.mil.mil import Block, Builder, Function
 
 from ..passes.contract import BlockRule, Example, Hit, Miss
 from ..passes.evidence import cite_private_quirk
-from ..passes.examples import build_program
+from ..passes.examples import make_example
 
 
 class PassthroughOutput(BlockRule):
@@ -38,7 +38,5 @@ class PassthroughOutput(BlockRule):
                 yield Hit(first, note=f"output '{var.name}' is the input '{inputs[var]}'")
 
     def examples(self) -> Iterable[Example]:
-        yield Example("beside another", lambda: build_program(lambda x: (Builder.relu(x=x, name="y"), x), x=(2, 3)))
-        yield Example(
-            "an identity", lambda: build_program(lambda x: Builder.identity(x=x, name="y"), x=(2, 3)), reason=""
-        )
+        yield make_example("beside another", lambda x: (Builder.relu(x=x, name="y"), x), x=(2, 3))
+        yield make_example("an identity", lambda x: Builder.identity(x=x, name="y"), reason="", x=(2, 3))

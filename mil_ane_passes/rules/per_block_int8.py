@@ -11,7 +11,7 @@ from coremltools.converters.mil.mil import Builder, Operation, Program, Var, typ
 
 from ..ir.query import get_const_value, is_compressed
 from ..passes.contract import Community, Example, Hit, Miss, Rule
-from ..passes.examples import build_program, make_weight
+from ..passes.examples import build_program, make_example, make_weight
 from ._sizes import select_generations
 
 
@@ -71,10 +71,11 @@ class PerBlockInt8(Rule):
         yield Example("matmul per channel", lambda: _build_matmul((1, 4)), reason="one scale for all input channels")
         yield Example("scaled floats", lambda: _build_conv((4, 2, 1, 1), np.float16),
                       reason="the scaled data are not integers")
-        yield Example(
+        yield make_example(
             "plain",
-            lambda: build_program(lambda x: Builder.conv(x=x, weight=make_weight(4, 8, 1, 1)), x=(1, 8, 5, 6)),
+            lambda x: Builder.conv(x=x, weight=make_weight(4, 8, 1, 1)),
             reason="no weight of integers with scales",
+            x=(1, 8, 5, 6),
         )
 
 

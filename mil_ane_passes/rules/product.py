@@ -8,7 +8,7 @@ from coremltools.converters.mil.mil import Builder, Operation, types
 
 from ..passes.contract import Example, Hit, Miss, Rule
 from ..passes.evidence import cite_m4_study, cite_private_route
-from ..passes.examples import build_program
+from ..passes.examples import make_example
 from ._unsupported_ops import M1_TO_M5, make_unsupported_hit
 
 
@@ -37,12 +37,13 @@ class Product(Rule):
         return make_unsupported_hit(self, op, "reduce_prod is unsupported on the ANE", seen=M1_TO_M5)
 
     def examples(self) -> Iterable[Example]:
-        yield Example(
-            "one axis", lambda: build_program(lambda x: Builder.reduce_prod(x=x, axes=[-1], name="y"), x=(2, 3))
+        yield make_example("one axis", lambda x: Builder.reduce_prod(x=x, axes=[-1], name="y"), x=(2, 3))
+        yield make_example("all", lambda x: Builder.reduce_prod(x=x, name="y"), x=(2, 3))
+        yield make_example("sum", lambda x: Builder.reduce_sum(x=x, axes=[-1], name="y"), reason="", x=(2, 3))
+        yield make_example(
+            "of integers",
+            lambda x: Builder.reduce_prod(x=x, axes=[0], name="y"),
+            reason="computes on integers",
+            dtype=types.int32,
+            x=(2, 3),
         )
-        yield Example("all", lambda: build_program(lambda x: Builder.reduce_prod(x=x, name="y"), x=(2, 3)))
-        yield Example("sum", lambda: build_program(lambda x: Builder.reduce_sum(x=x, axes=[-1], name="y"), x=(2, 3)),
-                      reason="")
-        yield Example("of integers", lambda: build_program(
-            lambda x: Builder.reduce_prod(x=x, axes=[0], name="y"), dtype=types.int32, x=(2, 3)),
-            reason="computes on integers")

@@ -9,7 +9,7 @@ from coremltools.converters.mil.mil import Builder, Operation, Program, Var
 
 from ..passes.contract import Example, Hit, Miss, Rule
 from ..passes.evidence import cite_m4_study, cite_private_route
-from ..passes.examples import build_program
+from ..passes.examples import build_program, make_example
 from ..passes.targets import Gate
 from ._unsupported_ops import M1_TO_M5, is_any_admitted, make_unsupported_hit
 
@@ -43,11 +43,16 @@ class RandomNumbers(Rule):
 
     def examples(self) -> Iterable[Example]:
         yield Example("noise", _build_noise)
-        yield Example("uniform", lambda: build_program(
-            lambda x: Builder.add(x=x, y=Builder.random_uniform(
-                shape=[2, 3], low=np.float16(0), high=np.float16(1), seed=1), name="y"), x=(2, 3)))
-        yield Example("noise as an input", lambda: build_program(
-            lambda x, noise: Builder.add(x=x, y=noise, name="y"), x=(2, 3), noise=(2, 3)), reason="")
+        yield make_example(
+            "uniform",
+            lambda x: Builder.add(
+                x=x, y=Builder.random_uniform(shape=[2, 3], low=np.float16(0), high=np.float16(1), seed=1), name="y"
+            ),
+            x=(2, 3),
+        )
+        yield make_example(
+            "noise as an input", lambda x, noise: Builder.add(x=x, y=noise, name="y"), reason="", x=(2, 3), noise=(2, 3)
+        )
 
 
 def _build_noise() -> Program:

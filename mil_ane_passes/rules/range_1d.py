@@ -9,7 +9,7 @@ from coremltools.converters.mil.mil import Builder, Operation, Program, Var, typ
 
 from ..passes.contract import Example, Hit, Miss, Rule
 from ..passes.evidence import cite_m4_study, cite_private_route, cite_xcode_notes
-from ..passes.examples import build_program
+from ..passes.examples import build_program, make_example
 from ._unsupported_ops import find_dynamic_inputs, make_unsupported_hit
 
 
@@ -42,11 +42,16 @@ class Range1d(Rule):
 
     def examples(self) -> Iterable[Example]:
         yield Example("computed bound", _build_dynamic_range)
-        yield Example("fixed bounds", lambda: build_program(
-            lambda x: Builder.add(x=x, y=Builder.range_1d(start=np.float16(0), end=np.float16(3), step=np.float16(1)),
-                                  name="y"), x=(2, 3)))
-        yield Example("constant", lambda: build_program(
-            lambda x: Builder.add(x=x, y=np.arange(3, dtype=np.float16), name="y"), x=(2, 3)), reason="")
+        yield make_example(
+            "fixed bounds",
+            lambda x: Builder.add(
+                x=x, y=Builder.range_1d(start=np.float16(0), end=np.float16(3), step=np.float16(1)), name="y"
+            ),
+            x=(2, 3),
+        )
+        yield make_example(
+            "constant", lambda x: Builder.add(x=x, y=np.arange(3, dtype=np.float16), name="y"), reason="", x=(2, 3)
+        )
 
 
 def _build_dynamic_range() -> Program:

@@ -9,7 +9,7 @@ from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
 from ..passes.contract import Community, Example, Hit, Miss, Rule, Vendor
 from ..passes.evidence import cite_2020_layer_list, cite_m4_study, cite_private_route
-from ..passes.examples import build_program, make_weight
+from ..passes.examples import make_example, make_weight
 from ..utils.text_format import format_count
 from ._unsupported_ops import make_unsupported_hit
 
@@ -47,13 +47,21 @@ class Recurrent(Rule):
         return make_unsupported_hit(self, op, f"{op.op_type} is unsupported on the ANE ({how})", message=message)
 
     def examples(self) -> Iterable[Example]:
-        yield Example("rnn", lambda: build_program(_build_rnn, x=(5, 1, 4), h=(1, 3)))
-        yield Example("lstm", lambda: build_program(_build_lstm, x=(5, 1, 4), h=(1, 3), c=(1, 3)))
-        yield Example("gru", lambda: build_program(_build_gru, x=(None, 1, 4), h=(1, 3)))
-        yield Example("one step, written out", lambda: build_program(
-            lambda x, h: Builder.tanh(x=Builder.add(x=Builder.linear(x=x, weight=make_weight(3, 4)),
-                                                    y=Builder.linear(x=h, weight=make_weight(3, 3))), name="y"),
-            x=(1, 4), h=(1, 3)), reason="")
+        yield make_example("rnn", _build_rnn, x=(5, 1, 4), h=(1, 3))
+        yield make_example("lstm", _build_lstm, x=(5, 1, 4), h=(1, 3), c=(1, 3))
+        yield make_example("gru", _build_gru, x=(None, 1, 4), h=(1, 3))
+        yield make_example(
+            "one step, written out",
+            lambda x, h: Builder.tanh(
+                x=Builder.add(
+                    x=Builder.linear(x=x, weight=make_weight(3, 4)), y=Builder.linear(x=h, weight=make_weight(3, 3))
+                ),
+                name="y",
+            ),
+            reason="",
+            x=(1, 4),
+            h=(1, 3),
+        )
 
 
 def _build_rnn(x: Var, h: Var) -> Var:

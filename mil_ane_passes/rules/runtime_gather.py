@@ -12,7 +12,7 @@ from coremltools.converters.mil.mil import Builder, Function, Operation, Program
 from ..ir.query import is_compressed, is_const, is_used
 from ..passes.contract import Community, Example, Hit, Miss, Rule, Vendor
 from ..passes.evidence import cite_2020_layer_list, cite_m1_gpt_notes, cite_m4_study, cite_private_route
-from ..passes.examples import build_program, make_weight
+from ..passes.examples import build_program, make_example, make_weight
 from ._unsupported_ops import BEFORE_M4, find_dynamic_inputs, format_chips, is_any_admitted, make_unsupported_hit
 
 _OTHER_GATHERS = ("gather_nd", "gather_along_axis")
@@ -87,16 +87,30 @@ class RuntimeGather(Rule):
     def examples(self) -> Iterable[Example]:
         yield Example("embedding", lambda: _build_gather(make_weight(16, 4)))
         yield Example("first opset", lambda: _build_gather(make_weight(16, 4), ct.target.iOS15))
-        yield Example("16 bits", lambda: build_program(
-            lambda x, ids: Builder.gather_along_axis(x=make_weight(3, 4), indices=Builder.cast(x=ids, dtype="uint16"),
-                                                     axis=1, name="y"), dtype=types.int32, x=(1,), ids=(3, 2)))
-        yield Example("32 bits", lambda: build_program(
-            lambda ids: Builder.gather_nd(x=make_weight(3, 4), indices=ids, name="y"), dtype=types.int32, ids=(2, 1)))
-        yield Example("constant indices", lambda: build_program(
-            lambda x: Builder.gather(x=x, indices=np.array([2, 0], np.int32), axis=0, name="y"), x=(3, 4)),
-            reason="its indices are constant")
-        yield Example("slice", lambda: build_program(
-            lambda x: Builder.slice_by_size(x=x, begin=[1, 0], size=[1, 4], name="y"), x=(3, 4)), reason="")
+        yield make_example(
+            "16 bits",
+            lambda x, ids: Builder.gather_along_axis(
+                x=make_weight(3, 4), indices=Builder.cast(x=ids, dtype="uint16"), axis=1, name="y"
+            ),
+            dtype=types.int32,
+            x=(1,),
+            ids=(3, 2),
+        )
+        yield make_example(
+            "32 bits",
+            lambda ids: Builder.gather_nd(x=make_weight(3, 4), indices=ids, name="y"),
+            dtype=types.int32,
+            ids=(2, 1),
+        )
+        yield make_example(
+            "constant indices",
+            lambda x: Builder.gather(x=x, indices=np.array([2, 0], np.int32), axis=0, name="y"),
+            reason="its indices are constant",
+            x=(3, 4),
+        )
+        yield make_example(
+            "slice", lambda x: Builder.slice_by_size(x=x, begin=[1, 0], size=[1, 4], name="y"), reason="", x=(3, 4)
+        )
 
 
 def _build_gather(table: np.ndarray[Any, Any], opset: object = ct.target.iOS17) -> Program:

@@ -10,7 +10,7 @@ from coremltools.converters.mil.mil import Builder, Function, Operation, Program
 
 from ..passes.contract import Community, Example, Hit, Miss, Rule, Vendor
 from ..passes.evidence import cite_m4_study, cite_private_route
-from ..passes.examples import build_program, make_weight
+from ..passes.examples import make_example, make_weight
 from ._unsupported_ops import M1_TO_M5, find_dynamic_inputs, make_unsupported_hit
 
 _POSITION_INPUTS = {
@@ -66,19 +66,32 @@ class RuntimeSlice(Rule):
         return make_unsupported_hit(self, op, note, seen=M1_TO_M5, message=_find_coreml_message(op))
 
     def examples(self) -> Iterable[Example]:
-        yield Example("begin", lambda: build_program(
-            lambda at: Builder.slice_by_size(x=make_weight(4, 6), begin=at, size=[1, 2], name="y"), dtype=types.int32,
-            at=(2,)))
-        yield Example("end", lambda: build_program(
-            lambda at: Builder.slice_by_index(x=make_weight(4, 6), begin=[0, 0], end=at, name="y"), dtype=types.int32,
-            at=(2,)))
+        yield make_example(
+            "begin",
+            lambda at: Builder.slice_by_size(x=make_weight(4, 6), begin=at, size=[1, 2], name="y"),
+            dtype=types.int32,
+            at=(2,),
+        )
+        yield make_example(
+            "end",
+            lambda at: Builder.slice_by_index(x=make_weight(4, 6), begin=[0, 0], end=at, name="y"),
+            dtype=types.int32,
+            at=(2,),
+        )
         yield Example("a row of a cache", _build_slice_update)
-        yield Example("fixed", lambda: build_program(
-            lambda x: Builder.slice_by_size(x=x, begin=[1, 0], size=[1, 2], name="y"), x=(4, 6)),
-            reason="its place is fixed")
-        yield Example("masked", lambda: build_program(
-            lambda x, m: Builder.reduce_sum(x=Builder.mul(x=x, y=m), axes=[0], name="y"), x=(4, 6), m=(4, 1)),
-            reason="")
+        yield make_example(
+            "fixed",
+            lambda x: Builder.slice_by_size(x=x, begin=[1, 0], size=[1, 2], name="y"),
+            reason="its place is fixed",
+            x=(4, 6),
+        )
+        yield make_example(
+            "masked",
+            lambda x, m: Builder.reduce_sum(x=Builder.mul(x=x, y=m), axes=[0], name="y"),
+            reason="",
+            x=(4, 6),
+            m=(4, 1),
+        )
 
 
 def _find_coreml_message(op: Operation) -> str | None:

@@ -10,7 +10,7 @@ from coremltools.converters.mil.mil import Builder, Operation
 
 from ..passes.contract import Community, Example, Hit, Miss, Rule, Vendor
 from ..passes.evidence import cite_m1_gpt_notes, cite_m4_study, cite_private_route
-from ..passes.examples import build_program
+from ..passes.examples import make_example
 from ._unsupported_ops import find_dynamic_inputs, make_unsupported_hit
 
 
@@ -51,15 +51,31 @@ class Scatter(Rule):
         return make_unsupported_hit(self, op, f"{op.op_type} is unsupported on the ANE (indices {how})")
 
     def examples(self) -> Iterable[Example]:
-        yield Example("rows", lambda: build_program(
+        yield make_example(
+            "rows",
             lambda x, v: Builder.scatter(data=x, indices=np.array([2], np.int32), updates=v, axis=0, name="y"),
-            x=(4, 3), v=(1, 3)))
-        yield Example("places", lambda: build_program(
+            x=(4, 3),
+            v=(1, 3),
+        )
+        yield make_example(
+            "places",
             lambda x, v: Builder.scatter_nd(data=x, indices=np.array([[0, 1], [2, 2]], np.int32), updates=v, name="y"),
-            x=(4, 3), v=(2,)))
-        yield Example("along an axis", lambda: build_program(
-            lambda x, v: Builder.scatter_along_axis(data=x, indices=np.array([[0, 1, 2]], np.int32), updates=v, axis=0,
-                                                    name="y"), x=(4, 3), v=(1, 3)))
-        yield Example("a window", lambda: build_program(
+            x=(4, 3),
+            v=(2,),
+        )
+        yield make_example(
+            "along an axis",
+            lambda x, v: Builder.scatter_along_axis(
+                data=x, indices=np.array([[0, 1, 2]], np.int32), updates=v, axis=0, name="y"
+            ),
+            x=(4, 3),
+            v=(1, 3),
+        )
+        yield make_example(
+            "a window",
             lambda x, v: Builder.slice_update(x=x, update=v, begin=[2, 0], end=[3, 3], name="y"),
-            opset=ct.target.iOS18, x=(4, 3), v=(1, 3)), reason="")
+            reason="",
+            opset=ct.target.iOS18,
+            x=(4, 3),
+            v=(1, 3),
+        )

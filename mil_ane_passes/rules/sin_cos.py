@@ -8,7 +8,7 @@ from coremltools.converters.mil.mil import Builder, Operation, types
 
 from ..passes.contract import Example, Hit, Miss, Rule
 from ..passes.evidence import cite_m4_study, cite_private_route, cite_surgery_tip
-from ..passes.examples import build_program
+from ..passes.examples import make_example
 from ..passes.targets import Gate, format_generations
 from ._sizes import select_generations
 
@@ -53,6 +53,6 @@ class SinCos(Rule):
         )
 
     def examples(self) -> Iterable[Example]:
-        yield Example("sin", lambda: build_program(lambda x: Builder.sin(x=x, name="y"), x=(2, 3)))
-        yield Example("cos", lambda: build_program(lambda x: Builder.cos(x=x, name="y"), x=(None, 3)))
-        yield Example("atan", lambda: build_program(lambda x: Builder.atan(x=x, name="y"), x=(2, 3)), reason="")
+        yield make_example("sin", lambda x: Builder.sin(x=x, name="y"), x=(2, 3))
+        yield make_example("cos", lambda x: Builder.cos(x=x, name="y"), x=(None, 3))
+        yield make_example("atan", lambda x: Builder.atan(x=x, name="y"), reason="", x=(2, 3))

@@ -9,7 +9,7 @@ from coremltools.converters.mil.mil import Builder, Operation
 from ..ir.query import get_const_value
 from ..passes.contract import Example, Hit, Miss, Rule
 from ..passes.evidence import cite_m4_study, cite_private_route
-from ..passes.examples import build_program
+from ..passes.examples import make_example
 from ._unsupported_ops import M1_TO_M5, make_unsupported_hit
 
 
@@ -38,9 +38,12 @@ class SlidingWindows(Rule):
         return make_unsupported_hit(self, op, f"sliding_windows is unsupported on the ANE ({shape})", seen=M1_TO_M5)
 
     def examples(self) -> Iterable[Example]:
-        yield Example("overlapping", lambda: build_program(
-            lambda x: Builder.sliding_windows(x=x, axis=2, size=4, stride=2, name="y"), x=(1, 3, 16)))
-        yield Example("not overlapping", lambda: build_program(
-            lambda x: Builder.sliding_windows(x=x, axis=1, size=4, stride=4, name="y"), x=(1, 16)))
-        yield Example("reshape", lambda: build_program(
-            lambda x: Builder.reshape(x=x, shape=[1, 3, 4, 4], name="y"), x=(1, 3, 16)), reason="")
+        yield make_example(
+            "overlapping", lambda x: Builder.sliding_windows(x=x, axis=2, size=4, stride=2, name="y"), x=(1, 3, 16)
+        )
+        yield make_example(
+            "not overlapping", lambda x: Builder.sliding_windows(x=x, axis=1, size=4, stride=4, name="y"), x=(1, 16)
+        )
+        yield make_example(
+            "reshape", lambda x: Builder.reshape(x=x, shape=[1, 3, 4, 4], name="y"), reason="", x=(1, 3, 16)
+        )

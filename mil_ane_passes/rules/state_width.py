@@ -10,7 +10,7 @@ from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
 from ..ir.query import get_consumers
 from ..passes.contract import BlockRule, Community, Example, Hit, Measured, Miss
-from ..passes.examples import build_program
+from ..passes.examples import make_example
 from ..passes.targets import format_generations
 from ._sizes import select_generations
 
@@ -60,7 +60,7 @@ class StateWidth(BlockRule):
     def examples(self) -> Iterable[Example]:
         yield Example("270", lambda: _build_stateful(270))
         yield Example("256", lambda: _build_stateful(256), reason="state 's' is 256 wide, a multiple of 32")
-        yield Example("no state", lambda: build_program(lambda x: Builder.relu(x=x, name="y"), x=(1, 270)), reason="")
+        yield make_example("no state", lambda x: Builder.relu(x=x, name="y"), reason="", x=(1, 270))
 
 
 def _build_stateful(width: int) -> Program:

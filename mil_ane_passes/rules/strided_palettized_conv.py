@@ -11,7 +11,7 @@ from coremltools.converters.mil.mil import Builder, Operation, Program, Var
 from ..ir.query import get_const_value, is_compressed
 from ..passes.contract import Example, Hit, Miss, Rule
 from ..passes.evidence import cite_apple_authoring_rules
-from ..passes.examples import build_program, make_weight
+from ..passes.examples import build_program, make_example, make_weight
 
 _LUT_OP = "constexpr_lut_to_dense"
 
@@ -45,9 +45,12 @@ class StridedPalettizedConv(Rule):
     def examples(self) -> Iterable[Example]:
         yield Example("patches", lambda: _build_conv(4))
         yield Example("stride 2", lambda: _build_conv(2), reason="stride up to 2, or no palettized weight")
-        yield Example("plain weight", lambda: build_program(
-            lambda x: Builder.conv(x=x, weight=make_weight(4, 2, 4, 4), strides=[4, 4], name="y"), x=(1, 2, 16, 16)),
-            reason="stride up to 2, or no palettized weight")
+        yield make_example(
+            "plain weight",
+            lambda x: Builder.conv(x=x, weight=make_weight(4, 2, 4, 4), strides=[4, 4], name="y"),
+            reason="stride up to 2, or no palettized weight",
+            x=(1, 2, 16, 16),
+        )
 
 
 def _is_palettized(var: Var) -> bool:

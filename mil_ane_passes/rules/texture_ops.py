@@ -10,7 +10,7 @@ from coremltools.converters.mil.mil import Builder, Operation
 from ..ir.query import get_const_value
 from ..passes.contract import Example, Hit, Miss, Rule
 from ..passes.evidence import cite_m4_study, cite_private_route
-from ..passes.examples import build_program
+from ..passes.examples import make_example
 from ..passes.targets import Gate
 from ._sizes import select_generations
 
@@ -50,12 +50,25 @@ class TextureOps(Rule):
         return Hit(op, sure=sure, note=f"{op.op_type} needs a unit that is not on {where}")
 
     def examples(self) -> Iterable[Example]:
-        yield Example("resample", lambda: build_program(lambda x, at: Builder.resample(
-            x=x, coordinates=at, sampling_mode="bilinear", padding_mode="constant", padding_value=np.float16(0),
-            coordinates_mode="normalized_minus_one_to_one", align_corners=True, name="y"), x=(1, 2, 4, 4),
-            at=(1, 3, 3, 2)))
-        yield Example("reflect", lambda: build_program(
-            lambda x: Builder.pad(x=x, pad=[1, 1], mode="reflect", name="y"), x=(1, 2, 4, 4)))
-        yield Example("zeros", lambda: build_program(
+        yield make_example(
+            "resample",
+            lambda x, at: Builder.resample(
+                x=x,
+                coordinates=at,
+                sampling_mode="bilinear",
+                padding_mode="constant",
+                padding_value=np.float16(0),
+                coordinates_mode="normalized_minus_one_to_one",
+                align_corners=True,
+                name="y",
+            ),
+            x=(1, 2, 4, 4),
+            at=(1, 3, 3, 2),
+        )
+        yield make_example("reflect", lambda x: Builder.pad(x=x, pad=[1, 1], mode="reflect", name="y"), x=(1, 2, 4, 4))
+        yield make_example(
+            "zeros",
             lambda x: Builder.pad(x=x, pad=[1, 1], mode="constant", constant_val=np.float16(0), name="y"),
-            x=(1, 2, 4, 4)), reason="pads with mode constant")
+            reason="pads with mode constant",
+            x=(1, 2, 4, 4),
+        )

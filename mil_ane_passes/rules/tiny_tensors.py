@@ -11,7 +11,7 @@ from ..ane.partitions import iterate_rows_by_function
 from ..ir.query import get_static_shape
 from ..passes.contract import Example, Hit, Miss, PlanRule
 from ..passes.evidence import cite_surgery_tip
-from ..passes.examples import build_program
+from ..passes.examples import make_example
 from ..passes.plan import Plan
 from ..utils.text_format import format_count
 from ._plan_rules import COST_MODEL
@@ -55,11 +55,15 @@ class TinyTensors(PlanRule):
                                f"{format_count(max(sizes, default=0), 'element')}, fewer than {self.least}")
 
     def examples(self) -> Iterable[Example]:
-        yield Example("a vector", lambda: build_program(lambda x: Builder.relu(x=x, name="y"), x=(1, 63)))
-        yield Example("enough", lambda: build_program(lambda x: Builder.relu(x=x, name="y"), x=(1, 64)), reason="")
-        yield Example("grows inside", lambda: build_program(lambda x: Builder.reduce_sum(
-            x=Builder.tile(x=x, reps=[64, 1]), name="y"), x=(1, 2)), reason="")
-        yield Example("open", lambda: build_program(lambda x: Builder.relu(x=x, name="y"), x=(1, None)), reason="")
+        yield make_example("a vector", lambda x: Builder.relu(x=x, name="y"), x=(1, 63))
+        yield make_example("enough", lambda x: Builder.relu(x=x, name="y"), reason="", x=(1, 64))
+        yield make_example(
+            "grows inside",
+            lambda x: Builder.reduce_sum(x=Builder.tile(x=x, reps=[64, 1]), name="y"),
+            reason="",
+            x=(1, 2),
+        )
+        yield make_example("open", lambda x: Builder.relu(x=x, name="y"), reason="", x=(1, None))
 
 
 def _count_elements(var: Var) -> int | None:

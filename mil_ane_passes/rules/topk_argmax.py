@@ -10,7 +10,7 @@ from coremltools.converters.mil.mil import Builder, Operation, Program, Var, typ
 from ..ir.query import get_consumers, is_used
 from ..passes.contract import Community, Example, Hit, Miss, Rule
 from ..passes.evidence import cite_m4_study, cite_private_route
-from ..passes.examples import build_program
+from ..passes.examples import build_program, make_example
 from ._transitive_readers import find_transitive_readers
 
 _GATHER_OPS = ("gather", "gather_along_axis", "gather_nd")
@@ -73,24 +73,19 @@ class TopkArgmax(Rule):
         return Hit(op, note=f"{what} of fp16 numbers: reported wrong in Core AI on an iPhone 17 Pro with iOS 27")
 
     def examples(self) -> Iterable[Example]:
-        yield Example(
-            "argmax", lambda: build_program(lambda x: Builder.reduce_argmax(x=x, axis=-1, name="y"), x=(4, 8))
-        )
-        yield Example("argmin", lambda: build_program(lambda x: Builder.reduce_argmin(x=x, axis=0, name="y"), x=(4, 8)))
-        yield Example("topk", lambda: build_program(lambda x: Builder.topk(x=x, k=2, axis=-1)[0], x=(4, 8)))
-        yield Example("values of topk", lambda: build_program(
-            lambda x: Builder.topk(x=x, k=2, axis=-1, return_indices=False), x=(4, 8)))
+        yield make_example("argmax", lambda x: Builder.reduce_argmax(x=x, axis=-1, name="y"), x=(4, 8))
+        yield make_example("argmin", lambda x: Builder.reduce_argmin(x=x, axis=0, name="y"), x=(4, 8))
+        yield make_example("topk", lambda x: Builder.topk(x=x, k=2, axis=-1)[0], x=(4, 8))
+        yield make_example("values of topk", lambda x: Builder.topk(x=x, k=2, axis=-1, return_indices=False), x=(4, 8))
         yield Example("topk and gather", _build_topk_gather)
-        yield Example(
+        yield make_example(
             "fp32",
-            lambda: build_program(lambda x: Builder.reduce_argmax(x=x, axis=-1, name="y"), dtype=types.fp32, x=(4, 8)),
+            lambda x: Builder.reduce_argmax(x=x, axis=-1, name="y"),
             reason="ranks fp32, where it was right",
+            dtype=types.fp32,
+            x=(4, 8),
         )
-        yield Example(
-            "no ranking",
-            lambda: build_program(lambda x: Builder.reduce_max(x=x, axes=[-1], name="y"), x=(4, 8)),
-            reason="",
-        )
+        yield make_example("no ranking", lambda x: Builder.reduce_max(x=x, axes=[-1], name="y"), reason="", x=(4, 8))
 
 
 def _describe_topk(op: Operation) -> str:

@@ -16,6 +16,7 @@ from coremltools.converters.mil.mil import Builder, Program, types
 from coremltools.converters.mil.mil.passes.pass_pipeline import PassPipelineManager
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
+from ..ane import predict_plan
 from ..equivalence.comparison import Strictness, compare_outputs, fill_undefined
 from ..equivalence.execution import Plan
 from ..equivalence.feeds import make_state
@@ -30,7 +31,6 @@ from ..passes.contract import BlockRewrite, Exactness, Example, Miss, PlanRule, 
 from ..passes.engine import PassTrace, apply_rewrite, find_matches, iterate_hits_and_misses
 from ..passes.pass_trace import record_result
 from ..passes.rule_class import assign_default_name, find_flaw, format_class_location, is_own_rule
-from ..residency import predict_plan
 from ..runtime import Runtime
 from ..utils.errors import InputError
 from . import program_variants

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 
-from mil_ane_passes.residency import predict_plan
-
+from mil_ane_passes.ane import predict_plan
 from mil_ane_passes.ane.segments import find_cheapest_partition
 from mil_ane_passes.passes.plan import Cost, Plan
 from mil_ane_passes.passes.registry import get_all_rules

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import get_new_symbol, types
-from mil_ane_passes.residency import predict_plan
 
-from mil_ane_passes.ane import cost_laws
+from mil_ane_passes.ane import cost_laws, predict_plan
 from mil_ane_passes.ane.cost import estimate_cost
 from mil_ane_passes.ane.sizes import Sizes
 from mil_ane_passes.api.source import open_source

@@ -6,8 +6,8 @@ import coremltools as ct
 import numpy as np
 import pytest
 from coremltools.converters.mil.mil import Builder, Function, Program, types
-from mil_ane_passes.residency import predict_plan
 
+from mil_ane_passes.ane import predict_plan
 from mil_ane_passes.ane.support import determine_support
 from mil_ane_passes.ane.supported_op_types import find_evidence, find_observations
 from mil_ane_passes.passes.contract import Hit, Rule

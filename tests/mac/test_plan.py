@@ -9,9 +9,9 @@ import coremltools as ct
 import numpy as np
 import pytest
 from coremltools.converters.mil.mil import Builder as mb
-from mil_ane_passes.residency import predict_plan
 
 import mil_ane_passes as ane
+from mil_ane_passes.ane import predict_plan
 from mil_ane_passes.ane.agreement import compare_with_measurement
 from mil_ane_passes.ane.compute_plan import match_ops, read_measurements
 from mil_ane_passes.cli.main import main

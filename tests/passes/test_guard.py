@@ -18,7 +18,8 @@ from mil_ane_passes.ir.query import iterate_ops
 from mil_ane_passes.passes.contract import Evidence, Hit, Rewrite
 from mil_ane_passes.passes.examples import build_program, make_weight
 from mil_ane_passes.passes.forecast import Forecast
-from mil_ane_passes.passes.guard import Guard, check_max_growth, parse_max_growth, run_guarded
+from mil_ane_passes.passes.guard import Guard, run_guarded
+from mil_ane_passes.passes.max_growth import check_max_growth, parse_max_growth
 from mil_ane_passes.passes.pipeline import apply_rewrites
 from mil_ane_passes.utils.errors import InputError
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from coremltools.converters.mil.mil import Builder, Function, Program, types
-from mil_ane_passes.residency import predict_plan
 
+from mil_ane_passes.ane import predict_plan
 from mil_ane_passes.passes.contract import Community, Hit, Measured, Miss, Rewrite, Rule
 from mil_ane_passes.passes.examples import build_program
 from mil_ane_passes.report.lint import LintReport

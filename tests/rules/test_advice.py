@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 from coremltools.converters.mil.mil import Builder
-from mil_ane_passes.residency import predict_plan
 
 import mil_ane_passes as ane
+from mil_ane_passes.ane import predict_plan
 from mil_ane_passes.passes.contract import Miss
 from mil_ane_passes.passes.examples import build_program, make_weight
 from mil_ane_passes.passes.registry import get_all_rules

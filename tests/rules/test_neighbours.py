@@ -6,8 +6,8 @@ import coremltools as ct
 import pytest
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import types
-from mil_ane_passes.residency import predict_plan
 
+from mil_ane_passes.ane import predict_plan
 from mil_ane_passes.passes.contract import PlanRule
 from mil_ane_passes.passes.examples import build_program
 from mil_ane_passes.passes.registry import get_all_rules

@@ -6,9 +6,9 @@ import coremltools as ct
 import pytest
 import torch
 from coremltools.converters.mil.mil import Builder, types
-from mil_ane_passes.residency import predict_plan
 
 import mil_ane_passes as ane
+from mil_ane_passes.ane import predict_plan
 from mil_ane_passes.passes.contract import Hit
 from mil_ane_passes.passes.engine import iterate_hits_and_misses
 from mil_ane_passes.passes.examples import build_program

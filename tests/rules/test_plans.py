@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from coremltools.converters.mil.mil import Builder, Program, types
-from mil_ane_passes.residency import predict_plan
 
+from mil_ane_passes.ane import predict_plan
 from mil_ane_passes.ane.partitions import find_cpu_partitions, find_stranded_ops, iterate_rows_by_function
 from mil_ane_passes.passes.contract import PlanRule
 from mil_ane_passes.passes.examples import build_program

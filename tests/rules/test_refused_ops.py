@@ -8,9 +8,9 @@ import pytest
 import torch
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Function, Program, types
-from mil_ane_passes.residency import predict_plan
 
 import mil_ane_passes as ane
+from mil_ane_passes.ane import predict_plan
 from mil_ane_passes.passes.contract import Hit, Rewrite
 from mil_ane_passes.passes.engine import iterate_hits_and_misses
 from mil_ane_passes.passes.examples import build_program, make_weight

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 from coremltools.converters.mil.mil import Builder, Function, Program, types
-from mil_ane_passes.residency import predict_plan
 
 import mil_ane_passes as ane
+from mil_ane_passes.ane import predict_plan
 from mil_ane_passes.passes.contract import Miss, PlanRule
 from mil_ane_passes.passes.engine import find_matches, iterate_hits_and_misses
 from mil_ane_passes.passes.examples import build_program, make_weight

@@ -12,7 +12,7 @@ from coremltools.converters.mil.mil import Builder, Operation, Program, Var, typ
 from ...ir.builder import RewriteBuilder
 from ...ir.query import is_const
 from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite
-from ...passes.examples import build_program, make_weight
+from ...passes.examples import build_program, make_example, make_weight
 from ..convolution._conv_1d_lifting import rebuild_op
 
 __all__ = ["build_scaled_op", "is_exactly_scalable"]
@@ -115,9 +115,14 @@ class BoundedAccumulation(Rewrite):
                       reason="the bias reaches 4e+04, sums end at 32768; give feeds or ranges to set the scale")
         yield Example("far beyond", _build_matmul, scale=64.0, options={"margin": 1e6},
                       reason="partial sums reach 3.132e+10 with the margin: no power of two in fp16 brings them back")
-        yield Example("fp32", lambda: build_program(lambda x: Builder.relu(x=Builder.linear(
-            x=x, weight=make_weight(4, 8, dtype=np.float32)), name="y"), dtype=types.fp32, x=(3, 8)), scale=1e6,
-            reason="not computed in fp16")
+        yield make_example(
+            "fp32",
+            lambda x: Builder.relu(x=Builder.linear(x=x, weight=make_weight(4, 8, dtype=np.float32)), name="y"),
+            scale=1e6,
+            reason="not computed in fp16",
+            dtype=types.fp32,
+            x=(3, 8),
+        )
 
 
 def _build_conv(bias: float = 32.0) -> Program:

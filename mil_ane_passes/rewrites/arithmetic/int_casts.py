@@ -16,7 +16,7 @@ from ...ir.large_values import list_groups, merge_groups
 from ...ir.query import get_const_value, get_consumers, get_flat_inputs, get_type_info, is_const, is_opaque
 from ...passes.contract import BlockRewrite, Exactness, Example, Hit, Miss
 from ...passes.evidence import cite_m4_study
-from ...passes.examples import build_program
+from ...passes.examples import build_program, make_example
 from ...rules.int32_ops import Int32Ops
 from ...utils.text_format import format_count
 
@@ -110,10 +110,15 @@ class IntCasts(BlockRewrite):
         yield Example("negative", lambda: _build_counted_bools(lambda i: Builder.mul(x=i, y=np.int32(-1))),
                       reason="a product with negative numbers may be -0.0")
         yield Example("given integers", _build_integer_input, reason="'i' may be any integer")
-        yield Example("returned", lambda: build_program(lambda x: Builder.cast(
-            x=Builder.cast(x=Builder.greater(x=x, y=np.float16(0)), dtype="int32"), dtype="int16", name="y"), x=(2, 3)),
-            reason="a cast in it")
-        yield Example("plain", lambda: build_program(lambda x: Builder.relu(x=x, name="y"), x=(2, 3)), reason="")
+        yield make_example(
+            "returned",
+            lambda x: Builder.cast(
+                x=Builder.cast(x=Builder.greater(x=x, y=np.float16(0)), dtype="int32"), dtype="int16", name="y"
+            ),
+            reason="a cast in it",
+            x=(2, 3),
+        )
+        yield make_example("plain", lambda x: Builder.relu(x=x, name="y"), reason="", x=(2, 3))
 
 
 def _bind_fp16_inputs(mb: RewriteBuilder, op: Operation, now: dict[Var, Var]) -> dict[str, Any]:

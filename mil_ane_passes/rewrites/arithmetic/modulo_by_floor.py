@@ -15,7 +15,7 @@ from coremltools.converters.mil.mil import Builder, Operation, Program, Var, typ
 from ...ir.builder import RewriteBuilder
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_m4_study
-from ...passes.examples import build_program
+from ...passes.examples import build_program, make_example
 from ...rules.modulo import Modulo
 
 __all__ = [
@@ -121,16 +121,25 @@ class ModuloByFloor(Rewrite):
         yield Example(
             "by several", lambda: _build_mod(np.arange(1, 9)), reason="the divisor is not one number for all of x"
         )
-        yield Example("at run time", lambda: build_program(
-            lambda x, z: Builder.mod(x=x, y=z, name="y"), x=(2, 3), z=(1, 3)),
-            reason="the divisor is known only at run time: no quotient of two fp16 numbers is exact")
+        yield make_example(
+            "at run time",
+            lambda x, z: Builder.mod(x=x, y=z, name="y"),
+            reason="the divisor is known only at run time: no quotient of two fp16 numbers is exact",
+            x=(2, 3),
+            z=(1, 3),
+        )
         yield Example("many steps", lambda: _build_mod(0.1), options={"max_steps": 24},
                       reason="a remainder by 0.0999756 takes 37 ops, max_steps=24")
         yield Example("a power of two in more ops than allowed", lambda: _build_mod(4), options={"max_steps": 4},
                       reason="a remainder by 4 takes 5 ops, max_steps=4")
         yield Example("a power of two in as many", lambda: _build_mod(4), options={"max_steps": 5}, scale=10.0)
-        yield Example("integers", lambda: build_program(lambda x: Builder.mod(x=x, y=np.int32(3), name="y"),
-                                                        dtype=types.int32, x=(2, 3)), reason="computes on integers")
+        yield make_example(
+            "integers",
+            lambda x: Builder.mod(x=x, y=np.int32(3), name="y"),
+            reason="computes on integers",
+            dtype=types.int32,
+            x=(2, 3),
+        )
 
 
 def _count_direct_ops(size: float) -> int:

@@ -12,7 +12,7 @@ from ...ane.limits import collect_evidence, find_limit
 from ...ir.builder import RewriteBuilder
 from ...ir.query import get_const_value, is_compressed, is_const, is_symbolic
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite
-from ...passes.examples import build_program, make_weight
+from ...passes.examples import build_program, make_example, make_weight
 from ...passes.targets import format_generations
 from ...rules.matmul_inner_dimension import MatmulInnerDimension
 from .._target_gate import describe_supporting_targets, find_limiting_generations
@@ -115,9 +115,17 @@ class SplitInnerProduct(Rewrite):
 
     def examples(self) -> Iterable[Example]:
         yield Example("two computed", lambda: _build_matmul((1, 40000, 2), (1, 40000, 3), transpose_x=True), within=1.0)
-        yield Example("linear", lambda: build_program(lambda x: Builder.linear(x=Builder.add(
-            x=Builder.reduce_mean(x=x, axes=[1], keep_dims=True), y=make_weight(33000)), weight=make_weight(2, 33000),
-            bias=make_weight(2), name="y"), x=(3, 4)), within=1.0)
+        yield make_example(
+            "linear",
+            lambda x: Builder.linear(
+                x=Builder.add(x=Builder.reduce_mean(x=x, axes=[1], keep_dims=True), y=make_weight(33000)),
+                weight=make_weight(2, 33000),
+                bias=make_weight(2),
+                name="y",
+            ),
+            within=1.0,
+            x=(3, 4),
+        )
         yield Example(
             "taken on M4",
             lambda: _build_matmul((2, 20000), (20000, 2)),

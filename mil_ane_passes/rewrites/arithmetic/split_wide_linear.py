@@ -12,7 +12,7 @@ from ...ir.builder import RewriteBuilder
 from ...ir.query import get_const_value, is_compressed, is_const
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_m1_gpt_notes
-from ...passes.examples import build_program, make_weight
+from ...passes.examples import build_program, make_example, make_weight
 from ...rules.dimension_limit import DimensionLimit
 from .._target_gate import describe_supporting_targets, find_limiting_generations
 from .._weights import find_slicing_obstacle, slice_weight, split_evenly
@@ -117,21 +117,24 @@ class SplitWideLinear(Rewrite):
         return joined
 
     def examples(self) -> Iterable[Example]:
-        yield Example(
+        yield make_example(
             "a head",
-            lambda: build_program(
-                lambda x: Builder.linear(
-                    x=_reduce_to_four(x), weight=make_weight(65540, 4), bias=make_weight(65540), name="y"
-                ),
-                x=(2, 3),
+            lambda x: Builder.linear(
+                x=_reduce_to_four(x), weight=make_weight(65540, 4), bias=make_weight(65540), name="y"
             ),
             options={"max_parts": 9},
+            x=(2, 3),
         )
-        yield Example("matmul", lambda: build_program(lambda x: Builder.matmul(
-            x=_reduce_to_four(x), y=make_weight(4, 65540), name="y"), x=(2, 3)))
-        yield Example("conv", lambda: build_program(lambda x: Builder.conv(
-            x=Builder.reduce_mean(x=x, axes=[0, 3], keep_dims=True), weight=make_weight(65540, 2, 1, 1), name="y"),
-            x=(1, 2, 3, 1)))
+        yield make_example(
+            "matmul", lambda x: Builder.matmul(x=_reduce_to_four(x), y=make_weight(4, 65540), name="y"), x=(2, 3)
+        )
+        yield make_example(
+            "conv",
+            lambda x: Builder.conv(
+                x=Builder.reduce_mean(x=x, axes=[0, 3], keep_dims=True), weight=make_weight(65540, 2, 1, 1), name="y"
+            ),
+            x=(1, 2, 3, 1),
+        )
         yield Example("taken on M4", lambda: _build_head(20000),
                       reason="taken on M4, A18, M5 and M6; name an older target, or always=true")
         yield Example("fits", lambda: _build_head(16384), reason="fits")

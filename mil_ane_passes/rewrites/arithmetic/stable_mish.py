@@ -11,7 +11,7 @@ from coremltools.converters.mil.mil import Builder, Operation, Program, Var, typ
 
 from ...ir.builder import RewriteBuilder
 from ...passes.contract import Community, Exactness, Example, Hit, Measured, Miss, Rewrite
-from ...passes.examples import build_program
+from ...passes.examples import build_program, make_example
 from ..normalization._log_exp_patterns import (
     SOFTPLUS_SAFE_LIMIT,
     find_precision_obstacle,
@@ -110,15 +110,26 @@ class StableMish(Rewrite):
         yield Example("with a threshold", lambda: _build_mish(lambda x: _build_threshold_softplus(x, 20.0)), scale=6.0)
         yield Example("low threshold", lambda: _build_mish(lambda x: _build_threshold_softplus(x, 1.0)),
                       reason="no product with tanh(softplus(x))")
-        yield Example("another factor", lambda: build_program(lambda x: Builder.mul(
-            x=Builder.relu(x=x), y=Builder.tanh(x=Builder.softplus(x=x)), name="y"), x=(1, 4, 8)),
-            reason="tanh(softplus(x)) is multiplied by another value than x")
+        yield make_example(
+            "another factor",
+            lambda x: Builder.mul(x=Builder.relu(x=x), y=Builder.tanh(x=Builder.softplus(x=x)), name="y"),
+            reason="tanh(softplus(x)) is multiplied by another value than x",
+            x=(1, 4, 8),
+        )
         yield Example("fp32", lambda: _build_mish(lambda x: Builder.softplus(x=x), dtype=types.fp32),
                       reason="computed in fp32, and the fault is fp16's")
-        yield Example("bounded", lambda: build_program(lambda x: _build_mish_product(Builder.relu6(x=x)), x=(1, 4, 8)),
-                      reason="x never exceeds 6, and softplus is right up to 10")
-        yield Example("no tanh", lambda: build_program(lambda x: Builder.mul(x=x, y=x, name="y"), x=(1, 4, 8)),
-                      reason="no product with tanh(softplus(x))")
+        yield make_example(
+            "bounded",
+            lambda x: _build_mish_product(Builder.relu6(x=x)),
+            reason="x never exceeds 6, and softplus is right up to 10",
+            x=(1, 4, 8),
+        )
+        yield make_example(
+            "no tanh",
+            lambda x: Builder.mul(x=x, y=x, name="y"),
+            reason="no product with tanh(softplus(x))",
+            x=(1, 4, 8),
+        )
 
 
 def _build_mish(softplus: Callable[[Var], Any], last: bool = False, **settings: Any) -> Program:

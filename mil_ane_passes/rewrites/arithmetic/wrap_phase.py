@@ -15,7 +15,7 @@ from ...ir.builder import RewriteBuilder
 from ...ir.query import is_symbolic
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Community, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_m4_study
-from ...passes.examples import build_program
+from ...passes.examples import build_program, make_example
 from ._cumulative_sums import (
     ConvLayout,
     CumsumSettings,
@@ -394,8 +394,9 @@ def _iterate_examples() -> Iterator[Example]:
                   reason="a phase, but upsample_bilinear 'long' interpolates it: between sums that lost different "
                          "whole turns lie other angles; lengthen what is summed up, and sum at the rate of the output")
     yield Example("in fp32", lambda: _build_wave((1, 40), dtype=types.fp32), reason=FP32_UNSUPPORTED_REASON)
-    yield Example("no sine", lambda: build_program(lambda x: Builder.cumsum(x=x, axis=1, name="y"), x=(1, 40)),
-                  reason="no sine of it is taken")
+    yield make_example(
+        "no sine", lambda x: Builder.cumsum(x=x, axis=1, name="y"), reason="no sine of it is taken", x=(1, 40)
+    )
 
 
 def _build_wave(shape: tuple[int | None, ...], factor: Any = 2 * math.pi, axis: int = 1, dtype: Any = types.fp16,

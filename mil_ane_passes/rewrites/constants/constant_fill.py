@@ -12,7 +12,7 @@ from coremltools.converters.mil.mil import Block, Builder, Operation, Program, V
 from ...ir.builder import RewriteBuilder
 from ...ir.query import get_consumers, is_symbolic
 from ...passes.contract import BlockRewrite, Exactness, Example, Hit, Miss
-from ...passes.examples import build_program
+from ...passes.examples import build_program, make_example
 from ...passes.targets import Gate
 from ...rules.fills import Fills
 from ..convolution._conv_1d_lifting import rebuild_op
@@ -126,21 +126,25 @@ class ConstantFill(BlockRewrite):
 
     def examples(self) -> Iterable[Example]:
         yield Example("added", _build_added_fill)
-        yield Example("read as it is", lambda: build_program(
-            lambda x: _transpose_filled(x, Builder.fill(shape=[2, 3], value=np.float16(1))), x=(2, 3)))
-        yield Example("as large as another", lambda: build_program(
-            lambda x: _transpose_filled(x, Builder.fill_like(ref_tensor=x, value=np.float16(-2))), x=(2, 3)))
+        yield make_example(
+            "read as it is", lambda x: _transpose_filled(x, Builder.fill(shape=[2, 3], value=np.float16(1))), x=(2, 3)
+        )
+        yield make_example(
+            "as large as another",
+            lambda x: _transpose_filled(x, Builder.fill_like(ref_tensor=x, value=np.float16(-2))),
+            x=(2, 3),
+        )
         yield Example("rows of another", _build_row_fill)
         yield Example("as large as another at run time", _build_fill_like, options={"always": True})
         yield Example("taken on M4", _build_fill_like, reason="taken on M4; name an older target, or always=true")
-        yield Example("large", lambda: build_program(
-            lambda x: _transpose_filled(x, Builder.fill(shape=[2, 64], value=np.float16(1))), x=(2, 3)),
-            options={"max_bytes": 200}, reason="the constant is 256 bytes, above max_bytes=200")
-        yield Example(
-            "constant",
-            lambda: build_program(lambda x: Builder.add(x=x, y=np.float16(1), name="y"), x=(2, 3)),
-            reason="",
+        yield make_example(
+            "large",
+            lambda x: _transpose_filled(x, Builder.fill(shape=[2, 64], value=np.float16(1))),
+            options={"max_bytes": 200},
+            reason="the constant is 256 bytes, above max_bytes=200",
+            x=(2, 3),
         )
+        yield make_example("constant", lambda x: Builder.add(x=x, y=np.float16(1), name="y"), reason="", x=(2, 3))
 
 
 def _build_added_fill() -> Program:

@@ -12,7 +12,7 @@ from ...ir.builder import RewriteBuilder
 from ...ir.query import get_flat_inputs, get_type_info, is_opaque
 from ...passes.contract import BlockRewrite, Exactness, Example, Hit, Miss
 from ...passes.evidence import cite_2020_layer_list, cite_m4_study
-from ...passes.examples import build_program, make_weight
+from ...passes.examples import make_example, make_weight
 from ...utils.text_format import format_count
 
 _GATHER_OPS = frozenset({"gather", "gather_nd", "gather_along_axis"})
@@ -87,10 +87,19 @@ class EdgeIntegers(BlockRewrite):
     def examples(self) -> Iterable[Example]:
         yield Example("prepared in the middle", _build_late_cast)
         yield Example("looked up in the middle", _build_lookup)
-        yield Example("at the front", lambda: build_program(lambda i: Builder.relu(x=Builder.cast(
-            x=Builder.add(x=i, y=np.int32(1)), dtype="fp16"), name="y"), dtype=types.int32, i=(3,)), reason="")
-        yield Example("made of floats", lambda: build_program(lambda x: Builder.cast(x=Builder.cast(
-            x=Builder.relu(x=x), dtype="int32"), dtype="fp16", name="y"), x=(2, 3)), reason="")
+        yield make_example(
+            "at the front",
+            lambda i: Builder.relu(x=Builder.cast(x=Builder.add(x=i, y=np.int32(1)), dtype="fp16"), name="y"),
+            reason="",
+            dtype=types.int32,
+            i=(3,),
+        )
+        yield make_example(
+            "made of floats",
+            lambda x: Builder.cast(x=Builder.cast(x=Builder.relu(x=x), dtype="int32"), dtype="fp16", name="y"),
+            reason="",
+            x=(2, 3),
+        )
 
 
 def _is_unsupported_integer_op(op: Operation) -> bool:

@@ -23,7 +23,7 @@ from ...ir.query import (
 )
 from ...passes.contract import Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_m4_study
-from ...passes.examples import build_program, make_weight
+from ...passes.examples import build_program, make_example, make_weight
 from ...rules.constant_gather import ConstantGather
 from ..indexing._constant_gathers import GATHER_OPS, evaluate_gather, find_out_of_range_index
 
@@ -135,12 +135,19 @@ class FoldConstantGather(Rewrite):
         yield Example("outside", lambda: _build_scaled_gather(lambda: Builder.gather_nd(
             x=make_weight(2, 3), indices=np.array([[0], [1], [2]], np.int32))),
             reason="place 2 is outside of the 2 there are")
-        yield Example("table of the model's", lambda: build_program(
-            lambda x: Builder.gather(x=x, indices=np.array([1], np.int32), axis=0, name="y"), x=(4, 3)),
-            reason="its table is no constant")
-        yield Example("embedding", lambda: build_program(
-            lambda i: Builder.gather(x=make_weight(4, 3), indices=i, axis=0, name="y"), dtype=types.int32, i=(2,)),
-            reason="its indices are computed")
+        yield make_example(
+            "table of the model's",
+            lambda x: Builder.gather(x=x, indices=np.array([1], np.int32), axis=0, name="y"),
+            reason="its table is no constant",
+            x=(4, 3),
+        )
+        yield make_example(
+            "embedding",
+            lambda i: Builder.gather(x=make_weight(4, 3), indices=i, axis=0, name="y"),
+            reason="its indices are computed",
+            dtype=types.int32,
+            i=(2,),
+        )
 
 
 def _build_scaled_gather(gather: Any, opset: Any = ct.target.iOS17) -> Program:

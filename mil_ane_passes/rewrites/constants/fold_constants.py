@@ -12,7 +12,7 @@ from ...ir.builder import RewriteBuilder
 from ...ir.query import get_consumers, get_flat_inputs, get_type_info
 from ...passes.contract import BlockRewrite, Exactness, Example, Hit, Miss
 from ...passes.evidence import cite_m4_study
-from ...passes.examples import build_program
+from ...passes.examples import build_program, make_example
 from ...rules.data_dependent_shape import DataDependentShape
 from ...rules.int32_ops import Int32Ops
 from ._compile_time_constants import Float64Values, count_output_bytes, is_compile_time_constant
@@ -78,27 +78,74 @@ class FoldConstants(BlockRewrite):
 
     def examples(self) -> Iterable[Example]:
         yield Example("a size from a shape", _build_flattened)
-        yield Example("indices", lambda: build_program(lambda x: Builder.gather(x=x, axis=1, indices=Builder.add(
-            x=np.array([0, 1], np.int32), y=np.int32(1)), name="y"), x=(2, 3)))
-        yield Example("mask", lambda: build_program(lambda x: Builder.select(cond=Builder.less(
-            x=np.arange(8, dtype=np.int32), y=np.int32(2)), a=x, b=np.float16(0), name="y"), x=(2, 8)))
-        yield Example("positions", lambda: build_program(lambda x: Builder.mul(x=x, y=Builder.cast(
-            x=Builder.mul(x=np.arange(8, dtype=np.int32), y=np.int32(7)), dtype="fp16"), name="y"), x=(2, 8)))
-        yield Example("parts", lambda: build_program(lambda x: [Builder.add(x=x, y=part) for part in Builder.split(
-            x=np.arange(16, dtype=np.float16).reshape(1, 16), num_splits=2, axis=1)], x=(2, 8)))
-        yield Example("large", lambda: build_program(lambda x: Builder.add(x=x, y=Builder.fill(
-            shape=[64, 64], value=np.float16(2)), name="y"), x=(64, 64)),
-            reason="its value has 8192 bytes, more than it is made of or than 65536 (max_bytes)")
-        yield Example("computed floats", lambda: build_program(lambda x: Builder.add(
-            x=x, y=Builder.exp(x=np.ones(3, np.float16)), name="y"), x=(2, 3)), reason="")
-        yield Example("moved after it was rounded", lambda: build_program(lambda x: Builder.add(x=x, y=Builder.reshape(
-            x=Builder.mul(x=np.full(3, 0.3, np.float16), y=np.float16(0.3)), shape=[1, 3]), name="y"), x=(2, 3)),
-            reason="")
-        yield Example("a size by a float", lambda: build_program(lambda x: Builder.mul(x=x, y=Builder.reduce_max(
-            x=Builder.fill(shape=_build_scaled_sizes(x), value=np.float16(2))), name="y"), x=(2, 12)))
-        yield Example("flexible", lambda: build_program(lambda x: Builder.cast(
-            x=Builder.gather(x=Builder.shape(x=x), indices=np.int32(0), axis=0), dtype="fp16", name="y"),
-            x=(None, 3)), reason="")
+        yield make_example(
+            "indices",
+            lambda x: Builder.gather(
+                x=x, axis=1, indices=Builder.add(x=np.array([0, 1], np.int32), y=np.int32(1)), name="y"
+            ),
+            x=(2, 3),
+        )
+        yield make_example(
+            "mask",
+            lambda x: Builder.select(
+                cond=Builder.less(x=np.arange(8, dtype=np.int32), y=np.int32(2)), a=x, b=np.float16(0), name="y"
+            ),
+            x=(2, 8),
+        )
+        yield make_example(
+            "positions",
+            lambda x: Builder.mul(
+                x=x,
+                y=Builder.cast(x=Builder.mul(x=np.arange(8, dtype=np.int32), y=np.int32(7)), dtype="fp16"),
+                name="y",
+            ),
+            x=(2, 8),
+        )
+        yield make_example(
+            "parts",
+            lambda x: [
+                Builder.add(x=x, y=part)
+                for part in Builder.split(x=np.arange(16, dtype=np.float16).reshape(1, 16), num_splits=2, axis=1)
+            ],
+            x=(2, 8),
+        )
+        yield make_example(
+            "large",
+            lambda x: Builder.add(x=x, y=Builder.fill(shape=[64, 64], value=np.float16(2)), name="y"),
+            reason="its value has 8192 bytes, more than it is made of or than 65536 (max_bytes)",
+            x=(64, 64),
+        )
+        yield make_example(
+            "computed floats",
+            lambda x: Builder.add(x=x, y=Builder.exp(x=np.ones(3, np.float16)), name="y"),
+            reason="",
+            x=(2, 3),
+        )
+        yield make_example(
+            "moved after it was rounded",
+            lambda x: Builder.add(
+                x=x,
+                y=Builder.reshape(x=Builder.mul(x=np.full(3, 0.3, np.float16), y=np.float16(0.3)), shape=[1, 3]),
+                name="y",
+            ),
+            reason="",
+            x=(2, 3),
+        )
+        yield make_example(
+            "a size by a float",
+            lambda x: Builder.mul(
+                x=x, y=Builder.reduce_max(x=Builder.fill(shape=_build_scaled_sizes(x), value=np.float16(2))), name="y"
+            ),
+            x=(2, 12),
+        )
+        yield make_example(
+            "flexible",
+            lambda x: Builder.cast(
+                x=Builder.gather(x=Builder.shape(x=x), indices=np.int32(0), axis=0), dtype="fp16", name="y"
+            ),
+            reason="",
+            x=(None, 3),
+        )
 
 
 def _is_internal(op: Operation) -> bool:

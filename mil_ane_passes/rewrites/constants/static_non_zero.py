@@ -10,7 +10,7 @@ from coremltools.converters.mil.mil import Builder, Operation, Program, Var
 from ...ir.builder import RewriteBuilder
 from ...passes.contract import Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_private_route
-from ...passes.examples import build_program
+from ...passes.examples import build_program, make_example
 from ...rules.data_dependent_shape import DataDependentShape
 from ._generated_constants import build_shared_const, describe_size_excess
 
@@ -64,10 +64,11 @@ class StaticNonZero(Rewrite):
     def examples(self) -> Iterable[Example]:
         yield Example("known", lambda: _build_non_zero(np.array([[0, 3, 0], [1, 0, 2]], np.float16)))
         yield Example("truth", lambda: _build_non_zero(np.array([True, False, True])))
-        yield Example(
+        yield make_example(
             "known at run time only",
-            lambda: build_program(lambda x: Builder.non_zero(x=x, name="y"), x=(2, 3)),
+            lambda x: Builder.non_zero(x=x, name="y"),
             reason="the number of rows depends on values that only a run knows: select with a mask instead",
+            x=(2, 3),
         )
         yield Example("none", lambda: _build_non_zero(np.zeros(3, np.float16)),
                       reason="no element is other than 0: a constant of no rows cannot be stored")

@@ -10,7 +10,7 @@ from coremltools.converters.mil.mil import Block, Builder, Operation, Program, V
 from ...ir.builder import RewriteBuilder
 from ...passes.contract import Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_private_route
-from ...passes.examples import build_program, make_weight
+from ...passes.examples import build_program, make_example, make_weight
 from ...rules.control_flow import ControlFlow
 from ._block_inlining import can_replace_value, make_replacement_outputs
 
@@ -66,18 +66,29 @@ class InlineConstantBranch(Rewrite):
     def examples(self) -> Iterable[Example]:
         yield Example("always", lambda: _build_constant_cond(np.bool_(True)))
         yield Example("never", lambda: _build_constant_cond(np.bool_(False)))
-        yield Example("from a shape", lambda: build_program(
+        yield make_example(
+            "from a shape",
             lambda x: _build_cond(x, Builder.greater(x=Builder.reduce_prod(x=Builder.shape(x=x)), y=np.int32(5))),
-            x=(2, 3)))
+            x=(2, 3),
+        )
         yield Example("weights and several outputs", _build_several_outputs)
-        yield Example("passed through", lambda: build_program(
-            lambda x: Builder.cond(pred=Builder.const(val=np.bool_(True)), _true_fn=lambda: (x, x),
-                                   _false_fn=lambda: (Builder.relu(x=x), Builder.exp(x=x))), x=(2, 3)))
+        yield make_example(
+            "passed through",
+            lambda x: Builder.cond(
+                pred=Builder.const(val=np.bool_(True)),
+                _true_fn=lambda: (x, x),
+                _false_fn=lambda: (Builder.relu(x=x), Builder.exp(x=x)),
+            ),
+            x=(2, 3),
+        )
         yield Example("inside another", _build_nested_cond)
-        yield Example("decided by values", lambda: build_program(
+        yield make_example(
+            "decided by values",
             lambda x: _build_cond(x, Builder.greater(x=Builder.reduce_sum(x=x), y=np.float16(0), name="positive")),
-            x=(2, 3)), reason="the branch depends on 'positive', which is known only at run time")
-        yield Example("plain", lambda: build_program(lambda x: Builder.relu(x=x, name="y"), x=(2, 3)), reason="")
+            reason="the branch depends on 'positive', which is known only at run time",
+            x=(2, 3),
+        )
+        yield make_example("plain", lambda x: Builder.relu(x=x, name="y"), reason="", x=(2, 3))
 
 
 def _build_cond(x: Var, pred: Var) -> Var:

@@ -16,7 +16,7 @@ from ...ir.builder import RewriteBuilder
 from ...ir.query import get_const_value, get_consumers, is_const
 from ...passes.contract import BlockRewrite, Exactness, Example, Hit, Miss
 from ...passes.evidence import cite_m4_study, cite_private_route
-from ...passes.examples import build_program
+from ...passes.examples import build_program, make_example
 from ...rules.control_flow import ControlFlow
 from ...utils.text_format import format_count
 from ..constants._compile_time_constants import get_constant_value
@@ -134,10 +134,15 @@ class ListsAsStack(BlockRewrite):
         yield Example(
             "by a computed place", build_computed_scatter, reason="its indices are known only at run time"
         )
-        yield Example("adds to values", lambda: build_program(lambda x: Builder.scatter(
-            data=x, indices=np.array([1], np.int32), updates=np.ones((1, 3), np.float16), axis=0, name="y"), x=(2, 3)),
-            reason="it adds to what may not be zero")
-        yield Example("plain", lambda: build_program(lambda x: Builder.relu(x=x, name="y"), x=(2, 3)), reason="")
+        yield make_example(
+            "adds to values",
+            lambda x: Builder.scatter(
+                data=x, indices=np.array([1], np.int32), updates=np.ones((1, 3), np.float16), axis=0, name="y"
+            ),
+            reason="it adds to what may not be zero",
+            x=(2, 3),
+        )
+        yield make_example("plain", lambda x: Builder.relu(x=x, name="y"), reason="", x=(2, 3))
 
 
 @dataclass(frozen=True)

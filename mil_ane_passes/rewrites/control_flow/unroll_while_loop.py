@@ -14,7 +14,7 @@ from ...ir.loop_steps import UnknownStepCount, count_steps
 from ...ir.query import is_opaque
 from ...passes.contract import Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_private_route
-from ...passes.examples import build_program, make_weight
+from ...passes.examples import build_program, make_example, make_weight
 from ...rules.control_flow import ControlFlow
 from ...utils.text_format import format_count
 from ._block_inlining import BlockCopier, can_replace_value, make_replacement_outputs
@@ -226,7 +226,7 @@ class UnrollWhileLoop(Rewrite):
             lambda: build_counted_loop(3, lambda i, x, z: (Builder.concat(values=[x, z], axis=0), z)),
             reason="the sizes of 'y_1' change from step to step",
         )
-        yield Example("plain", lambda: build_program(lambda x: Builder.relu(x=x, name="y"), x=(2, 3)), reason="")
+        yield make_example("plain", lambda x: Builder.relu(x=x, name="y"), reason="", x=(2, 3))
 
 
 def _iterate_computing_ops(outer: Operation | Block) -> Iterator[Operation]:

@@ -9,7 +9,7 @@ from coremltools.converters.mil.mil import Builder, Operation, Program, Var
 from ...ir.builder import RewriteBuilder
 from ...passes.contract import Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_apple_authoring_rules
-from ...passes.examples import build_program
+from ...passes.examples import build_program, make_example
 from ._conv_1d_lifting import find_dummy_axis
 
 
@@ -62,9 +62,12 @@ class CancelLiftPairs(Rewrite):
         yield Example("axis 2", lambda: _build_pair([2], [2], (1, 4, 1, 8)))
         yield Example("other axis", lambda: _build_pair([2], [-1], (1, 4, 1, 8)),
                       reason="the squeeze drops another axis than the 3 that is put back")
-        yield Example("no squeeze", lambda: build_program(
-            lambda x: Builder.relu(x=Builder.expand_dims(x=x, axes=[-1]), name="y"), x=(1, 4, 8)),
-            reason="x is not squeezed")
+        yield make_example(
+            "no squeeze",
+            lambda x: Builder.relu(x=Builder.expand_dims(x=x, axes=[-1]), name="y"),
+            reason="x is not squeezed",
+            x=(1, 4, 8),
+        )
         yield Example(
             "first axis", lambda: _build_pair([0], [0], (1, 4, 8, 1)), reason="not one axis, 2 or 3, of rank 4"
         )

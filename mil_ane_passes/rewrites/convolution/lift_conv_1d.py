@@ -11,7 +11,7 @@ from ...ane.limits import find_exceeded_limit
 from ...ir.builder import RewriteBuilder
 from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_m4_study
-from ...passes.examples import build_program, make_weight
+from ...passes.examples import build_program, make_example, make_weight
 from ...rules.conv_1d_kernel import Conv1dKernel
 from ._conv_1d_lifting import (
     build_lifted_conv,
@@ -85,15 +85,13 @@ class LiftConv1d(Rewrite):
         yield Example("padded", lambda: _build_conv(strides=[2], pad_type="custom", pad=[2, 1]), options=anyway)
         yield Example("same", lambda: _build_conv(strides=[2], pad_type="same"), options=anyway)
         yield Example("same_lower", lambda: _build_conv(strides=[2], pad_type="same_lower"), options=anyway)
-        yield Example(
+        yield make_example(
             "depthwise",
-            lambda: build_program(
-                lambda x: Builder.conv(
-                    x=x, weight=make_weight(4, 1, 5), groups=4, dilations=[2], pad_type="same", name="y"
-                ),
-                x=(1, 4, 8),
+            lambda x: Builder.conv(
+                x=x, weight=make_weight(4, 1, 5), groups=4, dilations=[2], pad_type="same", name="y"
             ),
             options=anyway,
+            x=(1, 4, 8),
         )
         yield Example("on the width", _build_conv, options={"axis": 2, **anyway})
         yield Example(
@@ -104,9 +102,12 @@ class LiftConv1d(Rewrite):
         )
         yield Example("too wide", lambda: _build_conv(dilations=[4], pad_type="same"), options={"axis": 2, **anyway},
                       reason="kernel covers 17 on the width, above 13; use axis=-1, which lays it on the height")
-        yield Example("rank 4", lambda: build_program(
-            lambda x: Builder.conv(x=x, weight=make_weight(6, 4, 3, 3), name="y"), x=(1, 4, 8, 8)),
-            reason="x has rank 4, not 3")
+        yield make_example(
+            "rank 4",
+            lambda x: Builder.conv(x=x, weight=make_weight(6, 4, 3, 3), name="y"),
+            reason="x has rank 4, not 3",
+            x=(1, 4, 8, 8),
+        )
 
 
 def _build_wide_conv() -> Program:

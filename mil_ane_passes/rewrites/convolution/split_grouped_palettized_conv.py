@@ -12,7 +12,7 @@ from coremltools.converters.mil.mil import Builder, Operation, Program, Var, typ
 from ...ir.builder import RewriteBuilder
 from ...ir.query import get_const_value, get_consumers, is_compressed, is_const
 from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite
-from ...passes.examples import build_program, make_weight
+from ...passes.examples import build_program, make_example, make_weight
 from .._weights import has_uniform_readers
 from ._conv_1d_lifting import rebuild_op
 
@@ -120,10 +120,11 @@ class SplitGroupedPalettizedConv(Rewrite):
                       reason="no table or scale of its own for any group of input channels")
         yield Example("tables across groups", lambda: _build_palettized_conv((6, 2, 1, 1), lut=(2, 1), groups=3),
                       reason="2 tables and 3 parts do not fall together")
-        yield Example(
+        yield make_example(
             "plain",
-            lambda: build_program(lambda x: Builder.conv(x=x, weight=make_weight(4, 4, 1, 1)), x=(1, 4, 5, 6)),
+            lambda x: Builder.conv(x=x, weight=make_weight(4, 4, 1, 1)),
             reason="weight is not palettized",
+            x=(1, 4, 5, 6),
         )
 
 

@@ -13,7 +13,7 @@ from ...ir.builder import RewriteBuilder
 from ...ir.query import is_const
 from ...passes.contract import Exactness, Example, Hit, Miss, Rewrite, Vendor
 from ...passes.evidence import cite_m4_study, cite_private_quirk
-from ...passes.examples import build_program, make_weight
+from ...passes.examples import build_program, make_example, make_weight
 from ...passes.targets import Gate
 from ...rules.constant_gather import ConstantGather
 from ._constant_gathers import GATHER_OPS, build_gather_from_slices, plan_gather
@@ -97,15 +97,30 @@ class GatherAsSlices(Rewrite):
         yield Example("repeats", lambda: _build_gather([0, 0, 1, 1, 2, 2]), options=join)
         yield Example("shuffle", lambda: _build_gather([0, 2, 4, 1, 3, 5], shape=(2, 6, 4)), options=join)
         yield Example("twice", lambda: _build_gather([1, 3, 1, 3]), options=join)
-        yield Example("a mask for each head", lambda: build_program(
-            lambda x: Builder.gather_nd(x=x, indices=np.stack(np.broadcast_arrays(
-                np.zeros((1, 1, 1, 1)), np.arange(8).reshape(1, 1, 1, 8)), -1).astype(np.uint16), name="y"), x=(1, 8)))
-        yield Example("diagonal", lambda: build_program(
-            lambda x: Builder.gather_nd(x=x, indices=np.repeat(np.arange(4), 2).reshape(4, 2).astype(np.int32),
-                                        name="y"), x=(4, 4, 3)))
-        yield Example("along an axis", lambda: build_program(
-            lambda x: Builder.gather_along_axis(x=x, indices=np.array([3, 0], np.int32), axis=0, name="y"), x=(4,)),
-            options=join)
+        yield make_example(
+            "a mask for each head",
+            lambda x: Builder.gather_nd(
+                x=x,
+                indices=np.stack(
+                    np.broadcast_arrays(np.zeros((1, 1, 1, 1)), np.arange(8).reshape(1, 1, 1, 8)), -1
+                ).astype(np.uint16),
+                name="y",
+            ),
+            x=(1, 8),
+        )
+        yield make_example(
+            "diagonal",
+            lambda x: Builder.gather_nd(
+                x=x, indices=np.repeat(np.arange(4), 2).reshape(4, 2).astype(np.int32), name="y"
+            ),
+            x=(4, 4, 3),
+        )
+        yield make_example(
+            "along an axis",
+            lambda x: Builder.gather_along_axis(x=x, indices=np.array([3, 0], np.int32), axis=0, name="y"),
+            options=join,
+            x=(4,),
+        )
         yield Example(
             "scattered",
             lambda: _build_gather([0, 5, 3, 2, 6], shape=(1, 7, 4)),
@@ -120,15 +135,25 @@ class GatherAsSlices(Rewrite):
         yield Example("outside", lambda: _build_gather([0, 5]), reason="place 5 is outside of the 5 there are")
         yield Example("symbolic", lambda: _build_gather([1, 2], shape=(2, None, 4)),
                       reason="it takes places of an axis of symbolic size")
-        yield Example("a row for each batch", lambda: build_program(
+        yield make_example(
+            "a row for each batch",
             lambda x: Builder.gather(x=x, indices=np.array([[0], [1]], np.int32), axis=1, batch_dims=1, name="y"),
-            x=(2, 4)), reason="its places differ from batch to batch")
-        yield Example("table", lambda: build_program(
+            reason="its places differ from batch to batch",
+            x=(2, 4),
+        )
+        yield make_example(
+            "table",
             lambda x: Builder.add(x=x, y=Builder.gather(x=make_weight(4, 3), indices=np.array([1], np.int32), axis=0)),
-            x=(2, 3)), reason="constant places of a constant: fold_constant_gather makes them a constant")
-        yield Example("computed", lambda: build_program(
-            lambda i: Builder.gather(x=make_weight(4, 3), indices=i, axis=0, name="y"), dtype=types.int32, i=(2,)),
-            reason="its indices are computed")
+            reason="constant places of a constant: fold_constant_gather makes them a constant",
+            x=(2, 3),
+        )
+        yield make_example(
+            "computed",
+            lambda i: Builder.gather(x=make_weight(4, 3), indices=i, axis=0, name="y"),
+            reason="its indices are computed",
+            dtype=types.int32,
+            i=(2,),
+        )
 
 
 def _build_gather(indices: Any, axis: int = 1, shape: tuple[int | None, ...] = (1, 5, 4), opset: Any = ct.target.iOS17,

@@ -13,7 +13,7 @@ from coremltools.converters.mil.mil.ops.defs._utils import solve_slice_by_index_
 from ...ir.builder import RewriteBuilder
 from ...ir.query import get_const_value, is_const, is_symbolic
 from ...passes.contract import Exactness, Example, Hit, Miss, Rewrite
-from ...passes.examples import build_program
+from ...passes.examples import build_program, make_example
 from ...rules.runtime_slice import RuntimeSlice
 
 __all__ = ["Number", "fold_slice_parameters", "read_shape_numbers"]
@@ -106,9 +106,12 @@ class KnownSlice(Rewrite):
             lambda: _build_slice_by_index(0, (4, None), half=True),
             reason="its place is not worked out of shapes",
         )
-        yield Example("fixed", lambda: build_program(
-            lambda x: Builder.slice_by_index(x=x, begin=[0, 0], end=[4, 2], name="y"), x=(4, 6)),
-            reason="its place is constant")
+        yield make_example(
+            "fixed",
+            lambda x: Builder.slice_by_index(x=x, begin=[0, 0], end=[4, 2], name="y"),
+            reason="its place is constant",
+            x=(4, 6),
+        )
 
 
 def _build_slice_by_index(

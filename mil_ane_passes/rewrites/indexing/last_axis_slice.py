@@ -11,7 +11,7 @@ from ...ir.builder import RewriteBuilder
 from ...ir.query import is_used
 from ...passes.contract import Community, Exactness, Example, Hit, Measured, Miss, Rewrite
 from ...passes.evidence import cite_private_quirk
-from ...passes.examples import build_program
+from ...passes.examples import build_program, make_example
 from ...passes.targets import Gate
 from . import _constant_slices as slices
 
@@ -121,11 +121,11 @@ class LastAxisSlice(Rewrite):
         yield Example("other axis inside, too", lambda: _build_slice(begin=[0, 1, 2], end=[2, 3, 5]))
         yield Example("first axis dropped", lambda: _build_slice(
             begin=[1, 0, 2], end=[2, 4, 5], squeeze_mask=[True, False, False]))
-        yield Example("by size", lambda: build_program(
-            lambda x: Builder.slice_by_size(x=x, begin=[0, 1, 2], size=[2, -1, 5], name="y"), x=(2, 4, 8)))
+        yield make_example(
+            "by size", lambda x: Builder.slice_by_size(x=x, begin=[0, 1, 2], size=[2, -1, 5], name="y"), x=(2, 4, 8)
+        )
         yield Example("split", lambda: _build_split(-1))
-        yield Example("vector", lambda: build_program(
-            lambda x: Builder.slice_by_index(x=x, begin=[2], end=[5], name="y"), x=(8,)))
+        yield make_example("vector", lambda x: Builder.slice_by_index(x=x, begin=[2], end=[5], name="y"), x=(8,))
         yield Example(
             "front", lambda: _build_slice(begin=[0, 1, 0], end=[2, 4, 5]), reason="begins at the front of the last axis"
         )

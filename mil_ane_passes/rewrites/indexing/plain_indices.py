@@ -13,7 +13,7 @@ from ...ir.builder import RewriteBuilder
 from ...ir.query import is_const, is_symbolic
 from ...passes.contract import Exactness, Example, Hit, Miss, Rewrite, Vendor
 from ...passes.evidence import cite_m4_study
-from ...passes.examples import build_program, make_weight
+from ...passes.examples import build_program, make_example, make_weight
 
 __all__ = ["IntegerBounds", "can_hold_bounds", "find_integer_bounds"]
 
@@ -95,30 +95,54 @@ class PlainIndices(Rewrite):
 
     def examples(self) -> Iterable[Example]:
         yield Example("topk", lambda: _build_topk_lookup("uint16"))
-        yield Example(
-            "argmax",
-            lambda: build_program(lambda x: _build_wrapped_lookup(Builder.reduce_argmax(x=x, axis=1)), x=(4, 8)),
+        yield make_example("argmax", lambda x: _build_wrapped_lookup(Builder.reduce_argmax(x=x, axis=1)), x=(4, 8))
+        yield make_example(
+            "count",
+            lambda x: _build_wrapped_lookup(
+                Builder.cumsum(x=Builder.cast(x=Builder.cast(x=x, dtype="bool"), dtype="int32"), axis=0, exclusive=True)
+            ),
+            opset=ct.target.iOS15,
+            x=(4, 8),
         )
-        yield Example("count", lambda: build_program(lambda x: _build_wrapped_lookup(Builder.cumsum(x=Builder.cast(
-            x=Builder.cast(x=x, dtype="bool"), dtype="int32"), axis=0, exclusive=True)), opset=ct.target.iOS15,
-            x=(4, 8)))
-        yield Example("wide and back", lambda: build_program(
-            lambda i: Builder.cast(x=Builder.reverse(x=Builder.cast(x=Builder.cast(x=i, dtype="int32"), dtype="int16"),
-                                                     axes=[0]), dtype="fp16", name="y"), dtype=types.int16, i=(3,)))
-        yield Example("wide and on", lambda: build_program(
-            lambda i: Builder.cast(x=Builder.cast(x=i, dtype="int32"), dtype="uint16", name="y"), dtype=types.int16,
-            i=(3,)))
-        yield Example("narrow and on", lambda: build_program(
-            lambda i: Builder.cast(x=Builder.cast(x=i, dtype="int16"), dtype="uint16", name="y"), dtype=types.int32,
-            i=(3,)), reason="int16 may not hold what it is cast from")
-        yield Example("narrow and back", lambda: build_program(
-            lambda i: Builder.cast(x=Builder.cast(x=i, dtype="int16"), dtype="int32", name="y"), dtype=types.int32,
-            i=(3,)), reason="int16 may not hold what it is cast from")
-        yield Example("ids", lambda: build_program(lambda i: _build_wrapped_lookup(i), dtype=types.int32, i=(4,)),
-                      reason="its indices may be negative")
-        yield Example("numbers", lambda: build_program(lambda x: Builder.select(
-            cond=Builder.greater_equal(x=x, y=np.float16(0)), a=x, b=np.float16(0), name="y"), x=(4,)),
-            reason="wraps no indices")
+        yield make_example(
+            "wide and back",
+            lambda i: Builder.cast(
+                x=Builder.reverse(x=Builder.cast(x=Builder.cast(x=i, dtype="int32"), dtype="int16"), axes=[0]),
+                dtype="fp16",
+                name="y",
+            ),
+            dtype=types.int16,
+            i=(3,),
+        )
+        yield make_example(
+            "wide and on",
+            lambda i: Builder.cast(x=Builder.cast(x=i, dtype="int32"), dtype="uint16", name="y"),
+            dtype=types.int16,
+            i=(3,),
+        )
+        yield make_example(
+            "narrow and on",
+            lambda i: Builder.cast(x=Builder.cast(x=i, dtype="int16"), dtype="uint16", name="y"),
+            reason="int16 may not hold what it is cast from",
+            dtype=types.int32,
+            i=(3,),
+        )
+        yield make_example(
+            "narrow and back",
+            lambda i: Builder.cast(x=Builder.cast(x=i, dtype="int16"), dtype="int32", name="y"),
+            reason="int16 may not hold what it is cast from",
+            dtype=types.int32,
+            i=(3,),
+        )
+        yield make_example(
+            "ids", lambda i: _build_wrapped_lookup(i), reason="its indices may be negative", dtype=types.int32, i=(4,)
+        )
+        yield make_example(
+            "numbers",
+            lambda x: Builder.select(cond=Builder.greater_equal(x=x, y=np.float16(0)), a=x, b=np.float16(0), name="y"),
+            reason="wraps no indices",
+            x=(4,),
+        )
 
 
 def _build_wrapped_lookup(indices: Var) -> Var:

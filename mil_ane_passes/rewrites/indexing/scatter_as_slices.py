@@ -25,7 +25,7 @@ from ...ir.query import (
 )
 from ...passes.contract import BlockRewrite, Exactness, Example, Hit, Miss, Vendor
 from ...passes.evidence import cite_m1_gpt_notes, cite_m4_study
-from ...passes.examples import build_program, make_weight
+from ...passes.examples import build_program, make_example, make_weight
 from ...rules.scatter import Scatter
 from ._index_patterns import (
     Run,
@@ -149,44 +149,76 @@ class ScatterAsSlices(BlockRewrite):
         yield Example("rows, added", lambda: _build_row_scatter([1, 2], mode="add"))
         yield Example("every second column", lambda: _build_row_scatter([0, 2, 4], axis=1, mode="max"))
         yield Example("any rows", lambda: _build_row_scatter([3, 0, 1], mode="min", opset=ct.target.iOS15))
-        yield Example("constants to several places", lambda: build_program(
-            lambda x: Builder.scatter(data=x, indices=np.array([4, 1, 2], np.int32), updates=make_weight(3, 8), axis=0,
-                                      mode="update", name="y"), x=(5, 8)))
-        yield Example("a number", lambda: build_program(
-            lambda x: Builder.scatter(data=x, indices=np.array([1, -1], np.int32), updates=np.zeros(2, np.float16),
-                                      axis=0, mode="update", name="y"), opset=ct.target.iOS15, x=(5,)))
-        yield Example("points", lambda: build_program(
-            lambda x: Builder.scatter_nd(data=x, indices=np.array([[1, 2], [1, 3], [2, 2], [2, 3]], np.int32),
-                                         updates=make_weight(4), mode="mul", name="y"), x=(4, 5)))
-        yield Example(
+        yield make_example(
+            "constants to several places",
+            lambda x: Builder.scatter(
+                data=x,
+                indices=np.array([4, 1, 2], np.int32),
+                updates=make_weight(3, 8),
+                axis=0,
+                mode="update",
+                name="y",
+            ),
+            x=(5, 8),
+        )
+        yield make_example(
+            "a number",
+            lambda x: Builder.scatter(
+                data=x,
+                indices=np.array([1, -1], np.int32),
+                updates=np.zeros(2, np.float16),
+                axis=0,
+                mode="update",
+                name="y",
+            ),
+            opset=ct.target.iOS15,
+            x=(5,),
+        )
+        yield make_example(
+            "points",
+            lambda x: Builder.scatter_nd(
+                data=x,
+                indices=np.array([[1, 2], [1, 3], [2, 2], [2, 3]], np.int32),
+                updates=make_weight(4),
+                mode="mul",
+                name="y",
+            ),
+            x=(4, 5),
+        )
+        yield make_example(
             "constant points",
-            lambda: build_program(
-                lambda x: Builder.scatter_nd(
-                    data=x,
-                    indices=np.array([[1, 2], [3, 0], [2, 4]], np.int32),
-                    updates=make_weight(3),
-                    mode="sub",
-                    name="y",
-                ),
-                x=(4, 5),
+            lambda x: Builder.scatter_nd(
+                data=x,
+                indices=np.array([[1, 2], [3, 0], [2, 4]], np.int32),
+                updates=make_weight(3),
+                mode="sub",
+                name="y",
             ),
             options={"max_parts": 3},
+            x=(4, 5),
         )
-        yield Example("along an axis", lambda: build_program(
-            lambda x: Builder.scatter_along_axis(data=x, indices=np.array([[1], [1], [1], [1]], np.int32), axis=1,
-                                                 updates=make_weight(4, 1), mode="update", name="y"), x=(4, 5)))
-        yield Example(
-            "into zeros",
-            lambda: build_program(
-                lambda x: Builder.scatter(
-                    data=np.zeros(5, np.float16),
-                    indices=np.array([1, 2], np.int32),
-                    mode="update",
-                    updates=Builder.mul(x=Builder.reduce_max(x=x), y=make_weight(2)),
-                    name="y",
-                ),
-                x=(3,),
+        yield make_example(
+            "along an axis",
+            lambda x: Builder.scatter_along_axis(
+                data=x,
+                indices=np.array([[1], [1], [1], [1]], np.int32),
+                axis=1,
+                updates=make_weight(4, 1),
+                mode="update",
+                name="y",
             ),
+            x=(4, 5),
+        )
+        yield make_example(
+            "into zeros",
+            lambda x: Builder.scatter(
+                data=np.zeros(5, np.float16),
+                indices=np.array([1, 2], np.int32),
+                mode="update",
+                updates=Builder.mul(x=Builder.reduce_max(x=x), y=make_weight(2)),
+                name="y",
+            ),
+            x=(3,),
         )
         yield Example("slice_update", _build_slice_update, options={"windows": True})
         yield Example("slice_update, as it is", _build_slice_update, reason="")
@@ -194,12 +226,21 @@ class ScatterAsSlices(BlockRewrite):
                       reason="it writes to one place twice, and which one stays is not stated")
         yield Example("many", lambda: _build_row_scatter([0, 2, 3], mode="add"), options={"max_parts": 2},
                       reason="5 values to join, above 2")
-        yield Example("integers", lambda: build_program(
+        yield make_example(
+            "integers",
             lambda x, v: Builder.scatter(data=x, indices=np.array([1], np.int32), updates=v, axis=0, mode="add"),
-            dtype=types.int32, x=(3,), v=(1,)), reason="it computes on integers")
-        yield Example("computed", lambda: build_program(
+            reason="it computes on integers",
+            dtype=types.int32,
+            x=(3,),
+            v=(1,),
+        )
+        yield make_example(
+            "computed",
             lambda i: Builder.scatter(data=make_weight(4), indices=i, updates=make_weight(1), axis=0, name="y"),
-            dtype=types.int32, i=(1,)), reason="its indices are computed")
+            reason="its indices are computed",
+            dtype=types.int32,
+            i=(1,),
+        )
 
 
 def _build_flat_scatter(places: Any, shape: tuple[int, ...], mode: str = "update") -> Program:

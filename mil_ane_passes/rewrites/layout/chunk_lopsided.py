@@ -14,7 +14,7 @@ from ...ir.large_values import list_groups, merge_groups
 from ...ir.query import get_consumers, get_static_shape, is_const, is_opaque, is_used
 from ...passes.contract import BlockRewrite, Exactness, Example, Hit, Miss
 from ...passes.evidence import cite_surgery_tip
-from ...passes.examples import build_program
+from ...passes.examples import build_program, make_example
 from ...passes.layout import compute_padded_bytes
 from ...passes.targets import Generation
 from ...rules.dimension_limit import DimensionLimit
@@ -123,8 +123,9 @@ class ChunkLopsided(BlockRewrite):
         yield Example("a signal", lambda: _build_signal(70000))
         yield Example("a gain of each signal", lambda: _build_signal(70000, lambda x: Builder.mul(
             x=x, y=Builder.reduce_max(x=x, axes=[0, 1], keep_dims=True))))
-        yield Example("one op", lambda: build_program(lambda x: Builder.relu(x=x), x=(70000,)),
-                      reason="2 reshapes for 1 op: no less is unsupported")
+        yield make_example(
+            "one op", lambda x: Builder.relu(x=x), reason="2 reshapes for 1 op: no less is unsupported", x=(70000,)
+        )
         yield Example("a prime", lambda: _build_signal(70001),
                       reason="70001 elements have no divisor that leaves both axes short enough")
         yield Example("taken on M4", lambda: _build_signal(20000),

@@ -11,7 +11,7 @@ from ...ir.builder import RewriteBuilder
 from ...ir.query import get_consumers
 from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_m4_study
-from ...passes.examples import build_program
+from ...passes.examples import build_program, make_example
 from ...passes.targets import Gate
 from ..convolution._conv_1d_lifting import rebuild_op
 from ._broadcasts import BROADCASTING_OPS, iterate_repeated_operands
@@ -95,10 +95,11 @@ class DropBroadcastTile(Rewrite):
             lambda z: Builder.tile(x=z, reps=[1, 3, 1]), lambda x, z: Builder.mul(x=x, y=Builder.add(
                 x=Builder.reduce_sum(x=z, axes=[1], keep_dims=True), y=Builder.add(x=x, y=z)), name="y")),
             reason="the repeated value is read by reduce_sum, too, which does not broadcast")
-        yield Example(
+        yield make_example(
             "two of one",
-            lambda: build_program(lambda z: _build_square(Builder.tile(x=z, reps=[1, 3, 1])), z=(2, 1, 4)),
+            lambda z: _build_square(Builder.tile(x=z, reps=[1, 3, 1])),
             reason="both operands repeat the same value: nothing is left to say the shape",
+            z=(2, 1, 4),
         )
         yield Example("both are short", lambda: _build_product(
             lambda z: Builder.tile(x=z, reps=[1, 3, 1]), lambda x, z: Builder.mul(x=Builder.reduce_max(

@@ -11,7 +11,7 @@ from ...ane.limits import collect_evidence, find_limit
 from ...ir.builder import RewriteBuilder
 from ...ir.large_values import group_ops_by_large_values
 from ...passes.contract import BlockRewrite, Community, Exactness, Example, Hit, Miss, Vendor
-from ...passes.examples import build_program, make_weight
+from ...passes.examples import build_program, make_example, make_weight
 from ...rules.rank_above_5 import RankAbove5
 from ._rank_lowering import BITWISE_OPS, RankBounds, build_region, plan_region
 
@@ -86,11 +86,7 @@ class LowerRank(BlockRewrite):
         yield Example("a table is added", lambda: _build_windows(lambda v: Builder.add(x=v, y=make_weight(2, 1, 4))))
         yield Example("sorted", lambda: _build_windows(lambda v: Builder.topk(x=v, k=2, name="best")[0], (-1, 2)),
                       reason="topk 'best_0': topk is not known to be the same in fewer axes")
-        yield Example(
-            "rank 5",
-            lambda: build_program(lambda x: Builder.reshape(x=x, shape=[2, 4, 2, 4, 3]), x=(1, 8, 8, 3)),
-            reason="",
-        )
+        yield make_example("rank 5", lambda x: Builder.reshape(x=x, shape=[2, 4, 2, 4, 3]), reason="", x=(1, 8, 8, 3))
 
 
 def _build_windows(between: object = None, last: Sequence[int] = (-1, 16, 4)) -> Program:

@@ -15,7 +15,7 @@ from ...ir.large_values import group_by_shared_values
 from ...ir.query import get_const_value, get_consumers, get_itemsize, is_const, is_opaque, is_symbolic
 from ...passes.contract import BlockRewrite, Community, Exactness, Example, Hit, Miss
 from ...passes.evidence import cite_apple_authoring_rules
-from ...passes.examples import build_program, make_weight
+from ...passes.examples import build_program, make_example, make_weight
 from ...passes.layout import compute_padded_bytes, format_bytes
 from ...utils.text_format import format_count
 from ..convolution._conv_1d_lifting import rebuild_op
@@ -704,11 +704,18 @@ def iterate_row_padding_examples() -> Iterable[Example]:
     yield Example("a multiple already", lambda: _build_activation_chain(128), reason="")
     yield Example("a row would grow", lambda: _build_activation_chain(20),
                   reason="a row of 20 padded to 64 takes 128 B in place of 64 B: gain -1, below min_gain 0")
-    yield Example("a pad and a slice for one op", lambda: build_program(
-        lambda x: Builder.tanh(x=x, name="y"), x=(2, 50)),
-        reason="1 op on padded rows for 1 pads and 1 slices, fewer than min_ops 2 for each")
-    yield Example("symbolic", lambda: build_program(lambda x: Builder.tanh(x=x, name="y"), x=(2, None)),
-                  reason="the last axis is symbolic: what is missing to a multiple is not known")
+    yield make_example(
+        "a pad and a slice for one op",
+        lambda x: Builder.tanh(x=x, name="y"),
+        reason="1 op on padded rows for 1 pads and 1 slices, fewer than min_ops 2 for each",
+        x=(2, 50),
+    )
+    yield make_example(
+        "symbolic",
+        lambda x: Builder.tanh(x=x, name="y"),
+        reason="the last axis is symbolic: what is missing to a multiple is not known",
+        x=(2, None),
+    )
     yield Example("large constants", _build_perceptron, options={"max_bytes": 1000},
                   reason="its constants would take 1.28 kB padded, more than max_bytes 1000")
 

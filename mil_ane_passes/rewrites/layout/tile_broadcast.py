@@ -12,7 +12,7 @@ from ...ir.builder import RewriteBuilder
 from ...ir.query import is_compressed, is_const, is_symbolic
 from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_m4_study
-from ...passes.examples import build_program, make_weight
+from ...passes.examples import build_program, make_example, make_weight
 from ...passes.targets import get_generations_between
 from ...rules.old_broadcast import OldBroadcast
 from ..convolution._conv_1d_lifting import rebuild_op
@@ -86,8 +86,9 @@ class TileBroadcast(Rewrite):
         yield Example("on any chip", lambda: _build_product((2, 3, 4), (2, 1, 4)), reason=_SUPPORTED_REASON)
         yield Example("one shape", lambda: _build_product((2, 3), (2, 3)),
                       reason="both operands have the shape of the result")
-        yield Example("constant", lambda: build_program(lambda x: Builder.mul(x=x, y=make_weight(3, 1)), x=(2, 3, 4)),
-                      reason="an operand is constant")
+        yield make_example(
+            "constant", lambda x: Builder.mul(x=x, y=make_weight(3, 1)), reason="an operand is constant", x=(2, 3, 4)
+        )
         yield Example("open", lambda: _build_product((2, None, 4), (2, 1, 4)), options={"always": True},
                       reason="how often to repeat is not known before the model runs")
 

@@ -12,7 +12,7 @@ from ...ir.builder import RewriteBuilder
 from ...ir.large_values import group_ops_by_large_values
 from ...ir.query import get_const_value
 from ...passes.contract import BlockRewrite, Exactness, Example, Hit, Miss
-from ...passes.examples import build_program
+from ...passes.examples import build_program, make_example
 from ...rules.group_norm_rank_5 import GroupNormRank5
 from ..layout._rank_lowering import RankBounds, build_region, plan_region
 
@@ -88,9 +88,12 @@ class GroupNormRank4(BlockRewrite):
             lambda: _build_group_norm(between=lambda v: Builder.cumsum(x=v, axis=2, name="c")),
             reason="cumsum 'c': cumsum is not known to be the same in fewer axes",
         )
-        yield Example("no norm", lambda: build_program(
+        yield make_example(
+            "no norm",
             lambda x: Builder.reshape(x=Builder.relu(x=Builder.reshape(x=x, shape=[1, 2, 4, 8, 4])), shape=[64, 4]),
-            x=(1, 8, 8, 4)), reason="")
+            reason="",
+            x=(1, 8, 8, 4),
+        )
 
 
 def _is_group_mean(op: Operation) -> bool:

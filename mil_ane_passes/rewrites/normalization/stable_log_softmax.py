@@ -12,7 +12,7 @@ from coremltools.converters.mil.mil import Builder, Operation, Program, Var, typ
 from ...ir.builder import RewriteBuilder
 from ...ir.query import get_const_value
 from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite
-from ...passes.examples import build_program
+from ...passes.examples import build_program, make_example
 from ._log_exp_patterns import (
     find_precision_obstacle,
     has_negligible_epsilon,
@@ -110,19 +110,26 @@ class StableLogSoftmax(Rewrite):
                       within=_MAX_INPUT)
         yield Example("epsilon in fp32", lambda: _build_log(lambda x: Builder.softmax(x=x, axis=1), np.float32(1e-45)))
         yield Example("probabilities are returned too", _build_shared_softmax, within=_MAX_INPUT)
-        yield Example(
+        yield make_example(
             "less its log-sum-exp",
-            lambda: build_program(lambda x: _subtract_log_sum_exp(x, axes=[1, 2], keep_dims=True), x=(2, 4, 8)),
+            lambda x: _subtract_log_sum_exp(x, axes=[1, 2], keep_dims=True),
             within=3e4,
             scale=10.0,
+            x=(2, 4, 8),
         )
-        yield Example("maximum off already", lambda: build_program(lambda x: _subtract_log_sum_exp(
-            Builder.sub(x=x, y=Builder.reduce_max(x=x, axes=[1], keep_dims=True)), axes=[1], keep_dims=True),
-            x=(2, 4, 8)), reason="not the logarithm of a softmax")
-        yield Example(
-            "axis dropped",
-            lambda: build_program(lambda x: _subtract_log_sum_exp(x, axes=[0], keep_dims=False), x=(4, 4)),
+        yield make_example(
+            "maximum off already",
+            lambda x: _subtract_log_sum_exp(
+                Builder.sub(x=x, y=Builder.reduce_max(x=x, axes=[1], keep_dims=True)), axes=[1], keep_dims=True
+            ),
             reason="not the logarithm of a softmax",
+            x=(2, 4, 8),
+        )
+        yield make_example(
+            "axis dropped",
+            lambda x: _subtract_log_sum_exp(x, axes=[0], keep_dims=False),
+            reason="not the logarithm of a softmax",
+            x=(4, 4),
         )
         yield Example(
             "sigmoid", lambda: _build_log(lambda x: Builder.sigmoid(x=x)), reason="not the logarithm of a softmax"

@@ -13,7 +13,7 @@ from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 from ...ir.builder import RewriteBuilder
 from ...ir.query import get_const_value
 from ...passes.contract import Community, Exactness, Example, Hit, Measured, Miss, Rewrite
-from ...passes.examples import build_program
+from ...passes.examples import build_program, make_example
 from ._log_exp_patterns import (
     FP16_MAX,
     find_precision_obstacle,
@@ -131,14 +131,22 @@ class StableLogSumExp(Rewrite):
                              "allows that")
         yield Example("reversed", lambda: _build_log_cumsum(axis=2, reverse=True),
                       reason="the running sum is exclusive or reversed")
-        yield Example("maximum off already", lambda: build_program(lambda x: Builder.reduce_log_sum_exp(
-            x=Builder.sub(x=x, y=Builder.reduce_max(x=x, axes=[1], keep_dims=True)), axes=[-2], name="y"), x=(2, 4, 8)),
-            reason="the maximum is taken off already")
+        yield make_example(
+            "maximum off already",
+            lambda x: Builder.reduce_log_sum_exp(
+                x=Builder.sub(x=x, y=Builder.reduce_max(x=x, axes=[1], keep_dims=True)), axes=[-2], name="y"
+            ),
+            reason="the maximum is taken off already",
+            x=(2, 4, 8),
+        )
         yield Example("fp32", lambda: _build_reduction(axes=[1], dtype=types.fp32),
                       reason="computed in fp32, and the fault is fp16's")
-        yield Example("no exponential", lambda: build_program(lambda x: Builder.log(
-            x=Builder.reduce_sum(x=x, axes=[1]), name="y"), x=(2, 4, 8)),
-            reason="not the logarithm of a sum of exponentials")
+        yield make_example(
+            "no exponential",
+            lambda x: Builder.log(x=Builder.reduce_sum(x=x, axes=[1]), name="y"),
+            reason="not the logarithm of a sum of exponentials",
+            x=(2, 4, 8),
+        )
         yield Example("epsilon that counts", lambda: _build_of_exp(lambda e: Builder.log(
             x=Builder.reduce_sum(x=e, axes=[1]), epsilon=np.float16(0.5), name="y")),
             reason="log adds 0.5 to the sum, which is meant to bound it below")

@@ -15,7 +15,7 @@ from ...ir.clone import clone_op, infer_outputs, map_inputs
 from ...ir.large_values import list_groups, merge_groups
 from ...ir.query import get_consumers, get_flat_inputs, is_const, is_opaque
 from ...passes.contract import BlockRewrite, Exactness, Example, Hit, Miss
-from ...passes.examples import build_program
+from ...passes.examples import build_program, make_example
 from ...rules.fp32_compute_left import Fp32ComputeLeft
 from ...utils.text_format import format_count
 
@@ -104,8 +104,13 @@ class Fp32Island(BlockRewrite):
             reason="16 elements would be cast, 6 are now",
         )
         yield Example("computed", lambda: _build_moved(lambda x: Builder.exp(x=x)), reason="")
-        yield Example("read in fp32", lambda: build_program(lambda x: Builder.reshape(x=x, shape=[4, 4], name="y"),
-                                                            dtype=types.fp32, x=(2, 8)), reason="")
+        yield make_example(
+            "read in fp32",
+            lambda x: Builder.reshape(x=x, shape=[4, 4], name="y"),
+            reason="",
+            dtype=types.fp32,
+            x=(2, 8),
+        )
 
 
 def _build_moved(move: Any) -> Program:

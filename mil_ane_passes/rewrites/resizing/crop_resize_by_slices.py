@@ -14,7 +14,7 @@ from ...ir.builder import RewriteBuilder
 from ...ir.query import get_const_value, is_const, is_symbolic
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_m4_study, cite_private_quirk
-from ...passes.examples import build_program
+from ...passes.examples import build_program, make_example
 from ...rules.crop_resize import CropResize
 from ..indexing._index_patterns import (
     IndexPattern,
@@ -126,9 +126,15 @@ class CropResizeBySlices(Rewrite):
                       reason="an image whose height or width is known only at run time")
         yield Example("by index of two images", lambda: _build_roi_crop([[0, 1, 1, 4, 4]], shape=(2, 2, 6, 6)), reason=(
             "one image for each box, of 2: its shape is documented with one image and inferred with all"))
-        yield Example("computed", lambda: build_program(lambda x, boxes: Builder.crop_resize(
-            x=x, boxes=boxes, box_indices=np.zeros(2, np.int32), target_height=2, target_width=2, name="y"),
-            x=(1, 2, 6, 7), boxes=(2, 4)), reason="its boxes are computed when the model runs")
+        yield make_example(
+            "computed",
+            lambda x, boxes: Builder.crop_resize(
+                x=x, boxes=boxes, box_indices=np.zeros(2, np.int32), target_height=2, target_width=2, name="y"
+            ),
+            reason="its boxes are computed when the model runs",
+            x=(1, 2, 6, 7),
+            boxes=(2, 4),
+        )
         yield Example("fp32", lambda: _build_crop([[0, 0, 2, 2]], dtype=types.fp32), reason=FP32_UNSUPPORTED_REASON)
 
 

@@ -14,7 +14,7 @@ from ...ir.builder import RewriteBuilder
 from ...ir.query import get_const_value, is_symbolic
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_2020_layer_list, cite_m4_study
-from ...passes.examples import build_program
+from ...passes.examples import build_program, make_example
 from ...passes.targets import Gate
 from ...rules.old_upsampling import OldUpsampling
 from .._target_gate import skip_if_supported
@@ -107,8 +107,12 @@ class SplitUpsampling(Rewrite):
         yield Example(
             "by 3 and 6, for iOS15", lambda: _build_upsampling(3.0, 6.0, opset=ct.target.iOS15), options=anyway
         )
-        yield Example("to a size", lambda: build_program(lambda x: Builder.resize_nearest_neighbor(
-            x=x, target_size_height=8, target_size_width=20, name="y"), x=(2, 3, 2, 4)), options=anyway)
+        yield make_example(
+            "to a size",
+            lambda x: Builder.resize_nearest_neighbor(x=x, target_size_height=8, target_size_width=20, name="y"),
+            options=anyway,
+            x=(2, 3, 2, 4),
+        )
         yield Example("resize", lambda: _build_resize("NEAREST_NEIGHBOR"), options=anyway)
         yield Example("linear", lambda: _build_resize("LINEAR"), options=anyway,
                       reason="linear interpolation by 4 x 4: twice by 2 is not once by 4")
