@@ -50,7 +50,8 @@ def describe_program(program: Program) -> str:
 
 def describe_lint(source: Any, target: str) -> str:
     found = ane.lint(source, target=target).to_dict()
-    return f"lint {target}: {json.dumps(found, indent=1, sort_keys=True, default=str)}"
+    text = json.dumps(found, indent=1, sort_keys=True, default=str)
+    return f"lint {target}: {text.replace(f'{FIXTURES.parent}/', '<root>/')}"
 
 
 def describe_rewrite(source: Any, preset: str, target: str) -> str:
