@@ -195,13 +195,13 @@ class _Sampler:
 
     def _integers(self, name: str, kind: str, random: np.random.Generator, drawn: Array) -> Array:
         held = np.iinfo(drawn.dtype) if drawn.dtype.kind in "iu" else np.iinfo(np.int16)
-        given = (self._domain.ranges or {}).get(name)
-        low, high = given or (self._wrapping if kind == INDICES else self._inside)[name]
+        user_range = (self._domain.ranges or {}).get(name)
+        low, high = user_range or (self._wrapping if kind == INDICES else self._inside)[name]
         if math.isinf(high):  # nothing bounds it from above
             extra = _INTEGER_EXTREMES if kind == INDICES else ()
             values = _set_extremes(random, drawn.astype(np.float64), extra, share=1)
             return values.clip(max(low, held.min), held.max).astype(drawn.dtype)
-        first = math.ceil(max(low if kind == INDICES or given else max(low, 0), held.min))
+        first = math.ceil(max(low if kind == INDICES or user_range else max(low, 0), held.min))
         last = max(first, math.floor(min(high, held.max)))
         values = np.asarray(random.integers(first, last, drawn.shape, endpoint=True), np.float64)
         ends = (last, first) if kind in (WIDE, WIDE_AND_TIES) else (first, -1 if first < 0 <= last else last, last)

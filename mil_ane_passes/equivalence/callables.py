@@ -59,9 +59,9 @@ class Caller:
         except InputError:
             raise
         except Exception as error:
-            given = ", ".join(f"{name}: {value.dtype}{list(value.shape)}" for name, value in arguments.items())
+            function = ", ".join(f"{name}: {value.dtype}{list(value.shape)}" for name, value in arguments.items())
             raise InputError(
-                f"the callable {self.name} raised {type(error).__name__} for ({given}): {error}") from error
+                f"the callable {self.name} raised {type(error).__name__} for ({function}): {error}") from error
         return self._named(returned)
 
     def states(self, names: Sequence[str]) -> list[str]:

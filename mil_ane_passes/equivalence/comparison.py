@@ -252,14 +252,14 @@ def fill_undefined(
     stored as fp16. For the outputs `made_of_nan`, which need not be NaN themselves, such as integers, the nearer is
     taken, too.
     """
-    taken = {name: _find_filled_elements(name, before, limit, after) for name in before["float64"]}
+    used = {name: _find_filled_elements(name, before, limit, after) for name in before["float64"]}
 
     def read(precision: str, name: str, value: Array) -> Array:
         other, new = limit[precision][name], after.get(precision, {}).get(name)
         if name in made_of_nan and new is not None and other.shape == new.shape == value.shape:
             with np.errstate(invalid="ignore"):
                 value = np.where(_distance(other, new) < _distance(value, new), other, value)
-        return np.where(taken[name], other.astype(value.dtype), value) if np.any(taken[name]) else value
+        return np.where(used[name], other.astype(value.dtype), value) if np.any(used[name]) else value
 
     return {precision: {name: read(precision, name, value) for name, value in outputs.items()}
             for precision, outputs in before.items()}

@@ -470,9 +470,9 @@ def compare_with_pipeline(
     made = [plan for plan in build_plans(program, seeds, describe, feeds) if plan.function == name]
     alone = execute_plans(program, made, precisions, lambda text: progress(f"model, {text}"),
                           () if program_first else quirks)
-    whole = execute_pipeline(pipeline, made, precisions, lambda text: progress(f"pipeline, {text}"),
-                             quirks if program_first else ())
-    report = judge_executions(alone, whole, exactness) if program_first else judge_executions(whole, alone, exactness)
+    entire = execute_pipeline(pipeline, made, precisions, lambda text: progress(f"pipeline, {text}"),
+                              quirks if program_first else ())
+    report = judge_executions(alone, entire, exactness) if program_first else judge_executions(entire, alone, exactness)
     report.quirks = tuple(quirks)
     report.accuracy = exactness.accuracy if isinstance(exactness, Strictness) else None
     report.leave_open("", outputs_without_numbers(program, alone.runs))

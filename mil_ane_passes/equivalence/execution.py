@@ -121,10 +121,10 @@ def _iterate_pipeline_plans(
     from ..runtime import Runtime
 
     known: dict[str, Any] = dict(feeds)
-    wanted = {name for part in get_pipeline_functions(program) for name in program.functions[part].inputs}
-    for name in set(known) - wanted:
+    required = {name for part in get_pipeline_functions(program) for name in program.functions[part].inputs}
+    for name in set(known) - required:
         raise InputError(
-            f"feed '{name}': no such input{suggest_nearest(name, wanted)}; no part of the pipeline takes it"
+            f"feed '{name}': no such input{suggest_nearest(name, required)}; no part of the pipeline takes it"
         )
     for part in get_pipeline_functions(program):
         plan = _build_user_plan(program, part, describe, select_feeds(program.functions[part], known))

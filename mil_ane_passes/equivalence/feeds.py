@@ -135,13 +135,13 @@ def make_feeds(function: Function, choice: ShapeChoice, seed: int, description: 
     """
     random = np.random.default_rng(seed)
     images = find_image_inputs(description)
-    wanted = infer_input_domains(function, get_symbol_sizes(function, choice.shapes))
-    return {name: _sample_input(random, function.inputs[name], shape, seed, wanted[name], name in images)
+    required = infer_input_domains(function, get_symbol_sizes(function, choice.shapes))
+    return {name: _sample_input(random, function.inputs[name], shape, seed, required[name], name in images)
             for name, shape in choice.shapes.items()}
 
 
 def _sample_input(
-    random: np.random.Generator, var: Var, shape: tuple[int, ...], seed: int, wanted: Interval, image: bool
+    random: np.random.Generator, var: Var, shape: tuple[int, ...], seed: int, required: Interval, image: bool
 ) -> Any:
     dtype = np.dtype(types.nptype_from_builtin(var.dtype))
     if image:
@@ -150,12 +150,12 @@ def _sample_input(
         one = int(np.prod(shape)) == 1
         return np.full(shape, seed % 2 == 0) if one else _sample_flags(random, shape, seed).astype(bool)
     if types.is_float(var.dtype):
-        if math.isinf(wanted[1]):
+        if math.isinf(required[1]):
             return random.standard_normal(shape).astype(dtype)
         lowest, highest = -_find_exact_integer_limit(dtype), _find_exact_integer_limit(dtype)
     else:
         lowest, highest = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
-    first, last = choose_integer_range(wanted, lowest, highest, _FREE_INTEGER_COUNT)
+    first, last = choose_integer_range(required, lowest, highest, _FREE_INTEGER_COUNT)
     if (first, last) == (0, 1):
         return _sample_flags(random, shape, seed).astype(dtype)
     return random.integers(first, last, shape, endpoint=True).astype(dtype)

@@ -19,7 +19,7 @@ from .interval_propagation import (
     INVERSE_RULES,
     Interval,
     OperandRequirements,
-    WantedIntervals,
+    RequiredIntervals,
     get_constant_value,
     intersect_intervals,
 )
@@ -44,15 +44,15 @@ def infer_input_domains(function: Function, sizes: Mapping[Any, int], negative: 
     return {name: sweep.interval(var) for name, var in function.inputs.items()}
 
 
-def choose_integer_range(wanted: Interval, lowest: int, highest: int, some: int) -> tuple[int, int]:
-    """Choose the smallest and the largest number to draw, in `wanted` and the dtype's range.
+def choose_integer_range(required: Interval, lowest: int, highest: int, some: int) -> tuple[int, int]:
+    """Choose the smallest and the largest number to draw, in `required` and the dtype's range.
 
     The range has no negative numbers where others suffice (ids are not negative), and at most `some` numbers where
     nothing bounds them from above.
     """
-    low, high = max(wanted[0], lowest), min(wanted[1], highest)
+    low, high = max(required[0], lowest), min(required[1], highest)
     first = math.ceil(max(low, 0) if high >= 0 else low)
-    last = math.floor(high) if math.isfinite(wanted[1]) else min(first + some - 1, highest)
+    last = math.floor(high) if math.isfinite(required[1]) else min(first + some - 1, highest)
     return first, max(first, last)
 
 
@@ -62,23 +62,23 @@ class _BackwardSweep:
     def __init__(self, sizes: Mapping[Any, int], negative: bool) -> None:
         self.sizes = sizes
         self._negative = negative
-        self._wanted: dict[Var, WantedIntervals] = {}
+        self._wanted: dict[Var, RequiredIntervals] = {}
 
-    def of(self, var: Var) -> WantedIntervals:
+    def of(self, var: Var) -> RequiredIntervals:
         return self._wanted.get(var, [ANY_VALUE])
 
     def interval(self, var: Var) -> Interval:
         return intersect_intervals(self.of(var))
 
-    def require(self, var: Var | None, wanted: Sequence[Interval]) -> None:
-        """Add the requirement `wanted` of one more user of `var`."""
-        if not isinstance(var, Var) or all(each == ANY_VALUE for each in wanted):
+    def require(self, var: Var | None, required: Sequence[Interval]) -> None:
+        """Add the requirement `required` of one more user of `var`."""
+        if not isinstance(var, Var) or all(each == ANY_VALUE for each in required):
             return
         known = self.of(var)
-        if len(known) != len(wanted) and 1 not in (len(known), len(wanted)):
-            known, wanted = [intersect_intervals(known)], [intersect_intervals(wanted)]
-        count = max(len(known), len(wanted))
-        pairs = zip(*(list(each) * count if len(each) == 1 else each for each in (known, wanted)))
+        if len(known) != len(required) and 1 not in (len(known), len(required)):
+            known, required = [intersect_intervals(known)], [intersect_intervals(required)]
+        count = max(len(known), len(required))
+        pairs = zip(*(list(each) * count if len(each) == 1 else each for each in (known, required)))
         self._wanted[var] = [intersect_intervals(pair) for pair in pairs]
 
     def block(self, block: Block) -> None:
@@ -89,13 +89,13 @@ class _BackwardSweep:
             if op.blocks:
                 self._nested(op)
             if op.op_type in _REQUIREMENTS:
-                for var, wanted in _REQUIREMENTS[op.op_type](op, self):
-                    self.require(var, wanted)
+                for var, required in _REQUIREMENTS[op.op_type](op, self):
+                    self.require(var, required)
             if op.op_type in INVERSE_RULES and self._asked(
                 op
             ):  # without requirements nothing is propagated and no weight read
-                for var, wanted in INVERSE_RULES[op.op_type](op, self.of(op.outputs[0])):
-                    self.require(var, wanted)
+                for var, required in INVERSE_RULES[op.op_type](op, self.of(op.outputs[0])):
+                    self.require(var, required)
 
     def _asked(self, op: Operation) -> bool:
         return any(each != ANY_VALUE for each in self.of(op.outputs[0]))
@@ -107,8 +107,8 @@ class _BackwardSweep:
                 self.require(var, self.of(out))
         for inner in reversed(op.blocks):
             self.block(inner)
-            for var, given in zip(inner.inputs, op.loop_vars if looped else ()):
-                self.require(given, self.of(var))
+            for var, operand in zip(inner.inputs, op.loop_vars if looped else ()):
+                self.require(operand, self.of(var))
 
     def extent(self, dim: Any) -> int | None:
         """Return a dimension as a number, or None when it is dynamic."""
@@ -124,15 +124,15 @@ class _BackwardSweep:
 
 
 def _require_index_on_axis(table: str) -> Callable[[Operation, _BackwardSweep], OperandRequirements]:
-    def asked(op: Operation, sweep: _BackwardSweep) -> OperandRequirements:
+    def require(op: Operation, sweep: _BackwardSweep) -> OperandRequirements:
         if op.axis is not None and op.axis.val is not None:
             yield op.indices, [sweep.get_index_range(op.inputs[table].shape[int(op.axis.val)])]
 
-    return asked
+    return require
 
 
 def _require_index_on_leading_axes(table: str) -> Callable[[Operation, _BackwardSweep], OperandRequirements]:
-    def asked(op: Operation, sweep: _BackwardSweep) -> OperandRequirements:
+    def require(op: Operation, sweep: _BackwardSweep) -> OperandRequirements:
         skipped = op.inputs.get("batch_dims")
         first = 0 if skipped is None else int(skipped.val)
         count = sweep.extent(op.indices.shape[-1])
@@ -140,7 +140,7 @@ def _require_index_on_leading_axes(table: str) -> Callable[[Operation, _Backward
             each = [sweep.get_index_range(dim) for dim in op.inputs[table].shape[first:first + count]]
             yield op.indices, each if op.indices.rank == 1 else [intersect_intervals(each)]
 
-    return asked
+    return require
 
 
 def _require_one_hot_index(op: Operation, sweep: _BackwardSweep) -> OperandRequirements:
@@ -161,9 +161,9 @@ def _require_slice_bounds(op: Operation, sweep: _BackwardSweep) -> OperandRequir
 
 def _require_slice_begin(op: Operation, sweep: _BackwardSweep) -> OperandRequirements:
     sizes = get_constant_value(op.size)
-    given = [1] * op.x.rank if sizes is None else [max(1, int(size)) for size in np.atleast_1d(sizes)]
+    lengths = [1] * op.x.rank if sizes is None else [max(1, int(size)) for size in np.atleast_1d(sizes)]
     extents = [sweep.extent(dim) for dim in op.x.shape]
-    yield op.begin, [ANY_VALUE if extent is None else (0, extent - size) for extent, size in zip(extents, given)]
+    yield op.begin, [ANY_VALUE if extent is None else (0, extent - size) for extent, size in zip(extents, lengths)]
 
 
 def _require_mask_values(op: Operation, sweep: _BackwardSweep) -> OperandRequirements:

@@ -47,19 +47,19 @@ def find_interface_widths(before: Program, after: Program) -> dict[str, Interfac
     found = {}
     for name, old in before.functions.items():
         new = after.functions[name]
-        border = InterfaceWidths(
+        interface = InterfaceWidths(
             _find_changed_widths(old.inputs.values(), new.inputs.values()),
             _find_changed_widths(old.outputs, new.outputs),
         )
-        if border.inputs or border.outputs:
-            found[name] = border
+        if interface.inputs or interface.outputs:
+            found[name] = interface
     return found
 
 
 def round_feeds(plan: Plan, across: Mapping[str, InterfaceWidths]) -> Plan:
     """Return `plan` with feeds that both programs accept."""
-    border = across.get(plan.function)
-    return plan if border is None else replace(plan, feeds=border.round(plan.feeds))
+    interface = across.get(plan.function)
+    return plan if interface is None else replace(plan, feeds=interface.round(plan.feeds))
 
 
 def round_results(found: Execution, across: Mapping[str, InterfaceWidths]) -> str:
@@ -69,14 +69,14 @@ def round_results(found: Execution, across: Mapping[str, InterfaceWidths]) -> st
     """
     lost = ""
     for run in found.runs:
-        border = across.get(run.plan.function)
-        if border is not None:
-            beyond = border.describe_overflow(run.results.get("float64", {}))
+        interface = across.get(run.plan.function)
+        if interface is not None:
+            beyond = interface.describe_overflow(run.results.get("float64", {}))
             if beyond and run.plan.adversarial:  # our own feeds; the narrower program need not support them
                 run.error, run.results = beyond, {}
                 continue
             lost = lost or beyond
-            run.results = {precision: border.convert_outputs(results) if precision == "float16" else results
+            run.results = {precision: interface.convert_outputs(results) if precision == "float16" else results
                            for precision, results in run.results.items()}
     return lost
 

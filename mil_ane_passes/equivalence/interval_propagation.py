@@ -15,7 +15,7 @@ __all__ = [
     "INVERSE_RULES",
     "Interval",
     "OperandRequirements",
-    "WantedIntervals",
+    "RequiredIntervals",
     "get_constant_value",
     "intersect_intervals",
 ]
@@ -24,7 +24,7 @@ Interval = tuple[float, float]
 "Lowest and highest value, both allowed."
 ANY_VALUE: Interval = (-math.inf, math.inf)
 
-WantedIntervals = list[Interval]
+RequiredIntervals = list[Interval]
 "One interval for all elements of a value, or one for each element of a vector."
 OperandRequirements = Iterable[tuple[Any, Sequence[Interval]]]
 "Operands, with the required intervals of each."
@@ -51,99 +51,99 @@ def _get_constant_range(var: Var) -> Interval | None:
     return float(np.min(value)), float(np.max(value))
 
 
-def _pass_through(name: str = "x") -> Callable[[Operation, WantedIntervals], OperandRequirements]:
+def _pass_through(name: str = "x") -> Callable[[Operation, RequiredIntervals], OperandRequirements]:
     """Make the rule of an op that returns its operand's values in another type, shape or order."""
 
-    def asked(op: Operation, wanted: WantedIntervals) -> OperandRequirements:
+    def require(op: Operation, required: RequiredIntervals) -> OperandRequirements:
         var, made = op.inputs[name], op.outputs[0]
-        kept = len(wanted) == 1 or (var.rank <= 1 and made.rank <= 1 and tuple(var.shape) == tuple(made.shape))
-        yield var, wanted if kept else [intersect_intervals(wanted)]
+        kept = len(required) == 1 or (var.rank <= 1 and made.rank <= 1 and tuple(var.shape) == tuple(made.shape))
+        yield var, required if kept else [intersect_intervals(required)]
 
-    return asked
+    return require
 
 
-def _split_requirement(op: Operation, wanted: WantedIntervals) -> OperandRequirements:
+def _split_requirement(op: Operation, required: RequiredIntervals) -> OperandRequirements:
     """Propagate through a concat or stack; for a vector, every operand gets the requirements of its part."""
     counts = [1 if var.rank == 0 or op.op_type == "stack" else var.shape[0] for var in op.values]
-    split = len(wanted) > 1 and not any(map(is_symbolic, counts)) and sum(counts) == len(wanted)
+    split = len(required) > 1 and not any(map(is_symbolic, counts)) and sum(counts) == len(required)
     start = 0
     for var, count in zip(op.values, counts):
-        yield var, wanted[start:start + count] if split else [intersect_intervals(wanted)]
+        yield var, required[start:start + count] if split else [intersect_intervals(required)]
         start += count if split else 0
 
 
 def _invert_arithmetic(
     back: Callable[[Interval, Interval, bool], Interval],
-) -> Callable[[Operation, WantedIntervals], OperandRequirements]:
+) -> Callable[[Operation, RequiredIntervals], OperandRequirements]:
     """Make the rule of an op of x and y, one of them constant.
 
     `back(wanted, constant, x is the constant)` returns the interval of the other operand.
     """
 
-    def asked(op: Operation, wanted: WantedIntervals) -> OperandRequirements:
+    def require(op: Operation, required: RequiredIntervals) -> OperandRequirements:
         for var, other in ((op.x, op.y), (op.y, op.x)):
             constant = _get_constant_range(other)
             if constant is not None and _get_constant_range(var) is None:
                 each = (
-                    wanted
-                    if var.rank <= 1 and len(wanted) > 1 and np.size(get_constant_value(other)) == 1
-                    else [intersect_intervals(wanted)]
+                    required
+                    if var.rank <= 1 and len(required) > 1 and np.size(get_constant_value(other)) == 1
+                    else [intersect_intervals(required)]
                 )
                 yield var, [back(one, constant, other is op.x) for one in each]
         if _get_constant_range(op.x) is None and _get_constant_range(op.y) is None and op.op_type in ("add", "mul"):
             part = (lambda end: end / 2) if op.op_type == "add" else (lambda end: math.sqrt(max(end, 0)))
             for var in (op.x, op.y):  # half of the sum, or the root of the product, for each operand
-                yield var, [tuple(map(part, intersect_intervals(wanted)))]
+                yield var, [tuple(map(part, intersect_intervals(required)))]
 
-    return asked
-
-
-def _invert_add(wanted: Interval, constant: Interval, _: bool) -> Interval:
-    return wanted[0] - constant[0], wanted[1] - constant[1]
+    return require
 
 
-def _invert_sub(wanted: Interval, constant: Interval, constant_first: bool) -> Interval:
+def _invert_add(required: Interval, constant: Interval, _: bool) -> Interval:
+    return required[0] - constant[0], required[1] - constant[1]
+
+
+def _invert_sub(required: Interval, constant: Interval, constant_first: bool) -> Interval:
     if constant_first:
-        return constant[1] - wanted[1], constant[0] - wanted[0]
-    return wanted[0] + constant[1], wanted[1] + constant[0]
+        return constant[1] - required[1], constant[0] - required[0]
+    return required[0] + constant[1], required[1] + constant[0]
 
 
-def _invert_mul(wanted: Interval, constant: Interval, _: bool) -> Interval:
-    return ANY_VALUE if constant[0] <= 0 else (wanted[0] / constant[0], wanted[1] / constant[1])
+def _invert_mul(required: Interval, constant: Interval, _: bool) -> Interval:
+    return ANY_VALUE if constant[0] <= 0 else (required[0] / constant[0], required[1] / constant[1])
 
 
-def _invert_floor_div(wanted: Interval, constant: Interval, constant_first: bool) -> Interval:
+def _invert_floor_div(required: Interval, constant: Interval, constant_first: bool) -> Interval:
     if constant_first or constant[0] <= 0:
         return ANY_VALUE
-    return wanted[0] * constant[1], (wanted[1] + 1) * constant[0] - 1
+    return required[0] * constant[1], (required[1] + 1) * constant[0] - 1
 
 
-def _invert_mod(wanted: Interval, constant: Interval, constant_first: bool) -> Interval:
-    fits = not constant_first and wanted[0] <= 0 < constant[0] and constant[1] - 1 <= wanted[1]
-    return ANY_VALUE if fits else wanted
+def _invert_mod(required: Interval, constant: Interval, constant_first: bool) -> Interval:
+    fits = not constant_first and required[0] <= 0 < constant[0] and constant[1] - 1 <= required[1]
+    return ANY_VALUE if fits else required
 
 
-def _invert_maximum(wanted: Interval, constant: Interval, _: bool) -> Interval:
-    return (-math.inf if constant[0] >= wanted[0] else wanted[0]), wanted[1]
+def _invert_maximum(required: Interval, constant: Interval, _: bool) -> Interval:
+    return (-math.inf if constant[0] >= required[0] else required[0]), required[1]
 
 
-def _invert_minimum(wanted: Interval, constant: Interval, _: bool) -> Interval:
-    return wanted[0], (math.inf if constant[1] <= wanted[1] else wanted[1])
+def _invert_minimum(required: Interval, constant: Interval, _: bool) -> Interval:
+    return required[0], (math.inf if constant[1] <= required[1] else required[1])
 
 
-def _invert_clip(op: Operation, wanted: WantedIntervals) -> OperandRequirements:
+def _invert_clip(op: Operation, required: RequiredIntervals) -> OperandRequirements:
     low, high = _get_constant_range(op.alpha), _get_constant_range(op.beta)
     if low is not None and high is not None:
-        yield op.x, [_invert_minimum(_invert_maximum(each, low, False), high, False) for each in wanted]
+        yield op.x, [_invert_minimum(_invert_maximum(each, low, False), high, False) for each in required]
 
 
-def _invert_select(op: Operation, wanted: WantedIntervals) -> OperandRequirements:
+def _invert_select(op: Operation, required: RequiredIntervals) -> OperandRequirements:
     """Propagate to both branches; bounds that the condition itself guarantees are not required."""
-    for var, taken in ((op.a, True), (op.b, False)):
-        low, high = intersect_intervals(wanted)
-        sure = _infer_from_condition(var, op.cond, taken)
+    for var, used in ((op.a, True), (op.b, False)):
+        low, high = intersect_intervals(required)
+        sure = _infer_from_condition(var, op.cond, used)
         if sure == ANY_VALUE:
-            yield var, wanted
+            yield var, required
         else:
             yield var, [(-math.inf if sure[0] >= low else low, math.inf if sure[1] <= high else high)]
 
@@ -176,7 +176,7 @@ _TRUE_RANGE: dict[str, Callable[[float], Interval]] = {
 _FALSE_RANGE = {name: _TRUE_RANGE[other] for name, other in (
     ("greater_equal", "less"), ("greater", "less_equal"), ("less", "greater_equal"), ("less_equal", "greater"))}
 
-INVERSE_RULES: dict[str, Callable[[Operation, WantedIntervals], OperandRequirements]] = {
+INVERSE_RULES: dict[str, Callable[[Operation, RequiredIntervals], OperandRequirements]] = {
     **dict.fromkeys(
         (
             "cast",

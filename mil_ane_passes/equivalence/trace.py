@@ -115,7 +115,7 @@ class TraceCollector:
             return
         beyond = self._note(row, value.numpy())
         if beyond and not any(
-            self._is_operand_beyond(each) for given in _list_operands(op) for each in self._values.sources(given)
+            self._is_operand_beyond(each) for operand in _list_operands(op) for each in self._values.sources(operand)
         ):
             row.starts = True
             self.first = self.first or op

@@ -123,12 +123,12 @@ def _check_representable(name: str, ends: Interval, var: Var) -> None:
     """Raise InputError if the input `var` cannot hold the interval `ends`."""
     low, high = ends
     dtype, called = np.dtype(types.nptype_from_builtin(var.dtype)), types.builtin_to_string(var.dtype)
-    whole = dtype.kind != "f"
-    held: Any = np.finfo(dtype) if not whole else np.iinfo(np.uint8 if dtype.kind == "b" else dtype)
+    entire = dtype.kind != "f"
+    held: Any = np.finfo(dtype) if not entire else np.iinfo(np.uint8 if dtype.kind == "b" else dtype)
     lowest, highest = (0.0, 1.0) if dtype.kind == "b" else (float(held.min), float(held.max))
     if low < lowest or high > highest:
         raise InputError(f"ranges: '{name}' is {low:g} to {high:g}; {called} holds {lowest:g} to {highest:g}")
-    if whole and math.ceil(low) > math.floor(high):
+    if entire and math.ceil(low) > math.floor(high):
         raise InputError(f"ranges: '{name}' is {low:g} to {high:g}; expected a whole number in it for {called}")
 
 

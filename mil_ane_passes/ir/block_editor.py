@@ -113,18 +113,18 @@ def check_op_order(
     `written` limits the check to those ops; `who` names the rule that is being checked. Linear in the number of ops.
     """
     visible = set() if visible is None else visible
-    made = set(block.inputs.values() if isinstance(block, Function) else block.inputs) - visible
-    visible |= made
+    built = set(block.inputs.values() if isinstance(block, Function) else block.inputs) - visible
+    visible |= built
     visible |= block._internal_vars
     for op in block.operations:
         if written is None or op in written:
             for inner in op.blocks:
                 check_op_order(inner, written, visible, who)
             _check_visible(op.get_flattened_inputs(), f"{who}op {op.name!r} uses", visible)
-        made.update(op.outputs)
+        built.update(op.outputs)
         visible.update(op.outputs)
     _check_visible(block.outputs, f"{who}block {block.name!r} returns", visible)
-    visible -= made
+    visible -= built
 
 
 def _check_visible(used: Iterable[Var], who: str, visible: set[Var]) -> None:

@@ -102,8 +102,8 @@ def _bound_norm(op: Operation, depth: int) -> Interval | None:
     extents = [shape[axis] for axis in axes]
     if any(map(is_symbolic, extents)):
         return None
-    given = (op.inputs.get("gamma"), op.inputs.get("beta"))
-    scales = [default if var is None else bound_magnitude(var) for var, default in zip(given, (1.0, 0.0))]
+    inputs = (op.inputs.get("gamma"), op.inputs.get("beta"))
+    scales = [default if var is None else bound_magnitude(var) for var, default in zip(inputs, (1.0, 0.0))]
     if None in scales:
         return None
     scale, shift = (each for each in scales if each is not None)

@@ -88,11 +88,11 @@ class RewriteBuilder:
         make = getattr(Builder, op_type)
 
         def build(**inputs: Any) -> Any:
-            wanted = inputs.pop("name", None) or f"{self._base}_{op_type}"
+            required = inputs.pop("name", None) or f"{self._base}_{op_type}"
             shared = inputs if op_type == "const" else {
-                key: self._shared(key, given) for key, given in inputs.items() if given is not None}
+                key: self._shared(key, args) for key, args in inputs.items() if args is not None}
             with limit_evaluation():
-                result = make(**shared, name=self._names.make_unique_name(wanted), before_op=self._anchor)
+                result = make(**shared, name=self._names.make_unique_name(required), before_op=self._anchor)
             self._record((result[0] if isinstance(result, (list, tuple)) else result).op)
             return result
 
@@ -119,7 +119,7 @@ class RewriteBuilder:
     def weight(self, source: Var, what: Any, make: Callable[[], np.ndarray[Any, Any]]) -> Var:
         """Make a const from `make()`, in the dtype of const `source` and next to it; one for each (source, what)."""
 
-        def made() -> Var:
+        def build() -> Var:
             beside = source.op.enclosing_block is self.block
             where = _find_next_op(source.op) if beside else get_first_op(self.block)
             array = np.ascontiguousarray(make())
@@ -127,7 +127,7 @@ class RewriteBuilder:
             self._record(var.op)
             return var
 
-        built: Var = self.once(("weight", source, what), made)
+        built: Var = self.once(("weight", source, what), build)
         return built
 
     def once(self, key: Any, make: Callable[[], Any]) -> Any:
@@ -199,12 +199,12 @@ class RewriteBuilder:
 
     def adopt_scopes(self, scopes: Any) -> list[Operation]:
         """Assign the scopes of replaced ops to the ops made since the last call, and to consts pymil added for them."""
-        made, self.created_ops = self.created_ops, []
-        for op in made:
+        built, self.created_ops = self.created_ops, []
+        for op in built:
             for new in [op, *(var.op for var in op.get_flattened_inputs() if var.op is not None)]:
                 if scopes and set(new.scopes) <= {ScopeSource.COREMLTOOLS_GRAPH_PASS}:
                     new.scopes = add_graph_pass_scope(scopes, new.scopes)
-        return made
+        return built
 
 
 def _find_next_op(op: Operation) -> Operation | None:
@@ -212,10 +212,10 @@ def _find_next_op(op: Operation) -> Operation | None:
     return None if following is None else following.op
 
 
-def _is_in_program(made: Any) -> bool:
+def _is_in_program(built: Any) -> bool:
     """Return whether what was made earlier is still in the program: ops that lost their last user have been removed."""
-    made = made if isinstance(made, (list, tuple)) else [made]
-    return all(isinstance(var, Var) and var.op.enclosing_block is not None for var in made)
+    built = built if isinstance(built, (list, tuple)) else [built]
+    return all(isinstance(var, Var) and var.op.enclosing_block is not None for var in built)
 
 
 def _has_negative_indices(parameter: str, given: Any) -> bool:

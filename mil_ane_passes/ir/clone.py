@@ -29,9 +29,9 @@ _MAX_EVALUATED_BYTES = 1 << 16
 
 def clone_program(program: Program) -> Program:
     """Clone a program: ops and vars are new, const values and read-only data are shared."""
-    twin = copy.copy(program)
-    twin.functions = {name: _clone_function(function) for name, function in program.functions.items()}
-    return twin
+    clone = copy.copy(program)
+    clone.functions = {name: _clone_function(function) for name, function in program.functions.items()}
+    return clone
 
 
 class Rollback:
@@ -65,49 +65,49 @@ class Rollback:
 
 def _clone_function(function: Function) -> Function:
     env: dict[Var, Var] = {}
-    twin = copy.copy(function)
-    twin.placeholder_inputs = {}
-    twin._input_dict = type(function._input_dict)()
+    clone = copy.copy(function)
+    clone.placeholder_inputs = {}
+    clone._input_dict = type(function._input_dict)()
     for name, placeholder in function.placeholder_inputs.items():
         fresh = copy.copy(placeholder)
         fresh.outputs = [_clone_var(var, None, env) for var in placeholder.outputs]
-        twin.placeholder_inputs[name] = fresh
-        twin._input_dict[name] = fresh.outputs[0]
-    _clone_block_contents(function, twin, env)
-    return twin
+        clone.placeholder_inputs[name] = fresh
+        clone._input_dict[name] = fresh.outputs[0]
+    _clone_block_contents(function, clone, env)
+    return clone
 
 
-def _clone_block_contents(block: Block, twin: Block, env: dict[Var, Var]) -> None:
-    """Fill `twin`, a shallow copy of `block`, with ops and outputs of its own."""
-    twin.operations = CacheDoublyLinkedList([_clone_op(op, twin, env) for op in block.operations])
-    twin._internal_vars = {env[var] for var in block._internal_vars if var in env}
-    twin._essential_scope_sources = list(block._essential_scope_sources)
-    twin._outputs = [env[var] for var in block.outputs]
-    for var in dict.fromkeys(twin._outputs):
-        var.consuming_blocks.append(twin)
+def _clone_block_contents(block: Block, clone: Block, env: dict[Var, Var]) -> None:
+    """Fill `clone`, a shallow copy of `block`, with ops and outputs of its own."""
+    clone.operations = CacheDoublyLinkedList([_clone_op(op, clone, env) for op in block.operations])
+    clone._internal_vars = {env[var] for var in block._internal_vars if var in env}
+    clone._essential_scope_sources = list(block._essential_scope_sources)
+    clone._outputs = [env[var] for var in block.outputs]
+    for var in dict.fromkeys(clone._outputs):
+        var.consuming_blocks.append(clone)
 
 
 def _clone_op(op: Operation, block: Block, env: dict[Var, Var]) -> Operation:
-    twin = copy.copy(op)
-    twin.enclosing_block = block
-    twin.scopes = {source: list(names) for source, names in op.scopes.items()}
-    twin._input_vars = {}
+    clone = copy.copy(op)
+    clone.enclosing_block = block
+    clone.scopes = {source: list(names) for source, names in op.scopes.items()}
+    clone._input_vars = {}
     for name, bound in op._input_vars.items():
-        given = tuple(_get_operand_clone(var, env) for var in bound) if isinstance(bound, (list, tuple)) else (
+        inputs = tuple(_get_operand_clone(var, env) for var in bound) if isinstance(bound, (list, tuple)) else (
             None if bound is None else _get_operand_clone(bound, env))
-        twin._input_vars[name] = given
-        setattr(twin, name, given)
-        for var in given if isinstance(given, tuple) else [given] if given is not None else []:
-            var.child_ops.append(twin)
-    twin.blocks = []
+        clone._input_vars[name] = inputs
+        setattr(clone, name, inputs)
+        for var in inputs if isinstance(inputs, tuple) else [inputs] if inputs is not None else []:
+            var.child_ops.append(clone)
+    clone.blocks = []
     for inner in op.blocks:
         fresh = copy.copy(inner)
-        fresh.outer_op = twin
+        fresh.outer_op = clone
         fresh._block_inputs = tuple(_clone_var(var, None, env) for var in inner.inputs)
         _clone_block_contents(inner, fresh, env)
-        twin.blocks.append(fresh)
-    twin._output_vars = [_clone_var(var, twin, env) for var in op.outputs]
-    return twin
+        clone.blocks.append(fresh)
+    clone._output_vars = [_clone_var(var, clone, env) for var in op.outputs]
+    return clone
 
 
 def _get_operand_clone(var: Var, env: dict[Var, Var]) -> Var:
@@ -116,13 +116,13 @@ def _get_operand_clone(var: Var, env: dict[Var, Var]) -> Var:
 
 
 def _clone_var(var: Var, op: Operation | None, env: dict[Var, Var]) -> Var:
-    twin = copy.copy(var)
-    twin._op = op
-    twin._child_ops = []
-    twin.consuming_blocks = []
-    env[var] = twin
-    twin._nonreplaceable_vars_upstream = {env.get(up, up) for up in var.nonreplaceable_vars_upstream}
-    return twin
+    clone = copy.copy(var)
+    clone._op = op
+    clone._child_ops = []
+    clone.consuming_blocks = []
+    env[var] = clone
+    clone._nonreplaceable_vars_upstream = {env.get(up, up) for up in var.nonreplaceable_vars_upstream}
+    return clone
 
 
 def clone_op(op: Operation, inputs: Mapping[str, Any]) -> Operation:
@@ -130,19 +130,19 @@ def clone_op(op: Operation, inputs: Mapping[str, Any]) -> Operation:
 
     The producers of its inputs do not list it as a user until it is inserted.
     """
-    twin = copy.copy(op)
+    clone = copy.copy(op)
     for name in _LOADER_ATTRIBUTES:
-        twin.__dict__.pop(name, None)
-    twin.enclosing_block, twin.blocks, twin._output_vars = None, [], None
-    twin.scopes = {source: list(names) for source, names in op.scopes.items()}
-    twin._input_vars = {**op._input_vars, **inputs}
+        clone.__dict__.pop(name, None)
+    clone.enclosing_block, clone.blocks, clone._output_vars = None, [], None
+    clone.scopes = {source: list(names) for source, names in op.scopes.items()}
+    clone._input_vars = {**op._input_vars, **inputs}
     for name, var in op.internal_inputs.items():
         own = copy.copy(var)
-        own._child_ops = [twin]
-        twin._input_vars[name] = own
-    for name, given in twin._input_vars.items():
-        setattr(twin, name, given)
-    return twin
+        own._child_ops = [clone]
+        clone._input_vars[name] = own
+    for name, args in clone._input_vars.items():
+        setattr(clone, name, args)
+    return clone
 
 
 def map_inputs(op: Operation, env: Mapping[Var, Var]) -> dict[str, Any]:
@@ -151,29 +151,29 @@ def map_inputs(op: Operation, env: Mapping[Var, Var]) -> dict[str, Any]:
             env.get(bound, bound) for name, bound in op.inputs.items()}
 
 
-def infer_outputs(twin: Operation, like: Operation) -> Operation:
-    """Infer the output types of `twin` from its inputs and create its outputs.
+def infer_outputs(clone: Operation, like: Operation) -> Operation:
+    """Infer the output types of `clone` from its inputs and create its outputs.
 
     Sizes known only for the outputs of `like` are kept, too.
     """
-    made = infer_types(twin)
-    made = made if isinstance(made, tuple) else (made,)
-    if len(made) == len(like.outputs):
-        made = tuple(refine_type(new, old.sym_type) for new, old in zip(made, like.outputs))
+    built = infer_types(clone)
+    built = built if isinstance(built, tuple) else (built,)
+    if len(built) == len(like.outputs):
+        built = tuple(refine_type(new, old.sym_type) for new, old in zip(built, like.outputs))
 
     def known() -> Any:
-        return made
+        return built
 
-    twin.type_inference = known
-    if any(_has_large_value(var) for var in get_flat_inputs(twin)) or any(
-        _count_bytes(each) > _MAX_EVALUATED_BYTES for each in made
+    clone.type_inference = known
+    if any(_has_large_value(var) for var in get_flat_inputs(clone)) or any(
+        _count_bytes(each) > _MAX_EVALUATED_BYTES for each in built
     ):
-        twin.value_inference = raise_not_evaluated
+        clone.value_inference = raise_not_evaluated
     try:
-        twin.type_value_inference()
+        clone.type_value_inference()
     finally:
-        del twin.type_inference
-    return twin
+        del clone.type_inference
+    return clone
 
 
 def insert_op(op: Operation, block: Block, before: Operation | None) -> None:

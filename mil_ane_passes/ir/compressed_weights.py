@@ -64,8 +64,8 @@ def _insert_one_in_shape(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
 def _rebuild_constexpr(mb: RewriteBuilder, var: Var, axis: int) -> Var:
     op = var.op
     inputs = {name: _rebuild_input(mb, op, name, bound, axis) for name, bound in op.inputs.items()}
-    made = mb.once(("constexpr", op, axis), lambda: getattr(mb, op.op_type)(**inputs))
-    outputs: list[Var] = list(made) if isinstance(made, (list, tuple)) else [made]
+    built = mb.once(("constexpr", op, axis), lambda: getattr(mb, op.op_type)(**inputs))
+    outputs: list[Var] = list(built) if isinstance(built, (list, tuple)) else [built]
     return outputs[op.outputs.index(var)]
 
 

@@ -57,12 +57,12 @@ def _format_dependency(var: Var) -> str:
     return f"the number of steps depends on '{var.name}', which is known only at run time"
 
 
-def _slice_backward(block: Block, wanted: Iterable[Var]) -> tuple[list[Operation], list[int]]:
-    """Return the ops of `block` that the vars `wanted` depend on, in order, and the block inputs read, by index."""
+def _slice_backward(block: Block, required: Iterable[Var]) -> tuple[list[Operation], list[int]]:
+    """Return the ops of `block` that the vars `required` depend on, in order, and the block inputs read, by index."""
     places = {var: place for place, var in enumerate(block.inputs)}
     found: set[Operation] = set()
     read: list[int] = []
-    pending = list(wanted)
+    pending = list(required)
     seen = set(pending)
     while pending:
         var = pending.pop()
@@ -91,7 +91,7 @@ def _evaluate_ops(block: Block, ops: Iterable[Operation], now: dict[int, Var]) -
 
 
 def _require_known_value(var: Var, env: dict[Var, Var]) -> Var:
-    made = env.get(var, var)
-    if made.val is None:
+    built = env.get(var, var)
+    if built.val is None:
         raise UnknownStepCount(_format_dependency(var))
-    return made
+    return built

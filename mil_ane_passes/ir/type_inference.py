@@ -35,13 +35,13 @@ def infer_types(op: Operation) -> Any:
         return joined
     if op.op_type != "slice_by_index":
         return op.type_inference()
-    given = {side: getattr(op, side) for side in ("begin", "end")}
+    inputs = {side: getattr(op, side) for side in ("begin", "end")}
     try:
-        for side, var in given.items():
+        for side, var in inputs.items():
             setattr(op, side, SimpleNamespace(val=None if var.val is None else np.array(var.val)))
         return op.type_inference()
     finally:
-        for side, var in given.items():
+        for side, var in inputs.items():
             setattr(op, side, var)
 
 
@@ -60,11 +60,11 @@ def limit_evaluation() -> Iterator[None]:
 
 
 def _evaluate_within_limit(op: Operation, output_types: Any) -> Any:
-    made = max(map(_count_elements, output_types), default=0)
+    built = max(map(_count_elements, output_types), default=0)
     if (
-        made > _MAX_EVALUATED_ELEMENTS
+        built > _MAX_EVALUATED_ELEMENTS
         and op.op_type != "const"
-        and made > sum(_count_elements(var.sym_type) for var in get_flat_inputs(op))
+        and built > sum(_count_elements(var.sym_type) for var in get_flat_inputs(op))
     ):
         return (None,) * len(output_types)
     return _ORIGINAL_AUTO_VAL(op, output_types)
@@ -87,10 +87,10 @@ def refine_type(inferred: Any, known: Any) -> Any:
     """Return the type `inferred`, with its symbolic sizes replaced by the fixed sizes of the type `known`."""
     if inferred is known or not (types.is_tensor(inferred) and types.is_tensor(known)):
         return inferred
-    ours, theirs = inferred.get_shape(), known.get_shape()
-    if len(ours) != len(theirs):
+    ours, other = inferred.get_shape(), known.get_shape()
+    if len(ours) != len(other):
         return inferred
-    shape = [b if is_symbolic(a) and not is_symbolic(b) else a for a, b in zip(ours, theirs, strict=True)]
+    shape = [b if is_symbolic(a) and not is_symbolic(b) else a for a, b in zip(ours, other, strict=True)]
     return inferred if list(ours) == shape else types.tensor(inferred.get_primitive(), shape)
 
 
@@ -118,16 +118,16 @@ def _infer_symbols(op: Operation) -> list[Var]:
     try:
         found = infer_types(op)
         found = found if isinstance(found, tuple) else (found,)
-        made = tuple(refine_type(new, var.sym_type) for new, var in zip(found, op.outputs, strict=True))
-        if not all(types.is_compatible_type(new, var.sym_type) for new, var in zip(made, op.outputs)):
+        built = tuple(refine_type(new, var.sym_type) for new, var in zip(found, op.outputs, strict=True))
+        if not all(types.is_compatible_type(new, var.sym_type) for new, var in zip(built, op.outputs)):
             return []
         unknown = [var.sym_val is not None and var.val is None for var in op.outputs]
         with limit_evaluation():
-            values = op._auto_val(made) if any(unknown) else (None,) * len(made)
+            values = op._auto_val(built) if any(unknown) else (None,) * len(built)
     except _INFERENCE_ERRORS:
         return []
     changed = []
-    for var, sym_type, value, is_unknown in zip(op.outputs, made, values, unknown, strict=True):
+    for var, sym_type, value, is_unknown in zip(op.outputs, built, values, unknown, strict=True):
         if is_unknown or sym_type is not var.sym_type:
             var._sym_type, var._sym_val = sym_type, value if is_unknown else var._sym_val
             changed.append(var)
@@ -165,10 +165,10 @@ def _wider(a: Any, b: Any) -> Any:
         return a
     if not (types.is_tensor(a) and types.is_tensor(b)):
         return a
-    ours, theirs = a.get_shape(), b.get_shape()
-    if a.get_primitive() != b.get_primitive() or len(ours) != len(theirs):
+    ours, other = a.get_shape(), b.get_shape()
+    if a.get_primitive() != b.get_primitive() or len(ours) != len(other):
         raise ValueError(f"one way gives {a.__type_info__()}, another {b.__type_info__()}")
-    shape = [_size(x, y) for x, y in zip(ours, theirs)]
+    shape = [_size(x, y) for x, y in zip(ours, other)]
     return types.tensor(a.get_primitive(), shape)
 
 

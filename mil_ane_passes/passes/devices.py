@@ -102,11 +102,11 @@ def find_chip(name: str, chips: Iterable[str]) -> str | None:
     Raises InputError for a device without an ANE that Core ML uses, and for a name that several devices share.
     """
     words = " ".join(re.sub(r"[()\u00b7_/-]|,(?!\d)", " ", name.lower()).split())
-    whole = _CHIP.fullmatch(words) or _CHIP.fullmatch(words.replace(" ", ""))
-    if whole:
-        if whole[1] not in chips:
-            _reject_without_ane(name, whole[1])
-        return whole[1] if whole[1] in chips else None
+    entire = _CHIP.fullmatch(words) or _CHIP.fullmatch(words.replace(" ", ""))
+    if entire:
+        if entire[1] not in chips:
+            _reject_without_ane(name, entire[1])
+        return entire[1] if entire[1] in chips else None
     device = _CHIP_BY_DEVICE.get(_normalize_name(name)) or _find_chip_by_identifier(name)
     if device is None:
         device = next((found[1] for found in map(_CHIP.fullmatch, words.split()) if found and found[1] in chips), None)

@@ -238,11 +238,11 @@ class _FunctionRewriter:
                 if mb is None:  # entering a block costs a walk over it, so only where something fires, and once
                     stack.enter_context(block)
                     mb = RewriteBuilder(block, self.names)
-                made = self._apply(answer, mb, editor)
+                built = self._apply(answer, mb, editor)
                 self._check_round_limit(depth + 1, op)
-                added += made
+                added += built
                 # Ops moved here out of a nested block are not new: their number is finite at any depth.
-                work.extend((new, depth if new in mb.moved_ops else depth + 1) for new in made
+                work.extend((new, depth if new in mb.moved_ops else depth + 1) for new in built
                             if new.op_type in self.rule.roots)
             _remove_unused_ops(added, mb, editor)
 
@@ -262,16 +262,16 @@ class _FunctionRewriter:
                 f"{format_rule_location(type(self.rule))} returned {len(new)} values for '{op.name}', expected "
                 f"{len(old)}"
             )
-        made = mb.adopt_scopes(op.scopes)
-        self._check_no_cycle(made, old)
+        result = mb.adopt_scopes(op.scopes)
+        self._check_no_cycle(result, old)
         for before, after in zip(old, new):
-            self._replace_output(before, after, mb, made, editor)
+            self._replace_output(before, after, mb, result, editor)
         editor.remove_if_unused([op])
         if op.enclosing_block is not None:
             raise RuleError(
                 f"{format_rule_location(type(self.rule))} left '{op.name}' in use although its outputs were replaced"
             )
-        return made
+        return result
 
     def _rewrite_block(self, rule: BlockRewrite, block: Block) -> None:
         for depth in range(MAX_ROUNDS + 1):
@@ -296,16 +296,16 @@ class _FunctionRewriter:
         self.at.op, scopes = hit.op, hit.op.scopes
         with mb.at(hit.op):
             replaced = rule.rewrite_block(hit, mb)
-        made = mb.adopt_scopes(scopes)
-        self._check_no_cycle(made, replaced)
+        built = mb.adopt_scopes(scopes)
+        self._check_no_cycle(built, replaced)
         for old, new in replaced.items():
-            self._replace_output(old, new, mb, made, editor)
+            self._replace_output(old, new, mb, built, editor)
         editor.remove_if_unused([old.op for old in replaced])
-        return made
+        return built
 
-    def _check_no_cycle(self, made: list[Operation], replaced: Iterable[Var]) -> None:
+    def _check_no_cycle(self, built: list[Operation], replaced: Iterable[Var]) -> None:
         old = set(replaced)
-        for op in made:
+        for op in built:
             for var in get_flat_inputs(op):
                 if var in old:
                     raise RuleError(
@@ -316,21 +316,21 @@ class _FunctionRewriter:
                     )
 
     def _replace_output(
-        self, old: Var, new: Var, mb: RewriteBuilder, made: list[Operation], editor: BlockEditor
+        self, old: Var, new: Var, mb: RewriteBuilder, built: list[Operation], editor: BlockEditor
     ) -> None:
         """Replace `old` by `new`, which takes over its name, after checking that both have the same type."""
         if new.sym_type is not old.sym_type and not _is_same_type(new, old):
             raise RuleError(
                 f"{format_rule_location(type(self.rule))} replaced {old} by {new}; expected the same dtype and shape"
             )
-        if new.op not in made:
+        if new.op not in built:
             if not any(isinstance(block, Function) for block in old.consuming_blocks):
                 self.trace.replaced[old.name] = new.name
                 self._replace(old, new, editor)
                 return
             with mb.at(old.op):  # a value that exists already has a name of its own and cannot take an output's
                 new = mb.identity(x=new)
-            made.extend(mb.adopt_scopes(old.op.scopes))
+            built.extend(mb.adopt_scopes(old.op.scopes))
         name, op_name = old.name, old.op.name
         self._replace(old, new, editor)
         new.name = name

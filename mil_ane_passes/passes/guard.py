@@ -138,10 +138,10 @@ def undo_costly_rewrites(
     for left_out in undone[:-1]:  # the rules that made it too expensive may have been reverted since
         more = [rule for rule in rules if rule in rest or rule.name == left_out.rule]
         trial = clone_program(original)
-        made = run(more, trial)
-        fires = any(trace.rule == left_out.rule and trace.fired for trace in made)
-        if fires and guard.allows(bar, guard.forecast(trial), _count_fired_guarded_rules(more, made)):
-            rest, traces, program.functions = more, made, trial.functions
+        built = run(more, trial)
+        fires = any(trace.rule == left_out.rule and trace.fired for trace in built)
+        if fires and guard.allows(bar, guard.forecast(trial), _count_fired_guarded_rules(more, built)):
+            rest, traces, program.functions = more, built, trial.functions
     names = {rule.name for rule in rest}
     return [left_out for left_out in undone if left_out.rule not in names], traces
 

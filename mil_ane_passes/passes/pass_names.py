@@ -60,10 +60,10 @@ class _PassesWithSettings(dict[str, Any]):
         return super().__contains__(pass_id) or self._made(pass_id) is not None
 
     def __missing__(self, pass_id: str) -> Any:
-        made = self._made(pass_id)
-        if made is None:
+        built = self._made(pass_id)
+        if built is None:
             raise KeyError(pass_id)
-        return made
+        return built
 
     def _made(self, pass_id: object) -> type[AbstractGraphPass] | None:
         found = parse_pass_name(pass_id) if isinstance(pass_id, str) else None

@@ -114,11 +114,11 @@ def select_rewrites(
         else:
             chosen.setdefault(find_rewrite(name).name, {}).update(settings)
             named.add(find_rewrite(name).name)
-    for name, given in (options or {}).items():
+    for name, inputs in (options or {}).items():
         short = find_rewrite(name).name
         if short not in chosen:
             raise InputError(f"options for 'ane::{short}', which is not among the passes {', '.join(chosen)}; add it")
-        chosen[short].update(given or {})
+        chosen[short].update(inputs or {})
     rules = [_configure_rewrite(find_rewrite(name), chosen[name]) for name in sort_passes(chosen)]
     for rule in rules:
         rule._asked = rule.name in named
@@ -135,10 +135,10 @@ def _check_argument_types(passes: Any, options: Any) -> None:
                          "name to options")
     if not (options is None or isinstance(options, Mapping)):
         raise InputError(f"options: found {options!r}; expected a mapping from the name of a pass to its options")
-    for asked in (passes, options):
-        for name, given in asked.items() if isinstance(asked, Mapping) else ():
-            if not (given is None or isinstance(given, Mapping)):
-                raise InputError(f"options of '{name}': found {given!r}; expected a mapping from option to value")
+    for requested in (passes, options):
+        for name, inputs in requested.items() if isinstance(requested, Mapping) else ():
+            if not (inputs is None or isinstance(inputs, Mapping)):
+                raise InputError(f"options of '{name}': found {inputs!r}; expected a mapping from option to value")
 
 
 def apply_rewrites(
@@ -162,21 +162,21 @@ def _apply_unguarded(
     stops: Callable[[Rewrite], bool],
 ) -> list[PassTrace]:
     traces: dict[str, PassTrace] = {}
-    census: Counter[str] | None = None
+    op_index: Counter[str] | None = None
     last_fired = ""
     for rule in _append_repeated(rules):
         if rule.name in traces and last_fired in ("", rule.name):
             continue
-        if census is None:
-            census = Counter(op.op_type for _, op in iterate_ops(program))
-        if rule.roots and census.keys().isdisjoint(rule.roots):  # the program has no op of these types
-            ops = census.total() - census["const"]
+        if op_index is None:
+            op_index = Counter(op.op_type for _, op in iterate_ops(program))
+        if rule.roots and op_index.keys().isdisjoint(rule.roots):  # the program has no op of these types
+            ops = op_index.total() - op_index["const"]
             trace = PassTrace(rule.name, ops_before=ops, ops_after=ops)
         else:
-            ruler = measure or (draw if rule.accepts_sampled else None)
-            trace = _try_rewrite(rule, program, target, ruler, stops(rule))
+            measure_ranges = measure or (draw if rule.accepts_sampled else None)
+            trace = _try_rewrite(rule, program, target, measure_ranges, stops(rule))
         if trace.fired:
-            census, last_fired = None, rule.name
+            op_index, last_fired = None, rule.name
         if rule.name in traces:
             traces[rule.name].extend(trace)
         else:
@@ -274,15 +274,15 @@ def _check_base_pipeline(base: Any) -> None:
         raise InputError(f"base: found {base!r}; expected a ct.PassPipeline, or None for coremltools' default{meant}")
 
 
-def _collect_pass_settings(rule: Rewrite, target: str, ruler: Measure | None, strict: bool) -> dict[str, Any]:
+def _collect_pass_settings(rule: Rewrite, target: str, measure_ranges: Measure | None, strict: bool) -> dict[str, Any]:
     """Collect the options of the pass for `rule` that differ from the default."""
     settings: dict[str, Any] = dict(_get_changed_options(rule))
     if target != "all":
         settings["target"] = target
     if strict:
         settings[_STRICT_OPTION] = "true"
-    if rule.measures and ruler is not None:
-        settings[_MEASURE_OPTION] = ruler
+    if rule.measures and measure_ranges is not None:
+        settings[_MEASURE_OPTION] = measure_ranges
     return settings
 
 
@@ -316,16 +316,16 @@ def _make_graph_pass(name: str, rule: type[Rewrite]) -> type[AbstractGraphPass]:
         self.set_options()
 
     def set_options(self: Any, pass_options: list[PassOption] | None = None) -> None:
-        given = {**self.carried, **{option.option_name: option.option_val for option in pass_options or []}}
-        self.given = frozenset(given)
-        self.target = given.pop("target", "all")
-        self.measure = given.pop(_MEASURE_OPTION, None)
+        inputs = {**self.carried, **{option.option_name: option.option_val for option in pass_options or []}}
+        self.supplied = frozenset(inputs)
+        self.target = inputs.pop("target", "all")
+        self.measure = inputs.pop(_MEASURE_OPTION, None)
         self.strict = Option(_STRICT_OPTION, bool, False).parse(
-            given.pop(_STRICT_OPTION, False), f"{NAMESPACE}::{name}"
+            inputs.pop(_STRICT_OPTION, False), f"{NAMESPACE}::{name}"
         )
         parse_target(self.target)
-        _configure_rewrite(rule, given)
-        self.settings = given
+        _configure_rewrite(rule, inputs)
+        self.settings = inputs
 
     @synchronized
     def apply(self: Any, prog: Program) -> None:
@@ -352,7 +352,7 @@ def _configure_from_session(self: Any, rule: type[Rewrite], program: Program) ->
         session.applied_rules.append(configured)
     if rule.measures and self.measure is None and _MEASURE_OPTION in session.settings:
         _log.warning("ane::%s does not see the feeds and ranges of the pipeline: names cannot carry them", rule.name)
-    target = self.target if "target" in self.given else session.settings.get("target", "all")
+    target = self.target if "target" in self.supplied else session.settings.get("target", "all")
     return configured, target, self.strict or _is_strict(session.settings)
 
 
@@ -447,9 +447,9 @@ def _log_trace(trace: PassTrace) -> None:
 
 
 def _configure_rewrite(rule: type[Rewrite], values: Mapping[str, Any]) -> Rewrite:
-    made: Rule = rule.configured(**values)
-    assert isinstance(made, Rewrite)
-    return made
+    built: Rule = rule.configured(**values)
+    assert isinstance(built, Rewrite)
+    return built
 
 
 def _list_preset_members(preset: str) -> list[str]:
@@ -463,9 +463,9 @@ def _parse_pass_table(passes: Passes) -> dict[str, dict[str, Any]]:
     if isinstance(passes, str):
         return dict(parse_passes(passes))
     if isinstance(passes, Mapping):
-        return {name.removeprefix("ane::"): dict(given or {}) for name, given in passes.items()}
+        return {name.removeprefix("ane::"): dict(inputs or {}) for name, inputs in passes.items()}
     table: dict[str, dict[str, Any]] = {}
     for item in passes:
-        for name, given in parse_passes(item).items():
-            table.setdefault(name, {}).update(given)
+        for name, inputs in parse_passes(item).items():
+            table.setdefault(name, {}).update(inputs)
     return table

@@ -74,8 +74,8 @@ def _discover_rules() -> tuple[dict[str, type[Rule]], list[SkippedPlugin], bool]
                     f"expected one rule for each {what}"
                 )
             table[key] = rule
-    theirs, left, complete = load_plugin_rules(ours)
-    return dict(sorted({**ours, **theirs}.items())), left, complete
+    other, left, complete = load_plugin_rules(ours)
+    return dict(sorted({**ours, **other}.items())), left, complete
 
 
 def get_all_rewrites() -> dict[str, type[Rewrite]]:
@@ -113,22 +113,22 @@ def find_rule(key: str, *others: type[Rule]) -> type[Rule]:
     rules = [*get_all_rules().values(), *others]
     for rule in sorted(rules, key=shares_code, reverse=True):  # a code that is shared means the problem
         names.update({rule.code.lower(): rule, rule.slug: rule, rule.name: rule})
-    wanted = key.lower().removeprefix("ane::")
-    if wanted not in names:
-        hint = _suggest_similar(wanted, rules) or suggest_nearest(wanted, names)
+    required = key.lower().removeprefix("ane::")
+    if required not in names:
+        hint = _suggest_similar(required, rules) or suggest_nearest(required, names)
         raise InputError(
             f"no rule '{key}'; `mil-ane-passes passes` lists codes and names{hint}{_mention_skipped_plugins()}"
         )
-    return names[wanted]
+    return names[required]
 
 
-def _suggest_similar(wanted: str, rules: Iterable[type[Rule]]) -> str:
-    """Suggest the codes that start with `wanted`, or else the names that contain it; nothing for one or two letters."""
-    if len(wanted) < _MIN_HINT_LETTERS:
+def _suggest_similar(key: str, rules: Iterable[type[Rule]]) -> str:
+    """Suggest the codes that start with `key`, or else the names that contain it; nothing for one or two letters."""
+    if len(key) < _MIN_HINT_LETTERS:
         return ""
-    if begun := sorted(rule.code for rule in rules if rule.code.lower().startswith(wanted)):
+    if begun := sorted(rule.code for rule in rules if rule.code.lower().startswith(key)):
         return f"; of codes that begin so there are {', '.join(begun)}"
-    having = sorted(rule.name for rule in rules if wanted in rule.name)
+    having = sorted(rule.name for rule in rules if key in rule.name)
     return f"; names that have it are {', '.join(having)}" if having else ""
 
 

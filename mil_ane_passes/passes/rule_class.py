@@ -163,15 +163,15 @@ def make_rule_error(rule: type[Rule], error: Exception, at: Position) -> RuleErr
         return error
     failure = RuleFailure.of(rule, error, at.function, at.op)
     if isinstance(error, RuleError):
-        made = error
+        built = error
     else:
         todo = "report it with the model" if is_own_rule(rule) else (
             "tell its authors, and uninstall it until it is repaired")
-        made = RuleError(
+        built = RuleError(
             f"rule {rule.name} ({format_class_location(rule)}) failed with {failure.reason}, {failure.at}; {todo}"
         )
-    made.failure = failure
-    return made
+    built.failure = failure
+    return built
 
 
 @dataclass

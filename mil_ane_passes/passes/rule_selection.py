@@ -28,22 +28,22 @@ def resolve_rule_names(keys: Iterable[str] | str, who: str = "rules") -> frozens
 
 def _find_names_by_key(key: str, who: str) -> list[str]:
     rules = get_all_rules().values()
-    wanted = key.lower().removeprefix("ane::")
-    exact = [rule.name for rule in rules if wanted in (rule.code.lower(), rule.slug, rule.name)]
+    required = key.lower().removeprefix("ane::")
+    exact = [rule.name for rule in rules if required in (rule.code.lower(), rule.slug, rule.name)]
     if exact:
         return exact
-    found = [rule.name for rule in rules if _is_code_prefix(rule.code.lower(), wanted)]
+    found = [rule.name for rule in rules if _is_code_prefix(rule.code.lower(), required)]
     if found:
         return found
     known = {word for rule in rules for word in (rule.code.lower(), rule.slug, rule.name)}
     raise InputError(f"{who}: no rule '{key}'; expected a code, the beginning of codes such as ANE3, a slug or a name "
-                     f"(`mil-ane-passes passes` lists them){suggest_nearest(wanted, known)}")
+                     f"(`mil-ane-passes passes` lists them){suggest_nearest(required, known)}")
 
 
-def _is_code_prefix(code: str, wanted: str) -> bool:
-    """Return whether `wanted` is all letters of `code` and some of its digits."""
+def _is_code_prefix(code: str, required: str) -> bool:
+    """Return whether `required` is all letters of `code` and some of its digits."""
     letters = re.match(r"[^\d]*", code)
-    return letters is not None and code.startswith(wanted) and len(wanted) >= len(letters[0])
+    return letters is not None and code.startswith(required) and len(required) >= len(letters[0])
 
 
 def select_rule_names(select: Iterable[str] | str | None, ignore: Iterable[str] | str | None) -> frozenset[str]:
@@ -55,12 +55,12 @@ def select_rule_names(select: Iterable[str] | str | None, ignore: Iterable[str] 
 def configure_rules(options: Mapping[str, Mapping[str, Any]] | None) -> dict[str, Rule]:
     """Create an instance of every rule, by name, with `options` (rule name, code or slug -> {option: value}) set."""
     known = get_all_rules()
-    given: dict[str, dict[str, Any]] = {}
+    inputs: dict[str, dict[str, Any]] = {}
     for key, values in (options or {}).items():
         names = _find_names_by_key(key.strip(), "options")
         if len(names) != 1:
             raise InputError(f"options: '{key}' stands for {len(names)} rules; expected one, by name or whole code")
         if not isinstance(values, Mapping):
             raise InputError(f"options: found {values!r} for '{key}'; expected its options by name")
-        given.setdefault(names[0], {}).update(values)
-    return {name: rule.configured(**given.get(name, {})) for name, rule in known.items()}
+        inputs.setdefault(names[0], {}).update(values)
+    return {name: rule.configured(**inputs.get(name, {})) for name, rule in known.items()}

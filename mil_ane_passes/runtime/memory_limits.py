@@ -224,8 +224,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def refuse_allocation(op: Any, error: BaseException, live: LiveValues) -> NoReturn:
     """Raise LimitReached because the system did not provide the memory that `op` needs."""
-    asked = _REQUESTED_BYTES_PATTERN.search(str(error))
-    amount = f"{_format_bytes(int(asked[1]))} more" if asked else "as much memory as it needs"
+    requested = _REQUESTED_BYTES_PATTERN.search(str(error))
+    amount = f"{_format_bytes(int(requested[1]))} more" if requested else "as much memory as it needs"
     raise LimitReached(
         f"{_describe_op(op)}: the system does not give {amount}, beside {_format_bytes(live.bytes)} of values "
         f"that are still needed; {_REMEDY}"

@@ -94,8 +94,8 @@ def _check_extent(who: str, what: str, found: int, allowed: Any) -> None:
 
 def _format_shapes(shapes: Iterable[tuple[int, ...]]) -> str:
     every = list(shapes)
-    shown = ", ".join(str(shape) for shape in every[:_MAX_LISTED_SHAPES])
-    return f"{shown} and {len(every) - _MAX_LISTED_SHAPES} more" if len(every) > _MAX_LISTED_SHAPES else shown
+    text = ", ".join(str(shape) for shape in every[:_MAX_LISTED_SHAPES])
+    return f"{text} and {len(every) - _MAX_LISTED_SHAPES} more" if len(every) > _MAX_LISTED_SHAPES else text
 
 
 def _make_default(array: Any) -> np.ndarray[Any, Any]:

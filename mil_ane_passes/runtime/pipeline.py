@@ -66,14 +66,14 @@ class PipelineRuntime:
         """Check feeds without running. Raises InputError for a wrong or missing name and for states."""
         if state:
             raise InputError(f"state '{next(iter(state))}': a pipeline has no states; expected none")
-        given, inputs = to_feed_dict(feeds), {feature.name: feature for feature in self._description.input}
-        for name in given:
+        values, inputs = to_feed_dict(feeds), {feature.name: feature for feature in self._description.input}
+        for name in values:
             if name not in inputs:
                 raise InputError(
                     f"feed '{name}': no such input{suggest_nearest(name, inputs)} (inputs: {', '.join(inputs)})"
                 )
         for name, feature in inputs.items():
-            if name not in given and not feature.type.isOptional:
+            if name not in values and not feature.type.isOptional:
                 raise InputError(f"input '{name}': not fed; expected it, as the pipeline takes it")
 
 

@@ -114,10 +114,10 @@ class _FrameworkState:
         return self.arrays[self._known(name)].copy()
 
     def write_state(self, name: str, value: Any) -> None:
-        held, given = self.arrays[self._known(name)], np.asarray(value)
-        if given.shape != held.shape:
-            raise PredictError(f"state '{name}': found shape {given.shape}, expected {held.shape}")
-        self.arrays[name] = given.astype(held.dtype)
+        held, array = self.arrays[self._known(name)], np.asarray(value)
+        if array.shape != held.shape:
+            raise PredictError(f"state '{name}': found shape {array.shape}, expected {held.shape}")
+        self.arrays[name] = array.astype(held.dtype)
 
     def _known(self, name: str) -> str:
         if name not in self.arrays:
@@ -172,8 +172,8 @@ def _coerce_feed(feature: Any, value: Any) -> Any:
             raise TypeError("found complex numbers")
         return array if dtype is None else array.astype(dtype)
     except (TypeError, ValueError) as error:
-        wanted = "numbers" if dtype is None else np.dtype(dtype).name
-        raise PredictError(f"feed '{feature.name}': {error}; expected an array of {wanted}") from error
+        required = "numbers" if dtype is None else np.dtype(dtype).name
+        raise PredictError(f"feed '{feature.name}': {error}; expected an array of {required}") from error
 
 
 def _convert_result(feature: Any, value: Any) -> Any:

@@ -105,8 +105,8 @@ class PreparedFunction:
 
         Cached, since op classes build their defaults at each call, some from the ranks of other inputs.
         """
-        given = self._inputs[op]
-        return {name: self._default(value) for name, value in op.default_inputs().items() if name not in given}
+        operand = self._inputs[op]
+        return {name: self._default(value) for name, value in op.default_inputs().items() if name not in operand}
 
     def _default(self, value: Any) -> Any:
         if value is None or isinstance(value, str):
@@ -130,8 +130,8 @@ class PreparedFunction:
 
     def _operands(self, op: Any) -> Iterable[Any]:
         """Yield all variables that an op reads, including those read inside its nested blocks."""
-        for given in self._inputs[op].values():
-            yield from given if isinstance(given, (list, tuple)) else (given,)
+        for operand in self._inputs[op].values():
+            yield from operand if isinstance(operand, (list, tuple)) else (operand,)
         for block in op.blocks:
             yield from block.outputs
             for inner in block.operations:

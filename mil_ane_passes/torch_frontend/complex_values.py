@@ -26,9 +26,9 @@ class ComplexLiteral(float):
     imag_part: float
 
     def __new__(cls, value: complex) -> ComplexLiteral:
-        made = super().__new__(cls, value.real)
-        made.imag_part = value.imag
-        return made
+        built = super().__new__(cls, value.real)
+        built.imag_part = value.imag
+        return built
 
 
 def is_complex(value: Any) -> bool:

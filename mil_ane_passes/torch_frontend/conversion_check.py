@@ -56,7 +56,7 @@ def convert_and_check(given: inspect.BoundArguments, samples: UserInputs) -> Any
 
     Raises NotEqual, and InputError for samples that do not fit.
     """
-    asked = {name: copy.deepcopy(given.arguments.get(name)) for name in ("inputs", "outputs", "states")}
+    requested = {name: copy.deepcopy(given.arguments.get(name)) for name in ("inputs", "outputs", "states")}
     mlmodel = ct.convert(*given.args, **given.kwargs)
     model = given.arguments["model"]
     if isinstance(model, str):
@@ -64,8 +64,8 @@ def convert_and_check(given: inspect.BoundArguments, samples: UserInputs) -> Any
 
         model = torch.jit.load(model)
     classifier = given.arguments.get("classifier_config") is not None
-    program = _convert_with_frontend(model, asked, given.arguments.get("minimum_deployment_target"))
-    _ConversionCheck(model, mlmodel, program, ImagePreprocessing(asked["inputs"]), classifier).run(samples)
+    program = _convert_with_frontend(model, requested, given.arguments.get("minimum_deployment_target"))
+    _ConversionCheck(model, mlmodel, program, ImagePreprocessing(requested["inputs"]), classifier).run(samples)
     return mlmodel
 
 
@@ -107,12 +107,12 @@ class _ConversionCheck:
         Raises NotEqual. Logs the findings of lint's measuring rules.
         """
         description = self._mlmodel.get_spec().description
-        made = [*map(self._order_feeds, samples.plans(self._program, lambda name: description)),
-                *build_plans(self._program, _SEED_COUNT, lambda name: description)]
-        self._findings = _collect_numeric_findings(self._program, made, bool(samples))
+        built = [*map(self._order_feeds, samples.plans(self._program, lambda name: description)),
+                 *build_plans(self._program, _SEED_COUNT, lambda name: description)]
+        self._findings = _collect_numeric_findings(self._program, built, bool(samples))
         for finding in self._findings:
             _log.warning("check: %s", finding)
-        for number, plan in enumerate(made):
+        for number, plan in enumerate(built):
             state = {name: value if name in self._module.states else np.zeros_like(value)
                      for name, value in plan.state.items()}
             self._check_one_size(replace(plan, state=state), required=plan.asked or number == 0)
@@ -155,12 +155,12 @@ class _ConversionCheck:
         return NotEqual(f"{part}; at {_describe_plan(plan)}", self._mlmodel, part.module)
 
 
-def _collect_numeric_findings(program: Program, made: Sequence[Plan], user_supplied: bool) -> list[str]:
+def _collect_numeric_findings(program: Program, built: Sequence[Plan], user_supplied: bool) -> list[str]:
     """Format what lint's measuring rules find in these runs, and what they cannot decide with sampled inputs alone."""
-    measure, census = make_measurer(lambda program: made), {op.op_type for _, op in iterate_ops(program)}
+    measure, op_index = make_measurer(lambda program: built), {op.op_type for _, op in iterate_ops(program)}
     found: list[str] = []
     for rule in (rule() for rule in get_all_rules().values() if rule.measures and not issubclass(rule, Rewrite)):
-        if census.isdisjoint(rule.roots):
+        if op_index.isdisjoint(rule.roots):
             continue
         measured = list(iterate_hits_and_misses(rule, program, measure=measure))
         found += [f"{rule.code} at op '{answer.op.name}' ({answer.op.op_type}): {answer.note}; {rule.advice}"

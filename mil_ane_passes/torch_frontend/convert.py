@@ -45,25 +45,25 @@ def convert(
     addition, as in `rewrite`. Values that fp16 cannot hold (an angle of thousands) are found by lint's rules in these
     runs, logged as a warning, and named in NotEqual.
     """
-    given = _COREMLTOOLS_SIGNATURE.bind(*arguments, **named)
+    inputs = _COREMLTOOLS_SIGNATURE.bind(*arguments, **named)
     samples = UserInputs.of(feeds, ranges)
     if samples and not check:
         raise InputError("convert: feeds and ranges say what the check runs on; pass check=True with them")
-    from_torch = is_from_torch(given.arguments["model"], given.arguments.get("source", "auto"))
+    from_torch = is_from_torch(inputs.arguments["model"], inputs.arguments.get("source", "auto"))
     if from_torch:
-        _check_export_supported(given.arguments["model"])
+        _check_export_supported(inputs.arguments["model"])
     if check:
         from .conversion_check import validate_check_arguments
 
-        validate_check_arguments(given.arguments, from_torch, _is_neural_network(given.arguments))
-    if not _is_neural_network(given.arguments):
-        given.arguments["pass_pipeline"] = _add_lower_rank_pass(_add_ane_passes(given.arguments.get("pass_pipeline")))
+        validate_check_arguments(inputs.arguments, from_torch, _is_neural_network(inputs.arguments))
+    if not _is_neural_network(inputs.arguments):
+        inputs.arguments["pass_pipeline"] = _add_lower_rank_pass(_add_ane_passes(inputs.arguments.get("pass_pipeline")))
     with patched() if from_torch else nullcontext(), locate_failures() if from_torch else nullcontext():
         if not check:
-            return ct.convert(*given.args, **given.kwargs)
+            return ct.convert(*inputs.args, **inputs.kwargs)
         from .conversion_check import convert_and_check
 
-        return convert_and_check(given, samples)
+        return convert_and_check(inputs, samples)
 
 
 def is_from_torch(model: Any, source: str = "auto") -> bool:
@@ -104,16 +104,16 @@ def _add_lower_rank_pass(pipeline: ct.PassPipeline) -> ct.PassPipeline:
     first = next((place for place, name in enumerate(result.passes) if name.startswith(f"{NAMESPACE}::")),
                  len(result.passes))
     result.insert_pass(first, _LOWER_RANK_PASS)
-    given = {option.option_name: option.option_val for option in result.get_all_options().pop(_LOWER_RANK_PASS, ())}
-    result.set_options(_LOWER_RANK_PASS, {"any_extent": "True", **given})
+    inputs = {option.option_name: option.option_val for option in result.get_all_options().pop(_LOWER_RANK_PASS, ())}
+    result.set_options(_LOWER_RANK_PASS, {"any_extent": "True", **inputs})
     return result
 
 
 def _is_neural_network(given: dict[str, Any]) -> bool:
     """Return whether coremltools will make the older neural network format."""
-    target, wanted = given.get("minimum_deployment_target"), given.get("convert_to")
-    return wanted == "neuralnetwork" or (
-        wanted is None and isinstance(target, ct.target) and target < ct.target.iOS15)
+    target, required = given.get("minimum_deployment_target"), given.get("convert_to")
+    return required == "neuralnetwork" or (
+        required is None and isinstance(target, ct.target) and target < ct.target.iOS15)
 
 
 def _build_signature() -> inspect.Signature:

@@ -61,7 +61,7 @@ def resolve_torch_call(context: Any, node: Any) -> tuple[Any, list[Any], dict[st
     kind = unify_inplace_and_functional(sanitize_op_kind(node.kind)).partition(".")[0]
     names = [name for name in dir(torch.ops.aten) if name.lower() == kind] or [kind, f"__{kind}__"]
     packet = next(getattr(torch.ops.aten, name) for name in names if hasattr(torch.ops.aten, name))
-    given = [_resolve_input(context, item) for item in node.inputs]
+    inputs = [_resolve_input(context, item) for item in node.inputs]
     keywords = {
         name: _resolve_input(context, item[0]) if len(item) == 1 else [_resolve_input(context, one) for one in item]
         for name, item in (node.kwinputs or {}).items()
@@ -70,7 +70,7 @@ def resolve_torch_call(context: Any, node: Any) -> tuple[Any, list[Any], dict[st
     for overload in sorted(packet.overloads(), key=lambda name: name.lower() != chosen):
         schema = getattr(packet, overload)._schema
         types_of = {argument.name: str(argument.type) for argument in schema.arguments}
-        typed = _convert_arguments(given, list(types_of.values()))
+        typed = _convert_arguments(inputs, list(types_of.values()))
         typed_keywords = _convert_arguments(
             list(keywords.values()), [types_of.get(name, "nothing") for name in keywords]
         )
@@ -90,11 +90,11 @@ def _resolve_input(context: Any, item: Any) -> Any:
     return context[item] if isinstance(item, str) and item in context else item
 
 
-def _convert_arguments(given: list[Any], wanted: list[str]) -> list[Any] | None:
+def _convert_arguments(given: list[Any], required: list[str]) -> list[Any] | None:
     """Convert the arguments to the types of the schema; return None where one does not fit."""
-    if len(given) > len(wanted):
+    if len(given) > len(required):
         return None
-    typed = [_convert_argument(value, kind) for value, kind in zip(given, wanted, strict=False)]
+    typed = [_convert_argument(value, kind) for value, kind in zip(given, required, strict=False)]
     return None if any(value is NotImplemented for value in typed) else typed
 
 

@@ -157,8 +157,8 @@ def _map_in_place_names(graph: Any, model: Any) -> dict[str, str]:
 
     written = results(graph, in_place=True)
     known = {value.debugName() for node in graph.nodes() for value in node.outputs()}
-    made = results(internal_graph._expand_and_optimize_ir(model)[0], in_place=False)
-    pairs = ((names, [name for name in made.get(key, []) if name not in known]) for key, names in written.items())
+    built = results(internal_graph._expand_and_optimize_ir(model)[0], in_place=False)
+    pairs = ((names, [name for name in built.get(key, []) if name not in known]) for key, names in written.items())
     return {name: other for names, others in pairs if len(names) == len(others)
             for name, other in zip(names, others, strict=True)}
 

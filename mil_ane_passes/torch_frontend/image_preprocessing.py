@@ -17,8 +17,8 @@ class ImagePreprocessing:
     """Converts the feeds of a converted model to those of its torch model; `inputs` is the argument of `ct.convert`."""
 
     def __init__(self, inputs: Any) -> None:
-        given = inputs if isinstance(inputs, list | tuple) else [inputs]
-        self._images = {place: each for place, each in enumerate(given) if isinstance(each, ct.ImageType)}
+        args = inputs if isinstance(inputs, list | tuple) else [inputs]
+        self._images = {place: each for place, each in enumerate(args) if isinstance(each, ct.ImageType)}
 
     def __call__(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         return {name: _preprocess_image(self._images[place], value) if place in self._images else value

@@ -126,8 +126,8 @@ def _assign_single_position(x: Var, axes: list[int], positions: list[Var], value
 
     The values' axes of the index (all of size 1) are removed, and the indexed axes have size 1.
     """
-    lead, whole = _locate_index_axes(x, axes, rank)
-    sizes = [1] * (len(whole) - values.rank) + get_dims(values)
+    lead, entire = _locate_index_axes(x, axes, rank)
+    sizes = [1] * (len(entire) - values.rank) + get_dims(values)
     rest = [size for place, size in enumerate(sizes) if not lead <= place < lead + rank]
     others = iter(rest)
     update = mb.reshape(x=values, shape=to_size_vector([1 if axis in axes else next(others) for axis in range(x.rank)]))
@@ -165,10 +165,10 @@ def _assign_at_known_indices(x: Var, axes: list[int], positions: list[Var], valu
     unique = len(set(zip(*places, strict=True))) == len(places[0])
     if accumulate and not unique:
         return None
-    lead, whole = _locate_index_axes(x, axes, len(shape))
-    sizes = [1] * (len(whole) - values.rank) + list(values.shape)
+    lead, entire = _locate_index_axes(x, axes, len(shape))
+    sizes = [1] * (len(entire) - values.rank) + list(values.shape)
     if all(size == 1 for size in sizes[lead:lead + len(shape)]):
-        return _assign_by_constant_mask(x, axes, places, values, accumulate, (lead, len(shape), len(whole)))
+        return _assign_by_constant_mask(x, axes, places, values, accumulate, (lead, len(shape), len(entire)))
     if len(axes) == len(shape) == 1 and len(places[0]) <= _MAX_JOINED_SLICES and not accumulate:
         return _assign_by_concat(x, axes[0], places[0], values)
     return None
@@ -176,12 +176,12 @@ def _assign_at_known_indices(x: Var, axes: list[int], positions: list[Var], valu
 
 def _assign_by_constant_mask(x: Var, axes: list[int], places: list[Any], values: Var, accumulate: bool,
                              layout: tuple[int, int, int]) -> Var:
-    lead, rank, whole = layout
+    lead, rank, entire = layout
     mask = np.zeros([int(x.shape[axis]) for axis in axes], dtype=bool)
     mask[tuple(places)] = True
     order = np.argsort(axes)
     mask = mask.transpose(order).reshape([int(x.shape[axis]) if axis in axes else 1 for axis in range(x.rank)])
-    sizes = [1] * (whole - values.rank) + get_dims(values)
+    sizes = [1] * (entire - values.rank) + get_dims(values)
     others = iter(sizes[:lead] + sizes[lead + rank:])
     shaped = [1 if axis in axes else next(others) for axis in range(x.rank)]
     return _select_values(mb.const(val=mask), mb.reshape(x=values, shape=to_size_vector(shaped)), x, accumulate)
@@ -213,11 +213,11 @@ def _assign_by_scatter(x: Var, axes: list[int], positions: list[Var], values: Va
     positions = [position if position.rank else mb.expand_dims(x=position, axes=[0]) for position in positions]
     sizes = _broadcast_index_sizes(positions, rank)
     stacked = mb.stack(values=[broadcast_to(position, sizes) for position in positions], axis=rank)
-    lead, whole = _locate_index_axes(x, axes, rank)
+    lead, entire = _locate_index_axes(x, axes, rank)
     filled = iter(sizes)
-    values = broadcast_to(values, [next(filled) if size is None else size for size in whole])
+    values = broadcast_to(values, [next(filled) if size is None else size for size in entire])
     front = list(range(lead, lead + rank))
-    order = front + [place for place in range(len(whole)) if place not in front]
+    order = front + [place for place in range(len(entire)) if place not in front]
     values = mb.transpose(x=values, perm=order) if order != sorted(order) else values
     perm = axes + [axis for axis in range(x.rank) if axis not in axes]
     data = mb.transpose(x=x, perm=perm) if perm != sorted(perm) else x

@@ -50,12 +50,12 @@ def bind_arguments(context: Any, node: Any, signature: str) -> SimpleNamespace:
     bound = {}
     for place, entry in enumerate(signature.split()):
         name, has_default, default = entry.partition("=")
-        given = (node.kwinputs or {}).get(name)
+        inputs = (node.kwinputs or {}).get(name)
         if place < len(node.inputs):
             bound[name] = _resolve_argument(context, node.inputs[place])
-        elif given is not None:
+        elif inputs is not None:
             bound[name] = _resolve_argument(
-                context, given[0] if isinstance(given, list | tuple) and len(given) == 1 else given
+                context, inputs[0] if isinstance(inputs, list | tuple) and len(inputs) == 1 else inputs
             )
         elif has_default:
             bound[name] = ast.literal_eval(default)
@@ -148,9 +148,9 @@ def get_dims(x: Var) -> list[Size]:
     """Return the sizes of `x`: an int where constant, else a rank 0 int32 Var (read from `shape` by a slice)."""
     if has_static_shape(x):
         return [int(size) for size in x.shape]
-    whole = mb.shape(x=x)
+    entire = mb.shape(x=x)
     return [int(size) if isinstance(size, int | np.integer)
-            else mb.slice_by_index(x=whole, begin=[axis], end=[axis + 1], squeeze_mask=[True])
+            else mb.slice_by_index(x=entire, begin=[axis], end=[axis + 1], squeeze_mask=[True])
             for axis, size in enumerate(x.shape)]
 
 
@@ -218,9 +218,9 @@ def broadcast_to(x: Var, sizes: Sequence[Size]) -> Var:
     if missing > 0:
         x = mb.expand_dims(x=x, axes=list(range(missing))) if x.rank else mb.reshape(x=x, shape=[1] * len(sizes))
     own = get_dims(x)
-    repeats: list[Any] = [1 if _is_same_size(mine, wanted) else wanted if isinstance(mine, int) and mine == 1
-                          else mb.floor_div(x=wanted, y=mine)
-                          for mine, wanted in zip(own, sizes, strict=True)]
+    repeats: list[Any] = [1 if _is_same_size(mine, required) else required if isinstance(mine, int) and mine == 1
+                          else mb.floor_div(x=required, y=mine)
+                          for mine, required in zip(own, sizes, strict=True)]
     if all(isinstance(repeat, int) and repeat == 1 for repeat in repeats):
         return x
     if x.dtype == types.bool:
@@ -228,11 +228,11 @@ def broadcast_to(x: Var, sizes: Sequence[Size]) -> Var:
     return mb.tile(x=x, reps=to_size_vector(repeats))
 
 
-def _is_same_size(mine: Size, wanted: Size) -> bool:
-    if isinstance(mine, int) and isinstance(wanted, int | np.integer):
-        return mine == int(wanted)
-    return isinstance(wanted, Var) and isinstance(mine, Var) and _get_symbol(mine) is not None \
-        and _get_symbol(mine) == _get_symbol(wanted)
+def _is_same_size(mine: Size, required: Size) -> bool:
+    if isinstance(mine, int) and isinstance(required, int | np.integer):
+        return mine == int(required)
+    return isinstance(required, Var) and isinstance(mine, Var) and _get_symbol(mine) is not None \
+        and _get_symbol(mine) == _get_symbol(required)
 
 
 def _get_symbol(size: Var) -> Any:

@@ -145,10 +145,10 @@ def _make_dispatcher(original: Any, function: Callable[..., Any]) -> Any:
 
 def _get_func(host: Callable[..., Any], registry: Any, kind: str) -> Any:
     """Return the lowering of an op: the user's own registration, else ours, else coremltools'."""
-    theirs = host(registry, kind)
+    other = host(registry, kind)
     ours = _find_patched_lowering(kind)
-    of_user = theirs is not None and not theirs.__module__.startswith("coremltools.")
-    lowering = theirs if ours is None or of_user else ours
+    of_user = other is not None and not other.__module__.startswith("coremltools.")
+    lowering = other if ours is None or of_user else ours
     for wrapper in [] if lowering is None or of_user else _wrappers:
         lowering = functools.partial(wrapper, lowering)
     return lowering

@@ -55,10 +55,10 @@ def find_patch_status(key: str) -> PatchStatus | None:
     Raises InputError for a patch code that does not exist, and without torch where `key` may be a patch.
     """
     folder = importlib.import_module(_PATCHES_PACKAGE)
-    wanted, names = key.lower(), {module.name for module in pkgutil.iter_modules(folder.__path__)}
-    if wanted not in names and not wanted.startswith(_CODE_PREFIX.lower()):
+    required, names = key.lower(), {module.name for module in pkgutil.iter_modules(folder.__path__)}
+    if required not in names and not required.startswith(_CODE_PREFIX.lower()):
         return None
-    patch = next((each for each in load_patches() if wanted in (each.name, each.code.lower())), None)
+    patch = next((each for each in load_patches() if required in (each.name, each.code.lower())), None)
     if patch is None:
         raise InputError(f"no patch '{key}'; `mil-ane-passes patches` lists their codes and names")
     return next(each for each in collect_patch_statuses() if each.patch is patch)

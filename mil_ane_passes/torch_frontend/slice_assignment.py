@@ -162,7 +162,7 @@ def _assign_computed_slice(x: Var, update: Var, axis: int, start: Any, step: int
     if isinstance(count, int) and count == 1:
         return assign_at_positions(x, update, {axis: start})
     indices = mb.add(x=mb.mul(x=make_range(count), y=np.int32(step)), y=start)
-    data, new = (cast_to(given, types.int32) if x.dtype == types.bool else given for given in (x, update))
+    data, new = (cast_to(inputs, types.int32) if x.dtype == types.bool else inputs for inputs in (x, update))
     return cast_to(mb.scatter(data=data, indices=indices, updates=new, axis=axis, mode="update"), x.dtype)
 
 

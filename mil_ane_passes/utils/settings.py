@@ -57,13 +57,13 @@ def read_settings(file: str | os.PathLike[str] | None = None, start: str | os.Pa
     named but has no section of ours, unknown keys (with the nearest) and values of the wrong kind.
     """
     if file is not None:
-        given = Path(file)
-        if not given.is_file():
-            raise InputError(f"{given}: no such file; expected a setup.cfg or a pyproject.toml")
-        found = _read_section(given)
+        inputs = Path(file)
+        if not inputs.is_file():
+            raise InputError(f"{inputs}: no such file; expected a setup.cfg or a pyproject.toml")
+        found = _read_section(inputs)
         if found is None:
-            raise InputError(f"{given}: has no section {_format_heading(given)}; add it, or name another file")
-        return _make_settings(given, found)
+            raise InputError(f"{inputs}: has no section {_format_heading(inputs)}; add it, or name another file")
+        return _make_settings(inputs, found)
     folder = Path(os.path.abspath(start))
     for path in (parent / name for parent in (folder, *folder.parents) for name in FILES):
         if os.path.isfile(path) and os.access(path, os.R_OK):

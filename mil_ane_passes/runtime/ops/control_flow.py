@@ -68,8 +68,8 @@ def select(op: Any, ins: Any) -> torch.Tensor:
 
 @register_kernel("cond")
 def cond(op: Any, ins: Any) -> list[Any]:
-    taken = op.blocks[0] if ins.value("pred") else op.blocks[1]
-    return list(ins.machine.run_block(taken))
+    used = op.blocks[0] if ins.value("pred") else op.blocks[1]
+    return list(ins.machine.run_block(used))
 
 
 @register_kernel("while_loop")

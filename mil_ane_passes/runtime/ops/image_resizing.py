@@ -124,8 +124,8 @@ def resize(op: Any, ins: Any) -> torch.Tensor:
     of two. Integers are interpolated in float64 and truncated.
     """
     x, count = ins["x"], ins.value("resized_dims")
-    wanted = ins.values("shape")[-count:] if count else []
-    sizes = [size or extent for size, extent in zip(wanted, x.shape[x.dim() - count :])]
+    required = ins.values("shape")[-count:] if count else []
+    sizes = [size or extent for size, extent in zip(required, x.shape[x.dim() - count :])]
     if ins.value("interpolation_mode") == "LINEAR":
         return _resize_linear(x, sizes, ins.value("sampling_mode"))
     if ins.value("sampling_mode") in ("DEFAULT", "UNALIGN_CORNERS"):

@@ -18,8 +18,8 @@ _MAX_SCORES_AT_ONCE = 1 << 18
 @register_kernel("scaled_dot_product_attention")
 def scaled_dot_product_attention(op: Any, ins: Any) -> torch.Tensor:
     query, key, value, mask = ins["query"], ins["key"], ins["value"], ins.get("attn_mask")
-    given = [query, key, value] if mask is None else [query, key, value, mask]
-    batch = torch.broadcast_shapes(*(each.shape[:-2] for each in given))
+    operands = [query, key, value] if mask is None else [query, key, value, mask]
+    batch = torch.broadcast_shapes(*(each.shape[:-2] for each in operands))
     shape = (*batch, query.shape[-2], value.shape[-1])
     room = max(math.prod(shape) // 4, _MAX_SCORES_AT_ONCE)
     if math.prod(batch) * query.shape[-2] * key.shape[-2] <= room:

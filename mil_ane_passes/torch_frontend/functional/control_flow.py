@@ -120,8 +120,8 @@ def _find_initial_aliases(walk: GraphWalk, node: Any, body: Any, fixed: dict[int
     begun = {}
     for place, start in enumerate(list(node.inputs())[2:]):
         if place not in fixed and place < len(variables) and is_tensor(variables[place]):
-            given = [value for value in find_memory_sources(results[place]) if _is_outside(value, body)]
-            begun[place] = variables[place], [alias for one in (start, *given) for alias in walk.tensors_in(one)]
+            inputs = [value for value in find_memory_sources(results[place]) if _is_outside(value, body)]
+            begun[place] = variables[place], [alias for one in (start, *inputs) for alias in walk.tensors_in(one)]
     return begun
 
 
@@ -206,7 +206,7 @@ def _collect_roots(value: Any, body: Any, roots: dict[int, Any]) -> None:
             continue
         seen.add(value.unique())
         inside = not _is_outside(value, body)
-        sources = [given for given in value.node().inputs() if _has_tensors(given)] if inside else []
+        sources = [inputs for inputs in value.node().inputs() if _has_tensors(inputs)] if inside else []
         waiting.extend(sources)
         if not sources and _has_tensors(value):
             roots[value.unique()] = value

@@ -26,7 +26,7 @@ class Emitter:
 
         Python values become constants. The type of the output is that of the value `like`, if any.
         """
-        node = self.graph.create(kind, [self._value(given) for given in inputs], 1)
+        node = self.graph.create(kind, [self._value(args) for args in inputs], 1)
         self._place(node)
         output = node.output()
         if like is not None:
@@ -49,10 +49,10 @@ class Emitter:
 
     def copy_node(self, node: Any, first: Any) -> Any:
         """Insert a copy of a node with `first` as its first input, and return its output."""
-        twin = self.graph.create(node.kind(), [first, *list(node.inputs())[1:]], 1)
-        self._place(twin)
-        twin.output().setType(node.output().type())
-        return twin.output()
+        clone = self.graph.create(node.kind(), [first, *list(node.inputs())[1:]], 1)
+        self._place(clone)
+        clone.output().setType(node.output().type())
+        return clone.output()
 
     def _place(self, node: Any) -> None:
         node.insertBefore(self.cursor)

@@ -80,9 +80,9 @@ class GraphWalk:
         kind = node.kind()
         if kind == "prim::GetAttr" or kind == "prim::Constant":
             return
-        given = list(node.inputs())
+        inputs = list(node.inputs())
         if kind in _LIST_GROWING_OPS:
-            self._follow_list_growth(node, given)
+            self._follow_list_growth(node, inputs)
             return
         self.refresh(node)
         if kind in _CONTAINER_NODES:
@@ -92,17 +92,17 @@ class GraphWalk:
         elif kind == "prim::Loop":
             control_flow.follow_loop(self, node, following)
         elif kind == "prim::SetAttr":
-            self._set_attribute(node, given[1])
+            self._set_attribute(node, inputs[1])
         elif kind in _UNPACK_NODES:
-            self._unpack(node, given[0])
+            self._unpack(node, inputs[0])
         elif kind in METADATA_OPS:
-            self._change_view(node, given[0])
+            self._change_view(node, inputs[0])
         elif kind in ("aten::requires_grad_", "aten::detach_"):
-            self.aliases.bind(node.output(), self.aliases.of(given[0]))
+            self.aliases.bind(node.output(), self.aliases.of(inputs[0]))
         elif written := _find_written_tensors(node):
-            self._write(node, given, written)
+            self._write(node, inputs, written)
         else:
-            self._record_aliases(node, given)
+            self._record_aliases(node, inputs)
 
     def _record_aliases(self, node: Any, given: list[Any]) -> None:
         """Record the aliases of the outputs of an op.
@@ -285,9 +285,11 @@ def _is_container_rebuild(node: Any) -> bool:
 
 def _find_written_tensors(node: Any) -> list[int]:
     """Return the places of the inputs that an op writes, except lists of numbers."""
-    given = list(node.inputs())
+    inputs = list(node.inputs())
     return [
-        place for place in find_written_arguments(node) if is_tensor(given[place]) or is_tensor_container(given[place])
+        place
+        for place in find_written_arguments(node)
+        if is_tensor(inputs[place]) or is_tensor_container(inputs[place])
     ]
 
 

@@ -66,8 +66,8 @@ def _is_aten_operator(name: str) -> bool:
 
 def _has_one_dtype(inputs: list[Any]) -> bool:
     """Return whether all tensor inputs have one known dtype and no other input could promote it."""
-    kinds = [given.type() for given in inputs if given.type().kind() == "TensorType"]
+    kinds = [args.type() for args in inputs if args.type().kind() == "TensorType"]
     dtypes = {kind.dtype() for kind in kinds}
-    floats = any(given.type().kind() == "FloatType" for given in inputs)
+    floats = any(args.type().kind() == "FloatType" for args in inputs)
     dtype = next(iter(dtypes)) if len(dtypes) == 1 else None
     return dtype is not None and (dtype.is_floating_point or not floats)

@@ -51,11 +51,11 @@ def _negate_if_known(training: Any) -> bool | None:
 def _is_reshape_in_place(source: Any, output: Any) -> bool | None:
     import torch
 
-    sizes, strides, wanted = *_get_sizes_and_strides(source), _get_sizes_and_strides(output)[0]
-    if sizes is None or strides is None or wanted is None:
+    sizes, strides, required = *_get_sizes_and_strides(source), _get_sizes_and_strides(output)[0]
+    if sizes is None or strides is None or required is None:
         return True if _is_contiguous(source) else None
     meta = torch.empty_strided(sizes, strides, device="meta")
-    in_place = meta.reshape(wanted)
+    in_place = meta.reshape(required)
     shared = in_place is meta or in_place._base is meta
     # The stride of an axis of size 1 is irrelevant; at another size of a flexible axis the result could differ.
     return (
@@ -87,7 +87,7 @@ def _is_full_slice(node: Any) -> bool:
 
 
 def _has_computed_arguments(node: Any) -> bool:
-    return any(given.node().kind() != "prim::Constant" for given in list(node.inputs())[1:])
+    return any(inputs.node().kind() != "prim::Constant" for inputs in list(node.inputs())[1:])
 
 
 def _has_contiguous_strides(sizes: list[int], strides: list[int]) -> bool:
@@ -118,8 +118,8 @@ def _is_contiguous(value: Any, depth: int = 0) -> bool | None:
         return True
     if node.kind() not in _KEEP_CONTIGUOUS or depth > 64:
         return None
-    tensors = [given for given in node.inputs() if is_tensor(given)]
-    return True if all(_is_contiguous(given, depth + 1) for given in tensors) else None
+    tensors = [inputs for inputs in node.inputs() if is_tensor(inputs)]
+    return True if all(_is_contiguous(inputs, depth + 1) for inputs in tensors) else None
 
 
 def _is_noop_cast(node: Any, source: Any) -> bool | None:

@@ -17,9 +17,9 @@ def fold_lists(graph: Any) -> None:
     that grow, and the parts of a tuple that is made in the graph.
     """
     for node in graph.findAllNodes("prim::TupleUnpack", True):
-        made = next(node.inputs()).node()
-        if made.kind() == "prim::TupleConstruct":
-            for output, value in zip(list(node.outputs()), list(made.inputs()), strict=True):
+        built = next(node.inputs()).node()
+        if built.kind() == "prim::TupleConstruct":
+            for output, value in zip(list(node.outputs()), list(built.inputs()), strict=True):
                 output.replaceAllUsesWith(value)
     for node in graph.findAllNodes("prim::ListConstruct", True):
         _merge_appends(graph, node)
@@ -50,14 +50,14 @@ def _merge_appends(graph: Any, node: Any) -> None:
         return
     if any(find_written_arguments(other) or not other.isAfter(appends[-1]) for other in others):
         return
-    made = graph.create("prim::ListConstruct", [*node.inputs(), *(list(each.inputs())[1] for each in appends)], 1)
-    made.insertAfter(appends[-1])
-    made.copyMetadata(node)
-    made.output().setType(node.output().type())
+    built = graph.create("prim::ListConstruct", [*node.inputs(), *(list(each.inputs())[1] for each in appends)], 1)
+    built.insertAfter(appends[-1])
+    built.copyMetadata(node)
+    built.output().setType(node.output().type())
     for append in appends:
-        append.output().replaceAllUsesWith(made.output())
+        append.output().replaceAllUsesWith(built.output())
         append.destroy()
-    node.output().replaceAllUsesWith(made.output())
+    node.output().replaceAllUsesWith(built.output())
     node.destroy()
 
 
@@ -74,25 +74,25 @@ class _NodeOrder:
 def _get_elements(value: Any) -> list[Any] | None:
     """Return the elements of a list, each a graph value or a Python number; None where they are not known."""
     node, kind = value.node(), value.node().kind()
-    given = list(node.inputs())
+    inputs = list(node.inputs())
     if value.type().kind() != "ListType" or any(find_written_arguments(use.user) for use in value.uses()):
         return None
     if kind == "prim::ListConstruct":
-        return given
+        return inputs
     if kind == "prim::Constant":
         known = value.toIValue()
         return known if isinstance(known, list) else None
-    if kind == "aten::size" and len(given) == 1:
-        sizes: list[Any] | None = given[0].type().sizes()
+    if kind == "aten::size" and len(inputs) == 1:
+        sizes: list[Any] | None = inputs[0].type().sizes()
         return sizes
     if kind == "aten::list":
-        return _get_elements(given[0])
+        return _get_elements(inputs[0])
     if kind == "aten::add":
-        first, second = _get_elements(given[0]), _get_elements(given[1])
+        first, second = _get_elements(inputs[0]), _get_elements(inputs[1])
         return None if first is None or second is None else first + second
     if kind == "aten::slice":
-        held, bounds = _get_elements(given[0]), [read_constant(bound) for bound in given[1:]]
-        fixed = all(bound.node().kind() == "prim::Constant" for bound in given[1:])
+        held, bounds = _get_elements(inputs[0]), [read_constant(bound) for bound in inputs[1:]]
+        fixed = all(bound.node().kind() == "prim::Constant" for bound in inputs[1:])
         return held[slice(*bounds)] if held is not None and fixed else None
     return None
 
@@ -133,8 +133,8 @@ def _fold_membership(graph: Any, node: Any) -> Any:
 
 def _quantified(graph: Any, node: Any) -> Any:
     """Fold `all` or `any` of a known list; return None for a tensor."""
-    given = list(node.inputs())
-    elements = _get_elements(given[0]) if len(given) == 1 else None
+    inputs = list(node.inputs())
+    elements = _get_elements(inputs[0]) if len(inputs) == 1 else None
     if elements is None:
         return None
     values = [each if isinstance(each, int | float) else read_constant(each) for each in elements]

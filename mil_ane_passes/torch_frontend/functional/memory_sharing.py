@@ -54,13 +54,13 @@ def _find_sources(value: Any) -> list[Any]:
     kind = node.kind()
     if kind in ("prim::Param", "prim::GetAttr", "prim::Constant"):
         return []
-    given = [*node.inputs(), *(output for block in node.blocks() for output in block.outputs())]
+    inputs = [*node.inputs(), *(output for block in node.blocks() for output in block.outputs())]
     shares = may_share_memory(node) or kind in MAY_COPY or kind in SPLIT_VIEWS or node.kind().startswith("prim::")
     if (
         not shares
         and not shares_memory_by_schema(node)
         and not is_tensor_container(value)
-        and not any(map(is_tensor_container, given))
+        and not any(map(is_tensor_container, inputs))
     ):
         return []
-    return [one for one in given if is_tensor(one) or is_tensor_container(one)]
+    return [one for one in inputs if is_tensor(one) or is_tensor_container(one)]

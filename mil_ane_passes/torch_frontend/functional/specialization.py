@@ -107,10 +107,10 @@ def _fold_scalars(graph: Any) -> None:
             node.destroy()
     for kind, function in _FOLDABLE_OPS.items():
         for node in graph.findAllNodes(kind, True):
-            given = list(node.inputs())
-            if not all(value.node().kind() == "prim::Constant" for value in given):
+            inputs = list(node.inputs())
+            if not all(value.node().kind() == "prim::Constant" for value in inputs):
                 continue
-            values = [value.toIValue() for value in given]
+            values = [value.toIValue() for value in inputs]
             if all(isinstance(value, _PLAIN_TYPES) for value in values) and not (kind in _DIVISIONS and values[1] == 0):
                 with graph.insert_point_guard(node):
                     node.output().replaceAllUsesWith(graph.insertConstant(function(*values)))
@@ -156,12 +156,12 @@ def _inline_known_branches(graph: Any) -> None:
 
 def _apply_input_defaults(graph: Any, module: Any) -> None:
     """Replace the last inputs, for which the user gave no type, by their defaults in `forward`."""
-    given = _user_inputs.get()
+    inputs = _user_inputs.get()
     arguments = list(module.forward.schema.arguments)[1:] if hasattr(module.forward, "schema") else []
     values = list(graph.inputs())[1:]
-    if given is None or len(arguments) != len(values) or len(given) >= len(values):
+    if inputs is None or len(arguments) != len(values) or len(inputs) >= len(values):
         return
-    unset = range(len(given), len(values))
+    unset = range(len(inputs), len(values))
     if not all(arguments[place].has_default_value() for place in unset):
         return
     for place in reversed(unset):
@@ -208,10 +208,10 @@ def _expand_tensor_lists(graph: Any, module: Any, parameters: dict[str, Any]) ->
                 read.output().setDebugName(names[id(item)])
                 known[names[id(item)]] = read.output()
                 parameters[names[id(item)]] = item
-        made = graph.create("prim::ListConstruct", [known[names[id(item)]] for item in value], 1)
-        made.insertBefore(node)
-        made.output().setType(node.output().type())
-        node.output().replaceAllUsesWith(made.output())
+        built = graph.create("prim::ListConstruct", [known[names[id(item)]] for item in value], 1)
+        built.insertBefore(node)
+        built.output().setType(node.output().type())
+        node.output().replaceAllUsesWith(built.output())
 
 
 def _rewrite_convolution_modes(graph: Any) -> None:
@@ -219,11 +219,11 @@ def _rewrite_convolution_modes(graph: Any) -> None:
     for kind in ("aten::conv1d", "aten::conv2d", "aten::conv3d"):
         for node in graph.findAllNodes(kind, True):
             if list(node.inputs())[4].type().kind() == "StringType":
-                made = graph.create("aten::_convolution_mode", list(node.inputs()), 1)
-                made.insertBefore(node)
-                made.copyMetadata(node)
-                made.output().setType(node.output().type())
-                node.output().replaceAllUsesWith(made.output())
+                built = graph.create("aten::_convolution_mode", list(node.inputs()), 1)
+                built.insertBefore(node)
+                built.copyMetadata(node)
+                built.output().setType(node.output().type())
+                node.output().replaceAllUsesWith(built.output())
                 node.destroy()
 
 
@@ -238,21 +238,21 @@ def _insert_literal(graph: Any, before: Any, value: Any, kind: Any) -> Any:
     inner = kind.getElementType() if kind.kind() == "OptionalType" else kind
     kinds = [inner.getElementType()] * len(value) if inner.kind() == "ListType" else list(inner.elements())
     items = [_insert_literal(graph, before, item, each) for item, each in zip(value, kinds, strict=True)]
-    made = graph.create("prim::ListConstruct" if inner.kind() == "ListType" else "prim::TupleConstruct", items, 1)
-    made.insertBefore(before)
-    made.output().setType(inner)
-    return made.output()
+    built = graph.create("prim::ListConstruct" if inner.kind() == "ListType" else "prim::TupleConstruct", items, 1)
+    built.insertBefore(before)
+    built.output().setType(inner)
+    return built.output()
 
 
 def _set_input_sizes(graph: Any) -> None:
     """Set the rank of the graph's inputs, and the sizes that are the same in every call."""
     import torch
 
-    given = _user_inputs.get() or ()
+    inputs = _user_inputs.get() or ()
     values = list(graph.inputs())[1:]
-    if len(given) != len(values):
+    if len(inputs) != len(values):
         return
-    for value, spec in zip(values, given, strict=True):
+    for value, spec in zip(values, inputs, strict=True):
         shape, kind = getattr(getattr(spec, "shape", None), "shape", None), value.type()
         if kind.kind() == "OptionalType":  # a value that the user declared is not None
             kind = kind.getElementType()

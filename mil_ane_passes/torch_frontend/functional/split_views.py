@@ -86,8 +86,8 @@ def _make_chunk_step(emit: Emitter, node: Any, index: int) -> ViewStep:
 
 def _make_split_step(emit: Emitter, node: Any, index: int) -> ViewStep:
     """Make the step of split(self, size or sizes, dim)."""
-    given, dim = list(node.inputs())[1:]
-    sizes = [_read_element(given)] * (index + 1) if given.type().kind() == "IntType" else _read_elements(given)
+    inputs, dim = list(node.inputs())[1:]
+    sizes = [_read_element(inputs)] * (index + 1) if inputs.type().kind() == "IntType" else _read_elements(inputs)
 
     def bounds(parent: Any) -> tuple[Any, Any, Any] | None:
         if sizes is None:
@@ -104,13 +104,13 @@ def _make_tensor_split_step(emit: Emitter, node: Any, index: int) -> ViewStep:
 
     The first `size % sections` parts are one element longer.
     """
-    given, dim = list(node.inputs())[1:]
+    inputs, dim = list(node.inputs())[1:]
 
     def bounds(parent: Any) -> tuple[Any, Any, Any] | None:
         where = (
-            _compute_section_bounds(node, read_constant(given), _read_element(dim))
-            if given.type().kind() == "IntType"
-            else _read_elements(given)
+            _compute_section_bounds(node, read_constant(inputs), _read_element(dim))
+            if inputs.type().kind() == "IntType"
+            else _read_elements(inputs)
         )
         if where is None:
             return None

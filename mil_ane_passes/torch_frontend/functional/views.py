@@ -109,8 +109,8 @@ class ExpandView(_View):
     """
 
     def scatter(self, parent: Any, new: Any) -> Any:
-        mine, theirs = (_get_sizes(value) for value in (self.node.output(), next(self.node.inputs())))
-        if mine is None or theirs is None or _count_elements(mine) != _count_elements(theirs):
+        mine, other = (_get_sizes(value) for value in (self.node.output(), next(self.node.inputs())))
+        if mine is None or other is None or _count_elements(mine) != _count_elements(other):
             raise NotConverted.at(self.node, "writes to an expanded tensor, whose elements share memory",
                                   "use .clone() or .repeat() before the write")
         return self.emit.op("aten::reshape", new, self.emit.sizes(parent), like=parent)
@@ -120,8 +120,8 @@ def make_slice_step(emit: Emitter, node: Any) -> ViewStep:
     """Make the step of slice(self, dim, start, end, step); `x[:]` is x."""
     start, end, step = (read_constant(value) for value in list(node.inputs())[2:5])
     known = all(value.node().kind() == "prim::Constant" for value in list(node.inputs())[2:5])
-    whole = known and start in (None, 0) and (end is None or end >= _OPEN_END) and step == 1
-    return (IdentityView if whole else ScatterView)(emit, node)
+    entire = known and start in (None, 0) and (end is None or end >= _OPEN_END) and step == 1
+    return (IdentityView if entire else ScatterView)(emit, node)
 
 
 _OPEN_END = 2**31 - 1

@@ -37,9 +37,12 @@ def probe() -> str | None:
 @PATCH.op("softplus")
 def softplus(context: Any, node: Any) -> None:
     """Lower softplus(self, beta=1, threshold=20): log(1 + exp(beta·x)) / beta; x where beta·x > threshold."""
-    given = bind_arguments(context, node, "self beta=1 threshold=20")
-    beta, threshold = (float(to_python(given.beta, node, "beta")), float(to_python(given.threshold, node, "threshold")))
-    x = given.self
+    inputs = bind_arguments(context, node, "self beta=1 threshold=20")
+    beta, threshold = (
+        float(to_python(inputs.beta, node, "beta")),
+        float(to_python(inputs.threshold, node, "threshold")),
+    )
+    x = inputs.self
     if threshold >= 20:  # over 20, the logarithm and x are the same number in fp32
         _TORCH_OPS_REGISTRY.name_to_func_mapping["softplus"](context, node)
         return
@@ -60,12 +63,12 @@ def reciprocal(context: Any, node: Any) -> None:
 @PATCH.op("gelu")
 def gelu(context: Any, node: Any) -> None:
     """Lower gelu(self, *, approximate='none')."""
-    given = bind_arguments(context, node, "self approximate='none'")
-    approximate = to_python(given.approximate, node, "approximate")
+    inputs = bind_arguments(context, node, "self approximate='none'")
+    approximate = to_python(inputs.approximate, node, "approximate")
     if approximate not in ("none", "tanh"):
         raise NotConverted.at(node, f"approximate is {approximate!r}, expected 'none' or 'tanh'")
     mode = "EXACT" if approximate == "none" else "TANH_APPROXIMATION"
-    add_result(context, node, mb.gelu(x=given.self, mode=mode, name=node.name))
+    add_result(context, node, mb.gelu(x=inputs.self, mode=mode, name=node.name))
 
 
 @PATCH.op("asinh")

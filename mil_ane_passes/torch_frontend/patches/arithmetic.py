@@ -24,15 +24,15 @@ PATCH = Patch(code="TORCH103",
 def trunc(context: Any, node: Any) -> None:
     """Lower trunc(self)."""
     x = bind_arguments(context, node, "self").self
-    whole = x if not types.is_float(x.dtype) else mb.mul(x=mb.sign(x=x), y=mb.floor(x=mb.abs(x=x)))
-    add_result(context, node, name_result(whole, node))
+    entire = x if not types.is_float(x.dtype) else mb.mul(x=mb.sign(x=x), y=mb.floor(x=mb.abs(x=x)))
+    add_result(context, node, name_result(entire, node))
 
 
 @PATCH.op("hypot")
 def hypot(context: Any, node: Any) -> None:
     """Lower hypot(self, other)."""
-    given = bind_arguments(context, node, "self other")
-    x, y = (mb.abs(x=operand) for operand in promote_operands(given.self, given.other))
+    inputs = bind_arguments(context, node, "self other")
+    x, y = (mb.abs(x=operand) for operand in promote_operands(inputs.self, inputs.other))
     larger, smaller = mb.maximum(x=x, y=y), mb.minimum(x=x, y=y)
     nothing = cast_to(mb.equal(x=larger, y=_make_number_like(0, larger)), larger.dtype)
     ratio = mb.real_div(x=smaller, y=mb.add(x=larger, y=nothing))
@@ -43,9 +43,9 @@ def hypot(context: Any, node: Any) -> None:
 @PATCH.op("cdist", "_cdist_forward")
 def cdist(context: Any, node: Any) -> None:
     """Lower cdist(x1, x2, p=2, compute_mode=None): distances between the rows of x1 and those of x2."""
-    given = bind_arguments(context, node, "x1 x2 p=2.0")
-    x, y = promote_operands(given.x1, given.x2)
-    power = float(to_python(given.p, node, "p"))
+    inputs = bind_arguments(context, node, "x1 x2 p=2.0")
+    x, y = promote_operands(inputs.x1, inputs.x2)
+    power = float(to_python(inputs.p, node, "p"))
     if max(x.rank, y.rank) > 4:
         raise NotConverted.at(node, "needs a rank of 6 to compare every two rows", "merge the batch dimensions")
     distance = mb.abs(x=mb.sub(x=mb.expand_dims(x=x, axes=[-2]), y=mb.expand_dims(x=y, axes=[-3])))
@@ -67,11 +67,11 @@ def cdist(context: Any, node: Any) -> None:
 @PATCH.op("bucketize")
 def bucketize(context: Any, node: Any) -> None:
     """Lower bucketize(self, boundaries, out_int32=False, right=False): count the boundaries below each element."""
-    given = bind_arguments(context, node, "self boundaries out_int32=False right=False")
-    x, boundaries = promote_operands(given.self, given.boundaries)
+    inputs = bind_arguments(context, node, "self boundaries out_int32=False right=False")
+    x, boundaries = promote_operands(inputs.self, inputs.boundaries)
     if x.rank > 4:
         raise NotConverted.at(node, "takes a rank up to 4", "reshape it first")
-    below = mb.less_equal if to_python(given.right, node, "right") else mb.less
+    below = mb.less_equal if to_python(inputs.right, node, "right") else mb.less
     column = mb.expand_dims(x=x, axes=[x.rank]) if x.rank else x
     counted = mb.reduce_sum(x=cast_to(below(x=boundaries, y=column), types.int32), axes=[-1])
     add_result(context, node, name_result(counted, node))

@@ -43,21 +43,21 @@ def probe() -> str | None:
 @PATCH.op(_OP_KIND)
 def lower_attention(context: Any, node: Any) -> None:
     """Lower scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, *, scale, enable_gqa)."""
-    given = bind_arguments(context, node, "query key value attn_mask=None dropout_p=0.0 is_causal=False scale=None "
+    inputs = bind_arguments(context, node, "query key value attn_mask=None dropout_p=0.0 is_causal=False scale=None "
                                 "enable_gqa=False")
-    if to_python(given.dropout_p, node, "dropout_p") != 0:
+    if to_python(inputs.dropout_p, node, "dropout_p") != 0:
         raise NotConverted.at(node, "drops values out at random", "pass dropout_p=0.0 for inference")
-    key, value = given.key, given.value
-    if to_python(given.enable_gqa, node, "enable_gqa"):
-        key, value = (_repeat_heads(each, given.query) for each in (key, value))
-    mask = given.attn_mask
-    if to_python(given.is_causal, node, "is_causal"):
-        mask = _make_causal_mask(given.query, key)
-    mask, rows = _prepare_mask(mask, given.query.dtype)
+    key, value = inputs.key, inputs.value
+    if to_python(inputs.enable_gqa, node, "enable_gqa"):
+        key, value = (_repeat_heads(each, inputs.query) for each in (key, value))
+    mask = inputs.attn_mask
+    if to_python(inputs.is_causal, node, "is_causal"):
+        mask = _make_causal_mask(inputs.query, key)
+    mask, rows = _prepare_mask(mask, inputs.query.dtype)
     if rows is None:
-        _lower_with_coremltools(context, node, given, key, value, mask, node.name)
+        _lower_with_coremltools(context, node, inputs, key, value, mask, node.name)
         return
-    found = _lower_with_coremltools(context, node, given, key, value, mask, node.name + "_unmasked")
+    found = _lower_with_coremltools(context, node, inputs, key, value, mask, node.name + "_unmasked")
     if rows.dtype == types.bool:
         add_result(context, node, mb.select(cond=rows, a=found, b=mb.const(val=_make_zero(found)), name=node.name))
     else:

@@ -30,9 +30,9 @@ def probe() -> str | None:
 @PATCH.op("hardtanh")
 def hardtanh(context: Any, node: Any) -> None:
     """Lower hardtanh(self, min_val=-1, max_val=1)"""
-    given = bind_arguments(context, node, "self min_val=-1 max_val=1")
-    x = given.self
-    low, high = to_python(given.min_val, node, "min_val"), to_python(given.max_val, node, "max_val")
+    inputs = bind_arguments(context, node, "self min_val=-1 max_val=1")
+    x = inputs.self
+    low, high = to_python(inputs.min_val, node, "min_val"), to_python(inputs.max_val, node, "max_val")
     if x.dtype in (types.fp16, types.fp32):
         add_result(context, node, mb.clip(x=x, alpha=float(low), beta=float(high), name=node.name))
         return
@@ -43,10 +43,10 @@ def hardtanh(context: Any, node: Any) -> None:
 @PATCH.op("elu")
 def elu(context: Any, node: Any) -> None:
     """Lower elu(self, alpha=1, scale=1, input_scale=1): scale · (x, or alpha · (exp(input_scale · x) - 1) below 0)."""
-    given = bind_arguments(context, node, "self alpha=1 scale=1 input_scale=1")
-    x = given.self
+    inputs = bind_arguments(context, node, "self alpha=1 scale=1 input_scale=1")
+    x = inputs.self
     names = ("alpha", "scale", "input_scale")
-    alpha, scale, inner = (float(to_python(getattr(given, name), node, name)) for name in names)
+    alpha, scale, inner = (float(to_python(getattr(inputs, name), node, name)) for name in names)
     if scale == inner == 1:
         add_result(context, node, mb.elu(x=x, alpha=alpha, name=node.name))
         return

@@ -39,9 +39,9 @@ def where(context: Any, node: Any) -> None:
 
         _TORCH_OPS_REGISTRY.name_to_func_mapping["where"](context, node)
         return
-    given = bind_arguments(context, node, "condition self other")
-    condition = cast_to(to_tensor(given.condition), types.bool)
-    first, second = promote_operands(given.self, given.other)
+    inputs = bind_arguments(context, node, "condition self other")
+    condition = cast_to(to_tensor(inputs.condition), types.bool)
+    first, second = promote_operands(inputs.self, inputs.other)
     if first.dtype == types.bool:
         add_result(context, node, name_result(_select_bools(condition, first, second), node))
         return
@@ -69,9 +69,9 @@ def _expand_to_shape(x: Var, shape: tuple[int, ...]) -> Var:
 @PATCH.op("bitwise_and", "bitwise_or", "bitwise_xor", "and", "or", "xor")
 def lower_bitwise(context: Any, node: Any) -> None:
     """Lower bitwise_and(self, other) and similar ops."""
-    given = bind_arguments(context, node, "self other")
+    inputs = bind_arguments(context, node, "self other")
     kind = node.kind.strip("_").removeprefix("bitwise_").partition(".")[0]
-    x, y = promote_operands(given.self, given.other)
+    x, y = promote_operands(inputs.self, inputs.other)
     if x.dtype == types.bool:
         logical = {"and": mb.logical_and, "or": mb.logical_or, "xor": mb.logical_xor}[kind]
         add_result(context, node, logical(x=x, y=y, name=node.name))
@@ -89,13 +89,13 @@ def lower_bitwise(context: Any, node: Any) -> None:
 @PATCH.op("lshift", "rshift", "bitwise_left_shift", "bitwise_right_shift")
 def lower_shift(context: Any, node: Any) -> None:
     """Lower __lshift__(self, other), __rshift__(self, other): times, or floored quotient by, 2^other."""
-    given = bind_arguments(context, node, "self other")
-    amount = np.asarray(to_python(given.other, node, "other"))
-    if given.self.dtype == types.bool or np.any(amount < 0) or np.any(amount > 30):
+    inputs = bind_arguments(context, node, "self other")
+    amount = np.asarray(to_python(inputs.other, node, "other"))
+    if inputs.self.dtype == types.bool or np.any(amount < 0) or np.any(amount > 30):
         raise NotConverted.at(node, "shifts bools, or by less than 0 or more than 30 bits", "use arithmetic")
     left = "lshift" in node.kind or "left" in node.kind
     factor = (1 << amount.astype(np.int64)).astype(np.int32)
-    if types.is_float(given.self.dtype):
+    if types.is_float(inputs.self.dtype):
         raise NotConverted.at(node, "shifts floats", "multiply by a power of two")
-    result = (mb.mul if left else mb.floor_div)(x=given.self, y=factor if factor.ndim else factor[()])
+    result = (mb.mul if left else mb.floor_div)(x=inputs.self, y=factor if factor.ndim else factor[()])
     add_result(context, node, name_result(result, node))

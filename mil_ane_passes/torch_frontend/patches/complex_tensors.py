@@ -95,16 +95,18 @@ def probe() -> str | None:
 def lower_complex(lowering: Lowering, context: Any, node: Any) -> None:
     """Lower a node with complex arguments by its meaning for complex numbers; every other node is lowered as before."""
     kind = _get_base_kind(node)
-    given = [_resolve_input(context, item) for item in node.inputs]
+    inputs = [_resolve_input(context, item) for item in node.inputs]
     named_given = {name: _resolve_input(context, item) for name, item in (node.kwinputs or {}).items()}
     if kind in PATCH.ops or kind in _FOURIER_KINDS:
         lowering(context, node)
-    elif kind in _CONVERSION_KINDS and _is_complex_target(given, named_given):
-        context.add(join_complex(*split_complex(given[0])), node.name)
-    elif not any(_has_complex(value) for value in [*given, *named_given.values()]):
+    elif kind in _CONVERSION_KINDS and _is_complex_target(inputs, named_given):
+        context.add(join_complex(*split_complex(inputs[0])), node.name)
+    elif not any(_has_complex(value) for value in [*inputs, *named_given.values()]):
         lowering(context, node)
     else:
-        call = SimpleNamespace(lowering=lowering, context=context, node=node, kind=kind, given=given, named=named_given)
+        call = SimpleNamespace(
+            lowering=lowering, context=context, node=node, kind=kind, given=inputs, named=named_given
+        )
         _lower_by_kind(call)
     _refuse_complex_result(context, node)
 
@@ -182,20 +184,20 @@ def _lower_container(call: Any) -> None:
 
 def _run_lowering(call: Any, label: str, given: Sequence[Any], named_given: Any = None, kind: str = "") -> Any:
     """Lower a copy of the node with these arguments, as an op of `kind` if one is passed, and return the result."""
-    twin = copy.copy(call.node)
-    twin.name = f"{call.node.name}_{label}"
-    twin.outputs = [f"{name}_{label}" for name in call.node.outputs]
-    twin.inputs = [_add_input(call.context, value, f"{twin.name}_input{place}") for place, value in enumerate(given)]
-    entered = {name: _add_input(call.context, value, f"{twin.name}_{name}")
+    clone = copy.copy(call.node)
+    clone.name = f"{call.node.name}_{label}"
+    clone.outputs = [f"{name}_{label}" for name in call.node.outputs]
+    clone.inputs = [_add_input(call.context, value, f"{clone.name}_input{place}") for place, value in enumerate(given)]
+    entered = {name: _add_input(call.context, value, f"{clone.name}_{name}")
                for name, value in (call.named if named_given is None else named_given).items()}
-    twin.kwinputs = entered or None
+    clone.kwinputs = entered or None
     lowering = call.lowering
     if kind:
-        twin.kind, lowering = kind, _TORCH_OPS_REGISTRY.get_func(kind)
-    lowering(call.context, twin)
-    if call.context.frontend == TorchFrontend.TORCHSCRIPT and len(twin.outputs) > 1:
-        return [call.context[name] for name in twin.outputs]
-    return call.context[twin.name]
+        clone.kind, lowering = kind, _TORCH_OPS_REGISTRY.get_func(kind)
+    lowering(call.context, clone)
+    if call.context.frontend == TorchFrontend.TORCHSCRIPT and len(clone.outputs) > 1:
+        return [call.context[name] for name in clone.outputs]
+    return call.context[clone.name]
 
 
 def _add_input(context: Any, value: Any, name: str) -> Any:
@@ -225,13 +227,13 @@ def _lower_by_parts(call: Any) -> Any:
     places = _PARTWISE_KINDS[call.kind]
 
     def run(label: str, part: Callable[[Any], Any]) -> Any:
-        given = [map_nested(part, value) if place in places else value for place, value in enumerate(call.given)]
-        if any(map(_has_complex, given)):
+        inputs = [map_nested(part, value) if place in places else value for place, value in enumerate(call.given)]
+        if any(map(_has_complex, inputs)):
             raise _make_unsupported_error(call.node)
         return _run_lowering(
             call,
             label,
-            given,
+            inputs,
             {
                 name: map_nested(part, value) if name in ("value", "other", "src") else value
                 for name, value in call.named.items()
@@ -293,10 +295,10 @@ def _lower_sum(call: Any) -> Var:
 
 def _lower_quotient(call: Any) -> Var:
     """Lower div(self, other, rounding_mode=None) and true_divide."""
-    given = bind_arguments(call.context, call.node, "self other rounding_mode=None")
-    if given.rounding_mode is not None:
+    inputs = bind_arguments(call.context, call.node, "self other rounding_mode=None")
+    if inputs.rounding_mode is not None:
         raise _make_unsupported_error(call.node)
-    (a, b), x = split_complex(given.self), given.other
+    (a, b), x = split_complex(inputs.self), inputs.other
     if not is_complex(x):
         divisor = to_tensor(x, types.fp32)
         return join_complex(
@@ -321,13 +323,13 @@ def _multiply_complex(one: tuple[Var, Var], other: tuple[Var, Var]) -> Var:
 
 def _lower_power(call: Any) -> Var:
     """Lower pow(self, exponent) with a small whole exponent, square(self) and reciprocal(self)."""
-    given = bind_arguments(call.context, call.node, "self exponent=2")
-    exponent = -1 if call.kind == "reciprocal" else to_python(given.exponent, call.node, "exponent")
-    if is_complex(exponent) or not is_complex(given.self) or exponent != int(exponent) \
+    inputs = bind_arguments(call.context, call.node, "self exponent=2")
+    exponent = -1 if call.kind == "reciprocal" else to_python(inputs.exponent, call.node, "exponent")
+    if is_complex(exponent) or not is_complex(inputs.self) or exponent != int(exponent) \
             or not 1 <= abs(exponent) <= _MAX_POWER:
         raise NotConverted.at(call.node, "raises complex numbers to a power other than a whole number from -8 to 8",
                               "use torch.polar(z.abs() ** p, z.angle() * p)")
-    base = split_complex(given.self) if exponent > 0 else _invert_complex(*split_complex(given.self))
+    base = split_complex(inputs.self) if exponent > 0 else _invert_complex(*split_complex(inputs.self))
     result = join_complex(*base)
     for _ in range(abs(int(exponent)) - 1):
         result = _multiply_complex(split_complex(result), base)
@@ -453,8 +455,8 @@ def complex_constant(context: Any, node: Any) -> None:
 @PATCH.op("complex")
 def lower_complex_pair(context: Any, node: Any) -> None:
     """Lower complex(real, imag)."""
-    given = bind_arguments(context, node, "real imag")
-    context.add(join_complex(*_broadcast_pair(given.real, given.imag)), node.name)
+    inputs = bind_arguments(context, node, "real imag")
+    context.add(join_complex(*_broadcast_pair(inputs.real, inputs.imag)), node.name)
 
 
 @PATCH.op("view_as_complex", "view_as_complex_copy")
@@ -481,8 +483,8 @@ def view_as_real(context: Any, node: Any) -> None:
 @PATCH.op("polar")
 def polar(context: Any, node: Any) -> None:
     """Lower polar(abs, angle)."""
-    given = bind_arguments(context, node, "abs angle")
-    size, angle = (cast_to(x, types.fp32) for x in (given.abs, given.angle))
+    inputs = bind_arguments(context, node, "abs angle")
+    size, angle = (cast_to(x, types.fp32) for x in (inputs.abs, inputs.angle))
     context.add(join_complex(mb.mul(x=size, y=mb.cos(x=angle)), mb.mul(x=size, y=mb.sin(x=angle))), node.name)
 
 
@@ -544,9 +546,9 @@ def from_exir_node(host: Callable[..., Any], cls: Any, node: Any) -> Any:
     """Read complex literals and dtypes of exported programs, for which coremltools raises."""
     if not any(map(_is_complex_literal, _collect_literals([node.args, node.kwargs]))):
         return host(cls, node)
-    shown = SimpleNamespace(target=node.target, name=node.name, meta=node.meta, args=_to_readable(node.args),
-                            kwargs={name: _to_readable(value) for name, value in node.kwargs.items()})
-    return host(cls, shown)
+    text = SimpleNamespace(target=node.target, name=node.name, meta=node.meta, args=_to_readable(node.args),
+                           kwargs={name: _to_readable(value) for name, value in node.kwargs.items()})
+    return host(cls, text)
 
 
 def _collect_literals(value: Any) -> list[Any]:

@@ -25,10 +25,10 @@ def probe() -> str | None:
     from coremltools.converters.mil.mil import Builder as mb
 
     def added(x: Any) -> Any:
-        made = mb.scatter_along_axis(data=np.full(2, 4, np.float32), indices=np.zeros(1, np.int32),
-                                     updates=np.full(1, 10, np.float32), axis=0, mode="add")
-        found.append(made.val)
-        return mb.add(x=x, y=made)
+        built = mb.scatter_along_axis(data=np.full(2, 4, np.float32), indices=np.zeros(1, np.int32),
+                                      updates=np.full(1, 10, np.float32), axis=0, mode="add")
+        found.append(built.val)
+        return mb.add(x=x, y=built)
 
     found: list[Any] = []
     mb.program(input_specs=[mb.TensorSpec(shape=(2,))])(added)

@@ -22,12 +22,12 @@ PATCH = Patch(code="TORCH109",
 @PATCH.op("diff")
 def diff(context: Any, node: Any) -> None:
     """Lower diff(self, n=1, dim=-1, prepend=None, append=None)."""
-    given = bind_arguments(context, node, "self n=1 dim=-1 prepend=None append=None")
-    axis = normalize_axis(to_python(given.dim, node, "dim"), given.self.rank)
-    parts = [part for part in (given.prepend, given.self, given.append) if part is not None]
+    inputs = bind_arguments(context, node, "self n=1 dim=-1 prepend=None append=None")
+    axis = normalize_axis(to_python(inputs.dim, node, "dim"), inputs.self.rank)
+    parts = [part for part in (inputs.prepend, inputs.self, inputs.append) if part is not None]
     dtype = result_type(*parts)
-    x = mb.concat(values=[cast_to(part, dtype) for part in parts], axis=axis) if len(parts) > 1 else given.self
-    times = to_python(given.n, node, "n")
+    x = mb.concat(values=[cast_to(part, dtype) for part in parts], axis=axis) if len(parts) > 1 else inputs.self
+    times = to_python(inputs.n, node, "n")
     size = x.shape[axis]
     if isinstance(size, int | np.integer) and size <= times:
         raise NotConverted.at(node, f"{times} differences of {size} elements leave none")
@@ -45,5 +45,5 @@ def _subtract_values(later: Var, earlier: Var) -> Var:
 def _slice_axis(x: Var, axis: int, start: int, end: int | None) -> Var:
     begins = [start if place == axis else 0 for place in range(x.rank)]
     ends = [end or 0 if place == axis else 0 for place in range(x.rank)]
-    whole = [place != axis or end is None for place in range(x.rank)]
-    return mb.slice_by_index(x=x, begin=begins, end=ends, end_mask=whole)
+    entire = [place != axis or end is None for place in range(x.rank)]
+    return mb.slice_by_index(x=x, begin=begins, end=ends, end_mask=entire)

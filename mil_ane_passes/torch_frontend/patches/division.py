@@ -60,32 +60,32 @@ def match_pattern(host: Callable[[Any], Any], op: Any) -> Any:
 @PATCH.op("div", "truediv", "true_divide", "div.scalar_mode")
 def div(context: Any, node: Any) -> None:
     """Lower div(self, other, *, rounding_mode=None)."""
-    given = bind_arguments(context, node, "self other rounding_mode=None")
-    mode = to_python(given.rounding_mode, node, "rounding_mode")
+    inputs = bind_arguments(context, node, "self other rounding_mode=None")
+    mode = to_python(inputs.rounding_mode, node, "rounding_mode")
     if mode is None:
         x, y = (cast_to(operand, types.fp32) if not types.is_float(operand.dtype) else operand
-                for operand in promote_operands(given.self, given.other))
+                for operand in promote_operands(inputs.self, inputs.other))
         add_result(context, node, mb.real_div(x=x, y=y, name=node.name))
         return
     if mode not in ("floor", "trunc"):
         raise NotConverted.at(node, f"rounding_mode is {mode!r}, expected None, 'floor' or 'trunc'")
-    x, y = promote_operands(given.self, given.other)
+    x, y = promote_operands(inputs.self, inputs.other)
     add_result(context, node, (_floor_div if mode == "floor" else _trunc_div)(x, y, node.name))
 
 
 @PATCH.op("floor_divide", "floordiv")
 def floor_divide(context: Any, node: Any) -> None:
     """Lower floor_divide(self, other), and `//` of numbers."""
-    given = bind_arguments(context, node, "self other")
-    x, y = promote_operands(given.self, given.other)
+    inputs = bind_arguments(context, node, "self other")
+    x, y = promote_operands(inputs.self, inputs.other)
     add_result(context, node, _floor_div(x, y, node.name))
 
 
 @PATCH.op("remainder", "remainder.scalar_tensor", "mod")
 def remainder(context: Any, node: Any) -> None:
     """Lower remainder(self, other): of the divisor's sign."""
-    given = bind_arguments(context, node, "self other")
-    x, y = promote_operands(given.self, given.other)
+    inputs = bind_arguments(context, node, "self other")
+    x, y = promote_operands(inputs.self, inputs.other)
     if _is_one(y):
         add_result(context, node, mb.sub(x=x, y=_floor_div(x, y, f"{node.name}_whole"), name=node.name))
     else:
@@ -102,8 +102,8 @@ def _trunc_div(x: Var, y: Var, name: str) -> Var:
     if types.is_float(x.dtype):
         quotient = mb.real_div(x=x, y=y)
         return mb.mul(x=mb.floor(x=mb.abs(x=quotient)), y=mb.sign(x=quotient), name=name)
-    whole = mb.floor_div(x=mb.abs(x=x), y=mb.abs(x=y))
-    return mb.mul(x=whole, y=mb.mul(x=mb.sign(x=x), y=mb.sign(x=y)), name=name)
+    entire = mb.floor_div(x=mb.abs(x=x), y=mb.abs(x=y))
+    return mb.mul(x=entire, y=mb.mul(x=mb.sign(x=x), y=mb.sign(x=y)), name=name)
 
 
 def _is_one(y: Var) -> bool:

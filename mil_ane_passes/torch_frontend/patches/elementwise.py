@@ -22,8 +22,8 @@ PATCH = Patch(code="TORCH111",
 @PATCH.op("fmax", "fmin")
 def lower_fmax_fmin(context: Any, node: Any) -> None:
     """Lower fmax(self, other)."""
-    given = bind_arguments(context, node, "self other")
-    x, y = promote_operands(given.self, given.other)
+    inputs = bind_arguments(context, node, "self other")
+    x, y = promote_operands(inputs.self, inputs.other)
     extreme, least = (mb.maximum, -np.inf) if node.kind == "fmax" else (mb.minimum, np.inf)
     if not types.is_float(x.dtype):
         add_result(context, node, extreme(x=x, y=y, name=node.name))
@@ -42,9 +42,9 @@ def _make_number_like(value: float, like: Var) -> Any:
 @PATCH.op("copysign")
 def copysign(context: Any, node: Any) -> None:
     """Lower copysign(self, other): a float."""
-    given = bind_arguments(context, node, "self other")
+    inputs = bind_arguments(context, node, "self other")
     x, y = (each if types.is_float(each.dtype) else cast_to(each, types.fp32)
-            for each in promote_operands(given.self, given.other))
+            for each in promote_operands(inputs.self, inputs.other))
     sign = mb.sub(x=_make_number_like(1, y), y=mb.mul(x=cast_to(_is_negative(y), y.dtype), y=_make_number_like(2, y)))
     add_result(context, node, mb.mul(x=mb.abs(x=x), y=sign, name=node.name))
 

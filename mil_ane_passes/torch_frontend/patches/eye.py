@@ -26,11 +26,11 @@ def probe() -> str | None:
 @PATCH.op("eye", "eye.m")
 def eye(context: Any, node: Any) -> None:
     """Lower eye(n, dtype=float), eye.m(n, m, dtype=float)."""
-    given = bind_arguments(context, node, _make_signature(node))
-    rows = to_python(given.n, node, "n")
-    columns = rows if given.m is None else to_python(given.m, node, "m")
+    inputs = bind_arguments(context, node, _make_signature(node))
+    rows = to_python(inputs.n, node, "n")
+    columns = rows if inputs.m is None else to_python(inputs.m, node, "m")
     add_result(
-        context, node, make_constant(np.eye(int(rows), int(columns)), to_mil_type(given.dtype, node, types.fp32))
+        context, node, make_constant(np.eye(int(rows), int(columns)), to_mil_type(inputs.dtype, node, types.fp32))
     )
 
 

@@ -38,67 +38,67 @@ def probe() -> str | None:
 @PATCH.op("zeros", "ones", "empty", "empty.memory_format")
 def lower_filled(context: Any, node: Any) -> None:
     """Lower zeros(size, dtype=float)."""
-    given = bind_arguments(context, node, "size dtype=None")
+    inputs = bind_arguments(context, node, "size dtype=None")
     value = _FILL_VALUES[node.kind.partition(".")[0]]
     add_result(
-        context, node, make_filled(read_sizes(given.size, node), value, to_mil_type(given.dtype, node, types.fp32))
+        context, node, make_filled(read_sizes(inputs.size, node), value, to_mil_type(inputs.dtype, node, types.fp32))
     )
 
 
 @PATCH.op("full")
 def full(context: Any, node: Any) -> None:
     """Lower full(size, fill_value, dtype=that of the value)."""
-    given = bind_arguments(context, node, "size fill_value dtype=None")
-    dtype = to_mil_type(given.dtype, node, _infer_dtype(given.fill_value))
-    add_result(context, node, make_filled(read_sizes(given.size, node), given.fill_value, dtype))
+    inputs = bind_arguments(context, node, "size fill_value dtype=None")
+    dtype = to_mil_type(inputs.dtype, node, _infer_dtype(inputs.fill_value))
+    add_result(context, node, make_filled(read_sizes(inputs.size, node), inputs.fill_value, dtype))
 
 
 @PATCH.op("new_zeros", "new_ones", "new_empty")
 def lower_new_filled(context: Any, node: Any) -> None:
     """Lower new_zeros(self, size, dtype=self's)."""
-    given = bind_arguments(context, node, "self size dtype=None")
-    dtype = to_mil_type(given.dtype, node, given.self.dtype)
+    inputs = bind_arguments(context, node, "self size dtype=None")
+    dtype = to_mil_type(inputs.dtype, node, inputs.self.dtype)
     add_result(
-        context, node, make_filled(read_sizes(given.size, node), _FILL_VALUES[node.kind.removeprefix("new_")], dtype)
+        context, node, make_filled(read_sizes(inputs.size, node), _FILL_VALUES[node.kind.removeprefix("new_")], dtype)
     )
 
 
 @PATCH.op("new_full")
 def new_full(context: Any, node: Any) -> None:
     """Lower new_full(self, size, fill_value, dtype=self's)."""
-    given = bind_arguments(context, node, "self size fill_value dtype=None")
-    dtype = to_mil_type(given.dtype, node, given.self.dtype)
-    add_result(context, node, make_filled(read_sizes(given.size, node), given.fill_value, dtype))
+    inputs = bind_arguments(context, node, "self size fill_value dtype=None")
+    dtype = to_mil_type(inputs.dtype, node, inputs.self.dtype)
+    add_result(context, node, make_filled(read_sizes(inputs.size, node), inputs.fill_value, dtype))
 
 
 @PATCH.op("zeros_like", "ones_like", "empty_like")
 def lower_filled_like(context: Any, node: Any) -> None:
     """Lower zeros_like(self, dtype=self's)."""
-    given = bind_arguments(context, node, "self dtype=None")
-    dtype = to_mil_type(given.dtype, node, given.self.dtype)
-    add_result(context, node, make_filled_like(given.self, _FILL_VALUES[node.kind.removesuffix("_like")], dtype))
+    inputs = bind_arguments(context, node, "self dtype=None")
+    dtype = to_mil_type(inputs.dtype, node, inputs.self.dtype)
+    add_result(context, node, make_filled_like(inputs.self, _FILL_VALUES[node.kind.removesuffix("_like")], dtype))
 
 
 @PATCH.op("full_like")
 def full_like(context: Any, node: Any) -> None:
     """Lower full_like(self, fill_value, dtype=self's)."""
-    given = bind_arguments(context, node, "self fill_value dtype=None")
-    dtype = to_mil_type(given.dtype, node, given.self.dtype)
-    add_result(context, node, make_filled_like(given.self, given.fill_value, dtype))
+    inputs = bind_arguments(context, node, "self fill_value dtype=None")
+    dtype = to_mil_type(inputs.dtype, node, inputs.self.dtype)
+    add_result(context, node, make_filled_like(inputs.self, inputs.fill_value, dtype))
 
 
 @PATCH.op("fill")
 def fill(context: Any, node: Any) -> None:
     """Lower fill(self, value): the value, a number or a rank 0 tensor, in self's dtype."""
-    given = bind_arguments(context, node, "self value")
-    add_result(context, node, make_filled_like(given.self, given.value, given.self.dtype))
+    inputs = bind_arguments(context, node, "self value")
+    add_result(context, node, make_filled_like(inputs.self, inputs.value, inputs.self.dtype))
 
 
 @PATCH.op("zero")
 def zero(context: Any, node: Any) -> None:
     """Lower zero(self)."""
-    given = bind_arguments(context, node, "self")
-    add_result(context, node, make_filled_like(given.self, 0, given.self.dtype))
+    inputs = bind_arguments(context, node, "self")
+    add_result(context, node, make_filled_like(inputs.self, 0, inputs.self.dtype))
 
 
 def _infer_dtype(value: Any) -> Any:

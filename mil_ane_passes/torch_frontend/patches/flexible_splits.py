@@ -48,9 +48,9 @@ def constantchunk(context: Any, node: Any) -> None:
 @PATCH.op("chunk")
 def chunk(context: Any, node: Any) -> None:
     """Lower chunk(self, chunks, dim=0) to a list, as used by scripts that index it."""
-    given = bind_arguments(context, node, "self chunks dim=0")
-    x, chunks = given.self, to_python(given.chunks, node, "chunks")
-    axis = normalize_axis(to_python(given.dim, node, "dim"), x.rank)
+    inputs = bind_arguments(context, node, "self chunks dim=0")
+    x, chunks = inputs.self, to_python(inputs.chunks, node, "chunks")
+    axis = normalize_axis(to_python(inputs.dim, node, "dim"), x.rank)
     size = get_dims(x)[axis]
     if not isinstance(size, int):
         raise NotConverted.at(node, "how many pieces there are depends on a flexible size", "fix the size")
@@ -62,10 +62,10 @@ def chunk(context: Any, node: Any) -> None:
 @PATCH.op("split", "split_with_sizes")
 def split(context: Any, node: Any) -> None:
     """Lower split(self, split_size, dim=0), split_with_sizes(self, split_sizes, dim=0)."""
-    given = bind_arguments(context, node, "self split_size dim=0" if "split_sizes" not in (node.kwinputs or {})
-                           else "self split_sizes dim=0")
-    x, sizes = to_tensor(given.self), given.split_size if hasattr(given, "split_size") else given.split_sizes
-    axis = normalize_axis(to_python(given.dim, node, "dim"), x.rank)
+    inputs = bind_arguments(context, node, "self split_size dim=0" if "split_sizes" not in (node.kwinputs or {})
+                            else "self split_sizes dim=0")
+    x, sizes = to_tensor(inputs.self), inputs.split_size if hasattr(inputs, "split_size") else inputs.split_sizes
+    axis = normalize_axis(to_python(inputs.dim, node, "dim"), x.rank)
     if _has_known_size(x, axis) and not isinstance(sizes, list):
         _TORCH_OPS_REGISTRY.name_to_func_mapping[node.kind](context, node)
         return

@@ -86,8 +86,8 @@ def _cast_to_float(context: Any, node: Any, name: Any, place: int) -> Any:
 @PATCH.op("floor", "ceil", "round", "round.decimals")
 def lower_rounding(context: Any, node: Any) -> None:
     """Lower floor(self), ceil(self), round(self, *, decimals=0): ints are whole."""
-    given = bind_arguments(context, node, "self decimals=0")
-    x, decimals = to_tensor(given.self), to_python(given.decimals, node, "decimals")
+    inputs = bind_arguments(context, node, "self decimals=0")
+    x, decimals = to_tensor(inputs.self), to_python(inputs.decimals, node, "decimals")
     if node.kind.startswith("round") and types.is_float(x.dtype):
         scale = types.nptype_from_builtin(x.dtype)(10.0 ** abs(decimals))
         to, back = (mb.mul, mb.real_div) if decimals > 0 else (mb.real_div, mb.mul)

@@ -19,7 +19,7 @@ PATCH = Patch(code="TORCH117",
 @PATCH.op("fmod")
 def fmod(context: Any, node: Any) -> None:
     """Lower fmod(self, other): any shapes that broadcast."""
-    given = bind_arguments(context, node, "self other")
-    x, y = promote_operands(given.self, given.other)
+    inputs = bind_arguments(context, node, "self other")
+    x, y = promote_operands(inputs.self, inputs.other)
     size = mb.mod(x=mb.abs(x=x), y=mb.abs(x=y))
     add_result(context, node, mb.mul(x=size, y=mb.sign(x=x), name=node.name))

@@ -30,11 +30,11 @@ def probe() -> str | None:
 @PATCH.op("col2im")
 def fold(context: Any, node: Any) -> None:
     """Lower col2im(self, output_size, kernel_size, dilation, padding, stride)."""
-    given = bind_arguments(context, node, "self output_size kernel_size dilation padding stride")
+    inputs = bind_arguments(context, node, "self output_size kernel_size dilation padding stride")
     size, kernel, dilation, padding, stride = (
-        [int(number) for number in np.ravel(to_python(getattr(given, name), node, name))]
+        [int(number) for number in np.ravel(to_python(getattr(inputs, name), node, name))]
         for name in ("output_size", "kernel_size", "dilation", "padding", "stride"))
-    x = given.self
+    x = inputs.self
     batched = x.rank == 3
     if not isinstance(x.shape[-2], int | np.integer):
         raise NotConverted.at(node, "takes a known number of channels", "fix the size")
@@ -42,18 +42,18 @@ def fold(context: Any, node: Any) -> None:
         x = mb.expand_dims(x=x, axes=[0])
     taps = int(np.prod(kernel))
     channels = int(x.shape[1]) // taps
-    grid = [(whole + 2 * pad - step * (width - 1) - 1) // by + 1
-            for whole, pad, step, width, by in zip(size, padding, dilation, kernel, stride, strict=True)]
+    grid = [(entire + 2 * pad - step * (width - 1) - 1) // by + 1
+            for entire, pad, step, width, by in zip(size, padding, dilation, kernel, stride, strict=True)]
     x = mb.reshape(x=x, shape=to_size_vector([get_dims(x)[0], channels * taps, *grid]))
     weight = np.tile(np.eye(taps, dtype=np.float32).reshape(taps, 1, *kernel), (channels, 1, 1, 1))
     spread = [(count - 1) * by + step * (width - 1) + 1
               for count, by, step, width in zip(grid, stride, dilation, kernel, strict=True)]
     x = mb.conv_transpose(x=x, weight=weight, strides=stride, dilations=dilation, groups=channels, pad_type="valid")
-    rest = [max(whole + 2 * pad - have, 0) for whole, pad, have in zip(size, padding, spread, strict=True)]
+    rest = [max(entire + 2 * pad - have, 0) for entire, pad, have in zip(size, padding, spread, strict=True)]
     if any(rest):
         x = mb.pad(x=x, pad=[0, 0, 0, 0, 0, rest[0], 0, rest[1]], mode="constant", constant_val=np.float32(0))
     if any(padding):
-        x = mb.slice_by_index(x=x, begin=[0, 0, *padding], end=[0, 0, *(pad + whole for pad, whole in
+        x = mb.slice_by_index(x=x, begin=[0, 0, *padding], end=[0, 0, *(pad + entire for pad, entire in
                                                                         zip(padding, size, strict=True))],
                               begin_mask=[True, True, False, False], end_mask=[True, True, False, False])
     add_result(context, node, mb.identity(x=x if batched else mb.squeeze(x=x, axes=[0]), name=node.name))

@@ -46,27 +46,30 @@ def probe() -> str | None:
 @PATCH.op("rms_norm")
 def rms_norm(context: Any, node: Any) -> None:
     """Lower rms_norm(input, normalized_shape, weight=None, eps=None): the default of eps is that of float32."""
-    given = bind_arguments(context, node, "input normalized_shape weight=None eps=None")
-    x, shape = given.input, to_python(given.normalized_shape, node, "normalized_shape")
+    inputs = bind_arguments(context, node, "input normalized_shape weight=None eps=None")
+    x, shape = inputs.input, to_python(inputs.normalized_shape, node, "normalized_shape")
     axes = list(range(-len(shape), 0))
-    eps = to_python(given.eps, node, "eps")
+    eps = to_python(inputs.eps, node, "eps")
     root = np.float32(np.sqrt(np.finfo(np.float32).eps if eps is None else eps))
     most = mb.maximum(x=mb.reduce_max(x=mb.abs(x=x), axes=axes, keep_dims=True), y=np.float32(1))
     scaled = mb.real_div(x=x, y=most)
     mean = mb.reduce_mean(x=mb.square(x=scaled), axes=axes, keep_dims=True)
     added = mb.square(x=mb.real_div(x=root, y=most))
     normed = mb.real_div(x=scaled, y=mb.sqrt(x=mb.add(x=mean, y=added)))
-    if given.weight is not None:
-        normed = mb.mul(x=normed, y=given.weight)
+    if inputs.weight is not None:
+        normed = mb.mul(x=normed, y=inputs.weight)
     add_result(context, node, mb.identity(x=normed, name=node.name))
 
 
 @PATCH.op("cosine_similarity")
 def cosine_similarity(context: Any, node: Any) -> None:
     """Lower cosine_similarity(x1, x2, dim=1, eps=1e-8)."""
-    given = bind_arguments(context, node, "x1 x2 dim=1 eps=1e-08")
-    x, y = _broadcast_pair(*promote_operands(given.x1, given.x2))
-    axis, eps = normalize_axis(to_python(given.dim, node, "dim"), x.rank), np.float32(to_python(given.eps, node, "eps"))
+    inputs = bind_arguments(context, node, "x1 x2 dim=1 eps=1e-08")
+    x, y = _broadcast_pair(*promote_operands(inputs.x1, inputs.x2))
+    axis, eps = (
+        normalize_axis(to_python(inputs.dim, node, "dim"), x.rank),
+        np.float32(to_python(inputs.eps, node, "eps")),
+    )
 
     def unit(vector: Var) -> Var:
         norm = mb.reduce_l2_norm(x=vector, axes=[axis], keep_dims=True)
@@ -80,9 +83,9 @@ def cosine_similarity(context: Any, node: Any) -> None:
 @PATCH.op("mse_loss")
 def mse_loss(context: Any, node: Any) -> None:
     """Lower mse_loss(self, target, reduction=1): 0 none, 1 mean, 2 sum."""
-    given = bind_arguments(context, node, "self target reduction=1")
-    x, y = promote_operands(given.self, given.target)
-    reduction = to_python(given.reduction, node, "reduction")
+    inputs = bind_arguments(context, node, "self target reduction=1")
+    x, y = promote_operands(inputs.self, inputs.target)
+    reduction = to_python(inputs.reduction, node, "reduction")
     squares = mb.square(x=mb.sub(x=x, y=y))
     if reduction == 0:
         add_result(context, node, mb.identity(x=squares, name=node.name))
@@ -94,9 +97,9 @@ def mse_loss(context: Any, node: Any) -> None:
 @PATCH.op("cross", "linalg_cross")
 def cross(context: Any, node: Any) -> None:
     """Lower cross(self, other, dim=the first of size 3), linalg_cross(self, other, *, dim=-1)."""
-    given = bind_arguments(context, node, f"self other dim={'None' if node.kind == 'cross' else '-1'}")
-    x, y = _broadcast_pair(*promote_operands(given.self, given.other))
-    dim = to_python(given.dim, node, "dim")
+    inputs = bind_arguments(context, node, f"self other dim={'None' if node.kind == 'cross' else '-1'}")
+    x, y = _broadcast_pair(*promote_operands(inputs.self, inputs.other))
+    dim = to_python(inputs.dim, node, "dim")
     if dim is None:
         dim = next((place for place, size in enumerate(x.shape) if size == 3), None)
     if dim is None:

@@ -45,22 +45,22 @@ def probe() -> str | None:
 @PATCH.op(*_ONE_AXIS_KINDS)
 def lower_fft(context: Any, node: Any) -> None:
     """Lower fft_rfft(self, n=None, dim=-1, norm=None)."""
-    given = bind_arguments(context, node, "self n=None dim=-1 norm=None")
+    inputs = bind_arguments(context, node, "self n=None dim=-1 norm=None")
     _transform_axes(
-        context, node, given.self, [to_python(given.n, node, "n")], [to_python(given.dim, node, "dim")], given.norm
+        context, node, inputs.self, [to_python(inputs.n, node, "n")], [to_python(inputs.dim, node, "dim")], inputs.norm
     )
 
 
 @PATCH.op(*_TWO_AXES_KINDS, *_ANY_AXES_KINDS)
 def lower_fftn(context: Any, node: Any) -> None:
     """Lower fft_rfftn(self, s=None, dim=None, norm=None), fft_rfft2(self, s=None, dim=[-2, -1], norm=None)."""
-    given = bind_arguments(
+    inputs = bind_arguments(
         context, node, f"self s=None dim={'None' if node.kind.endswith('n') else '[-2,-1]'} norm=None"
     )
-    lengths, axes = to_python(given.s, node, "s"), to_python(given.dim, node, "dim")
+    lengths, axes = to_python(inputs.s, node, "s"), to_python(inputs.dim, node, "dim")
     if axes is None:
-        axes = list(range(given.self.rank)) if lengths is None else list(range(-len(lengths), 0))
-    _transform_axes(context, node, given.self, [None] * len(axes) if lengths is None else lengths, axes, given.norm)
+        axes = list(range(inputs.self.rank)) if lengths is None else list(range(-len(lengths), 0))
+    _transform_axes(context, node, inputs.self, [None] * len(axes) if lengths is None else lengths, axes, inputs.norm)
 
 
 def _transform_axes(context: Any, node: Any, x: Any, lengths: list[int | None], axes: list[int], norm: Any) -> None:

@@ -51,29 +51,29 @@ def probe() -> str | None:
 @PATCH.op("index_put", "_unsafe_index_put", "_index_put_impl", "index_put.hacked_twin")
 def index_put(context: Any, node: Any) -> None:
     """Lower index_put(self, indices, values, accumulate)"""
-    given = bind_arguments(context, node, "self indices values accumulate=False")
-    x = given.self
-    indices = _to_index_tensors(given.indices, node)
-    values = to_tensor(given.values)
-    accumulate = bool(to_python(given.accumulate, node, "accumulate"))
+    inputs = bind_arguments(context, node, "self indices values accumulate=False")
+    x = inputs.self
+    indices = _to_index_tensors(inputs.indices, node)
+    values = to_tensor(inputs.values)
+    accumulate = bool(to_python(inputs.accumulate, node, "accumulate"))
     if not any(index is not None for index in indices):
-        whole = broadcast_to(cast_to(values, x.dtype), get_dims(x))
-        new = mb.add(x=x, y=whole) if accumulate else whole
+        entire = broadcast_to(cast_to(values, x.dtype), get_dims(x))
+        new = mb.add(x=x, y=entire) if accumulate else entire
     elif any(index is not None and 0 in index.shape for index in indices):
         new = x
     elif accumulate and x.dtype == types.bool:
         raise NotConverted.at(node, "accumulates into bools", "use logical_or")
     else:
         new = assign_at_indices(x, indices, values, accumulate)
-    add_result(context, node, name_result(new, node, x, given.values, *indices))
+    add_result(context, node, name_result(new, node, x, inputs.values, *indices))
 
 
 @PATCH.op("masked_scatter")
 def masked_scatter(context: Any, node: Any) -> None:
     """Lower masked_scatter(self, mask, source): the n-th element the mask picks is the n-th of source."""
-    given = bind_arguments(context, node, "self mask source")
-    x, source = given.self, cast_to(given.source, given.self.dtype)
-    mask = broadcast_to(cast_to(given.mask, types.bool), get_dims(x))
+    inputs = bind_arguments(context, node, "self mask source")
+    x, source = inputs.self, cast_to(inputs.source, inputs.self.dtype)
+    mask = broadcast_to(cast_to(inputs.mask, types.bool), get_dims(x))
     picked = mb.reshape(x=cast_to(mask, types.int32), shape=[-1])
     place = mb.maximum(x=mb.sub(x=mb.cumsum(x=picked, axis=0), y=np.int32(1)), y=np.int32(0))
     values = mb.gather(x=mb.reshape(x=source, shape=[-1]), indices=place, axis=0)

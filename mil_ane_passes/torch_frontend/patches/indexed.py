@@ -34,34 +34,34 @@ PATCH = Patch(code="TORCH122",
 @PATCH.op("index_add", "index_copy")
 def lower_index_write(context: Any, node: Any) -> None:
     """Lower index_add(self, dim, index, source, alpha=1), index_copy(self, dim, index, source)."""
-    given = bind_arguments(context, node, "self dim index source alpha=1")
+    inputs = bind_arguments(context, node, "self dim index source alpha=1")
     adds = node.kind.startswith("index_add")
-    x, axis = given.self, normalize_axis(to_python(given.dim, node, "dim"), given.self.rank)
+    x, axis = inputs.self, normalize_axis(to_python(inputs.dim, node, "dim"), inputs.self.rank)
     if x.rank == 0:
         raise NotConverted.at(node, "writes to a tensor of rank 0")
     as_bool = x.dtype == types.bool
     if as_bool and adds:
         raise NotConverted.at(node, "adds bools", "use logical_or")
-    whole = cast_to(x, types.int32) if as_bool else x
-    source = cast_to(to_tensor(given.source), whole.dtype)
-    if adds and given.alpha is not None and not _is_one(given.alpha):
-        source = mb.mul(x=source, y=to_tensor(given.alpha, whole.dtype))
+    entire = cast_to(x, types.int32) if as_bool else x
+    source = cast_to(to_tensor(inputs.source), entire.dtype)
+    if adds and inputs.alpha is not None and not _is_one(inputs.alpha):
+        source = mb.mul(x=source, y=to_tensor(inputs.alpha, entire.dtype))
     source = mb.expand_dims(x=source, axes=[0]) if source.rank == 0 else source
-    index = _normalize_index(given.index, get_dims(x)[axis])
+    index = _normalize_index(inputs.index, get_dims(x)[axis])
     mode = "add" if adds else "update"
-    written = mb.scatter(data=whole, indices=index, updates=source, axis=axis, mode=mode)
+    written = mb.scatter(data=entire, indices=index, updates=source, axis=axis, mode=mode)
     add_result(context, node, name_result(cast_to(written, x.dtype), node))
 
 
 @PATCH.op("index_fill", "index_fill.int_scalar", "index_fill.int_tensor")
 def index_fill(context: Any, node: Any) -> None:
     """Lower index_fill(self, dim, index, value)."""
-    given = bind_arguments(context, node, "self dim index value")
-    x, axis = given.self, normalize_axis(to_python(given.dim, node, "dim"), given.self.rank)
+    inputs = bind_arguments(context, node, "self dim index value")
+    x, axis = inputs.self, normalize_axis(to_python(inputs.dim, node, "dim"), inputs.self.rank)
     if x.rank == 0:
         raise NotConverted.at(node, "writes to a tensor of rank 0")
     size = get_dims(x)[axis]
-    index = _normalize_index(given.index, size)
+    index = _normalize_index(inputs.index, size)
     if isinstance(size, int) and index.val is not None:
         mask = mb.const(val=np.isin(np.arange(size), index.val))
     else:
@@ -71,7 +71,7 @@ def index_fill(context: Any, node: Any) -> None:
     mask = mb.expand_dims(x=mask, axes=behind) if behind else mask
     ahead = list(range(axis))
     mask = mb.expand_dims(x=mask, axes=ahead) if ahead else mask
-    _write_masked(context, node, x, mask, given.value)
+    _write_masked(context, node, x, mask, inputs.value)
 
 
 def _write_masked(context: Any, node: Any, x: Var, mask: Var, value: Any) -> None:

@@ -32,12 +32,22 @@ def instance_norm(context: Any, node: Any) -> None:
     """Lower instance_norm(input, weight, bias, running_mean, running_var, use_input_stats, momentum, eps,
     cudnn_enabled).
     """
-    given = bind_arguments(context, node, "input weight bias running_mean running_var use_input_stats momentum eps")
-    if to_python(given.use_input_stats, node, "use_input_stats"):
+    inputs = bind_arguments(context, node, "input weight bias running_mean running_var use_input_stats momentum eps")
+    if to_python(inputs.use_input_stats, node, "use_input_stats"):
         from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
 
         _TORCH_OPS_REGISTRY.name_to_func_mapping["instance_norm"](context, node)
         return
-    scale = {name: value for name, value in (("gamma", given.weight), ("beta", given.bias)) if value is not None}
-    add_result(context, node, mb.batch_norm(x=given.input, mean=given.running_mean, variance=given.running_var, **scale,
-                                            epsilon=to_python(given.eps, node, "eps"), name=node.name))
+    scale = {name: value for name, value in (("gamma", inputs.weight), ("beta", inputs.bias)) if value is not None}
+    add_result(
+        context,
+        node,
+        mb.batch_norm(
+            x=inputs.input,
+            mean=inputs.running_mean,
+            variance=inputs.running_var,
+            **scale,
+            epsilon=to_python(inputs.eps, node, "eps"),
+            name=node.name,
+        ),
+    )

@@ -19,8 +19,8 @@ PATCH = Patch(code="TORCH124",
 @PATCH.op("len")
 def lower_len(context: Any, node: Any) -> None:
     """Lower len(t)."""
-    given = bind_arguments(context, node, "t").t
-    if isinstance(given, Var) and given.rank == 0:
+    inputs = bind_arguments(context, node, "t").t
+    if isinstance(inputs, Var) and inputs.rank == 0:
         raise NotConverted.at(node, "a tensor of rank 0 has no length")
-    size = get_dims(given)[0] if isinstance(given, Var) else len(given)
+    size = get_dims(inputs)[0] if isinstance(inputs, Var) else len(inputs)
     context.add(size if isinstance(size, Var) else mb.const(val=np.int32(size)), torch_name=node.name)

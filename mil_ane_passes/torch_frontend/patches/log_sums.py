@@ -38,14 +38,14 @@ def probe() -> str | None:
 @PATCH.op("log_softmax", "_log_softmax")
 def log_softmax(context: Any, node: Any) -> None:
     """Lower log_softmax(self, dim, dtype=None), _log_softmax(self, dim, half_to_float)."""
-    given = bind_arguments(context, node, "self dim dtype=None")
-    own = given.self.dtype if types.is_float(given.self.dtype) else types.fp32
-    dtype = own if node.kind.startswith("_") else to_mil_type(given.dtype, node, own)
-    x = cast_to(given.self, dtype)
+    inputs = bind_arguments(context, node, "self dim dtype=None")
+    own = inputs.self.dtype if types.is_float(inputs.self.dtype) else types.fp32
+    dtype = own if node.kind.startswith("_") else to_mil_type(inputs.dtype, node, own)
+    x = cast_to(inputs.self, dtype)
     if x.rank == 0:
         add_result(context, node, mb.mul(x=x, y=cast_to(mb.const(val=np.float32(0)), dtype), name=node.name))
         return
-    axes = [normalize_axis(to_python(given.dim, node, "dim"), x.rank)]
+    axes = [normalize_axis(to_python(inputs.dim, node, "dim"), x.rank)]
     shifted = mb.sub(x=x, y=mb.reduce_max(x=x, axes=axes, keep_dims=True))
     total = mb.reduce_log_sum_exp(x=shifted, axes=axes, keep_dims=True)
     add_result(context, node, mb.sub(x=shifted, y=total, name=node.name))
@@ -54,12 +54,12 @@ def log_softmax(context: Any, node: Any) -> None:
 @PATCH.op("logcumsumexp", "_logcumsumexp")
 def lower_logcumsumexp(context: Any, node: Any) -> None:
     """Lower logcumsumexp(self, dim)."""
-    given = bind_arguments(context, node, "self dim")
-    x = given.self
+    inputs = bind_arguments(context, node, "self dim")
+    x = inputs.self
     if x.rank == 0:
         add_result(context, node, mb.identity(x=x, name=node.name))
         return
-    axis = normalize_axis(to_python(given.dim, node, "dim"), x.rank)
+    axis = normalize_axis(to_python(inputs.dim, node, "dim"), x.rank)
     if isinstance(x.shape[axis], int | np.integer):
         add_result(context, node, mb.identity(x=scan_axis(x, axis, _compute_logaddexp), name=node.name))
     elif x.rank < _MAX_RANK:

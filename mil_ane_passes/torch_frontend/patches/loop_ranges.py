@@ -21,8 +21,8 @@ PATCH = Patch(code="TORCH125",
 @PATCH.op("__range_length")
 def range_length(context: Any, node: Any) -> None:
     """Lower __range_length(lo, hi, step): ints."""
-    given = bind_arguments(context, node, "lo hi step")
-    bounds = [given.lo, given.hi, given.step]
+    inputs = bind_arguments(context, node, "lo hi step")
+    bounds = [inputs.lo, inputs.hi, inputs.step]
     if is_constant(bounds):
         start, stop, step = (int(to_python(bound, node, "range")) for bound in bounds)
         add_result(context, node, mb.const(val=np.int32(len(range(start, stop, step))), name=node.name))
@@ -35,6 +35,6 @@ def range_length(context: Any, node: Any) -> None:
 @PATCH.op("__derive_index")
 def derive_index(context: Any, node: Any) -> None:
     """Lower __derive_index(index, start, step): ints."""
-    given = bind_arguments(context, node, "index start step")
-    step = mb.mul(x=to_tensor(given.index), y=to_tensor(given.step))
-    add_result(context, node, mb.add(x=to_tensor(given.start), y=step, name=node.name))
+    inputs = bind_arguments(context, node, "index start step")
+    step = mb.mul(x=to_tensor(inputs.index), y=to_tensor(inputs.step))
+    add_result(context, node, mb.add(x=to_tensor(inputs.start), y=step, name=node.name))

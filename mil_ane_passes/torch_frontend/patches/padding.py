@@ -47,13 +47,13 @@ def probe() -> str | None:
 def pad(context: Any, node: Any) -> None:
     """Lower pad(self, pad, mode="constant", value=0), constant_pad_nd(self, pad, value=0)."""
     constant = node.kind.startswith("constant")
-    given = bind_arguments(context, node, "self pad value=0" if constant else "self pad mode='constant' value=0")
-    mode = "constant" if constant else to_python(given.mode, node, "mode")
-    x = given.self
-    if not is_constant(given.pad):
+    inputs = bind_arguments(context, node, "self pad value=0" if constant else "self pad mode='constant' value=0")
+    mode = "constant" if constant else to_python(inputs.mode, node, "mode")
+    x = inputs.self
+    if not is_constant(inputs.pad):
         _lower_with_coremltools(context, node)
         return
-    flat = [int(width) for width in np.ravel(to_python(given.pad, node, "pad"))]
+    flat = [int(width) for width in np.ravel(to_python(inputs.pad, node, "pad"))]
     widths = [(0, 0)] * (x.rank - len(flat) // 2) + list(zip(flat[-2::-2], flat[-1::-2], strict=True))
     if mode == "circular":
         x = _crop_negative_widths(x, widths)
@@ -68,7 +68,7 @@ def pad(context: Any, node: Any) -> None:
         _lower_with_coremltools(context, node)
         return
     elif mode == "constant":
-        x = _pad_constant(_crop_negative_widths(x, widths), widths, to_python(given.value, node, "value") or 0)
+        x = _pad_constant(_crop_negative_widths(x, widths), widths, to_python(inputs.value, node, "value") or 0)
     else:
         raise NotConverted.at(node, f"pads a {types.builtin_to_string(x.dtype)} with widths {flat} in mode '{mode}'",
                               "slice first, then pad")

@@ -38,17 +38,17 @@ def probe() -> str | None:
           "max_pool3d_with_indices")
 def max_pool(context: Any, node: Any) -> None:
     """Lower max_pool2d(self, kernel_size, stride=kernel_size, padding=0, dilation=1, ceil_mode=False)."""
-    given = bind_arguments(context, node, "self kernel_size stride=None padding=0 dilation=1 ceil_mode=False")
+    inputs = bind_arguments(context, node, "self kernel_size stride=None padding=0 dilation=1 ceil_mode=False")
     count = int(node.kind.removeprefix("max_pool")[0])
-    dilation = _read_per_axis(given.dilation, node, "dilation", count)
+    dilation = _read_per_axis(inputs.dilation, node, "dilation", count)
     if all(step == 1 for step in dilation) and len(node.inputs) > 2 and len(node.outputs) == 1:
-        _convert_as_coremltools(context, node, given, count)
+        _convert_as_coremltools(context, node, inputs, count)
         return
-    x, kernel = given.self, _read_per_axis(given.kernel_size, node, "kernel_size", count)
-    stride = _read_per_axis(given.stride, node, "stride", count) if _is_stride_given(given.stride, node) else kernel
+    x, kernel = inputs.self, _read_per_axis(inputs.kernel_size, node, "kernel_size", count)
+    stride = _read_per_axis(inputs.stride, node, "stride", count) if _is_stride_given(inputs.stride, node) else kernel
     padding, ceil = (
-        _read_per_axis(given.padding, node, "padding", count),
-        bool(to_python(given.ceil_mode, node, "ceil_mode")),
+        _read_per_axis(inputs.padding, node, "padding", count),
+        bool(to_python(inputs.ceil_mode, node, "ceil_mode")),
     )
     if all(step == 1 for step in dilation) and not ceil:
         pad = np.repeat(padding, 2)
@@ -95,22 +95,22 @@ def avg_pool(context: Any, node: Any) -> None:
     """Lower avg_pool2d(self, kernel_size, stride, padding=0, ceil_mode=False, count_include_pad=True,
     divisor_override).
     """
-    given = bind_arguments(
+    inputs = bind_arguments(
         context,
         node,
         "self kernel_size stride=None padding=0 ceil_mode=False count_include_pad=True divisor_override=None",
     )
     count = int(node.kind.removeprefix("avg_pool")[0])
-    divisor = to_python(given.divisor_override, node, "divisor_override")
+    divisor = to_python(inputs.divisor_override, node, "divisor_override")
     if divisor is None:
-        _convert_as_coremltools(context, node, given, count)
+        _convert_as_coremltools(context, node, inputs, count)
         return
-    if to_python(given.ceil_mode, node, "ceil_mode"):
+    if to_python(inputs.ceil_mode, node, "ceil_mode"):
         raise NotConverted.at(node, "divisor_override with ceil_mode is not expressed", "pad the input instead")
-    kernel = _read_per_axis(given.kernel_size, node, "kernel_size", count)
-    stride = _read_per_axis(given.stride, node, "stride", count) if _is_stride_given(given.stride, node) else kernel
-    padding = np.repeat(_read_per_axis(given.padding, node, "padding", count), 2)
-    average = mb.avg_pool(x=given.self, kernel_sizes=kernel, strides=stride, pad_type="custom", pad=padding,
+    kernel = _read_per_axis(inputs.kernel_size, node, "kernel_size", count)
+    stride = _read_per_axis(inputs.stride, node, "stride", count) if _is_stride_given(inputs.stride, node) else kernel
+    padding = np.repeat(_read_per_axis(inputs.padding, node, "padding", count), 2)
+    average = mb.avg_pool(x=inputs.self, kernel_sizes=kernel, strides=stride, pad_type="custom", pad=padding,
                           exclude_padding_from_average=False)
     add_result(context, node, mb.mul(x=average, y=np.float32(np.prod(kernel) / divisor), name=node.name))
 

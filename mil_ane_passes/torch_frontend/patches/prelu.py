@@ -34,9 +34,9 @@ def probe() -> str | None:
 @PATCH.op("prelu", "prelu_kernel")
 def prelu(context: Any, node: Any) -> None:
     """Lower prelu(self, weight): `weight` has one slope, or one for each size of axis 1 of `self`."""
-    given = bind_arguments(context, node, "self weight")
-    x = to_tensor(given.self)
-    slopes = cast_to(to_tensor(given.weight), x.dtype)
+    inputs = bind_arguments(context, node, "self weight")
+    x = to_tensor(inputs.self)
+    slopes = cast_to(to_tensor(inputs.weight), x.dtype)
     if slopes.val is not None:
         values = np.unique(slopes.val)
         if values.size == 1:

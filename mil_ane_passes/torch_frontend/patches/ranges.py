@@ -36,9 +36,9 @@ def probe() -> str | None:
 @PATCH.op("arange", "arange.start", "arange.start_step")
 def arange(context: Any, node: Any) -> None:
     """Lower arange(start=0, end, step=1, dtype=int64, or float32 when any of them is a float)."""
-    given = bind_arguments(context, node, _make_signature(context, node))
-    numbers = [getattr(given, name, default) for name, default in (("start", 0), ("end", None), ("step", 1))]
-    dtype = to_mil_type(given.dtype, node, types.fp32 if any(map(_is_float, numbers)) else types.int32)
+    inputs = bind_arguments(context, node, _make_signature(context, node))
+    numbers = [getattr(inputs, name, default) for name, default in (("start", 0), ("end", None), ("step", 1))]
+    dtype = to_mil_type(inputs.dtype, node, types.fp32 if any(map(_is_float, numbers)) else types.int32)
     if is_constant(numbers):
         start, end, step = (_read_number(number, node) for number in numbers)
         count = max(int(np.ceil((end - start) / step)), 0) if step else 0
@@ -67,14 +67,14 @@ def _make_signature(context: Any, node: Any) -> str:
 @PATCH.op("linspace")
 def linspace(context: Any, node: Any) -> None:
     """Lower linspace(start, end, steps, dtype=float32)."""
-    given = bind_arguments(context, node, "start end steps dtype=None")
-    dtype = to_mil_type(given.dtype, node, types.fp32)
+    inputs = bind_arguments(context, node, "start end steps dtype=None")
+    dtype = to_mil_type(inputs.dtype, node, types.fp32)
     if (
-        is_constant([given.start, given.end, given.steps])
-        and to_python(given.steps, node, "steps") <= _MAX_CONST_ELEMENTS
+        is_constant([inputs.start, inputs.end, inputs.steps])
+        and to_python(inputs.steps, node, "steps") <= _MAX_CONST_ELEMENTS
     ):
-        steps = int(to_python(given.steps, node, "steps"))
-        values = np.linspace(_read_number(given.start, node), _read_number(given.end, node), steps)
+        steps = int(to_python(inputs.steps, node, "steps"))
+        values = np.linspace(_read_number(inputs.start, node), _read_number(inputs.end, node), steps)
         add_result(context, node, make_constant(np.trunc(values) if dtype == types.int32 else values, dtype))
         return
     ops.linspace(context, node)

@@ -40,27 +40,27 @@ def lower_recurrent(context: Any, node: Any) -> None:
     kind, _, form = node.kind.partition(".")
     states = context[node.inputs[1]] if isinstance(node.inputs[1], str) else node.inputs[1]
     packed = form == "data" or (not form and _is_packed(kind, states))
-    given = bind_arguments(
+    inputs = bind_arguments(
         context,
         node,
         f"data batch_sizes hx {_SHARED_PARAMETERS}" if packed else f"input hx {_SHARED_PARAMETERS} batch_first",
     )
-    states = given.hx if isinstance(given.hx, list | tuple) else [given.hx]
+    states = inputs.hx if isinstance(inputs.hx, list | tuple) else [inputs.hx]
     if not packed:
-        add_results(context, node, lower_recurrent_layer(context, node, kind, given.input, states, given))
+        add_results(context, node, lower_recurrent_layer(context, node, kind, inputs.input, states, inputs))
         return
-    given.batch_first = False
-    sizes = np.asarray(to_python(given.batch_sizes, node, "batch_sizes"))
+    inputs.batch_first = False
+    sizes = np.asarray(to_python(inputs.batch_sizes, node, "batch_sizes"))
     results: list[list[Var]] = []
-    whole, places, ends = given.data, [], np.cumsum([0, *sizes])
+    entire, places, ends = inputs.data, [], np.cumsum([0, *sizes])
     for length, first, last in iterate_equal_lengths(sizes):
         rows = np.array([[ends[step] + which for which in range(first, last)] for step in range(length)])
         places.append(rows.ravel())
-        x = mb.reshape(x=gather_rows(whole, rows.ravel()), shape=[*rows.shape, whole.shape[-1]])
+        x = mb.reshape(x=gather_rows(entire, rows.ravel()), shape=[*rows.shape, entire.shape[-1]])
         parts = [state if last - first == sizes[0] else mb.slice_by_index(
             x=state, begin=[0, first, 0], end=[0, last, 0], begin_mask=[True, False, True],
             end_mask=[True, False, True]) for state in states]
-        out, *left = lower_recurrent_layer(context, node, kind, x, parts, given)
+        out, *left = lower_recurrent_layer(context, node, kind, x, parts, inputs)
         results.append([mb.reshape(x=out, shape=[rows.size, out.shape[-1]]), *left])
     out, *left = (mb.concat(values=list(each), axis=0 if not which else 1) if len(each) > 1 else each[0]
                   for which, each in enumerate(zip(*results, strict=True)))
@@ -78,14 +78,14 @@ def _is_packed(kind: str, second: Any) -> bool:
 @PATCH.op("_pack_padded_sequence")
 def pack_padded_sequence(context: Any, node: Any) -> None:
     """Lower _pack_padded_sequence(input, lengths, batch_first) -> data, batch_sizes."""
-    given = bind_arguments(context, node, "input lengths batch_first")
+    inputs = bind_arguments(context, node, "input lengths batch_first")
     try:
-        lengths = np.asarray(to_python(given.lengths, node, "lengths"))
+        lengths = np.asarray(to_python(inputs.lengths, node, "lengths"))
     except NotConverted as error:
         raise NotConverted.at(node, "the lengths of the sequences are computed by the model",
                               "make them constants, sorted (enforce_sorted=True)") from error
-    x = given.input
-    if to_python(given.batch_first, node, "batch_first"):
+    x = inputs.input
+    if to_python(inputs.batch_first, node, "batch_first"):
         x = mb.transpose(x=x, perm=[1, 0, *range(2, x.rank)])
     steps, samples, *rest = x.shape
     if not all(isinstance(size, int | np.integer) for size in x.shape):
@@ -99,15 +99,15 @@ def pack_padded_sequence(context: Any, node: Any) -> None:
 @PATCH.op("_pad_packed_sequence")
 def pad_packed_sequence(context: Any, node: Any) -> None:
     """Lower _pad_packed_sequence(data, batch_sizes, batch_first, padding_value, total_length) -> padded, lengths."""
-    given = bind_arguments(context, node, "data batch_sizes batch_first padding_value total_length")
-    sizes = np.asarray(to_python(given.batch_sizes, node, "batch_sizes"))
-    steps = max(len(sizes), int(to_python(given.total_length, node, "total_length")))
+    inputs = bind_arguments(context, node, "data batch_sizes batch_first padding_value total_length")
+    sizes = np.asarray(to_python(inputs.batch_sizes, node, "batch_sizes"))
+    steps = max(len(sizes), int(to_python(inputs.total_length, node, "total_length")))
     rows, lengths = compute_packed_rows(sizes, steps)
-    data = given.data
+    data = inputs.data
     if np.any(rows == sizes.sum()):
-        padding = np.full((1, *data.shape[1:]), to_python(given.padding_value, node, "padding_value"), np.float32)
+        padding = np.full((1, *data.shape[1:]), to_python(inputs.padding_value, node, "padding_value"), np.float32)
         data = mb.concat(values=[data, to_tensor(padding, data.dtype)], axis=0)
     padded = mb.reshape(x=gather_rows(data, rows.ravel()), shape=[*rows.shape, *data.shape[1:]])
-    if to_python(given.batch_first, node, "batch_first"):
+    if to_python(inputs.batch_first, node, "batch_first"):
         padded = mb.transpose(x=padded, perm=[1, 0, *range(2, padded.rank)])
     add_results(context, node, [padded, to_tensor(lengths)])

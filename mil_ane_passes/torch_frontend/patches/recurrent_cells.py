@@ -20,10 +20,11 @@ _CELL_SIGNATURE = "input hx w_ih w_hh b_ih=None b_hh=None"
 @PATCH.op("lstm_cell")
 def lstm_cell(context: Any, node: Any) -> None:
     """Lower lstm_cell(input, [h, c], w_ih, w_hh, b_ih, b_hh) -> h, c; the gates are input, forget, cell, output."""
-    given = bind_arguments(context, node, _CELL_SIGNATURE)
-    hidden, cell = given.hx
+    inputs = bind_arguments(context, node, _CELL_SIGNATURE)
+    hidden, cell = inputs.hx
     gates = mb.add(
-        x=_multiply_weights(given.input, given.w_ih, given.b_ih), y=_multiply_weights(hidden, given.w_hh, given.b_hh)
+        x=_multiply_weights(inputs.input, inputs.w_ih, inputs.b_ih),
+        y=_multiply_weights(hidden, inputs.w_hh, inputs.b_hh),
     )
     enter, forget, new, leave = mb.split(x=gates, num_splits=4, axis=-1)
     kept = mb.mul(x=mb.sigmoid(x=forget), y=cell)
@@ -34,20 +35,21 @@ def lstm_cell(context: Any, node: Any) -> None:
 @PATCH.op("gru_cell")
 def gru_cell(context: Any, node: Any) -> None:
     """Lower gru_cell(input, h, w_ih, w_hh, b_ih, b_hh); the gates are reset, update, new."""
-    given = bind_arguments(context, node, _CELL_SIGNATURE)
-    of_input = mb.split(x=_multiply_weights(given.input, given.w_ih, given.b_ih), num_splits=3, axis=-1)
-    of_hidden = mb.split(x=_multiply_weights(given.hx, given.w_hh, given.b_hh), num_splits=3, axis=-1)
+    inputs = bind_arguments(context, node, _CELL_SIGNATURE)
+    of_input = mb.split(x=_multiply_weights(inputs.input, inputs.w_ih, inputs.b_ih), num_splits=3, axis=-1)
+    of_hidden = mb.split(x=_multiply_weights(inputs.hx, inputs.w_hh, inputs.b_hh), num_splits=3, axis=-1)
     reset, update = (mb.sigmoid(x=mb.add(x=of_input[place], y=of_hidden[place])) for place in (0, 1))
     new = mb.tanh(x=mb.add(x=of_input[2], y=mb.mul(x=reset, y=of_hidden[2])))
-    add_result(context, node, mb.add(x=new, y=mb.mul(x=update, y=mb.sub(x=given.hx, y=new)), name=node.name))
+    add_result(context, node, mb.add(x=new, y=mb.mul(x=update, y=mb.sub(x=inputs.hx, y=new)), name=node.name))
 
 
 @PATCH.op("rnn_tanh_cell", "rnn_relu_cell")
 def rnn_cell(context: Any, node: Any) -> None:
     """Lower rnn_tanh_cell(input, h, w_ih, w_hh, b_ih, b_hh)."""
-    given = bind_arguments(context, node, _CELL_SIGNATURE)
+    inputs = bind_arguments(context, node, _CELL_SIGNATURE)
     total = mb.add(
-        x=_multiply_weights(given.input, given.w_ih, given.b_ih), y=_multiply_weights(given.hx, given.w_hh, given.b_hh)
+        x=_multiply_weights(inputs.input, inputs.w_ih, inputs.b_ih),
+        y=_multiply_weights(inputs.hx, inputs.w_hh, inputs.b_hh),
     )
     activation = mb.tanh if node.kind == "rnn_tanh_cell" else mb.relu
     add_result(context, node, activation(x=total, name=node.name))

@@ -36,28 +36,28 @@ def probe() -> str | None:
 @PATCH.op("mean", "mean.dim", "sum", "sum.dim_intlist")
 def reduce_numbers(context: Any, node: Any) -> None:
     """Lower mean and sum (self, *, dtype=None), or (self, dim, keepdim=False, *, dtype=None)."""
-    given = _bind_reduction(context, node, "dtype=None")
-    x = to_tensor(given.self)
-    dtype = _to_reduction_type(to_python(given.dtype, node, "dtype"), node)
+    inputs = _bind_reduction(context, node, "dtype=None")
+    x = to_tensor(inputs.self)
+    dtype = _to_reduction_type(to_python(inputs.dtype, node, "dtype"), node)
     if dtype is None:
         dtype = x.dtype if types.is_float(x.dtype) else types.int32
     reduce = mb.reduce_mean if node.kind.startswith("mean") else mb.reduce_sum
-    add_result(context, node, _reduce_axes(reduce, cast_to(x, dtype), given, node, node.name))
+    add_result(context, node, _reduce_axes(reduce, cast_to(x, dtype), inputs, node, node.name))
 
 
 @PATCH.op("all", "all.dim", "all.dims", "any", "any.dim", "any.dims")
 def reduce_to_bool(context: Any, node: Any) -> None:
     """Lower all and any (self), or (self, dim, keepdim=False)."""
-    given = _bind_reduction(context, node, "")
-    x = to_tensor(given.self)
+    inputs = _bind_reduction(context, node, "")
+    x = to_tensor(inputs.self)
     if x.dtype != types.bool:
         x = mb.not_equal(x=x, y=types.nptype_from_builtin(x.dtype)(0))
-    dim = to_python(given.dim, node, "dim")
+    dim = to_python(inputs.dim, node, "dim")
     if dim is not None and np.size(dim) == 0:  # over no axis, unlike sum, for which an empty list means all axes
         add_result(context, node, mb.identity(x=x, name=node.name))
         return
     reduce = mb.reduce_min if node.kind.startswith("all") else mb.reduce_max
-    found = _reduce_axes(reduce, cast_to(x, types.fp32), given, node, f"{node.name}_number")
+    found = _reduce_axes(reduce, cast_to(x, types.fp32), inputs, node, f"{node.name}_number")
     add_result(context, node, mb.cast(x=found, dtype="bool", name=node.name))
 
 
@@ -66,11 +66,11 @@ def _bind_reduction(context: Any, node: Any, more: str) -> Any:
 
     A reduction over all axes has no `dim`: the overload's name or, in a trace, the number of arguments decides.
     """
-    whole = "." not in node.kind and len(node.inputs) <= (2 if more else 1) and "dim" not in (node.kwinputs or {})
-    given = bind_arguments(context, node, f"self {'' if whole else 'dim=None keepdim=False'} {more}")
-    if whole:
-        given.dim, given.keepdim = None, False
-    return given
+    entire = "." not in node.kind and len(node.inputs) <= (2 if more else 1) and "dim" not in (node.kwinputs or {})
+    inputs = bind_arguments(context, node, f"self {'' if entire else 'dim=None keepdim=False'} {more}")
+    if entire:
+        inputs.dim, inputs.keepdim = None, False
+    return inputs
 
 
 def _reduce_axes(reduce: Any, x: Var, given: Any, node: Any, name: str) -> Var:

@@ -45,14 +45,14 @@ def lower_var_std(context: Any, node: Any) -> None:
     kind = node.kind.partition(".")[0].removesuffix("_correction")
     bare = node.kind == kind and len(node.inputs) <= 2 and not {"dim", "correction"} & set(node.kwinputs or {})
     if bare:
-        given = bind_arguments(context, node, "self unbiased=True")
-        dim, correction, keepdim = None, to_python(given.unbiased, node, "unbiased"), False
+        inputs = bind_arguments(context, node, "self unbiased=True")
+        dim, correction, keepdim = None, to_python(inputs.unbiased, node, "unbiased"), False
     else:
         third = "unbiased" if node.kind.endswith(".dim") else "correction"
-        given = bind_arguments(context, node, f"self dim=None {third}=None keepdim=False")
-        dim, keepdim = to_python(given.dim, node, "dim"), bool(to_python(given.keepdim, node, "keepdim"))
-        correction = to_python(getattr(given, third), node, third)
-    x = given.self
+        inputs = bind_arguments(context, node, f"self dim=None {third}=None keepdim=False")
+        dim, keepdim = to_python(inputs.dim, node, "dim"), bool(to_python(inputs.keepdim, node, "keepdim"))
+        correction = to_python(getattr(inputs, third), node, third)
+    x = inputs.self
     axes = _read_axes(dim, x.rank)
     mean = mb.reduce_mean(x=x, axes=axes, keep_dims=True) if x.rank else x
     distance = mb.sub(x=x, y=mean)
@@ -69,8 +69,8 @@ def lower_var_std(context: Any, node: Any) -> None:
 
 def _read_axes(dim: Any, rank: int) -> list[int]:
     """Return the axes as written, so that a mean over the same axes is recognized as equal and computed once."""
-    given = [] if dim is None else dim if isinstance(dim, list) else [dim]
-    return [int(one) for one in given if rank] or list(range(rank))
+    inputs = [] if dim is None else dim if isinstance(dim, list) else [dim]
+    return [int(one) for one in inputs if rank] or list(range(rank))
 
 
 def _apply_correction(variance: Var, x: Var, axes: list[int], correction: float) -> Var:
@@ -92,12 +92,12 @@ def _apply_correction(variance: Var, x: Var, axes: list[int], correction: float)
 @PATCH.op("prod", "prod.dim_int")
 def prod(context: Any, node: Any) -> None:
     """Lower prod(self, dtype=None), prod.dim_int(self, dim, keepdim=False, dtype=None); of ints and bools an int."""
-    whole = node.kind == "prod" and len(node.inputs) <= 2
-    given = bind_arguments(context, node, "self dtype=None" if whole else "self dim keepdim=False dtype=None")
-    x = given.self
-    x = cast_to(x, to_mil_type(given.dtype, node, x.dtype if types.is_float(x.dtype) else types.int32))
-    axes = _read_axes(None if whole else to_python(given.dim, node, "dim"), x.rank)
-    keepdim = False if whole else bool(to_python(given.keepdim, node, "keepdim"))
+    entire = node.kind == "prod" and len(node.inputs) <= 2
+    inputs = bind_arguments(context, node, "self dtype=None" if entire else "self dim keepdim=False dtype=None")
+    x = inputs.self
+    x = cast_to(x, to_mil_type(inputs.dtype, node, x.dtype if types.is_float(x.dtype) else types.int32))
+    axes = _read_axes(None if entire else to_python(inputs.dim, node, "dim"), x.rank)
+    keepdim = False if entire else bool(to_python(inputs.keepdim, node, "keepdim"))
     add_result(
         context,
         node,
@@ -109,20 +109,20 @@ def prod(context: Any, node: Any) -> None:
 def lower_kth_value(context: Any, node: Any) -> None:
     """Lower median(self), median.dim(self, dim=-1, keepdim=False), kthvalue(self, k, dim=-1, keepdim=False)."""
     is_median = node.kind.startswith("median")
-    whole = node.kind == "median" and len(node.inputs) == 1 and not node.kwinputs
-    given = bind_arguments(context, node, "self dim=-1 keepdim=False" if is_median else "self k dim=-1 keepdim=False")
-    x = mb.reshape(x=given.self, shape=[-1]) if whole or given.self.rank == 0 else given.self
-    axis = normalize_axis(to_python(given.dim, node, "dim"), x.rank)
+    entire = node.kind == "median" and len(node.inputs) == 1 and not node.kwinputs
+    inputs = bind_arguments(context, node, "self dim=-1 keepdim=False" if is_median else "self k dim=-1 keepdim=False")
+    x = mb.reshape(x=inputs.self, shape=[-1]) if entire or inputs.self.rank == 0 else inputs.self
+    axis = normalize_axis(to_python(inputs.dim, node, "dim"), x.rank)
     size = get_dims(x)[axis]
     if not isinstance(size, int):
         raise NotConverted.at(node, "sorts along a flexible size", "fix the size")
-    count = (size + 1) // 2 if is_median else int(to_python(given.k, node, "k"))
+    count = (size + 1) // 2 if is_median else int(to_python(inputs.k, node, "k"))
     smallest = mb.topk(x=x, k=count, axis=axis, ascending=True)
     picked = [mb.gather(x=part, indices=np.int32(count - 1), axis=axis) for part in smallest[:2]]
-    if whole:
+    if entire:
         add_result(context, node, name_result(picked[0], node))
         return
-    if to_python(given.keepdim, node, "keepdim") and given.self.rank:
+    if to_python(inputs.keepdim, node, "keepdim") and inputs.self.rank:
         picked = [mb.expand_dims(x=part, axes=[axis]) for part in picked]
     _add_two_results(context, node, *picked)
 
@@ -130,10 +130,10 @@ def lower_kth_value(context: Any, node: Any) -> None:
 @PATCH.op("argmax", "argmin")
 def argmax(context: Any, node: Any) -> None:
     """Lower argmax(self, dim=None, keepdim=False): without a dimension, the place in the flattened tensor."""
-    given = bind_arguments(context, node, "self dim=None keepdim=False")
-    x, dim = given.self, to_python(given.dim, node, "dim")
+    inputs = bind_arguments(context, node, "self dim=None keepdim=False")
+    x, dim = inputs.self, to_python(inputs.dim, node, "dim")
     x = cast_to(x, types.int32) if x.dtype == types.bool else x
-    keepdim = bool(to_python(given.keepdim, node, "keepdim"))
+    keepdim = bool(to_python(inputs.keepdim, node, "keepdim"))
     reduce = mb.reduce_argmax if node.kind == "argmax" else mb.reduce_argmin
     if dim is not None and x.rank:
         add_result(context, node, reduce(x=x, axis=normalize_axis(int(dim), x.rank), keep_dims=keepdim, name=node.name))

@@ -27,15 +27,15 @@ _BAG_REDUCTIONS = (mb.reduce_sum, mb.reduce_mean, mb.reduce_max)
 @PATCH.op("repeat_interleave", "repeat_interleave.self_tensor", "repeat_interleave.self_int")
 def repeat_interleave(context: Any, node: Any) -> None:
     """Lower repeat_interleave(self, repeats, dim=None, *, output_size=None); a single number is coremltools'."""
-    given = bind_arguments(context, node, "self repeats=None dim=None output_size=None")
-    repeats = given.self if given.repeats is None else given.repeats
+    inputs = bind_arguments(context, node, "self repeats=None dim=None output_size=None")
+    repeats = inputs.self if inputs.repeats is None else inputs.repeats
     if not is_constant(repeats):
         raise NotConverted.at(node, "the repeats are computed by the model", "make them a constant")
     counts = np.asarray(repeats.val if isinstance(repeats, Var) else repeats)
-    if given.repeats is None:
+    if inputs.repeats is None:
         add_result(context, node, to_tensor(np.repeat(np.arange(counts.size), counts).astype(np.int32)))
         return
-    x, dim = given.self, to_python(given.dim, node, "dim")
+    x, dim = inputs.self, to_python(inputs.dim, node, "dim")
     if dim is None and counts.size > 1:
         x, dim = mb.reshape(x=x, shape=[-1]), 0
     axis = normalize_axis(dim or 0, x.rank)
@@ -52,22 +52,24 @@ def repeat_interleave(context: Any, node: Any) -> None:
 @PATCH.op("embedding_bag", "embedding_bag.padding_idx")
 def embedding_bag(context: Any, node: Any) -> None:
     """Lower embedding_bag(weight, indices, offsets, ..., mode: 0 sum, 1 mean, 2 max, ...): the bags alone."""
-    given = bind_arguments(context, node, "weight indices offsets scale_grad_by_freq=False mode=0 sparse=False "
+    inputs = bind_arguments(context, node, "weight indices offsets scale_grad_by_freq=False mode=0 sparse=False "
                                 "per_sample_weights=None include_last_offset=False padding_idx=None")
-    padding, size = to_python(given.padding_idx, node, "padding_idx"), given.indices.shape[0]
+    padding, size = to_python(inputs.padding_idx, node, "padding_idx"), inputs.indices.shape[0]
     if (
-        not is_constant(given.offsets)
+        not is_constant(inputs.offsets)
         or not isinstance(size, int | np.integer)
         or (padding is not None and padding >= 0)
     ):
         raise NotConverted.at(node, "takes bags of known sizes, without padding_idx", "sum an nn.Embedding instead")
-    starts = [int(start) for start in np.ravel(to_python(given.offsets, node, "offsets"))]
-    ends = starts[1:] if to_python(given.include_last_offset, node, "include_last_offset") else [*starts[1:], int(size)]
-    reduce = _BAG_REDUCTIONS[to_python(given.mode, node, "mode")]
-    rows = mb.gather(x=given.weight, indices=cast_to(to_tensor(given.indices), types.int32), axis=0)
-    if given.per_sample_weights is not None:
-        rows = mb.mul(x=rows, y=mb.expand_dims(x=given.per_sample_weights, axes=[1]))
-    width = int(given.weight.shape[1])
+    starts = [int(start) for start in np.ravel(to_python(inputs.offsets, node, "offsets"))]
+    ends = (
+        starts[1:] if to_python(inputs.include_last_offset, node, "include_last_offset") else [*starts[1:], int(size)]
+    )
+    reduce = _BAG_REDUCTIONS[to_python(inputs.mode, node, "mode")]
+    rows = mb.gather(x=inputs.weight, indices=cast_to(to_tensor(inputs.indices), types.int32), axis=0)
+    if inputs.per_sample_weights is not None:
+        rows = mb.mul(x=rows, y=mb.expand_dims(x=inputs.per_sample_weights, axes=[1]))
+    width = int(inputs.weight.shape[1])
     lengths = {end - start for start, end in zip(starts, ends, strict=False)}
     if len(lengths) == 1 and 0 not in lengths and starts[0] == 0 and ends[-1] == size:
         bags = reduce(x=mb.reshape(x=rows, shape=[len(ends), lengths.pop(), width]), axes=[1], keep_dims=False)

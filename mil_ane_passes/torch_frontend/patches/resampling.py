@@ -47,8 +47,8 @@ _NEAREST_KINDS = (
 def lower_linear_resize(context: Any, node: Any) -> None:
     """Lower bicubic2d(input, output_size, align_corners, scales...), .vec(..., scale_factors)."""
     kind = node.kind.removesuffix(".vec")
-    given, axes = bind_arguments(context, node, "input output_size align_corners"), _get_spatial_axes(kind)
-    x, corners = given.input, bool(to_python(given.align_corners, node, "align_corners"))
+    inputs, axes = bind_arguments(context, node, "input output_size align_corners"), _get_spatial_axes(kind)
+    x, corners = inputs.input, bool(to_python(inputs.align_corners, node, "align_corners"))
     if kind == "_upsample_bilinear2d_aa" and _is_enlargement(context, node, x, axes):
         from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
 
@@ -96,8 +96,8 @@ def _read_target_sizes(context: Any, node: Any, x: Var, axes: range, place: int)
         scales = bind_arguments(context, node, before + "scale_factors=None").scale_factors
         scales = to_python(scales, node, "scale_factors") if scales is not None else None
     else:
-        given = bind_arguments(context, node, before + " ".join(f"{name}=None" for name in names))
-        scales = [to_python(getattr(given, name), node, name) for name in names]
+        inputs = bind_arguments(context, node, before + " ".join(f"{name}=None" for name in names))
+        scales = [to_python(getattr(inputs, name), node, name) for name in names]
         scales = scales[0] if isinstance(scales[0], list) else scales  # a traced `.vec` of one dimension
     if scales is not None:
         scales = [scale if scale is None else find_written_literal(float(scale), node) for scale in scales]
@@ -112,7 +112,7 @@ def _read_target_sizes(context: Any, node: Any, x: Var, axes: range, place: int)
     return list(zip(sizes, scales or [None] * len(axes), strict=True))
 
 
-def _make_resize_matrix(kind: str, size: int, wanted: int, scale: float | None, corners: bool | None) -> Any:
+def _make_resize_matrix(kind: str, size: int, required: int, scale: float | None, corners: bool | None) -> Any:
     """Make the matrix of a resize along one axis, by resizing unit vectors with torch.
 
     The unit vectors are along the first axis of the image; the other axes are two pixels wide, not one: an image of one
@@ -124,8 +124,8 @@ def _make_resize_matrix(kind: str, size: int, wanted: int, scale: float | None, 
     unit = torch.eye(int(size), dtype=torch.float64).reshape(1, int(size), int(size), *[1] * len(others))
     unit = unit.expand(1, int(size), int(size), *others).contiguous()
     options = [] if corners is None else [corners]
-    resized = getattr(torch.ops.aten, kind)(unit, [wanted, *others], *options, scale, *[None] * len(others))
-    return resized.reshape(int(size), wanted, -1)[..., 0].T.contiguous().numpy().astype(np.float32)
+    resized = getattr(torch.ops.aten, kind)(unit, [required, *others], *options, scale, *[None] * len(others))
+    return resized.reshape(int(size), required, -1)[..., 0].T.contiguous().numpy().astype(np.float32)
 
 
 def _multiply_along_axis(x: Var, matrix: Any, axis: int) -> Var:

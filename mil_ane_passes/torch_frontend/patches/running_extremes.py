@@ -24,16 +24,16 @@ PATCH = Patch(code="TORCH137",
 @PATCH.op("cummax", "cummin")
 def lower_cummax_cummin(context: Any, node: Any) -> None:
     """Lower cummax(self, dim) -> values, indices."""
-    given = bind_arguments(context, node, "self dim")
-    x = cast_to(given.self, types.int32) if given.self.dtype == types.bool else given.self
+    inputs = bind_arguments(context, node, "self dim")
+    x = cast_to(inputs.self, types.int32) if inputs.self.dtype == types.bool else inputs.self
     if x.rank == 0:
-        add_results(context, node, [given.self, mb.const(val=np.int32(0))])
+        add_results(context, node, [inputs.self, mb.const(val=np.int32(0))])
         return
-    axis = normalize_axis(to_python(given.dim, node, "dim"), x.rank)
+    axis = normalize_axis(to_python(inputs.dim, node, "dim"), x.rank)
     if not isinstance(x.shape[axis], int | np.integer):
         raise NotConverted.at(node, "takes a dimension of known size", "fix the size")
     values = scan_axis(x, axis, mb.maximum if node.kind == "cummax" else mb.minimum)
     own = cast_to(mb.equal(x=values, y=x), types.int32)
     places = np.arange(x.shape[axis], dtype=np.int32).reshape([-1] + [1] * (x.rank - 1 - axis))
     indices = scan_axis(mb.mul(x=own, y=places), axis, mb.maximum)
-    add_results(context, node, [cast_to(values, given.self.dtype), indices])
+    add_results(context, node, [cast_to(values, inputs.self.dtype), indices])

@@ -30,12 +30,12 @@ def probe() -> str | None:
 @PATCH.op("cumsum")
 def cumsum(context: Any, node: Any) -> None:
     """Lower cumsum(self, dim, dtype=None)."""
-    given = bind_arguments(context, node, "self dim dtype=None")
-    own = given.self.dtype if types.is_float(given.self.dtype) else types.int32
-    x = cast_to(given.self, to_mil_type(given.dtype, node, own))
+    inputs = bind_arguments(context, node, "self dim dtype=None")
+    own = inputs.self.dtype if types.is_float(inputs.self.dtype) else types.int32
+    x = cast_to(inputs.self, to_mil_type(inputs.dtype, node, own))
     if x.rank == 0:
         add_result(context, node, mb.identity(x=x, name=node.name))
         return
     add_result(
-        context, node, mb.cumsum(x=x, axis=normalize_axis(to_python(given.dim, node, "dim"), x.rank), name=node.name)
+        context, node, mb.cumsum(x=x, axis=normalize_axis(to_python(inputs.dim, node, "dim"), x.rank), name=node.name)
     )

@@ -28,11 +28,11 @@ def probe() -> str | None:
 @PATCH.op("expand", "expand_copy", "expand_as", "broadcast_to")
 def expand(context: Any, node: Any) -> None:
     """Lower expand(self, size, *, implicit=False), expand_as(self, other); all others are coremltools' own."""
-    given = bind_arguments(context, node, "self size")
-    size = given.size
+    inputs = bind_arguments(context, node, "self size")
+    size = inputs.size
     rank = (size.rank if node.kind == "expand_as" else size.shape[0]) if isinstance(size, Var) else len(size)
-    if given.self.rank == 0 and rank == 0:
-        add_result(context, node, mb.identity(x=given.self, name=node.name))
+    if inputs.self.rank == 0 and rank == 0:
+        add_result(context, node, mb.identity(x=inputs.self, name=node.name))
         return
     from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
 

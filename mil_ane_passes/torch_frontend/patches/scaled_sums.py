@@ -34,22 +34,22 @@ def probe() -> str | None:
 @PATCH.op("add")
 def add(context: Any, node: Any) -> None:
     """Lower add(self, other, *, alpha=1)."""
-    given = bind_arguments(context, node, "self other alpha=1")
-    x, y = to_tensor(given.self), to_tensor(given.other)
+    inputs = bind_arguments(context, node, "self other alpha=1")
+    x, y = to_tensor(inputs.self), to_tensor(inputs.other)
     if x.dtype == types.bool and y.dtype == types.bool:
         give(context, node, mb.logical_or(x=x, y=y, name=node.name))
     else:
-        _combine_scaled(context, node, mb.add, x, y, to_python(given.alpha, node, "alpha"))
+        _combine_scaled(context, node, mb.add, x, y, to_python(inputs.alpha, node, "alpha"))
 
 
 @PATCH.op("sub", "rsub")
 def sub(context: Any, node: Any) -> None:
     """Lower sub(self, other, *, alpha=1): self - alpha * other; rsub: other - alpha * self."""
-    given = bind_arguments(context, node, "self other alpha=1")
-    x, y = to_tensor(given.self), to_tensor(given.other)
+    inputs = bind_arguments(context, node, "self other alpha=1")
+    x, y = to_tensor(inputs.self), to_tensor(inputs.other)
     if node.kind.startswith("rsub"):
         x, y = y, x
-    _combine_scaled(context, node, mb.sub, x, y, to_python(given.alpha, node, "alpha"))
+    _combine_scaled(context, node, mb.sub, x, y, to_python(inputs.alpha, node, "alpha"))
 
 
 def _combine_scaled(context: Any, node: Any, operation: Callable[..., Var], x: Var, y: Var, alpha: Any) -> None:
@@ -67,10 +67,10 @@ def _make_number_like(value: Any, like: Var) -> Any:
 @PATCH.op("addmm", "baddbmm")
 def addmm(context: Any, node: Any) -> None:
     """Lower addmm(self, mat1, mat2, *, beta=1, alpha=1), baddbmm: beta * self + alpha * (mat1 @ mat2)."""
-    given = bind_arguments(context, node, "self mat1 mat2 beta=1 alpha=1" if node.kind.startswith("addmm")
-                           else "self batch1 batch2 beta=1 alpha=1")
-    first, second = (given.mat1, given.mat2) if hasattr(given, "mat1") else (given.batch1, given.batch2)
-    beta, alpha = to_python(given.beta, node, "beta"), to_python(given.alpha, node, "alpha")
+    inputs = bind_arguments(context, node, "self mat1 mat2 beta=1 alpha=1" if node.kind.startswith("addmm")
+                            else "self batch1 batch2 beta=1 alpha=1")
+    first, second = (inputs.mat1, inputs.mat2) if hasattr(inputs, "mat1") else (inputs.batch1, inputs.batch2)
+    beta, alpha = to_python(inputs.beta, node, "beta"), to_python(inputs.alpha, node, "alpha")
     if beta == 1 and alpha == 1:
         getattr(ops, node.kind)(context, node)
         return
@@ -78,7 +78,7 @@ def addmm(context: Any, node: Any) -> None:
     if alpha != 1:
         product = mb.mul(x=product, y=_make_number_like(alpha, product))
     if beta != 0:
-        bias = mb.mul(x=given.self, y=_make_number_like(beta, given.self)) if beta != 1 else given.self
+        bias = mb.mul(x=inputs.self, y=_make_number_like(beta, inputs.self)) if beta != 1 else inputs.self
         product = mb.add(x=bias, y=product)
     give(context, node, mb.identity(x=product, name=node.name))
 
@@ -86,15 +86,15 @@ def addmm(context: Any, node: Any) -> None:
 @PATCH.op("outer")
 def outer(context: Any, node: Any) -> None:
     """Lower outer(self, vec2)."""
-    given = bind_arguments(context, node, "self vec2")
-    x, y = promote_operands(given.self, given.vec2)
+    inputs = bind_arguments(context, node, "self vec2")
+    x, y = promote_operands(inputs.self, inputs.vec2)
     give(context, node, mb.mul(x=mb.expand_dims(x=x, axes=[1]), y=mb.expand_dims(x=y, axes=[0]), name=node.name))
 
 
 def _make_comparison_lowering(compare: Callable[..., Var]) -> Callable[[Any, Any], None]:
     def lowering(context: Any, node: Any) -> None:
-        given = bind_arguments(context, node, "self other")
-        x, y = promote_operands(given.self, given.other)
+        inputs = bind_arguments(context, node, "self other")
+        x, y = promote_operands(inputs.self, inputs.other)
         if x.dtype == types.bool:
             x, y = cast_to(x, types.int32), cast_to(y, types.int32)
         give(context, node, compare(x=x, y=y, name=node.name))

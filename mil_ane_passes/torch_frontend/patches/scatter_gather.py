@@ -48,9 +48,9 @@ def probe() -> str | None:
 @PATCH.op("gather")
 def gather(context: Any, node: Any) -> None:
     """Lower gather(self, dim, index, *, sparse_grad=False)."""
-    given = bind_arguments(context, node, "self dim index sparse_grad=False")
-    x, index = to_tensor(given.self), cast_to(to_tensor(given.index), types.int32)
-    axis = normalize_axis(to_python(given.dim, node, "dim"), x.rank)
+    inputs = bind_arguments(context, node, "self dim index sparse_grad=False")
+    x, index = to_tensor(inputs.self), cast_to(to_tensor(inputs.index), types.int32)
+    axis = normalize_axis(to_python(inputs.dim, node, "dim"), x.rank)
     corner = _slice_corner(_cast_bools_to_int(x), index, axis, node)
     found = mb.gather_along_axis(x=corner, indices=index, axis=axis, name=node.name)
     add_result(context, node, cast_to(found, x.dtype))
@@ -59,11 +59,11 @@ def gather(context: Any, node: Any) -> None:
 @PATCH.op("index_select")
 def index_select(context: Any, node: Any) -> None:
     """Lower index_select(self, dim, index): `index` of rank 1, or of rank 0 for one slice."""
-    given = bind_arguments(context, node, "self dim index")
-    x, index = to_tensor(given.self), cast_to(to_tensor(given.index), types.int32)
+    inputs = bind_arguments(context, node, "self dim index")
+    x, index = to_tensor(inputs.self), cast_to(to_tensor(inputs.index), types.int32)
     if index.rank == 0 and x.rank > 0:
         index = to_tensor(np.array([index.val])) if index.val is not None else mb.expand_dims(x=index, axes=[0])
-    axis = normalize_axis(to_python(given.dim, node, "dim"), x.rank)
+    axis = normalize_axis(to_python(inputs.dim, node, "dim"), x.rank)
     found = mb.gather(x=_cast_bools_to_int(x), indices=index, axis=axis, name=node.name)
     add_result(context, node, cast_to(found, x.dtype))
 
@@ -71,25 +71,25 @@ def index_select(context: Any, node: Any) -> None:
 @PATCH.op("scatter", "scatter.src", "scatter.value", "scatter.reduce", "scatter.value_reduce")
 def scatter(context: Any, node: Any) -> None:
     """Lower scatter(self, dim, index, src or value, *, reduce=None)."""
-    given = bind_arguments(context, node, f"self dim index {_get_source_name(node)} reduce=None")
-    source = given.src if hasattr(given, "src") else given.value
-    _lower_scatter(context, node, given, source, to_python(given.reduce, node, "reduce"))
+    inputs = bind_arguments(context, node, f"self dim index {_get_source_name(node)} reduce=None")
+    source = inputs.src if hasattr(inputs, "src") else inputs.value
+    _lower_scatter(context, node, inputs, source, to_python(inputs.reduce, node, "reduce"))
 
 
 @PATCH.op("scatter_add")
 def scatter_add(context: Any, node: Any) -> None:
     """Lower scatter_add(self, dim, index, src)."""
-    given = bind_arguments(context, node, "self dim index src")
-    _lower_scatter(context, node, given, given.src, "add")
+    inputs = bind_arguments(context, node, "self dim index src")
+    _lower_scatter(context, node, inputs, inputs.src, "add")
 
 
 @PATCH.op("scatter_reduce", "scatter_reduce.two")
 def scatter_reduce(context: Any, node: Any) -> None:
     """Lower scatter_reduce(self, dim, index, src, reduce, *, include_self=True)."""
-    given = bind_arguments(context, node, "self dim index src reduce include_self=True")
-    if not to_python(given.include_self, node, "include_self"):
+    inputs = bind_arguments(context, node, "self dim index src reduce include_self=True")
+    if not to_python(inputs.include_self, node, "include_self"):
         raise NotConverted.at(node, "include_self=False is not expressed", "scatter into the identity of the reduction")
-    _lower_scatter(context, node, given, given.src, to_python(given.reduce, node, "reduce"))
+    _lower_scatter(context, node, inputs, inputs.src, to_python(inputs.reduce, node, "reduce"))
 
 
 def _get_source_name(node: Any) -> str:
@@ -99,9 +99,9 @@ def _get_source_name(node: Any) -> str:
 def _lower_scatter(context: Any, node: Any, given: Any, source: Any, reduce: str | None) -> None:
     if reduce not in _SCATTER_MODES:
         raise NotConverted.at(node, f"reduce is {reduce!r}, expected one of {sorted(filter(None, _SCATTER_MODES))}")
-    whole, index, updates = to_tensor(given.self), cast_to(to_tensor(given.index), types.int32), to_tensor(source)
-    axis = normalize_axis(to_python(given.dim, node, "dim"), whole.rank)
-    data = _cast_bools_to_int(whole)
+    entire, index, updates = to_tensor(given.self), cast_to(to_tensor(given.index), types.int32), to_tensor(source)
+    axis = normalize_axis(to_python(given.dim, node, "dim"), entire.rank)
+    data = _cast_bools_to_int(entire)
     updates = cast_to(updates, data.dtype)
     if updates.rank == 0:
         updates = mb.fill(shape=to_size_vector(get_dims(index)), value=updates)
@@ -112,7 +112,7 @@ def _lower_scatter(context: Any, node: Any, given: Any, source: Any, reduce: str
         raise NotConverted.at(node, "the index may be smaller than the data, of a size that is not known",
                               "fix the sizes")
     done = mb.scatter_along_axis(data=corner, indices=index, updates=updates, axis=axis, mode=_SCATTER_MODES[reduce])
-    add_result(context, node, cast_to(mb.identity(x=_restore_corner(done, data), name=node.name), whole.dtype))
+    add_result(context, node, cast_to(mb.identity(x=_restore_corner(done, data), name=node.name), entire.dtype))
 
 
 def _slice_corner(x: Var, index: Var, axis: int, node: Any) -> Var:

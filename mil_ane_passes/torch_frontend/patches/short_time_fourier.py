@@ -60,17 +60,17 @@ def stft(context: Any, node: Any) -> None:
     `normalized`.
     """
     centered = "center" in node.kind or len(node.inputs) > 9
-    given = bind_arguments(context, node, "self n_fft hop_length=None win_length=None window=None "
-                           + ("center=True pad_mode='reflect' " if centered else "")
-                           + "normalized=False onesided=None return_complex=None align_to_window=None")
-    frame, x = _read_frame(given, node), given.self
+    inputs = bind_arguments(context, node, "self n_fft hop_length=None win_length=None window=None "
+                            + ("center=True pad_mode='reflect' " if centered else "")
+                            + "normalized=False onesided=None return_complex=None align_to_window=None")
+    frame, x = _read_frame(inputs, node), inputs.self
     single = x.rank == 1
     parts = [mb.expand_dims(x=cast_to(part, types.fp32), axes=[0]) if single else cast_to(part, types.fp32)
              for part in (split_complex(x) if is_complex(x) else (x,))]
-    if centered and to_python(given.center, node, "center"):
-        parts = [mb.pad(x=part, pad=[frame.count // 2] * 2, mode=to_python(given.pad_mode, node, "pad_mode"))
+    if centered and to_python(inputs.center, node, "center"):
+        parts = [mb.pad(x=part, pad=[frame.count // 2] * 2, mode=to_python(inputs.pad_mode, node, "pad_mode"))
                  for part in parts]
-    onesided = to_python(given.onesided, node, "onesided")
+    onesided = to_python(inputs.onesided, node, "onesided")
     halved = len(parts) == 1 if onesided is None else bool(onesided)
     cosine, sine = (matrix * frame.window[:, None]
                     for matrix in make_fourier_matrices(frame.count, frame.count, False, halved, frame.norm))
@@ -81,7 +81,7 @@ def stft(context: Any, node: Any) -> None:
         real, imag = mb.sub(x=real, y=minus), mb.add(x=imag, y=more)
     if single:
         real, imag = (mb.squeeze(x=part, axes=[0]) for part in (real, imag))
-    if to_python(given.return_complex, node, "return_complex") is False:
+    if to_python(inputs.return_complex, node, "return_complex") is False:
         add_result(context, node, mb.stack(values=[real, imag], axis=-1, name=node.name))
     else:
         context.add(join_complex(real, imag), node.name)
@@ -114,19 +114,19 @@ def istft(context: Any, node: Any) -> None:
     The signature is istft(self, n_fft, hop_length=None, win_length=None, window=None, center=True, normalized=False,
     onesided=None, length=None, return_complex=False).
     """
-    given = bind_arguments(
+    inputs = bind_arguments(
         context,
         node,
         "self n_fft hop_length=None win_length=None window=None center=True normalized=False "
         "onesided=None length=None return_complex=False",
     )
-    if not is_complex(given.self):
+    if not is_complex(inputs.self):
         raise NotConverted.at(node, "is called on real numbers", "use torch.view_as_complex first")
-    if to_python(given.return_complex, node, "return_complex"):
+    if to_python(inputs.return_complex, node, "return_complex"):
         raise NotConverted.at(node, "has return_complex=True", "leave it out where the signal is real")
-    frame = _read_frame(given, node)
-    onesided = to_python(given.onesided, node, "onesided")
-    parts = split_complex(given.self)
+    frame = _read_frame(inputs, node)
+    onesided = to_python(inputs.onesided, node, "onesided")
+    parts = split_complex(inputs.self)
     single = parts[0].rank == 2
     parts = tuple(mb.expand_dims(x=part, axes=[0]) for part in parts) if single else parts
     bins = frame.count // 2 + 1
@@ -137,8 +137,8 @@ def istft(context: Any, node: Any) -> None:
     parts = tuple(mb.slice_by_index(x=part, begin=[0, 0, 0], end=[0, bins, 0], end_mask=[True, False, True])
                   if part.shape[1] != bins else part for part in parts)
     signal = _overlap_add(mb.concat(values=parts, axis=1), _make_synthesis_matrix(frame, bins), frame)
-    begin = frame.count // 2 if to_python(given.center, node, "center") else 0
-    length = to_python(given.length, node, "length")
+    begin = frame.count // 2 if to_python(inputs.center, node, "center") else 0
+    length = to_python(inputs.length, node, "length")
     signal = _divide_by_envelope(
         node, _crop_samples(signal, begin, length), parts[0].shape[2], begin, length, frame, parts[0]
     )

@@ -37,12 +37,12 @@ def probe() -> str | None:
 @PATCH.op("getitem")
 def getitem(context: Any, node: Any) -> None:
     """Lower __getitem__(list, idx)."""
-    given = bind_arguments(context, node, "list idx")
-    numbers = given.list
+    inputs = bind_arguments(context, node, "list idx")
+    numbers = inputs.list
     if not (isinstance(numbers, Var) and numbers.rank == 1 and _is_number_list(numbers, node)):
         ops.getitem(context, node)
         return
-    index = to_python(given.idx, node, "idx")
+    index = to_python(inputs.idx, node, "idx")
     if numbers.val is not None:
         add_result(context, node, mb.const(val=numbers.val[index], name=node.name))
         return

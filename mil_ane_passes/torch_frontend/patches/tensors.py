@@ -37,18 +37,18 @@ def probe() -> str | None:
 @PATCH.op("tensor", "as_tensor")
 def lower_tensor(context: Any, node: Any) -> None:
     """Lower tensor(data, dtype, device, requires_grad): data a number, a nested list of numbers, or a tensor."""
-    given = bind_arguments(context, node, "data dtype=None device=None requires_grad=False")
-    if is_constant(given.data):
-        value = np.asarray(to_python(given.data, node, "data"))
+    inputs = bind_arguments(context, node, "data dtype=None device=None requires_grad=False")
+    if is_constant(inputs.data):
+        value = np.asarray(to_python(inputs.data, node, "data"))
         add_result(
             context,
             node,
-            name_result(make_constant(value, to_mil_type(given.dtype, node, _infer_dtype(value))), node, given.data),
+            name_result(make_constant(value, to_mil_type(inputs.dtype, node, _infer_dtype(value))), node, inputs.data),
         )
         return
-    stacked = _stack_numbers(given.data)
+    stacked = _stack_numbers(inputs.data)
     add_result(
-        context, node, name_result(cast_to(stacked, to_mil_type(given.dtype, node, stacked.dtype)), node, given.data)
+        context, node, name_result(cast_to(stacked, to_mil_type(inputs.dtype, node, stacked.dtype)), node, inputs.data)
     )
 
 

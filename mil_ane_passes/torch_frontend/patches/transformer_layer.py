@@ -39,25 +39,25 @@ _ENCODER_LAYER_SIGNATURE = (
 @PATCH.op("_transformer_encoder_layer_fwd")
 def lower_encoder_layer(context: Any, node: Any) -> None:
     """Lower attention and feed-forward, each with a residual; the norms are before (norm_first) or after them."""
-    given = bind_arguments(context, node, _ENCODER_LAYER_SIGNATURE)
-    x, eps = given.src, np.float32(to_python(given.eps, node, "eps"))
+    inputs = bind_arguments(context, node, _ENCODER_LAYER_SIGNATURE)
+    x, eps = inputs.src, np.float32(to_python(inputs.eps, node, "eps"))
     if x.rank != 3:
         raise NotConverted.at(node, f"takes samples × positions × features, and got rank {x.rank}")
 
     def norm(value: Var, which: int) -> Var:
-        return mb.layer_norm(x=value, axes=[-1], gamma=getattr(given, f"norm_weight_{which}").val,
-                             beta=getattr(given, f"norm_bias_{which}").val, epsilon=eps)
+        return mb.layer_norm(x=value, axes=[-1], gamma=getattr(inputs, f"norm_weight_{which}").val,
+                             beta=getattr(inputs, f"norm_bias_{which}").val, epsilon=eps)
 
     def feed_forward(value: Var) -> Var:
-        inner = mb.linear(x=value, weight=given.ffn_weight_1, bias=given.ffn_bias_1)
-        inner = mb.gelu(x=inner, mode="EXACT") if to_python(given.use_gelu, node, "use_gelu") else mb.relu(x=inner)
-        return mb.linear(x=inner, weight=given.ffn_weight_2, bias=given.ffn_bias_2)
+        inner = mb.linear(x=value, weight=inputs.ffn_weight_1, bias=inputs.ffn_bias_1)
+        inner = mb.gelu(x=inner, mode="EXACT") if to_python(inputs.use_gelu, node, "use_gelu") else mb.relu(x=inner)
+        return mb.linear(x=inner, weight=inputs.ffn_weight_2, bias=inputs.ffn_bias_2)
 
-    if to_python(given.norm_first, node, "norm_first"):
-        x = mb.add(x=x, y=_attend_to_self(node, given, norm(x, 1)))
+    if to_python(inputs.norm_first, node, "norm_first"):
+        x = mb.add(x=x, y=_attend_to_self(node, inputs, norm(x, 1)))
         x = mb.add(x=x, y=feed_forward(norm(x, 2)))
     else:
-        x = norm(mb.add(x=x, y=_attend_to_self(node, given, x)), 1)
+        x = norm(mb.add(x=x, y=_attend_to_self(node, inputs, x)), 1)
         x = norm(mb.add(x=x, y=feed_forward(x)), 2)
     add_result(context, node, name_result(x, node))
 
@@ -65,16 +65,16 @@ def lower_encoder_layer(context: Any, node: Any) -> None:
 @PATCH.op("_native_multi_head_attention")
 def lower_multi_head_attention(context: Any, node: Any) -> None:
     """Lower _native_multi_head_attention(query, key, value, ...): what is seen, and the weights."""
-    given = bind_arguments(
+    inputs = bind_arguments(
         context,
         node,
         "query key value embed_dim num_heads qkv_weight qkv_bias proj_weight proj_bias "
         "mask=None need_weights=True average_attn_weights=True mask_type=None",
     )
-    if any(each.rank != 3 for each in (given.query, given.key, given.value)):
+    if any(each.rank != 3 for each in (inputs.query, inputs.key, inputs.value)):
         raise NotConverted.at(node, "takes samples × positions × features")
-    seen, weights = _compute_attention(node, given, given.query, given.key, given.value)
-    if to_python(given.average_attn_weights, node, "average_attn_weights"):
+    seen, weights = _compute_attention(node, inputs, inputs.query, inputs.key, inputs.value)
+    if to_python(inputs.average_attn_weights, node, "average_attn_weights"):
         weights = mb.reduce_mean(x=weights, axes=[1], keep_dims=False)
     add_results(context, node, [seen, weights])
 
@@ -130,6 +130,6 @@ def _compute_masked_softmax(scores: Var, hidden: Var | None) -> Var:
     """
     if hidden is None:
         return mb.softmax(x=scores, axis=-1)
-    shown = mb.sub(x=np.float32(1), y=hidden)
+    text = mb.sub(x=np.float32(1), y=hidden)
     weights = mb.softmax(x=mb.add(x=scores, y=mb.mul(x=hidden, y=np.float32(-3e4))), axis=-1)
-    return mb.mul(x=weights, y=shown)
+    return mb.mul(x=weights, y=text)

@@ -44,8 +44,8 @@ def probe() -> str | None:
 @PATCH.op("triu", "tril")
 def lower_triangle(context: Any, node: Any) -> None:
     """Lower triu(self, diagonal=0), tril(self, diagonal=0)."""
-    given = bind_arguments(context, node, "self diagonal=0")
-    x, diagonal = given.self, int(to_python(given.diagonal, node, "diagonal"))
+    inputs = bind_arguments(context, node, "self diagonal=0")
+    x, diagonal = inputs.self, int(to_python(inputs.diagonal, node, "diagonal"))
     upper = node.kind.startswith("triu")
     if x.val is not None:
         value = (np.triu if upper else np.tril)(x.val, diagonal)
@@ -73,8 +73,8 @@ def _make_triangle_mask(x: Var, diagonal: int, upper: bool) -> Var:
 @PATCH.op("roll")
 def roll(context: Any, node: Any) -> None:
     """Lower roll(self, shifts, dims=[]): without dimensions, of the flattened tensor."""
-    given = bind_arguments(context, node, "self shifts dims=[]")
-    x, shifts, axes = given.self, to_python(given.shifts, node, "shifts"), to_python(given.dims, node, "dims")
+    inputs = bind_arguments(context, node, "self shifts dims=[]")
+    x, shifts, axes = inputs.self, to_python(inputs.shifts, node, "shifts"), to_python(inputs.dims, node, "dims")
     shifts, axes = (item if isinstance(item, list) else [] if item is None else [item] for item in (shifts, axes))
     if not x.rank:
         add_result(context, node, name_result(x, node))

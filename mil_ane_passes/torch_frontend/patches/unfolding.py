@@ -26,19 +26,19 @@ _MAX_SLICES = 64
 @PATCH.op("unfold", "unfold_copy")
 def unfold(context: Any, node: Any) -> None:
     """Lower unfold(self, dimension, size, step)."""
-    given = bind_arguments(context, node, "self dimension size step")
-    x = given.self
-    size, step = to_python(given.size, node, "size"), to_python(given.step, node, "step")
+    inputs = bind_arguments(context, node, "self dimension size step")
+    x = inputs.self
+    size, step = to_python(inputs.size, node, "size"), to_python(inputs.step, node, "step")
     if x.rank == 0:
         add_result(context, node, mb.expand_dims(x=x, axes=[0], name=node.name))
         return
-    axis = normalize_axis(to_python(given.dimension, node, "dimension"), x.rank)
+    axis = normalize_axis(to_python(inputs.dimension, node, "dimension"), x.rank)
     to_last = [place for place in range(x.rank + 1) if place != axis + 1] + [axis + 1]
     length = x.shape[axis]
     count = (int(length) - size) // step + 1 if isinstance(length, int | np.integer) else None
     if count is None or min(count, size) > _MAX_SLICES:
-        whole = cast_to(x, types.int32) if x.dtype == types.bool else x
-        windows = mb.transpose(x=mb.sliding_windows(x=whole, axis=axis, size=size, stride=step), perm=to_last)
+        entire = cast_to(x, types.int32) if x.dtype == types.bool else x
+        windows = mb.transpose(x=mb.sliding_windows(x=entire, axis=axis, size=size, stride=step), perm=to_last)
         windows = cast_to(windows, x.dtype)
     elif count <= size:
         slices = [_slice_strided(x, axis, place * step, size, 1) for place in range(count)]

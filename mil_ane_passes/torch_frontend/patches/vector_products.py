@@ -32,8 +32,8 @@ def probe() -> str | None:
 def matmul(context: Any, node: Any) -> None:
     """Lower matmul(self, other), mm(self, mat2), mv(self, vec), dot(self, tensor)."""
     second = {"mm": "mat2", "bmm": "mat2", "mv": "vec", "dot": "tensor"}.get(node.kind, "other")
-    given = bind_arguments(context, node, f"self {second}")
-    x, y = given.self, getattr(given, second)
+    inputs = bind_arguments(context, node, f"self {second}")
+    x, y = inputs.self, getattr(inputs, second)
     if x.rank > 1 and y.rank > 1 and types.is_float(x.dtype) and types.is_float(y.dtype):
         from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
 

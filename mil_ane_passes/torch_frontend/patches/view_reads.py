@@ -35,18 +35,18 @@ def probe() -> str | None:
 @PATCH.op("narrow", "narrow_copy")
 def narrow(context: Any, node: Any) -> None:
     """Lower narrow(self, dim, start, length)"""
-    given = bind_arguments(context, node, "self dim start length")
-    x = given.self
-    axis = normalize_axis(to_python(given.dim, node, "dim"), x.rank)
-    length = to_python(given.length, node, "length")
+    inputs = bind_arguments(context, node, "self dim start length")
+    x = inputs.self
+    axis = normalize_axis(to_python(inputs.dim, node, "dim"), x.rank)
+    length = to_python(inputs.length, node, "length")
     others = [place != axis for place in range(x.rank)]
-    if isinstance(given.start, Var) and given.start.val is None:
-        start = wrap_index(mb.squeeze(x=given.start) if given.start.rank else given.start, get_dims(x)[axis])
+    if isinstance(inputs.start, Var) and inputs.start.val is None:
+        start = wrap_index(mb.squeeze(x=inputs.start) if inputs.start.rank else inputs.start, get_dims(x)[axis])
         begin = to_size_vector([start if place == axis else 0 for place in range(x.rank)])
         size = [length if place == axis else -1 for place in range(x.rank)]
         add_result(context, node, mb.slice_by_size(x=x, begin=begin, size=size, name=node.name))
         return
-    start = int(np.asarray(to_python(given.start, node, "start")).item())
+    start = int(np.asarray(to_python(inputs.start, node, "start")).item())
     begins, ends = [0] * x.rank, [0] * x.rank
     begins[axis], ends[axis] = start, start + length
     others[axis] = False
@@ -58,9 +58,9 @@ def narrow(context: Any, node: Any) -> None:
 @PATCH.op("unbind", "unbind_copy")
 def unbind(context: Any, node: Any) -> None:
     """Lower unbind(self, dim): a list of slices."""
-    given = bind_arguments(context, node, "self dim=0")
-    x = given.self
-    axis = normalize_axis(to_python(given.dim, node, "dim"), x.rank)
+    inputs = bind_arguments(context, node, "self dim=0")
+    x = inputs.self
+    axis = normalize_axis(to_python(inputs.dim, node, "dim"), x.rank)
     count = x.shape[axis]
     if not isinstance(count, int | np.integer):
         raise NotConverted.at(node, "unbinds an axis of flexible size", "fix that size, or loop over indices")
@@ -78,10 +78,10 @@ def _select_index(x: Var, axis: int, index: int, others: list[bool]) -> Var:
 @PATCH.op("diagonal", "diagonal_copy")
 def diagonal(context: Any, node: Any) -> None:
     """Lower diagonal(self, offset, dim1, dim2): of the matrices made of the two axes, as the last axis."""
-    given = bind_arguments(context, node, "self offset=0 dim1=0 dim2=1")
-    x, rank = given.self, given.self.rank
-    offset = to_python(given.offset, node, "offset")
-    pair = [normalize_axis(to_python(dim, node, "dim"), rank) for dim in (given.dim1, given.dim2)]
+    inputs = bind_arguments(context, node, "self offset=0 dim1=0 dim2=1")
+    x, rank = inputs.self, inputs.self.rank
+    offset = to_python(inputs.offset, node, "offset")
+    pair = [normalize_axis(to_python(dim, node, "dim"), rank) for dim in (inputs.dim1, inputs.dim2)]
     order = [axis for axis in range(rank) if axis not in pair] + pair
     matrices = mb.transpose(x=x, perm=order) if order != sorted(order) else x
     rows, columns = matrices.shape[-2:]

@@ -53,52 +53,52 @@ def probe() -> str | None:
 @PATCH.op("slice_scatter")
 def slice_scatter(context: Any, node: Any) -> None:
     """Lower slice_scatter(self, src, dim, start, end, step)"""
-    given = bind_arguments(context, node, "self src dim=0 start=None end=None step=1")
-    axis = normalize_axis(to_python(given.dim, node, "dim"), given.self.rank)
+    inputs = bind_arguments(context, node, "self src dim=0 start=None end=None step=1")
+    axis = normalize_axis(to_python(inputs.dim, node, "dim"), inputs.self.rank)
     new = assign_slice(
-        context, given.self, given.src, axis, given.start, given.end, to_python(given.step, node, "step")
+        context, inputs.self, inputs.src, axis, inputs.start, inputs.end, to_python(inputs.step, node, "step")
     )
-    add_result(context, node, name_result(new, node, given.self, given.src))
+    add_result(context, node, name_result(new, node, inputs.self, inputs.src))
 
 
 @PATCH.op("select_scatter")
 def select_scatter(context: Any, node: Any) -> None:
     """Lower select_scatter(self, src, dim, index)"""
-    given = bind_arguments(context, node, "self src dim index")
-    axis = normalize_axis(to_python(given.dim, node, "dim"), given.self.rank)
-    update = mb.expand_dims(x=given.src, axes=[axis]) if given.src.rank else mb.reshape(x=given.src, shape=[1])
-    index = given.index
+    inputs = bind_arguments(context, node, "self src dim index")
+    axis = normalize_axis(to_python(inputs.dim, node, "dim"), inputs.self.rank)
+    update = mb.expand_dims(x=inputs.src, axes=[axis]) if inputs.src.rank else mb.reshape(x=inputs.src, shape=[1])
+    index = inputs.index
     if isinstance(index, Var) and index.val is None:
         place = mb.squeeze(x=index) if index.rank else index
-        new = assign_at_positions(given.self, update, {axis: wrap_index(place, get_dims(given.self)[axis])})
+        new = assign_at_positions(inputs.self, update, {axis: wrap_index(place, get_dims(inputs.self)[axis])})
     else:
         start = int(np.asarray(to_python(index, node, "index")).item())
-        new = assign_slice(context, given.self, update, axis, start, start + 1 or None, 1)
-    add_result(context, node, name_result(new, node, given.self, given.src))
+        new = assign_slice(context, inputs.self, update, axis, start, start + 1 or None, 1)
+    add_result(context, node, name_result(new, node, inputs.self, inputs.src))
 
 
 @PATCH.op("copy")
 def copy(context: Any, node: Any) -> None:
     """Lower copy(self, src): src in the shape and dtype of self."""
-    given = bind_arguments(context, node, "self src non_blocking=False")
-    if 0 in given.self.shape:  # nothing to write to; a tile cannot make an empty tensor
-        add_result(context, node, mb.identity(x=given.self, name=node.name))
+    inputs = bind_arguments(context, node, "self src non_blocking=False")
+    if 0 in inputs.self.shape:  # nothing to write to; a tile cannot make an empty tensor
+        add_result(context, node, mb.identity(x=inputs.self, name=node.name))
         return
-    source = cast_to(to_tensor(given.src), given.self.dtype)
-    add_result(context, node, name_result(broadcast_to(source, get_dims(given.self)), node, given.src))
+    source = cast_to(to_tensor(inputs.src), inputs.self.dtype)
+    add_result(context, node, name_result(broadcast_to(source, get_dims(inputs.self)), node, inputs.src))
 
 
 @PATCH.op("diagonal_scatter")
 def diagonal_scatter(context: Any, node: Any) -> None:
     """Lower diagonal_scatter(self, src, offset, dim1, dim2): element (i, i + offset) of each matrix is src[..., i]."""
-    given = bind_arguments(context, node, "self src offset=0 dim1=0 dim2=1")
-    x, rank = given.self, given.self.rank
-    first, second = (normalize_axis(to_python(dim, node, "dim"), rank) for dim in (given.dim1, given.dim2))
+    inputs = bind_arguments(context, node, "self src offset=0 dim1=0 dim2=1")
+    x, rank = inputs.self, inputs.self.rank
+    first, second = (normalize_axis(to_python(dim, node, "dim"), rank) for dim in (inputs.dim1, inputs.dim2))
     order = [axis for axis in range(rank) if axis not in (first, second)] + [first, second]
     matrices = mb.transpose(x=x, perm=order)
     rows, columns = get_dims(matrices)[-2:]
-    offset = to_python(given.offset, node, "offset")
-    line = _pad_diagonal_rows(cast_to(given.src, x.dtype), rows, max(0, -offset), node)
+    offset = to_python(inputs.offset, node, "offset")
+    line = _pad_diagonal_rows(cast_to(inputs.src, x.dtype), rows, max(0, -offset), node)
     there = mb.equal(x=mb.expand_dims(x=mb.add(x=make_range(rows), y=np.int32(offset)), axes=[1]),
                      y=mb.expand_dims(x=make_range(columns), axes=[0]))
     new = mb.select(cond=there, a=mb.expand_dims(x=line, axes=[-1]), b=matrices)

@@ -66,10 +66,10 @@ def expand_and_optimize_ir(host: Callable[..., Any], torchscript: Any) -> Any:
 @PATCH.replace_function(_GRAPH_MODULE, "InternalTorchIRNode.from_torchscript_node")
 def from_torchscript_node(host: Callable[..., Any], cls: Any, node: Any, parent: Any) -> Any:
     """Record the source line of each node for error messages; a literal has the line of its contents."""
-    made = host(cls, node, parent)
+    built = host(cls, node, parent)
     sources = (each.sourceRange() for each in (node, *(value.node() for value in node.inputs())))
-    made.meta = {**(made.meta or {}), "source": next(filter(None, sources), "")}
-    return made
+    built.meta = {**(built.meta or {}), "source": next(filter(None, sources), "")}
+    return built
 
 
 @PATCH.op(UPDATE_ATTRIBUTE)
