@@ -1,0 +1,1 @@
+"""Models of the older format, `.mlmodel` (NeuralNetwork): read, and converted to ML Programs."""

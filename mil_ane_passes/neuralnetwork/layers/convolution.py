@@ -1,0 +1,215 @@
+"""Convert convolutions, deconvolutions and fully connected layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import Var
+
+from ..layer_converter import LayerContext, register_layer, reshape_leading
+from .padding import pad_or_crop, read_border_amounts
+
+_DEFAULT_KERNEL = (3, 3)
+
+
+@register_layer("convolution")
+def convert_convolution(params: Any, context: LayerContext) -> Var:
+    """Convert a 2-D convolution or deconvolution, with weights in the layer or as a second input."""
+    inputs = context.inputs()
+    x, restore = context.to_nchw(inputs[0])
+    groups = int(params.nGroups) or 1
+    kernel = tuple(map(int, params.kernelSize)) or _DEFAULT_KERNEL
+    strides = list(map(int, params.stride)) or [1, 1]
+    dilations = list(map(int, params.dilationFactor)) or [1, 1]
+    outputs, inner = int(params.outputChannels), int(params.kernelChannels)
+    if len(inputs) > 1:
+        if params.isDeconvolution:
+            raise context.refuse("a deconvolution with computed weights", "expected weights in the layer")
+        weight: Any = inputs[1]
+        groups = 1
+    elif params.isDeconvolution:
+        weight = context.weights.make(params.weights, (inner, outputs // groups, *kernel), axis=1)
+    else:
+        weight = context.weights.make(params.weights, (outputs, inner, *kernel))
+    bias = context.weights.read_optional(params.hasBias, params.bias, (outputs,), "bias")
+    settings = {"x": x, "weight": weight, "strides": strides, "dilations": dilations, "groups": groups}
+    if bias is not None:
+        settings["bias"] = bias
+    same = params.WhichOneof("ConvolutionPaddingType") == "same"
+    top_left = same and params.same.asymmetryMode == params.same.TOP_LEFT_HEAVY
+    if params.isDeconvolution:
+        return restore(_convert_deconvolution(params, settings, kernel, same, top_left, context))
+    if same:
+        return restore(mb.conv(**settings, pad_type="same_lower" if top_left else "same"))
+    pads = read_border_amounts(params.valid.paddingAmounts, context)
+    if any(pads):
+        return restore(mb.conv(**settings, pad_type="custom", pad=pads))
+    return restore(mb.conv(**settings, pad_type="valid"))
+
+
+def _convert_deconvolution(
+    params: Any, settings: dict[str, Any], kernel: Sequence[int], same: bool, top_left: bool, context: LayerContext,
+) -> Var:
+    """Make the full transposed convolution and crop it: this format crops by `padding`, or to `outputShape`."""
+    x, strides = settings["x"], settings["strides"]
+    if list(settings["dilations"]) != [1, 1]:
+        raise context.refuse("a dilated deconvolution", "expected dilations of 1")
+    full: Var = mb.conv_transpose(**settings, pad_type="valid")
+    sizes = [int(each) for each in params.outputShape]
+    if not same and not sizes:
+        pads = read_border_amounts(params.valid.paddingAmounts, context)
+        return pad_or_crop(full, [-each for each in pads])
+    if any(not isinstance(each, (int, np.integer)) for each in x.shape[2:]):
+        if same and not sizes:
+            crops = []
+            for extent, stride in zip(kernel, strides):
+                extra = max(extent - stride, 0)
+                before = (extra + 1) // 2 if top_left else extra // 2
+                crops += [-before, -(extra - before)]
+            return pad_or_crop(full, crops)
+        raise context.refuse("an output shape for an input of flexible shape", "expected a fixed input shape")
+    wanted = sizes or [int(each) * stride for each, stride in zip(x.shape[2:], strides)]
+    crops = []
+    for axis, size in enumerate(wanted):
+        extra = int(full.shape[2 + axis]) - size
+        if same or extra < 0:
+            before = (extra + 1) // 2 if top_left else extra // 2
+            crops += [-before, -(extra - before)]
+        else:
+            pads = read_border_amounts(params.valid.paddingAmounts, context)
+            before = pads[2 * axis]
+            crops += [-before, -(extra - before)]
+    return pad_or_crop(full, crops)
+
+
+@register_layer("convolution3d")
+def convert_convolution3d(params: Any, context: LayerContext) -> Var:
+    """Convert a 3-D convolution or deconvolution; its input has rank 5."""
+    x = context.x
+    if x.rank != 5:
+        raise context.refuse(f"an input of rank {x.rank}", "expected rank 5")
+    groups = int(params.nGroups) or 1
+    kernel = (int(params.kernelDepth), int(params.kernelHeight), int(params.kernelWidth))
+    outputs, inner = int(params.outputChannels), int(params.inputChannels)
+    # The inner axis of a convolution holds the channels of one group.
+    shape = (inner, outputs // groups, *kernel) if params.isDeconvolution else (outputs, inner // groups, *kernel)
+    weight = context.weights.make(params.weights, shape, axis=1 if params.isDeconvolution else 0)
+    bias = context.weights.read_optional(params.hasBias, params.bias, (outputs,), "bias")
+    settings = {
+        "x": x, "weight": weight, "groups": groups,
+        "strides": [int(each) or 1 for each in (params.strideDepth, params.strideHeight, params.strideWidth)],
+        "dilations": [int(each) or 1 for each in (params.dilationDepth, params.dilationHeight, params.dilationWidth)],
+    }
+    if bias is not None:
+        settings["bias"] = bias
+    custom = [int(each) for each in (
+        params.customPaddingFront, params.customPaddingBack, params.customPaddingTop, params.customPaddingBottom,
+        params.customPaddingLeft, params.customPaddingRight)]
+    kind = params.PaddingType.Name(params.paddingType).lower()
+    padding: dict[str, Any] = {"pad_type": kind, "pad": custom} if kind == "custom" else {"pad_type": kind}
+    if not params.isDeconvolution:
+        return mb.conv(**settings, **padding)
+    if params.outputShape:
+        settings["output_shape"] = [int(x.shape[0]), outputs, *(int(each) for each in params.outputShape)]
+    return mb.conv_transpose(**settings, **padding)
+
+
+@register_layer("innerProduct")
+def convert_inner_product(params: Any, context: LayerContext) -> Var:
+    """Convert a fully connected layer: on the channels of [N, C, 1, 1], or on the last axis."""
+    x = context.x
+    inner, outputs = int(params.inputChannels), int(params.outputChannels)
+    weight = _make_linear_weight(params, (outputs, inner), context)
+    bias = context.weights.read_optional(params.hasBias, params.bias, (outputs,), "bias")
+    more = {} if bias is None else {"bias": bias}
+    if context.classic or (x.rank >= 4 and _is_channel_vector(x, inner)):
+        rest = x.rank - 4
+        flat = mb.reshape(x=x, shape=[-1, inner])
+        result = mb.linear(x=flat, weight=weight, **more)
+        if not rest:
+            return mb.reshape(x=result, shape=[-1, outputs, 1, 1])
+        leading = mb.slice_by_size(x=mb.shape(x=x), begin=[0], size=[x.rank - 3])
+        return mb.reshape(x=result, shape=mb.concat(values=[leading, np.array([outputs, 1, 1], np.int32)], axis=0))
+    if x.rank == 1:
+        return mb.squeeze(x=mb.linear(x=mb.expand_dims(x=x, axes=[0]), weight=weight, **more), axes=[0])
+    if x.rank > 3:
+        leading = mb.slice_by_size(x=mb.shape(x=x), begin=[0], size=[x.rank - 1])
+        result = mb.linear(x=reshape_leading(x, 1, 1), weight=weight, **more)
+        return mb.reshape(x=result, shape=mb.concat(values=[leading, np.array([outputs], np.int32)], axis=0))
+    return mb.linear(x=x, weight=weight, **more)
+
+
+def _is_channel_vector(x: Var, inner: int) -> bool:
+    """Return whether the last two axes have one element each: the layer then works on the channels."""
+    return tuple(x.shape[-2:]) == (1, 1) and x.shape[-3] == inner and x.shape[-1] != inner
+
+
+def _make_linear_weight(params: Any, shape: tuple[int, int], context: LayerContext) -> Any:
+    if params.int8DynamicQuantize:
+        raise context.refuse("weights for 8-bit dynamic quantization of the input (int8DynamicQuantize)",
+                             "expected weights that are quantized alone: convert the source model again")
+    return context.weights.make(params.weights, shape)
+
+
+@register_layer("batchedMatmul")
+def convert_batched_matmul(params: Any, context: LayerContext) -> Var:
+    """Convert a matrix product of two values, or of one with a weight matrix of the layer."""
+    inputs = context.inputs()
+    if len(inputs) == 2:
+        return _multiply(inputs[0], inputs[1], bool(params.transposeA), bool(params.transposeB))
+    first, second = int(params.weightMatrixFirstDimension), int(params.weightMatrixSecondDimension)
+    weight = _make_linear_weight(params, (second, first), context)
+    bias = context.weights.read_optional(params.hasBias, params.bias, (second,), "bias")
+    x = inputs[0]
+    if params.transposeA:
+        x = mb.transpose(x=x, perm=[*range(x.rank - 2), x.rank - 1, x.rank - 2])
+    if x.rank in (2, 3) and not params.transposeB:
+        return mb.linear(x=x, weight=weight, **({} if bias is None else {"bias": bias}))
+    result: Var = mb.matmul(x=x, y=weight, transpose_y=not params.transposeB)
+    return result if bias is None else mb.add(x=result, y=bias)
+
+
+def _multiply(x: Var, y: Var, transpose_x: bool, transpose_y: bool) -> Var:
+    """Multiply as numpy does: a vector is a row on the left and a column on the right, whose axis then disappears."""
+    axes = []
+    if x.rank == 1:
+        x, transpose_x = mb.expand_dims(x=x, axes=[0]), False
+        axes.append(-2)
+    if y.rank == 1:
+        y, transpose_y = mb.expand_dims(x=y, axes=[1]), False
+        axes.append(-1)
+    result: Var = mb.matmul(x=x, y=y, transpose_x=transpose_x, transpose_y=transpose_y)
+    if not axes:
+        return result
+    return result if len(axes) == 2 else mb.squeeze(x=result, axes=axes)  # two vectors give a value of shape [1, 1]
+
+
+@register_layer("embedding", "embeddingND")
+def convert_embedding(params: Any, context: LayerContext) -> Var:
+    """Convert an embedding table: each index selects a column of the stored matrix."""
+    rows = int(params.inputDim if hasattr(params, "inputDim") else params.vocabSize)
+    columns = int(params.outputChannels if hasattr(params, "outputChannels") else params.embeddingSize)
+    stored = context.weights.make(params.weights, (columns, rows))
+    bias = context.weights.read_optional(params.hasBias, params.bias, (columns,), "bias")
+    table = mb.transpose(x=stored, perm=[1, 0]) if isinstance(stored, Var) else np.ascontiguousarray(stored.T)
+    indices = context.to_int(context.x)
+    if hasattr(params, "inputDim"):  # [N, 1, 1, 1] or [.., 1] -> [N, columns, 1, 1]
+        flat = mb.reshape(x=indices, shape=[-1])
+        found = mb.gather(x=table, indices=flat, axis=0)
+        if bias is not None:
+            found = mb.add(x=found, y=bias)
+        if context.classic or context.x.rank == 4:
+            return mb.reshape(x=found, shape=[-1, columns, 1, 1])
+        if context.x.rank == 5:
+            leading = mb.slice_by_size(x=mb.shape(x=context.x), begin=[0], size=[2])
+            return mb.reshape(x=found, shape=mb.concat(values=[leading, np.array([columns, 1, 1], np.int32)], axis=0))
+        return found
+    if context.x.rank > 1:
+        if context.x.shape[-1] != 1:
+            raise context.refuse(f"indices of shape {tuple(context.x.shape)}", "expected a last axis of 1")
+        indices = mb.squeeze(x=indices, axes=[-1])
+    found = mb.gather(x=table, indices=indices, axis=0)
+    return found if bias is None else mb.add(x=found, y=bias)

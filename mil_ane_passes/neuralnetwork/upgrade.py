@@ -1,0 +1,161 @@
+"""Upgrade of a NeuralNetwork model to an ML Program."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import coremltools as ct
+from coremltools import proto
+from google.protobuf.message import DecodeError
+
+from ..package import Package, package_of_mlmodel, save
+from ..passes.coremltools_setup import silence_coremltools
+from ..utils.errors import InputError
+from ..utils.locking import synchronized
+from .interface import Feature
+from .program import NETWORK_KINDS, ConvertedNetwork, convert_network
+
+__all__ = ["DEFAULT_TARGET", "TARGETS", "upgrade"]
+
+TARGETS = ("iOS15", "iOS16", "iOS17", "iOS18")
+DEFAULT_TARGET = "iOS16"
+"The first that stores compressed weights in ML Programs."
+
+_PRECISIONS = {"fp16": ct.precision.FLOAT16, "fp32": ct.precision.FLOAT32}
+
+
+@synchronized
+def upgrade(
+    src: Any, dst: str | os.PathLike[str] | None = None, *, deployment_target: str = DEFAULT_TARGET,
+    precision: str = "fp16", overwrite: bool = False,
+) -> Package:
+    """Convert a NeuralNetwork to an ML Program of the same interface, and save it to `dst` where that is set.
+
+    `src` is the path of an .mlmodel, or of an .mlpackage that holds a network, a `ct.models.MLModel` or a Model proto.
+    Names that ML Programs do not accept become identifiers (letters, digits, _). `precision` is that of the ops; arrays
+    of the interface stay fp32 (doubles become fp32, which ML Programs have instead) and int32.
+
+    Raises InputError for a model that is not a network, and for layers that have no form in an ML Program.
+    """
+    package = package_of_mlmodel(convert_to_mlmodel(src, deployment_target, precision))
+    if dst is not None:
+        save(package, dst, overwrite=overwrite)
+    return package
+
+
+def convert_to_mlmodel(src: Any, deployment_target: str = DEFAULT_TARGET, precision: str = "fp16") -> Any:
+    """Return the ML Program of a network as a `ct.models.MLModel`; arguments and errors as for `upgrade`."""
+    if deployment_target not in TARGETS:
+        raise InputError(f"deployment target '{deployment_target}'; expected {', '.join(TARGETS)}")
+    if precision not in _PRECISIONS:
+        raise InputError(f"precision '{precision}'; expected fp16 or fp32")
+    spec, where = read_network(src)
+    opset = ct.target[deployment_target]
+    with silence_coremltools():
+        network = convert_network(spec, opset, where)
+        return _convert_program(network, spec, opset, precision, where)
+
+
+def read_network(src: Any) -> tuple[Any, str]:
+    """Return the Model proto of a network, and its name in errors. Raises InputError where `src` is none."""
+    if isinstance(src, proto.Model_pb2.Model):
+        spec, where = src, "the model"
+    elif hasattr(src, "get_spec"):
+        spec, where = src.get_spec(), "the MLModel"
+    elif isinstance(src, (str, os.PathLike)):
+        spec, where = _read_file(Path(src)), str(src)
+    else:
+        raise InputError(f"cannot upgrade a {type(src).__name__}; expected the path of an .mlmodel, an MLModel or its spec")
+    kind = spec.WhichOneof("Type")
+    if kind not in NETWORK_KINDS:
+        raise InputError(f"{where}: the model is of type {kind or 'none'}; expected a NeuralNetwork "
+                         f"({', '.join(NETWORK_KINDS)})" + ("; it is an ML Program already" if kind == "mlProgram" else ""))
+    return spec, where
+
+
+def _read_file(path: Path) -> Any:
+    file = path
+    if path.is_dir():
+        found = sorted(path.glob("Data/*/*.mlmodel"))
+        if len(found) != 1:
+            raise InputError(f"{path}: it has {len(found)} model files; expected an .mlmodel, or an .mlpackage with one")
+        file = found[0]
+    try:
+        raw = file.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}); expected the path of an .mlmodel") from error
+    try:
+        return proto.Model_pb2.Model.FromString(raw)
+    except DecodeError as error:
+        raise InputError(f"{path}: the file is not a Core ML model, or it is damaged ({error}); take a fresh copy") from error
+
+
+def _convert_program(network: ConvertedNetwork, spec: Any, opset: Any, precision: str, where: str) -> Any:
+    """Convert the program to a model with coremltools' pipeline, and give it the interface and metadata of `spec`."""
+    config = _make_classifier_config(network, spec)
+    try:
+        made = ct.convert(
+            network.program, convert_to="mlprogram", minimum_deployment_target=opset, skip_model_load=True,
+            compute_precision=_PRECISIONS[precision], **({"classifier_config": config} if config else {}))
+    except (ValueError, TypeError, RuntimeError, NotImplementedError, AssertionError, KeyError) as error:
+        raise InputError(f"{where}: coremltools cannot save the program ({error})") from error
+    result = made.get_spec()
+    _copy_description(spec, result, network)
+    return ct.models.MLModel(result, weights_dir=made.weights_dir, skip_model_load=True)
+
+
+def _make_classifier_config(network: ConvertedNetwork, spec: Any) -> Any:
+    if network.probabilities is None:
+        return None
+    stored = spec.neuralNetworkClassifier
+    kind = stored.WhichOneof("ClassLabels")
+    labels = list(getattr(stored, kind).vector) if kind else []
+    probabilities = next((each for each in network.outputs if each.is_dictionary), None)
+    return ct.ClassifierConfig(
+        class_labels=labels, predicted_feature_name=spec.description.predictedFeatureName or "classLabel",
+        predicted_probabilities_output=network.names[probabilities.name] if probabilities else None)
+
+
+def _copy_description(spec: Any, result: Any, network: ConvertedNetwork) -> None:
+    """Copy descriptions, flexible shapes, images, defaults and metadata of the interface."""
+    described = result.description
+    described.metadata.MergeFrom(spec.description.metadata)
+    for features, listed in ((described.input, network.inputs), (described.output, network.outputs)):
+        by_name = {each.name: each for each in features}
+        for feature in listed:
+            made = by_name.get(network.names.get(feature.name, feature.name))
+            if made is None:
+                continue
+            made.shortDescription = feature.proto.shortDescription
+            _copy_type(feature, made)
+    if spec.description.predictedProbabilitiesName and network.probabilities is not None:
+        name = network.names.get(spec.description.predictedProbabilitiesName)
+        if name:
+            described.predictedProbabilitiesName = name
+
+
+def _copy_type(feature: Feature, made: Any) -> None:
+    made.type.isOptional = feature.proto.type.isOptional
+    if feature.image is not None:
+        made.type.imageType.CopyFrom(feature.proto.type.imageType)
+        return
+    stored = feature.proto.type.multiArrayType
+    array = made.type.multiArrayType
+    if None in feature.shape:
+        array.ClearField("shape")
+        array.shape.extend(stored.shape)
+        kind = stored.WhichOneof("ShapeFlexibility")
+        getattr(array, kind).CopyFrom(getattr(stored, kind))
+    default = stored.WhichOneof("defaultOptionalValue")
+    if default is not None:
+        number = getattr(stored, default)
+        if feature.is_int:
+            array.intDefaultValue = int(number)
+        else:
+            array.floatDefaultValue = float(number)
+    elif feature.proto.type.isOptional:
+        array.floatDefaultValue = 0.0
+
+
