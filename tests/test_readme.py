@@ -83,7 +83,7 @@ def test_the_numbers_in_its_words():
 
 
 def test_every_command_line_is_one_the_tool_knows():
-    from mil_ane_passes.cli.main import _build_parser
+    from mil_ane_passes.commands.main import _build_parser
 
     lines = re.findall(r"^mil-ane-passes (.*?)(?:\s{2,}#.*)?$", README, re.M)
     assert len(lines) >= 6
@@ -92,7 +92,7 @@ def test_every_command_line_is_one_the_tool_knows():
 
 
 def test_every_topic_it_names_is_one():
-    from mil_ane_passes.report.topics import TOPICS
+    from mil_ane_passes.commands.explain import TOPICS
 
     named = set(re.findall(r"`(?:mil-ane-passes )?explain ([a-z]+)`", README))
     assert named and named <= set(TOPICS)

@@ -15,7 +15,7 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY
 
 import mil_ane_passes as ane
-from mil_ane_passes.cli.main import main
+from mil_ane_passes.commands.main import main
 from mil_ane_passes.passes import plugins, rule_class
 from mil_ane_passes.passes.examples import build_program
 from mil_ane_passes.passes.guard_passes import BEGIN_PASS, END_PASS

@@ -12,7 +12,7 @@ from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY
 
 import mil_ane_passes as ane
 import mil_ane_passes.rewrites as folder
-from mil_ane_passes.cli.main import main
+from mil_ane_passes.commands.main import main
 from mil_ane_passes.ir.query import iterate_ops
 from mil_ane_passes.passes.contract import BlockRewrite, Rewrite
 from mil_ane_passes.passes.examples import build_program
