@@ -115,19 +115,19 @@ def _open_executor(arguments: argparse.Namespace) -> Iterator[dict[str, Executor
 def _batch_rewrite(arguments: argparse.Namespace, how: dict[str, Any]) -> Any:
     if arguments.output is None and not arguments.dry_run:
         raise InputError("no folder for the results; expected -o DIR, or --dry-run")
-    given = read_options(arguments, rewrite.RewriteOptions, batch=True, unparsed=("feeds", "ranges"))
-    return _run_batch("rewrite", arguments, how, **given)
+    keywords = read_options(arguments, rewrite.RewriteOptions, batch=True, unparsed=("feeds", "ranges"))
+    return _run_batch("rewrite", arguments, how, **keywords)
 
 
 def _batch_lint(arguments: argparse.Namespace, how: dict[str, Any]) -> Any:
     if arguments.output is None:
         raise InputError("no folder for the reports; expected -o DIR")
     settings = lint.read_lint_settings(arguments)
-    if "baseline" in settings.given:
+    if "baseline" in settings.keywords:
         raise InputError(f"{settings.file}: sets a baseline, which is of one model; lint that one by itself, or use "
                          "--no-config")
     with settings.name_file():
-        return _run_batch("lint", arguments, how, **settings.given, fail_under=settings.fail_under,
+        return _run_batch("lint", arguments, how, **settings.keywords, fail_under=settings.fail_under,
                           report=arguments.report)
 
 
@@ -157,14 +157,14 @@ def batch(
     can be done at all, and `BatchInterrupted` (a KeyboardInterrupt) with the report so far.
     """
     started = time.perf_counter()
-    asked = Request.of(command, options)
-    target = _resolve_target(folder, asked)
+    request = Request.of(command, options)
+    target = _resolve_target(folder, request)
     found = find_sources(sources, target)
     if target is not None:
-        _prepare_folder(target, found, asked)
+        _prepare_folder(target, found, request)
     report = BatchReport(command, None if folder is None else os.fspath(folder))
     try:
-        work = _plan_jobs(report, found, lambda source: _plan_job(source, asked, target, again, overwrite), progress)
+        work = _plan_jobs(report, found, lambda source: _plan_job(source, request, target, again, overwrite), progress)
         with _choose_executor(jobs, executor, len(work)) as chosen:
             JobRunner(chosen, report, work, progress).go()
     except KeyboardInterrupt as stopped:
@@ -189,9 +189,9 @@ def _plan_jobs(
     return work
 
 
-def _resolve_target(folder: Any, asked: Request) -> Path | None:
+def _resolve_target(folder: Any, request: Request) -> Path | None:
     """Return the folder of the results; None if nothing is written."""
-    if not asked.writes:
+    if not request.writes:
         return None
     if folder is None or not os.fspath(folder).strip():
         raise InputError("no folder for the results given; expected one, which is made if it is not there")
@@ -201,11 +201,11 @@ def _resolve_target(folder: Any, asked: Request) -> Path | None:
     return target
 
 
-def _prepare_folder(target: Path, found: Iterable[Source], asked: Request) -> None:
+def _prepare_folder(target: Path, found: Iterable[Source], request: Request) -> None:
     """Make the folder for the results. Raises InputError if a result would be written into a package that is read."""
     packages = {os.path.realpath(source.path): source.path for source in found if not source.error}
     for source in found:
-        place = Path(os.path.realpath(target / f"{source.name}{asked.suffix}"))
+        place = Path(os.path.realpath(target / f"{source.name}{request.suffix}"))
         for path in map(str, (place, *place.parents)):
             if path in packages:
                 raise InputError(f"{target}: the result of {source.path} would replace the package {packages[path]} or "
@@ -229,10 +229,10 @@ def _choose_executor(jobs: int, executor: Executor | None, work: int) -> Abstrac
 
 
 def _plan_job(
-    source: Source, asked: Request, folder: Path | None, again: bool, overwrite: bool
+    source: Source, request: Request, folder: Path | None, again: bool, overwrite: bool
 ) -> tuple[BatchItem, Job | None]:
     """Make the item of a package, and its job if there is work to do. Errors are recorded in the item."""
-    output = None if folder is None else folder / f"{source.name}{asked.suffix}"
+    output = None if folder is None else folder / f"{source.name}{request.suffix}"
     item = BatchItem(source.name, source.path, None if output is None else str(output))
     path = os.path.abspath(source.path)
     try:
@@ -240,13 +240,13 @@ def _plan_job(
             raise InputError(source.error)
         read_layout(source.path)
         if folder is None or output is None:
-            return item, Job(source.name, path, None, None, False, asked, is_command())
+            return item, Job(source.name, path, None, None, False, request, is_command())
         record = Record(folder, output)
-        if not again and _is_up_to_date(record, path, asked):
+        if not again and _is_up_to_date(record, path, request):
             _restore_item(item, record)
             return item, None
-        _check_output_replaceable(record, path, asked, overwrite)
-        return item, Job(source.name, path, str(output), str(folder), os.path.lexists(output), asked,
+        _check_output_replaceable(record, path, request, overwrite)
+        return item, Job(source.name, path, str(output), str(folder), os.path.lexists(output), request,
                          is_command())
     except InputError as error:
         item.error = str(error)
@@ -256,9 +256,9 @@ def _plan_job(
     return item, None
 
 
-def _is_up_to_date(record: Record, source: str, asked: Request) -> bool:
-    return (record.state == "done" and record.data.get("asked") == asked.make_comparison_key() and record.is_untouched()
-            and record.report.is_file() and record.is_made_from(source))
+def _is_up_to_date(record: Record, source: str, request: Request) -> bool:
+    return (record.state == "done" and record.data.get("asked") == request.make_comparison_key()
+            and record.is_untouched() and record.report.is_file() and record.is_made_from(source))
 
 
 def _restore_item(item: BatchItem, record: Record) -> None:
@@ -267,10 +267,10 @@ def _restore_item(item: BatchItem, record: Record) -> None:
         setattr(item, name, record.data["item"][name])
 
 
-def _check_output_replaceable(record: Record, source: str, asked: Request, overwrite: bool) -> None:
+def _check_output_replaceable(record: Record, source: str, request: Request, overwrite: bool) -> None:
     """Raise InputError if the existing file at the result's path must not be replaced."""
     output = record.output
-    if asked.command == "rewrite" and output.parent.is_dir():
+    if request.command == "rewrite" and output.parent.is_dir():
         check_destination(source, output, overwrite=True)
     if overwrite or not os.path.lexists(output):
         return

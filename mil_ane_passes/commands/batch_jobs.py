@@ -159,7 +159,7 @@ class Job:
     output: str | None
     folder: str | None
     replace: bool
-    asked: Request
+    request: Request
     command: bool = False
 
 
@@ -169,7 +169,7 @@ def run_job(job: Job) -> BatchItem:
     with exclusive(), silence_coremltools(), use_command_spelling(job.command):
         try:
             _check_worker(job)
-            work = _make_work(job.asked)
+            work = _make_work(job.request)
             started = time.perf_counter()
             try:
                 _run_recorded(job, item, work)
@@ -185,10 +185,10 @@ def run_job(job: Job) -> BatchItem:
 def _check_worker(job: Job) -> None:
     """Raise InputError if this process is not the same tool, or does not see the same files."""
     here = socket.gethostname()
-    if dict(job.asked.tool) != dict(describe_tool()):
+    if dict(job.request.tool) != dict(describe_tool()):
         raise InputError(
             f"the worker on {here} runs another mil-ane-passes or coremltools: found {_format_tool(describe_tool())}, "
-            f"expected {_format_tool(job.asked.tool)}; install the same there"
+            f"expected {_format_tool(job.request.tool)}; install the same there"
         )
     if job.folder is not None and not Path(job.folder, RECORDS_FOLDER).is_dir():
         raise InputError(f"the worker on {here} does not see {job.folder}; workers need the same paths: give them on a "
@@ -200,7 +200,7 @@ def _format_tool(which: Any) -> str:
     return f"{which['version']} ({which['code'][:8]}, coremltools {which['coremltools']}){plugins}"
 
 
-def _make_work(asked: Request) -> Work:
+def _make_work(request: Request) -> Work:
     """Make the function that does the work, with its imports done.
 
     Raises OptionsError for options that it would reject.
@@ -208,11 +208,13 @@ def _make_work(asked: Request) -> Work:
     from .lint import lint
     from .rewrite import rewrite
 
-    how = _prepare_options(asked)
-    return partial(_rewrite_package, rewrite, how) if asked.command == "rewrite" else partial(_lint_package, lint, how)
+    how = _prepare_options(request)
+    if request.command == "rewrite":
+        return partial(_rewrite_package, rewrite, how)
+    return partial(_lint_package, lint, how)
 
 
-def _prepare_options(asked: Request) -> dict[str, Any]:
+def _prepare_options(request: Request) -> dict[str, Any]:
     """Convert the options to those of the public functions. Raises OptionsError for options that these would reject."""
     from ..equivalence.user_inputs import UserInputs, parse_ranges
     from ..passes.max_growth import check_max_growth
@@ -221,10 +223,10 @@ def _prepare_options(asked: Request) -> dict[str, Any]:
     from ..passes.targets import parse_target
     from ..utils.npz import read_arrays
 
-    how = dict(asked.options)
+    how = dict(request.options)
     try:
         parse_target(how["target"])
-        if asked.command == "lint":
+        if request.command == "lint":
             select_rule_names(how["select"], how["ignore"])
             configure_rules(how["options"])
             return how
@@ -244,7 +246,7 @@ def _run_recorded(job: Job, item: BatchItem, work: Work) -> None:
         item.held = work(job, item)
         return
     record = Record(Path(job.folder), Path(job.output))
-    files = take_fingerprint(job.source, deep=job.asked.is_costly)
+    files = take_fingerprint(job.source, deep=job.request.is_costly)
     record.start()
     try:
         report = work(job, item)
@@ -255,11 +257,11 @@ def _run_recorded(job: Job, item: BatchItem, work: Work) -> None:
         record.mark_failed(report)
         item.report_file = str(record.report)
         return
-    if job.asked.command == "lint":
+    if job.request.command == "lint":
         item.bytes = sum_file_sizes(files)
     item.report_file = str(record.report)
     record.finish(report, source=os.path.realpath(job.source), files=update_link_stamps(files, job.source),
-                  asked=job.asked.make_comparison_key(), item={name: getattr(item, name) for name in RECORDED_FIELDS})
+                  asked=job.request.make_comparison_key(), item={name: getattr(item, name) for name in RECORDED_FIELDS})
 
 
 def _rewrite_package(rewrite: Callable[..., Any], how: dict[str, Any], job: Job, item: BatchItem) -> dict[str, Any]:
@@ -283,14 +285,14 @@ def _rewrite_package(rewrite: Callable[..., Any], how: dict[str, Any], job: Job,
 def _lint_package(lint: Callable[..., Any], how: dict[str, Any], job: Job, item: BatchItem) -> dict[str, Any]:
     from ..report.formats import format_report
 
-    bar, form = how["fail_under"], how["report"]
+    share, form = how["fail_under"], how["report"]
     report = lint(job.source, **{name: how[name] for name in get_batch_options(LintOptions)})
-    under = bar is not None and report.share < bar
+    under = share is not None and report.share < share
     item.status = "findings" if report.warnings else "clean"
-    item.code = int(under or (bar is None and bool(report.warnings)))
+    item.code = int(under or (share is None and bool(report.warnings)))
     item.count, item.ops_before = len(report.warnings), len(report.plan.rows)
     if under:
-        item.error = f"{report.share:.2f} % of the ops are predicted on the ANE, under the bar of {bar:g} %"
+        item.error = f"{report.share:.2f} % of the ops are predicted on the ANE, under the bar of {share:g} %"
     if job.output is not None:
         write_text_atomically(Path(job.output), f"{format_report(report, form)}\n")
     made: dict[str, Any] = report.to_dict()

@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 @command(CalibrateOptions)
-def calibrate(given: CalibrateOptions) -> CalibrateReport:
+def calibrate(options: CalibrateOptions) -> CalibrateReport:
     """Run a model on `feeds` (a mapping from input name to array, or several) or within `ranges` (input name to (low,
     high), both included), at float32, and report for each value its range, its fp16 headroom, the bound on its partial
     sums, the rules that match, and the rewrites that fix what does not fit: each rule that fires is tried on a copy.
@@ -95,22 +95,22 @@ def calibrate(given: CalibrateOptions) -> CalibrateReport:
     from ..passes.targets import parse_target
     from .sources import open_source
 
-    parse_target(given.target)
-    inputs = UserInputs.of(given.feeds, given.ranges)
-    model = open_source(given.src)
+    parse_target(options.target)
+    inputs = UserInputs.of(options.feeds, options.ranges)
+    model = open_source(options.src)
 
     def make(program: Program) -> Any:
         return inputs.plans(program, model.describe) if inputs else build_plans(program, DEFAULT_SEEDS, model.describe)
 
     rules = [rule for rule in get_all_rules().values() if _is_numerics_rule(rule)]
     try:
-        with share_budget(given.max_steps, given.max_seconds, given.progress):
-            found = calibrate_program(model.program, make, rules, target=given.target, progress=given.progress)
+        with share_budget(options.max_steps, options.max_seconds, options.progress):
+            found = calibrate_program(model.program, make, rules, target=options.target, progress=options.progress)
     except InputError as error:
         if not inputs.ranges:
             raise
         raise InputError(f"{error}; both ends of {format_option('ranges')} are included") from error
-    return CalibrateReport(model.name, given.target, found.runs, found, given.worst, sampled=not inputs)
+    return CalibrateReport(model.name, options.target, found.runs, found, options.worst, sampled=not inputs)
 
 
 def _is_numerics_rule(rule: type[Rule]) -> bool:

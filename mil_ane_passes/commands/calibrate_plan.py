@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 @command(CalibratePlanOptions)
-def calibrate_plan(given: CalibratePlanOptions) -> CalibratePlanReport:
+def calibrate_plan(options: CalibratePlanOptions) -> CalibratePlanReport:
     """Compare the prediction with `measured`: a result.json of `measure.py`, a dumped compute plan, or its data.
 
     `model` is the measured model; without it the packages next to a result.json are used. `target` is the target of
@@ -72,15 +72,16 @@ def calibrate_plan(given: CalibratePlanOptions) -> CalibratePlanReport:
     from ..passes.targets import parse_target
     from .sources import open_source
 
-    read = read_measurements(given.measured)
+    read = read_measurements(options.measured)
     report = CalibratePlanReport()
-    wanted = given.target or _choose_target(read[0], report)
-    parse_target(wanted)
-    for source, plans in [(given.model, read)] if given.model is not None else _find_packages_beside(read):
+    predicted_for = options.target or _choose_target(read[0], report)
+    parse_target(predicted_for)
+    for source, plans in [(options.model, read)] if options.model is not None else _find_packages_beside(read):
         source = open_source(source)
-        plan, _ = predict_plan(source.program, configure_rules(None).values(), target=wanted, package=source.package)
+        plan, _ = predict_plan(source.program, configure_rules(None).values(), target=predicted_for,
+                               package=source.package)
         agreement = compare_with_measurement(plan, find_best_match(plan, plans, source.name))
-        report.compared.append(PlanComparison(source.name, wanted, agreement))
+        report.compared.append(PlanComparison(source.name, predicted_for, agreement))
     return report
 
 
@@ -193,11 +194,11 @@ def _iterate_disagreement_lines(listed: list[Disagreement]) -> Iterator[str]:
     from ..report.agreement import disagreement_to_dict
 
     for each in listed[:_MAX_DISAGREEMENTS_LISTED]:
-        told = disagreement_to_dict(each)
-        codes = f" {', '.join(told['codes'])}:" if told["codes"] else ""
-        why = f";{codes} {told['reason']}" if told["reason"] and each.what == "support" else ""
-        yield (f"  {told['function']} {told['index']} %{told['output']} ({told['op']}): predicted {told['predicted']}, "
-               f"measured {told['measured']}{why}")
+        data = disagreement_to_dict(each)
+        codes = f" {', '.join(data['codes'])}:" if data["codes"] else ""
+        why = f";{codes} {data['reason']}" if data["reason"] and each.what == "support" else ""
+        yield (f"  {data['function']} {data['index']} %{data['output']} ({data['op']}): predicted {data['predicted']}, "
+               f"measured {data['measured']}{why}")
     if len(listed) > _MAX_DISAGREEMENTS_LISTED:
         yield f"  {_format_remainder(len(listed)).strip()}"
 

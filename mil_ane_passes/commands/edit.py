@@ -45,10 +45,10 @@ _MAX_CHANGES_LISTED = 12
 "The most changes that the text lists per option; the JSON has all."
 
 
-def _parse_io(given: list[list[str]]) -> dict[str, list[str]]:
+def _parse_io(texts: list[list[str]]) -> dict[str, list[str]]:
     """Group the names by type. InputError when a type is used with names and without."""
     found: dict[str, list[str]] = {}
-    for dtype, *names in given:
+    for dtype, *names in texts:
         if dtype in found and not (names and found[dtype]):
             raise InputError(
                 f"{format_option_values('io', dtype)} is given for all names, and again; expected it once"
@@ -57,10 +57,10 @@ def _parse_io(given: list[list[str]]) -> dict[str, list[str]]:
     return found
 
 
-def _parse_renames(given: list[str]) -> dict[str, str]:
+def _parse_renames(texts: list[str]) -> dict[str, str]:
     """Parse `A=B` texts to a mapping. InputError for a text that is not of that form, or for two with the same A."""
     found: dict[str, str] = {}
-    for text in given:
+    for text in texts:
         name, equals, value = text.partition("=")
         if not (name and equals and value):
             raise InputError(f"{format_option_values('rename', text)}: expected A=B, such as "
@@ -127,17 +127,17 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    given = read_options(arguments, EditOptions)
-    asked = EditOptions(**given)
-    with start_copying(arguments.src, arguments.dst, asked.overwrite, asked.dry_run, asked.packed,
-                       asked.parts) as ahead:
-        report = edit(**given, ahead=ahead)
+    keywords = read_options(arguments, EditOptions)
+    options = EditOptions(**keywords)
+    with start_copying(arguments.src, arguments.dst, options.overwrite, options.dry_run, options.packed,
+                       options.parts) as ahead:
+        report = edit(**keywords, ahead=ahead)
     print_report(report, arguments.format)
     return 0
 
 
 @command(EditOptions)
-def edit(given: EditOptions) -> EditReport:
+def edit(options: EditOptions) -> EditReport:
     """Edit the ML Program package `src` and write the result to `dst`; the rest of the package is unchanged.
 
     `src` is a path, a `Package` as it was loaded, or an MLModel that is a package on disk. `fix_shape` gives inputs
@@ -161,26 +161,26 @@ def edit(given: EditOptions) -> EditReport:
     from ..transforms.sources import get_source_path, open_document
 
     started = time.perf_counter()
-    edits = _make_edits(given)
-    source = get_source_path(given.src)
-    target = None if given.dry_run else _check_target(given, source)
+    edits = _make_edits(options)
+    source = get_source_path(options.src)
+    target = None if options.dry_run else _check_target(options, source)
     with (
-        _start_copying_ahead(source, target, given) as ahead,
+        _start_copying_ahead(source, target, options) as ahead,
         pause_garbage_collection(),
     ):
-        documents = apply_edits(open_document(given.src), edits)
+        documents = apply_edits(open_document(options.src), edits)
         report = EditReport(
             str(source), done=_collect_done_edits(documents), weight_bytes_before=_count_weight_bytes(source)
         )
         if target is not None:
-            report.outputs = _write_documents(documents, target, given, ahead)
+            report.outputs = _write_documents(documents, target, options, ahead)
             report.status = "written" if report.changed else "unchanged"
             report.weight_bytes_after = sum(_count_weight_bytes(Path(path)) for path in report.outputs)
     report.seconds = time.perf_counter() - started
     return report
 
 
-def _make_edits(given: EditOptions) -> list[Edit]:
+def _make_edits(options: EditOptions) -> list[Edit]:
     """Make the requested edits. Raises InputError if there are none, or if two contradict each other.
 
     Names are those of the source. Edits that make functions come first, then those that change outputs and types, then
@@ -194,22 +194,22 @@ def _make_edits(given: EditOptions) -> list[Edit]:
     from ..transforms.rename import Rename
     from ..transforms.split_at import SplitAt
 
-    function = given.function
+    function = options.function
     edits: list[Edit] = []
-    if given.fix_shape:
-        edits.append(FixShape(given.fix_shape, function))
-    if given.expose:
-        edits.append(Expose(_list_names(given.expose, "expose"), function))
-    if given.drop_output:
-        edits.append(DropOutput(_list_names(given.drop_output, "drop_output"), function))
-    edits += [Io(dtype, names, function) for dtype, names in _group_names_by_type(given.io).items()]
-    renamed = _check_renames(given.rename) if given.rename else {}
+    if options.fix_shape:
+        edits.append(FixShape(options.fix_shape, function))
+    if options.expose:
+        edits.append(Expose(_list_names(options.expose, "expose"), function))
+    if options.drop_output:
+        edits.append(DropOutput(_list_names(options.drop_output, "drop_output"), function))
+    edits += [Io(dtype, names, function) for dtype, names in _group_names_by_type(options.io).items()]
+    renamed = _check_renames(options.rename) if options.rename else {}
     if renamed:
         edits.append(Rename(renamed, function))
-    if given.split_at:
-        names = [renamed.get(name, name) for name in _list_names(given.split_at, "split_at")]
+    if options.split_at:
+        names = [renamed.get(name, name) for name in _list_names(options.split_at, "split_at")]
         edits.append(SplitAt(names, function))
-    if given.dedup_weights:
+    if options.dedup_weights:
         edits.append(DedupWeights())
     if not edits:
         raise InputError(
@@ -219,26 +219,26 @@ def _make_edits(given: EditOptions) -> list[Edit]:
     return edits
 
 
-def _list_names(given: Names, option: str) -> list[str]:
-    """Return `given` as a list, without the % that reports print before values. InputError for anything but names."""
+def _list_names(names: Names, option: str) -> list[str]:
+    """Return `names` as a list, without the % that reports print before values. InputError for anything but names."""
     from ..transforms.names import strip_percent
 
-    names = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else [given]
-    if any(not isinstance(name, str) for name in names):
+    listed = [names] if isinstance(names, str) else list(names) if isinstance(names, Iterable) else [names]
+    if any(not isinstance(name, str) for name in listed):
         raise InputError(
-            f"{format_option_values(option)}: found {given!r}; expected the name of a value, or a list of names"
+            f"{format_option_values(option)}: found {names!r}; expected the name of a value, or a list of names"
         )
-    return [strip_percent(name) for name in names]
+    return [strip_percent(name) for name in listed]
 
 
-def _check_renames(given: Mapping[str, str]) -> dict[str, str]:
+def _check_renames(renames: Mapping[str, str]) -> dict[str, str]:
     from ..transforms.names import strip_percent
 
-    if not isinstance(given, Mapping) or any(not isinstance(name, str) for pair in given.items() for name in pair):
+    if not isinstance(renames, Mapping) or any(not isinstance(name, str) for pair in renames.items() for name in pair):
         raise InputError(
-            f"{format_option_values('rename')}: found {given!r}; expected a mapping from names to new names"
+            f"{format_option_values('rename')}: found {renames!r}; expected a mapping from names to new names"
         )
-    return {strip_percent(old): new for old, new in given.items()}
+    return {strip_percent(old): new for old, new in renames.items()}
 
 
 def _group_names_by_type(io: IoTypes) -> dict[str, list[str]]:
@@ -247,37 +247,37 @@ def _group_names_by_type(io: IoTypes) -> dict[str, list[str]]:
         raise InputError(
             f"{format_option_values('io')}: found {io!r}; expected 'fp16', 'fp32' or a mapping from these to names"
         )
-    given = {} if io is None else {io: []} if isinstance(io, str) else {key: _list_names(io[key], "io") for key in io}
-    twice = sorted(set.intersection(*map(set, given.values()))) if len(given) > 1 else []
-    if twice or (len(given) > 1 and not all(given.values())):
+    groups = {} if io is None else {io: []} if isinstance(io, str) else {key: _list_names(io[key], "io") for key in io}
+    twice = sorted(set.intersection(*map(set, groups.values()))) if len(groups) > 1 else []
+    if twice or (len(groups) > 1 and not all(groups.values())):
         raise InputError(
-            f"{format_option_values('io')}: both {' and '.join(given)} are asked for "
+            f"{format_option_values('io')}: both {' and '.join(groups)} are asked for "
             f"{', '.join(twice) or 'all names'}; "
             "expected each name with one type"
         )
-    return given
+    return groups
 
 
-def _check_target(given: EditOptions, source: Path) -> Path:
+def _check_target(options: EditOptions, source: Path) -> Path:
     """Return the path to write to. Raises InputError if a part of the result could not be written at the end."""
-    if given.dst is None:
+    if options.dst is None:
         raise InputError("no output; expected a path that ends in .mlpackage, or a dry run")
-    for part in given.parts:
-        check_destination(source, build_part_path(Path(given.dst), part), given.overwrite)
-    return Path(given.dst)
+    for part in options.parts:
+        check_destination(source, build_part_path(Path(options.dst), part), options.overwrite)
+    return Path(options.dst)
 
 
 def _start_copying_ahead(
-    source: Path, target: Path | None, given: EditOptions
+    source: Path, target: Path | None, options: EditOptions
 ) -> AbstractContextManager[CopyAhead | None]:
     """Start copying large files, unless the caller has started that."""
-    if given.ahead is not None or target is None or given.packed:
-        return nullcontext(given.ahead)
+    if options.ahead is not None or target is None or options.packed:
+        return nullcontext(options.ahead)
     return CopyAhead(source, target)
 
 
 def _write_documents(
-    documents: list[Document], target: Path, given: EditOptions, ahead: CopyAhead | None
+    documents: list[Document], target: Path, options: EditOptions, ahead: CopyAhead | None
 ) -> list[str]:
     """Write all documents or none; returns the paths."""
     from ..package.package_writer import PackageOutput, write_models
@@ -290,7 +290,7 @@ def _write_documents(
             plan.dead_limit = document.dead_limit
         path = Path(os.path.abspath(build_part_path(target, document.part)))
         outputs.append(PackageOutput(document.layout, document.files, document.emit(), path, plan))
-    write_models(outputs, overwrite=given.overwrite, link=given.link, ahead=ahead)
+    write_models(outputs, overwrite=options.overwrite, link=options.link, ahead=ahead)
     return [os.fspath(build_part_path(target, document.part)) for document in documents]
 
 

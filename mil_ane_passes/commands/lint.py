@@ -69,10 +69,10 @@ class LintOptions:
 class LintSettings:
     """The options of one run of the command: those on the command line, and otherwise those in the settings file.
 
-    `given` are keywords of `lint`, `from_file` the names of those that the file has set.
+    `keywords` are those of `lint`, `from_file` the names of those that the file has set.
     """
 
-    given: Mapping[str, Any]
+    keywords: Mapping[str, Any]
     from_file: frozenset[str]
     file: Path | None
     fail_under: float | None
@@ -110,17 +110,17 @@ def run(arguments: argparse.Namespace) -> int:
         raise InputError("no path given; expected the path of an .mlpackage")
     settings = read_lint_settings(arguments)
     target = None if arguments.output is None else check_output_file(
-        arguments.output, [settings.given.get("baseline"), arguments.measured, settings.file])
+        arguments.output, [settings.keywords.get("baseline"), arguments.measured, settings.file])
     with settings.name_file():
-        report = lint(**settings.given)
+        report = lint(**settings.keywords)
     if arguments.format == "html" and target is None and isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")  # the encoding that the page declares
     from ..report.formats import format_report
 
     _print_or_write(report, format_report(report, arguments.format, everything=arguments.all), target)
     failed = list(_iterate_failed_gates(report, settings.fail_under))
-    for words in failed:
-        print(f"mil-ane-passes: {escape_text(words)}", file=sys.stderr)
+    for message in failed:
+        print(f"mil-ane-passes: {escape_text(message)}", file=sys.stderr)
     gated = settings.fail_under is not None or report.baseline is not None
     return 1 if failed or (report.warnings and not gated) else 0
 
@@ -130,11 +130,11 @@ def read_lint_settings(arguments: argparse.Namespace) -> LintSettings:
     if arguments.no_config and arguments.config is not None:
         raise InputError("--config and --no-config contradict each other; give one of them")
     settings = Settings() if arguments.no_config else read_settings(arguments.config)
-    bar = settings.fail_under if arguments.fail_under is None else parse_percent(arguments.fail_under, "--fail-under")
-    given = read_options(arguments, LintOptions)
+    share = settings.fail_under if arguments.fail_under is None else parse_percent(arguments.fail_under, "--fail-under")
+    typed = read_options(arguments, LintOptions)
     found = {name: value for name in ("target", "select", "ignore", "options", "baseline")
-             if name not in given and (value := getattr(settings, name)) is not None}
-    return LintSettings({**found, **given}, frozenset(found), settings.file, bar)
+             if name not in typed and (value := getattr(settings, name)) is not None}
+    return LintSettings({**found, **typed}, frozenset(found), settings.file, share)
 
 
 def _print_or_write(report: LintReport, made: str, target: Path | None) -> None:
@@ -147,11 +147,11 @@ def _print_or_write(report: LintReport, made: str, target: Path | None) -> None:
     print(format_lines([format_headline(report), f"written to {target}"]))
 
 
-def _iterate_failed_gates(report: LintReport, bar: float | None) -> Iterator[str]:
+def _iterate_failed_gates(report: LintReport, share: float | None) -> Iterator[str]:
     """Yield a message for each gate that failed."""
-    if bar is not None and report.share < bar:
+    if share is not None and report.share < share:
         yield (f"--fail-under: {report.on_ane} of {len(report.plan.rows)} ops ({report.share:.2f} %) are predicted on "
-               f"the ANE, under the bar of {bar:g} %")
+               f"the ANE, under the bar of {share:g} %")
     if report.baseline is not None:
         new = sum(item.level != "note" for item in report.baseline.new)
         if new:
@@ -159,7 +159,7 @@ def _iterate_failed_gates(report: LintReport, bar: float | None) -> Iterator[str
 
 
 @command(LintOptions)
-def lint(given: LintOptions) -> LintReport:
+def lint(options: LintOptions) -> LintReport:
     """Find the ops of `src` that leave the ANE of `target`, with the rule, its evidence, and the fix of each.
 
     `select` and `ignore` choose the reported rules (codes, beginnings of codes such as ANE3, slugs or names; `ignore`
@@ -177,17 +177,17 @@ def lint(given: LintOptions) -> LintReport:
     from ..report.baseline import read_baseline
 
     with pause_garbage_collection():
-        parse_target(given.target)
-        names, rules = select_rule_names(given.select, given.ignore), configure_rules(given.options)
-        known = None if given.baseline is None else read_baseline(given.baseline)
+        parse_target(options.target)
+        names, rules = select_rule_names(options.select, options.ignore), configure_rules(options.options)
+        known = None if options.baseline is None else read_baseline(options.baseline)
         helping = names_of_fixes(rule for name, rule in rules.items() if name in names)
-        asked = [rule for name, rule in rules.items() if name in names or name in helping or rule.refuses]
-        plans = [] if given.measured is None else read_measurements(given.measured)
-        report = _lint_source(given.src, given.target, asked, names, plans)
-        if given.after is not None:
+        requested = [rule for name, rule in rules.items() if name in names or name in helping or rule.refuses]
+        plans = [] if options.measured is None else read_measurements(options.measured)
+        report = _lint_source(options.src, options.target, requested, names, plans)
+        if options.after is not None:
             taken = None if report.measured is None else report.measured.match.measurement
-            rest = [each for each in plans if taken is not None and each is not taken]
-            report.after = _lint_source(given.after, given.target, asked, names, rest)
+            unused = [each for each in plans if taken is not None and each is not taken]
+            report.after = _lint_source(options.after, options.target, requested, names, unused)
         report.baseline = None if known is None else known.compare(report.findings)
         return report
 
@@ -208,12 +208,12 @@ def _lint_source(
     # What changes the interface is not for the parts of a pipeline, which have neighbours.
     fitting = [rule for rule in rules if not (source.is_pipeline and getattr(rule, "interface", False))]
     plan, found = predict_plan(source.program, fitting, target=target, package=source.package)
-    told = compare_with_measurement(plan, find_best_match(plan, plans, source.name)) if plans else None
-    if told is not None:
-        found += iterate_contradictions(told)
-        apply_measurement(plan, told)
+    agreement = compare_with_measurement(plan, find_best_match(plan, plans, source.name)) if plans else None
+    if agreement is not None:
+        found += iterate_contradictions(agreement)
+        apply_measurement(plan, agreement)
     report = LintReport.of(source.name, target, plan, attach_fixes(found, names), {*names, MeasuredOtherwise.name})
-    report.measured = told
+    report.measured = agreement
     report.findings = _keep_possible_cuts(report.findings, source)
     report.left_out = {} if source.package is None else source.package.members.others
     return report

@@ -70,50 +70,51 @@ class FolderWriter:
     sides: dict[str, OpenedSource]
     progress: Progress
 
-    def write(self, given: UserInputs, seeds: int) -> None:
+    def write(self, user_inputs: UserInputs, seeds: int) -> None:
         self.first: dict[tuple[str, str], tuple[str, set[str]]] = {}
-        packages, tolerances, wanted = [], {}, self._plans(self.sides["before"], given, seeds)
+        packages, tolerances, plans = [], {}, self._plans(self.sides["before"], user_inputs, seeds)
         for name, side in self.sides.items():
             if name != "before":
-                wanted = self._again(side, wanted, seeds)
+                plans = self._again(side, plans, seeds)
             save(_get_package(side), self.folder / f"{name}.mlpackage")
             self.made.packages.append(f"{name}.mlpackage")
             tolerances[name] = get_default_tolerance(side.program)
             packages.append({
                 "name": name, "path": f"{name}.mlpackage", "tolerance": tolerances[name],
-                "functions": self._functions(name, side, wanted)})
+                "functions": self._functions(name, side, plans)})
         manifest = {"schema": 1, "made_by": self.made.build_provenance(), "packages": packages}
         self._text("manifest.json", json.dumps(manifest, indent=1))
         script = resources.files(f"{__package__.rpartition('.')[0]}.report.mac").joinpath("measure.py")
         self._text("measure.py", script.read_text(encoding="utf-8"))
         self._text("README.txt", format_readme(self.made, tolerances))
 
-    def _plans(self, side: OpenedSource, given: UserInputs, seeds: int) -> list[Plan]:
+    def _plans(self, side: OpenedSource, user_inputs: UserInputs, seeds: int) -> list[Plan]:
         """Build the runs of `before`. Feeds are rounded to the narrower dtype of both packages."""
-        drawn = build_plans(side.program, seeds, side.describe)
-        if given:
+        sampled = build_plans(side.program, seeds, side.describe)
+        if user_inputs:
             default = side.program.default_function_name
-            drawn = [*given.plans(side.program, side.describe), *(run for run in drawn if run.function != default)]
+            others = [run for run in sampled if run.function != default]
+            sampled = [*user_inputs.plans(side.program, side.describe), *others]
         narrow = {(function, name) for each in self.sides.values() for function, name in _iterate_fp16_inputs(each)}
         return [replace(run, feeds={name: value.astype(np.float16).astype(value.dtype)
                                     if (run.function, name) in narrow and value.dtype.kind == "f" else value
-                                    for name, value in _convert_feeds_to_pixels(side, run).items()}) for run in drawn]
+                                    for name, value in _convert_feeds_to_pixels(side, run).items()}) for run in sampled]
 
-    def _again(self, side: OpenedSource, wanted: Sequence[Plan], seeds: int) -> list[Plan]:
+    def _again(self, side: OpenedSource, plans: Sequence[Plan], seeds: int) -> list[Plan]:
         """Return the same runs for another package where its inputs are the same, else random feeds of its own."""
         functions = side.program.functions
         own = [
             replace(run, feeds=_convert_feeds_to_pixels(side, run))
             for run in build_plans(side.program, seeds, side.describe)
         ]
-        same = [run for run in wanted if run.function in functions
+        same = [run for run in plans if run.function in functions
                 and {*run.feeds, *run.state} == set(functions[run.function].inputs)]
         return same + [run for run in own if run.function not in {run.function for run in same}]
 
-    def _functions(self, name: str, side: OpenedSource, wanted: Sequence[Plan]) -> list[dict[str, Any]]:
+    def _functions(self, name: str, side: OpenedSource, plans: Sequence[Plan]) -> list[dict[str, Any]]:
         several = bool(_get_package(side).spec.description.functions)
         skipped = {each: _explain_unfeedable_input(side.describe(each)) for each in side.program.functions}
-        runs = self._executed(name, side, [run for run in wanted if not skipped[run.function]])
+        runs = self._executed(name, side, [run for run in plans if not skipped[run.function]])
         images = {each: [feature.name for feature in side.describe(each).input if feature.type.HasField("imageType")]
                   for each in side.program.functions}
         self.made.images |= any(images.values())
@@ -121,13 +122,13 @@ class FolderWriter:
                  "feeds": [self._feed(side, run) for run in runs if run.plan.function == each]}
                 for each in side.program.functions]
 
-    def _executed(self, name: str, side: OpenedSource, wanted: Sequence[Plan]) -> list[Run]:
+    def _executed(self, name: str, side: OpenedSource, plans: Sequence[Plan]) -> list[Run]:
         """Run the feeds at float32 and return the runs with their outputs. Runs that fail are left out, with a note."""
         try:
-            runs = execute_plans(side.program, wanted, ("float32",), self.progress).runs
+            runs = execute_plans(side.program, plans, ("float32",), self.progress).runs
         except NotSupported as lacking:
             self.made.notes.append(f"{name}: no expected outputs, as the reference runtime cannot run it ({lacking})")
-            return [Run(plan) for plan in wanted]
+            return [Run(plan) for plan in plans]
         self.made.notes += [f"{name}, {run.plan.function}, {run.plan.label}: left out, it cannot be run ({run.error})"
                             for run in runs if run.error]
         return [run for run in runs if not run.error]
@@ -147,9 +148,9 @@ class FolderWriter:
             )
             file = self._arrays(f"expected/{number:03d}.npz", found)
             references.append({"name": "expected", "file": file})
-            there, outputs = self.first.setdefault((plan.function, plan.label), (file, set(found)))
-            if there != file and outputs == set(found):
-                references.append({"name": "expected of before", "file": there})
+            reference, outputs = self.first.setdefault((plan.function, plan.label), (file, set(found)))
+            if reference != file and outputs == set(found):
+                references.append({"name": "expected of before", "file": reference})
         return {"label": plan.label, "inputs": self._arrays(f"feeds/{number:03d}.npz", fed),
                 "states": self._arrays(f"states/{number:03d}.npz", plan.state) if plan.state else None,
                 "references": references}

@@ -62,6 +62,7 @@ class MacScriptOptions:
     target: str = field(default="all", metadata=flag())
     "chip to rewrite for (default: all)"
     feeds: Feeds | None = field(default=None, metadata=FEEDS)
+    "inputs by name; may be given several times; default: seeded draws"
     seeds: int = field(default=DEFAULT_SEEDS, metadata=flag(type=positive_int, metavar="N"))
     "how many draws (default 3)"
     progress: Progress = ignore_progress
@@ -75,15 +76,15 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    given = read_options(arguments, MacScriptOptions)
+    keywords = read_options(arguments, MacScriptOptions)
     with show_progress() as progress:
-        report = write_mac_script(folder=arguments.folder, **given, progress=progress)
+        report = write_mac_script(folder=arguments.folder, **keywords, progress=progress)
     print_report(report, arguments.format)
     return 0
 
 
 @command(MacScriptOptions)
-def write_mac_script(given: MacScriptOptions) -> MacFolder:
+def write_mac_script(options: MacScriptOptions) -> MacFolder:
     """Write a folder with which a user with a Mac measures `src`, and `after` or its rewrite beside it.
 
     The folder is written entirely or not at all.
@@ -98,20 +99,20 @@ def write_mac_script(given: MacScriptOptions) -> MacFolder:
     from .mac_folder import FolderWriter, require_package, stage_folder
     from .sources import open_source
 
-    rewritten = given.preset is not None or given.passes is not None
-    if given.after is not None and rewritten:
+    rewritten = options.preset is not None or options.passes is not None
+    if options.after is not None and rewritten:
         raise InputError("both a package to compare with and a rewrite; expected "
                          f"{choose_spelling('AFTER.mlpackage, or --preset or --passes', 'after, or preset or passes')}")
-    inputs = UserInputs.of(given.feeds, None)
-    before = require_package(open_source(given.src))
-    made = MacFolder(before.name, os.fspath(given.folder))
-    with stage_folder(given.folder) as staged:
+    inputs = UserInputs.of(options.feeds, None)
+    before = require_package(open_source(options.src))
+    made = MacFolder(before.name, os.fspath(options.folder))
+    with stage_folder(options.folder) as staged:
         sides = {"before": before}
-        if given.after is not None:
-            sides["after"] = require_package(open_source(given.after))
+        if options.after is not None:
+            sides["after"] = require_package(open_source(options.after))
         elif rewritten:
-            report = rewrite(before.package, preset=given.preset or "safe", passes=given.passes, target=given.target,
-                             feeds=given.feeds, progress=given.progress)
+            report = rewrite(before.package, preset=options.preset or "safe", passes=options.passes,
+                             target=options.target, feeds=options.feeds, progress=options.progress)
             if report.status == "not verified":
                 raise InputError(
                     "the rewrite is not verified equivalent, so nothing was written; mil-ane-passes rewrite says "
@@ -121,7 +122,7 @@ def write_mac_script(given: MacScriptOptions) -> MacFolder:
                 sides["after"] = open_source(report.package)
             else:
                 made.notes.append("the rewrite changes nothing here, so there is no package 'after'")
-        FolderWriter(staged, made, sides, given.progress).write(inputs, given.seeds)
+        FolderWriter(staged, made, sides, options.progress).write(inputs, options.seeds)
     return made
 
 

@@ -80,7 +80,8 @@ def argument(metavar: str, **settings: Any) -> Metadata:
 def flag(
     *names: str, batch: bool = True, parse: Callable[[Any], Any] | None = None, help: str = "", **settings: Any
 ) -> Metadata:
-    """Describe a field that is a flag on the command line; `help` is for flags that several commands share."""
+    """Describe a field that is a flag on the command line; `help` is for flags that several commands share, where
+    the field has no text of its own."""
     return {"flag": _Flag(names, parse, help, settings), "batch": batch}
 
 
@@ -132,7 +133,7 @@ def add_options(parser: argparse.ArgumentParser, options: type, *, batch: bool =
     """
     docs = read_field_docs(options)
     for each, form in _iterate_flags(options, batch):
-        settings: dict[str, Any] = {"default": None, "help": (form.help or docs[each.name]).replace("%", "%%")}
+        settings: dict[str, Any] = {"default": None, "help": (docs.get(each.name) or form.help).replace("%", "%%")}
         names = form.names or (f"--{each.name.replace('_', '-')}",)
         if not names[0].startswith("-"):
             names = (each.name,)

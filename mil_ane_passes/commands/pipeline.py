@@ -58,35 +58,35 @@ def pipeline(
 
 
 def make_measures(
-    given: UserInputs, describe: Any, seeds: int = DEFAULT_SEEDS, progress: Any = None
+    inputs: UserInputs, describe: Any, seeds: int = DEFAULT_SEEDS, progress: Any = None
 ) -> tuple[Measure | None, Measure]:
     """Make the measures of a program: on the user's feeds and ranges (None without any), and on seeded random feeds."""
-    say = progress or (lambda text: None)
+    report = progress or (lambda text: None)
 
-    def drawn(program: Program) -> Any:
+    def plan_sampled(program: Program) -> Any:
         return build_plans(program, seeds, describe)
 
-    def asked(program: Program) -> Any:
-        return given.plans(program, describe)
+    def plan_user_inputs(program: Program) -> Any:
+        return inputs.plans(program, describe)
 
-    return (make_measurer(asked, say) if given else None), make_measurer(drawn, say)
+    return (make_measurer(plan_user_inputs, report) if inputs else None), make_measurer(plan_sampled, report)
 
 
 def make_forecaster(target: str, package: Package | None = None) -> Forecaster:
     """Make the function that predicts programs for `target`; `package` describes the shapes of its inputs."""
     rules = [rule for rule in configure_rules(None).values() if rule.refuses]
 
-    def foresee(program: Program) -> Forecast:
+    def forecast(program: Program) -> Forecast:
         found = Forecast.of(predict_plan(program, rules, target=target, package=package)[0])
         return replace(found, padded=sum(each.padded for each in list_buffers(program)))
 
-    return foresee
+    return forecast
 
 
-def make_guard(foresee: Forecaster, most: float | None) -> Guard | None:
+def make_guard(forecast: Forecaster, share: float | None) -> Guard | None:
     """Make the guard that lets the predicted cost grow by `most`; None for no guard.
 
     Raises InputError for an invalid share.
     """
-    share = check_max_growth(most)
-    return None if share is None else Guard(foresee, share)
+    share = check_max_growth(share)
+    return None if share is None else Guard(forecast, share)

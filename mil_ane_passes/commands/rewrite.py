@@ -107,7 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 @command(RewriteOptions)
-def rewrite(given: RewriteOptions) -> RewriteReport:
+def rewrite(options: RewriteOptions) -> RewriteReport:
     """Rewrite a model and verify that the result is equivalent before anything is written.
 
     `src` is a path to an .mlpackage, an MLModel, a `Package` or a `mil.Program`; none of them is changed, except
@@ -128,20 +128,20 @@ def rewrite(given: RewriteOptions) -> RewriteReport:
     from .sources import open_source
 
     started = time.perf_counter()
-    plan = steps.plan_rewrite(given)
-    path = steps.resolve_destination(given.src, given.dst)
-    report = RewriteReport("", None if path is None or given.dry_run else str(path), given.preset, given.target,
+    plan = steps.plan_rewrite(options)
+    path = steps.resolve_destination(options.src, options.dst)
+    report = RewriteReport("", None if path is None or options.dry_run else str(path), options.preset, options.target,
                            passes=[rule.name for rule in plan.rules])
     with (
-        steps.start_copying_ahead(given, None if given.dry_run else path) as ahead,
-        share_budget(given.max_steps, given.max_seconds, given.progress),
+        steps.start_copying_ahead(options, None if options.dry_run else path) as ahead,
+        share_budget(options.max_steps, options.max_seconds, options.progress),
     ):
-        before = open_source(given.src)
+        before = open_source(options.src)
         steps.check_source(plan, before)
-        given.progress("rewriting")
+        options.progress("rewriting")
         outcome = steps.apply_and_verify(plan, before)
         steps.fill_report(report, plan, before, outcome)
-        if given.dry_run:
+        if options.dry_run:
             report.status = "dry run" if report.changed else "unchanged"
         elif report.status != "not verified":
             steps.write_result(report, plan, before, outcome, path, ahead)

@@ -64,13 +64,13 @@ MAX_PASSES_LEFT_OUT = 8
 class RewritePlan:
     """The checked options: the rules to apply, in order, and the user's inputs. `verify`: check the result."""
 
-    given: RewriteOptions
+    options: RewriteOptions
     rules: Sequence[Rewrite]
     inputs: UserInputs
 
     @property
     def verify(self) -> bool:
-        return self.given.verify and not self.given.dry_run
+        return self.options.verify and not self.options.dry_run
 
 
 @dataclass(frozen=True)
@@ -134,11 +134,11 @@ class Outcome:
     faulty_pass: FaultyPass | None = None
 
 
-def plan_rewrite(given: RewriteOptions) -> RewritePlan:
+def plan_rewrite(options: RewriteOptions) -> RewritePlan:
     """Check the options, before anything is read."""
-    parse_target(given.target)
-    rules = select_rewrites(given.preset, given.passes, given.options)
-    return RewritePlan(given, rules, UserInputs.of(given.feeds, given.ranges))
+    parse_target(options.target)
+    rules = select_rewrites(options.preset, options.passes, options.options)
+    return RewritePlan(options, rules, UserInputs.of(options.feeds, options.ranges))
 
 
 def resolve_destination(src: Any, dst: Any) -> Path | None:
@@ -155,20 +155,20 @@ def resolve_destination(src: Any, dst: Any) -> Path | None:
     return Path(fspath(dst))
 
 
-def start_copying_ahead(given: RewriteOptions, path: Path | None) -> AbstractContextManager[CopyAhead | None]:
+def start_copying_ahead(options: RewriteOptions, path: Path | None) -> AbstractContextManager[CopyAhead | None]:
     """Start copying files that will be copied in any case, unless the caller has started that.
 
     Raises InputError if `path` could not be written at the end.
     """
-    if given.ahead is not None:
-        return nullcontext(given.ahead)
-    source = given.src
+    if options.ahead is not None:
+        return nullcontext(options.ahead)
+    source = options.src
     if not isinstance(source, (str, PathLike)):
         source = source.path if isinstance(source, Package) else getattr(source, "package_path", None)
     if path is None or source is None:
         return nullcontext()
-    check_destination(fspath(source), path, given.overwrite)
-    return nullcontext() if given.link else CopyAhead(Path(source), path)
+    check_destination(fspath(source), path, options.overwrite)
+    return nullcontext() if options.link else CopyAhead(Path(source), path)
 
 
 def check_source(plan: RewritePlan, before: OpenedSource) -> None:
@@ -198,7 +198,7 @@ def apply_and_verify(plan: RewritePlan, before: OpenedSource) -> Outcome:
             if culprit.asked:
                 found.faulty_pass = faulty
                 return found
-            plan.given.progress(f"ane::{culprit.name} breaks the equivalence check; going on without it")
+            plan.options.progress(f"ane::{culprit.name} breaks the equivalence check; going on without it")
             found.rules, found.verify = [rule for rule in found.rules if rule is not culprit], None
             found.left_out.append(faulty)
     except LimitReached as reached:  # while a rule measured values: its effect is unknown
@@ -210,25 +210,25 @@ def apply_and_verify(plan: RewritePlan, before: OpenedSource) -> Outcome:
 
 def _apply_to_copy(plan: RewritePlan, before: OpenedSource, rules: Sequence[Rewrite], guarded: bool) -> RewrittenCopy:
     """Apply `rules` to a copy of the source."""
-    twin = copy_source(before)
-    return RewrittenCopy(twin, _apply_in_place(plan, before, twin.program, rules, guarded))
+    clone = copy_source(before)
+    return RewrittenCopy(clone, _apply_in_place(plan, before, clone.program, rules, guarded))
 
 
 def _apply_in_place(
     plan: RewritePlan, before: OpenedSource, program: Program, rules: Sequence[Rewrite], guarded: bool = True
 ) -> list[PassTrace]:
     """Apply `rules` to `program`, which has the interface of `before`; the guard reverts what it does not allow."""
-    given = plan.given
+    options = plan.options
     if plan.inputs and any(rule.measures for rule in rules):
         _require_torch("the values are measured by running the model, which")
-    measure, draw = make_measures(plan.inputs, before.describe, given.seeds, given.progress)
-    guard = make_guard(_make_forecaster(plan, before), given.max_growth) if guarded else None
-    return apply_rewrites(rules, program, target=given.target, measure=measure, draw=draw, strict=given.strict,
+    measure, draw = make_measures(plan.inputs, before.describe, options.seeds, options.progress)
+    guard = make_guard(_make_forecaster(plan, before), options.max_growth) if guarded else None
+    return apply_rewrites(rules, program, target=options.target, measure=measure, draw=draw, strict=options.strict,
                           guard=guard)
 
 
 def _make_forecaster(plan: RewritePlan, before: OpenedSource) -> Forecaster:
-    return make_forecaster(plan.given.target, before.package)
+    return make_forecaster(plan.options.target, before.package)
 
 
 def _verify(
@@ -243,8 +243,9 @@ def _verify(
     _require_torch("the equivalence check", f", or {format_no_verify_option()} to write without an equivalence check")
     try:
         return compare_programs(
-            before.program, made.copy.program, seeds=plan.given.seeds, precisions=CHECK_PRECISIONS, exactness=promised,
-            describe=before.describe, progress=plan.given.progress, mapping=_map_replaced_values(made.traces),
+            before.program, made.copy.program, seeds=plan.options.seeds, precisions=CHECK_PRECISIONS,
+            exactness=promised, describe=before.describe, progress=plan.options.progress,
+            mapping=_map_replaced_values(made.traces),
             further=plan.inputs.plans(before.program, before.describe),
             widths=any(rule.interface for rule in plan.rules), only=only, locate=locate, ranges=plan.inputs.ranges)
     except NotSupported as lacking:
@@ -256,10 +257,10 @@ def _is_unverifiable(plan: RewritePlan, before: OpenedSource, verify: VerifyRepo
     """Return whether the program before cannot be verified equivalent to itself; if so, write that into `verify`."""
     if verify.status == "different":  # both ran
         return False
-    alone = _verify(plan, before, RewrittenCopy(copy_source(before), []))
-    if alone.equal:
+    unchanged = _verify(plan, before, RewrittenCopy(copy_source(before), []))
+    if unchanged.equal:
         return False
-    verify.reason = f"the model cannot be verified even as it is, before any pass: {alone.reason}"
+    verify.reason = f"the model cannot be verified even as it is, before any pass: {unchanged.reason}"
     return True
 
 
@@ -274,7 +275,7 @@ def _find_faulty_pass(
     only = None if failed is None else (failed.function, failed.feeds)
     good, bad = 0, len(fired)  # the first `good` rules are verified, the first `bad` are not
     while bad - good > 1:
-        plan.given.progress(f"not verified: which of {bad - good} passes is to blame?")
+        plan.options.progress(f"not verified: which of {bad - good} passes is to blame?")
         middle = (good + bad) // 2
         trial = _apply_to_copy(plan, before, fired[:middle], guarded=False)
         checked = _verify(plan, before, trial, like=made, only=only, locate=False)
@@ -291,9 +292,10 @@ def _find_faulty_pass(
 
 def fill_report(report: RewriteReport, plan: RewritePlan, before: OpenedSource, outcome: Outcome) -> None:
     """Fill in the report of a rewrite whose result is not written yet."""
-    given, after = plan.given, outcome.after.copy
+    options, after = plan.options, outcome.after.copy
     report.source = before.name
-    report.outside = [rule.name for rule in plan.rules if rule.asked and not is_applicable(rule.targets, given.target)]
+    report.outside = [rule.name for rule in plan.rules
+                      if rule.asked and not is_applicable(rule.targets, options.target)]
     report.ops_before, report.ops_after = count_ops(before.program), count_ops(after.program)
     if before.package is not None:
         report.left_out = before.package.members.others
@@ -301,10 +303,10 @@ def fill_report(report: RewriteReport, plan: RewritePlan, before: OpenedSource, 
     report.traces, report.verify = outcome.after.traces, outcome.verify
     report.left_out_passes, report.faulty_pass = outcome.left_out, outcome.faulty_pass
     if report.changed or report.reverted:
-        foresee = _make_forecaster(plan, before)
-        report.predicted = foresee(before.program), foresee(after.program)
+        forecast = _make_forecaster(plan, before)
+        report.predicted = forecast(before.program), forecast(after.program)
     report.package = after.package if after.package is not None else after.program
-    if given.diff and report.changed:
+    if options.diff and report.changed:
         report.diff = diff_program_texts(*(format_program(each.program, names=True) for each in (before, after)))
     if outcome.verify is not None and not outcome.verify.equal:
         report.status = "not verified"
@@ -315,12 +317,12 @@ def write_result(
     ahead: CopyAhead | None,
 ) -> None:
     """Write the result to `path`, if there is one, or rewrite the source in place if it is the destination."""
-    given = plan.given
-    if isinstance(given.dst, Program):  # the source itself
-        _apply_in_place(plan, before, given.dst, outcome.rules)
-        report.package = given.dst
+    options = plan.options
+    if isinstance(options.dst, Program):  # the source itself
+        _apply_in_place(plan, before, options.dst, outcome.rules)
+        report.package = options.dst
     if path is not None:
-        save(report.package, path, overwrite=given.overwrite, link=given.link, ahead=ahead)
+        save(report.package, path, overwrite=options.overwrite, link=options.link, ahead=ahead)
         report.weight_bytes_after = sum(file.stat().st_size for file in path.rglob("*.bin"))
     report.status = "unchanged" if not report.changed else ("written" if path is not None else "in memory")
 

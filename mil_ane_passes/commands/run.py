@@ -130,17 +130,18 @@ def _run_command(arguments: argparse.Namespace) -> int:
 
 
 def _execute_package(arguments: argparse.Namespace) -> RunReport:
-    given = {"state": {}, **read_options(arguments, RunOptions)}
+    keywords = {"state": {}, **read_options(arguments, RunOptions)}
     with show_progress() as progress:
         if arguments.trace:
-            return trace(**given, progress=progress)
-        outputs = run(**given, progress=progress)
-    made = RunOptions(**given)
-    return RunReport(made.src, made.function, made.precision, tuple(made.quirks), outputs, made.state or {})
+            return trace(**keywords, progress=progress)
+        outputs = run(**keywords, progress=progress)
+    options = RunOptions(**keywords)
+    return RunReport(options.src, options.function, options.precision, tuple(options.quirks), outputs,
+                     options.state or {})
 
 
 @command(RunOptions)
-def run(given: RunOptions) -> dict[str, Array]:
+def run(options: RunOptions) -> dict[str, Array]:
     """Execute a model on the reference runtime, on any machine; returns the outputs by name.
 
     All parts of a pipeline are run, one after the other, unless `function` names one (`PART/FUNCTION`). `state`
@@ -152,19 +153,19 @@ def run(given: RunOptions) -> dict[str, Array]:
     from ..runtime import PipelineRuntime, Runtime
     from .sources import open_source
 
-    model = open_source(given.src)
-    given.progress("running")
-    with share_budget(given.max_steps, given.max_seconds, given.progress):
-        if given.function is None and model.package is not None and model.package.is_pipeline:
-            return PipelineRuntime(model.package, precision=given.precision, quirks=given.quirks)(
-                given.feeds, given.state)
-        runtime = Runtime(model.program, function=given.function, precision=given.precision, quirks=given.quirks,
-                          description=model.describe(given.function or model.program.default_function_name))
-        return dict(runtime(given.feeds, given.state))
+    model = open_source(options.src)
+    options.progress("running")
+    with share_budget(options.max_steps, options.max_seconds, options.progress):
+        if options.function is None and model.package is not None and model.package.is_pipeline:
+            return PipelineRuntime(model.package, precision=options.precision, quirks=options.quirks)(
+                options.feeds, options.state)
+        runtime = Runtime(model.program, function=options.function, precision=options.precision, quirks=options.quirks,
+                          description=model.describe(options.function or model.program.default_function_name))
+        return dict(runtime(options.feeds, options.state))
 
 
 @command(RunOptions)
-def trace(given: RunOptions) -> TraceReport:
+def trace(options: RunOptions) -> TraceReport:
     """Execute as `run` does and report on each op's results: range, NaN, infinities, values lost in fp16.
 
     At float32 and float64 this finds where fp16 would overflow, at float16 where it does: see `TraceReport`. For a
@@ -173,17 +174,17 @@ def trace(given: RunOptions) -> TraceReport:
     from ..equivalence.trace import trace_function
     from .sources import open_source
 
-    model = open_source(given.src)
-    if given.function is None and model.is_pipeline:
+    model = open_source(options.src)
+    if options.function is None and model.is_pipeline:
         raise InputError(f"{model.name} is a pipeline; name the function of it to trace: "
                          f"{', '.join(model.program.functions)}")
-    given.progress("running")
-    with share_budget(given.max_steps, given.max_seconds, given.progress):
+    options.progress("running")
+    with share_budget(options.max_steps, options.max_seconds, options.progress):
         found = trace_function(
-            model.program, given.feeds, function=given.function, precision=given.precision, state=given.state,
-            quirks=given.quirks, description=model.describe(given.function or model.program.default_function_name))
-    return TraceReport(model.name, found.function, given.precision, tuple(given.quirks), found.outputs,
-                       dict(given.state or {}), found.rows, found.first)
+            model.program, options.feeds, function=options.function, precision=options.precision, state=options.state,
+            quirks=options.quirks, description=model.describe(options.function or model.program.default_function_name))
+    return TraceReport(model.name, found.function, options.precision, tuple(options.quirks), found.outputs,
+                       dict(options.state or {}), found.rows, found.first)
 
 
 @dataclass

@@ -70,9 +70,9 @@ def select_function(source: OpenedSource, function: str | None) -> OpenedSource:
 
 def copy_source(source: OpenedSource) -> OpenedSource:
     """Copy the program of a source for rewriting; the weights are shared and stay mapped."""
-    twin = clone_program(source.program)
+    clone = clone_program(source.program)
     if source.package is None:
-        return OpenedSource(twin, None, source.name)
+        return OpenedSource(clone, None, source.name)
     package = copy.copy(source.package)
-    package.program = twin
-    return OpenedSource(twin, package, source.name)
+    package.program = clone
+    return OpenedSource(clone, package, source.name)

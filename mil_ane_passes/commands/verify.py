@@ -107,8 +107,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     before, after = _choose_sides(arguments)
     with show_progress() as progress:
-        given = {**read_options(arguments, VerifyOptions), "before": before, "after": after}
-        report = verify(**given, progress=progress)
+        keywords = {**read_options(arguments, VerifyOptions), "before": before, "after": after}
+        report = verify(**keywords, progress=progress)
     print_report(report, arguments.format)
     return 0 if report.equal else 1
 
@@ -173,7 +173,7 @@ def _import_module(name: str) -> Any:
 
 
 @command(VerifyOptions)
-def verify(given: VerifyOptions) -> VerifyReport:
+def verify(options: VerifyOptions) -> VerifyReport:
     """Compare two models on the same feeds; the report's `first` names the first op that differs.
 
     `precision` is float64 (checks the algebra), float32 or float16 (typed execution, judged against the float64 run of
@@ -199,70 +199,69 @@ def verify(given: VerifyOptions) -> VerifyReport:
     from ..equivalence.equivalence import VerifyReport
     from ..passes.contract import Exactness
 
-    if given.exactness not in _EXACTNESS:
-        raise InputError(f"exactness '{given.exactness}' is not known; expected bitwise or rounding"
-                         f"{suggest_nearest(given.exactness, _EXACTNESS)}")
-    judged_as = Exactness(given.exactness)
-    accuracy = Accuracy(given.atol, given.rtol, given.snr, given.cosine) or None
-    bitwise = given.exactness == "bitwise"
-    if accuracy is not None and (bitwise or given.tolerance is not None or given.fixes_nonfinite):
+    if options.exactness not in _EXACTNESS:
+        raise InputError(f"exactness '{options.exactness}' is not known; expected bitwise or rounding"
+                         f"{suggest_nearest(options.exactness, _EXACTNESS)}")
+    judged_as = Exactness(options.exactness)
+    accuracy = Accuracy(options.atol, options.rtol, options.snr, options.cosine) or None
+    bitwise = options.exactness == "bitwise"
+    if accuracy is not None and (bitwise or options.tolerance is not None or options.fixes_nonfinite):
         raise InputError(
             f"{accuracy}: limits on the error take the place of exactness, tolerance and fixes_nonfinite; give one"
         )
-    with share_budget(given.max_steps, given.max_seconds, given.progress):
+    with share_budget(options.max_steps, options.max_seconds, options.progress):
         try:
-            if is_callable_side(given.before) or is_callable_side(given.after):
-                return _verify_callable(given, accuracy)
+            if is_callable_side(options.before) or is_callable_side(options.after):
+                return _verify_callable(options, accuracy)
             return _verify_models(
-                given, Strictness(judged_as, given.fixes_nonfinite, keeps_nonfinite=bitwise, accuracy=accuracy))
+                options, Strictness(judged_as, options.fixes_nonfinite, keeps_nonfinite=bitwise, accuracy=accuracy))
         except LimitReached as reached:
-            return VerifyReport(
-                "not verified", judged_as, reason=str(reached), quirks=tuple(given.quirks), tolerance=given.tolerance
-            )
+            return VerifyReport("not verified", judged_as, reason=str(reached), quirks=tuple(options.quirks),
+                                tolerance=options.tolerance)
 
 
-def _collect_run_settings(given: VerifyOptions) -> dict[str, Any]:
-    return {"feeds": given.feeds, "seeds": given.seeds, "quirks": given.quirks, "progress": given.progress}
+def _collect_run_settings(options: VerifyOptions) -> dict[str, Any]:
+    return {"feeds": options.feeds, "seeds": options.seeds, "quirks": options.quirks, "progress": options.progress}
 
 
-def _verify_models(given: VerifyOptions, strictness: Strictness) -> VerifyReport:
+def _verify_models(options: VerifyOptions, strictness: Strictness) -> VerifyReport:
     from ..equivalence.equivalence import compare_programs, compare_with_pipeline
     from .sources import open_source, select_function
 
-    if given.tolerance is not None:
+    if options.tolerance is not None:
         raise InputError("tolerance is for a torch module or a callable; two models are judged by exactness")
-    old, new = (select_function(open_source(each), given.function) for each in (given.before, given.after))
-    precisions = (given.precision,) if given.precision == "float64" else ("float64", given.precision)
-    how = {"precisions": precisions, "exactness": strictness, **_collect_run_settings(given)}
-    if old.is_pipeline != new.is_pipeline and given.function is None:
+    old, new = (select_function(open_source(each), options.function) for each in (options.before, options.after))
+    precisions = (options.precision,) if options.precision == "float64" else ("float64", options.precision)
+    how = {"precisions": precisions, "exactness": strictness, **_collect_run_settings(options)}
+    if old.is_pipeline != new.is_pipeline and options.function is None:
         single, pipeline = (new, old) if old.is_pipeline else (old, new)
         return compare_with_pipeline(single.program, pipeline.package, program_first=single is old,
                                      describe=single.describe, **how)
-    return compare_programs(old.program, new.program, widths=given.widths, describe=old.describe, **how)
+    return compare_programs(old.program, new.program, widths=options.widths, describe=old.describe, **how)
 
 
-def _verify_callable(given: VerifyOptions, accuracy: Any) -> VerifyReport:
+def _verify_callable(options: VerifyOptions, accuracy: Any) -> VerifyReport:
     from ..equivalence.callable_comparison import compare_with_callable
     from ..equivalence.callables import is_callable_side
     from .sources import open_source, select_function
 
-    before, after, tolerance = given.before, given.after, given.tolerance
+    before, after, tolerance = options.before, options.after, options.tolerance
     program_first = is_callable_side(after)
     if program_first and is_callable_side(before):
         raise InputError("both sides are callables; expected a model on one side: its inputs say what to feed")
-    if given.exactness == "bitwise":
+    if options.exactness == "bitwise":
         raise InputError("exactness 'bitwise' is for two models; a torch module or a callable is judged by tolerance")
     if tolerance is not None and not 0 <= tolerance < float("inf"):
         raise InputError(f"tolerance {tolerance}: expected 0 or more, a share of the output's largest value")
-    if given.quirks and program_first:
+    if options.quirks and program_first:
         raise InputError("quirks are imitated in the second model, which here is a callable; give the callable first")
-    if given.fixes_nonfinite or given.widths:
+    if options.fixes_nonfinite or options.widths:
         raise InputError("fixes_nonfinite and widths are for two models; a callable says itself what is right")
     model = open_source(before if program_first else after)
-    if model.is_pipeline and given.function is None:
+    if model.is_pipeline and options.function is None:
         raise InputError(f"{model.name} is a pipeline, and a torch module or a callable stands for one ML Program; "
                          f"name the part's function: {format_option('function')}{next(iter(model.program.functions))}")
     return compare_with_callable(
-        select_function(model, given.function).program, after if program_first else before,
-        program_first=program_first, tolerance=tolerance, accuracy=accuracy, precision=given.precision,
-        describe=model.describe, **_collect_run_settings(given))
+        select_function(model, options.function).program, after if program_first else before,
+        program_first=program_first, tolerance=tolerance, accuracy=accuracy, precision=options.precision,
+        describe=model.describe, **_collect_run_settings(options))

@@ -69,7 +69,7 @@ def test_a_batch_says_it_as_the_one_who_asked_does(fixtures, tmp_path, capsys):
 
 
 def raised(tree: ast.AST) -> list[str]:
-    """The texts of errors, but for what is said in the one way or the other, and by functions of the command line."""
+    """The texts of errors, except what is said in either way, and what functions of the command line say."""
     found: list[str] = []
     command_line = {inner for node in ast.walk(tree)
                     if isinstance(node, ast.FunctionDef) and "argparse" in ast.unparse(node.args)
@@ -84,7 +84,8 @@ def raised(tree: ast.AST) -> list[str]:
             visit(child)
 
     for node in ast.walk(tree):
-        if node not in command_line and isinstance(node, ast.Call) and getattr(node.func, "id", "").endswith(("Error", "NotSupported", "refused")):
+        name = getattr(node.func, "id", "") if isinstance(node, ast.Call) and node not in command_line else ""
+        if name.endswith(("Error", "NotSupported", "refused")):
             visit(node)
     return found
 

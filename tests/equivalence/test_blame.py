@@ -14,8 +14,8 @@ from coremltools.converters.mil.mil import Builder as mb
 import mil_ane_passes as ane
 from mil_ane_passes.commands.batch import batch
 from mil_ane_passes.commands.main import main
-from mil_ane_passes.equivalence.equivalence import compare_programs
 from mil_ane_passes.commands.rewrite_steps import MAX_PASSES_LEFT_OUT
+from mil_ane_passes.equivalence.equivalence import compare_programs
 from mil_ane_passes.ir.printer import format_program
 from mil_ane_passes.ir.query import iterate_ops
 from mil_ane_passes.passes.contract import Evidence, Exactness, Hit, Miss, Rewrite
