@@ -21,7 +21,7 @@ from typing import Any
 
 from .._version import __version__
 from ..passes.coremltools_setup import silence_coremltools
-from ..utils.errors import AnePassesError, InputError, format_memory_error, suggest_nearest
+from ..utils.errors import InputError, suggest_nearest
 from ..utils.locking import exclusive
 from ..utils.option_spelling import use_command_spelling
 from .batch_records import (
@@ -37,6 +37,7 @@ from .batch_records import (
 from .batch_report import BatchItem
 from .lint import LintOptions
 from .options import get_batch_options
+from .output import format_error
 from .rewrite import RewriteOptions
 
 __all__ = ["COMMANDS", "Job", "OptionsError", "REPORT_SUFFIXES", "Request", "describe_tool", "run_job"]
@@ -178,7 +179,7 @@ def run_job(job: Job) -> BatchItem:
         except OptionsError:
             raise
         except Exception as error:  # any error is this package's; the others continue
-            item.status, item.code, item.error = "failed", 2, _format_error(error)
+            item.status, item.code, item.error = "failed", 2, format_error(error)
     return item
 
 
@@ -297,16 +298,3 @@ def _lint_package(lint: Callable[..., Any], how: dict[str, Any], job: Job, item:
         write_text_atomically(Path(job.output), f"{format_report(report, form)}\n")
     made: dict[str, Any] = report.to_dict()
     return made
-
-
-def _format_error(error: Exception) -> str:
-    if isinstance(error, AnePassesError):
-        return str(error)
-    if isinstance(error, OSError):
-        return f"{error.strerror or error}: {error.filename or ''}".rstrip(": ")
-    if isinstance(error, RecursionError):
-        return "the model's blocks are nested too deep for this machine's Python"
-    if isinstance(error, MemoryError):
-        return format_memory_error(error)
-    return (f"internal error ({type(error).__name__}: {error}); nothing was written; please report it with the package "
-            "that leads to it")

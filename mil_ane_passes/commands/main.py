@@ -7,7 +7,6 @@ import atexit
 import gc
 import importlib
 import io
-import logging
 import os
 import re
 import sys
@@ -16,7 +15,7 @@ from typing import Any, NoReturn
 
 from .._version import __version__
 from ..passes.coremltools_setup import silence_coremltools
-from ..utils.errors import AnePassesError, InputError, NotSupported, format_memory_error, suggest_nearest
+from ..utils.errors import InputError, NotSupported, suggest_nearest
 from ..utils.option_spelling import use_command_spelling
 from ..utils.text_format import escape_text
 from .signals import handle_stop_signals, report_stopped
@@ -73,26 +72,12 @@ def _run_command(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt as stopped:  # also for callers of main(argv)
         return report_stopped(stopped)
     except Exception as error:
-        _print_error(_format_error(error))
+        from .output import format_error
+
+        _print_error(format_error(error))
         if isinstance(error, OSError):
             _discard_output()
     return 2
-
-
-def _format_error(error: Exception) -> str:
-    """Format the message for an error that ends the run."""
-    if isinstance(error, AnePassesError):
-        return str(error)
-    if isinstance(error, MemoryError):
-        return f"{format_memory_error(error)}; nothing was written"
-    if isinstance(error, OSError):
-        return f"{error.strerror or error}: {error.filename or ''}".rstrip(": ")
-    if isinstance(error, RecursionError):
-        return "the model's blocks are nested too deep for this machine's Python"
-    # Last resort: an internal error must neither look like a user error nor print a traceback.
-    logging.getLogger("mil_ane_passes").debug("internal error", exc_info=True)
-    return (f"internal error ({type(error).__name__}: {error}); nothing was written; please report it with the package "
-            "or the line that leads to it")
 
 
 def _check_working_folder() -> None:

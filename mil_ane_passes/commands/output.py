@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import threading
@@ -19,13 +20,14 @@ from ..package.destination import check_destination, find_enclosing_package
 from ..package.file_replacement import replace_file
 from ..package.write_errors import convert_write_errors
 from ..transforms.contract import build_part_path
-from ..utils.errors import InputError
+from ..utils.errors import AnePassesError, InputError, format_memory_error
 from ..utils.npz import write_npz
 from ..utils.option_spelling import format_option
 from ..utils.text_format import escape_text
 
 __all__ = [
     "check_output_file",
+    "format_error",
     "format_example",
     "print_report",
     "show_progress",
@@ -47,6 +49,22 @@ def format_example(words: str) -> str:
 def print_report(report: Any, form: str) -> None:
     """Print a report: its text, or exactly its `to_dict()` as JSON."""
     print(json.dumps(report.to_dict(), indent=2, allow_nan=False) if form == "json" else str(report))
+
+
+def format_error(error: Exception) -> str:
+    """Format the message for an error that ends the run."""
+    if isinstance(error, AnePassesError):
+        return str(error)
+    if isinstance(error, MemoryError):
+        return f"{format_memory_error(error)}; nothing was written"
+    if isinstance(error, OSError):
+        return f"{error.strerror or error}: {error.filename or ''}".rstrip(": ")
+    if isinstance(error, RecursionError):
+        return "the model's blocks are nested too deep for this machine's Python"
+    # Last resort: an internal error must neither look like a user error nor print a traceback.
+    logging.getLogger("mil_ane_passes").debug("internal error", exc_info=True)
+    return (f"internal error ({type(error).__name__}: {error}); nothing was written; please report it with the package "
+            "or the line that leads to it")
 
 
 @contextmanager
