@@ -163,10 +163,10 @@ class Example:
 
 
 class Rule:
-    """Something that can be found in a program. One rule a file; the file's stem is its name."""
+    """Something that can be found in a program. A module holds the rules about one subject."""
 
     name: ClassVar[str] = ""
-    "Stem of the defining module; set by the registry."
+    "The class name in snake case (`conv_1d_kernel` for `Conv1dKernel`), unless the class states another."
     code: ClassVar[str] = ""
     slug: ClassVar[str] = ""
     "Names the problem, not the fix."
