@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..ane.supported_op_types import find_observations
+from ..ane.op_support import find_observations
 from ..passes.contract import Evidence, Rewrite, Rule
 from ..passes.registry import get_all_rules
 from ..passes.targets import Generation

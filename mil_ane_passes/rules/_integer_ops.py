@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 
 from coremltools.converters.mil.mil import Block, Function, ListVar, Operation, Var, types
 
+from ..ane.op_support import find_dynamic_inputs
 from ..ir.large_values import list_groups, merge_groups
 from ..ir.query import get_consumers, get_flat_inputs, get_type_info, is_const, is_opaque
-from ._unsupported_ops import find_dynamic_inputs
 
 __all__ = ["check_integer_support", "describe_readers", "find_integer_types", "group_integer_ops"]
 

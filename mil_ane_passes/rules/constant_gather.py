@@ -7,10 +7,10 @@ from collections.abc import Iterable
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, types
 
+from ..ane.op_support import BEFORE_M4, find_dynamic_inputs
 from ..passes.contract import Example, Hit, Miss, Rule, Vendor
 from ..passes.evidence import cite_2020_layer_list, cite_m4_study, cite_private_route
 from ..passes.examples import make_example
-from ._unsupported_ops import BEFORE_M4, find_dynamic_inputs
 
 
 class ConstantGather(Rule):

@@ -7,13 +7,14 @@ from collections.abc import Iterable
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
+from ..ane.op_support import M1_TO_M5
 from ..ir.query import is_const
 from ..passes.contract import Example, Hit, Miss, Rule
 from ..passes.evidence import cite_m1_gpt_notes, cite_private_route
 from ..passes.examples import build_program, make_example
 from ..utils.text_format import format_count
 from ._split_points import describe_split_points, find_split_points
-from ._unsupported_ops import M1_TO_M5, make_unsupported_hit
+from ._unsupported_ops import make_unsupported_hit
 
 _LIST_OPS = ("make_list", "list_gather", "list_length", "list_read", "list_scatter", "list_write")
 

@@ -7,11 +7,12 @@ from collections.abc import Iterable
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
+from ..ane.op_support import find_dynamic_inputs
 from ..passes.contract import Example, Hit, Miss, Rule
 from ..passes.evidence import cite_m4_study, cite_private_route, cite_surgery_tip
 from ..passes.examples import build_program, make_example
 from ._split_points import describe_split_points, find_split_points
-from ._unsupported_ops import find_dynamic_inputs, make_unsupported_hit
+from ._unsupported_ops import make_unsupported_hit
 
 _SHAPE_INPUTS = {"reshape": "shape", "tile": "reps", "pad": "pad", "resize": "shape"}
 "Ops with the shape of their output, or a parameter of it, as an input."

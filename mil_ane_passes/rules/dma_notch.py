@@ -8,10 +8,10 @@ from math import prod
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, types
 
+from ..ane.op_support import M4
 from ..ir.query import get_const_value, get_type_info, is_const
 from ..passes.contract import Community, Example, Hit, Miss, Rule
 from ..passes.examples import build_program
-from ._unsupported_ops import M4
 
 _CORES, _SLOW_SHARE_STEP, _SLOW_SHARE_MARGIN = 16, 1 << 20, 16 << 10
 "Cores of an M4's ANE; a core's share of a weight streams slowly within 16 KiB of a multiple of 1 MiB."

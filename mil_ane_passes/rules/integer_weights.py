@@ -9,10 +9,10 @@ import coremltools as ct
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
+from ..ane.op_support import M4
 from ..ir.query import is_compressed
 from ..passes.contract import Community, Example, Hit, Miss, Rule, Vendor
 from ..passes.examples import build_program, make_example, make_weight
-from ._unsupported_ops import M4
 
 _DATA_INPUTS = {"constexpr_blockwise_shift_scale": "data", "constexpr_affine_dequantize": "quantized_data"}
 "Input of a compressed weight with its integers."

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator
 
 from coremltools.converters.mil.mil import Block, Builder, Operation, Program
 
+from ..ane.op_support import BEFORE_M4
 from ..ir.query import get_type_info, is_compressed, is_const
 from ..passes.contract import BlockRule, Community, Example, Hit, Miss
 from ..passes.evidence import cite_2020_layer_list, cite_m4_study
 from ..passes.examples import build_program, make_example, make_weight
 from ..utils.text_format import format_count
 from ._plan_rules import format_op_types
-from ._unsupported_ops import BEFORE_M4
 
 _BINARY_OPS = frozenset({"add", "sub", "mul", "real_div", "maximum", "minimum", "pow", "floor_div"})
 

@@ -9,11 +9,12 @@ import coremltools as ct
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Function, Operation, Program, Var, types
 
+from ..ane.op_support import BEFORE_M4, find_dynamic_inputs
 from ..ir.query import is_compressed, is_const, is_used
 from ..passes.contract import Community, Example, Hit, Miss, Rule, Vendor
 from ..passes.evidence import cite_2020_layer_list, cite_m1_gpt_notes, cite_m4_study, cite_private_route
 from ..passes.examples import build_program, make_example, make_weight
-from ._unsupported_ops import BEFORE_M4, find_dynamic_inputs, format_chips, is_any_admitted, make_unsupported_hit
+from ._unsupported_ops import format_chips, is_any_admitted, make_unsupported_hit
 
 _OTHER_GATHERS = ("gather_nd", "gather_along_axis")
 

@@ -8,10 +8,11 @@ import coremltools as ct
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Function, Operation, Program, types
 
+from ..ane.op_support import M1_TO_M5, find_dynamic_inputs
 from ..passes.contract import Community, Example, Hit, Miss, Rule, Vendor
 from ..passes.evidence import cite_m4_study, cite_private_route
 from ..passes.examples import make_example, make_weight
-from ._unsupported_ops import M1_TO_M5, find_dynamic_inputs, make_unsupported_hit
+from ._unsupported_ops import make_unsupported_hit
 
 _POSITION_INPUTS = {
     "slice_by_index": ("begin", "end", "stride"), "slice_by_size": ("begin", "size"),

@@ -9,7 +9,7 @@ from typing import Any
 from coremltools.converters.mil.mil import Operation, Var
 
 from ..._version import __version__
-from ...ane.supported_op_types import find_evidence
+from ...ane.op_support import find_evidence
 from ...ir.printer import format_op, format_type
 from ...ir.query import get_flat_inputs
 from ...ir.scopes import find_origin
