@@ -13,6 +13,7 @@ from ..ane.agreement import apply_measurement, compare_with_measurement
 from ..ane.compute_plan import Measurement, MeasurementSource, find_best_match, read_measurements
 from ..ane.fixes import attach_fixes, names_of_fixes
 from ..ane.measured_otherwise import MeasuredOtherwise, iterate_contradictions
+from ..ane.prediction import update_unmeasured
 from ..passes.rule_selection import configure_rules, select_rule_names
 from ..passes.targets import parse_target
 from ..report.baseline import read_baseline
@@ -71,8 +72,8 @@ def _lint_sources(
         plan, found = predict_plan(source.program, fitting, target=target, package=source.package)
         told = compare_with_measurement(plan, find_best_match(plan, plans, source.name)) if plans else None
         if told is not None:
-            found += iterate_contradictions(told)
             apply_measurement(plan, told)
+            found = [*update_unmeasured(plan, found), *iterate_contradictions(told)]
         report = LintReport.of(source.name, target, plan, attach_fixes(found, names), {*names, MeasuredOtherwise.name})
         report.measured = told
         report.findings = _keep_possible_cuts(report.findings, source)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from coremltools.converters.mil.mil import Operation
 
@@ -21,7 +21,8 @@ class UnsupportedOps(Rule):
     Subclasses state code, slug, page and examples; op types, advice and evidence are those of the rows.
     """
 
-    refuses, confidence = True, "high"
+    refuses = True
+    confidence: ClassVar[Literal["high", "medium", "low"]] = "high"
     _rows: ClassVar[dict[str, OpSupport]] = {}
 
     def __init_subclass__(cls) -> None:
