@@ -85,9 +85,9 @@ class Hit:
     For rules that find unsupported ops: `sure` is False where the form lies between what was measured to pass and what
     was measured to fail, and `likely` makes the prediction count such an op as supported nevertheless. `message` is
     the literal message of Core ML for such an op, where it was measured. `covers` are all ops that one finding stands
-    for, where there are more than `op`. `evidence` are the sources on these ops, where the rule's own are not about them.
-    `fixed_by` is the pass that fixes this match, in the spelling of `--passes`
-    (`fp16_compute{mixed=true}`), where the rule knows it. `split_at` are cuts that put `op` in a package of its own:
+    for, where there are more than `op`. `evidence` are the sources on these ops, where the rule's own are not about
+    them. `fixed_by` is the pass that fixes this match, in the spelling of `--passes` (`fp16_compute{mixed=true}`),
+    where the rule knows it. `split_at` are cuts that put `op` in a package of its own:
     for each, the names of the values to cut behind; each cut is made in the first part of the one before it.
     """
 

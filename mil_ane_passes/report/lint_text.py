@@ -6,7 +6,7 @@ import math
 import os
 import re
 import shlex
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,13 +69,14 @@ def format_headline(report: LintReport) -> str:
     if not summary["ops"]:
         return f"{report.model}: 0 ops, nothing to place"
     partitions, transitions = len(report.plan.segments), summary["transitions"]
+    support = str(report.plan.support)
     return (
         f"{report.model} on {_describe_target(report)}: {summary['predicted_on_ane']} of "
         f"{format_count(summary['ops'], 'op')} "
         f"({_format_percent(report.share)}) and {_format_percent(report.time_share)} of estimated time predicted on "
         f"the ANE; "
         f"{format_count(partitions, 'partition')}, {format_count(transitions, 'transition')}, "
-        f"estimated {format_duration(report.plan.total)}" + (f"; {support}" if (support := str(report.plan.support)) else "")
+        f"estimated {format_duration(report.plan.total)}" + (f"; {support}" if support else "")
     )
 
 

@@ -247,7 +247,8 @@ Alias = Derived
 
 
 @pytest.mark.parametrize(("name", "snake"), [
-    ("Conv1dKernel", "conv_1d_kernel"), ("Range1d", "range_1d"), ("Int32Ops", "int32_ops"), ("RankAbove5", "rank_above_5"),
+    ("Conv1dKernel", "conv_1d_kernel"), ("Range1d", "range_1d"), ("Int32Ops", "int32_ops"),
+    ("RankAbove5", "rank_above_5"),
     ("Fp16Compute", "fp16_compute"), ("PerBlockInt8", "per_block_int8"), ("SplitPoint2", "split_point_2"),
     ("Cumsum", "cumsum")])
 def test_a_rule_is_named_after_its_class(name, snake):

@@ -27,7 +27,8 @@ def test_the_verdict_comes_first_and_says_that_it_is_predicted():
     first, *_, last = str(made).splitlines()
     assert first == format_headline(made) and last.startswith("predicted, nothing was run")
     assert re.fullmatch(r"a program in memory on m4: \d of 2 ops \([\d.]+ %\) and [\d.]+ % of estimated time "
-                        r"predicted on the ANE; \d partitions?, \d transitions?, estimated .* ms; 1 unsupported op", first)
+                        r"predicted on the ANE; \d partitions?, \d transitions?, estimated .* ms; 1 unsupported op",
+                        first)
 
 
 def test_causes_are_grouped_and_the_worst_comes_first():

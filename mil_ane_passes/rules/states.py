@@ -1,4 +1,4 @@
-"""Find states whose last dimension is not a multiple of 32."""
+"""States."""
 
 from __future__ import annotations
 
