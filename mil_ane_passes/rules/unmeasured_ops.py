@@ -34,7 +34,7 @@ class UnmeasuredOps(PlanRule):
     code, slug = "ANE299", "unmeasured-op"
     unmeasured = True
     level, confidence = "note", "low"
-    advice = "Measure it on a Mac (mil-ane-passes mac-script), and pass the result to lint --measured."
+    advice = "Measure it on a Mac (mac-script writes what to run there), and pass the result to lint --measured."
     evidence = (
         cite_m4_study("276 cases of ops were tried through Core ML; a type without a case was not measured"),
         *dict.fromkeys(source for row in OP_SUPPORT.values() for source in row.sources),

@@ -22,7 +22,7 @@ function tilesOf(report) {
 
 function verdict(report) {
   const { ops, predicted_on_ane: on, transitions, ane_unknown: unknown } = report.summary;
-  const support = report.support ? `, ${report.support}` : "";
+  const support = report.support ? `; ${report.support}` : "";
   if (!ops) return ["This program has no ops: there is nothing to place.", ""];
   const what =
     on === ops
