@@ -1,10 +1,11 @@
 """Support of op types on the ANE: one table, a row for each op type, with its sources.
 
 A row names the generations on which ops of the type were seen to be supported and those on which they are unsupported;
-on all others nobody measured them, and types without a row nobody measured at all. Rows are for the ordinary forms of
-an op (fp16, static shapes). Where dtypes, shapes or attributes decide, the row has a predicate, or a rule of its own
-finds the unsupported forms. Types on which two sources contradict each other (cumsum, argmax, argsort and others that a
-private route accepts and Core ML rejects) count as supported only where Core ML was measured.
+on all others nobody measured them, and without a row or a rule nobody measured the type at all. Rows are for the
+ordinary forms of an op (fp16, static shapes). Where dtypes, shapes or attributes decide, the row has a predicate, or a
+rule finds the unsupported forms (integers, computed indices and sizes, kernels, custom layers). Types on which two
+sources contradict each other (cumsum, argmax, argsort and others that a private route accepts and Core ML rejects)
+count as supported only where Core ML was measured.
 """
 
 from __future__ import annotations
@@ -312,6 +313,15 @@ _SCATTER = Problem(
         ),
     ),
 )
+_CONTROL_FLOW = Problem(
+    "ANE218",
+    "Unroll fixed loops and select between both sides of a branch (same bits), choose outside the model, or cut it out "
+    "(edit --split-at).",
+    (
+        cite_m1_gpt_notes("cond is not supported on the neural engine: the branch is supported on the CPU"),
+        cite_private_route("cond and while_loop have no form of their own, the list ops none on any generation"),
+    ),
+)
 _CROP_RESIZE = Problem(
     "ANE216",
     "Slice and resize each constant box; crop outside, or resample by coordinates, where boxes are computed.",
@@ -383,6 +393,11 @@ def _write(op: str) -> OpSupport:
                      note="{op} is unsupported on the ANE (indices {detail})")
 
 
+def _branch(op: str) -> OpSupport:
+    """Make the row of an op of control flow, or of a list."""
+    return OpSupport(op, problem=_CONTROL_FLOW, unsupported=(M1_TO_M5,), note="{op} is unsupported on the ANE{detail}")
+
+
 def _step(op: str, message: str | None = None) -> OpSupport:
     """Make the row of a recurrent layer."""
     return OpSupport(op, problem=_RECURRENT, unsupported=(ALL_TARGETS,), detail=_describe_steps, message=message,
@@ -451,6 +466,14 @@ _ROWS = (
     _step("lstm"),
     _step("gru"),
     _step("rnn", 'Unsupported MIL operation "rnn".'),
+    _branch("cond"),
+    _branch("while_loop"),
+    _branch("make_list"),
+    _branch("list_gather"),
+    _branch("list_length"),
+    _branch("list_read"),
+    _branch("list_scatter"),
+    _branch("list_write"),
     _sample("affine", _M4_CASES, _M5_SWEEP),
     _sample("resample", _M4_CASES),
     OpSupport("pad", (_M4_TABLES, _M5_SWEEP), _TEXTURE_OPS, excludes=_exclude_other_pads, disputed=(Gate(last="m1"),),

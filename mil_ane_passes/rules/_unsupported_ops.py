@@ -18,7 +18,8 @@ __all__ = ["UnsupportedOps", "format_chips", "is_any_admitted", "make_unsupporte
 class UnsupportedOps(Rule):
     """A rule that reports ops by the rows of `ane/op_support.py` that have its code.
 
-    Subclasses state code, slug, page and examples; op types, advice and evidence are those of the rows.
+    Subclasses state code, slug, page and examples; op types, advice and evidence are those of the rows. They may add to
+    the reason and name split points, which need more than the row.
     """
 
     refuses = True
@@ -32,16 +33,25 @@ class UnsupportedOps(Rule):
         for problem in (row.problem for row in rows if row.problem is not None):
             cls.advice, cls.evidence = problem.advice, problem.evidence
 
+    def describe_form(self, row: OpSupport, op: Operation) -> str:
+        """Return the `{detail}` of the reason."""
+        return "" if row.detail is None else row.detail(op)
+
+    def find_splits(self, op: Operation) -> Sequence[Sequence[str]]:
+        """Return split points that put `op` in a package of its own; see `Hit.split_at`."""
+        return ()
+
     def match(self, op: Operation) -> Hit | Miss:
         row, looked_at = self._rows[op.op_type], tuple(self.generations)
         excluded = "" if row.excludes is None else row.excludes(op)
         if excluded:
             return Miss(op, excluded, near=False)
-        detail = "" if row.detail is None else row.detail(op)
+        detail = self.describe_form(row, op)
         unsupported = select_admitted(row.unsupported, looked_at)
         if unsupported:
             note = row.note.format(op=op.op_type, detail=detail, where=format_generations(unsupported))
-            return Hit(op, note=note, message=row.find_message(op) if is_any_admitted(M4, looked_at) else None)
+            message = row.find_message(op) if is_any_admitted(M4, looked_at) else None
+            return Hit(op, note=note, message=message, split_at=self.find_splits(op))
         disputed = select_admitted(row.disputed, looked_at)
         if disputed:
             note = row.disputed_note.format(op=op.op_type, detail=detail, where=format_chips(disputed))
@@ -49,9 +59,8 @@ class UnsupportedOps(Rule):
         if row.supported:
             return Miss(op, f"{op.op_type} is accepted on {row.supported[0].chip}", near=False)
         note = row.note.format(op=op.op_type, detail=detail, where="")
-        return Hit(
-            op, note=f"{note}: unsupported elsewhere, not measured on {format_chips(looked_at)}", sure=False
-        )
+        note += f": unsupported elsewhere, not measured on {format_chips(looked_at)}"
+        return Hit(op, note=note, sure=False, split_at=self.find_splits(op))
 
 
 def make_unsupported_hit(

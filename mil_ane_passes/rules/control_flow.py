@@ -8,27 +8,20 @@ import numpy as np
 from coremltools.converters.mil.mil import Block, Builder, Function, Operation, Program, Var, mil_list, types
 from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry
 
-from ..ane.op_support import M1_TO_M5, find_dynamic_inputs
+from ..ane.op_support import OpSupport, find_dynamic_inputs
 from ..ir.query import contradiction, get_flat_inputs, is_const, is_opaque, is_used, plain_type
 from ..passes.contract import BlockRule, Example, Hit, Miss, Rule
-from ..passes.evidence import (
-    cite_2020_layer_list,
-    cite_m1_gpt_notes,
-    cite_m4_study,
-    cite_private_route,
-    cite_surgery_tip,
-)
+from ..passes.evidence import cite_2020_layer_list, cite_m4_study, cite_private_route, cite_surgery_tip
 from ..passes.examples import build_program, make_example
 from ..utils.text_format import format_count
-from ._unsupported_ops import make_unsupported_hit
+from ._unsupported_ops import UnsupportedOps, make_unsupported_hit
 
-_LIST_OPS = ("make_list", "list_gather", "list_length", "list_read", "list_scatter", "list_write")
 _SHAPE_INPUTS = {"reshape": "shape", "tile": "reps", "pad": "pad", "resize": "shape"}
 "Ops with the shape of their output, or a parameter of it, as an input."
-SplitPoints = Sequence[Sequence[str]]
+_SplitPoints = Sequence[Sequence[str]]
 
 
-class ControlFlow(Rule):
+class ControlFlow(UnsupportedOps):
     """Branches, loops and lists run on the CPU, and what stands inside them with them.
 
     why     cond was seen to leave the ANE in a GPT model; the ANE's compiler, asked without Core ML, has no form of
@@ -41,28 +34,16 @@ class ControlFlow(Rule):
     """
 
     code, slug = "ANE218", "control-flow"
-    roots = ("cond", "while_loop", *_LIST_OPS)
-    refuses, confidence = True, "high"
-    advice = ("Unroll fixed loops and select between both sides of a branch (same bits), choose outside the model, or "
-              "cut it out (edit --split-at).")
-    evidence = (
-        cite_m1_gpt_notes("cond is not supported on the neural engine: the branch is supported on the CPU"),
-        cite_private_route("cond and while_loop have no form of their own, the list ops none on any generation"),
-    )
 
-    def match(self, op: Operation) -> Hit | Miss:
+    def describe_form(self, row: OpSupport, op: Operation) -> str:
         inside = sum(_count_ops(block.operations) for block in op.blocks)
         what = f" with {format_count(inside, 'op')} inside" if op.blocks else ""
-        known = ", decided by a constant" if op.op_type == "cond" and is_const(op.pred) else ""
-        alone = bool(op.blocks) and not known
-        where = _describe_split_points(op) if alone else ""
-        return make_unsupported_hit(
-            self,
-            op,
-            f"{op.op_type} is unsupported on the ANE{what}{known}{where}",
-            seen=M1_TO_M5,
-            split_at=_find_split_points(op) if alone else (),
-        )
+        if _has_constant_branch(op):
+            return f"{what}, decided by a constant"
+        return f"{what}{_describe_split_points(op)}" if op.blocks else what
+
+    def find_splits(self, op: Operation) -> _SplitPoints:
+        return _find_split_points(op) if op.blocks and not _has_constant_branch(op) else ()
 
     def examples(self) -> Iterable[Example]:
         yield make_example("branch", _build_branch, x=(2, 3))
@@ -73,6 +54,10 @@ class ControlFlow(Rule):
             reason="",
             x=(2, 3),
         )
+
+
+def _has_constant_branch(op: Operation) -> bool:
+    return op.op_type == "cond" and is_const(op.pred)
 
 
 def _count_ops(ops: Iterable[Operation]) -> int:
@@ -214,7 +199,7 @@ def _build_flatten() -> Program:
     return build_program(body, dtype=types.fp16, x=(None, 3, 4))
 
 
-def _find_split_points(op: Operation) -> SplitPoints:
+def _find_split_points(op: Operation) -> _SplitPoints:
     """Return the values to split at after and before `op`, in the order of the splits; see `Hit.split_at`.
 
     The split after `op` comes first: its first part still has the value to split at before `op`. Empty where no split

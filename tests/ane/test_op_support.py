@@ -30,7 +30,16 @@ def transform(x):
         coordinates_mode="normalized_minus_one_to_one", align_corners=True, name="y")
 
 
+def use_list(x):
+    made = Builder.make_list(init_length=2, dynamic_length=False, elem_shape=(3,), dtype="fp16")
+    made = Builder.list_scatter(ls=made, indices=np.array([1, 0], np.int32), value=x)
+    made = Builder.list_write(ls=made, index=np.int32(0), value=Builder.list_read(ls=made, index=np.int32(1)))
+    return Builder.list_gather(ls=made, indices=np.array([0, 1], np.int32)), Builder.list_length(ls=made)
+
+
+LIST_OPS = ("make_list", "list_gather", "list_length", "list_read", "list_scatter", "list_write")
 WITHOUT_EXAMPLE = {
+    **dict.fromkeys(LIST_OPS, lambda: build_program(use_list, x=(2, 3))),
     "random_bernoulli": lambda: build_program(lambda x: draw(x, "random_bernoulli"), x=(2,)),
     "random_categorical": lambda: build_program(lambda x: draw(x, "random_categorical"), x=(2, 3)),
     "affine": lambda: build_program(transform, x=(1, 2, 4, 4)),
