@@ -23,8 +23,8 @@ class UnmeasuredOps(PlanRule):
 
     why     Where an op runs is then predicted from the nearest evidence: that of another chip, or of the op type on
             other types of values. Without any, the op is predicted to be unsupported, and takes its neighbours along.
-            The ops of a state decide where a language model with a cache runs: read_state and coreml_update_state were
-            seen on an M4 only, in one model, and of slice_update there are two statements that contradict each other.
+            The ops of a state decide where a language model with a cache runs: on read_state and coreml_update_state
+            one measurement names its chip, an M4, and on slice_update two statements contradict each other.
     when    Ops for whose type, types of values or place no measurement through Core ML is known on the target; for
             `all`, on any one of its generations. Ops that other findings call not known to be supported are not
             repeated. One finding for each reason, which says where such ops were seen, and by whom.
