@@ -201,6 +201,7 @@ def _lint_source(
     from ..ane.compute_plan import find_best_match
     from ..ane.fixes import attach_fixes
     from ..ane.measured_otherwise import MeasuredOtherwise, iterate_contradictions
+    from ..ane.prediction import update_unmeasured
     from ..report.lint import LintReport
     from .sources import open_source
 
@@ -210,8 +211,8 @@ def _lint_source(
     plan, found = predict_plan(source.program, fitting, target=target, package=source.package)
     agreement = compare_with_measurement(plan, find_best_match(plan, plans, source.name)) if plans else None
     if agreement is not None:
-        found += iterate_contradictions(agreement)
         apply_measurement(plan, agreement)
+        found = [*update_unmeasured(plan, found), *iterate_contradictions(agreement)]
     report = LintReport.of(source.name, target, plan, attach_fixes(found, names), {*names, MeasuredOtherwise.name})
     report.measured = agreement
     report.findings = _keep_possible_cuts(report.findings, source)

@@ -323,16 +323,11 @@ class RewriteReport:
 
 def _describe_change(before: Forecast, after: Forecast) -> str:
     """Summarize the prediction before and after: ops and time on the ANE, transitions, estimated time, what is left."""
-    left = [
-        f"{number} {what}"
-        for number, what in ((after.unsupported, "unsupported"), (after.unmeasured, "unmeasured"))
-        if number
-    ]
     return (f"on the ANE: {before.on_ane} of {before.ops} -> {after.on_ane} of {format_count(after.ops, 'op')}, "
             f"{before.time_share:.0f} -> {after.time_share:.0f} % of estimated time; "
             f"transitions {before.transitions} -> {after.transitions}; "
             f"estimated {format_duration(before.cost)} -> {format_duration(after.cost)}"
-            + (f"; not fixed: {' and '.join(left)} ops" if left else ""))
+            + (f"; not fixed: {left}" if (left := str(after.support)) else ""))
 
 
 def _format_trace(trace: PassTrace) -> list[str]:

@@ -91,7 +91,7 @@ def named(name: str) -> str:
 
 def fired(name: str) -> str:
     """In how many places of how many real architectures it fired when that was recorded last."""
-    recorded = json.loads((ROOT / "tests" / "models" / "fired.json").read_text())["full"]
+    recorded = json.loads((ROOT / "tests" / "lab" / "models" / "fired.json").read_text())["full"]
     places = [row["fired"][name] for row in recorded.values() if name in row["fired"]]
     return f" {sum(places)}/{len(places)}" if places else ""
 
@@ -136,7 +136,7 @@ def link(source: str) -> str:
 
 def upstream() -> str:
     """What `python -m tests.lab.upstream --record` counted last."""
-    counts = json.loads((ROOT / "tests" / "upstream" / "counts.json").read_text())
+    counts = json.loads((ROOT / "tests" / "lab" / "upstream" / "counts.json").read_text())
     versions = ", ".join(f"{name} {version}" for name, version in counts.pop("versions").items())
     judged = [(suite, CaseCounts(**numbers)) for suite, numbers in counts.items()]
     return markdown((f"tests ({versions})", "came to a prediction", "judged", "passed", "explained", "share"),

@@ -10,7 +10,7 @@ from coremltools.converters.mil.mil import Operation, Var, types
 
 from ...ir.builder import RewriteBuilder
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite
-from ...rules.elementary_functions import ElementaryFunctions
+from ...rules.unsupported_ops import ElementaryFunctions
 from ._elementary_functions import EVIDENCE, build_single_op, reject_if_inaccurate
 
 _MAX_ERROR_ULPS = {"asin": 1.79, "acos": 2.15}

@@ -13,7 +13,7 @@ from ...ir.query import get_const_value, get_consumers, is_symbolic
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_m4_study
 from ...passes.examples import build_program
-from ...rules.index_results import IndexResults
+from ...rules.indexing import IndexResults
 
 _MAX_ELEMENTS = 1024
 "Most elements of the axis. fp16 represents all integers up to twice this number."

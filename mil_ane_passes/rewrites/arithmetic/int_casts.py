@@ -17,7 +17,7 @@ from ...ir.query import get_const_value, get_consumers, get_flat_inputs, get_typ
 from ...passes.contract import BlockRewrite, Exactness, Example, Hit, Miss
 from ...passes.evidence import cite_m4_study
 from ...passes.examples import build_program, make_example
-from ...rules.int32_ops import Int32Ops
+from ...rules.dtypes import Int32Ops
 from ...utils.text_format import format_count
 
 __all__ = ["COMPARISON_OPS", "DATA_INPUTS", "MAX_EXACT_INTEGER", "find_fp16_obstacle", "find_int32_chains"]

@@ -12,7 +12,7 @@ from ...passes.contract import Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_m4_study
 from ...passes.examples import build_mask_program
 from ...passes.targets import Gate
-from ...rules.logical_ops import LogicalOps
+from ...rules.unsupported_ops import LogicalOps
 
 _M4_ONLY = Gate(first="m4", last="m4")
 _MAX_CONST_ELEMENTS = 32768

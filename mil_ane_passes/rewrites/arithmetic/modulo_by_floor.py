@@ -16,7 +16,7 @@ from ...ir.builder import RewriteBuilder
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_m4_study
 from ...passes.examples import build_program, make_example
-from ...rules.modulo import Modulo
+from ...rules.unsupported_ops import Modulo
 
 __all__ = [
     "MAX_DIVISOR",

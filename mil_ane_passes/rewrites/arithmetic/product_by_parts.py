@@ -13,7 +13,7 @@ from ...ir.query import get_const_value, is_symbolic
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_m4_study
 from ...passes.examples import build_program
-from ...rules.product import Product
+from ...rules.unsupported_ops import Product
 
 
 class ProductByParts(Rewrite):

@@ -13,7 +13,7 @@ from ...ir.query import get_const_value, is_compressed, is_const
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_m1_gpt_notes
 from ...passes.examples import build_program, make_example, make_weight
-from ...rules.dimension_limit import DimensionLimit
+from ...rules.shapes import DimensionLimit
 from .._target_gate import describe_supporting_targets, find_limiting_generations
 from .._weights import find_slicing_obstacle, slice_weight, split_evenly
 from ..convolution._conv_1d_lifting import rebuild_op

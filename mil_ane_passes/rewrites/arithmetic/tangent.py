@@ -11,7 +11,7 @@ from ...ir.builder import RewriteBuilder
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_private_route
 from ...passes.targets import Gate, format_generations
-from ...rules.elementary_functions import ElementaryFunctions
+from ...rules.unsupported_ops import ElementaryFunctions
 from ._elementary_functions import EVIDENCE, LOOKUP_TABLE_EVIDENCE, build_single_op, reject_if_inaccurate
 
 

@@ -15,7 +15,7 @@ from ...ir.query import get_itemsize, get_static_shape, is_symbolic
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Community, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_m4_study
 from ...passes.examples import build_program
-from ...rules.cumsum import Cumsum
+from ...rules.unsupported_ops import Cumsum
 from ._cumulative_sums import (
     build_doubling_windows,
     build_triangle_matmul,

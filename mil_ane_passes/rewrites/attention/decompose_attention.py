@@ -14,7 +14,7 @@ from ...ir.query import is_symbolic
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Community, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_m4_study
 from ...passes.examples import build_program
-from ...rules.several_attentions import SeveralAttentions
+from ...rules.attention import SeveralAttentions
 
 _MASKED_SCORE = -4e4
 "Score that replaces those where a boolean mask is false: Apple's number."

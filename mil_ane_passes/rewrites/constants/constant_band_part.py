@@ -13,7 +13,7 @@ from ...ir.query import get_const_value, is_const, is_symbolic
 from ...passes.contract import Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_m4_study, cite_private_route
 from ...passes.examples import build_program
-from ...rules.masks_at_run_time import MasksAtRunTime
+from ...rules.unsupported_ops import MasksAtRunTime
 from ._generated_constants import (
     AxisSize,
     build_shared_const,

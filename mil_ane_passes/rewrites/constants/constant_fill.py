@@ -14,7 +14,7 @@ from ...ir.query import get_consumers, is_symbolic
 from ...passes.contract import BlockRewrite, Exactness, Example, Hit, Miss
 from ...passes.examples import build_program, make_example
 from ...passes.targets import Gate
-from ...rules.fills import Fills
+from ...rules.unsupported_ops import Fills
 from ..convolution._conv_1d_lifting import rebuild_op
 from ._generated_constants import (
     AxisSize,

@@ -14,7 +14,7 @@ from ...ir.query import get_const_value, is_symbolic
 from ...passes.contract import BlockRewrite, Exactness, Example, Hit, Miss
 from ...passes.evidence import cite_m4_study, cite_xcode_notes
 from ...passes.examples import build_program
-from ...rules.range_1d import Range1d
+from ...rules.unsupported_ops import Range1d
 from ._generated_constants import (
     AxisSize,
     build_shared_const,

@@ -24,7 +24,7 @@ from ...ir.query import (
 from ...passes.contract import Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_m4_study
 from ...passes.examples import build_program, make_example, make_weight
-from ...rules.constant_gather import ConstantGather
+from ...rules.indexing import ConstantGather
 from ..indexing._constant_gathers import GATHER_OPS, evaluate_gather, find_out_of_range_index
 
 __all__ = ["propagate_constant"]

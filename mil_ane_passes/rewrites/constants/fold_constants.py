@@ -13,8 +13,8 @@ from ...ir.query import get_consumers, get_flat_inputs, get_type_info
 from ...passes.contract import BlockRewrite, Exactness, Example, Hit, Miss
 from ...passes.evidence import cite_m4_study
 from ...passes.examples import build_program, make_example
-from ...rules.data_dependent_shape import DataDependentShape
-from ...rules.int32_ops import Int32Ops
+from ...rules.control_flow import DataDependentShape
+from ...rules.dtypes import Int32Ops
 from ._compile_time_constants import Float64Values, count_output_bytes, is_compile_time_constant
 
 _MAX_GROWN_BYTES = 4096

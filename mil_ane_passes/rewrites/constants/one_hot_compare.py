@@ -14,7 +14,7 @@ from ...ir.query import get_const_value
 from ...passes.contract import BlockRewrite, Exactness, Example, Hit, Miss
 from ...passes.evidence import cite_m4_study, cite_private_route
 from ...passes.examples import build_program
-from ...rules.masks_at_run_time import MasksAtRunTime
+from ...rules.unsupported_ops import MasksAtRunTime
 from ._generated_constants import build_shared_const, find_float_casts, replace_float_casts
 
 _MAX_EXACT_INTEGER = 2048

@@ -11,7 +11,7 @@ from ...ir.builder import RewriteBuilder
 from ...passes.contract import Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_private_route
 from ...passes.examples import build_program, make_example
-from ...rules.data_dependent_shape import DataDependentShape
+from ...rules.control_flow import DataDependentShape
 from ._generated_constants import build_shared_const, describe_size_excess
 
 

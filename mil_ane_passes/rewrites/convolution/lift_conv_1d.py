@@ -12,7 +12,7 @@ from ...ir.builder import RewriteBuilder
 from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_m4_study
 from ...passes.examples import build_program, make_example, make_weight
-from ...rules.conv_1d_kernel import Conv1dKernel
+from ...rules.convolution import Conv1dKernel
 from ._conv_1d_lifting import (
     build_lifted_conv,
     describe_lift_cost,

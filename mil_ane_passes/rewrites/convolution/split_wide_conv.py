@@ -15,7 +15,7 @@ from ...passes.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit,
 from ...passes.evidence import cite_m4_study
 from ...passes.examples import build_program, make_weight
 from ...passes.targets import parse_target
-from ...rules.conv_kernel_size import ConvKernelSize
+from ...rules.convolution import ConvKernelSize
 from .._weights import find_reshape_obstacle, has_uniform_readers
 from ._conv_phases import resolve_conv_pads
 from ._large_kernel_convs import SLOW_KERNEL_SIZES, ConvPlan, plan_conv, read_conv_sizes

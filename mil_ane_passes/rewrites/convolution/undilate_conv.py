@@ -15,7 +15,7 @@ from ...passes.contract import FP32_UNSUPPORTED_REASON, Community, Exactness, Ex
 from ...passes.evidence import cite_2020_layer_list
 from ...passes.examples import build_program, make_weight
 from ...passes.targets import get_generations_between
-from ...rules.dilated_conv import DilatedConv
+from ...rules.convolution import DilatedConv
 from ._conv_1d_lifting import rebuild_op
 from ._conv_phases import move_phases_to_batch, resolve_conv_pads, restore_phases_from_batch
 from ._large_kernel_convs import ConvSizes, make_neutral_settings, pad_or_crop, read_conv_sizes

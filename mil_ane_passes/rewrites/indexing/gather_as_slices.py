@@ -15,7 +15,7 @@ from ...passes.contract import Exactness, Example, Hit, Miss, Rewrite, Vendor
 from ...passes.evidence import cite_m4_study, cite_private_quirk
 from ...passes.examples import build_program, make_example, make_weight
 from ...passes.targets import Gate
-from ...rules.constant_gather import ConstantGather
+from ...rules.indexing import ConstantGather
 from ._constant_gathers import GATHER_OPS, build_gather_from_slices, plan_gather
 
 _BEFORE_M4 = Gate(last="m3")

@@ -14,7 +14,7 @@ from ...ir.builder import RewriteBuilder
 from ...ir.query import get_const_value, is_const, is_symbolic
 from ...passes.contract import Exactness, Example, Hit, Miss, Rewrite
 from ...passes.examples import build_program, make_example
-from ...rules.runtime_slice import RuntimeSlice
+from ...rules.indexing import RuntimeSlice
 
 __all__ = ["Number", "fold_slice_parameters", "read_shape_numbers"]
 

@@ -26,7 +26,7 @@ from ...ir.query import (
 from ...passes.contract import BlockRewrite, Exactness, Example, Hit, Miss, Vendor
 from ...passes.evidence import cite_m1_gpt_notes, cite_m4_study
 from ...passes.examples import build_program, make_example, make_weight
-from ...rules.scatter import Scatter
+from ...rules.unsupported_ops import Scatter
 from ._index_patterns import (
     Run,
     find_ascending_run,

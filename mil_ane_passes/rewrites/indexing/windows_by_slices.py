@@ -15,7 +15,7 @@ from ...ir.query import get_const_value, is_symbolic
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_m4_study
 from ...passes.examples import build_program
-from ...rules.sliding_windows import SlidingWindows
+from ...rules.unsupported_ops import SlidingWindows
 
 __all__ = ["build_windows_from_rows", "can_reshape_to_windows", "read_window_settings", "slice_axis"]
 

@@ -17,7 +17,7 @@ from ...passes.evidence import cite_surgery_tip
 from ...passes.examples import build_program, make_example
 from ...passes.layout import compute_padded_bytes
 from ...passes.targets import Generation
-from ...rules.dimension_limit import DimensionLimit
+from ...rules.shapes import DimensionLimit
 from ...utils.text_format import format_count
 from .._target_gate import describe_supporting_targets, find_limiting_generations
 from ..convolution._conv_1d_lifting import rebuild_op

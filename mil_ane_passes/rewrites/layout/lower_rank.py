@@ -12,7 +12,7 @@ from ...ir.builder import RewriteBuilder
 from ...ir.large_values import group_ops_by_large_values
 from ...passes.contract import BlockRewrite, Community, Exactness, Example, Hit, Miss, Vendor
 from ...passes.examples import build_program, make_example, make_weight
-from ...rules.rank_above_5 import RankAbove5
+from ...rules.shapes import RankAbove5
 from ._rank_lowering import BITWISE_OPS, RankBounds, build_region, plan_region
 
 

@@ -14,7 +14,7 @@ from ...passes.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit,
 from ...passes.evidence import cite_m4_study, cite_private_route
 from ...passes.examples import build_program
 from ...passes.targets import Gate
-from ...rules.texture_ops import TextureOps
+from ...rules.unsupported_ops import TextureOps
 from .._target_gate import find_length_obstacle, skip_if_supported
 from ._pad_constants import read_pad_amounts
 

@@ -14,7 +14,7 @@ from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_m4_study
 from ...passes.examples import build_program, make_example, make_weight
 from ...passes.targets import get_generations_between
-from ...rules.old_broadcast import OldBroadcast
+from ...rules.shapes import OldBroadcast
 from ..convolution._conv_1d_lifting import rebuild_op
 from ._broadcasts import pad_shape_to_rank
 

@@ -13,7 +13,7 @@ from ...ir.large_values import group_ops_by_large_values
 from ...ir.query import get_const_value
 from ...passes.contract import BlockRewrite, Exactness, Example, Hit, Miss
 from ...passes.examples import build_program, make_example
-from ...rules.group_norm_rank_5 import GroupNormRank5
+from ...rules.normalization import GroupNormRank5
 from ..layout._rank_lowering import RankBounds, build_region, plan_region
 
 _GROUPED_RANK = 5

@@ -14,8 +14,7 @@ from ...ir.query import get_const_value, is_symbolic
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_private_route
 from ...passes.examples import build_program
-from ...rules.max_pool_kernel import MaxPoolKernel
-from ...rules.old_pools import OldPools
+from ...rules.pooling import MaxPoolKernel, OldPools
 from . import _pool_windows as windows
 
 __all__ = ["AxisPlan", "build_axis_means", "plan_axis"]

@@ -13,8 +13,7 @@ from ...ir.query import get_const_value
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Community, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_private_route
 from ...passes.examples import build_program
-from ...rules.max_pool_kernel import MaxPoolKernel
-from ...rules.old_pools import OldPools
+from ...rules.pooling import MaxPoolKernel, OldPools
 from . import _pool_windows as windows
 from ._pool_windows import Pads
 

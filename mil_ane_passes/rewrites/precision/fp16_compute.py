@@ -15,7 +15,7 @@ from ...ir.query import get_consumers, get_flat_inputs, is_computed_in_fp16, is_
 from ...ir.value_ranges import MeasuredRanges, Range
 from ...passes.contract import Community, Exactness, Example, Hit, Miss, ProgramRewrite, Vendor
 from ...passes.examples import build_program, make_weight
-from ...rules.fp32_compute_left import Fp32ComputeLeft
+from ...rules.dtypes import Fp32ComputeLeft
 from ...utils.errors import InputError, suggest_nearest
 from ._fp16_conversion import (
     FP16_MAX,

@@ -16,7 +16,7 @@ from ...ir.large_values import list_groups, merge_groups
 from ...ir.query import get_consumers, get_flat_inputs, is_const, is_opaque
 from ...passes.contract import BlockRewrite, Exactness, Example, Hit, Miss
 from ...passes.examples import build_program, make_example
-from ...rules.fp32_compute_left import Fp32ComputeLeft
+from ...rules.dtypes import Fp32ComputeLeft
 from ...utils.text_format import format_count
 
 __all__ = ["convert_to_fp16", "is_cast_to_fp16", "is_fp32_data_movement", "match_region"]

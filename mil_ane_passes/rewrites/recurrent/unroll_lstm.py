@@ -12,7 +12,7 @@ from ...ir.builder import RewriteBuilder
 from ...ir.query import get_const_value, is_const
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Example, Hit, Miss
 from ...passes.examples import build_program, make_weight
-from ...rules.recurrent import Recurrent
+from ...rules.unsupported_ops import Recurrent
 from ._recurrent_unrolling import (
     EVIDENCE,
     Direction,

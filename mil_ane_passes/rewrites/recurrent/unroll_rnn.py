@@ -11,7 +11,7 @@ from coremltools.converters.mil.mil import Builder, Operation, Program, Var, typ
 from ...ir.builder import RewriteBuilder
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Example
 from ...passes.examples import build_program, make_weight
-from ...rules.recurrent import Recurrent
+from ...rules.unsupported_ops import Recurrent
 from ._recurrent_unrolling import (
     EVIDENCE,
     Direction,

@@ -15,7 +15,7 @@ from ...ir.query import get_const_value, is_const, is_symbolic
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_m4_study, cite_private_quirk
 from ...passes.examples import build_program, make_example
-from ...rules.crop_resize import CropResize
+from ...rules.unsupported_ops import CropResize
 from ..indexing._index_patterns import (
     IndexPattern,
     Run,

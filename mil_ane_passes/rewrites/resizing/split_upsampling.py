@@ -16,7 +16,7 @@ from ...passes.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit,
 from ...passes.evidence import cite_2020_layer_list, cite_m4_study
 from ...passes.examples import build_program, make_example
 from ...passes.targets import Gate
-from ...rules.old_upsampling import OldUpsampling
+from ...rules.resizing import OldUpsampling
 from .._target_gate import skip_if_supported
 
 _NEAREST_OPS = ("upsample_nearest_neighbor", "resize_nearest_neighbor")
