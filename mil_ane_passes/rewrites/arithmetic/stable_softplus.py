@@ -14,7 +14,6 @@ from ...passes.contract import Community, Exactness, Example, Hit, Measured, Mis
 from ...passes.examples import make_example, make_op_example
 from ..normalization._log_exp_patterns import (
     SOFTPLUS_SAFE_LIMIT,
-    build_stable_softplus,
     find_log1p_exp_operand,
     find_precision_obstacle,
     find_upper_bound,
@@ -82,7 +81,10 @@ class StableSoftplus(Rewrite):
         return Hit(op, x=x, note=f"{form} has its cliff in fp16: relu(x) + softplus(-|x|)")
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
-        return build_stable_softplus(mb, hit.x)
+        x = hit.x
+        magnitude = mb.mul(x=mb.abs(x=x), y=np.float16(-1))
+        result: Var = mb.add(x=mb.relu(x=x), y=mb.softplus(x=magnitude))
+        return result
 
     def examples(self) -> Iterable[Example]:
         no_softplus = "not the logarithm of 1 + exp(x)"
