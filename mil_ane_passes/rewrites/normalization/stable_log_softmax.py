@@ -84,6 +84,7 @@ class StableLogSoftmax(Rewrite):
             return Miss(
                 op, f"log adds {get_const_value(op.epsilon):g} to the probabilities, which is meant to bound it below"
             )
+        axes: tuple[int, ...] | None
         if has_softmax:
             x, axis = op.x.op.x, get_const_value(op.x.op.axis)
             axes = None if axis is None else (axis,)
