@@ -40,7 +40,7 @@ from .options import get_batch_options
 from .output import format_error
 from .rewrite import RewriteOptions
 
-__all__ = ["COMMANDS", "Job", "OptionsError", "REPORT_SUFFIXES", "Request", "describe_tool", "run_job"]
+__all__ = ["COMMANDS", "REPORT_SUFFIXES", "Job", "OptionsError", "Request", "describe_tool", "run_job"]
 
 
 REPORT_SUFFIXES = {"text": ".txt", "json": ".json", "sarif": ".sarif", "html": ".html"}
