@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
-from ...ir.builder import RewriteBuilder
+from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.query import is_const
 from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.examples import build_program, make_example, make_weight
-from ..convolution._conv_1d_lifting import rebuild_op
 
 __all__ = ["build_scaled_op", "is_exactly_scalable"]
 

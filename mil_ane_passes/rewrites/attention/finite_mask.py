@@ -11,13 +11,12 @@ import coremltools as ct
 import numpy as np
 from coremltools.converters.mil.mil import Block, Builder, Operation, Program, Var, types
 
-from ...ir.builder import RewriteBuilder
+from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.query import get_consumers, get_type_info, is_const, is_opaque
 from ...passes.contract import BlockRewrite, Community, Exactness, Example, Hit, Miss, Vendor
 from ...passes.evidence import cite_apple_authoring_rules
 from ...passes.examples import build_program, make_weight
 from ...utils.errors import InputError
-from ..convolution._conv_1d_lifting import rebuild_op
 
 __all__ = [
     "CARRIED_INPUTS",

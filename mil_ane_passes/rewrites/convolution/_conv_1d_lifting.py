@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from coremltools.converters.mil.mil import Operation, Var, types
+from coremltools.converters.mil.mil import Operation, Var
 
 from ...ane.limits import LIMITS
-from ...ir.builder import RewriteBuilder
+from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.compressed_weights import explain_axis_obstacle, insert_unit_axis
-from ...ir.query import get_const_value, get_itemsize, get_static_shape, is_default, is_opaque
+from ...ir.query import get_const_value, get_itemsize, get_static_shape, is_opaque
 from ...passes.layout import compute_padded_bytes, format_bytes
 
 __all__ = [
@@ -23,7 +23,6 @@ __all__ = [
     "find_lift_obstacle",
     "insert_dummy_axis",
     "insert_numbers",
-    "rebuild_op",
     "remove_dummy_axis",
 ]
 
@@ -104,30 +103,6 @@ def build_lifted_conv(mb: RewriteBuilder, op: Operation, x: Var, axis: int) -> V
         elif name not in inputs:
             inputs[name] = bound
     return rebuild_op(mb, op, **inputs)
-
-
-def rebuild_op(mb: RewriteBuilder, op: Operation, **changes: Any) -> Var:
-    """Build `op` again with some inputs changed; a change to None omits the input."""
-    kept = {name: var for name, var in op.inputs.items() if name in changes or not _is_mismatched_default(op, name)}
-    inputs = {**kept, **changes}
-    bias = inputs.get("bias")
-    late = op.op_type == "conv_transpose" and bias is not None and bias.val is None
-    if late:  # pymil's conv_transpose reads the bias's value to type the op, which a compressed bias does not have
-        del inputs["bias"]
-    result: Var = getattr(mb, op.op_type)(**inputs)
-    if late:
-        result.op.set_inputs(bias=bias)
-    return result
-
-
-def _is_mismatched_default(op: Operation, name: str) -> bool:
-    """Return whether input `name` is a default that pymil filled in as fp32 beside an fp16 x.
-
-    pymil accepts such a default when it fills it in, but not when the caller passes it.
-    """
-    var = op.inputs[name]
-    return isinstance(var, Var) and var.dtype in (types.fp16, types.fp32) and is_default(op, name) \
-        and var.dtype != op.outputs[0].dtype
 
 
 def describe_lift_cost(op: Operation, axis: int) -> str:

@@ -6,9 +6,8 @@ from typing import Any
 
 from coremltools.converters.mil.mil import Operation, Var
 
-from ...ir.builder import RewriteBuilder
+from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.query import get_const_value, is_symbolic
-from ._conv_1d_lifting import rebuild_op
 
 __all__ = [
     "CropWindow",

@@ -18,10 +18,9 @@ from typing import Any, Literal
 import numpy as np
 from coremltools.converters.mil.mil import Operation, Var, types
 
-from ...ir.builder import RewriteBuilder
+from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.query import get_const_value, is_symbolic
 from .._weights import reshape_weight
-from ._conv_1d_lifting import rebuild_op
 
 __all__ = [
     "SLOW_KERNEL_SIZES",

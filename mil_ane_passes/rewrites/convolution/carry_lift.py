@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from coremltools.converters.mil.mil import Block, Builder, Operation, Program, Var
 
-from ...ir.builder import RewriteBuilder
+from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.large_values import group_by_shared_values
 from ...ir.query import get_const_value, get_consumers, get_itemsize, get_static_shape, is_const, is_opaque
 from ...passes.contract import BlockRewrite, Exactness, Example, Hit, Miss
@@ -26,7 +26,6 @@ from ._conv_1d_lifting import (
     find_lift_obstacle,
     insert_dummy_axis,
     insert_numbers,
-    rebuild_op,
     remove_dummy_axis,
 )
 

@@ -8,13 +8,12 @@ from typing import Any, Literal
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
-from ...ir.builder import RewriteBuilder
+from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.query import get_const_value, is_symbolic
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Community, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_apple_authoring_rules, cite_m4_study
 from ...passes.examples import build_program, make_weight
 from .._target_gate import find_length_obstacle
-from ._conv_1d_lifting import rebuild_op
 from ._conv_phases import (
     build_phase_input,
     build_phase_weight,

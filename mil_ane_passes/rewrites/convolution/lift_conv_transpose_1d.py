@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var
 
-from ...ir.builder import RewriteBuilder
+from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.query import is_all_zero
 from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.examples import build_program, make_weight
@@ -17,7 +17,6 @@ from ._conv_1d_lifting import (
     describe_lift_cost,
     find_lift_obstacle,
     insert_dummy_axis,
-    rebuild_op,
     remove_dummy_axis,
 )
 

@@ -8,12 +8,11 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var
 
 from ...ane.limits import find_exceeded_limit
-from ...ir.builder import RewriteBuilder
+from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.query import get_const_value, get_itemsize, get_static_shape, is_all_zero, is_const
 from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.examples import build_program, make_weight
 from ...passes.layout import compute_padded_bytes, format_bytes
-from ._conv_1d_lifting import rebuild_op
 
 
 class SplitConvTransposeBias(Rewrite):

@@ -9,12 +9,11 @@ import coremltools as ct
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
-from ...ir.builder import RewriteBuilder
+from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.query import get_const_value, get_consumers, is_compressed, is_const
 from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.examples import build_program, make_example, make_weight
 from .._weights import has_uniform_readers
-from ._conv_1d_lifting import rebuild_op
 
 __all__ = ["count_table_blocks", "find_split_obstacle", "slice_weight_part"]
 

@@ -9,14 +9,13 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
 from ...ane.limits import collect_evidence
-from ...ir.builder import RewriteBuilder
+from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.query import is_symbolic
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Community, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_2020_layer_list
 from ...passes.examples import build_program, make_weight
 from ...passes.targets import get_generations_between
 from ...rules.dilated_conv import DilatedConv
-from ._conv_1d_lifting import rebuild_op
 from ._conv_phases import move_phases_to_batch, resolve_conv_pads, restore_phases_from_batch
 from ._large_kernel_convs import ConvSizes, make_neutral_settings, pad_or_crop, read_conv_sizes
 

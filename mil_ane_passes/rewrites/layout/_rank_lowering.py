@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from coremltools.converters.mil.mil import Block, Function, Operation, Var
 
-from ...ir.builder import RewriteBuilder
+from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.query import (
     get_const_value,
     get_consumers,
@@ -27,7 +27,6 @@ from ...ir.query import (
     is_symbolic,
     is_used,
 )
-from ..convolution._conv_1d_lifting import rebuild_op
 from ..indexing._constant_slices import read_slice_range
 from ._broadcasts import BROADCASTING_OPS, pad_shape_to_rank
 

@@ -9,7 +9,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Block, Builder, Operation, Program, Var
 
 from ...ane.limits import collect_evidence, find_limit
-from ...ir.builder import RewriteBuilder
+from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.large_values import list_groups, merge_groups
 from ...ir.query import get_consumers, get_static_shape, is_const, is_opaque, is_used
 from ...passes.contract import BlockRewrite, Exactness, Example, Hit, Miss
@@ -20,7 +20,6 @@ from ...passes.targets import Generation
 from ...rules.dimension_limit import DimensionLimit
 from ...utils.text_format import format_count
 from .._target_gate import describe_supporting_targets, find_limiting_generations
-from ..convolution._conv_1d_lifting import rebuild_op
 from ._broadcasts import BROADCASTING_OPS
 from ._rank_lowering import UNARY_OPS
 

@@ -7,13 +7,12 @@ from collections.abc import Iterable
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var
 
-from ...ir.builder import RewriteBuilder
+from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.query import get_consumers
 from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_m4_study
 from ...passes.examples import build_program, make_example
 from ...passes.targets import Gate
-from ..convolution._conv_1d_lifting import rebuild_op
 from ._broadcasts import BROADCASTING_OPS, iterate_repeated_operands
 
 

@@ -10,12 +10,11 @@ import coremltools as ct
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
-from ...ir.builder import RewriteBuilder
+from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.query import get_const_value, get_consumers
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Community, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.examples import build_program
 from ...rules.pad_constant_nonzero import PadConstantNonzero
-from ..convolution._conv_1d_lifting import rebuild_op
 from . import _pad_constants as slabs
 
 

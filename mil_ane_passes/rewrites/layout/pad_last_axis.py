@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from coremltools.converters.mil.mil import Block, Builder, Operation, Program, Var, types
 
-from ...ir.builder import RewriteBuilder
+from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.large_values import group_by_shared_values
 from ...ir.query import get_const_value, get_consumers, get_itemsize, is_const, is_opaque, is_symbolic
 from ...passes.contract import BlockRewrite, Community, Exactness, Example, Hit, Miss
@@ -18,7 +18,6 @@ from ...passes.evidence import cite_apple_authoring_rules
 from ...passes.examples import build_program, make_example, make_weight
 from ...passes.layout import compute_padded_bytes, format_bytes
 from ...utils.text_format import format_count
-from ..convolution._conv_1d_lifting import rebuild_op
 
 __all__ = [
     "UNBOUNDED",

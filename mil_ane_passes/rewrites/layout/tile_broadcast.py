@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
 
-from ...ir.builder import RewriteBuilder
+from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.query import is_compressed, is_const, is_symbolic
 from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_m4_study
 from ...passes.examples import build_program, make_example, make_weight
 from ...passes.targets import get_generations_between
 from ...rules.old_broadcast import OldBroadcast
-from ..convolution._conv_1d_lifting import rebuild_op
 from ._broadcasts import pad_shape_to_rank
 
 _SUPPORTED_REASON = "taken on M4 and later; name an older target, or always=true"

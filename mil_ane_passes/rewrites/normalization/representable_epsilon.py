@@ -8,10 +8,9 @@ from collections.abc import Iterable
 import numpy as np
 from coremltools.converters.mil.mil import Operation, Var, types
 
-from ...ir.builder import RewriteBuilder
+from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.query import get_const_value, get_consumers, is_const
 from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite, Vendor
-from ..convolution._conv_1d_lifting import rebuild_op
 from ._norms import (
     build_batch_norm,
     build_fraction,
