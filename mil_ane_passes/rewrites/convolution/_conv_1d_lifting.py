@@ -14,12 +14,10 @@ from ...passes.layout import compute_padded_bytes, format_bytes
 
 __all__ = [
     "HEIGHT",
-    "MAX_KERNEL_WIDTH",
     "WIDTH",
     "build_lifted_conv",
     "describe_lift_cost",
     "find_dummy_axis",
-    "find_dummy_axis_position",
     "find_lift_obstacle",
     "insert_dummy_axis",
     "insert_numbers",
@@ -28,11 +26,11 @@ __all__ = [
 
 HEIGHT, WIDTH = -1, 2
 "Values of the option `axis`, the position of the dummy axis: -1 lays the kernel on the height, 2 on the width."
-MAX_KERNEL_WIDTH = min(bound.most for bound in LIMITS["conv-kernel-width"])
+_MAX_KERNEL_WIDTH = min(bound.most for bound in LIMITS["conv-kernel-width"])
 "Widest kernel that is supported on every ANE generation."
 
 
-def find_dummy_axis_position(axis: int) -> int:
+def _find_dummy_axis_position(axis: int) -> int:
     """Return the position of the dummy axis, counted from the front of the rank-4 tensor."""
     return 3 if axis == HEIGHT else 2
 
@@ -58,16 +56,16 @@ def find_lift_obstacle(op: Operation, axis: int) -> str | None:
         return reason
     dilation = get_const_value(op.dilations, [1])[0]
     extent = (int(op.weight.shape[2]) - 1) * dilation + 1
-    if axis == WIDTH and extent > MAX_KERNEL_WIDTH:
+    if axis == WIDTH and extent > _MAX_KERNEL_WIDTH:
         return (
-            f"kernel covers {extent} on the width, above {MAX_KERNEL_WIDTH}; use axis=-1, which lays it on the height"
+            f"kernel covers {extent} on the width, above {_MAX_KERNEL_WIDTH}; use axis=-1, which lays it on the height"
         )
     return None
 
 
 def insert_dummy_axis(mb: RewriteBuilder, x: Var, axis: int) -> Var:
     """Return rank-3 `x` with the dummy axis: the value it was squeezed from, or one expand_dims for all its users."""
-    at = find_dummy_axis_position(axis)
+    at = _find_dummy_axis_position(axis)
     if x.op is not None and x.op.op_type == "squeeze" and find_dummy_axis(x.op) == at:
         return x.op.x
 
@@ -91,7 +89,7 @@ def build_lifted_conv(mb: RewriteBuilder, op: Operation, x: Var, axis: int) -> V
     Every parameter gets its neutral element at the dummy axis: kernel 1, stride 1, dilation 1, no padding. Thus each
     output is the same sum of the same products. Weights and bias keep their bytes.
     """
-    at = find_dummy_axis_position(axis) - 2
+    at = _find_dummy_axis_position(axis) - 2
     inputs: dict[str, Any] = {"x": x, "weight": insert_unit_axis(mb, op.weight, at + 2)}
     for name, bound in op.inputs.items():
         if name in ("strides", "dilations"):
@@ -116,7 +114,7 @@ def describe_lift_cost(op: Operation, axis: int) -> str:
         assert shape is not None
         flat.append(format_bytes(compute_padded_bytes(shape, size)))
         wide.append(
-            format_bytes(compute_padded_bytes(insert_numbers(list(shape), find_dummy_axis_position(axis), [1]), size))
+            format_bytes(compute_padded_bytes(insert_numbers(list(shape), _find_dummy_axis_position(axis), [1]), size))
         )
     return (f"kernel on the {where}; padded buffers (computed, 64-byte rows): "
             f"in {wide[0]} instead of {flat[0]}, out {wide[1]} instead of {flat[1]}")

@@ -22,7 +22,6 @@ __all__ = [
     "find_awkward_stride_axes",
     "find_phase_obstacle",
     "move_phases_to_batch",
-    "read_layout_settings",
     "resolve_conv_pads",
     "restore_phases_from_batch",
 ]
@@ -75,12 +74,12 @@ def find_phase_obstacle(op: Operation, axes: list[int]) -> str | None:
         return "dilated along the strided axis; form=slice keeps the dilation"
     if any(is_symbolic(op.x.shape[2 + axis]) for axis in axes) or sum(map(is_symbolic, op.x.shape)) > 1:
         return "the strided axis, or more than one axis, is of symbolic size; form=slice keeps it"
-    if not has_uniform_readers(op, op.weight.op.enclosing_block, read_layout_settings):
+    if not has_uniform_readers(op, op.weight.op.enclosing_block, _read_layout_settings):
         return "weight is read in another way as well, so its phases would store it twice; form=slice keeps it"
     return "weight is returned by a block" if op.weight.consuming_blocks else None
 
 
-def read_layout_settings(op: Operation) -> tuple[Any, ...]:
+def _read_layout_settings(op: Operation) -> tuple[Any, ...]:
     """Return the properties of a conv that decide how its weight is laid out in phases."""
     return op.x.rank, op.x.dtype, get_const_value(op.strides), get_const_value(op.dilations), get_const_value(op.groups)
 

@@ -39,7 +39,7 @@ _MAX_UPRIGHT_HEIGHT = 31
 _MAX_HEIGHT, _MAX_WIDTH = 16, 13
 "Limits of kernels that are both tall and wide: an M4 supported 16x16, and 13 is the largest width on an M1."
 
-ConvForm = Literal["frames", "upright", "fold", "parts"]
+_ConvForm = Literal["frames", "upright", "fold", "parts"]
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class ConvPlan:
     rewritten with that layout.
     """
 
-    form: ConvForm
+    form: _ConvForm
     note: str
     axes: tuple[int, ...] = ()
     pieces: tuple[tuple[tuple[int, int], ...], ...] = ()

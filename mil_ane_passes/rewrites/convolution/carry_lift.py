@@ -29,16 +29,6 @@ from ._conv_1d_lifting import (
     remove_dummy_axis,
 )
 
-__all__ = [
-    "LiftRegion",
-    "build_carried_op",
-    "collect_main_inputs",
-    "find_carry_obstacle",
-    "is_dummy_axis_expansion",
-    "is_needed_without_axis",
-    "iterate_lift_regions",
-]
-
 _UNARY_OPS = (
     "abs", "acos", "asin", "atan", "atanh", "ceil", "clip", "cos", "cosh", "erf", "exp", "exp2", "floor", "inverse",
     "log", "logical_not", "round", "rsqrt", "sign", "sin", "sinh", "sqrt", "square", "tan", "tanh", "threshold", "cast",
@@ -94,7 +84,7 @@ class CarryLift(BlockRewrite):
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
         for at in (3, 2):
-            for region in iterate_lift_regions(block, at):
+            for region in _iterate_lift_regions(block, at):
                 first, ops = region.ops[0], format_count(len(region.ops), "op")
                 added = _count_padding_bytes(region)
                 if region.after < region.before and added > self.most_padded:
@@ -111,7 +101,7 @@ class CarryLift(BlockRewrite):
                                       f"{region.before}", near=region.after > region.before)
 
     def rewrite_block(self, hit: Hit, mb: RewriteBuilder) -> dict[Var, Var]:
-        region: LiftRegion = hit.region
+        region: _LiftRegion = hit.region
         axis = HEIGHT if region.at == 3 else WIDTH
         twins: dict[Var, Var] = {}
 
@@ -124,14 +114,14 @@ class CarryLift(BlockRewrite):
         members = set(region.ops)
         for op in region.ops:
             with mb.at(op):
-                twins.update(zip(op.outputs, build_carried_op(mb, op, wide, region.at)))
+                twins.update(zip(op.outputs, _build_carried_op(mb, op, wide, region.at)))
                 for var in op.outputs:
-                    if is_needed_without_axis(var, members, mb.block, region.at):
+                    if _is_needed_without_axis(var, members, mb.block, region.at):
                         replaced[var] = remove_dummy_axis(mb, twins[var], axis)
         for var in region.values:
             for reader in get_consumers(var):
                 ours = reader is twins[var].op if var in twins else False
-                if is_dummy_axis_expansion(reader, mb.block, region.at) and not ours:
+                if _is_dummy_axis_expansion(reader, mb.block, region.at) and not ours:
                     replaced[reader.outputs[0]] = wide(var)
         return replaced
 
@@ -164,50 +154,26 @@ class CarryLift(BlockRewrite):
                       reason="carrying 3 ops would leave 3 layout ops where there are 2")
 
 
-def _count_padding_bytes(region: LiftRegion) -> int:
-    """Count the bytes of padded rows that carrying adds, as outputs get the dummy axis as their last one."""
-    made = [var for op in region.ops for var in op.outputs] if region.at == 3 else []
-    sizes = [(shape, get_itemsize(var)) for var in made if (shape := get_static_shape(var)) is not None]
-    return sum(compute_padded_bytes((*shape, 1), size) - compute_padded_bytes(shape, size) for shape, size in sizes)
+def _iterate_lift_regions(block: Block, at: int) -> Iterator[_LiftRegion]:
+    """Yield the regions of one block for one position of the dummy axis.
 
-
-def _build_chain(between: object, axis: int = -1, length: int = 8) -> Program:
-    assert callable(between)
-    shape = (1, 4, length, 1) if axis == -1 else (1, 4, 1, length)
-
-    def body(x: Var) -> Var:
-        middle = between(Builder.squeeze(x=Builder.relu(x=x), axes=[axis]))
-        return Builder.relu(x=Builder.expand_dims(x=middle, axes=[axis]), name="y")
-
-    return build_program(body, x=shape)
-
-
-def _build_fork() -> Program:
-    """Build two ops on one input, each expanded afterwards: one expand_dims before both is enough."""
-
-    def body(x: Var) -> Var:
-        ends = [Builder.expand_dims(x=op(x=x), axes=[-1]) for op in (Builder.relu, Builder.sigmoid)]
-        return Builder.add(x=ends[0], y=ends[1], name="y")
-
-    return build_program(body, x=(1, 4, 8))
-
-
-def _build_taps() -> Program:
-    """Build a chain of three values, each of which is an output of the function as well."""
-
-    def body(x: Var) -> list[Var]:
-        value = Builder.squeeze(x=Builder.relu(x=x), axes=[-1])
-        taps = []
-        for number in range(3):
-            value = Builder.sigmoid(x=value, name=f"tap{number}")
-            taps.append(value)
-        return [*taps, Builder.relu(x=Builder.expand_dims(x=value, axes=[-1]), name="y")]
-
-    return build_program(body, x=(1, 4, 8, 1))
+    The time is linear in the block's ops and their operands.
+    """
+    kept = _find_ops_between_lifts(block, at)
+    for region in _group_connected_ops(kept, at):
+        for var in region.values:
+            squeezed = _is_squeezed(var, at)
+            expansions = [each for each in get_consumers(var) if _is_dummy_axis_expansion(each, block, at)]
+            region.before += squeezed + len(expansions)
+            if squeezed or var.op in kept:
+                region.after += _is_needed_without_axis(var, kept, block, at)
+            else:
+                region.after += 1  # a value from outside: one expand_dims for all its readers
+        yield region
 
 
 @dataclass
-class LiftRegion:
+class _LiftRegion:
     """Ops connected by values that have, or could have, the dummy axis at position `at`.
 
     `ops` is in block order; `values` are all rank-3 values they read (except consts) or compute. `before` and `after`
@@ -221,23 +187,6 @@ class LiftRegion:
     after: int = 0
 
 
-def iterate_lift_regions(block: Block, at: int) -> Iterator[LiftRegion]:
-    """Yield the regions of one block for one position of the dummy axis.
-
-    The time is linear in the block's ops and their operands.
-    """
-    kept = _find_ops_between_lifts(block, at)
-    for region in _group_connected_ops(kept, at):
-        for var in region.values:
-            squeezed = _is_squeezed(var, at)
-            region.before += squeezed + sum(is_dummy_axis_expansion(reader, block, at) for reader in get_consumers(var))
-            if squeezed or var.op in kept:
-                region.after += is_needed_without_axis(var, kept, block, at)
-            else:
-                region.after += 1  # a value from outside: one expand_dims for all its readers
-        yield region
-
-
 def _find_ops_between_lifts(block: Block, at: int) -> dict[Operation, None]:
     """Find ops that have the dummy axis on all operands but one at most, and whose result leads to an op that needs it.
 
@@ -247,8 +196,8 @@ def _find_ops_between_lifts(block: Block, at: int) -> dict[Operation, None]:
     able: dict[Operation, list[Var]] = {}
     wide: set[Var] = set()
     for op in block.operations:
-        operands = collect_main_inputs(op)
-        if operands and find_carry_obstacle(op, at) is None:
+        operands = _collect_main_inputs(op)
+        if operands and _find_carry_obstacle(op, at) is None:
             able[op] = operands
         elif find_dummy_axis(op) == at:
             wide.add(op.outputs[0] if op.op_type == "squeeze" else op.x)
@@ -262,61 +211,12 @@ def _find_ops_between_lifts(block: Block, at: int) -> dict[Operation, None]:
     kept: dict[Operation, None] = {}
     for op in reversed(candidates):
         readers = [reader for var in op.outputs for reader in get_consumers(var)]
-        if any(reader in kept or is_dummy_axis_expansion(reader, block, at) for reader in readers):
+        if any(reader in kept or _is_dummy_axis_expansion(reader, block, at) for reader in readers):
             kept[op] = None
     return dict.fromkeys(reversed(kept))
 
 
-def _find_values_worth_expanding(able: dict[Operation, list[Var]], block: Block, at: int) -> Iterator[Var]:
-    """Find values that several chains of ops lead from to expand_dims only.
-
-    One expand_dims before the chains replaces those after them.
-    """
-    leading: set[Operation] = set()
-    for op in reversed(able):
-        readers = [reader for var in op.outputs for reader in get_consumers(var)]
-        narrow = any(var.consuming_blocks for var in op.outputs)
-        if (
-            readers
-            and not narrow
-            and all(reader in leading or is_dummy_axis_expansion(reader, block, at) for reader in readers)
-        ):
-            leading.add(op)
-    entries = Counter(operands[0] for op, operands in able.items() if op in leading and len(set(operands)) == 1)
-    return (var for var, count in entries.items() if count > 1)
-
-
-def _group_connected_ops(kept: dict[Operation, None], at: int) -> list[LiftRegion]:
-    """Group the ops `kept` by the values they share."""
-    values = {op: [*collect_main_inputs(op), *op.outputs] for op in kept}
-    return [
-        LiftRegion(at, ops, dict.fromkeys(var for op in ops for var in values[op]))
-        for ops in group_by_shared_values(values)
-    ]
-
-
-def _is_squeezed(var: Var, at: int) -> bool:
-    return var.op is not None and var.op.op_type == "squeeze" and find_dummy_axis(var.op) == at
-
-
-def is_dummy_axis_expansion(op: Operation, block: Block, at: int) -> bool:
-    """Return whether `op` is an expand_dims that adds the dummy axis, in `block` or in one nested in it."""
-    if op.op_type != "expand_dims" or find_dummy_axis(op) != at:
-        return False
-    inner = op.enclosing_block
-    while inner is not block and inner is not None and inner.outer_op is not None:
-        inner = inner.outer_op.enclosing_block
-    return inner is block
-
-
-def is_needed_without_axis(var: Var, members: Container[Operation], block: Block, at: int) -> bool:
-    """Return whether an op besides `members` and the region's expand_dims uses `var`, which it needs without the
-    axis."""
-    return bool(var.consuming_blocks) or any(
-        reader not in members and not is_dummy_axis_expansion(reader, block, at) for reader in get_consumers(var))
-
-
-def collect_main_inputs(op: Operation) -> list[Var]:
+def _collect_main_inputs(op: Operation) -> list[Var]:
     """Return the values that need the dummy axis for `op` to be carried; consts are not among them."""
     if is_opaque(op):
         return []
@@ -325,24 +225,6 @@ def collect_main_inputs(op: Operation) -> list[Var]:
     if op.op_type == "concat":
         return [var for var in op.values if not is_const(var)]
     return [op.x] if op.op_type in _CARRIED_OPS else []
-
-
-def find_carry_obstacle(op: Operation, at: int) -> str | None:
-    """Return why `op` cannot be carried with the dummy axis at position `at` (2 or 3), or None when it can."""
-    if op.op_type not in _CARRIED_OPS or is_opaque(op):
-        return f"{op.op_type} is not known to be the same with a dummy axis"
-    if any(var.rank != 3 for var in [*collect_main_inputs(op), *op.outputs]) or not collect_main_inputs(op):
-        return "not every value has rank 3"
-    return _CARRIED_OPS[op.op_type][0](op, at)
-
-
-def build_carried_op(mb: RewriteBuilder, op: Operation, wide: Callable[[Var], Var], at: int) -> list[Var]:
-    """Build the outputs of `op` with the dummy axis at position `at`.
-
-    `wide` returns the rank-4 form of each of its `collect_main_inputs`.
-    """
-    made = _CARRIED_OPS[op.op_type][1](mb, op, wide, at)
-    return list(made) if isinstance(made, (list, tuple)) else [made]
 
 
 def _accept_always(op: Operation, at: int) -> str | None:
@@ -375,6 +257,10 @@ def _find_conv_obstacle(op: Operation, at: int) -> str | None:
     return find_lift_obstacle(op, _lift_axis_from_position(at))
 
 
+def _lift_axis_from_position(at: int) -> int:
+    return HEIGHT if at == 3 else WIDTH
+
+
 def _carry_conv(mb: RewriteBuilder, op: Operation, wide: Callable[[Var], Var], at: int) -> Var:
     return build_lifted_conv(mb, op, wide(op.x), _lift_axis_from_position(at))
 
@@ -388,16 +274,16 @@ def _find_pad_obstacle(op: Operation, at: int) -> str | None:
     return None
 
 
+def _expand_pad_to_rank_3(op: Operation) -> list[int]:
+    given: list[int] = get_const_value(op.pad)
+    return [0] * (6 - len(given)) + given
+
+
 def _carry_pad(mb: RewriteBuilder, op: Operation, wide: Callable[[Var], Var], at: int) -> Var:
     pad = insert_numbers(_expand_pad_to_rank_3(op), 2 * at, [0, 0])
     while len(pad) > 2 and not any(pad[:2]):  # reflect and replicate support the last two axes only
         pad = pad[2:]
     return rebuild_op(mb, op, x=wide(op.x), pad=pad)
-
-
-def _expand_pad_to_rank_3(op: Operation) -> list[int]:
-    given: list[int] = get_const_value(op.pad)
-    return [0] * (6 - len(given)) + given
 
 
 def _find_slice_obstacle(op: Operation, at: int) -> str | None:
@@ -439,10 +325,6 @@ def _carry_split(mb: RewriteBuilder, op: Operation, wide: Callable[[Var], Var], 
     return mb.split(**{**op.inputs, "x": wide(op.x), "axis": axis + (axis >= at)})
 
 
-def _lift_axis_from_position(at: int) -> int:
-    return HEIGHT if at == 3 else WIDTH
-
-
 _CARRIED_OPS: dict[str, tuple[_ObstacleFinder, _CarriedBuilder]] = {
     **dict.fromkeys(_UNARY_OPS, (_accept_always, _carry_unary)),
     **dict.fromkeys(_BINARY_OPS, (_accept_always, _carry_binary)),
@@ -453,3 +335,112 @@ _CARRIED_OPS: dict[str, tuple[_ObstacleFinder, _CarriedBuilder]] = {
     "concat": (_find_concat_obstacle, _carry_concat),
     "split": (_find_split_obstacle, _carry_split),
 }
+
+
+def _find_carry_obstacle(op: Operation, at: int) -> str | None:
+    """Return why `op` cannot be carried with the dummy axis at position `at` (2 or 3), or None when it can."""
+    if op.op_type not in _CARRIED_OPS or is_opaque(op):
+        return f"{op.op_type} is not known to be the same with a dummy axis"
+    if any(var.rank != 3 for var in [*_collect_main_inputs(op), *op.outputs]) or not _collect_main_inputs(op):
+        return "not every value has rank 3"
+    return _CARRIED_OPS[op.op_type][0](op, at)
+
+
+def _find_values_worth_expanding(able: dict[Operation, list[Var]], block: Block, at: int) -> Iterator[Var]:
+    """Find values that several chains of ops lead from to expand_dims only.
+
+    One expand_dims before the chains replaces those after them.
+    """
+    leading: set[Operation] = set()
+    for op in reversed(able):
+        readers = [reader for var in op.outputs for reader in get_consumers(var)]
+        narrow = any(var.consuming_blocks for var in op.outputs)
+        if (
+            readers
+            and not narrow
+            and all(reader in leading or _is_dummy_axis_expansion(reader, block, at) for reader in readers)
+        ):
+            leading.add(op)
+    entries = Counter(operands[0] for op, operands in able.items() if op in leading and len(set(operands)) == 1)
+    return (var for var, count in entries.items() if count > 1)
+
+
+def _is_dummy_axis_expansion(op: Operation, block: Block, at: int) -> bool:
+    """Return whether `op` is an expand_dims that adds the dummy axis, in `block` or in one nested in it."""
+    if op.op_type != "expand_dims" or find_dummy_axis(op) != at:
+        return False
+    inner = op.enclosing_block
+    while inner is not block and inner is not None and inner.outer_op is not None:
+        inner = inner.outer_op.enclosing_block
+    return inner is block
+
+
+def _group_connected_ops(kept: dict[Operation, None], at: int) -> list[_LiftRegion]:
+    """Group the ops `kept` by the values they share."""
+    values = {op: [*_collect_main_inputs(op), *op.outputs] for op in kept}
+    return [
+        _LiftRegion(at, ops, dict.fromkeys(var for op in ops for var in values[op]))
+        for ops in group_by_shared_values(values)
+    ]
+
+
+def _is_squeezed(var: Var, at: int) -> bool:
+    return var.op is not None and var.op.op_type == "squeeze" and find_dummy_axis(var.op) == at
+
+
+def _is_needed_without_axis(var: Var, members: Container[Operation], block: Block, at: int) -> bool:
+    """Return whether an op besides `members` and the region's expand_dims uses `var`, which it needs without the
+    axis."""
+    return bool(var.consuming_blocks) or any(
+        reader not in members and not _is_dummy_axis_expansion(reader, block, at) for reader in get_consumers(var))
+
+
+def _count_padding_bytes(region: _LiftRegion) -> int:
+    """Count the bytes of padded rows that carrying adds, as outputs get the dummy axis as their last one."""
+    made = [var for op in region.ops for var in op.outputs] if region.at == 3 else []
+    sizes = [(shape, get_itemsize(var)) for var in made if (shape := get_static_shape(var)) is not None]
+    return sum(compute_padded_bytes((*shape, 1), size) - compute_padded_bytes(shape, size) for shape, size in sizes)
+
+
+def _build_carried_op(mb: RewriteBuilder, op: Operation, wide: Callable[[Var], Var], at: int) -> list[Var]:
+    """Build the outputs of `op` with the dummy axis at position `at`.
+
+    `wide` returns the rank-4 form of each of its `_collect_main_inputs`.
+    """
+    made = _CARRIED_OPS[op.op_type][1](mb, op, wide, at)
+    return list(made) if isinstance(made, (list, tuple)) else [made]
+
+
+def _build_chain(between: object, axis: int = -1, length: int = 8) -> Program:
+    assert callable(between)
+    shape = (1, 4, length, 1) if axis == -1 else (1, 4, 1, length)
+
+    def body(x: Var) -> Var:
+        middle = between(Builder.squeeze(x=Builder.relu(x=x), axes=[axis]))
+        return Builder.relu(x=Builder.expand_dims(x=middle, axes=[axis]), name="y")
+
+    return build_program(body, x=shape)
+
+
+def _build_fork() -> Program:
+    """Build two ops on one input, each expanded afterwards: one expand_dims before both is enough."""
+
+    def body(x: Var) -> Var:
+        ends = [Builder.expand_dims(x=op(x=x), axes=[-1]) for op in (Builder.relu, Builder.sigmoid)]
+        return Builder.add(x=ends[0], y=ends[1], name="y")
+
+    return build_program(body, x=(1, 4, 8))
+
+
+def _build_taps() -> Program:
+    """Build a chain of three values, each of which is an output of the function as well."""
+
+    def body(x: Var) -> list[Var]:
+        value = Builder.squeeze(x=Builder.relu(x=x), axes=[-1])
+        taps = []
+        for number in range(3):
+            value = Builder.sigmoid(x=value, name=f"tap{number}")
+            taps.append(value)
+        return [*taps, Builder.relu(x=Builder.expand_dims(x=value, axes=[-1]), name="y")]
+
+    return build_program(body, x=(1, 4, 8, 1))

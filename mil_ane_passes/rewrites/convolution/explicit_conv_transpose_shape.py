@@ -97,19 +97,19 @@ class ExplicitConvTransposeShape(Rewrite):
                       reason="the output reaches 3 beyond the full transposed convolution, which no pad can say")
 
 
+def _build_short_output() -> Program:
+    return build_program(
+        lambda x: Builder.conv_transpose(x=x, weight=make_weight(4, 2, 5), output_shape=[1, 2, 10], name="y"),
+        x=(1, 4, 8),
+    )
+
+
 def _build_conv_transpose_1d(stride: int = 2, groups: int = 1, **parameters: object) -> Program:
     bias = np.array([0.5, -1.0], dtype=np.float16)
     return build_program(
         lambda x: Builder.conv_transpose(x=x, weight=make_weight(4, 2 // groups, 5), bias=bias, strides=[stride],
                                          groups=groups, name="y", **parameters),
         x=(1, 4, 8))
-
-
-def _build_short_output() -> Program:
-    return build_program(
-        lambda x: Builder.conv_transpose(x=x, weight=make_weight(4, 2, 5), output_shape=[1, 2, 10], name="y"),
-        x=(1, 4, 8),
-    )
 
 
 def _build_conv_transpose_2d(**parameters: object) -> Program:

@@ -25,21 +25,14 @@ from ._index_patterns import (
     take_indices,
 )
 
-__all__ = [
-    "GATHER_OPS",
-    "GatherPlan",
-    "build_gather_from_slices",
-    "evaluate_gather",
-    "find_out_of_range_index",
-    "plan_gather",
-]
+__all__ = ["GATHER_OPS", "build_gather_from_slices", "evaluate_gather", "find_out_of_range_index", "plan_gather"]
 
 GATHER_OPS = ("gather", "gather_nd", "gather_along_axis")
-Array = np.ndarray[Any, Any]
+_Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
-class GatherPlan:
+class _GatherPlan:
     """The indices that are read of each axis of `x`, which is first reshaped to `shape` unless that is None."""
 
     shape: tuple[int, ...] | None
@@ -62,7 +55,7 @@ class GatherPlan:
         return " of ".join(dict.fromkeys(kind for kind in kinds if kind != "one slice"))
 
 
-def plan_gather(op: Operation) -> GatherPlan | str:
+def plan_gather(op: Operation) -> _GatherPlan | str:
     """Plan the reads of `op`, whose indices are constant, or return why it cannot be replaced."""
     indices = np.asarray(op.indices.val).astype(np.int64)
     batch = int(get_const_value(op.inputs.get("batch_dims"), 0))
@@ -79,7 +72,7 @@ def plan_gather(op: Operation) -> GatherPlan | str:
     return plan if isinstance(plan, str) else _validate_plan(op, plan)
 
 
-def _validate_plan(op: Operation, plan: GatherPlan) -> GatherPlan | str:
+def _validate_plan(op: Operation, plan: _GatherPlan) -> _GatherPlan | str:
     for _, places in plan.axis_patterns:
         reason = find_take_obstacle(op.x, places)
         if reason and plan.shape is None:
@@ -87,10 +80,10 @@ def _validate_plan(op: Operation, plan: GatherPlan) -> GatherPlan | str:
     shape = plan.shape or op.x.shape
     partial = [(axis, places) for axis, places in plan.axis_patterns if places != Run(0, 1, shape[axis])]
     straight = plan.shape is None and op.op_type != "gather_nd" and op.x.rank - op.outputs[0].rank in (0, 1)
-    return ("" if straight else find_reshape_obstacle(op.outputs[0].shape)) or GatherPlan(plan.shape, tuple(partial))
+    return ("" if straight else find_reshape_obstacle(op.outputs[0].shape)) or _GatherPlan(plan.shape, tuple(partial))
 
 
-def _normalize_indices(indices: Array, extent: Any) -> Array | str:
+def _normalize_indices(indices: _Array, extent: Any) -> _Array | str:
     """Return `indices` counted from the front, or why they cannot be."""
     if is_symbolic(extent):
         return "it takes places of an axis of symbolic size"
@@ -100,28 +93,28 @@ def _normalize_indices(indices: Array, extent: Any) -> Array | str:
     return np.where(indices < 0, indices + extent, indices)
 
 
-def _plan_plain_gather(op: Operation, indices: Array, batch: int) -> GatherPlan | str:
+def _plan_plain_gather(op: Operation, indices: _Array, batch: int) -> _GatherPlan | str:
     axis = int(op.axis.val) % op.x.rank
     if is_symbolic(op.x.shape[axis]) and indices.size == 1 and (indices.min() >= 0 or not indices.ndim):
-        return GatherPlan(None, ((axis, Run(int(indices.reshape(-1)[0]), 1, 1)),))
+        return _GatherPlan(None, ((axis, Run(int(indices.reshape(-1)[0]), 1, 1)),))
     places = _normalize_indices(indices, op.x.shape[axis])
-    return places if isinstance(places, str) else GatherPlan(None, ((axis, find_index_pattern(places)),))
+    return places if isinstance(places, str) else _GatherPlan(None, ((axis, find_index_pattern(places)),))
 
 
-def _plan_gather_along_axis(op: Operation, indices: Array, batch: int) -> GatherPlan | str:
+def _plan_gather_along_axis(op: Operation, indices: _Array, batch: int) -> _GatherPlan | str:
     axis = int(op.axis.val) % op.x.rank
     shape, places = get_static_shape(op.x), _normalize_indices(indices, op.x.shape[axis])
     if shape is None or isinstance(places, str):
         return places if isinstance(places, str) else "its other axes are of symbolic size, those of its places are not"
     line = places[tuple(slice(None) if each == axis else slice(0, 1) for each in range(op.x.rank))]
     if np.array_equal(places, np.broadcast_to(line, places.shape)):
-        return GatherPlan(None, ((axis, find_index_pattern(line)),))
-    grid: list[Array] = list(np.indices(indices.shape))
+        return _GatherPlan(None, ((axis, find_index_pattern(line)),))
+    grid: list[_Array] = list(np.indices(indices.shape))
     grid[axis] = places
     return _plan_flattened_gather(grid, shape, shape)
 
 
-def _plan_gather_nd(op: Operation, indices: Array, batch: int) -> GatherPlan | str:
+def _plan_gather_nd(op: Operation, indices: _Array, batch: int) -> _GatherPlan | str:
     columns = []
     axes = range(batch, batch + indices.shape[-1])
     for axis, column in zip(axes, np.moveaxis(indices, -1, 0)):
@@ -131,19 +124,19 @@ def _plan_gather_nd(op: Operation, indices: Array, batch: int) -> GatherPlan | s
         columns.append(places)
     apart = split_points_by_axis(columns)
     if apart is not None:
-        return GatherPlan(None, tuple((axis, find_index_pattern(line)) for axis, line in zip(axes, apart)))
+        return _GatherPlan(None, tuple((axis, find_index_pattern(line)) for axis, line in zip(axes, apart)))
     if batch or any(map(is_symbolic, op.x.shape)):
         return "its points are no combination of places of each axis, and the axes before or behind are not fixed"
     return _plan_flattened_gather(columns, tuple(op.x.shape[axis] for axis in axes), tuple(op.x.shape))
 
 
-def _plan_flattened_gather(columns: list[Array], extents: tuple[int, ...], shape: tuple[int, ...]) -> GatherPlan:
+def _plan_flattened_gather(columns: list[_Array], extents: tuple[int, ...], shape: tuple[int, ...]) -> _GatherPlan:
     """Plan a gather of points: the axes that the indices run over are flattened to one."""
     places = np.ravel_multi_index(tuple(np.broadcast_arrays(*columns)), extents)
-    return GatherPlan((math.prod(extents), *shape[len(extents):]), ((0, find_index_pattern(places)),))
+    return _GatherPlan((math.prod(extents), *shape[len(extents):]), ((0, find_index_pattern(places)),))
 
 
-def build_gather_from_slices(mb: RewriteBuilder, op: Operation, plan: GatherPlan, aside: bool) -> Var:
+def build_gather_from_slices(mb: RewriteBuilder, op: Operation, plan: _GatherPlan, aside: bool) -> Var:
     """Build the output of `op` from slices.
 
     With `aside`, several slices of a last axis are joined along another axis.
@@ -193,7 +186,7 @@ def find_out_of_range_index(op: Operation) -> str:
     return next((reason for reason in found if isinstance(reason, str)), "")
 
 
-def evaluate_gather(op: Operation) -> Array:
+def evaluate_gather(op: Operation) -> _Array:
     """Compute the output of `op` where both its table and its indices are constant."""
     table, indices = np.asarray(op.x.val), np.asarray(op.indices.val).astype(np.int64)
     batch = int(get_const_value(op.inputs.get("batch_dims"), 0))
@@ -204,9 +197,9 @@ def evaluate_gather(op: Operation) -> Array:
     if op.op_type == "gather":
         axis = int(op.axis.val) % table.ndim
         fronts = [np.take(table[at], indices[at], axis - batch) for at in np.ndindex(*indices.shape[:batch])]
-        joined: Array = np.stack(fronts).reshape(*indices.shape[:batch], *fronts[0].shape)
+        joined: _Array = np.stack(fronts).reshape(*indices.shape[:batch], *fronts[0].shape)
         return joined
     lead = np.indices(indices.shape[:-1], sparse=True)[:batch]
     places = (*lead, *np.moveaxis(indices, -1, 0))
-    found: Array = table[places]
+    found: _Array = table[places]
     return found

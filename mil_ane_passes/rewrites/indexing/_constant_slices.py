@@ -12,7 +12,6 @@ from ...ir.query import get_const_value
 
 __all__ = [
     "SLICE_OPS",
-    "SliceStart",
     "find_swap_axis",
     "has_offset",
     "read_slice_range",
@@ -28,14 +27,14 @@ _NEUTRAL_PARAMETERS: dict[str, Any] = {
 "Per-axis parameters, with the value that selects all of an axis of one element."
 
 
-class SliceStart(NamedTuple):
+class _SliceStart(NamedTuple):
     """The first index and the stride of a slice on each axis."""
 
     begin: list[int]
     stride: list[int]
 
 
-def read_slice_start(op: Operation) -> SliceStart | None:
+def read_slice_start(op: Operation) -> _SliceStart | None:
     """Return where `op` begins on each axis; None where that is dynamic.
 
     A split counts as beginning inside its axis.
@@ -43,16 +42,16 @@ def read_slice_start(op: Operation) -> SliceStart | None:
     rank = op.x.rank
     if op.op_type == "split":
         axis = int(op.axis.val) % rank
-        return SliceStart([int(number == axis) for number in range(rank)], [1] * rank)
+        return _SliceStart([int(number == axis) for number in range(rank)], [1] * rank)
     begin, end = get_const_value(op.begin), get_const_value(op.end if op.op_type == "slice_by_index" else op.size)
     if begin is None or end is None:
         return None
     if op.op_type == "slice_by_size":
-        return SliceStart(begin, [1] * rank)
+        return _SliceStart(begin, [1] * rank)
     masked = get_const_value(op.begin_mask) or [False] * rank
     squeezed = get_const_value(op.squeeze_mask) or [False] * rank
     begin = [0 if free and not dropped else first for first, free, dropped in zip(begin, masked, squeezed)]
-    return SliceStart(begin, get_const_value(op.stride) or [1] * rank)
+    return _SliceStart(begin, get_const_value(op.stride) or [1] * rank)
 
 
 def read_slice_range(op: Operation, axis: int, size: int | None) -> range | None:
@@ -79,12 +78,12 @@ def read_slice_range(op: Operation, axis: int, size: int | None) -> range | None
     return None if taken == range(size or 0) else taken
 
 
-def has_offset(taken: SliceStart, axis: int) -> bool:
+def has_offset(taken: _SliceStart, axis: int) -> bool:
     """Return whether the slice does not begin at the front of `axis`; a backward slice begins at the end."""
     return bool(taken.begin[axis] != 0 or taken.stride[axis] < 0)
 
 
-def find_swap_axis(taken: SliceStart, rank: int) -> int | None:
+def find_swap_axis(taken: _SliceStart, rank: int) -> int | None:
     """Return the axis nearest to the last that is read from its front; 0 for a vector, which becomes a column."""
     if rank == 1:
         return 0

@@ -12,9 +12,7 @@ from ...ir.query import get_const_value, get_consumers, get_static_shape
 from ...passes.contract import Community, Example, Hit, Miss, Rewrite
 from ...passes.examples import build_program, make_weight
 
-__all__ = ["LOOKUP_OPS", "find_unwrapped_indices", "is_only_looked_up", "read_indexed_extents"]
-
-LOOKUP_OPS = ("gather", "gather_along_axis", "gather_nd")
+_LOOKUP_OPS = ("gather", "gather_along_axis", "gather_nd")
 _INDEX_PREPARATION_OPS = ("cast", "greater_equal", "add", "select")
 
 
@@ -44,7 +42,7 @@ class IndexByMod(Rewrite):
     code, slug = "ANE288", "long-index-preparation"
     stage = "decompose"
     preset = "full"
-    roots = LOOKUP_OPS
+    roots = _LOOKUP_OPS
     evidence = (
         Community("the CoreML runtime happens to produce C-style results for mod, coremltools folds it as Python does; "
                   "floor_div rounds toward negative infinity (run through a compiled model)", date="2026-06-10",
@@ -52,14 +50,14 @@ class IndexByMod(Rewrite):
     )
 
     def match(self, op: Operation) -> Hit | Miss:
-        counted = read_indexed_extents(op)
+        counted = _read_indexed_extents(op)
         if counted is None:
             return Miss(op, "what is indexed has an extent known only at run time", near=False)
-        found = find_unwrapped_indices(op.indices, counted)
+        found = _find_unwrapped_indices(op.indices, counted)
         if found is None:
             return Miss(op, "indices are not brought into range here", near=False)
         start, first = found
-        if not is_only_looked_up(first, counted):
+        if not _is_only_looked_up(first, counted):
             return Miss(op, "the indices in range are read by more than lookups in the same extent")
         return Hit(op, note="indices are brought into range in two ops", source=start, extents=counted)
 
@@ -89,20 +87,7 @@ class IndexByMod(Rewrite):
         )
 
 
-def _build_wrapped_lookup(times: int = 1, narrow: str = "", shown: bool = False, many: int = 5) -> Program:
-    def body(i: Var) -> list[Var]:
-        for _ in range(times):
-            i = Builder.select(cond=Builder.greater_equal(x=i, y=np.int32(0)), a=i,
-                               b=Builder.add(x=i, y=np.int32(many)))
-            if narrow:
-                i = Builder.cast(x=i, dtype=narrow)
-        result = [Builder.gather(x=make_weight(5, 4), indices=i, axis=0, name="y")]
-        return [*result, Builder.mul(x=i, y=i, name="z")] if shown else result
-
-    return build_program(body, dtype=types.int32, i=(3,))
-
-
-def read_indexed_extents(op: Operation) -> tuple[int, ...] | None:
+def _read_indexed_extents(op: Operation) -> tuple[int, ...] | None:
     """Return the extents that the indices refer to, or None where they are unknown.
 
     These are one extent, or for gather_nd one for each coordinate.
@@ -117,7 +102,7 @@ def read_indexed_extents(op: Operation) -> tuple[int, ...] | None:
     return shape[first:first + known[-1]] if known else None
 
 
-def find_unwrapped_indices(index: Var, extents: tuple[int, ...]) -> tuple[Var, Var] | None:
+def _find_unwrapped_indices(index: Var, extents: tuple[int, ...]) -> tuple[Var, Var] | None:
     """Find the indices before they were wrapped into range, and the first value that is in range; None if not found."""
     found, start, var = None, index, index
     while var.op is not None:
@@ -129,14 +114,6 @@ def find_unwrapped_indices(index: Var, extents: tuple[int, ...]) -> tuple[Var, V
         else:
             break
     return None if found is None else (_skip_lossless_casts(start, extents), found)
-
-
-def _skip_lossless_casts(start: Var, extents: tuple[int, ...]) -> Var:
-    """Return `start` before casts that preserve every index, negative ones too."""
-    while start.op is not None and start.op.op_type == "cast" and start.dtype in (types.int16, types.int32) and \
-            _is_lossless_index_cast(start.op.x.dtype, start.dtype, extents):
-        start = start.op.x
-    return start
 
 
 def _is_lossless_index_cast(given: type, made: type, extents: tuple[int, ...]) -> bool:
@@ -157,7 +134,15 @@ def _is_negative_index_wrap(op: Operation, extents: tuple[int, ...]) -> bool:
                 and added is not None and tuple(added) == extents)
 
 
-def is_only_looked_up(index: Var, extents: tuple[int, ...]) -> bool:
+def _skip_lossless_casts(start: Var, extents: tuple[int, ...]) -> Var:
+    """Return `start` before casts that preserve every index, negative ones too."""
+    while start.op is not None and start.op.op_type == "cast" and start.dtype in (types.int16, types.int32) and \
+            _is_lossless_index_cast(start.op.x.dtype, start.dtype, extents):
+        start = start.op.x
+    return start
+
+
+def _is_only_looked_up(index: Var, extents: tuple[int, ...]) -> bool:
     """Return whether all readers of `index`, through its preparation, are lookups in `extents`."""
     pending, seen = [index], {index}
     while pending:
@@ -165,8 +150,8 @@ def is_only_looked_up(index: Var, extents: tuple[int, ...]) -> bool:
         if var.consuming_blocks:
             return False
         for op in get_consumers(var):
-            if op.op_type in LOOKUP_OPS:
-                if op.indices is not var or op.x is var or read_indexed_extents(op) != extents:
+            if op.op_type in _LOOKUP_OPS:
+                if op.indices is not var or op.x is var or _read_indexed_extents(op) != extents:
                     return False
             elif op.op_type not in _INDEX_PREPARATION_OPS:
                 return False
@@ -174,3 +159,16 @@ def is_only_looked_up(index: Var, extents: tuple[int, ...]) -> bool:
                 pending += [made for made in op.outputs if made not in seen]
                 seen.update(op.outputs)
     return True
+
+
+def _build_wrapped_lookup(times: int = 1, narrow: str = "", shown: bool = False, many: int = 5) -> Program:
+    def body(i: Var) -> list[Var]:
+        for _ in range(times):
+            i = Builder.select(cond=Builder.greater_equal(x=i, y=np.int32(0)), a=i,
+                               b=Builder.add(x=i, y=np.int32(many)))
+            if narrow:
+                i = Builder.cast(x=i, dtype=narrow)
+        result = [Builder.gather(x=make_weight(5, 4), indices=i, axis=0, name="y")]
+        return [*result, Builder.mul(x=i, y=i, name="z")] if shown else result
+
+    return build_program(body, dtype=types.int32, i=(3,))

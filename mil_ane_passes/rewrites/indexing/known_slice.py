@@ -16,13 +16,10 @@ from ...passes.contract import Exactness, Example, Hit, Miss, Rewrite
 from ...passes.examples import build_program, make_example
 from ...rules.runtime_slice import RuntimeSlice
 
-__all__ = ["Number", "fold_slice_parameters", "read_shape_numbers"]
-
-
 _SLICE_INPUTS = {"slice_by_index": ("begin", "end"), "slice_by_size": ("begin", "size")}
 _MAX_OPS_VISITED = 48
 "Most ops that are visited for one list of numbers."
-Numbers = tuple["Number | None", ...]
+_Numbers = tuple["_Number | None", ...]
 
 
 class KnownSlice(Rewrite):
@@ -61,10 +58,10 @@ class KnownSlice(Rewrite):
         names = _SLICE_INPUTS[op.op_type]
         if all(is_const(op.inputs[name]) for name in names):
             return Miss(op, "its place is constant", near=False)
-        first, second = (read_shape_numbers(op.inputs[name]) for name in names)
+        first, second = (_read_shape_numbers(op.inputs[name]) for name in names)
         if first is None or second is None:
             return Miss(op, "its place is not worked out of shapes")
-        found = fold_slice_parameters(op, first, second, self.shortest)
+        found = _fold_slice_parameters(op, first, second, self.shortest)
         if isinstance(found, str):
             return Miss(op, found)
         try:
@@ -114,45 +111,22 @@ class KnownSlice(Rewrite):
         )
 
 
-def _build_slice_by_index(
-    less: int, shape: tuple[int | None, ...], axis: int = 1, of: int | None = None, half: bool = False
-) -> Program:
-    def body(x: Var) -> Var:
-        size = Builder.gather(x=Builder.shape(x=x), indices=np.int32(axis if of is None else of), axis=0)
-        end = Builder.floor_div(x=size, y=np.int32(2)) if half else Builder.sub(x=size, y=np.int32(less))
-        ends = [end if each == axis else np.int32(shape[each] or 0) for each in range(2)]
-        result: Var = Builder.slice_by_index(x=x, begin=[0, 0], end=Builder.concat(values=ends, axis=0),
-                                             end_mask=[each != axis for each in range(2)], name="y")
-        return result
-
-    return build_program(body, x=shape)
-
-
-def _build_slice_by_size(shape: tuple[int | None, ...], less: int) -> Program:
-    def body(x: Var) -> Var:
-        size = Builder.sub(x=Builder.shape(x=x), y=np.array([0, less], np.int32))
-        result: Var = Builder.slice_by_size(x=x, begin=[0, 1], size=size, name="y")
-        return result
-
-    return build_program(body, x=shape)
-
-
-@dataclass(frozen=True)
-class Number:
-    """The dimension `size`, a symbol, plus `addend`; `addend` alone where `size` is None."""
-
-    size: Any
-    addend: int
-
-
-def read_shape_numbers(var: Var) -> list[Number | None] | None:
+def _read_shape_numbers(var: Var) -> list[_Number | None] | None:
     """Return the numbers in `var`, of one axis or none, each None where it is not known; None for a long list."""
     left = [_MAX_OPS_VISITED]
     found = _read_numbers(var, left)
     return None if found is None or left[0] < 0 else list(found)
 
 
-def _read_numbers(var: Var, left: list[int]) -> Numbers | None:
+@dataclass(frozen=True)
+class _Number:
+    """The dimension `size`, a symbol, plus `addend`; `addend` alone where `size` is None."""
+
+    size: Any
+    addend: int
+
+
+def _read_numbers(var: Var, left: list[int]) -> _Numbers | None:
     left[0] -= 1
     if left[0] < 0 or var.rank > 1:
         return None
@@ -160,7 +134,7 @@ def _read_numbers(var: Var, left: list[int]) -> Numbers | None:
         values = np.asarray(var.val).reshape(-1)
         whole = values.dtype.kind in "iu"
         return (
-            tuple(Number(None, int(each)) if whole else None for each in values)
+            tuple(_Number(None, int(each)) if whole else None for each in values)
             if len(values) <= _MAX_OPS_VISITED
             else None
         )
@@ -168,15 +142,15 @@ def _read_numbers(var: Var, left: list[int]) -> Numbers | None:
     return None if reading is None else reading(var.op, left)
 
 
-def _read_shape(op: Operation, left: list[int]) -> Numbers:
-    return tuple(Number(size, 0) if is_symbolic(size) else Number(None, int(size)) for size in op.x.shape)
+def _read_shape(op: Operation, left: list[int]) -> _Numbers:
+    return tuple(_Number(size, 0) if is_symbolic(size) else _Number(None, int(size)) for size in op.x.shape)
 
 
-def _read_unchanged(op: Operation, left: list[int]) -> Numbers | None:
+def _read_unchanged(op: Operation, left: list[int]) -> _Numbers | None:
     return _read_numbers(op.x, left)
 
 
-def _read_gather(op: Operation, left: list[int]) -> Numbers | None:
+def _read_gather(op: Operation, left: list[int]) -> _Numbers | None:
     given = _read_numbers(op.x, left)
     if given is None or not is_const(op.indices):
         return None
@@ -186,7 +160,7 @@ def _read_gather(op: Operation, left: list[int]) -> Numbers | None:
     return tuple(given[int(place)] for place in places)
 
 
-def _read_slice(op: Operation, left: list[int]) -> Numbers | None:
+def _read_slice(op: Operation, left: list[int]) -> _Numbers | None:
     given = _read_numbers(op.x, left)
     if given is None or not is_const(op.begin) or not is_const(op.end):
         return None
@@ -197,15 +171,15 @@ def _read_slice(op: Operation, left: list[int]) -> Numbers | None:
     return given[slice(None if first else begin, None if last else end, stride)]
 
 
-def _read_concat(op: Operation, left: list[int]) -> Numbers | None:
+def _read_concat(op: Operation, left: list[int]) -> _Numbers | None:
     parts = [_read_numbers(var, left) for var in op.values]
     if any(part is None for part in parts) or op.interleave.val:
         return None
     return tuple(number for part in parts for number in part or ())
 
 
-def _make_sum_reader(sign: int) -> Callable[[Operation, list[int]], Numbers | None]:
-    def added(op: Operation, left: list[int]) -> Numbers | None:
+def _make_sum_reader(sign: int) -> Callable[[Operation, list[int]], _Numbers | None]:
+    def added(op: Operation, left: list[int]) -> _Numbers | None:
         x, y = _read_numbers(op.x, left), _read_numbers(op.y, left)
         if x is None or y is None or not (len(x) == len(y) or 1 in (len(x), len(y))):
             return None
@@ -215,17 +189,17 @@ def _make_sum_reader(sign: int) -> Callable[[Operation, list[int]], Numbers | No
     return added
 
 
-def _add_numbers(x: Number | None, y: Number | None, sign: int) -> Number | None:
+def _add_numbers(x: _Number | None, y: _Number | None, sign: int) -> _Number | None:
     if x is None or y is None:
         return None
     if y.size is None:
-        return Number(x.size, x.addend + sign * y.addend)
+        return _Number(x.size, x.addend + sign * y.addend)
     if sign == -1 and x.size is not None and bool(x.size == y.size):
-        return Number(None, x.addend - y.addend)
-    return Number(y.size, x.addend + y.addend) if sign == 1 and x.size is None else None
+        return _Number(None, x.addend - y.addend)
+    return _Number(y.size, x.addend + y.addend) if sign == 1 and x.size is None else None
 
 
-_READERS: dict[str, Callable[[Operation, list[int]], Numbers | None]] = {
+_READERS: dict[str, Callable[[Operation, list[int]], _Numbers | None]] = {
     "shape": _read_shape,
     "cast": _read_unchanged,
     "identity": _read_unchanged,
@@ -240,8 +214,8 @@ _READERS: dict[str, Callable[[Operation, list[int]], Numbers | None]] = {
 }
 
 
-def fold_slice_parameters(
-    op: Operation, first: Sequence[Number | None], second: Sequence[Number | None], shortest: int = 1,
+def _fold_slice_parameters(
+    op: Operation, first: Sequence[_Number | None], second: Sequence[_Number | None], shortest: int = 1,
 ) -> dict[str, list[Any]] | str:
     """Return the parameters of the slice_by_index that `op` is equal to, or why it is not equal to one.
 
@@ -278,7 +252,7 @@ def fold_slice_parameters(
 
 
 def _find_negative_wraparound(
-    op: Operation, axis: int, begin: Number | None, second: Number | None, shortest: int
+    op: Operation, axis: int, begin: _Number | None, second: _Number | None, shortest: int
 ) -> str | None:
     """Return which short axis makes a computed number negative, so that it wraps around; None where no axis does.
 
@@ -303,21 +277,21 @@ def _find_negative_wraparound(
     return None
 
 
-def _find_slice_end(begin: Number | None, size: Number | None) -> Number | None:
+def _find_slice_end(begin: _Number | None, size: _Number | None) -> _Number | None:
     """Return the end of a slice of a size; -1 is all that is left."""
     if begin is None or size is None:
         return None
-    if size == Number(None, -1):
-        return Number("all", 0)
+    if size == _Number(None, -1):
+        return _Number("all", 0)
     if begin.size is not None and size.size is not None:
         return None
     if begin.size is None and begin.addend < 0:  # counted from the end, after which there are no elements
         end = begin.addend + size.addend
-        return None if size.size is not None or end > 0 else Number(None, end) if end else Number("all", 0)
-    return Number(begin.size or size.size, begin.addend + size.addend)
+        return None if size.size is not None or end > 0 else _Number(None, end) if end else _Number("all", 0)
+    return _Number(begin.size or size.size, begin.addend + size.addend)
 
 
-def _resolve_axis_index(number: Number | None, size: Any) -> int | str | None:
+def _resolve_axis_index(number: _Number | None, size: Any) -> int | str | None:
     """Return an index of an axis, negative from its end, None for the end itself; or why it is not a constant index."""
     if number is None:
         return "its place is not worked out of shapes"
@@ -328,3 +302,26 @@ def _resolve_axis_index(number: Number | None, size: Any) -> int | str | None:
     if not is_symbolic(size) or number.size != size:
         return "the size of another axis is part of it"
     return "it reaches behind the end" if number.addend > 0 else number.addend or None
+
+
+def _build_slice_by_index(
+    less: int, shape: tuple[int | None, ...], axis: int = 1, of: int | None = None, half: bool = False
+) -> Program:
+    def body(x: Var) -> Var:
+        size = Builder.gather(x=Builder.shape(x=x), indices=np.int32(axis if of is None else of), axis=0)
+        end = Builder.floor_div(x=size, y=np.int32(2)) if half else Builder.sub(x=size, y=np.int32(less))
+        ends = [end if each == axis else np.int32(shape[each] or 0) for each in range(2)]
+        result: Var = Builder.slice_by_index(x=x, begin=[0, 0], end=Builder.concat(values=ends, axis=0),
+                                             end_mask=[each != axis for each in range(2)], name="y")
+        return result
+
+    return build_program(body, x=shape)
+
+
+def _build_slice_by_size(shape: tuple[int | None, ...], less: int) -> Program:
+    def body(x: Var) -> Var:
+        size = Builder.sub(x=Builder.shape(x=x), y=np.array([0, less], np.int32))
+        result: Var = Builder.slice_by_size(x=x, begin=[0, 1], size=size, name="y")
+        return result
+
+    return build_program(body, x=shape)

@@ -141,15 +141,6 @@ def _build_slice(dtype: object = types.fp16, **parameters: object) -> Program:
     return build_program(lambda x: Builder.slice_by_index(x=x, name="y", **parameters), dtype=dtype, x=(2, 4, 8))
 
 
-def _build_computed_slice() -> Program:
-    def body(x: Var) -> Var:
-        begin = Builder.cast(x=Builder.reduce_max(x=x, axes=[0], keep_dims=True), dtype="int32")
-        result: Var = Builder.slice_by_size(x=x, begin=begin, size=[3], name="y")
-        return result
-
-    return build_program(body, x=(8,))
-
-
 def _build_split(axis: int) -> Program:
     def body(x: Var) -> Var:
         first, second = Builder.split(x=x, split_sizes=[3, 5] if axis == -1 else [1, 3], axis=axis)
@@ -157,3 +148,12 @@ def _build_split(axis: int) -> Program:
         return result
 
     return build_program(body, x=(2, 4, 8))
+
+
+def _build_computed_slice() -> Program:
+    def body(x: Var) -> Var:
+        begin = Builder.cast(x=Builder.reduce_max(x=x, axes=[0], keep_dims=True), dtype="int32")
+        result: Var = Builder.slice_by_size(x=x, begin=begin, size=[3], name="y")
+        return result
+
+    return build_program(body, x=(8,))

@@ -15,10 +15,10 @@ from ...passes.contract import Exactness, Example, Hit, Miss, Rewrite, Vendor
 from ...passes.evidence import cite_m4_study
 from ...passes.examples import build_program, make_example, make_weight
 
-__all__ = ["IntegerBounds", "can_hold_bounds", "find_integer_bounds"]
+__all__ = ["find_integer_bounds"]
 
-IntegerBounds = tuple[int, int]
-_DTYPE_BOUNDS: dict[Any, IntegerBounds] = {
+_IntegerBounds = tuple[int, int]
+_DTYPE_BOUNDS: dict[Any, _IntegerBounds] = {
     types.int8: (-128, 127), types.uint8: (0, 255), types.int16: (-32768, 32767), types.uint16: (0, 65535),
     types.int32: (-2 ** 31, 2 ** 31 - 1), types.bool: (0, 1),
 }
@@ -83,7 +83,7 @@ class PlainIndices(Rewrite):
                 types.is_int(var.dtype) for var in (inner.x, op.x, op.outputs[0])):
             return Miss(op, "is no second cast of integers", near=False)
         between, result = (types.builtin_to_string(var.dtype) for var in (op.x, op.outputs[0]))
-        if not can_hold_bounds(op.x.dtype, find_integer_bounds(inner.x)):
+        if not _can_hold_bounds(op.x.dtype, find_integer_bounds(inner.x)):
             return Miss(op, f"{between} may not hold what it is cast from")
         if inner.x.dtype == op.outputs[0].dtype:
             return Hit(op, note=f"to {between} and back", plain=inner.x, kind="")
@@ -145,37 +145,12 @@ class PlainIndices(Rewrite):
         )
 
 
-def _build_wrapped_lookup(indices: Var) -> Var:
-    wrapped = Builder.select(cond=Builder.greater_equal(x=indices, y=np.int32(0)), a=indices,
-                             b=Builder.add(x=indices, y=np.int32(8)))
-    result: Var = Builder.gather(x=make_weight(8, 3), indices=wrapped, axis=0, name="y")
-    return result
-
-
-def _build_topk_lookup(narrow: str) -> Program:
-    def body(x: Var) -> Var:
-        wide = Builder.cast(x=Builder.topk(x=x, k=2, axis=1, output_indices_dtype=narrow)[1], dtype="int32")
-        wrapped = Builder.select(cond=Builder.greater_equal(x=wide, y=np.int32(0)), a=wide,
-                                 b=Builder.add(x=wide, y=np.int32(8)))
-        indices = Builder.cast(x=wrapped, dtype=narrow)
-        result: Var = Builder.gather(x=make_weight(8, 3), indices=indices, axis=0, name="y")
-        return result
-
-    return build_program(body, x=(4, 8))
-
-
-def can_hold_bounds(kind: Any, bounds: IntegerBounds | None) -> bool:
-    """Return whether a type can represent all integers within the bounds of `find_integer_bounds`."""
-    own = _DTYPE_BOUNDS.get(kind)
-    return own is not None and bounds is not None and own[0] <= bounds[0] and bounds[1] <= own[1]
-
-
-def find_integer_bounds(var: Var) -> IntegerBounds | None:
+def find_integer_bounds(var: Var) -> _IntegerBounds | None:
     """Return the smallest and the largest integer that `var` can be; None where it is not an integer."""
     return _find_bounds(var, [_MAX_VALUES_VISITED])
 
 
-def _find_bounds(var: Var, left: list[int]) -> IntegerBounds | None:
+def _find_bounds(var: Var, left: list[int]) -> _IntegerBounds | None:
     own = _DTYPE_BOUNDS.get(var.dtype)
     left[0] -= 1
     if own is None or left[0] < 0 or var.op is None:
@@ -186,11 +161,11 @@ def _find_bounds(var: Var, left: list[int]) -> IntegerBounds | None:
     reading = _READERS.get(var.op.op_type)
     found = reading(var.op, var, left) if reading is not None else None
     # What does not fit wraps around: then only the bounds of the type are known.
-    return found if can_hold_bounds(var.dtype, found) else own
+    return found if _can_hold_bounds(var.dtype, found) else own
 
 
-def _make_union_reader(*names: str) -> Callable[[Operation, Var, list[int]], IntegerBounds | None]:
-    def read(op: Operation, var: Var, left: list[int]) -> IntegerBounds | None:
+def _make_union_reader(*names: str) -> Callable[[Operation, Var, list[int]], _IntegerBounds | None]:
+    def read(op: Operation, var: Var, left: list[int]) -> _IntegerBounds | None:
         found = []
         for name in names:
             given = op.inputs[name]
@@ -201,44 +176,44 @@ def _make_union_reader(*names: str) -> Callable[[Operation, Var, list[int]], Int
     return read
 
 
-def _make_binary_reader(
-    combine: Callable[[IntegerBounds, IntegerBounds], IntegerBounds | None],
-) -> Callable[[Operation, Var, list[int]], IntegerBounds | None]:
-    def read(op: Operation, var: Var, left: list[int]) -> IntegerBounds | None:
-        x, y = _find_bounds(op.x, left), _find_bounds(op.y, left)
-        return combine(x, y) if x is not None and y is not None else None
-
-    return read
-
-
-def _multiply_bounds(x: IntegerBounds, y: IntegerBounds) -> IntegerBounds:
-    ends = [one * other for one in x for other in y]
-    return min(ends), max(ends)
-
-
-def _bound_remainder(x: IntegerBounds, y: IntegerBounds) -> IntegerBounds | None:
-    """Return the bounds of x mod y for x >= 0 and y > 0; for other operands runtimes differ."""
-    return (0, min(x[1], y[1] - 1)) if x[0] >= 0 and y[0] > 0 else None
-
-
-def _bound_quotient(x: IntegerBounds, y: IntegerBounds) -> IntegerBounds | None:
-    return (0, x[1]) if x[0] >= 0 and y[0] > 0 else None
-
-
-def _bound_axis_index(op: Operation, var: Var, left: list[int]) -> IntegerBounds:
+def _bound_axis_index(op: Operation, var: Var, left: list[int]) -> _IntegerBounds:
     """Return the bounds of an index along an axis."""
     sizes = [_DTYPE_BOUNDS[types.int32][1] if is_symbolic(size) else int(size) - 1 for size in op.x.shape]
     return 0, max(sizes, default=0)
 
 
-def _bound_cumsum(op: Operation, var: Var, left: list[int]) -> IntegerBounds | None:
+def _bound_cumsum(op: Operation, var: Var, left: list[int]) -> _IntegerBounds | None:
     given, size = _find_bounds(op.x, left), op.x.shape[int(op.axis.val)]
     if given is None or is_symbolic(size):
         return None
     return min(0, given[0]) * int(size), max(0, given[1]) * int(size)
 
 
-_READERS: dict[str, Callable[[Operation, Var, list[int]], IntegerBounds | None]] = {
+def _make_binary_reader(
+    combine: Callable[[_IntegerBounds, _IntegerBounds], _IntegerBounds | None],
+) -> Callable[[Operation, Var, list[int]], _IntegerBounds | None]:
+    def read(op: Operation, var: Var, left: list[int]) -> _IntegerBounds | None:
+        x, y = _find_bounds(op.x, left), _find_bounds(op.y, left)
+        return combine(x, y) if x is not None and y is not None else None
+
+    return read
+
+
+def _multiply_bounds(x: _IntegerBounds, y: _IntegerBounds) -> _IntegerBounds:
+    ends = [one * other for one in x for other in y]
+    return min(ends), max(ends)
+
+
+def _bound_remainder(x: _IntegerBounds, y: _IntegerBounds) -> _IntegerBounds | None:
+    """Return the bounds of x mod y for x >= 0 and y > 0; for other operands runtimes differ."""
+    return (0, min(x[1], y[1] - 1)) if x[0] >= 0 and y[0] > 0 else None
+
+
+def _bound_quotient(x: _IntegerBounds, y: _IntegerBounds) -> _IntegerBounds | None:
+    return (0, x[1]) if x[0] >= 0 and y[0] > 0 else None
+
+
+_READERS: dict[str, Callable[[Operation, Var, list[int]], _IntegerBounds | None]] = {
     **dict.fromkeys(
         (
             "cast",
@@ -273,3 +248,28 @@ _READERS: dict[str, Callable[[Operation, Var, list[int]], IntegerBounds | None]]
     "minimum": _make_binary_reader(lambda x, y: (min(x[0], y[0]), min(x[1], y[1]))),
     "maximum": _make_binary_reader(lambda x, y: (max(x[0], y[0]), max(x[1], y[1]))),
 }
+
+
+def _can_hold_bounds(kind: Any, bounds: _IntegerBounds | None) -> bool:
+    """Return whether a type can represent all integers within the bounds of `find_integer_bounds`."""
+    own = _DTYPE_BOUNDS.get(kind)
+    return own is not None and bounds is not None and own[0] <= bounds[0] and bounds[1] <= own[1]
+
+
+def _build_topk_lookup(narrow: str) -> Program:
+    def body(x: Var) -> Var:
+        wide = Builder.cast(x=Builder.topk(x=x, k=2, axis=1, output_indices_dtype=narrow)[1], dtype="int32")
+        wrapped = Builder.select(cond=Builder.greater_equal(x=wide, y=np.int32(0)), a=wide,
+                                 b=Builder.add(x=wide, y=np.int32(8)))
+        indices = Builder.cast(x=wrapped, dtype=narrow)
+        result: Var = Builder.gather(x=make_weight(8, 3), indices=indices, axis=0, name="y")
+        return result
+
+    return build_program(body, x=(4, 8))
+
+
+def _build_wrapped_lookup(indices: Var) -> Var:
+    wrapped = Builder.select(cond=Builder.greater_equal(x=indices, y=np.int32(0)), a=indices,
+                             b=Builder.add(x=indices, y=np.int32(8)))
+    result: Var = Builder.gather(x=make_weight(8, 3), indices=wrapped, axis=0, name="y")
+    return result

@@ -9,7 +9,7 @@ from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
 from ...ir.query import get_const_value, is_opaque
 
-__all__ = ["BROADCASTING_OPS", "find_unrepeated_value", "iterate_repeated_operands", "pad_shape_to_rank"]
+__all__ = ["BROADCASTING_OPS", "iterate_repeated_operands", "pad_shape_to_rank"]
 
 BROADCASTING_OPS = (
     "add", "sub", "mul", "real_div", "floor_div", "mod", "pow", "maximum", "minimum", "equal", "not_equal", "less",
@@ -23,7 +23,7 @@ def pad_shape_to_rank(shape: tuple[object, ...], rank: int) -> tuple[object, ...
     return (*(1,) * (rank - len(shape)), *shape)
 
 
-def find_unrepeated_value(var: Var) -> Var:
+def _find_unrepeated_value(var: Var) -> Var:
     """Return the value that `var` repeats along axes of extent 1, by tile or concat; else `var` itself."""
     while (inner := _find_repeated_input(var)) is not None:
         var = inner
@@ -55,10 +55,10 @@ def iterate_repeated_operands(op: Operation) -> Iterator[tuple[str, Var, str]]:
     """
     for name, other in (("x", op.y), ("y", op.x)):
         var = op.inputs[name]
-        was = find_unrepeated_value(var)
+        was = _find_unrepeated_value(var)
         if was is var:
             continue
-        if find_unrepeated_value(other) is not other and was is find_unrepeated_value(other):
+        if _find_unrepeated_value(other) is not other and was is _find_unrepeated_value(other):
             yield name, was, "both operands repeat the same value: nothing is left to say the shape"
             continue
         extents = pad_shape_to_rank(other.shape, op.outputs[0].rank)

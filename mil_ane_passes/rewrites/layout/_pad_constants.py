@@ -13,22 +13,15 @@ from ...ir.block_editor import get_first_op
 from ...ir.builder import RewriteBuilder
 from ...ir.query import get_const_value, is_symbolic
 
-__all__ = [
-    "PadAmounts",
-    "build_border_const",
-    "concat_slabs",
-    "count_border_bytes",
-    "count_slab_bytes",
-    "read_pad_amounts",
-]
+__all__ = ["build_border_const", "concat_slabs", "count_border_bytes", "count_slab_bytes", "read_pad_amounts"]
 
-PadAmounts = dict[int, tuple[int, int]]
+_PadAmounts = dict[int, tuple[int, int]]
 "Numbers of elements before and after each axis that is padded."
 _FP16_BYTES = 2
 "Bytes of an fp16 number."
 
 
-def read_pad_amounts(op: Operation) -> PadAmounts | None:
+def read_pad_amounts(op: Operation) -> _PadAmounts | None:
     """Return the pads of `op`; None where they are dynamic."""
     flat = get_const_value(op.pad)
     if flat is None:
@@ -38,7 +31,7 @@ def read_pad_amounts(op: Operation) -> PadAmounts | None:
     return {axis: pair for axis, pair in pairs.items() if any(pair)}
 
 
-def count_border_bytes(x: Var, padded: PadAmounts) -> int | None:
+def count_border_bytes(x: Var, padded: _PadAmounts) -> int | None:
     """Count the bytes of `build_border_const`; None where an axis that is padded is symbolic."""
     extents = [x.shape[axis] for axis in padded]
     if any(map(is_symbolic, extents)):
@@ -46,7 +39,7 @@ def count_border_bytes(x: Var, padded: PadAmounts) -> int | None:
     return _FP16_BYTES * math.prod(int(extent) + sum(pair) for extent, pair in zip(extents, padded.values()))
 
 
-def count_slab_bytes(x: Var, padded: PadAmounts) -> int | None:
+def count_slab_bytes(x: Var, padded: _PadAmounts) -> int | None:
     """Count the bytes that `concat_slabs` adds; None where the extent of another axis of a slab is symbolic."""
     total, extents = 0, list(x.shape)
     for axis, pair in padded.items():
@@ -58,7 +51,7 @@ def count_slab_bytes(x: Var, padded: PadAmounts) -> int | None:
     return total
 
 
-def build_border_const(mb: RewriteBuilder, x: Var, padded: PadAmounts, fill: float) -> Var:
+def build_border_const(mb: RewriteBuilder, x: Var, padded: _PadAmounts, fill: float) -> Var:
     """Build a constant of `fill` around -0.0, which changes no number when added, zeros of both signs included."""
     shape = tuple(int(x.shape[axis]) + sum(padded[axis]) if axis in padded else 1 for axis in range(x.rank))
 
@@ -71,7 +64,7 @@ def build_border_const(mb: RewriteBuilder, x: Var, padded: PadAmounts, fill: flo
     return _build_shared_const(mb, ("border", _encode_fill_bits(fill), shape, tuple(padded.items())), make)
 
 
-def concat_slabs(mb: RewriteBuilder, x: Var, padded: PadAmounts, fill: float) -> Var:
+def concat_slabs(mb: RewriteBuilder, x: Var, padded: _PadAmounts, fill: float) -> Var:
     """Concat blocks of `fill` to `x`, one axis after the other."""
     for axis, (before, behind) in padded.items():
         shape = [int(extent) if number != axis else 0 for number, extent in enumerate(x.shape)]

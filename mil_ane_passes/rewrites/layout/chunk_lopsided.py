@@ -23,9 +23,9 @@ from .._target_gate import describe_supporting_targets, find_limiting_generation
 from ._broadcasts import BROADCASTING_OPS
 from ._rank_lowering import UNARY_OPS
 
-__all__ = ["find_balanced_shape", "get_elementwise_operands", "is_shape_unsupported", "iterate_long_axis_regions"]
+__all__ = ["find_balanced_shape"]
 
-ELEMENTWISE_OPS = frozenset({*UNARY_OPS, *BROADCASTING_OPS, "select"})
+_ELEMENTWISE_OPS = frozenset({*UNARY_OPS, *BROADCASTING_OPS, "select"})
 
 
 class ChunkLopsided(BlockRewrite):
@@ -69,17 +69,17 @@ class ChunkLopsided(BlockRewrite):
     "Rewrite also where a requested generation supports the values as they are."
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
-        for ops, shape in iterate_long_axis_regions(block, self.generations):
+        for ops, shape in _iterate_long_axis_regions(block, self.generations):
             inside, made = set(ops), [var for op in ops for var in op.outputs]
             entering = {
                 var
                 for op in ops
-                for var in get_elementwise_operands(op)
+                for var in _get_elementwise_operands(op)
                 if var.op not in inside and not is_const(var) and get_static_shape(var) == shape
             }
             leaving = [var for var in made if var.consuming_blocks or any(
                 reader not in inside for reader in get_consumers(var))]
-            refused = [each for each in self.generations if is_shape_unsupported(shape, each)]
+            refused = [each for each in self.generations if _is_shape_unsupported(shape, each)]
             chosen = find_balanced_shape(prod(shape), refused)
             if len(refused) < len(self.generations) and not self.always:
                 yield Miss(ops[0], describe_supporting_targets(self.generations, refused))
@@ -132,28 +132,7 @@ class ChunkLopsided(BlockRewrite):
         yield Example("short", lambda: _build_signal(16384), reason="")
 
 
-def _build_signal(length: int, first: object = None) -> Program:
-    def body(x: Var) -> Var:
-        value = first(x) if callable(first) else Builder.relu(x=x)
-        value = Builder.mul(x=value, y=np.float16(0.5))
-        result: Var = Builder.add(x=Builder.sqrt(x=Builder.abs(x=value)), y=x, name="y")
-        return result
-
-    return build_program(body, x=(1, length))
-
-
-def get_elementwise_operands(op: Operation) -> list[Var]:
-    """Return the operands that the op combines element by element."""
-    return [op.inputs[name] for name in ("cond", "a", "b", "x", "y") if name in op.inputs]
-
-
-def is_shape_unsupported(shape: tuple[int, ...], generation: Generation) -> bool:
-    """Return whether a limit of `generation` excludes a value of `shape` from the ANE."""
-    return bool(shape) and bool(find_limiting_generations("spatial", shape[-1], [generation])
-                                or find_limiting_generations("channels", max(shape), [generation]))
-
-
-def iterate_long_axis_regions(
+def _iterate_long_axis_regions(
     block: Block, generations: Iterable[Generation]
 ) -> Iterator[tuple[list[Operation], tuple[int, ...]]]:
     """Yield groups of elementwise ops on values of one unsupported shape, connected by their values."""
@@ -161,12 +140,12 @@ def iterate_long_axis_regions(
     judged: dict[tuple[int, ...], bool] = {}
     wanted = list(generations)
     for op in block.operations:
-        if op.op_type not in ELEMENTWISE_OPS or is_opaque(op) or not is_used(op.outputs[0]):
+        if op.op_type not in _ELEMENTWISE_OPS or is_opaque(op) or not is_used(op.outputs[0]):
             continue
         shape = get_static_shape(op.outputs[0])
-        if shape is None or not judged.setdefault(shape, any(is_shape_unsupported(shape, each) for each in wanted)):
+        if shape is None or not judged.setdefault(shape, any(_is_shape_unsupported(shape, each) for each in wanted)):
             continue
-        given = get_elementwise_operands(op)
+        given = _get_elementwise_operands(op)
         if any(
             get_static_shape(var) is None or (get_static_shape(var) != shape and prod(var.shape) != 1) for var in given
         ):
@@ -177,6 +156,17 @@ def iterate_long_axis_regions(
                 merge_groups(groups, var.op, op)
     for members in list_groups(groups):
         yield members, get_static_shape(members[0].outputs[0]) or ()
+
+
+def _is_shape_unsupported(shape: tuple[int, ...], generation: Generation) -> bool:
+    """Return whether a limit of `generation` excludes a value of `shape` from the ANE."""
+    return bool(shape) and bool(find_limiting_generations("spatial", shape[-1], [generation])
+                                or find_limiting_generations("channels", max(shape), [generation]))
+
+
+def _get_elementwise_operands(op: Operation) -> list[Var]:
+    """Return the operands that the op combines element by element."""
+    return [op.inputs[name] for name in ("cond", "a", "b", "x", "y") if name in op.inputs]
 
 
 def find_balanced_shape(size: int, generations: Iterable[Generation]) -> tuple[int, ...] | None:
@@ -191,3 +181,13 @@ def find_balanced_shape(size: int, generations: Iterable[Generation]) -> tuple[i
     fits = [(1, 1, size // width, width) for each in low for width in (each, size // each)
             if max(width, size // width) <= most]
     return min(fits, key=lambda shape: (compute_padded_bytes(shape, 2), max(shape)), default=None)
+
+
+def _build_signal(length: int, first: object = None) -> Program:
+    def body(x: Var) -> Var:
+        value = first(x) if callable(first) else Builder.relu(x=x)
+        value = Builder.mul(x=value, y=np.float16(0.5))
+        result: Var = Builder.add(x=Builder.sqrt(x=Builder.abs(x=value)), y=x, name="y")
+        return result
+
+    return build_program(body, x=(1, length))

@@ -125,11 +125,6 @@ def _find_tile_use(var: Var) -> str:
     return ""
 
 
-def _build_square(z: Var) -> Var:
-    result: Var = Builder.mul(x=z, y=z, name="y")
-    return result
-
-
 def _build_product(repeat: object, last: object = None) -> Program:
     def body(x: Var, z: Var) -> Var:
         assert callable(repeat)
@@ -137,3 +132,8 @@ def _build_product(repeat: object, last: object = None) -> Program:
         return result
 
     return build_program(body, x=(2, 3, 4), z=(2, 1, 4))
+
+
+def _build_square(z: Var) -> Var:
+    result: Var = Builder.mul(x=z, y=z, name="y")
+    return result

@@ -107,12 +107,6 @@ class PadByConstants(Rewrite):
         yield Example("fp32", lambda: _build_pad((2, 3), [1, 1], 1.0, dtype=types.fp32), reason=FP32_UNSUPPORTED_REASON)
 
 
-def _is_read_by_pools_only(var: Var) -> bool:
-    """Return whether all readers of `var` are max_pools that can pad themselves."""
-    readers = [] if var.consuming_blocks else get_consumers(var)
-    return bool(readers) and all(isinstance(_match_padded_pool(each), Hit) for each in readers)
-
-
 def _match_padded_pool(op: Operation) -> Hit | Miss:
     """Return a hit where `op` is a max_pool that can pad itself as the pad before it does, else a miss."""
     pad = op.x.op if op.op_type == "max_pool" else None
@@ -129,6 +123,12 @@ def _match_padded_pool(op: Operation) -> Hit | Miss:
     if any(amount >= sizes[place // 2] for place, amount in enumerate(whole)):
         return Miss(op, f"padded by {max(whole)}, more than its windows of {max(sizes)} reach")
     return Hit(op, note="pads with minus infinity itself", pad=whole)
+
+
+def _is_read_by_pools_only(var: Var) -> bool:
+    """Return whether all readers of `var` are max_pools that can pad themselves."""
+    readers = [] if var.consuming_blocks else get_consumers(var)
+    return bool(readers) and all(isinstance(_match_padded_pool(each), Hit) for each in readers)
 
 
 def _build_pad(shape: tuple[int | None, ...], pad: list[int], fill: float, opset: Any = ct.target.iOS17,

@@ -19,19 +19,7 @@ from ...passes.examples import build_program, make_example, make_weight
 from ...passes.layout import compute_padded_bytes, format_bytes
 from ...utils.text_format import format_count
 
-__all__ = [
-    "UNBOUNDED",
-    "PaddedRegion",
-    "PaddedStep",
-    "RowPadding",
-    "iterate_padded_regions",
-    "iterate_row_padding_examples",
-    "plan_padded_op",
-    "plan_product",
-    "plan_row_sum",
-]
-
-UNBOUNDED = float("inf")
+_UNBOUNDED = float("inf")
 "Reach of a padding that may contain infinities or NaN."
 _SHRINKING_OPS = ("abs", "atan", "cast", "gelu", "identity", "relu", "relu6", "silu", "sin", "softsign", "tanh",
                   "thresholded_relu")
@@ -76,7 +64,7 @@ _BINARY_OPS = ("add", "sub", "mul", "maximum", "minimum", *_DIVISION_OPS)
 _REDUCTION_OPS = ("reduce_sum", "reduce_mean", "reduce_max", "reduce_min")
 _MAX_FINITE_REACH = 16384.0
 "Largest magnitude of a padding that counts as finite in fp16, sums included."
-PaddingReaches = Mapping[Var, float]
+_PaddingReaches = Mapping[Var, float]
 "The largest magnitude in the padding of each value that is computed padded."
 _SUM_OPS = ("reduce_sum", "reduce_l1_norm", "reduce_l2_norm", "reduce_sum_square")
 _POWERS_OF_TWO = np.exp2(np.arange(8)).astype(np.float16)
@@ -149,9 +137,9 @@ class PadLastAxis(BlockRewrite):
     "The most bytes of padded constants for one op."
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
-        rows = RowPadding(self.multiple, self.unit, self.min_gain)
+        rows = _RowPadding(self.multiple, self.unit, self.min_gain)
         heavy: dict[Operation, int] = {}
-        for region in iterate_padded_regions(block, rows, self.max_bytes, heavy):
+        for region in _iterate_padded_regions(block, rows, self.max_bytes, heavy):
             first, ops = next(iter(region.steps)), len(region.steps)
             if not region.sliced_values and not any(not step.padded_outputs for step in region.steps.values()):
                 yield Miss(first, "nothing reads what the region makes", near=False)
@@ -170,7 +158,7 @@ class PadLastAxis(BlockRewrite):
             yield Miss(op, rows.reason(width))
 
     def rewrite_block(self, hit: Hit, mb: RewriteBuilder) -> dict[Var, Var]:
-        region: PaddedRegion = hit.region
+        region: _PaddedRegion = hit.region
         twins: dict[Var, Var] = {}
         replaced: dict[Var, Var] = {}
 
@@ -197,51 +185,11 @@ class PadLastAxis(BlockRewrite):
         return replaced
 
     def examples(self) -> Iterable[Example]:
-        return iterate_row_padding_examples()
-
-
-def _rebind_to_slices(op: Operation, slices: dict[Var, Var]) -> None:
-    """Let an op read the slices of values that its region computes padded and it reads without padding."""
-    found = {name: slices[var] for name, var in op.inputs.items() if isinstance(var, Var) and var in slices}
-    if found:
-        op.set_inputs(**found)
-
-
-def _remove_padding(mb: RewriteBuilder, wide: Var, var: Var) -> Var:
-    """Slice padded `wide` to the last axis of `var`; all other axes are unchanged."""
-    cut: Var = mb.slice_by_size(x=wide, begin=[0] * var.rank, size=[-1] * (var.rank - 1) + [int(var.shape[-1])])
-    return cut
-
-
-def _describe_region(region: PaddedRegion, rows: RowPadding) -> str:
-    widths = dict.fromkeys((int(var.shape[-1]), rows.extent(var)) for var in region.values)
-    each = ", ".join(f"{width} -> {wide}" for width, wide in widths)
-    return (f"{len(region.steps)} ops with a last axis of {each}, by {len(region.padded_values)} pads and "
-            f"{len(region.sliced_values)} slices")
-
-
-@dataclass(frozen=True)
-class PaddedStep:
-    """One op on padded rows.
-
-    `takes` are the values it reads padded, `padded_outputs` those it computes padded, `unpadded_inputs` those it reads
-    without padding although they are rows as well. `reach` is the largest magnitude in the padding it produces: 0 for
-    zeros, `UNBOUNDED` where that is not known to be finite. `build` builds the op from its current inputs, as another
-    region may have replaced a value named here. `constants` are the bytes of consts that it needs padded. With `exact`
-    no sum is formed, so not even an order of roundings changes.
-    """
-
-    takes: tuple[Var, ...]
-    padded_outputs: tuple[Var, ...]
-    build: Callable[[RewriteBuilder, Callable[[Var], Var]], Any]
-    reach: float = UNBOUNDED
-    constants: int = 0
-    exact: bool = True
-    unpadded_inputs: tuple[Var, ...] = ()
+        return _iterate_row_padding_examples()
 
 
 @dataclass
-class RowPadding:
+class _RowPadding:
     """The extents that are padded: to a multiple of `multiple` elements or bytes (`unit`).
 
     Rows are padded where the gain in bytes is at least `min_gain`. `refused` has the first op that computes rows of an
@@ -306,14 +254,41 @@ class RowPadding:
         return prod(extents) * get_itemsize(var) if is_const(var) else 0
 
 
+def _iterate_padded_regions(
+    block: Block, rows: _RowPadding, max_bytes: int, refused: dict[Operation, int]
+) -> Iterator[_PaddedRegion]:
+    """Yield the regions of one block; linear in its ops.
+
+    `refused` collects the ops whose constants would exceed `max_bytes`.
+    """
+    reaches: dict[Var, float] = {}
+    steps: dict[Operation, _PaddedStep] = {}
+    for op in block.operations:
+        step = None if op.op_type == "const" else _plan_padded_op(op, rows, reaches)
+        if step is None:
+            if op.op_type != "const":
+                rows.note_unpadded(op)
+        elif step.constants > max_bytes:
+            refused[op] = step.constants
+        else:
+            steps[op] = step
+            reaches.update(dict.fromkeys(step.padded_outputs, step.reach))
+    for members in group_by_shared_values({op: (*step.takes, *step.padded_outputs) for op, step in steps.items()}):
+        region = _PaddedRegion({op: steps[op] for op in members})
+        made = {var for op in members for var in steps[op].padded_outputs}
+        region.padded_values = [var for var in region.values if var not in made]
+        region.sliced_values = [var for var in region.values if var in made and _is_needed_unpadded(var, region.steps)]
+        yield region
+
+
 @dataclass
-class PaddedRegion:
+class _PaddedRegion:
     """Ops connected by padded values: `steps` in block order.
 
     `padded_values` are padded where they enter, `sliced_values` sliced where they leave.
     """
 
-    steps: dict[Operation, PaddedStep] = field(default_factory=dict)
+    steps: dict[Operation, _PaddedStep] = field(default_factory=dict)
     padded_values: list[Var] = field(default_factory=list)
     sliced_values: list[Var] = field(default_factory=list)
 
@@ -327,289 +302,42 @@ class PaddedRegion:
         return list(dict.fromkeys(var for step in self.steps.values() for var in (*step.takes, *step.padded_outputs)))
 
 
-def iterate_padded_regions(
-    block: Block, rows: RowPadding, max_bytes: int, refused: dict[Operation, int]
-) -> Iterator[PaddedRegion]:
-    """Yield the regions of one block; linear in its ops.
+@dataclass(frozen=True)
+class _PaddedStep:
+    """One op on padded rows.
 
-    `refused` collects the ops whose constants would exceed `max_bytes`.
+    `takes` are the values it reads padded, `padded_outputs` those it computes padded, `unpadded_inputs` those it reads
+    without padding although they are rows as well. `reach` is the largest magnitude in the padding it produces: 0 for
+    zeros, `_UNBOUNDED` where that is not known to be finite. `build` builds the op from its current inputs, as another
+    region may have replaced a value named here. `constants` are the bytes of consts that it needs padded. With `exact`
+    no sum is formed, so not even an order of roundings changes.
     """
-    reaches: dict[Var, float] = {}
-    steps: dict[Operation, PaddedStep] = {}
-    for op in block.operations:
-        step = None if op.op_type == "const" else plan_padded_op(op, rows, reaches)
-        if step is None:
-            if op.op_type != "const":
-                rows.note_unpadded(op)
-        elif step.constants > max_bytes:
-            refused[op] = step.constants
-        else:
-            steps[op] = step
-            reaches.update(dict.fromkeys(step.padded_outputs, step.reach))
-    for members in group_by_shared_values({op: (*step.takes, *step.padded_outputs) for op, step in steps.items()}):
-        region = PaddedRegion({op: steps[op] for op in members})
-        made = {var for op in members for var in steps[op].padded_outputs}
-        region.padded_values = [var for var in region.values if var not in made]
-        region.sliced_values = [var for var in region.values if var in made and _is_needed_unpadded(var, region.steps)]
-        yield region
+
+    takes: tuple[Var, ...]
+    padded_outputs: tuple[Var, ...]
+    build: Callable[[RewriteBuilder, Callable[[Var], Var]], Any]
+    reach: float = _UNBOUNDED
+    constants: int = 0
+    exact: bool = True
+    unpadded_inputs: tuple[Var, ...] = ()
 
 
-def _is_needed_unpadded(var: Var, steps: dict[Operation, PaddedStep]) -> bool:
-    """Return whether anything reads `var` without padding."""
-    return bool(var.consuming_blocks) or any(
-        reader not in steps or var not in steps[reader].takes or var in steps[reader].unpadded_inputs
-        for reader in get_consumers(var))
-
-
-def plan_padded_op(op: Operation, rows: RowPadding, reaches: PaddingReaches) -> PaddedStep | None:
+def _plan_padded_op(op: Operation, rows: _RowPadding, reaches: _PaddingReaches) -> _PaddedStep | None:
     """Plan how `op` is carried on padded rows; None where it cannot be carried."""
     if is_opaque(op) or op.blocks:
         return None
     if op.op_type in ("matmul", "linear"):
-        return plan_product(op, rows, reaches)
+        return _plan_product(op, rows, reaches)
     known = _PLANNERS.get(op.op_type)
     if known is None or not all(rows.extent(var) for var in op.outputs):
-        return plan_row_sum(op, rows, reaches) if op.op_type.startswith("reduce_") else None
+        return _plan_row_sum(op, rows, reaches) if op.op_type.startswith("reduce_") else None
     step = known(op, rows, reaches)
     if step is None or step.reach <= _MAX_FINITE_REACH:
         return step
-    return PaddedStep(step.takes, step.padded_outputs, step.build, UNBOUNDED, step.constants, step.exact)
+    return _PaddedStep(step.takes, step.padded_outputs, step.build, _UNBOUNDED, step.constants, step.exact)
 
 
-def _plan_on_x(op: Operation, reach: float, *, exact: bool = True, **changes: Any) -> PaddedStep:
-    def build(mb: Any, wide: Callable[[Var], Var]) -> Any:
-        return rebuild_op(mb, op, x=wide(op.x), **changes)
-
-    return PaddedStep((op.x,), tuple(op.outputs), build, reach, exact=exact)
-
-
-def _plan_unary(op: Operation, rows: RowPadding, reaches: PaddingReaches) -> PaddedStep | None:
-    if rows.extent(op.x) is None or (op.op_type in ("batch_norm", "prelu", "softplus_parametric") and op.x.rank < 3):
-        return None
-    reach = reaches.get(op.x, 0.0)
-    if op.op_type in _UNIT_BOUNDED_OPS and reach < UNBOUNDED:
-        return _plan_on_x(op, 1.0)
-    if op.op_type in _SHRINKING_OPS:
-        return _plan_on_x(op, reach)
-    if reach == 0 and op.op_type in (*_ZERO_PRESERVING_OPS, *_SMALL_AT_ZERO_OPS):
-        return _plan_on_x(op, 0.0 if op.op_type in _ZERO_PRESERVING_OPS else 2.0)
-    return _plan_on_x(op, UNBOUNDED)
-
-
-def _plan_binary(op: Operation, rows: RowPadding, reaches: PaddingReaches) -> PaddedStep | None:
-    x = _read_operand(op.x, op, rows, reaches)
-    y = _read_operand(op.y, op, rows, reaches, fill=1.0 if op.op_type in _DIVISION_OPS else 0.0)
-    return _plan_operands(op, {"x": x, "y": y}, _combine_reaches(op, x, y), rows)
-
-
-def _combine_reaches(op: Operation, x: _Operand | None, y: _Operand | None) -> float:
-    one, other = (UNBOUNDED if each is None else each.reach for each in (x, y))
-    if UNBOUNDED in (one, other):
-        return UNBOUNDED
-    if op.op_type in ("add", "sub"):
-        return one + other
-    if op.op_type == "mul":
-        return one * other
-    if op.op_type in ("maximum", "minimum"):
-        return max(one, other)
-    padded_by_one = op.op_type == "real_div" and is_const(op.y) and op.y.rank and int(op.y.shape[-1]) > 1
-    return one if padded_by_one else UNBOUNDED
-
-
-class _Operand:
-    """An input of an elementwise op: read padded, padded as a const, or read unchanged."""
-
-    def __init__(self, var: Var, reach: float, wide: int | None = None, fill: float = 0.0) -> None:
-        self.var, self.reach, self.wide, self.fill = var, reach, wide, fill
-
-    @property
-    def taken(self) -> bool:
-        return self.wide is not None and not is_const(self.var)
-
-
-def _read_operand(
-    var: Var, op: Operation, rows: RowPadding, reaches: PaddingReaches, fill: float = 0.0
-) -> _Operand | None:
-    """Read an input of an elementwise op; None where it can be read neither padded nor unchanged."""
-    if not var.rank or to_fixed_extent(var.shape[-1]) == 1:
-        return _Operand(var, _find_largest_magnitude(var))
-    if to_fixed_extent(var.shape[-1]) != int(op.outputs[0].shape[-1]):
-        return None
-    wide = rows.extent(op.outputs[0])
-    if is_const(var):
-        return _Operand(var, fill, wide, fill)
-    return (
-        None if rows.extent(var) is None or _is_compressed_weight(var) else _Operand(var, reaches.get(var, 0.0), wide)
-    )
-
-
-def to_fixed_extent(extent: Any) -> int | None:
-    """Return a fixed extent as a number; None for a symbolic one."""
-    return int(extent) if isinstance(extent, (int, np.integer)) else None
-
-
-def _find_largest_magnitude(var: Var) -> float:
-    """Return the largest magnitude of a const; `UNBOUNDED` for a const that is not finite, and for a dynamic value."""
-    if not is_const(var):
-        return UNBOUNDED
-    found = float(np.max(np.abs(np.asarray(var.val, np.float64)), initial=0.0))
-    return found if np.isfinite(found) else UNBOUNDED
-
-
-def _is_compressed_weight(var: Var) -> bool:
-    return var.op is not None and var.op.op_type.startswith("constexpr_")
-
-
-def _plan_operands(
-    op: Operation, given: dict[str, _Operand | None], reach: float, rows: RowPadding
-) -> PaddedStep | None:
-    operands = {name: each for name, each in given.items() if each is not None}
-    if len(operands) < len(given) or not any(each.wide for each in operands.values()):
-        return None
-
-    def build(mb: Any, wide: Callable[[Var], Var]) -> Any:
-        changed = {}
-        for name, each in operands.items():
-            if each.taken:
-                changed[name] = wide(op.inputs[name])
-            elif each.wide is not None:
-                changed[name] = rows.pad_const(mb, each.var, {-1: each.wide}, each.fill)
-        return rebuild_op(mb, op, **changed)
-
-    constants = sum(rows.count_padded_bytes(each.var, {-1: each.wide}) for each in operands.values() if each.wide)
-    return PaddedStep(
-        tuple(each.var for each in operands.values() if each.taken), tuple(op.outputs), build, reach, constants
-    )
-
-
-def _plan_select(op: Operation, rows: RowPadding, reaches: PaddingReaches) -> PaddedStep | None:
-    given = {name: _read_operand(op.inputs[name], op, rows, reaches) for name in ("cond", "a", "b")}
-    values = [each.reach for name, each in given.items() if each is not None and name != "cond"]
-    return _plan_operands(op, given, max(values, default=UNBOUNDED), rows)
-
-
-def _plan_transpose(op: Operation, rows: RowPadding, reaches: PaddingReaches) -> PaddedStep | None:
-    perm = get_const_value(op.perm)
-    return None if perm is None or perm[-1] % op.x.rank != op.x.rank - 1 else _plan_on_x(op, reaches.get(op.x, 0.0))
-
-
-def _plan_axis_change(op: Operation, rows: RowPadding, reaches: PaddingReaches) -> PaddedStep | None:
-    """Plan an expand_dims or squeeze that keeps the last axis the last."""
-    axes = get_const_value(op.axes)
-    longer = op.x if op.op_type == "squeeze" else op.outputs[0]
-    if axes is None or rows.extent(op.x) is None or any(axis % longer.rank == longer.rank - 1 for axis in axes):
-        return None
-    return _plan_on_x(op, reaches.get(op.x, 0.0))
-
-
-def _plan_reshape(op: Operation, rows: RowPadding, reaches: PaddingReaches) -> PaddedStep | None:
-    """Plan a reshape that keeps the last extent: rows stay rows, as the elements keep their order."""
-    shape = get_const_value(op.shape)
-    if shape is None or rows.extent(op.x) is None or int(op.x.shape[-1]) != int(op.outputs[0].shape[-1]):
-        return None
-    wide = rows.extent(op.outputs[0])
-    return _plan_on_x(op, reaches.get(op.x, 0.0), shape=np.array([*shape[:-1], wide], np.int32))
-
-
-def _plan_join(op: Operation, rows: RowPadding, reaches: PaddingReaches) -> PaddedStep | None:
-    """Plan a concat or stack on another axis than the last."""
-    rank, wide = op.outputs[0].rank, rows.extent(op.outputs[0])
-    if (
-        get_const_value(op.axis) is None
-        or get_const_value(op.axis) % rank == rank - 1
-        or wide is None
-        or any(map(_is_compressed_weight, op.values))
-    ):
-        return None
-    taken = tuple(dict.fromkeys(var for var in op.values if not is_const(var)))
-    if any(rows.extent(var) is None for var in taken):
-        return None
-
-    def build(mb: Any, wider: Callable[[Var], Var]) -> Any:
-        return rebuild_op(mb, op, values=[
-            rows.pad_const(mb, var, {-1: wide}) if is_const(var) else wider(var) for var in op.values])
-
-    constants = sum(rows.count_padded_bytes(var, {-1: wide}) for var in op.values)
-    return PaddedStep(taken, tuple(op.outputs), build, max(reaches.get(var, 0.0) for var in op.values), constants)
-
-
-def _plan_split(op: Operation, rows: RowPadding, reaches: PaddingReaches) -> PaddedStep | None:
-    axis = get_const_value(op.axis)
-    if axis is None or axis % op.x.rank == op.x.rank - 1 or rows.extent(op.x) is None:
-        return None
-    return PaddedStep((op.x,), tuple(op.outputs), lambda mb, wide: mb.split(**{**op.inputs, "x": wide(op.x)}),
-                      reaches.get(op.x, 0.0))
-
-
-def _plan_slice(op: Operation, rows: RowPadding, reaches: PaddingReaches) -> PaddedStep | None:
-    """Plan a slice of other axes that keeps all of the last one."""
-    names = ("begin", "end", "stride", "begin_mask", "end_mask", "squeeze_mask")
-    given = {name: get_const_value(op.inputs.get(name)) for name in names}
-    if any(op.inputs.get(name) is not None and given[name] is None for name in names) or rows.extent(op.x) is None:
-        return None
-    width, last = int(op.x.shape[-1]), {name: each[-1] for name, each in given.items() if each is not None}
-    from_front = last.get("begin_mask", False) or last["begin"] in (0, -width)
-    to_end = last.get("end_mask", False) or last["end"] >= width
-    if not from_front or not to_end or last.get("stride", 1) != 1 or last.get("squeeze_mask", False):
-        return None
-    masks: dict[str, Any] = {name: [*(given[name] or [False] * op.x.rank)[:-1], True]
-                             for name in ("begin_mask", "end_mask")}
-    return _plan_on_x(op, reaches.get(op.x, 0.0), **masks)
-
-
-def _plan_softmax(op: Operation, rows: RowPadding, reaches: PaddingReaches) -> PaddedStep | None:
-    """Plan a softmax of another axis: the elements of a row are independent."""
-    if get_const_value(op.axis) is None or get_const_value(op.axis) % op.x.rank == op.x.rank - 1:
-        return None
-    return _plan_on_x(op, 1.0 if reaches.get(op.x, 0.0) < UNBOUNDED else UNBOUNDED, exact=False)
-
-
-def _plan_reduce(op: Operation, rows: RowPadding, reaches: PaddingReaches) -> PaddedStep | None:
-    """Plan a reduction of other axes than the last."""
-    axes = get_const_value(op.axes)
-    if not axes or any(axis % op.x.rank == op.x.rank - 1 for axis in axes) or rows.extent(op.x) is None:
-        return plan_row_sum(op, rows, reaches)
-    reach = reaches.get(op.x, 0.0)
-    return _plan_on_x(op, UNBOUNDED if op.op_type == "reduce_sum" and reach else reach, exact=False)
-
-
-def _plan_conv(op: Operation, rows: RowPadding, reaches: PaddingReaches) -> PaddedStep | None:
-    """Plan a conv that does not mix the last axis: a kernel of one there, stride one, no padding."""
-    pad = get_const_value(op.inputs.get("pad"), [0, 0])[-2:] if get_const_value(op.pad_type) == "custom" else [0, 0]
-    if int(op.weight.shape[-1]) != 1 or get_const_value(op.strides, [1])[-1] != 1 or any(pad):
-        return None
-    return _plan_on_x(op, UNBOUNDED, exact=False)
-
-
-_PLANNERS: dict[str, Callable[[Operation, RowPadding, PaddingReaches], PaddedStep | None]] = {
-    **dict.fromkeys(_UNARY_OPS, _plan_unary),
-    **dict.fromkeys(_BINARY_OPS, _plan_binary),
-    **dict.fromkeys(_REDUCTION_OPS, _plan_reduce),
-    **dict.fromkeys(("expand_dims", "squeeze"), _plan_axis_change),
-    **dict.fromkeys(("concat", "stack"), _plan_join),
-    "select": _plan_select,
-    "transpose": _plan_transpose,
-    "reshape": _plan_reshape,
-    "split": _plan_split,
-    "slice_by_index": _plan_slice,
-    "softmax": _plan_softmax,
-    "conv": _plan_conv,
-}
-
-
-def plan_row_sum(op: Operation, rows: RowPadding, reaches: Mapping[Var, float]) -> PaddedStep | None:
-    """Plan a sum over the last axis of rows that are padded with zeros."""
-    axes = get_const_value(op.axes) if op.op_type in _SUM_OPS and op.inputs.get("axes") is not None else [-1]
-    if (
-        op.op_type not in _SUM_OPS
-        or reaches.get(op.x) != 0
-        or not any(axis % op.x.rank == op.x.rank - 1 for axis in axes)
-    ):
-        return None
-    return PaddedStep((op.x,), (), lambda mb, wide: rebuild_op(mb, op, x=wide(op.x)), 0.0, exact=False)
-
-
-def plan_product(op: Operation, rows: RowPadding, reaches: Mapping[Var, float]) -> PaddedStep | None:
+def _plan_product(op: Operation, rows: _RowPadding, reaches: Mapping[Var, float]) -> _PaddedStep | None:
     """Plan a matmul or linear: the summed axis may be padded on both sides, and so may the columns of the result.
 
     A padding that is summed over has to be exactly zero on one side and known to be finite on the other.
@@ -647,8 +375,8 @@ def plan_product(op: Operation, rows: RowPadding, reaches: Mapping[Var, float]) 
 
     constants = rows.count_padded_bytes(y, axes)
     gives = tuple(op.outputs) if columns is not None else ()
-    return PaddedStep(
-        takes, gives, build, UNBOUNDED, constants, exact=False, unpadded_inputs=(x,) if inner is None else ()
+    return _PaddedStep(
+        takes, gives, build, _UNBOUNDED, constants, exact=False, unpadded_inputs=(x,) if inner is None else ()
     )
 
 
@@ -662,17 +390,277 @@ def _read_factors(op: Operation) -> tuple[Var, Var, bool, int] | None:
     return op.x, op.y, not get_const_value(op.transpose_x, False), -2 if get_const_value(op.transpose_y, False) else -1
 
 
-def _can_sum_padding(x: Var, y: Var, columns_at: int, rows: RowPadding, reaches: Mapping[Var, float]) -> bool:
+def _is_compressed_weight(var: Var) -> bool:
+    return var.op is not None and var.op.op_type.startswith("constexpr_")
+
+
+def _can_sum_padding(x: Var, y: Var, columns_at: int, rows: _RowPadding, reaches: Mapping[Var, float]) -> bool:
     if x not in reaches or rows.extent(x) is None:
         return False
     if is_const(y):
-        return reaches[x] < UNBOUNDED
+        return reaches[x] < _UNBOUNDED
     if columns_at == -1 or y not in reaches:
         return False
-    return max(reaches[x], reaches[y]) < UNBOUNDED and 0 in (reaches[x], reaches[y])
+    return max(reaches[x], reaches[y]) < _UNBOUNDED and 0 in (reaches[x], reaches[y])
 
 
-def iterate_row_padding_examples() -> Iterable[Example]:
+def _plan_unary(op: Operation, rows: _RowPadding, reaches: _PaddingReaches) -> _PaddedStep | None:
+    if rows.extent(op.x) is None or (op.op_type in ("batch_norm", "prelu", "softplus_parametric") and op.x.rank < 3):
+        return None
+    reach = reaches.get(op.x, 0.0)
+    if op.op_type in _UNIT_BOUNDED_OPS and reach < _UNBOUNDED:
+        return _plan_on_x(op, 1.0)
+    if op.op_type in _SHRINKING_OPS:
+        return _plan_on_x(op, reach)
+    if reach == 0 and op.op_type in (*_ZERO_PRESERVING_OPS, *_SMALL_AT_ZERO_OPS):
+        return _plan_on_x(op, 0.0 if op.op_type in _ZERO_PRESERVING_OPS else 2.0)
+    return _plan_on_x(op, _UNBOUNDED)
+
+
+def _plan_on_x(op: Operation, reach: float, *, exact: bool = True, **changes: Any) -> _PaddedStep:
+    def build(mb: Any, wide: Callable[[Var], Var]) -> Any:
+        return rebuild_op(mb, op, x=wide(op.x), **changes)
+
+    return _PaddedStep((op.x,), tuple(op.outputs), build, reach, exact=exact)
+
+
+def _plan_binary(op: Operation, rows: _RowPadding, reaches: _PaddingReaches) -> _PaddedStep | None:
+    x = _read_operand(op.x, op, rows, reaches)
+    y = _read_operand(op.y, op, rows, reaches, fill=1.0 if op.op_type in _DIVISION_OPS else 0.0)
+    return _plan_operands(op, {"x": x, "y": y}, _combine_reaches(op, x, y), rows)
+
+
+def _read_operand(
+    var: Var, op: Operation, rows: _RowPadding, reaches: _PaddingReaches, fill: float = 0.0
+) -> _Operand | None:
+    """Read an input of an elementwise op; None where it can be read neither padded nor unchanged."""
+    if not var.rank or _to_fixed_extent(var.shape[-1]) == 1:
+        return _Operand(var, _find_largest_magnitude(var))
+    if _to_fixed_extent(var.shape[-1]) != int(op.outputs[0].shape[-1]):
+        return None
+    wide = rows.extent(op.outputs[0])
+    if is_const(var):
+        return _Operand(var, fill, wide, fill)
+    return (
+        None if rows.extent(var) is None or _is_compressed_weight(var) else _Operand(var, reaches.get(var, 0.0), wide)
+    )
+
+
+class _Operand:
+    """An input of an elementwise op: read padded, padded as a const, or read unchanged."""
+
+    def __init__(self, var: Var, reach: float, wide: int | None = None, fill: float = 0.0) -> None:
+        self.var, self.reach, self.wide, self.fill = var, reach, wide, fill
+
+    @property
+    def taken(self) -> bool:
+        return self.wide is not None and not is_const(self.var)
+
+
+def _to_fixed_extent(extent: Any) -> int | None:
+    """Return a fixed extent as a number; None for a symbolic one."""
+    return int(extent) if isinstance(extent, (int, np.integer)) else None
+
+
+def _find_largest_magnitude(var: Var) -> float:
+    """Return the largest magnitude of a const; `_UNBOUNDED` for a const that is not finite, and for a dynamic value."""
+    if not is_const(var):
+        return _UNBOUNDED
+    found = float(np.max(np.abs(np.asarray(var.val, np.float64)), initial=0.0))
+    return found if np.isfinite(found) else _UNBOUNDED
+
+
+def _plan_operands(
+    op: Operation, given: dict[str, _Operand | None], reach: float, rows: _RowPadding
+) -> _PaddedStep | None:
+    operands = {name: each for name, each in given.items() if each is not None}
+    if len(operands) < len(given) or not any(each.wide for each in operands.values()):
+        return None
+
+    def build(mb: Any, wide: Callable[[Var], Var]) -> Any:
+        changed = {}
+        for name, each in operands.items():
+            if each.taken:
+                changed[name] = wide(op.inputs[name])
+            elif each.wide is not None:
+                changed[name] = rows.pad_const(mb, each.var, {-1: each.wide}, each.fill)
+        return rebuild_op(mb, op, **changed)
+
+    constants = sum(rows.count_padded_bytes(each.var, {-1: each.wide}) for each in operands.values() if each.wide)
+    return _PaddedStep(
+        tuple(each.var for each in operands.values() if each.taken), tuple(op.outputs), build, reach, constants
+    )
+
+
+def _combine_reaches(op: Operation, x: _Operand | None, y: _Operand | None) -> float:
+    one, other = (_UNBOUNDED if each is None else each.reach for each in (x, y))
+    if _UNBOUNDED in (one, other):
+        return _UNBOUNDED
+    if op.op_type in ("add", "sub"):
+        return one + other
+    if op.op_type == "mul":
+        return one * other
+    if op.op_type in ("maximum", "minimum"):
+        return max(one, other)
+    padded_by_one = op.op_type == "real_div" and is_const(op.y) and op.y.rank and int(op.y.shape[-1]) > 1
+    return one if padded_by_one else _UNBOUNDED
+
+
+def _plan_reduce(op: Operation, rows: _RowPadding, reaches: _PaddingReaches) -> _PaddedStep | None:
+    """Plan a reduction of other axes than the last."""
+    axes = get_const_value(op.axes)
+    if not axes or any(axis % op.x.rank == op.x.rank - 1 for axis in axes) or rows.extent(op.x) is None:
+        return _plan_row_sum(op, rows, reaches)
+    reach = reaches.get(op.x, 0.0)
+    return _plan_on_x(op, _UNBOUNDED if op.op_type == "reduce_sum" and reach else reach, exact=False)
+
+
+def _plan_row_sum(op: Operation, rows: _RowPadding, reaches: Mapping[Var, float]) -> _PaddedStep | None:
+    """Plan a sum over the last axis of rows that are padded with zeros."""
+    axes = get_const_value(op.axes) if op.op_type in _SUM_OPS and op.inputs.get("axes") is not None else [-1]
+    if (
+        op.op_type not in _SUM_OPS
+        or reaches.get(op.x) != 0
+        or not any(axis % op.x.rank == op.x.rank - 1 for axis in axes)
+    ):
+        return None
+    return _PaddedStep((op.x,), (), lambda mb, wide: rebuild_op(mb, op, x=wide(op.x)), 0.0, exact=False)
+
+
+def _plan_axis_change(op: Operation, rows: _RowPadding, reaches: _PaddingReaches) -> _PaddedStep | None:
+    """Plan an expand_dims or squeeze that keeps the last axis the last."""
+    axes = get_const_value(op.axes)
+    longer = op.x if op.op_type == "squeeze" else op.outputs[0]
+    if axes is None or rows.extent(op.x) is None or any(axis % longer.rank == longer.rank - 1 for axis in axes):
+        return None
+    return _plan_on_x(op, reaches.get(op.x, 0.0))
+
+
+def _plan_join(op: Operation, rows: _RowPadding, reaches: _PaddingReaches) -> _PaddedStep | None:
+    """Plan a concat or stack on another axis than the last."""
+    rank, wide = op.outputs[0].rank, rows.extent(op.outputs[0])
+    if (
+        get_const_value(op.axis) is None
+        or get_const_value(op.axis) % rank == rank - 1
+        or wide is None
+        or any(map(_is_compressed_weight, op.values))
+    ):
+        return None
+    taken = tuple(dict.fromkeys(var for var in op.values if not is_const(var)))
+    if any(rows.extent(var) is None for var in taken):
+        return None
+
+    def build(mb: Any, wider: Callable[[Var], Var]) -> Any:
+        return rebuild_op(mb, op, values=[
+            rows.pad_const(mb, var, {-1: wide}) if is_const(var) else wider(var) for var in op.values])
+
+    constants = sum(rows.count_padded_bytes(var, {-1: wide}) for var in op.values)
+    return _PaddedStep(taken, tuple(op.outputs), build, max(reaches.get(var, 0.0) for var in op.values), constants)
+
+
+def _plan_select(op: Operation, rows: _RowPadding, reaches: _PaddingReaches) -> _PaddedStep | None:
+    given = {name: _read_operand(op.inputs[name], op, rows, reaches) for name in ("cond", "a", "b")}
+    values = [each.reach for name, each in given.items() if each is not None and name != "cond"]
+    return _plan_operands(op, given, max(values, default=_UNBOUNDED), rows)
+
+
+def _plan_transpose(op: Operation, rows: _RowPadding, reaches: _PaddingReaches) -> _PaddedStep | None:
+    perm = get_const_value(op.perm)
+    return None if perm is None or perm[-1] % op.x.rank != op.x.rank - 1 else _plan_on_x(op, reaches.get(op.x, 0.0))
+
+
+def _plan_reshape(op: Operation, rows: _RowPadding, reaches: _PaddingReaches) -> _PaddedStep | None:
+    """Plan a reshape that keeps the last extent: rows stay rows, as the elements keep their order."""
+    shape = get_const_value(op.shape)
+    if shape is None or rows.extent(op.x) is None or int(op.x.shape[-1]) != int(op.outputs[0].shape[-1]):
+        return None
+    wide = rows.extent(op.outputs[0])
+    return _plan_on_x(op, reaches.get(op.x, 0.0), shape=np.array([*shape[:-1], wide], np.int32))
+
+
+def _plan_split(op: Operation, rows: _RowPadding, reaches: _PaddingReaches) -> _PaddedStep | None:
+    axis = get_const_value(op.axis)
+    if axis is None or axis % op.x.rank == op.x.rank - 1 or rows.extent(op.x) is None:
+        return None
+    return _PaddedStep((op.x,), tuple(op.outputs), lambda mb, wide: mb.split(**{**op.inputs, "x": wide(op.x)}),
+                      reaches.get(op.x, 0.0))
+
+
+def _plan_slice(op: Operation, rows: _RowPadding, reaches: _PaddingReaches) -> _PaddedStep | None:
+    """Plan a slice of other axes that keeps all of the last one."""
+    names = ("begin", "end", "stride", "begin_mask", "end_mask", "squeeze_mask")
+    given = {name: get_const_value(op.inputs.get(name)) for name in names}
+    if any(op.inputs.get(name) is not None and given[name] is None for name in names) or rows.extent(op.x) is None:
+        return None
+    width, last = int(op.x.shape[-1]), {name: each[-1] for name, each in given.items() if each is not None}
+    from_front = last.get("begin_mask", False) or last["begin"] in (0, -width)
+    to_end = last.get("end_mask", False) or last["end"] >= width
+    if not from_front or not to_end or last.get("stride", 1) != 1 or last.get("squeeze_mask", False):
+        return None
+    masks: dict[str, Any] = {name: [*(given[name] or [False] * op.x.rank)[:-1], True]
+                             for name in ("begin_mask", "end_mask")}
+    return _plan_on_x(op, reaches.get(op.x, 0.0), **masks)
+
+
+def _plan_softmax(op: Operation, rows: _RowPadding, reaches: _PaddingReaches) -> _PaddedStep | None:
+    """Plan a softmax of another axis: the elements of a row are independent."""
+    if get_const_value(op.axis) is None or get_const_value(op.axis) % op.x.rank == op.x.rank - 1:
+        return None
+    return _plan_on_x(op, 1.0 if reaches.get(op.x, 0.0) < _UNBOUNDED else _UNBOUNDED, exact=False)
+
+
+def _plan_conv(op: Operation, rows: _RowPadding, reaches: _PaddingReaches) -> _PaddedStep | None:
+    """Plan a conv that does not mix the last axis: a kernel of one there, stride one, no padding."""
+    pad = get_const_value(op.inputs.get("pad"), [0, 0])[-2:] if get_const_value(op.pad_type) == "custom" else [0, 0]
+    if int(op.weight.shape[-1]) != 1 or get_const_value(op.strides, [1])[-1] != 1 or any(pad):
+        return None
+    return _plan_on_x(op, _UNBOUNDED, exact=False)
+
+
+_PLANNERS: dict[str, Callable[[Operation, _RowPadding, _PaddingReaches], _PaddedStep | None]] = {
+    **dict.fromkeys(_UNARY_OPS, _plan_unary),
+    **dict.fromkeys(_BINARY_OPS, _plan_binary),
+    **dict.fromkeys(_REDUCTION_OPS, _plan_reduce),
+    **dict.fromkeys(("expand_dims", "squeeze"), _plan_axis_change),
+    **dict.fromkeys(("concat", "stack"), _plan_join),
+    "select": _plan_select,
+    "transpose": _plan_transpose,
+    "reshape": _plan_reshape,
+    "split": _plan_split,
+    "slice_by_index": _plan_slice,
+    "softmax": _plan_softmax,
+    "conv": _plan_conv,
+}
+
+
+def _is_needed_unpadded(var: Var, steps: dict[Operation, _PaddedStep]) -> bool:
+    """Return whether anything reads `var` without padding."""
+    return bool(var.consuming_blocks) or any(
+        reader not in steps or var not in steps[reader].takes or var in steps[reader].unpadded_inputs
+        for reader in get_consumers(var))
+
+
+def _describe_region(region: _PaddedRegion, rows: _RowPadding) -> str:
+    widths = dict.fromkeys((int(var.shape[-1]), rows.extent(var)) for var in region.values)
+    each = ", ".join(f"{width} -> {wide}" for width, wide in widths)
+    return (f"{len(region.steps)} ops with a last axis of {each}, by {len(region.padded_values)} pads and "
+            f"{len(region.sliced_values)} slices")
+
+
+def _rebind_to_slices(op: Operation, slices: dict[Var, Var]) -> None:
+    """Let an op read the slices of values that its region computes padded and it reads without padding."""
+    found = {name: slices[var] for name, var in op.inputs.items() if isinstance(var, Var) and var in slices}
+    if found:
+        op.set_inputs(**found)
+
+
+def _remove_padding(mb: RewriteBuilder, wide: Var, var: Var) -> Var:
+    """Slice padded `wide` to the last axis of `var`; all other axes are unchanged."""
+    cut: Var = mb.slice_by_size(x=wide, begin=[0] * var.rank, size=[-1] * (var.rank - 1) + [int(var.shape[-1])])
+    return cut
+
+
+def _iterate_row_padding_examples() -> Iterable[Example]:
     yield Example("activations", lambda: _build_activation_chain(50))
     yield Example("hidden width of a perceptron", _build_perceptron)
     yield Example("scores of queries and keys", _build_attention_scores, options={"multiple": 32})
@@ -727,18 +715,6 @@ def _build_activation_chain(width: int) -> Program:
     return build_program(body, x=(2, 3, width))
 
 
-def _build_between_activations(op: Callable[[Var], Var], shape: tuple[int, ...] = (2, 3, 50)) -> Program:
-    """Build `op` after four activations and before one."""
-
-    def body(x: Var) -> Var:
-        found = x
-        for _ in range(2):
-            found = Builder.relu(x=Builder.sin(x=found))
-        return Builder.relu(x=op(found), name="y")
-
-    return build_program(body, x=shape)
-
-
 def _build_perceptron() -> Program:
     def body(x: Var) -> Var:
         hidden = Builder.linear(x=x, weight=make_weight(50, 8), bias=make_weight(50))
@@ -757,6 +733,18 @@ def _build_attention_scores(behind: bool = False) -> Program:
         return Builder.softmax(x=found, axis=-1, name="y")
 
     return build_program(body, q=(2, 3, 8), k=(2, 7, 8))
+
+
+def _build_between_activations(op: Callable[[Var], Var], shape: tuple[int, ...] = (2, 3, 50)) -> Program:
+    """Build `op` after four activations and before one."""
+
+    def body(x: Var) -> Var:
+        found = x
+        for _ in range(2):
+            found = Builder.relu(x=Builder.sin(x=found))
+        return Builder.relu(x=op(found), name="y")
+
+    return build_program(body, x=shape)
 
 
 def _build_conv(x: Var) -> Var:

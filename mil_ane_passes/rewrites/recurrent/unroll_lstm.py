@@ -23,8 +23,6 @@ from ._recurrent_unrolling import (
     split_equally,
 )
 
-__all__ = ["add_with_compensation", "build_gates", "build_peephole_gates", "build_peephole_output_gate"]
-
 _GATE_ACTIVATION = "recurrent_activation"
 
 
@@ -94,18 +92,18 @@ class UnrollLstm(UnrollRecurrent):
         kept = self.exact_cell and get_const_value(op.recurrent_activation).lower() == "sigmoid"
         before = add_if_present(mb, now, build_state_product(mb, hidden, op.inputs[f"weight_hh{way.suffix}"]))
         peephole = op.inputs.get(f"peephole{way.suffix}")
-        i, f, o, z = build_gates(mb, op, before, kept) if peephole is None else \
-            build_peephole_gates(mb, op, before, kept, cell, peephole)
+        i, f, o, z = _build_gates(mb, op, before, kept) if peephole is None else \
+            _build_peephole_gates(mb, op, before, kept, cell, peephole)
         if kept:  # f is the forgotten part
             change = mb.sub(x=mb.mul(x=i, y=z), y=mb.mul(x=f, y=cell))
-            new, rounded = add_with_compensation(mb, cell, change, *rounded)
+            new, rounded = _add_with_compensation(mb, cell, change, *rounded)
         else:
             new = mb.add(x=mb.mul(x=f, y=cell), y=mb.mul(x=i, y=z))
         if op.inputs.get("clip") is not None:
             most = op.clip.val
             new, rounded = mb.clip(x=new, alpha=-most, beta=most), []
         if peephole is not None:
-            o = build_peephole_output_gate(mb, op, o, new, peephole)
+            o = _build_peephole_output_gate(mb, op, o, new, peephole)
         return [mb.mul(x=o, y=apply_activation(mb, op, "activation", new)), new, *rounded]
 
     def examples(self) -> Iterable[Example]:
@@ -154,6 +152,67 @@ class UnrollLstm(UnrollRecurrent):
                       reason="recurrent_activation is hard_sigmoid, which multiplies by 0.2, no number of fp16")
         yield Example("scaled_tanh", lambda: _build_lstm(2, activation="scaled_tanh"),
                       reason="activation is scaled_tanh, whose constants are not documented")
+
+
+def _build_gates(mb: RewriteBuilder, op: Operation, before: Var, lost: bool) -> Sequence[Var]:
+    """Build the input, forget and output gate, which have one activation, and the new cell.
+
+    With `lost` the forget gate f is returned as 1 - f = sigmoid(-x): fp16 has few numbers near 1, and many near 0.
+    """
+    size = int(before.shape[-1]) // 4
+    ifo, z = mb.split(x=before, split_sizes=[3 * size, size], axis=-1)
+    if lost:
+        kind = types.nptype_from_builtin(before.dtype)
+        signs = mb.weight(op.weight_hh, "signs", lambda: np.repeat([1, -1, 1], size).astype(kind))
+        ifo = mb.mul(x=ifo, y=signs)
+    return *split_equally(mb, apply_activation(mb, op, _GATE_ACTIVATION, ifo), 3, -1), apply_activation(
+        mb, op, "cell_activation", z
+    )
+
+
+def _build_peephole_gates(
+    mb: RewriteBuilder, op: Operation, before: Var, lost: bool, cell: Var, peephole: Var,
+) -> Sequence[Var]:
+    """Build the same gates with peepholes to the cell.
+
+    The output gate is returned before its peephole and activation, as its peephole reads the new cell.
+    """
+    i, f, o, z = split_equally(mb, before, 4, -1)
+    i, f = (
+        mb.add(x=gate, y=mb.mul(x=cell, y=_slice_peephole(mb, peephole, number))) for number, gate in enumerate((i, f))
+    )
+    if lost:
+        f = mb.mul(x=f, y=types.nptype_from_builtin(f.dtype)(-1))
+    return (
+        apply_activation(mb, op, _GATE_ACTIVATION, i),
+        apply_activation(mb, op, _GATE_ACTIVATION, f),
+        o,
+        apply_activation(mb, op, "cell_activation", z),
+    )
+
+
+def _slice_peephole(mb: RewriteBuilder, peephole: Var, number: int) -> Var:
+    third: Var = mb.weight(peephole, f"gate_{number}", lambda: np.split(peephole.val, 3)[number])
+    return third
+
+
+def _add_with_compensation(
+    mb: RewriteBuilder, cell: Var, change: Var, old: Var | None = None, wanted: Var | None = None,
+) -> tuple[Var, list[Var]]:
+    """Add `change` to the cell; return the new cell and what the next step needs to compensate for the rounding.
+
+    That is the old cell and the exact change. The rounded change is the difference of the two cells, exactly.
+    """
+    if old is not None:
+        change = mb.add(x=change, y=mb.sub(x=wanted, y=mb.sub(x=cell, y=old)))
+    return mb.add(x=cell, y=change), [cell, change]
+
+
+def _build_peephole_output_gate(mb: RewriteBuilder, op: Operation, before: Var, cell: Var, peephole: Var) -> Var:
+    """Build the output gate with its peephole to the new cell."""
+    return apply_activation(
+        mb, op, _GATE_ACTIVATION, mb.add(x=before, y=mb.mul(x=cell, y=_slice_peephole(mb, peephole, 2)))
+    )
 
 
 def _build_lstm(steps: int | None, *, batch: int | None = 1, dtype: Any = types.fp16, **parameters: Any) -> Program:
@@ -218,64 +277,3 @@ def _build_from_state(first: float, **parameters: Any) -> Program:
         )[0],
         x=(3, 2, 8),
     )
-
-
-def build_gates(mb: RewriteBuilder, op: Operation, before: Var, lost: bool) -> Sequence[Var]:
-    """Build the input, forget and output gate, which have one activation, and the new cell.
-
-    With `lost` the forget gate f is returned as 1 - f = sigmoid(-x): fp16 has few numbers near 1, and many near 0.
-    """
-    size = int(before.shape[-1]) // 4
-    ifo, z = mb.split(x=before, split_sizes=[3 * size, size], axis=-1)
-    if lost:
-        kind = types.nptype_from_builtin(before.dtype)
-        signs = mb.weight(op.weight_hh, "signs", lambda: np.repeat([1, -1, 1], size).astype(kind))
-        ifo = mb.mul(x=ifo, y=signs)
-    return *split_equally(mb, apply_activation(mb, op, _GATE_ACTIVATION, ifo), 3, -1), apply_activation(
-        mb, op, "cell_activation", z
-    )
-
-
-def build_peephole_gates(
-    mb: RewriteBuilder, op: Operation, before: Var, lost: bool, cell: Var, peephole: Var,
-) -> Sequence[Var]:
-    """Build the same gates with peepholes to the cell.
-
-    The output gate is returned before its peephole and activation, as its peephole reads the new cell.
-    """
-    i, f, o, z = split_equally(mb, before, 4, -1)
-    i, f = (
-        mb.add(x=gate, y=mb.mul(x=cell, y=_slice_peephole(mb, peephole, number))) for number, gate in enumerate((i, f))
-    )
-    if lost:
-        f = mb.mul(x=f, y=types.nptype_from_builtin(f.dtype)(-1))
-    return (
-        apply_activation(mb, op, _GATE_ACTIVATION, i),
-        apply_activation(mb, op, _GATE_ACTIVATION, f),
-        o,
-        apply_activation(mb, op, "cell_activation", z),
-    )
-
-
-def build_peephole_output_gate(mb: RewriteBuilder, op: Operation, before: Var, cell: Var, peephole: Var) -> Var:
-    """Build the output gate with its peephole to the new cell."""
-    return apply_activation(
-        mb, op, _GATE_ACTIVATION, mb.add(x=before, y=mb.mul(x=cell, y=_slice_peephole(mb, peephole, 2)))
-    )
-
-
-def add_with_compensation(
-    mb: RewriteBuilder, cell: Var, change: Var, old: Var | None = None, wanted: Var | None = None,
-) -> tuple[Var, list[Var]]:
-    """Add `change` to the cell; return the new cell and what the next step needs to compensate for the rounding.
-
-    That is the old cell and the exact change. The rounded change is the difference of the two cells, exactly.
-    """
-    if old is not None:
-        change = mb.add(x=change, y=mb.sub(x=wanted, y=mb.sub(x=cell, y=old)))
-    return mb.add(x=cell, y=change), [cell, change]
-
-
-def _slice_peephole(mb: RewriteBuilder, peephole: Var, number: int) -> Var:
-    third: Var = mb.weight(peephole, f"gate_{number}", lambda: np.split(peephole.val, 3)[number])
-    return third

@@ -25,11 +25,8 @@ from ..indexing._index_patterns import (
     take_indices,
 )
 
-__all__ = ["Crop", "build_crop", "plan_crops"]
-
-
 _BOX_INPUTS = ("boxes", "box_indices", "roi")
-Array = np.ndarray[Any, Any]
+_Array = np.ndarray[Any, Any]
 
 
 class CropResizeBySlices(Rewrite):
@@ -83,7 +80,7 @@ class CropResizeBySlices(Rewrite):
             return Miss(op, FP32_UNSUPPORTED_REASON)
         if any(map(is_symbolic, op.x.shape[2:])):
             return Miss(op, "an image whose height or width is known only at run time")
-        crops = plan_crops(op)
+        crops = _plan_crops(op)
         if isinstance(crops, str):
             return Miss(op, crops)
         parts = sum(crop.parts for crop in dict.fromkeys(crops))
@@ -138,62 +135,7 @@ class CropResizeBySlices(Rewrite):
         yield Example("fp32", lambda: _build_crop([[0, 0, 2, 2]], dtype=types.fp32), reason=FP32_UNSUPPORTED_REASON)
 
 
-def _build_crop(
-    boxes: Any, indices: Any = None, shape: Any = (1, 2, 6, 7), dtype: Any = types.fp16, **how: Any
-) -> Program:
-    size = {"target_height": 4, "target_width": 4, "sampling_mode": "ALIGN_CORNERS"} | how
-    return build_program(lambda x: Builder.crop_resize(
-        x=x, boxes=np.array(boxes, np.float32), box_indices=np.array(indices or [0] * len(boxes), np.int32), name="y",
-        **size), dtype=dtype, x=shape)
-
-
-def _build_roi_crop(boxes: Any, shape: Any = (2, 2, 6, 6), opset: Any = ct.target.iOS15) -> Program:
-    roi = np.array(boxes, np.float16)
-    return build_program(lambda x: Builder.crop_resize(
-        x=x, roi=roi.reshape(len(roi), 1, -1, 1, 1), target_height=3, target_width=4, name="y"), opset=opset, x=shape)
-
-
-@dataclass(frozen=True)
-class AxisSampling:
-    """The sample points along one axis: elements `low` of the slice `window`, mixed with `high` by `weights`.
-
-    Without `low` it is the slice unchanged. `pad` counts the points before and after that lie outside of the image.
-    """
-
-    window: Run
-    low: IndexPattern | None = None
-    high: IndexPattern | None = None
-    weights: tuple[float, ...] = ()
-    pad: tuple[int, int] = (0, 0)
-    exact: bool = True
-
-    @property
-    def parts(self) -> int:
-        return sum(each.parts for each in (self.low, self.high) if each is not None)
-
-
-@dataclass(frozen=True)
-class Crop:
-    """A box of the image `index` (None: of all images); `resized` where a slice and a resize_bilinear compute it."""
-
-    index: int | None
-    lines: tuple[AxisSampling, AxisSampling]
-    resized: tuple[int, int, str] | None = None
-
-    @property
-    def parts(self) -> int:
-        return 1 + sum(line.parts for line in self.lines)
-
-    @property
-    def is_bitwise(self) -> bool:
-        return self.resized is None and not any(line.weights for line in self.lines)
-
-    @property
-    def exact(self) -> bool:
-        return all(line.exact for line in self.lines)
-
-
-def plan_crops(op: Operation) -> list[Crop] | str:
+def _plan_crops(op: Operation) -> list[_Crop] | str:
     """Plan the crop of each box, or return why one cannot be computed."""
     boxes = np.asarray((op.inputs.get("boxes") or op.inputs["roi"]).val).astype(np.float64)
     boxes = boxes.reshape(boxes.shape[0], -1 if boxes.size else 4)
@@ -211,7 +153,47 @@ def plan_crops(op: Operation) -> list[Crop] | str:
     return found
 
 
-def _read_image_indices(op: Operation, boxes: Array) -> Sequence[int | None] | str:
+@dataclass(frozen=True)
+class _Crop:
+    """A box of the image `index` (None: of all images); `resized` where a slice and a resize_bilinear compute it."""
+
+    index: int | None
+    lines: tuple[_AxisSampling, _AxisSampling]
+    resized: tuple[int, int, str] | None = None
+
+    @property
+    def parts(self) -> int:
+        return 1 + sum(line.parts for line in self.lines)
+
+    @property
+    def is_bitwise(self) -> bool:
+        return self.resized is None and not any(line.weights for line in self.lines)
+
+    @property
+    def exact(self) -> bool:
+        return all(line.exact for line in self.lines)
+
+
+@dataclass(frozen=True)
+class _AxisSampling:
+    """The sample points along one axis: elements `low` of the slice `window`, mixed with `high` by `weights`.
+
+    Without `low` it is the slice unchanged. `pad` counts the points before and after that lie outside of the image.
+    """
+
+    window: Run
+    low: IndexPattern | None = None
+    high: IndexPattern | None = None
+    weights: tuple[float, ...] = ()
+    pad: tuple[int, int] = (0, 0)
+    exact: bool = True
+
+    @property
+    def parts(self) -> int:
+        return sum(each.parts for each in (self.low, self.high) if each is not None)
+
+
+def _read_image_indices(op: Operation, boxes: _Array) -> Sequence[int | None] | str:
     """Return the image index of each box, or why it cannot be read."""
     images = op.x.shape[0]
     if "boxes" in op.inputs:
@@ -224,7 +206,7 @@ def _read_image_indices(op: Operation, boxes: Array) -> Sequence[int | None] | s
     return f"a box of image {wrong[0]}" if wrong else indices
 
 
-def _plan_crop(op: Operation, index: int | None, corners: Array) -> Crop | str:
+def _plan_crop(op: Operation, index: int | None, corners: _Array) -> _Crop | str:
     sizes = get_const_value(op.target_height, 1), get_const_value(op.target_width, 1)
     mode, extents = get_const_value(op.sampling_mode, "DEFAULT"), [int(extent) for extent in op.x.shape[2:]]
     fill = get_const_value(op.inputs.get("pad_value"), 0.0)
@@ -240,12 +222,12 @@ def _plan_crop(op: Operation, index: int | None, corners: Array) -> Crop | str:
     inside = all(end == int(end) and 0 <= end < extent for pair, extent in zip(ends, extents) for end in pair)
     forward = all(first <= last for first, last in ends)
     if inside and forward and any(line.low is not None for line in lines):
-        rows, columns = (AxisSampling(Run(int(first), 1, int(last - first) + 1)) for first, last in ends)
-        return Crop(index, (rows, columns), (*sizes, mode))
-    return Crop(index, (lines[0], lines[1]))
+        rows, columns = (_AxisSampling(Run(int(first), 1, int(last - first) + 1)) for first, last in ends)
+        return _Crop(index, (rows, columns), (*sizes, mode))
+    return _Crop(index, (lines[0], lines[1]))
 
 
-def _compute_box_ends(op: Operation, corners: Array, extents: list[int]) -> list[tuple[float, float]]:
+def _compute_box_ends(op: Operation, corners: _Array, extents: list[int]) -> list[tuple[float, float]]:
     """Return the first and last row, and the first and last column, in elements."""
     mode = get_const_value(op.box_coordinate_mode, "CORNERS_HEIGHT_FIRST")
     a, b, c, d = (float(each) for each in corners)
@@ -258,23 +240,7 @@ def _compute_box_ends(op: Operation, corners: Array, extents: list[int]) -> list
     return [(a * scale * rows, c * scale * rows), (b * scale * columns, d * scale * columns)]
 
 
-def _compute_sample_points(first: float, last: float, count: int, mode: str) -> Array:
-    """Compute the points of the documented sampling modes. No point leaves the interval, which may run backwards."""
-    index, length = np.arange(count, dtype=np.float64), abs(last - first)
-    if mode in ("STRICT_ALIGN_CORNERS", "ALIGN_CORNERS"):
-        single = length / 2 if mode == "ALIGN_CORNERS" else 0.0
-        steps = index * (length / (count - 1)) if count > 1 else single + index
-    elif mode == "OFFSET_CORNERS":
-        steps = (index + 0.5) * (max(length, 1.0) / count)
-    elif mode == "UNALIGN_CORNERS":
-        steps = (index + 0.5) * ((length + 1) / count) - 0.5
-    else:
-        steps = index * ((length + 1) / count)
-    points: Array = first + np.sign(last - first) * np.minimum(np.maximum(steps, 0.0), length)
-    return points
-
-
-def _plan_axis_sampling(x: Var, points: Array, extent: int) -> AxisSampling | str:
+def _plan_axis_sampling(x: Var, points: _Array, extent: int) -> _AxisSampling | str:
     """Plan the slices and weights for `points`, or return why they cannot be sampled."""
     inside = np.flatnonzero((points >= 0) & (points <= extent - 1))
     if not len(inside):
@@ -290,9 +256,9 @@ def _plan_axis_sampling(x: Var, points: Array, extent: int) -> AxisSampling | st
     high = np.where(weights == 0, low, low + 1)
     plain = find_index_pattern(low)
     if not weights.any() and isinstance(plain, Run) and plain.step > 0:
-        return AxisSampling(plain, pad=pad, exact=exact)
+        return _AxisSampling(plain, pad=pad, exact=exact)
     start = int(low.min())
-    line = AxisSampling(
+    line = _AxisSampling(
         Run(start, 1, int(high.max()) - start + 1), find_index_pattern(low - start),
         find_index_pattern(high - start) if weights.any() else None,
         tuple(np.where(weights == 0, np.float16(0.5), weights).tolist()) if weights.any() else (), pad, exact)
@@ -300,7 +266,23 @@ def _plan_axis_sampling(x: Var, points: Array, extent: int) -> AxisSampling | st
     return next(filter(None, reasons), "") or line
 
 
-def build_crop(mb: RewriteBuilder, x: Var, crop: Crop) -> Var:
+def _compute_sample_points(first: float, last: float, count: int, mode: str) -> _Array:
+    """Compute the points of the documented sampling modes. No point leaves the interval, which may run backwards."""
+    index, length = np.arange(count, dtype=np.float64), abs(last - first)
+    if mode in ("STRICT_ALIGN_CORNERS", "ALIGN_CORNERS"):
+        single = length / 2 if mode == "ALIGN_CORNERS" else 0.0
+        steps = index * (length / (count - 1)) if count > 1 else single + index
+    elif mode == "OFFSET_CORNERS":
+        steps = (index + 0.5) * (max(length, 1.0) / count)
+    elif mode == "UNALIGN_CORNERS":
+        steps = (index + 0.5) * ((length + 1) / count) - 0.5
+    else:
+        steps = index * ((length + 1) / count)
+    points: _Array = first + np.sign(last - first) * np.minimum(np.maximum(steps, 0.0), length)
+    return points
+
+
+def build_crop(mb: RewriteBuilder, x: Var, crop: _Crop) -> Var:
     """Build the output of the op for one box: [1 or all images, channels, height, width]."""
     rows, columns = crop.lines
     windows = {2: rows.window, 3: columns.window}
@@ -318,7 +300,7 @@ def build_crop(mb: RewriteBuilder, x: Var, crop: Crop) -> Var:
     return y
 
 
-def _interpolate_axis(mb: RewriteBuilder, x: Var, axis: int, line: AxisSampling) -> Var:
+def _interpolate_axis(mb: RewriteBuilder, x: Var, axis: int, line: _AxisSampling) -> Var:
     """Interpolate `x` at the points of `line`.
 
     Columns are swapped with rows meanwhile, as joined slices of the last axis are reported to go wrong on M1 and M2.
@@ -340,6 +322,21 @@ def _interpolate_axis(mb: RewriteBuilder, x: Var, axis: int, line: AxisSampling)
     return mixed
 
 
-def _build_shared_const(mb: RewriteBuilder, array: Array) -> Var:
+def _build_shared_const(mb: RewriteBuilder, array: _Array) -> Var:
     made: Var = mb.once(("crop", array.shape, array.tobytes()), lambda: mb.const(val=array))
     return made
+
+
+def _build_crop(
+    boxes: Any, indices: Any = None, shape: Any = (1, 2, 6, 7), dtype: Any = types.fp16, **how: Any
+) -> Program:
+    size = {"target_height": 4, "target_width": 4, "sampling_mode": "ALIGN_CORNERS"} | how
+    return build_program(lambda x: Builder.crop_resize(
+        x=x, boxes=np.array(boxes, np.float32), box_indices=np.array(indices or [0] * len(boxes), np.int32), name="y",
+        **size), dtype=dtype, x=shape)
+
+
+def _build_roi_crop(boxes: Any, shape: Any = (2, 2, 6, 6), opset: Any = ct.target.iOS15) -> Program:
+    roi = np.array(boxes, np.float16)
+    return build_program(lambda x: Builder.crop_resize(
+        x=x, roi=roi.reshape(len(roi), 1, -1, 1, 1), target_height=3, target_width=4, name="y"), opset=opset, x=shape)
