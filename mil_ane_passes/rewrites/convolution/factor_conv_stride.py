@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
-from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+from coremltools.converters.mil.mil import Operation, Var, types
 
 from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.query import get_const_value, is_symbolic
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Community, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_apple_authoring_rules, cite_m4_study
-from ...passes.examples import build_program, make_weight
+from ...passes.examples import make_weight
 from .._target_gate import find_length_obstacle
 from ._conv_phases import (
     build_phase_input,
@@ -22,6 +23,7 @@ from ._conv_phases import (
     find_phase_obstacle,
     resolve_conv_pads,
 )
+from ._examples import make_conv_example
 
 
 class FactorConvStride(Rewrite):
@@ -130,66 +132,32 @@ class FactorConvStride(Rewrite):
         )
 
     def examples(self) -> Iterable[Example]:
-        yield Example(
-            "kernel twice the stride", lambda: _build_conv_1d((1, 3, 23), 10, [5], None, pad_type="custom", pad=[1, 1])
-        )
-        yield Example("kernel of no multiple of the stride", lambda: _build_conv_1d((1, 3, 27), 7, [5]), within=1000)
-        yield Example(
-            "padded, grouped", lambda: _build_conv_1d((2, 4, 31), 7, [7], groups=2, pad_type="custom", pad=[3, 2])
-        )
-        yield Example("a tail nobody reads", lambda: _build_conv_1d((1, 3, 29), 5, [5]))
-        yield Example("same", lambda: _build_conv_1d((1, 3, 24), 5, [5], pad_type="same"))
-        yield Example("two axes", lambda: _build_conv_2d([5, 7], (5, 7)))
-        yield Example("kernel shorter than the stride", lambda: _build_conv_2d([5, 7], (3, 1)))
-        yield Example("one of two axes", lambda: _build_conv_2d([2, 5], (3, 10), pad_type="custom", pad=[1, 1, 2, 2]))
-        yield Example("slice", lambda: _build_conv_1d((1, 3, 26), 4, [5], dilations=[2], pad_type="custom", pad=[1, 2]),
-                      options={"form": "slice"})
-        yield Example("slice, one of two axes", lambda: _build_conv_2d([5, 3], (3, 4), pad_type="same"),
-                      options={"form": "slice"})
-        yield Example(
-            "2s and 3s", lambda: _build_conv_1d((1, 3, 40), 8, [6]), reason="every stride is a product of 2s and 3s"
-        )
-        yield Example(
-            "fp32", lambda: _build_conv_1d((1, 3, 25), 10, [5], dtype=np.float32), reason=FP32_UNSUPPORTED_REASON
-        )
-        yield Example("dilated", lambda: _build_conv_1d((1, 3, 25), 3, [5], dilations=[2]),
-                      reason="dilated along the strided axis; form=slice keeps the dilation")
-        yield Example("long", lambda: _build_conv_1d((1, 3, 16384), 10, [5], pad_type="same"), reason=(
+        def conv(name: str, x: tuple[int | None, ...], kernel: int, stride: int = 5, groups: int = 1,
+                 **rest: Any) -> Example:
+            weight = (4, (x[1] or 1) // groups, kernel)
+            return make_conv_example(name, x, weight, strides=[stride], groups=groups, **rest)
+
+        image = partial(make_conv_example, x=(1, 2, 16, 23))
+        bias = make_weight(4)
+        by_slice = {"form": "slice"}
+        symbolic = "the strided axis, or more than one axis, is of symbolic size; form=slice keeps it"
+        yield conv("kernel twice the stride", (1, 3, 23), 10, pad_type="custom", pad=[1, 1])
+        yield conv("kernel of no multiple of the stride", (1, 3, 27), 7, bias=bias, within=1000)
+        yield conv("padded, grouped", (2, 4, 31), 7, 7, groups=2, bias=bias, pad_type="custom", pad=[3, 2])
+        yield conv("a tail nobody reads", (1, 3, 29), 5, bias=bias)
+        yield conv("same", (1, 3, 24), 5, bias=bias, pad_type="same")
+        yield image("two axes", weight=(4, 2, 5, 7), strides=[5, 7])
+        yield image("kernel shorter than the stride", weight=(4, 2, 3, 1), strides=[5, 7])
+        yield image("one of two axes", weight=(4, 2, 3, 10), strides=[2, 5], pad_type="custom", pad=[1, 1, 2, 2])
+        yield conv("slice", (1, 3, 26), 4, bias=bias, dilations=[2], pad_type="custom", pad=[1, 2], options=by_slice)
+        yield image("slice, one of two axes", weight=(4, 2, 3, 4), strides=[5, 3], pad_type="same", options=by_slice)
+        yield conv("2s and 3s", (1, 3, 40), 8, 6, bias=bias, reason="every stride is a product of 2s and 3s")
+        yield conv("fp32", (1, 3, 25), 10, bias=make_weight(4, dtype=np.float32), dtype=np.float32,
+                   reason=FP32_UNSUPPORTED_REASON)
+        yield conv("dilated", (1, 3, 25), 3, bias=bias, dilations=[2],
+                   reason="dilated along the strided axis; form=slice keeps the dilation")
+        yield conv("long", (1, 3, 16384), 10, bias=bias, pad_type="same", reason=(
             "a value of length 16390 would be made: > 16384 (M1, M2 and M3; assumed on A12 and A13)"))
-        yield Example("symbolic", lambda: _build_conv_1d((1, 3, None), 5, [5]),
-                      reason="the strided axis, or more than one axis, is of symbolic size; form=slice keeps it")
-        yield Example("symbolic, same", lambda: _build_conv_1d((1, 3, None), 5, [5], pad_type="same"),
-                      reason="pad_type same pads by the input's size, which is symbolic")
-
-
-def _build_conv_1d(
-    shape: tuple[int | None, ...],
-    kernel: int,
-    strides: list[int],
-    bias: int | None = 4,
-    groups: int = 1,
-    dtype: type = np.float16,
-    **parameters: object,
-) -> Program:
-    channels = (shape[1] or 1) // groups
-    if bias is not None:
-        parameters["bias"] = make_weight(bias, dtype=dtype)
-    return build_program(
-        lambda x: Builder.conv(
-            x=x,
-            weight=make_weight(4, channels, kernel, dtype=dtype),
-            strides=strides,
-            groups=groups,
-            name="y",
-            **parameters,
-        ),
-        dtype=types.fp16 if dtype is np.float16 else types.fp32,
-        x=shape,
-    )
-
-
-def _build_conv_2d(strides: list[int], kernel: tuple[int, int], **parameters: object) -> Program:
-    return build_program(
-        lambda x: Builder.conv(x=x, weight=make_weight(4, 2, *kernel), strides=strides, name="y", **parameters),
-        x=(1, 2, 16, 23),
-    )
+        yield conv("symbolic", (1, 3, None), 5, bias=bias, reason=symbolic)
+        yield conv("symbolic, same", (1, 3, None), 5, bias=bias, pad_type="same",
+                   reason="pad_type same pads by the input's size, which is symbolic")

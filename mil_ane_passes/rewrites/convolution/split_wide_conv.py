@@ -6,18 +6,19 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+from coremltools.converters.mil.mil import Operation, Var, types
 
 from ...ane.limits import collect_evidence, find_exceeded_limit
 from ...ir.builder import RewriteBuilder
 from ...ir.query import get_const_value, is_compressed, is_symbolic
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_m4_study
-from ...passes.examples import build_program, make_weight
+from ...passes.examples import make_weight
 from ...passes.targets import parse_target
 from ...rules.conv_kernel_size import ConvKernelSize
 from .._weights import find_reshape_obstacle, has_uniform_readers
 from ._conv_phases import resolve_conv_pads
+from ._examples import make_conv_example
 from ._large_kernel_convs import SLOW_KERNEL_SIZES, ConvPlan, plan_conv, read_conv_sizes
 
 _KERNEL_16_CHIPS = (*parse_target("m4"), *parse_target("m6"))
@@ -112,49 +113,30 @@ class SplitWideConv(Rewrite):
         return plan.build(mb, hit.op, hit.sizes)
 
     def examples(self) -> Iterable[Example]:
-        yield Example("patches", lambda: _build_conv((1, 3, 32, 64), (3, 32, 32), strides=[32, 32], pad_type="same"))
-        yield Example("overlapping windows", lambda: _build_conv((1, 2, 40, 44), (2, 16, 16), strides=[10, 12],
-                                                                 pad_type="same"))
-        yield Example(
-            "a spectrum", lambda: _build_conv((1, 1, 203), (1, 40), strides=[16], pad_type="custom", pad=[20, 20])
-        )
-        yield Example(
-            "one strided axis", lambda: _build_conv((1, 2, 9, 80), (2, 3, 20), strides=[1, 20], pad_type="same")
-        )
-        yield Example("gaps", lambda: _build_conv((1, 1, 203), (1, 40), strides=[50], pad_type="same"))
-        yield Example("upright", lambda: _build_conv((1, 2, 4, 40), (2, 1, 20), pad_type="same", bias=make_weight(4)))
-        yield Example("folded", lambda: _build_conv((1, 4, 50), (2, 64), groups=2, pad_type="custom", pad=[32, 31]),
-                      within=200)
-        yield Example(
-            "parts",
-            lambda: _build_conv((2, 4, 20, 20), (1, 17, 17), groups=4, pad_type="same", bias=make_weight(4)),
-            within=200,
-        )
-        yield Example("dilated parts", lambda: _build_conv((1, 2, 90), (2, 37), dilations=[2], pad_type="same"),
-                      within=500)
-        yield Example("tall", lambda: _build_conv((1, 2, 40, 3), (2, 35, 1), pad_type="same_lower"), within=500)
-        yield Example("3-D", lambda: _build_conv((1, 2, 3, 4, 16), (2, 2, 2, 16), pad_type="same"), within=200)
-        yield Example("fits", lambda: _build_conv((1, 2, 9, 30), (2, 3, 13)), reason="fits, or a 1-D kernel below 32")
-        yield Example(
-            "fp32", lambda: _build_conv((1, 2, 9, 30), (2, 1, 20), np.float32), reason=FP32_UNSUPPORTED_REASON
-        )
-        yield Example(
-            "symbolic, same",
-            lambda: _build_conv((1, 2, 4, None), (2, 1, 20), strides=[1, 2], pad_type="same"),
-            reason="pad_type same pads by the input's size, which is symbolic",
-        )
-        yield Example("too many parts", lambda: _build_conv((1, 2, 4, 90), (2, 1, 40)), options={"max_parts": 3},
-                      reason="kernel 1x40 would take 4 parts, max_parts is 3")
+        def conv(name: str, x: tuple[int | None, ...], kernel: tuple[int, ...], **rest: Any) -> Example:
+            return make_conv_example(name, x, (4, *kernel), **rest)
+
+        bias = make_weight(4)
+        yield conv("patches", (1, 3, 32, 64), (3, 32, 32), strides=[32, 32], pad_type="same")
+        yield conv("overlapping windows", (1, 2, 40, 44), (2, 16, 16), strides=[10, 12], pad_type="same")
+        yield conv("a spectrum", (1, 1, 203), (1, 40), strides=[16], pad_type="custom", pad=[20, 20])
+        yield conv("one strided axis", (1, 2, 9, 80), (2, 3, 20), strides=[1, 20], pad_type="same")
+        yield conv("gaps", (1, 1, 203), (1, 40), strides=[50], pad_type="same")
+        yield conv("upright", (1, 2, 4, 40), (2, 1, 20), pad_type="same", bias=bias)
+        yield conv("folded", (1, 4, 50), (2, 64), groups=2, pad_type="custom", pad=[32, 31], within=200)
+        yield conv("parts", (2, 4, 20, 20), (1, 17, 17), groups=4, pad_type="same", bias=bias, within=200)
+        yield conv("dilated parts", (1, 2, 90), (2, 37), dilations=[2], pad_type="same", within=500)
+        yield conv("tall", (1, 2, 40, 3), (2, 35, 1), pad_type="same_lower", within=500)
+        yield conv("3-D", (1, 2, 3, 4, 16), (2, 2, 2, 16), pad_type="same", within=200)
+        yield conv("fits", (1, 2, 9, 30), (2, 3, 13), reason="fits, or a 1-D kernel below 32")
+        yield conv("fp32", (1, 2, 9, 30), (2, 1, 20), dtype=np.float32, reason=FP32_UNSUPPORTED_REASON)
+        yield conv("symbolic, same", (1, 2, 4, None), (2, 1, 20), strides=[1, 2], pad_type="same",
+                   reason="pad_type same pads by the input's size, which is symbolic")
+        yield conv("too many parts", (1, 2, 4, 90), (2, 1, 40), options={"max_parts": 3},
+                   reason="kernel 1x40 would take 4 parts, max_parts is 3")
 
 
 def _read_conv_settings(op: Operation) -> tuple[Any, ...]:
     """Return the parameters of a conv that determine its form and pieces."""
     return (op.x.dtype, get_const_value(op.strides), get_const_value(op.dilations), get_const_value(op.groups),
             [is_symbolic(extent) for extent in op.x.shape])
-
-
-def _build_conv(
-    shape: tuple[int | None, ...], kernel: tuple[int, ...], dtype: type = np.float16, **how: Any
-) -> Program:
-    return build_program(lambda x: Builder.conv(x=x, weight=make_weight(4, *kernel, dtype=dtype), name="y", **how),
-                         dtype=types.fp16 if dtype is np.float16 else types.fp32, x=shape)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from functools import partial
 
-import numpy as np
-from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+from coremltools.converters.mil.mil import Operation, Var, types
 
 from ...ane.limits import collect_evidence
 from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.query import is_symbolic
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Community, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_2020_layer_list
-from ...passes.examples import build_program, make_weight
+from ...passes.examples import make_weight
 from ...passes.targets import get_generations_between
 from ...rules.dilated_conv import DilatedConv
 from ._conv_phases import move_phases_to_batch, resolve_conv_pads, restore_phases_from_batch
+from ._examples import make_conv_example
 from ._large_kernel_convs import ConvSizes, make_neutral_settings, pad_or_crop, read_conv_sizes
 
 _UP_TO_A13 = get_generations_between(last="a13")
@@ -121,29 +121,20 @@ class UndilateConv(Rewrite):
         return y
 
     def examples(self) -> Iterable[Example]:
-        old = {"always": True}
-        yield Example("1-D", lambda: _build_dilated_conv((1, 4, 20), [3], [2], pad_type="same"), options=old)
-        yield Example(
-            "2-D",
-            lambda: _build_dilated_conv((2, 2, 9, 11), [3, 3], [2, 3], pad_type="same", bias=make_weight(4)),
-            options=old,
-        )
-        yield Example("one axis", lambda: _build_dilated_conv((1, 4, 6, 15), [3, 2], [1, 4], groups=2, strides=[2, 1],
-                                                              pad_type="custom", pad=[1, 0, 2, 1]), options=old)
-        yield Example(
-            "strided as dilated",
-            lambda: _build_dilated_conv((1, 2, 20), [3], [2], strides=[4], pad_type="custom", pad=[3, 2]),
-            options=old,
-        )
-        yield Example("newer chips", lambda: _build_dilated_conv((1, 2, 20), [3], [2]),
-                      reason="taken by an M4; name A13 or older as the target, or always=true")
-        yield Example("strided", lambda: _build_dilated_conv((1, 2, 20), [3], [2], strides=[3]), options=old,
-                      reason="a stride that is no multiple of the dilation")
-        yield Example("symbolic", lambda: _build_dilated_conv((1, 2, None), [3], [2]), options=old,
+        always = {"always": True}
+        example = partial(make_conv_example, options=always)
+        signal = partial(example, x=(1, 2, 20), weight=(4, 2, 3))
+        yield example("1-D", (1, 4, 20), (4, 4, 3), dilations=[2], pad_type="same")
+        yield example("2-D", (2, 2, 9, 11), (4, 2, 3, 3), dilations=[2, 3], pad_type="same", bias=make_weight(4))
+        yield example("one axis", (1, 4, 6, 15), (8, 2, 3, 2), dilations=[1, 4], groups=2, strides=[2, 1],
+                      pad_type="custom", pad=[1, 0, 2, 1])
+        yield signal("strided as dilated", dilations=[2], strides=[4], pad_type="custom", pad=[3, 2])
+        yield signal("newer chips", dilations=[2], options=None,
+                     reason="taken by an M4; name A13 or older as the target, or always=true")
+        yield signal("strided", dilations=[2], strides=[3], reason="a stride that is no multiple of the dilation")
+        yield example("symbolic", (1, 2, None), (4, 2, 3), dilations=[2],
                       reason="the dilated axis, or more than one axis, is of symbolic size")
-        yield Example(
-            "undilated", lambda: _build_dilated_conv((1, 2, 20), [3], [1]), options=old, reason="is not dilated"
-        )
+        yield signal("undilated", dilations=[1], reason="is not dilated")
 
 
 def _subsample_input(mb: RewriteBuilder, x: Var, sizes: ConvSizes, axes: list[int]) -> Var:
@@ -155,10 +146,3 @@ def _subsample_input(mb: RewriteBuilder, x: Var, sizes: ConvSizes, axes: list[in
     steps = [1, 1, *(sizes.dilations[axis] if axis in axes else 1 for axis in range(x.rank - 2))]
     thin: Var = mb.slice_by_index(x=x, begin=[0] * x.rank, end=[0] * x.rank, stride=steps, end_mask=[True] * x.rank)
     return thin
-
-
-def _build_dilated_conv(shape: tuple[int | None, ...], kernel: list[int], dilations: list[int], groups: int = 1,
-                        **how: Any) -> Program:
-    held = make_weight(4 * groups, (shape[1] or 1) // groups, *kernel, dtype=np.float16)
-    return build_program(lambda x: Builder.conv(x=x, weight=held, dilations=dilations, groups=groups, name="y", **how),
-                         x=shape)
