@@ -15,11 +15,20 @@ from ...passes.evidence import cite_2020_layer_list
 from ...passes.examples import make_weight
 from ...passes.targets import get_generations_between
 from ...rules.dilated_conv import DilatedConv
-from ._conv_phases import move_phases_to_batch, resolve_conv_pads, restore_phases_from_batch
+from ._conv_geometry import (
+    ConvSizes,
+    crop_ends,
+    get_reshape_extents,
+    make_neutral_settings,
+    pad_or_crop,
+    pad_with_zeros,
+    read_conv_sizes,
+    resolve_conv_pads,
+)
 from ._examples import make_conv_example
-from ._large_kernel_convs import ConvSizes, make_neutral_settings, pad_or_crop, read_conv_sizes
 
 _UP_TO_A13 = get_generations_between(last="a13")
+"Generations of the time of the list; an M4 supports dilated convs."
 
 
 class UndilateConv(Rewrite):
@@ -99,10 +108,11 @@ class UndilateConv(Rewrite):
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         op, sizes, phased = hit.op, hit.sizes, hit.phased
-        lengths = {axis: -(-sizes.counts[axis] // sizes.dilations[axis]) for axis in phased}
-        x = pad_or_crop(mb, op.x, {axis: (sizes.pads[axis][0],
-                                          (lengths[axis] + sizes.kernel[axis] - 1) * sizes.dilations[axis])
-                                   for axis in phased})
+        wanted = {}
+        for axis in phased:
+            outputs = -(-sizes.counts[axis] // sizes.dilations[axis])  # of the longest phase
+            wanted[axis] = sizes.pads[axis][0], (outputs + sizes.kernel[axis] - 1) * sizes.dilations[axis]
+        x = pad_or_crop(mb, op.x, wanted)
         settings = make_neutral_settings(sizes, tuple(phased))
         if hit.single:
             x = _subsample_input(mb, x, sizes, hit.single)
@@ -110,14 +120,16 @@ class UndilateConv(Rewrite):
             settings["strides"] = [step // sizes.dilations[axis] if axis in hit.single else step
                                    for axis, step in enumerate(sizes.strides)]
         for axis in phased:
-            x = move_phases_to_batch(mb, x, 2 + axis, sizes.dilations[axis])
+            x = _move_phases_to_batch(mb, x, 2 + axis, sizes.dilations[axis])
         y = rebuild_op(mb, op, x=x, **settings)
         for axis in reversed(phased):
-            y = restore_phases_from_batch(mb, y, 2 + axis, sizes.dilations[axis])
-        ends = [0, 0, *(sizes.counts[axis] if axis in phased and sizes.counts[axis] % sizes.dilations[axis] else 0
-                        for axis in range(op.x.rank - 2))]
+            y = _restore_phases_from_batch(mb, y, 2 + axis, sizes.dilations[axis])
+        ends = [0] * op.x.rank
+        for axis in phased:
+            if sizes.counts[axis] % sizes.dilations[axis]:  # the shorter phases were padded
+                ends[2 + axis] = sizes.counts[axis]
         if any(ends):
-            y = mb.slice_by_index(x=y, begin=[0] * y.rank, end=ends, end_mask=[end == 0 for end in ends])
+            y = crop_ends(mb, y, ends)
         return y
 
     def examples(self) -> Iterable[Example]:
@@ -139,10 +151,27 @@ class UndilateConv(Rewrite):
 
 def _subsample_input(mb: RewriteBuilder, x: Var, sizes: ConvSizes, axes: list[int]) -> Var:
     """Return every d-th element of the padded input, the only ones that are read."""
-    flat = [0, 0, 0, 0, *(amount for axis, pair in enumerate(sizes.pads)
-                          for amount in (pair if axis in axes else (0, 0)))]
-    if any(flat):
-        x = mb.pad(x=x, pad=flat, mode="constant", constant_val=types.nptype_from_builtin(x.dtype)(0))
+    before, behind = ([0, 0, *(pair[side] if axis in axes else 0 for axis, pair in enumerate(sizes.pads))]
+                      for side in (0, 1))
+    x = pad_with_zeros(mb, x, before, behind)
     steps = [1, 1, *(sizes.dilations[axis] if axis in axes else 1 for axis in range(x.rank - 2))]
     thin: Var = mb.slice_by_index(x=x, begin=[0] * x.rank, end=[0] * x.rank, stride=steps, end_mask=[True] * x.rank)
     return thin
+
+
+def _move_phases_to_batch(mb: RewriteBuilder, x: Var, at: int, step: int) -> Var:
+    """Reshape [N, C, ..., L, ...] to [N * step, C, ..., L / step, ...]: the phases of an axis become batch."""
+    shape = get_reshape_extents(x)
+    x = mb.reshape(x=x, shape=[*shape[:at], shape[at] // step, step, *shape[at + 1:]])
+    x = mb.transpose(x=x, perm=[0, at + 1, *(axis for axis in range(1, x.rank) if axis != at + 1)])
+    joined: Var = mb.reshape(x=x, shape=[max(-1, shape[0] * step), *shape[1:at], shape[at] // step, *shape[at + 1:]])
+    return joined
+
+
+def _restore_phases_from_batch(mb: RewriteBuilder, x: Var, at: int, step: int) -> Var:
+    """Move the phases from the batch back to their axis: the inverse of `_move_phases_to_batch`."""
+    shape = get_reshape_extents(x)
+    x = mb.reshape(x=x, shape=[shape[0] // step if shape[0] > 0 else -1, step, *shape[1:]])
+    x = mb.transpose(x=x, perm=[0, *range(2, at + 2), 1, *range(at + 2, x.rank)])
+    joined: Var = mb.reshape(x=x, shape=[*get_reshape_extents(x)[:at], shape[at] * step, *shape[at + 1:]])
+    return joined

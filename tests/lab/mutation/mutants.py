@@ -86,7 +86,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "phase-zeros-in-front",
         "factor_conv_stride",
-        "_conv_phases",
+        "factor_conv_stride",
         "[(0, missing if number == at else 0) for number in range(weight.ndim)]",
         "[(missing if number == at else 0, 0) for number in range(weight.ndim)]",
         "a kernel that is no multiple of the stride is shifted",
@@ -95,7 +95,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "phases-before-channels",
         "factor_conv_stride",
-        "_conv_phases",
+        "factor_conv_stride",
         "order = [0, 1, at + 1, *(number for number in range(2, len(apart)) if number != at + 1)]",
         "order = [0, at + 1, 1, *(number for number in range(2, len(apart)) if number != at + 1)]",
         "phases and channels change places",
@@ -103,18 +103,16 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "stride-pads-swapped",
         "factor_conv_stride",
-        "_conv_phases",
-        "            pads[axis][0],\n            _compute_phased_length(op, axis) - pads[axis][0] - int(x.shape[2 + "
-        "axis]),\n",
-        "            pads[axis][1],\n            _compute_phased_length(op, axis) - pads[axis][1] - int(x.shape[2 + "
-        "axis]),\n",
+        "factor_conv_stride",
+        "wanted = {axis: (pads[axis][0], _compute_phased_length(op, axis)) for axis in axes}",
+        "wanted = {axis: (pads[axis][1], _compute_phased_length(op, axis)) for axis in axes}",
         "the pad behind stands in front",
         ("strided_uneven_pads",),
     ),
     Mutant(
         "same-lower-as-same",
         "factor_conv_stride",
-        "_conv_phases",
+        "_conv_geometry",
         'pads.append((large, small) if kind == "same_lower" else (small, large))',
         "pads.append((small, large))",
         "same_lower pads as same does",
@@ -124,8 +122,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "dilated-pads-swapped",
         "undilate_conv",
         "undilate_conv",
-        "x = pad_or_crop(mb, op.x, {axis: (sizes.pads[axis][0],",
-        "x = pad_or_crop(mb, op.x, {axis: (sizes.pads[axis][1],",
+        "wanted[axis] = sizes.pads[axis][0], (outputs",
+        "wanted[axis] = sizes.pads[axis][1], (outputs",
         "the pad behind stands in front",
         ("dilated_uneven_pads",),
         {"always": True},
@@ -133,7 +131,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "kernel-part-shifted",
         "split_wide_conv",
-        "_large_kernel_convs",
+        "split_wide_conv",
         "starts = [start * step for (start, _), step in zip(piece, sizes.dilations)]",
         "starts = [start for (start, _), step in zip(piece, sizes.dilations)]",
         "parts of a dilated kernel read too early",
@@ -142,7 +140,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "bias-with-each-part",
         "split_wide_conv",
-        "_large_kernel_convs",
+        "split_wide_conv",
         '**({} if total is None else {"bias": None}))',
         "**{})",
         "the bias is added once for each part of the kernel",
@@ -151,7 +149,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "rows-follow-themselves",
         "split_wide_conv",
-        "_large_kernel_convs",
+        "split_wide_conv",
         "begin=[0, 0, 1, 0], end=[0, 0, 0, p - 1], end_mask=[True, True, True, False])",
         "begin=[0, 0, 0, 0], end=[0, 0, rows + q - 1, p - 1], end_mask=[True, True, False, False])",
         "what follows a row is the row itself",
