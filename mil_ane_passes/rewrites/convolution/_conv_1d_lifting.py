@@ -21,6 +21,7 @@ __all__ = [
     "find_lift_obstacle",
     "insert_dummy_axis",
     "insert_numbers",
+    "lift_conv",
     "remove_dummy_axis",
 ]
 
@@ -57,9 +58,8 @@ def find_lift_obstacle(op: Operation, axis: int) -> str | None:
     dilation = get_const_value(op.dilations, [1])[0]
     extent = (int(op.weight.shape[2]) - 1) * dilation + 1
     if axis == WIDTH and extent > _MAX_KERNEL_WIDTH:
-        return (
-            f"kernel covers {extent} on the width, above {_MAX_KERNEL_WIDTH}; use axis=-1, which lays it on the height"
-        )
+        return (f"kernel covers {extent} on the width, above {_MAX_KERNEL_WIDTH}; use axis=-1, which lays it on the "
+                "height")
     return None
 
 
@@ -73,7 +73,7 @@ def insert_dummy_axis(mb: RewriteBuilder, x: Var, axis: int) -> Var:
         with mb.at(mb.find_insertion_point(x), x.name):
             return mb.expand_dims(x=x, axes=[axis])
 
-    lifted: Var = mb.once(("raised", x, at), make)
+    lifted: Var = mb.once(("lifted", x, at), make)
     return lifted
 
 
@@ -81,6 +81,11 @@ def remove_dummy_axis(mb: RewriteBuilder, y: Var, axis: int) -> Var:
     """Remove the dummy axis from rank-4 `y`."""
     squeezed: Var = mb.squeeze(x=y, axes=[axis])
     return squeezed
+
+
+def lift_conv(mb: RewriteBuilder, op: Operation, axis: int) -> Var:
+    """Lift `op`: insert the dummy axis into x, rebuild the op at rank 4, and remove the axis from the result."""
+    return remove_dummy_axis(mb, build_lifted_conv(mb, op, insert_dummy_axis(mb, op.x, axis), axis), axis)
 
 
 def build_lifted_conv(mb: RewriteBuilder, op: Operation, x: Var, axis: int) -> Var:
@@ -105,19 +110,16 @@ def build_lifted_conv(mb: RewriteBuilder, op: Operation, x: Var, axis: int) -> V
 
 def describe_lift_cost(op: Operation, axis: int) -> str:
     """Describe the buffer cost of the lift by the 64-byte row rule, with numbers where the shapes are known."""
-    where = "height" if axis == HEIGHT else "width"
-    shapes = [(get_static_shape(var), get_itemsize(var)) for var in (op.x, op.outputs[0])]
-    if any(shape is None for shape, _ in shapes):
-        return f"kernel on the {where}; buffers depend on symbolic dimensions"
-    flat, wide = [], []
-    for shape, size in shapes:
-        assert shape is not None
-        flat.append(format_bytes(compute_padded_bytes(shape, size)))
-        wide.append(
-            format_bytes(compute_padded_bytes(insert_numbers(list(shape), _find_dummy_axis_position(axis), [1]), size))
-        )
-    return (f"kernel on the {where}; padded buffers (computed, 64-byte rows): "
-            f"in {wide[0]} instead of {flat[0]}, out {wide[1]} instead of {flat[1]}")
+    where = f"kernel on the {'height' if axis == HEIGHT else 'width'}"
+    costs = []
+    for name, var in (("in", op.x), ("out", op.outputs[0])):
+        shape, size = get_static_shape(var), get_itemsize(var)
+        if shape is None:
+            return f"{where}; buffers depend on symbolic dimensions"
+        lifted = insert_numbers(list(shape), _find_dummy_axis_position(axis), [1])
+        before, after = (format_bytes(compute_padded_bytes(each, size)) for each in (shape, lifted))
+        costs.append(f"{name} {after} instead of {before}")
+    return f"{where}; padded buffers (computed, 64-byte rows): {', '.join(costs)}"
 
 
 def insert_numbers(numbers: list[int], at: int, extra: list[int]) -> list[int]:

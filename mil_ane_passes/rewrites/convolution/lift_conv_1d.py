@@ -12,13 +12,7 @@ from ...ir.builder import RewriteBuilder
 from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_m4_study
 from ...rules.conv_1d_kernel import Conv1dKernel
-from ._conv_1d_lifting import (
-    build_lifted_conv,
-    describe_lift_cost,
-    find_lift_obstacle,
-    insert_dummy_axis,
-    remove_dummy_axis,
-)
+from ._conv_1d_lifting import describe_lift_cost, find_lift_obstacle, lift_conv
 from ._examples import make_conv_example
 
 
@@ -74,9 +68,7 @@ class LiftConv1d(Rewrite):
         return Hit(op, note=describe_lift_cost(op, self.axis))
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
-        return remove_dummy_axis(
-            mb, build_lifted_conv(mb, hit.op, insert_dummy_axis(mb, hit.op.x, self.axis), self.axis), self.axis
-        )
+        return lift_conv(mb, hit.op, self.axis)
 
     def examples(self) -> Iterable[Example]:
         def conv(name: str, always: bool = True, axis: int = -1, reason: str | None = None, **rest: Any) -> Example:

@@ -10,13 +10,7 @@ from coremltools.converters.mil.mil import Operation, Var
 from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.query import is_all_zero
 from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite
-from ._conv_1d_lifting import (
-    build_lifted_conv,
-    describe_lift_cost,
-    find_lift_obstacle,
-    insert_dummy_axis,
-    remove_dummy_axis,
-)
+from ._conv_1d_lifting import describe_lift_cost, find_lift_obstacle, lift_conv
 from ._examples import make_conv_transpose_example
 
 
@@ -74,9 +68,7 @@ class LiftConvTranspose1d(Rewrite):
         op = hit.op
         if hit.drop:
             return rebuild_op(mb, op, bias=None)
-        return remove_dummy_axis(
-            mb, build_lifted_conv(mb, op, insert_dummy_axis(mb, op.x, self.axis), self.axis), self.axis
-        )
+        return lift_conv(mb, op, self.axis)
 
     def examples(self) -> Iterable[Example]:
         example = make_conv_transpose_example

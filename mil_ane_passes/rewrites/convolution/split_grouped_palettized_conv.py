@@ -7,12 +7,12 @@ from typing import Any
 
 import coremltools as ct
 import numpy as np
-from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+from coremltools.converters.mil.mil import Builder, Operation, Var, types
 
 from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.query import get_const_value, get_consumers, is_compressed, is_const
 from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite
-from ...passes.examples import build_program, make_example, make_weight
+from ...passes.examples import make_example, make_weight
 from .._weights import has_uniform_readers
 
 _PACKED_INPUTS = {"constexpr_lut_to_dense": "indices", "constexpr_blockwise_shift_scale": "data"}
@@ -104,32 +104,27 @@ class SplitGroupedPalettizedConv(Rewrite):
         return total
 
     def examples(self) -> Iterable[Example]:
-        yield Example("two tables", lambda: _build_palettized_conv((4, 8, 1, 1), lut=(1, 2)), within=1000)
-        yield Example("scales", lambda: _build_palettized_conv((4, 8, 3, 1), scale=(4, 2), bias=True), within=1000)
-        yield Example("groups", lambda: _build_palettized_conv((4, 2, 3, 1), lut=(2, 1), groups=2, bias=True))
-        yield Example("fewer tables than groups", lambda: _build_palettized_conv((8, 2, 1, 1), lut=(2, 1), groups=4))
-        yield Example(
-            "groups and blocks", lambda: _build_palettized_conv((4, 4, 1, 1), lut=(2, 2), groups=2), within=1000
-        )
-        yield Example("too many", lambda: _build_palettized_conv((4, 4, 1, 1), lut=(1, 4)), options={"max_groups": 3},
+        example = _make_palettized_example
+        yield example("two tables", (4, 8, 1, 1), lut=(1, 2), within=1000)
+        yield example("scales", (4, 8, 3, 1), scale=(4, 2), bias=True, within=1000)
+        yield example("groups", (4, 2, 3, 1), lut=(2, 1), groups=2, bias=True)
+        yield example("fewer tables than groups", (8, 2, 1, 1), lut=(2, 1), groups=4)
+        yield example("groups and blocks", (4, 4, 1, 1), lut=(2, 2), groups=2, within=1000)
+        yield example("too many", (4, 4, 1, 1), lut=(1, 4), options={"max_groups": 3},
                       reason="4 parts, above max_groups=3")
-        yield Example("by output channel", lambda: _build_palettized_conv((4, 4, 1, 1), lut=(4, 1)),
+        yield example("by output channel", (4, 4, 1, 1), lut=(4, 1),
                       reason="no table or scale of its own for any group of input channels")
-        yield Example("tables across groups", lambda: _build_palettized_conv((6, 2, 1, 1), lut=(2, 1), groups=3),
+        yield example("tables across groups", (6, 2, 1, 1), lut=(2, 1), groups=3,
                       reason="2 tables and 3 parts do not fall together")
-        yield make_example(
-            "plain",
-            lambda x: Builder.conv(x=x, weight=make_weight(4, 4, 1, 1)),
-            reason="weight is not palettized",
-            x=(1, 4, 5, 6),
-        )
+        yield make_example("plain", lambda x: Builder.conv(x=x, weight=make_weight(4, 4, 1, 1)),
+                           reason="weight is not palettized", x=(1, 4, 5, 6))
 
 
 def _count_table_blocks(var: Var, axis: int) -> int:
     """Count the blocks along `axis` with a table or scale of their own."""
     blocks = 1
     while is_compressed(var):
-        blocks = max(blocks, *(bound.shape[axis] for name, bound in _collect_tables(var).items()))
+        blocks = max(blocks, *(bound.shape[axis] for bound in _collect_tables(var).values()))
         var = var.op.inputs[_PACKED_INPUTS[var.op.op_type]]
     return blocks
 
@@ -170,19 +165,16 @@ def _slice_weight_part(mb: RewriteBuilder, var: Var, axis: int, number: int, cou
         return _slice_const(mb, var, axis, number * extent, (number + 1) * extent)
 
     def make() -> Any:
-        inputs = dict(var.op.inputs)
-        packed = _PACKED_INPUTS[var.op.op_type]
-        inputs[packed] = _slice_weight_part(mb, inputs[packed], axis, number, count)
-        for name, bound in _collect_tables(var).items():
-            first = number * bound.shape[axis] // count
-            inputs[name] = _slice_const(mb, bound, axis, first, first + max(bound.shape[axis] // count, 1))
-        return getattr(mb, var.op.op_type)(**inputs)
-
-    def placed() -> Any:
         with mb.at(mb.find_insertion_point(var), var.name):
-            return make()
+            inputs = dict(var.op.inputs)
+            packed = _PACKED_INPUTS[var.op.op_type]
+            inputs[packed] = _slice_weight_part(mb, inputs[packed], axis, number, count)
+            for name, bound in _collect_tables(var).items():
+                first = number * bound.shape[axis] // count
+                inputs[name] = _slice_const(mb, bound, axis, first, first + max(bound.shape[axis] // count, 1))
+            return getattr(mb, var.op.op_type)(**inputs)
 
-    made: Var = mb.once(("part", var, axis, number, count), placed)
+    made: Var = mb.once(("part", var, axis, number, count), make)
     return made
 
 
@@ -193,20 +185,25 @@ def _slice_const(mb: RewriteBuilder, var: Var, axis: int, start: int, stop: int)
     return mb.weight(var, f"{axis}_{start}_{stop}", lambda: np.take(np.asarray(var.val), range(start, stop), axis))
 
 
-def _build_palettized_conv(
+def _make_palettized_example(
+    name: str,
     shape: tuple[int, ...],
+    *,
     lut: tuple[int, int] = (1, 1),
     scale: tuple[int, int] | None = None,
     groups: int = 1,
     bias: bool = False,
-) -> Program:
+    **expected: Any,
+) -> Example:
+    """Make an example of a conv whose weight has `lut` tables, and `scale` scales, by output and input channels."""
     indices = (np.arange(np.prod(shape)) * 5 % 16).reshape(shape).astype(types.np_uint4_dtype)
 
     def body(x: Var) -> Var:
         dense = Builder.constexpr_lut_to_dense(indices=indices, lut=make_weight(*lut, 1, 1, 16, 1))
         if scale is not None:
             dense = Builder.constexpr_blockwise_shift_scale(data=dense, scale=make_weight(*scale, 1, 1) + np.float16(2))
-        given = {"bias": make_weight(shape[0])} if bias else {}
-        return Builder.conv(x=x, weight=dense, groups=groups, name="y", **given)
+        parameters = {"bias": make_weight(shape[0])} if bias else {}
+        built: Var = Builder.conv(x=x, weight=dense, groups=groups, name="y", **parameters)
+        return built
 
-    return build_program(body, opset=ct.target.iOS18, x=(1, shape[1] * groups, 5, 6))
+    return make_example(name, body, opset=ct.target.iOS18, x=(1, shape[1] * groups, 5, 6), **expected)
