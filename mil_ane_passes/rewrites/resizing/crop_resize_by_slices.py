@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import coremltools as ct
 import numpy as np
-from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+from coremltools.converters.mil.mil import Builder, Operation, Var, types
 
 from ...ir.builder import RewriteBuilder
 from ...ir.query import get_const_value, is_const, is_symbolic
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_m4_study, cite_private_quirk
-from ...passes.examples import build_program, make_example
+from ...passes.examples import make_example
 from ...rules.crop_resize import CropResize
 from ..indexing._index_patterns import (
     IndexPattern,
@@ -73,9 +73,9 @@ class CropResizeBySlices(Rewrite):
     "The most slices for all boxes together."
 
     def match(self, op: Operation) -> Hit | Miss:
-        computed = [name for name in _BOX_INPUTS if op.inputs.get(name) is not None and not is_const(op.inputs[name])]
-        if computed:
-            return Miss(op, f"its {computed[0]} are computed when the model runs")
+        for name in _BOX_INPUTS:
+            if op.inputs.get(name) is not None and not is_const(op.inputs[name]):
+                return Miss(op, f"its {name} are computed when the model runs")
         if op.x.dtype != types.fp16:
             return Miss(op, FP32_UNSUPPORTED_REASON)
         if any(map(is_symbolic, op.x.shape[2:])):
@@ -92,55 +92,48 @@ class CropResizeBySlices(Rewrite):
                    moves=0.0 if all(crop.exact for crop in crops) else self.moves)
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
-        made = {crop: build_crop(mb, hit.op.x, crop) for crop in dict.fromkeys(hit.crops)}
-        values = [made[crop] for crop in hit.crops]
-        if hit.op.outputs[0].rank == hit.op.x.rank:
-            joined: Var = values[0] if len(values) == 1 else mb.concat(values=values, axis=0)
-            return joined
-        stacked: Var = mb.expand_dims(x=values[0], axes=[0]) if len(values) == 1 else mb.stack(values=values, axis=0)
-        return stacked
+        built = {crop: _build_crop(mb, hit.op.x, crop) for crop in dict.fromkeys(hit.crops)}
+        values = [built[crop] for crop in hit.crops]
+        has_box_axis = hit.op.outputs[0].rank > hit.op.x.rank
+        if len(values) == 1:
+            return mb.expand_dims(x=values[0], axes=[0]) if has_box_axis else values[0]
+        joined: Var = mb.stack(values=values, axis=0) if has_box_axis else mb.concat(values=values, axis=0)
+        return joined
 
     def examples(self) -> Iterable[Example]:
-        yield Example("corners on elements", lambda: _build_crop([[1, 2, 4, 6]]))
-        yield Example("patches", lambda: _build_crop([[0, 0, 3, 3], [2, 2, 5, 5], [0, 0, 3, 3]]))
-        yield Example("two images, backwards", lambda: _build_crop(
-            [[4, 0, 0.5, 3], [1, 5.25, 3, 2]], indices=[1, 0], shape=(2, 2, 6, 7)))
-        yield Example("between elements", lambda: _build_crop(
-            [[0.296875, 0.203125, 0.8984375, 0.703125]], normalized_coordinates=True, sampling_mode="OFFSET_CORNERS"))
-        yield Example("leaves the image", lambda: _build_crop([[-1, 0.5, 4, 9]]))
-        yield Example("all images, iOS15", lambda: _build_roi_crop([[0, 0, 4, 4], [1, 1.5, 3, 3]]))
-        yield Example(
-            "by index, iOS16", lambda: _build_roi_crop([[0, 1, 1, 4, 4]], shape=(1, 2, 6, 6), opset=ct.target.iOS16)
-        )
-        yield Example("leaves the image, filled with 1", lambda: _build_crop([[-1, 0, 4, 4]], pad_value=np.float16(1)),
-                      reason="a box that leaves the image, filled with 1: only zeros are padded")
-        yield Example("outside", lambda: _build_crop([[-4, 0, -2, 4]]),
-                      reason="a box whose points are all outside of the image")
-        yield Example("NaN", lambda: _build_crop([[0, 0, np.nan, 4]]), reason="a box with an infinite or NaN corner")
-        yield Example("many", lambda: _build_crop([[0, 0, at, 4] for at in range(1, 6)] * 2, shape=(1, 2, 6, 7)),
-                      options={"max_parts": 4}, reason="5 slices for 10 boxes, max_parts=4")
-        yield Example("symbolic", lambda: _build_crop([[0, 0, 2, 2]], shape=(1, 2, None, 7)),
-                      reason="an image whose height or width is known only at run time")
-        yield Example("by index of two images", lambda: _build_roi_crop([[0, 1, 1, 4, 4]], shape=(2, 2, 6, 6)), reason=(
+        crop, crop_roi = _make_crop_example, _make_roi_example
+        yield crop("corners on elements", [[1, 2, 4, 6]])
+        yield crop("patches", [[0, 0, 3, 3], [2, 2, 5, 5], [0, 0, 3, 3]])
+        yield crop("two images, backwards", [[4, 0, 0.5, 3], [1, 5.25, 3, 2]], indices=[1, 0], x=(2, 2, 6, 7))
+        yield crop("between elements", [[0.296875, 0.203125, 0.8984375, 0.703125]], normalized_coordinates=True,
+                   sampling_mode="OFFSET_CORNERS")
+        yield crop("leaves the image", [[-1, 0.5, 4, 9]])
+        yield crop_roi("all images, iOS15", [[0, 0, 4, 4], [1, 1.5, 3, 3]])
+        yield crop_roi("by index, iOS16", [[0, 1, 1, 4, 4]], x=(1, 2, 6, 6), opset=ct.target.iOS16)
+        yield crop("leaves the image, filled with 1", [[-1, 0, 4, 4]], pad_value=np.float16(1),
+                   reason="a box that leaves the image, filled with 1: only zeros are padded")
+        yield crop("outside", [[-4, 0, -2, 4]], reason="a box whose points are all outside of the image")
+        yield crop("NaN", [[0, 0, np.nan, 4]], reason="a box with an infinite or NaN corner")
+        yield crop("many", [[0, 0, at, 4] for at in range(1, 6)] * 2, options={"max_parts": 4},
+                   reason="5 slices for 10 boxes, max_parts=4")
+        yield crop("symbolic", [[0, 0, 2, 2]], x=(1, 2, None, 7),
+                   reason="an image whose height or width is known only at run time")
+        yield crop_roi("by index of two images", [[0, 1, 1, 4, 4]], reason=(
             "one image for each box, of 2: its shape is documented with one image and inferred with all"))
-        yield make_example(
-            "computed",
-            lambda x, boxes: Builder.crop_resize(
-                x=x, boxes=boxes, box_indices=np.zeros(2, np.int32), target_height=2, target_width=2, name="y"
-            ),
-            reason="its boxes are computed when the model runs",
-            x=(1, 2, 6, 7),
-            boxes=(2, 4),
-        )
-        yield Example("fp32", lambda: _build_crop([[0, 0, 2, 2]], dtype=types.fp32), reason=FP32_UNSUPPORTED_REASON)
+        yield make_example("computed", lambda x, boxes: Builder.crop_resize(
+            x=x, boxes=boxes, box_indices=np.zeros(2, np.int32), target_height=2, target_width=2, name="y"),
+            reason="its boxes are computed when the model runs", x=(1, 2, 6, 7), boxes=(2, 4))
+        yield crop("fp32", [[0, 0, 2, 2]], dtype=types.fp32, reason=FP32_UNSUPPORTED_REASON)
 
 
 def _plan_crops(op: Operation) -> list[_Crop] | str:
     """Plan the crop of each box, or return why one cannot be computed."""
     boxes = np.asarray((op.inputs.get("boxes") or op.inputs["roi"]).val).astype(np.float64)
     boxes = boxes.reshape(boxes.shape[0], -1 if boxes.size else 4)
-    if not len(boxes) or not np.isfinite(boxes).all():
-        return "no box at all" if not len(boxes) else "a box with an infinite or NaN corner"
+    if not len(boxes):
+        return "no box at all"
+    if not np.isfinite(boxes).all():
+        return "a box with an infinite or NaN corner"
     indices = _read_image_indices(op, boxes)
     if isinstance(indices, str):
         return indices
@@ -258,12 +251,13 @@ def _plan_axis_sampling(x: Var, points: _Array, extent: int) -> _AxisSampling | 
     if not weights.any() and isinstance(plain, Run) and plain.step > 0:
         return _AxisSampling(plain, pad=pad, exact=exact)
     start = int(low.min())
-    line = _AxisSampling(
-        Run(start, 1, int(high.max()) - start + 1), find_index_pattern(low - start),
-        find_index_pattern(high - start) if weights.any() else None,
-        tuple(np.where(weights == 0, np.float16(0.5), weights).tolist()) if weights.any() else (), pad, exact)
-    reasons = [find_take_obstacle(x, each) for each in (line.low, line.high) if each is not None]
-    return next(filter(None, reasons), "") or line
+    window = Run(start, 1, int(high.max()) - start + 1)
+    line = _AxisSampling(window, find_index_pattern(low - start), pad=pad, exact=exact)
+    if weights.any():
+        mixed = tuple(np.where(weights == 0, np.float16(0.5), weights).tolist())
+        line = replace(line, high=find_index_pattern(high - start), weights=mixed)
+    obstacles = [find_take_obstacle(x, each) for each in (line.low, line.high) if each is not None]
+    return next(filter(None, obstacles), line)
 
 
 def _compute_sample_points(first: float, last: float, count: int, mode: str) -> _Array:
@@ -282,7 +276,7 @@ def _compute_sample_points(first: float, last: float, count: int, mode: str) -> 
     return points
 
 
-def build_crop(mb: RewriteBuilder, x: Var, crop: _Crop) -> Var:
+def _build_crop(mb: RewriteBuilder, x: Var, crop: _Crop) -> Var:
     """Build the output of the op for one box: [1 or all images, channels, height, width]."""
     rows, columns = crop.lines
     windows = {2: rows.window, 3: columns.window}
@@ -291,8 +285,7 @@ def build_crop(mb: RewriteBuilder, x: Var, crop: _Crop) -> Var:
     y = slice_runs(mb, x, windows)
     if crop.resized is not None:
         height, width, mode = crop.resized
-        resized: Var = mb.resize_bilinear(x=y, target_size_height=height, target_size_width=width,
-                                          sampling_mode=mode)
+        resized: Var = mb.resize_bilinear(x=y, target_size_height=height, target_size_width=width, sampling_mode=mode)
         return resized
     y = _interpolate_axis(mb, _interpolate_axis(mb, y, 3, columns), 2, rows)
     if any(rows.pad + columns.pad):
@@ -307,18 +300,18 @@ def _interpolate_axis(mb: RewriteBuilder, x: Var, axis: int, line: _AxisSampling
     """
     if line.low is None:
         return x
-    aside = axis == 3 and not (isinstance(line.low, Run) and isinstance(line.high, (Run, type(None))))
-    if aside:
-        turned: Var = mb.transpose(
-            x=_interpolate_axis(mb, mb.transpose(x=x, perm=[0, 1, 3, 2]), 2, line), perm=[0, 1, 3, 2]
-        )
-        return turned
+    is_joined = not (isinstance(line.low, Run) and (line.high is None or isinstance(line.high, Run)))
+    if axis == 3 and is_joined:
+        swapped = _interpolate_axis(mb, mb.transpose(x=x, perm=[0, 1, 3, 2]), 2, line)
+        back: Var = mb.transpose(x=swapped, perm=[0, 1, 3, 2])
+        return back
     y = take_indices(mb, x, axis, line.low)
     if line.high is None:
         return y
     weights = np.array(line.weights, np.float16).reshape((-1, 1) if axis == 2 else (1, -1))[None, None]
     below = mb.mul(x=y, y=_build_shared_const(mb, np.float16(1) - weights))
-    mixed: Var = mb.add(x=below, y=mb.mul(x=take_indices(mb, x, axis, line.high), y=_build_shared_const(mb, weights)))
+    above = mb.mul(x=take_indices(mb, x, axis, line.high), y=_build_shared_const(mb, weights))
+    mixed: Var = mb.add(x=below, y=above)
     return mixed
 
 
@@ -327,16 +320,42 @@ def _build_shared_const(mb: RewriteBuilder, array: _Array) -> Var:
     return made
 
 
-def _build_crop(
-    boxes: Any, indices: Any = None, shape: Any = (1, 2, 6, 7), dtype: Any = types.fp16, **how: Any
-) -> Program:
-    size = {"target_height": 4, "target_width": 4, "sampling_mode": "ALIGN_CORNERS"} | how
-    return build_program(lambda x: Builder.crop_resize(
-        x=x, boxes=np.array(boxes, np.float32), box_indices=np.array(indices or [0] * len(boxes), np.int32), name="y",
-        **size), dtype=dtype, x=shape)
+def _make_crop_example(
+    name: str,
+    boxes: Any,
+    *,
+    indices: list[int] | None = None,
+    x: tuple[int | None, ...] = (1, 2, 6, 7),
+    dtype: Any = types.fp16,
+    reason: str | None = None,
+    options: dict[str, Any] | None = None,
+    **parameters: Any,
+) -> Example:
+    """Make an example of crops to 4x4, by default of image 0 and with aligned corners."""
+    parameters = {"target_height": 4, "target_width": 4, "sampling_mode": "ALIGN_CORNERS"} | parameters
+
+    def body(x: Var) -> Var:
+        images = np.array(indices or [0] * len(boxes), np.int32)
+        built: Var = Builder.crop_resize(x=x, boxes=np.array(boxes, np.float32), box_indices=images, name="y",
+                                         **parameters)
+        return built
+
+    return make_example(name, body, reason=reason, options=options, dtype=dtype, x=x)
 
 
-def _build_roi_crop(boxes: Any, shape: Any = (2, 2, 6, 6), opset: Any = ct.target.iOS15) -> Program:
-    roi = np.array(boxes, np.float16)
-    return build_program(lambda x: Builder.crop_resize(
-        x=x, roi=roi.reshape(len(roi), 1, -1, 1, 1), target_height=3, target_width=4, name="y"), opset=opset, x=shape)
+def _make_roi_example(
+    name: str,
+    boxes: Any,
+    *,
+    x: tuple[int | None, ...] = (2, 2, 6, 6),
+    opset: Any = ct.target.iOS15,
+    reason: str | None = None,
+) -> Example:
+    """Make an example of crops to 3x4 in the form of iOS15 and iOS16, whose boxes are `roi`."""
+    roi = np.array(boxes, np.float16).reshape(len(boxes), 1, -1, 1, 1)
+
+    def body(x: Var) -> Var:
+        built: Var = Builder.crop_resize(x=x, roi=roi, target_height=3, target_width=4, name="y")
+        return built
+
+    return make_example(name, body, reason=reason, opset=opset, x=x)
