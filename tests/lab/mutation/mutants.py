@@ -794,7 +794,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "slabs-swapped",
         "pad_by_constants",
-        "_pad_constants",
+        "pad_by_constants",
         "values = [*_build_slab(mb, shape, axis, before, fill), x, *_build_slab(mb, shape, axis, behind, fill)]",
         "values = [*_build_slab(mb, shape, axis, behind, fill), x, *_build_slab(mb, shape, axis, before, fill)]",
         "before and behind are swapped",
@@ -802,9 +802,9 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "border-adds-zero",
         "pad_by_constants",
-        "_pad_constants",
-        "for axis, extent in enumerate(shape))] = -0.0",
-        "for axis, extent in enumerate(shape))] = 0.0",
+        "pad_by_constants",
+        "border[tuple(middle)] = -0.0",
+        "border[tuple(middle)] = 0.0",
         "-0 becomes 0",
     ),
     Mutant(
