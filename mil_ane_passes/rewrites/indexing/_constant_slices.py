@@ -14,7 +14,6 @@ __all__ = [
     "SLICE_OPS",
     "find_swap_axis",
     "has_offset",
-    "read_slice_range",
     "read_slice_start",
     "slice_as_column",
     "slice_with_swapped_axes",
@@ -52,30 +51,6 @@ def read_slice_start(op: Operation) -> _SliceStart | None:
     squeezed = get_const_value(op.squeeze_mask) or [False] * rank
     begin = [0 if free and not dropped else first for first, free, dropped in zip(begin, masked, squeezed)]
     return _SliceStart(begin, get_const_value(op.stride) or [1] * rank)
-
-
-def read_slice_range(op: Operation, axis: int, size: int | None) -> range | None:
-    """Return the indices that are read of an axis; None for all of them.
-
-    For an axis of unknown size that is cut, return an empty range: it is not examined further.
-    """
-    begin = int(get_const_value(op.begin)[axis])
-    if op.op_type == "slice_by_size":
-        count = int(get_const_value(op.size)[axis])
-        begin += (size or 0) if begin < 0 else 0
-        taken = range(begin, (size or 0) if count == -1 else begin + count)
-    else:
-        dropped, first, last = (bool((get_const_value(op.inputs.get(name)) or [False] * op.x.rank)[axis])
-                                for name in ("squeeze_mask", "begin_mask", "end_mask"))
-        step = int((get_const_value(op.inputs.get("stride")) or [1] * op.x.rank)[axis])
-        if size is None:
-            return None if first and last and step == 1 and not dropped else range(0)
-        end = int(get_const_value(op.end)[axis])
-        if dropped:
-            begin = 0 if first else begin
-            begin, end, step, first, last = begin % size, begin % size + 1, 1, False, False
-        taken = range(size)[slice(None if first else begin, None if last else end, step)]
-    return None if taken == range(size or 0) else taken
 
 
 def has_offset(taken: _SliceStart, axis: int) -> bool:

@@ -1,7 +1,7 @@
 """Ops on values of high rank, computed on the same elements reshaped to fewer axes.
 
 A planner examines one op and returns either a reason why it cannot be lowered or a function that builds it. That
-function gets the builder and `view`, which reshapes a value of any rank to few axes. Only the order of elements
+function gets the builder and `reshape`, which reshapes a value of any rank to few axes. Only the order of elements
 matters for the result; its shape is up to the build function.
 """
 
@@ -27,34 +27,21 @@ from ...ir.query import (
     is_symbolic,
     is_used,
 )
-from ..indexing._constant_slices import read_slice_range
 from ._broadcasts import BROADCASTING_OPS, pad_shape_to_rank
 
 __all__ = ["BITWISE_OPS", "UNARY_OPS", "RankBounds", "build_region", "decompose_permutation", "plan_region"]
 
-
 _ReshapeFunction = Callable[[Var, "Sequence[int] | None"], Var]
 "(value, shape or None for any): the value's elements in that shape, -1 for an unknown extent."
 _BuildFunction = Callable[[Any, _ReshapeFunction], "list[Var]"]
-
 UNARY_OPS = (
     "abs", "acos", "asin", "atan", "atanh", "cast", "ceil", "clamped_relu", "clip", "cos", "cosh", "elu", "erf", "exp",
     "exp2", "floor", "gelu", "identity", "inverse", "leaky_relu", "linear_activation", "log", "logical_not", "relu",
     "relu6", "round", "rsqrt", "scaled_tanh", "sigmoid", "sigmoid_hard", "sign", "silu", "sin", "sinh", "softplus",
     "softsign", "sqrt", "square", "tan", "tanh", "threshold", "thresholded_relu",
 )
-_REDUCE_OPS = (
-    "reduce_max",
-    "reduce_min",
-    "reduce_sum",
-    "reduce_mean",
-    "reduce_prod",
-    "reduce_l1_norm",
-    "reduce_l2_norm",
-    "reduce_log_sum",
-    "reduce_log_sum_exp",
-    "reduce_sum_square",
-)
+_REDUCE_OPS = ("reduce_max", "reduce_min", "reduce_sum", "reduce_mean", "reduce_prod", "reduce_l1_norm",
+               "reduce_l2_norm", "reduce_log_sum", "reduce_log_sum_exp", "reduce_sum_square")
 BITWISE_OPS = frozenset({"reshape", "expand_dims", "squeeze", "transpose", "concat", "stack", "split", "slice_by_index",
                          "slice_by_size", "tile", "select", "reduce_max", "reduce_min", *UNARY_OPS, *BROADCASTING_OPS})
 "Ops that compute the same bits in any shape."
@@ -97,11 +84,11 @@ def _compute_merged_shape(groups: _Groups, sizes: _Extents, bounds: RankBounds) 
 
 
 def _plan_reshape(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
-    return _find_constant_obstacle(op) or (lambda mb, view: [view(op.x, None)])
+    return _find_constant_obstacle(op) or (lambda mb, reshape: [reshape(op.x, None)])
 
 
 def _plan_unary(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
-    return _find_constant_obstacle(op) or (lambda mb, view: [rebuild_op(mb, op, x=view(op.x, None))])
+    return _find_constant_obstacle(op) or (lambda mb, reshape: [rebuild_op(mb, op, x=reshape(op.x, None))])
 
 
 def _find_constant_obstacle(op: Operation) -> str:
@@ -124,8 +111,9 @@ def _find_group_of_axis(groups: _Groups, axis: int) -> int:
 
 def _plan_softmax(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
     found = _isolate_axis(op.x, int(op.axis.val), bounds)
-    return found if isinstance(found, str) else lambda mb, view: [
-        rebuild_op(mb, op, x=view(op.x, found[0]), axis=found[1])]
+    if isinstance(found, str):
+        return found
+    return lambda mb, reshape: [rebuild_op(mb, op, x=reshape(op.x, found[0]), axis=found[1])]
 
 
 def _plan_split(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
@@ -133,7 +121,7 @@ def _plan_split(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
     if isinstance(found, str):
         return found
     kept = {name: var for name, var in op.inputs.items() if name in ("num_splits", "split_sizes")}
-    return lambda mb, view: list(mb.split(x=view(op.x, found[0]), axis=found[1], **kept))
+    return lambda mb, reshape: list(mb.split(x=reshape(op.x, found[0]), axis=found[1], **kept))
 
 
 def _plan_concat(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
@@ -164,20 +152,20 @@ def _plan_join(op: Operation, found: Sequence[tuple[list[int], int] | str]) -> _
         fits.append(each)
     if len({(at, len(shape), *shape[:at], *shape[at + 1:]) for shape, at in fits}) > 1:
         return "what is joined falls into different axes"
-    return lambda mb, view: [mb.concat(values=[view(var, shape) for var, (shape, _) in zip(op.values, fits)],
+    return lambda mb, reshape: [mb.concat(values=[reshape(var, shape) for var, (shape, _) in zip(op.values, fits)],
                                        axis=fits[0][1])]
 
 
 def _plan_reduce(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
     axes = {int(axis) % op.x.rank for axis in get_const_value(op.axes, list(range(op.x.rank)))}
     sizes = _extents_from_shape(op.x.shape)
-    groups = _group_axes([None if size == 1 and at not in axes else at in axes for at, size in enumerate(sizes)], sizes,
-                        bounds.rank)
+    keys = [None if size == 1 and at not in axes else at in axes for at, size in enumerate(sizes)]
+    groups = _group_axes(keys, sizes, bounds.rank)
     shape = _compute_merged_shape(groups, sizes, bounds)
     if isinstance(shape, str):
         return shape
     over = [at for at, group in enumerate(groups) if axes.intersection(group)]
-    return lambda mb, view: [rebuild_op(mb, op, x=view(op.x, shape), axes=over, keep_dims=True)]
+    return lambda mb, reshape: [rebuild_op(mb, op, x=reshape(op.x, shape), axes=over, keep_dims=True)]
 
 
 def _plan_tile(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
@@ -191,7 +179,7 @@ def _plan_tile(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
     if isinstance(shape, str):
         return shape
     times = [int(np.prod([reps[axis] for axis in group])) for group in groups]
-    return lambda mb, view: [mb.tile(x=view(op.x, shape), reps=np.array(times, np.int32))]
+    return lambda mb, reshape: [mb.tile(x=reshape(op.x, shape), reps=np.array(times, np.int32))]
 
 
 def _plan_elementwise(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
@@ -203,31 +191,31 @@ def _plan_elementwise(op: Operation, bounds: RankBounds) -> _BuildFunction | str
     ranked = sorted((op.inputs[name] for name in found), key=is_const)  # the first is computed, if any is
     alike = len({tuple(map(str, var.shape)) for var in ranked}) == 1
 
-    def build(mb: Any, view: _ReshapeFunction) -> list[Var]:
-        own = [-1 if is_symbolic(extent) else int(extent) for extent in view(ranked[0], None).shape]
+    def build(mb: Any, reshape: _ReshapeFunction) -> list[Var]:
+        own = _make_reshape_shape(reshape(ranked[0], None))
         same = own if alike and own.count(-1) < 2 else None  # no broadcast: any shape of the first will do
-        return [rebuild_op(mb, op, **{name: view(op.inputs[name], same or shape) for name, shape in found.items()})]
+        return [rebuild_op(mb, op, **{name: reshape(op.inputs[name], same or shape) for name, shape in found.items()})]
 
     return build
 
 
 def _merge_broadcast_shapes(
-    operands: dict[str, Var], whole: Sequence[Any], bounds: RankBounds
+    operands: dict[str, Var], output: Sequence[Any], bounds: RankBounds
 ) -> dict[str, list[int]] | str:
     """Compute the shape of each operand that has a rank, so that they broadcast as before."""
-    shapes = {name: pad_shape_to_rank(var.shape, len(whole)) for name, var in operands.items() if var.rank}
+    shapes = {name: pad_shape_to_rank(var.shape, len(output)) for name, var in operands.items() if var.rank}
     if any(is_compressed(var) for var in operands.values()):
         return "an operand is a compressed weight"
     keys: list[Any] = []
-    for axis, extent in enumerate(whole):
-        met = [shape[axis] for shape in shapes.values()]
-        if len({str(each) for each in met if each != 1}) > 1 or (is_symbolic(extent) and extent not in met):
+    for axis, extent in enumerate(output):
+        extents = [shape[axis] for shape in shapes.values()]
+        if len({str(each) for each in extents if each != 1}) > 1 or (is_symbolic(extent) and extent not in extents):
             return "whether an open dimension broadcasts is not known"
-        keys.append(None if all(each == 1 for each in met) else tuple(each == 1 for each in met))
-    groups = _group_axes(keys, _extents_from_shape(whole), bounds.rank)
+        keys.append(None if all(each == 1 for each in extents) else tuple(each == 1 for each in extents))
+    groups = _group_axes(keys, _extents_from_shape(output), bounds.rank)
     result: dict[str, list[int]] = {}
-    for name, mine in shapes.items():
-        shape = _compute_merged_shape(groups, _extents_from_shape(mine), bounds)
+    for name, padded in shapes.items():
+        shape = _compute_merged_shape(groups, _extents_from_shape(padded), bounds)
         if isinstance(shape, str):
             return shape
         result[name] = shape
@@ -257,14 +245,16 @@ def _plan_matmul(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
         if isinstance(shape, str):
             return shape
         shapes[name] = shape
-    return lambda mb, view: [
-        rebuild_op(mb, op, **{name: view(op.inputs[name], shape) for name, shape in shapes.items()})
+    return lambda mb, reshape: [
+        rebuild_op(mb, op, **{name: reshape(op.inputs[name], shape) for name, shape in shapes.items()})
     ]
 
 
 def _plan_linear(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
     found = _isolate_axis(op.x, -1, bounds._replace(rank=3))
-    return found if isinstance(found, str) else lambda mb, view: [rebuild_op(mb, op, x=view(op.x, found[0]))]
+    if isinstance(found, str):
+        return found
+    return lambda mb, reshape: [rebuild_op(mb, op, x=reshape(op.x, found[0]))]
 
 
 def _plan_transpose(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
@@ -275,19 +265,20 @@ def _plan_transpose(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
     shape = _shape_from_groups(groups, sizes)
     if shape is None:
         return "more than one dimension is not known before the model runs"
+    extents = [None if extent == -1 else extent for extent in shape]
     plans: list[tuple[list[int], list[int]]] = []
     for step in steps:
-        merged, (order,) = _plan_transposes(step, [None if extent == -1 else extent for extent in shape], bounds.rank)
-        now = _compute_merged_shape(merged, [None if extent == -1 else extent for extent in shape], bounds)
-        if isinstance(now, str):
-            return now
-        plans.append((now, order))
-        shape = [shape[axis] for axis in step]
+        merged, (order,) = _plan_transposes(step, extents, bounds.rank)
+        merged_shape = _compute_merged_shape(merged, extents, bounds)
+        if isinstance(merged_shape, str):
+            return merged_shape
+        plans.append((merged_shape, order))
+        extents = [extents[axis] for axis in step]
 
-    def build(mb: Any, view: _ReshapeFunction) -> list[Var]:
+    def build(mb: Any, reshape: _ReshapeFunction) -> list[Var]:
         x = op.x
-        for now, order in plans:
-            x = view(x, now)
+        for merged_shape, order in plans:
+            x = reshape(x, merged_shape)
             x = mb.transpose(x=x, perm=order) if order != sorted(order) else x
         return [x]
 
@@ -299,7 +290,7 @@ def _plan_slice(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
     if any(get_const_value(op.inputs[name]) is None for name in names):
         return "the slice is not constant"
     sizes = _extents_from_shape(op.x.shape)
-    taken = [read_slice_range(op, axis, size) for axis, size in enumerate(sizes)]
+    taken = [_read_slice_range(op, axis, size) for axis, size in enumerate(sizes)]
     keys = [axis if each is not None else None if sizes[axis] == 1 else -1 for axis, each in enumerate(taken)]
     groups = _group_axes(keys, sizes, bounds.rank)
     shape = _compute_merged_shape(groups, sizes, bounds)
@@ -308,10 +299,39 @@ def _plan_slice(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
     if any(each is not None and sizes[axis] is None for axis, each in enumerate(taken)):
         return "an open dimension is sliced"
     cut = [next((taken[axis] for axis in group if taken[axis] is not None), None) for group in groups]
-    return lambda mb, view: [mb.slice_by_index(
-        x=view(op.x, shape), begin=[each.start if each else 0 for each in cut],
-        end=[each.stop if each else 0 for each in cut], stride=[each.step if each else 1 for each in cut],
-        begin_mask=[each is None for each in cut], end_mask=[each is None or each.stop < 0 for each in cut])]
+    parameters = {
+        "begin": [each.start if each else 0 for each in cut],
+        "end": [each.stop if each else 0 for each in cut],
+        "stride": [each.step if each else 1 for each in cut],
+        "begin_mask": [each is None for each in cut],
+        "end_mask": [each is None or each.stop < 0 for each in cut],  # backwards to the first element
+    }
+    return lambda mb, reshape: [mb.slice_by_index(x=reshape(op.x, shape), **parameters)]
+
+
+def _read_slice_range(op: Operation, axis: int, size: int | None) -> range | None:
+    """Return the indices that are read of an axis; None for all of them.
+
+    For an axis of unknown size that is cut, return an empty range: it is not examined further.
+    """
+    begin = int(get_const_value(op.begin)[axis])
+    if op.op_type == "slice_by_size":
+        count = int(get_const_value(op.size)[axis])
+        begin += (size or 0) if begin < 0 else 0
+        indices = range(begin, (size or 0) if count == -1 else begin + count)
+        return None if indices == range(size or 0) else indices
+    squeezed, from_front, to_end = (bool((get_const_value(op.inputs.get(name)) or [False] * op.x.rank)[axis])
+                                    for name in ("squeeze_mask", "begin_mask", "end_mask"))
+    step = int((get_const_value(op.inputs.get("stride")) or [1] * op.x.rank)[axis])
+    if size is None:
+        return None if from_front and to_end and step == 1 and not squeezed else range(0)
+    if squeezed:
+        index = 0 if from_front else begin % size
+        indices = range(index, index + 1)
+    else:
+        end = int(get_const_value(op.end)[axis])
+        indices = range(size)[slice(None if from_front else begin, None if to_end else end, step)]
+    return None if indices == range(size) else indices
 
 
 _PLANNERS: dict[str, Callable[[Operation, RankBounds], _BuildFunction | str]] = {
@@ -448,27 +468,27 @@ def plan_region(
 
 def build_region(mb: RewriteBuilder, plans: Sequence[tuple[Operation, _BuildFunction]], most: int) -> dict[Var, Var]:
     """Build the region with `most` axes at most; return the replacement of each value that leaves it."""
-    shown: dict[Var, Var] = {}
-    seen: dict[tuple[Var, tuple[int, ...]], Var] = {}
+    lowered: dict[Var, Var] = {}
+    reshaped: dict[tuple[Var, tuple[int, ...]], Var] = {}
 
-    def view(var: Var, shape: Sequence[int] | None) -> Var:
-        held = shown.get(var, var)
-        if shape is None or list(shape) == _make_reshape_shape(held):
-            return held
-        if is_const(held):
-            return mb.reshaped(held, tuple(shape))
-        key = (held, tuple(shape))
-        if key not in seen:
-            seen[key] = mb.reshape(x=held, shape=np.array(shape, dtype=np.int32))
-        return seen[key]
+    def reshape(var: Var, shape: Sequence[int] | None) -> Var:
+        value = lowered.get(var, var)
+        if shape is None or list(shape) == _make_reshape_shape(value):
+            return value
+        if is_const(value):
+            return mb.reshaped(value, tuple(shape))
+        key = (value, tuple(shape))
+        if key not in reshaped:
+            reshaped[key] = mb.reshape(x=value, shape=np.array(shape, dtype=np.int32))
+        return reshaped[key]
 
     replaced: dict[Var, Var] = {}
     for op, build in plans:
         with mb.at(op):
-            for old, new in zip(op.outputs, build(mb, view)):
-                shown[old] = new
+            for old, new in zip(op.outputs, build(mb, reshape)):
+                lowered[old] = new
                 if old.rank <= most:
-                    shown[old] = replaced[old] = view(new, _make_reshape_shape(old))
+                    lowered[old] = replaced[old] = reshape(new, _make_reshape_shape(old))
     return replaced
 
 
