@@ -476,8 +476,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "index-by-magnitude",
         "index_by_mod",
         "index_by_mod",
-        "mb.mod(x=mb.add(x=wide, y=many), y=many)",
-        "mb.mod(x=mb.abs(x=wide), y=many)",
+        "mb.mod(x=mb.add(x=wide, y=extent), y=extent)",
+        "mb.mod(x=mb.abs(x=wide), y=extent)",
         "a negative index counts from the front",
     ),
     Mutant(
