@@ -6,12 +6,13 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import coremltools as ct
 import numpy as np
-from coremltools.converters.mil.mil import Block, Builder, Operation, Program, Var, types
+from coremltools.converters.mil.mil import Block, Builder, Operation, Var, types
 
 from ...ir.builder import RewriteBuilder
 from ...ir.query import (
@@ -25,7 +26,7 @@ from ...ir.query import (
 )
 from ...passes.contract import BlockRewrite, Exactness, Example, Hit, Miss, Vendor
 from ...passes.evidence import cite_m1_gpt_notes, cite_m4_study
-from ...passes.examples import build_program, make_example, make_weight
+from ...passes.examples import make_example, make_weight
 from ...rules.scatter import Scatter
 from ._index_patterns import (
     Run,
@@ -36,8 +37,6 @@ from ._index_patterns import (
     slice_runs,
     take_indices,
 )
-
-"Most axes that are supported on the ANE."
 
 _SCATTER_OPS = ("scatter", "scatter_nd", "scatter_along_axis")
 _Array = np.ndarray[Any, Any]
@@ -121,106 +120,37 @@ class ScatterAsSlices(BlockRewrite):
         return _build_scatter_plan(mb, hit.op, hit.plan)
 
     def examples(self) -> Iterable[Example]:
-        yield Example("the last of each row", lambda: _build_flat_scatter(np.arange(3, 24, 4), (2, 3, 4)))
-        yield Example(
-            "added to the last of each row", lambda: _build_flat_scatter(np.arange(3, 24, 4), (2, 3, 4), "add")
-        )
-        yield Example("columns", lambda: _build_row_scatter([1, 2], axis=1))
-        yield Example("rows, added", lambda: _build_row_scatter([1, 2], mode="add"))
-        yield Example("every second column", lambda: _build_row_scatter([0, 2, 4], axis=1, mode="max"))
-        yield Example("any rows", lambda: _build_row_scatter([3, 0, 1], mode="min", opset=ct.target.iOS15))
-        yield make_example(
-            "constants to several places",
-            lambda x: Builder.scatter(
-                data=x,
-                indices=np.array([4, 1, 2], np.int32),
-                updates=make_weight(3, 8),
-                axis=0,
-                mode="update",
-                name="y",
-            ),
-            x=(5, 8),
-        )
-        yield make_example(
-            "a number",
-            lambda x: Builder.scatter(
-                data=x,
-                indices=np.array([1, -1], np.int32),
-                updates=np.zeros(2, np.float16),
-                axis=0,
-                mode="update",
-                name="y",
-            ),
-            opset=ct.target.iOS15,
-            x=(5,),
-        )
-        yield make_example(
-            "points",
-            lambda x: Builder.scatter_nd(
-                data=x,
-                indices=np.array([[1, 2], [1, 3], [2, 2], [2, 3]], np.int32),
-                updates=make_weight(4),
-                mode="mul",
-                name="y",
-            ),
-            x=(4, 5),
-        )
-        yield make_example(
-            "constant points",
-            lambda x: Builder.scatter_nd(
-                data=x,
-                indices=np.array([[1, 2], [3, 0], [2, 4]], np.int32),
-                updates=make_weight(3),
-                mode="sub",
-                name="y",
-            ),
-            options={"max_parts": 3},
-            x=(4, 5),
-        )
-        yield make_example(
-            "along an axis",
-            lambda x: Builder.scatter_along_axis(
-                data=x,
-                indices=np.array([[1], [1], [1], [1]], np.int32),
-                axis=1,
-                updates=make_weight(4, 1),
-                mode="update",
-                name="y",
-            ),
-            x=(4, 5),
-        )
-        yield make_example(
-            "into zeros",
-            lambda x: Builder.scatter(
-                data=np.zeros(5, np.float16),
-                indices=np.array([1, 2], np.int32),
-                mode="update",
-                updates=Builder.mul(x=Builder.reduce_max(x=x), y=make_weight(2)),
-                name="y",
-            ),
-            x=(3,),
-        )
-        yield Example("slice_update", _build_slice_update, options={"windows": True})
-        yield Example("slice_update, as it is", _build_slice_update, reason="")
-        yield Example("twice", lambda: _build_row_scatter([1, 1]),
-                      reason="it writes to one place twice, and which one stays is not stated")
-        yield Example("many", lambda: _build_row_scatter([0, 2, 3], mode="add"), options={"max_parts": 2},
-                      reason="5 values to join, above 2")
-        yield make_example(
-            "integers",
-            lambda x, v: Builder.scatter(data=x, indices=np.array([1], np.int32), updates=v, axis=0, mode="add"),
-            reason="it computes on integers",
-            dtype=types.int32,
-            x=(3,),
-            v=(1,),
-        )
-        yield make_example(
-            "computed",
-            lambda i: Builder.scatter(data=make_weight(4), indices=i, updates=make_weight(1), axis=0, name="y"),
-            reason="its indices are computed",
-            dtype=types.int32,
-            i=(1,),
-        )
+        last = np.arange(3, 24, 4)
+        yield make_example("the last of each row", partial(_build_flat_scatter, places=last), x=(2, 3, 4))
+        yield make_example("added to the last of each row", partial(_build_flat_scatter, places=last, mode="add"),
+                           x=(2, 3, 4))
+        yield _make_row_example("columns", [1, 2], axis=1)
+        yield _make_row_example("rows, added", [1, 2], mode="add")
+        yield _make_row_example("every second column", [0, 2, 4], axis=1, mode="max")
+        yield _make_row_example("any rows", [3, 0, 1], mode="min", opset=ct.target.iOS15)
+        yield _make_constant_example("constants to several places", [4, 1, 2], make_weight(3, 8), x=(5, 8))
+        yield _make_constant_example("a number", [1, -1], np.zeros(2, np.float16), x=(5,), opset=ct.target.iOS15)
+        yield _make_constant_example("points", [[1, 2], [1, 3], [2, 2], [2, 3]], make_weight(4), "scatter_nd", "mul")
+        yield _make_constant_example("constant points", [[1, 2], [3, 0], [2, 4]], make_weight(3), "scatter_nd", "sub",
+                                     options={"max_parts": 3})
+        yield _make_constant_example("along an axis", [[1], [1], [1], [1]], make_weight(4, 1), "scatter_along_axis",
+                                     axis=1)
+        yield make_example("into zeros", lambda x: Builder.scatter(
+            data=np.zeros(5, np.float16), indices=np.array([1, 2], np.int32), mode="update",
+            updates=Builder.mul(x=Builder.reduce_max(x=x), y=make_weight(2)), name="y"), x=(3,))
+        yield make_example("slice_update", _build_slice_update, options={"windows": True}, opset=ct.target.iOS18,
+                           x=(4, 5))
+        yield make_example("slice_update, as it is", _build_slice_update, reason="", opset=ct.target.iOS18, x=(4, 5))
+        yield _make_row_example("twice", [1, 1],
+                                reason="it writes to one place twice, and which one stays is not stated")
+        yield _make_row_example("many", [0, 2, 3], mode="add", options={"max_parts": 2},
+                                reason="5 values to join, above 2")
+        yield make_example("integers", lambda x, v: Builder.scatter(
+            data=x, indices=np.array([1], np.int32), updates=v, axis=0, mode="add"),
+            reason="it computes on integers", dtype=types.int32, x=(3,), v=(1,))
+        yield make_example("computed", lambda i: Builder.scatter(
+            data=make_weight(4), indices=i, updates=make_weight(1), axis=0, name="y"),
+            reason="its indices are computed", dtype=types.int32, i=(1,))
 
 
 def _plan_scatter(op: Operation, max_parts: int, max_bytes: int) -> _ScatterPlan | str:
@@ -236,18 +166,18 @@ def _plan_scatter(op: Operation, max_parts: int, max_bytes: int) -> _ScatterPlan
     plan = _plan_window(data, new, group, max_bytes)
     if isinstance(plan, _ScatterPlan):
         return plan
-    found = _split_into_segments(group.places, group.size)
-    count = len(found) + (0 if group.mode == "update" else find_index_pattern(group.places).parts)
-    seen = find_reshape_obstacle(group.shape(data, (group.size,))) if len(group.extents) > 1 else ""
-    if count <= max_parts and not seen:
-        return _ScatterPlan(group, (group.size,), None, "pieces", f"{len(found)} pieces")
-    whole = get_static_shape(data)
-    if whole is not None and is_const(new) and data.dtype in _SELECT_DTYPES:
-        size = math.prod(whole) * get_itemsize(data) + group.size
+    segments = _split_into_segments(group.places, group.size)
+    count = len(segments) + (0 if group.mode == "update" else find_index_pattern(group.places).parts)
+    obstacle = find_reshape_obstacle(group.shape(data, (group.size,))) if len(group.extents) > 1 else ""
+    if count <= max_parts and not obstacle:
+        return _ScatterPlan(group, (group.size,), None, "pieces", f"{len(segments)} pieces")
+    shape = get_static_shape(data)
+    if shape is not None and is_const(new) and data.dtype in _SELECT_DTYPES:
+        size = math.prod(shape) * get_itemsize(data) + group.size
         if size <= max_bytes:
             return _ScatterPlan(group, (group.size,), None, "spread", f"a select of a constant, {size} bytes")
         return f"{count} values to join, above {max_parts}, and {size} bytes to choose from, above {max_bytes}"
-    return plan or seen or f"{count} values to join, above {max_parts}"
+    return plan or obstacle or f"{count} values to join, above {max_parts}"
 
 
 @dataclass(frozen=True)
@@ -320,29 +250,27 @@ def _read_slice_update(op: Operation) -> _ScatterTarget | str:
     if shape is None or begin is None or end is None:
         return "its window is computed, or its shape symbolic"
     stride = get_const_value(op.stride) or [1] * rank
-    free = {
-        name: get_const_value(op.inputs.get(name)) or [False] * rank
-        for name in ("begin_mask", "end_mask", "squeeze_mask")
-    }
+    from_front, to_end, squeezed = (get_const_value(op.inputs.get(name)) or [False] * rank
+                                    for name in ("begin_mask", "end_mask", "squeeze_mask"))
     lines: list[range] = []
     for axis, extent in enumerate(shape):
-        if free["squeeze_mask"][axis]:
+        if squeezed[axis]:
             if not -extent <= begin[axis] < extent:
                 return "a place is outside of its axis"
-            lines.append(range(int(begin[axis]) % extent, int(begin[axis]) % extent + 1))
-            continue
-        first, last = (None if free[f"{side}_mask"][axis] else int(given[axis])
-                       for side, given in (("begin", begin), ("end", end)))
-        lines.append(range(extent)[first:last:int(stride[axis])])
+            index = int(begin[axis]) % extent
+            lines.append(range(index, index + 1))
+        else:
+            first = None if from_front[axis] else int(begin[axis])
+            last = None if to_end[axis] else int(end[axis])
+            lines.append(range(extent)[first:last:int(stride[axis])])
     cut = [axis for axis, extent in enumerate(shape) if lines[axis] != range(extent)] or [0]
     axes = slice(cut[0], cut[-1] + 1)  # other axes are written entirely: their indices are not listed
     count = math.prod(map(len, lines[axes]))
     if count > _MAX_WINDOW_INDICES:
         return f"its window has {count} places, above {_MAX_WINDOW_INDICES}"
     lists = [np.arange(line.start, line.stop, line.step) for line in lines[axes]]
-    return _check_unique_indices(
-        _ScatterTarget(cut[0], shape[axes], np.ravel_multi_index(np.ix_(*lists), shape[axes]).reshape(-1))
-    )
+    places = np.ravel_multi_index(np.ix_(*lists), shape[axes]).reshape(-1)
+    return _check_unique_indices(_ScatterTarget(cut[0], shape[axes], places))
 
 
 def _check_unique_indices(group: _ScatterTarget) -> _ScatterTarget | str:
@@ -373,24 +301,13 @@ def _plan_window(data: Var, new: Var, group: _ScatterTarget, max_bytes: int) -> 
         single = all(run.count == 1 for run in runs.values())
         if inner != group.extents and (len(shape) > _MAX_RANK or find_reshape_obstacle(shape)):
             continue
-        if (
-            runs
-            and (single or _read_uniform_value(new) is not None)
-            and data.dtype in _SELECT_DTYPES
-            and mask <= max_bytes
-        ):
+        is_selectable = data.dtype in _SELECT_DTYPES and (single or _read_uniform_value(new) is not None)
+        if runs and is_selectable and mask <= max_bytes:
             return _ScatterPlan(group, inner, runs, "select", "a select with a constant mask")
         reason = _find_window_obstacle(shape, runs)
         if not reason:
-            found.append(
-                _ScatterPlan(
-                    group,
-                    inner,
-                    runs,
-                    "window",
-                    f"a window of {_format_axis_count(len(runs))}" if runs else "all of it",
-                )
-            )
+            words = f"a window of {_format_axis_count(len(runs))}" if runs else "all of it"
+            found.append(_ScatterPlan(group, inner, runs, "window", words))
     found.sort(key=lambda plan: any(run.step > 1 for run in (plan.runs or {}).values()))
     return found[0] if found else reason
 
@@ -417,9 +334,10 @@ def _infer_window_shape(places: _Array, extent: int) -> tuple[int, ...] | None:
         jumps = np.diff(line)
         step = int(jumps[0])
         count = int(np.argmax(jumps != step)) + 1 if np.any(jumps != step) else len(line)
-        if step <= 0 or len(line) % count or not np.array_equal(
-                line.reshape(-1, count) - line[::count, None], np.broadcast_to(
-                    np.arange(count) * step, (len(line) // count, count))):
+        if step <= 0 or len(line) % count:
+            return None
+        offsets = line.reshape(-1, count) - line[::count, None]
+        if np.any(offsets != np.arange(count) * step):  # the rows are not spaced alike
             return None
         strides.append(step)
         line = line[::count]
@@ -470,18 +388,18 @@ def _format_axis_count(count: int) -> str:
     return "one axis" if count == 1 else f"{count} axes"
 
 
-def _split_into_segments(places: np.ndarray[Any, Any], extent: int) -> list[tuple[bool, int, int]]:
+def _split_into_segments(places: _Array, extent: int) -> list[tuple[bool, int, int]]:
     """Split an axis whose `places` are written into contiguous segments: (new, first index in its value, count).
 
     Memory is used for `places` only, as the axis may be longer than any memory.
     """
     order = np.argsort(places)
-    there = places[order]
-    breaks = np.flatnonzero((np.diff(there) != 1) | (np.diff(order) != 1)) + 1
+    ascending = places[order]
+    breaks = np.flatnonzero((np.diff(ascending) != 1) | (np.diff(order) != 1)) + 1
     found: list[tuple[bool, int, int]] = []
     at = 0
-    for first, last in pairwise([0, *breaks.tolist(), len(there)]):
-        start, count = int(there[first]), last - first
+    for first, last in pairwise([0, *breaks.tolist(), len(ascending)]):
+        start, count = int(ascending[first]), last - first
         if start > at:
             found.append((False, at, start - at))
         found.append((True, int(order[first]), count))
@@ -547,13 +465,7 @@ def _replace_extents(data: Var, counts: dict[int, int]) -> list[Any]:
 
 
 def _write_segments(
-    mb: RewriteBuilder,
-    var: Var,
-    axis: int,
-    places: np.ndarray[Any, Any],
-    new: Var,
-    combine: _CombineFunction,
-    plain: bool,
+    mb: RewriteBuilder, var: Var, axis: int, places: _Array, new: Var, combine: _CombineFunction, plain: bool
 ) -> Var:
     """Write any indices of one axis, in any order, as `_write_window`; with `plain` the old elements are unused."""
     extent = int(var.shape[axis])
@@ -561,9 +473,9 @@ def _write_segments(
     parts = _split_into_segments(places, extent)
     old = sorted((first, count) for fresh, first, count in parts if not fresh)
     fresh = sorted((first, count) for is_new, first, count in parts if is_new)
-    kept = _slice_segments(mb, var, axis, old, extent)
-    given = _slice_segments(mb, made, axis, fresh, len(places))
-    values = [(given if is_new else kept)[first] for is_new, first, _ in parts]
+    old_values = _slice_segments(mb, var, axis, old, extent)
+    new_values = _slice_segments(mb, made, axis, fresh, len(places))
+    values = [(new_values if is_new else old_values)[first] for is_new, first, _ in parts]
     return _concat_parts(mb, values, axis)
 
 
@@ -606,7 +518,7 @@ def _select_by_mask(mb: RewriteBuilder, var: Var, mask: _Array, new: Any, combin
     return made
 
 
-def _build_mask_const(mb: RewriteBuilder, array: np.ndarray[Any, Any]) -> Var:
+def _build_mask_const(mb: RewriteBuilder, array: _Array) -> Var:
     with mb.at(mb.block.operations[0], "places"):
         made: Var = mb.const(val=array, name="places_mask")
     return made
@@ -615,10 +527,10 @@ def _build_mask_const(mb: RewriteBuilder, array: np.ndarray[Any, Any]) -> Var:
 def _scatter_const_update(mb: RewriteBuilder, data: Var, new: Var, group: _ScatterTarget) -> Var:
     """Build a constant update with zeros at the indices that it does not write."""
     def make() -> _Array:
-        given = np.asarray(new.val).reshape(_replace_extents(data, {group.first: len(group.places)}))
-        whole = np.zeros(tuple(data.shape), given.dtype)
-        whole[(slice(None),) * group.first + (group.places,)] = given
-        return whole
+        update = np.asarray(new.val).reshape(_replace_extents(data, {group.first: len(group.places)}))
+        spread = np.zeros(tuple(data.shape), update.dtype)
+        spread[(slice(None),) * group.first + (group.places,)] = update
+        return spread
 
     return mb.weight(new, f"over_{group.size}_{hashlib.sha256(group.places.tobytes()).hexdigest()[:16]}", make)
 
@@ -667,9 +579,8 @@ def _write_window(mb: RewriteBuilder, var: Var, runs: dict[int, Run], new: Var, 
     if run.step == 1:
         parts[1] = _write_window(mb, parts[1], inner, new, combine)
     else:
-        parts[1] = _write_strided_window(
-            mb, parts[1], axis, Run(run.start - first, run.step, run.count), inner, new, combine
-        )
+        shifted = Run(run.start - first, run.step, run.count)
+        parts[1] = _write_strided_window(mb, parts[1], axis, shifted, inner, new, combine)
     return _concat_parts(mb, parts, axis)
 
 
@@ -691,18 +602,18 @@ def _write_strided_window(
     return reshape_value(mb, _concat_parts(mb, parts, axis + 1), shape)
 
 
-def _build_flat_scatter(places: Any, shape: tuple[int, ...], mode: str = "update") -> Program:
-    def body(x: Var) -> Var:
-        updates = Builder.mul(x=Builder.reduce_max(x=x), y=make_weight(len(places)))
-        line = Builder.reshape(x=x, shape=[-1])
-        line = Builder.scatter(data=line, indices=np.array(places, np.int32), updates=updates, mode=mode)
-        result: Var = Builder.reshape(x=line, shape=[-1, *shape[1:]], name="y")
-        return result
-
-    return build_program(body, x=shape)
+def _build_flat_scatter(x: Var, places: Any, mode: str = "update") -> Var:
+    """Build an assignment to a slice as coremltools converts it: a scatter to all elements in one row."""
+    updates = Builder.mul(x=Builder.reduce_max(x=x), y=make_weight(len(places)))
+    line = Builder.reshape(x=x, shape=[-1])
+    line = Builder.scatter(data=line, indices=np.array(places, np.int32), updates=updates, mode=mode)
+    result: Var = Builder.reshape(x=line, shape=[-1, *x.shape[1:]], name="y")
+    return result
 
 
-def _build_row_scatter(places: list[int], axis: int = 0, mode: str = "update", opset: Any = ct.target.iOS17) -> Program:
+def _make_row_example(name: str, places: list[int], *, axis: int = 0, mode: str = "update", **expected: Any) -> Example:
+    """Make an example of a scatter of computed rows or columns."""
+
     def body(x: Var) -> Var:
         size = [-1, -1]
         size[axis] = len(places)
@@ -711,10 +622,32 @@ def _build_row_scatter(places: list[int], axis: int = 0, mode: str = "update", o
                                       name="y")
         return result
 
-    return build_program(body, opset=opset, x=(4, 5))
+    return make_example(name, body, x=(4, 5), **expected)
 
 
-def _build_slice_update() -> Program:
-    return build_program(lambda x: Builder.slice_update(
-        x=x, update=Builder.slice_by_size(x=x, begin=[0, 0], size=[2, -1]), begin=[1, 0], end=[3, 0],
-        end_mask=[False, True], name="y"), opset=ct.target.iOS18, x=(4, 5))
+def _make_constant_example(
+    name: str,
+    indices: Any,
+    updates: _Array,
+    op_type: str = "scatter",
+    mode: str = "update",
+    *,
+    axis: int = 0,
+    x: tuple[int, ...] = (4, 5),
+    **expected: Any,
+) -> Example:
+    """Make an example of a scatter of constants."""
+    parameters = {} if op_type == "scatter_nd" else {"axis": axis}
+
+    def body(x: Var) -> Var:
+        result: Var = getattr(Builder, op_type)(data=x, indices=np.array(indices, np.int32), updates=updates, mode=mode,
+                                                name="y", **parameters)
+        return result
+
+    return make_example(name, body, x=x, **expected)
+
+
+def _build_slice_update(x: Var) -> Var:
+    update = Builder.slice_by_size(x=x, begin=[0, 0], size=[2, -1])
+    result: Var = Builder.slice_update(x=x, update=update, begin=[1, 0], end=[3, 0], end_mask=[False, True], name="y")
+    return result
