@@ -16,7 +16,7 @@ from mil_ane_passes.ir.query import iterate_ops
 from mil_ane_passes.passes.engine import apply_rewrite, find_matches
 from mil_ane_passes.passes.examples import build_program
 from mil_ane_passes.passes.registry import find_rewrite
-from mil_ane_passes.rewrites.convolution._conv_phases import find_awkward_stride_axes
+from mil_ane_passes.rewrites.convolution.factor_conv_stride import find_awkward_stride_axes
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.convolutions import WAYS, built, converted, distance, draw
 from tests.rewrites.helpers import kinds

@@ -16,7 +16,7 @@ from mil_ane_passes.ir.query import iterate_ops
 from mil_ane_passes.passes.engine import apply_rewrite, find_matches
 from mil_ane_passes.passes.examples import build_program
 from mil_ane_passes.passes.registry import find_rewrite
-from mil_ane_passes.rewrites.indexing._constant_slices import has_offset, read_slice_start
+from mil_ane_passes.rewrites.indexing.last_axis_slice import has_offset, read_slice_start
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.helpers import kinds, only_output
 from tests.rewrites.spellings import spelt

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Var, types
 
-from ...ir.builder import RewriteBuilder
+from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.query import is_const
 from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.examples import make_example, make_weight
-from ..convolution._conv_1d_lifting import rebuild_op
 
 _ACCUMULATOR_LIMIT = 32768.0
 "Magnitude from which a partial sum becomes infinite."

@@ -8,7 +8,7 @@ from typing import Any
 from coremltools.converters.mil.mil import Builder, Operation, Var, types
 
 from ...ane.limits import collect_evidence, find_limit
-from ...ir.builder import RewriteBuilder
+from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.query import get_const_value, is_compressed, is_const
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_m1_gpt_notes
@@ -16,7 +16,6 @@ from ...passes.examples import make_example, make_weight
 from ...rules.shapes import DimensionLimit
 from .._target_gate import describe_supporting_targets, find_limiting_generations
 from .._weights import find_slicing_obstacle, slice_weight, split_evenly
-from ..convolution._conv_1d_lifting import rebuild_op
 
 
 class SplitWideLinear(Rewrite):

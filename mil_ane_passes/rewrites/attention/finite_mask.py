@@ -11,13 +11,12 @@ import coremltools as ct
 import numpy as np
 from coremltools.converters.mil.mil import Block, Builder, Operation, Var, types
 
-from ...ir.builder import RewriteBuilder
+from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.query import get_consumers, get_type_info, is_const, is_opaque
 from ...passes.contract import BlockRewrite, Community, Exactness, Example, Hit, Miss, Vendor
 from ...passes.evidence import cite_apple_authoring_rules
 from ...passes.examples import make_example, make_weight
 from ...utils.errors import InputError
-from ..convolution._conv_1d_lifting import rebuild_op
 
 _MAX_MASK_SUM, _MIN_MASK_MARGIN = 62500.0, 1000.0
 "Largest sum of masks in fp16, with room for scores; smallest margin of a mask below every score it masks."

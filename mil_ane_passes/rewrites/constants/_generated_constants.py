@@ -10,9 +10,8 @@ import numpy as np
 from coremltools.converters.mil.mil import Operation, Var, types
 
 from ...ir.block_editor import get_first_op
-from ...ir.builder import RewriteBuilder
+from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.query import get_const_value, get_consumers, is_symbolic
-from ..convolution._conv_1d_lifting import rebuild_op
 
 MAX_EXACT_INTEGER = 2048
 "Magnitude up to which fp16 represents all integers; a larger one is never rounded to one below."

@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 from coremltools.converters.mil.mil import Block, Builder, Operation, Var, types
 
-from ...ir.builder import RewriteBuilder
+from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.query import get_consumers, is_symbolic
 from ...passes.contract import BlockRewrite, Exactness, Example, Hit, Miss
 from ...passes.examples import make_example
 from ...passes.targets import Gate
 from ...rules.unsupported_ops import Fills
-from ..convolution._conv_1d_lifting import rebuild_op
 from ._generated_constants import (
     AxisSize,
     ShapeSource,

@@ -10,11 +10,10 @@ import coremltools as ct
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Var, types
 
-from ...ir.builder import RewriteBuilder
+from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.query import get_const_value, get_consumers, is_const
 from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite, Vendor
 from ...passes.examples import make_op_example
-from ..convolution._conv_1d_lifting import rebuild_op
 from ._norm_patterns import make_norm_example, match_norm, read_positive_scalar
 
 _FP16_MIN_SUBNORMAL = 2.0**-24
