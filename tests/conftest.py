@@ -69,6 +69,19 @@ def _asks_for_slow(config):
     return config.getoption("markexpr") == "slow"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def faster_conversions(request):
+    """Convert without what coremltools and torch repeat in each conversion; the slow run leaves nothing out."""
+    if _asks_for_slow(request.config):
+        yield
+        return
+    from tests.faster_conversions import skip_repeated_work
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        skip_repeated_work(monkeypatch)
+        yield
+
+
 @pytest.fixture(scope="session")
 def fixtures() -> Path:
     """The folder of small packages."""
