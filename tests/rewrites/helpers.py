@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
+from mil_ane_passes.ane.prediction import predict_plan
 from mil_ane_passes.ir.query import iterate_ops
+from mil_ane_passes.passes.registry import find_rewrite, get_all_rules
 from mil_ane_passes.runtime import Runtime
 
 WAYS = ("traced", "exported", "decomposed")
@@ -37,6 +39,16 @@ def converted_as(module, x, way, path, *, passes=None, chip="all", precision="FL
                       else ane.pipeline(passes=passes, target=chip), **settings_)
     made.save(str(path))
     return ane.load(path).program
+
+
+def configure_rewrite(name, **options):
+    return find_rewrite(name).configured(**options)
+
+
+def unsupported_ops(program, target="m4") -> list[str]:
+    """List the types of the ops that some rule says the ANE of `target` does not support."""
+    rules = [rule() for rule in get_all_rules().values()]
+    return [row.op.op_type for row in predict_plan(program, rules, target=target)[0].rows if row.ane == "no"]
 
 
 def at_any_numbers(check, count, reach):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -15,16 +17,14 @@ from mil_ane_passes.ir.printer import format_program
 from mil_ane_passes.ir.query import iterate_ops
 from mil_ane_passes.passes.engine import apply_rewrite, find_matches
 from mil_ane_passes.passes.examples import build_program
-from mil_ane_passes.passes.registry import find_rewrite
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.convolutions import WAYS, converted, distance, draw
-from tests.rewrites.helpers import half, kinds
+from tests.rewrites.helpers import configure_rewrite, half, kinds
 
 NAME = "explicit_conv_transpose_shape"
 
 
-def rule():
-    return find_rewrite(NAME).configured()
+rule = partial(configure_rewrite, NAME)
 
 
 def made(layer, shape, **parameters):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -15,18 +17,16 @@ from mil_ane_passes.ir.printer import format_program
 from mil_ane_passes.ir.query import iterate_ops
 from mil_ane_passes.passes.engine import apply_rewrite, find_matches
 from mil_ane_passes.passes.examples import build_program
-from mil_ane_passes.passes.registry import find_rewrite
 from mil_ane_passes.rewrites.convolution._conv_phases import find_awkward_stride_axes
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.convolutions import WAYS, built, converted, distance, draw
-from tests.rewrites.helpers import kinds
+from tests.rewrites.helpers import configure_rewrite, kinds
 
 NAME = "factor_conv_stride"
 LAYERS = {1: torch.nn.Conv1d, 2: torch.nn.Conv2d, 3: torch.nn.Conv3d}
 
 
-def rule(**options):
-    return find_rewrite(NAME).configured(**options)
+rule = partial(configure_rewrite, NAME)
 
 
 def with_layer(layer, shape):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import coremltools as ct
 import numpy as np
 import pytest
@@ -25,13 +27,13 @@ from mil_ane_passes.runtime import Runtime
 from mil_ane_passes.utils.errors import InputError
 from tests.equivalence.test_masks import attention as padded
 from tests.equivalence.test_masks import feeds
+from tests.rewrites.helpers import configure_rewrite
 
 INF, LOWEST = float("-inf"), torch.finfo(torch.float32).min
 KEYS, WIDTH = 8, 4
 
 
-def rule(**options):
-    return find_rewrite("finite_mask").configured(**options)
+rule = partial(configure_rewrite, "finite_mask")
 
 
 def scores(x):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import coremltools as ct
 import numpy as np
 import pytest
@@ -18,15 +20,14 @@ from mil_ane_passes.passes.engine import apply_rewrite, find_matches
 from mil_ane_passes.passes.examples import build_program
 from mil_ane_passes.passes.registry import find_rewrite
 from mil_ane_passes.runtime import Runtime
-from tests.rewrites.helpers import only_output, torch_outputs
+from tests.rewrites.helpers import configure_rewrite, only_output, torch_outputs
 from tests.rewrites.spellings import spelt
 
 TINY = 2.0**-24
 FLUSHING = {"smallest": 2.0**-14}
 
 
-def rule(**options):
-    return find_rewrite("representable_epsilon").configured(**options)
+rule = partial(configure_rewrite, "representable_epsilon")
 
 
 def layer_norm(epsilon, dtype=types.fp16):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import coremltools as ct
 import numpy as np
 import pytest
@@ -15,10 +17,9 @@ import mil_ane_passes as ane
 from mil_ane_passes.package import load
 from mil_ane_passes.passes.engine import apply_rewrite, find_matches
 from mil_ane_passes.passes.examples import build_program
-from mil_ane_passes.passes.registry import find_rewrite
 from mil_ane_passes.runtime import Runtime
 from tests.lab.models.zoo import _complete_torchvision
-from tests.rewrites.helpers import kinds, only_output, torch_outputs
+from tests.rewrites.helpers import configure_rewrite, kinds, only_output, torch_outputs
 from tests.rewrites.spellings import spelt
 
 WIDTH, EPSILON = 64, 1e-6
@@ -73,8 +74,7 @@ HOST_SCALED = {
 }
 
 
-def rule(**options):
-    return find_rewrite("scaled_rms_norm").configured(**options)
+rule = partial(configure_rewrite, "scaled_rms_norm")
 
 
 def rule_for(name):
