@@ -121,7 +121,7 @@ def test_results_take_the_place_of_those_of_the_same_cell(tmp_path: Path) -> Non
     assert [each.cell for each in recorded(file)] == ["py310", "py312"]
     assert as_table(recorded(file)).splitlines()[2:] == [
         "| 3.10.1 | 1.26.4 | 9.0 | 2.13.0 | all | 1,234 | 0 | 3 | 4 |",
-        "| 3.12.1 | | | | none | | | | No matching distribution |"]
+        "| 3.12.1 |  |  |  | none |  |  |  | No matching distribution |"]
     record([Result("py310", "3.10.1", "1.26.4", "9.0", "2.13.0", 60, 0, 0, 1.0, 20)], file)
     assert "| 1 in 20 | 60 |" in as_table(recorded(file))
 
@@ -144,7 +144,7 @@ def test_a_cell_without_its_interpreter_is_a_row_that_says_so(tmp_path: Path) ->
     done = subprocess.run([sys.executable, "-m", "tests.lab.versions", "--cells", "py310", "--venvs", str(tmp_path)],
                           cwd=ROOT, env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "| 3.10 | | | | none | | | | no python3.10 was found; give one with --python |" in done.stdout
+    assert "| 3.10 |  |  |  | none |  |  |  | no python3.10 was found; give one with --python |" in done.stdout
 
 
 def test_what_an_older_coremltools_does_not_take_by_itself_is_told_from_what_our_frontend_breaks(monkeypatch):
