@@ -10,8 +10,8 @@ from mil_ane_passes.passes.registry import get_all_rules
 from mil_ane_passes.testing import select_checks
 
 EXPENSIVE = {
-    "check_coremltools_pipeline", "check_equivalence_nested", "check_equivalence_observed", "check_equivalence_repeated",
-    "check_equivalence_symbolic", "check_save_and_load", "check_weights_stay_compressed",
+    "check_coremltools_pipeline", "check_equivalence_nested", "check_equivalence_observed",
+    "check_equivalence_repeated", "check_equivalence_symbolic", "check_save_and_load", "check_weights_stay_compressed",
 }
 "Checks that build, rewrite and run a program several times for each example."
 

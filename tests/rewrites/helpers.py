@@ -6,7 +6,7 @@ from collections import Counter
 
 import coremltools as ct
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
@@ -53,7 +53,6 @@ def unsupported_ops(program, target="m4") -> list[str]:
 
 def at_any_numbers(check, count, reach):
     """Call `check` with many lists of `count` numbers that fp16 has, up to `reach` in size."""
-    @settings(max_examples=50, deadline=None)
     @given(st.lists(st.floats(-reach, reach, width=16), min_size=count, max_size=count))
     def checked(numbers):
         check(np.array(numbers, np.float16))

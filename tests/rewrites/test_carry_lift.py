@@ -64,6 +64,7 @@ def test_the_pipeline_twice_is_once(converted):
     assert not any(trace.fired for trace in apply_rewrites(select_rewrites("full"), once))
 
 
+@pytest.mark.parametrize("kind", ["hifigan", pytest.param("bigvgan", marks=pytest.mark.slow)], indirect=True)
 @pytest.mark.parametrize("preset", ["safe", "full"])
 def test_is_still_what_pytorch_computes(kind, preset):
     """The package stores fp16 weights and coremltools folds scales into them in fp16, so at double precision it is

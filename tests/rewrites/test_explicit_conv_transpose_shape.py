@@ -9,7 +9,7 @@ import pytest
 import torch
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil.passes.pass_pipeline import PassPipelineManager
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
@@ -70,7 +70,7 @@ def test_the_published_program():
     held(built, layer, shape, [(0, 4), (0, 4)])
 
 
-@settings(max_examples=40, deadline=None)
+@pytest.mark.law
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 3), st.sampled_from([1, 2]), st.integers(0, 3),
        st.integers(1, 14))
 def test_a_length_of_ones_own(kernel, stride, dilation, groups, pad, length):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil.passes.pass_pipeline import PassPipelineManager
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
@@ -51,7 +51,7 @@ def test_which_strides_are_meant():
     assert found(5, 2) and not found(4, 9)
 
 
-@settings(max_examples=40, deadline=None)
+@pytest.mark.law
 @given(st.sampled_from([5, 7, 10]), st.integers(1, 16), st.integers(0, 3), st.integers(0, 3), st.integers(16, 40),
        st.sampled_from([1, 2]), st.sampled_from(["custom", "same", "valid", "same_lower"]))
 def test_phases_are_pytorchs_conv1d(stride, kernel, before, behind, length, groups, kind):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import types
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
@@ -65,7 +65,7 @@ def test_it_is_pytorchs_layer_norm_within_the_stated_bound():
     assert not apply_rewrite(rule(), built).fired
 
 
-@settings(max_examples=25, deadline=None)
+@pytest.mark.law
 @given(power=st.integers(-7, 6), epsilon=st.sampled_from([0.0, 1e-30, 1e-12, 1e-8, 5e-8]), seed=st.integers(0, 9))
 def test_above_a_variance_of_two_to_the_minus_14_it_moves_by_half_a_unit_at_most(power, epsilon, seed):
     x = np.random.default_rng(seed).standard_normal((4, 32))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from coremltools.converters.mil.mil import Builder as mb
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
@@ -222,7 +222,7 @@ def test_rows_without_the_fault_move_by_a_few_units_at_most():
 SPELLINGS = st.sampled_from(["rsqrt", "pow", "sqrt", "inverse"])
 
 
-@settings(max_examples=30, deadline=None)
+@pytest.mark.law
 @given(spelling=SPELLINGS, kind=st.sampled_from(["mean", "sum"]),
        eps=st.sampled_from([0.0, 6e-8, 1e-6, 1e-5, 0.3, 7.0]), power=st.integers(-12, 15), seed=st.integers(0, 9))
 def test_the_algebra_is_the_same_at_any_magnitude(spelling, kind, eps, power, seed):

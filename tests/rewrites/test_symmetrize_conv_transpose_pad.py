@@ -10,7 +10,7 @@ import pytest
 import torch
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil.passes.pass_pipeline import PassPipelineManager
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
@@ -56,7 +56,7 @@ def test_the_published_program_is_right_again():
     assert distance(program, layer, shape, "float16", FAULT) < 2e-3
 
 
-@settings(max_examples=25, deadline=None)
+@pytest.mark.law
 @given(st.integers(1, 3), st.data())
 def test_is_pytorchs_layer(rank, data):
     each = st.tuples(*[st.integers(1, 3)] * rank)

@@ -67,6 +67,7 @@ def test_failures_have_the_names_that_pytest_takes(tmp_path: Path) -> None:
                                            "tests/test_import.py::TestB::test_c", "tests/passes/test_gone.py"])
 
 
+@pytest.mark.slow
 def test_what_failed_runs_once_more() -> None:
     before = Result("py310", "3.10.1", passed=5, failed=1,
                     failures=["tests/lab/versions/test_versions.py::test_a_cell_is_known_by_its_name"])
