@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import subprocess
 import sys
@@ -107,16 +108,16 @@ print(json.dumps([len(before), len(table.name_to_func_mapping), same]))
 """
 
 
-def modules() -> dict[str, ast.Module]:
+def find_modules() -> dict[str, Path]:
     found = {}
     for file in sorted(HOME.rglob("*.py")):
         parts = file.relative_to(HOME).with_suffix("").parts
         parts = parts[:-1] if parts[-1] == "__init__" else parts
-        found[".".join((NAME, *parts))] = ast.parse(file.read_text(encoding="utf-8"))
+        found[".".join((NAME, *parts))] = file
     return found
 
 
-MODULES = modules()
+MODULES = find_modules()
 
 
 def base_of(module: str, level: int) -> str:
@@ -128,7 +129,8 @@ def base_of(module: str, level: int) -> str:
     return ".".join(parts[: len(parts) - level + is_package])
 
 
-def imports(module: str, lazy: bool) -> set[str]:
+@functools.cache
+def imports(module: str, lazy: bool) -> frozenset[str]:
     """Full names a module imports; without `lazy` only when it is imported itself. Never those for type checkers."""
     found: set[str] = set()
 
@@ -147,8 +149,8 @@ def imports(module: str, lazy: bool) -> set[str]:
         for child in ast.iter_child_nodes(node):
             visit(child)
 
-    visit(MODULES[module])
-    return found
+    visit(ast.parse(MODULES[module].read_text(encoding="utf-8")))
+    return frozenset(found)
 
 
 def part_of(module: str) -> str:

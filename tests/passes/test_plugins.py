@@ -113,13 +113,15 @@ assert "ane::square_by_mul" in PASS_REGISTRY, sorted(name for name in PASS_REGIS
 """
 
 
-@pytest.mark.parametrize("target", ["newcomer_rules", "newcomer_rules:SquareByMul"])
+@pytest.mark.parametrize("target", ["newcomer_rules", pytest.param("newcomer_rules:SquareByMul",
+                                                                    marks=pytest.mark.slow)])
 @pytest.mark.parametrize("first", ["import mil_ane_passes", "import newcomer_rules"])
 def test_a_plugin_is_found_whoever_is_imported_first(plugin, target, first):
     done = elsewhere(plugin(target, textwrap.dedent(source())), FIRST.format(first=first))
     assert done.returncode == 0, done.stderr[-600:]
 
 
+@pytest.mark.slow
 def test_a_package_that_imports_us_before_its_parts_is_not_taken_for_broken(plugin):
     """While its `__init__` runs, its modules cannot be imported yet: they are asked later."""
     site = plugin("newcomer.rules", "")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import coremltools as ct
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from coremltools.converters.mil.mil import Builder as mb
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
@@ -24,13 +26,13 @@ from mil_ane_passes.runtime import Runtime
 from mil_ane_passes.utils.errors import InputError
 from tests.equivalence.test_masks import attention as padded
 from tests.equivalence.test_masks import feeds
+from tests.rewrites.helpers import configure_rewrite
 
 INF, LOWEST = float("-inf"), torch.finfo(torch.float32).min
 KEYS, WIDTH = 8, 4
 
 
-def rule(**options):
-    return find_rewrite("finite_mask").configured(**options)
+rule = partial(configure_rewrite, "finite_mask")
 
 
 def scores(x):
@@ -234,7 +236,7 @@ def test_a_large_table_is_made_once():
     assert len(large) == 1 and np.isfinite(large[0].outputs[0].val).all()
 
 
-@settings(max_examples=40, deadline=None)
+@pytest.mark.law
 @given(seen=st.lists(st.booleans(), min_size=8, max_size=8), spread=st.floats(0, 300), seed=st.integers(0, 99))
 def test_what_is_left_of_a_row_is_the_softmax_of_what_is_seen(seen, spread, seed):
     """The law: weights are the softmax over the keys that are seen, or over all where none is."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import types
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mil_ane_passes.ir.query import iterate_ops
@@ -17,7 +17,7 @@ from mil_ane_passes.rewrites.precision.fp16_compute import PrecisionSearch
 LOSSES = st.lists(st.sampled_from([0.0, 0.1, 0.5, 2.0, float("inf")]), min_size=1, max_size=40)
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.law
 @given(LOSSES, st.sampled_from([0.0, 0.4, 1.0, 3.0]), st.integers(1, 100))
 def test_what_is_taken_keeps_to_the_bound_and_nothing_more_would(losses, most, trials):
     runs = []

@@ -8,7 +8,7 @@ import pytest
 import torch
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil.passes.pass_pipeline import PassPipelineManager
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
@@ -116,7 +116,7 @@ def slices(draw):
     return shape, {"begin": begin, "end": end, "stride": stride, "squeeze_mask": dropped, **masks}
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.law
 @given(slices())
 def test_any_slice_keeps_its_elements(drawn):
     shape, parameters_ = drawn
