@@ -37,9 +37,11 @@ TRANSITION_US, TRANSITION_RANGE_US = 60.0, (30.0, 90.0)
 CPU_CALL_US, CPU_CALL_RANGE_US = 20.0, (10.0, 60.0)
 "A call that stays on the CPU (751K: small chains on an M6, 29 to 68 us in all)."
 CPU_SPREAD = 3.0
-"Core ML's own estimates of the CPU are all there is for it, and were made for an M4: taken as right within this factor."
+"Core ML's own estimates of the CPU, made for an M4, are the only evidence; taken as right within this factor."
 TILE_RANGE_BYTES = (0.5 * 2 ** 20, 4.72e6)
 "Tiles of input activations where no row of the chip determines them: 0.5 MiB (M5 Pro) to 4.72 MB (M5, ane-guide)."
+NOTCH_RANGE = (1.7, 3.3)
+"How much slower weights stream on the notch: 58 -> 37 GB/s (maderix, 4096 x 4096), 60 -> 17 to 19 (eiln, 2048 x 4096)."
 WORDS = {"MACs": "MACs", "weights": "weights streamed", "matmul": "matmuls of activations", "softmax": "softmax",
          "elementwise": "elementwise ops", "reduction": "reductions", "movement": "data movement",
          "other": "op types that no measurement covers", "CPU": "ops on the CPU",
@@ -197,7 +199,8 @@ def _estimate_on_chip(functions: Iterable[tuple[Function, str, Sizes, list[_Plac
 
 def _estimate_ops(function: str, sizes: Sizes, placed: Sequence[_Placed], chip: Chip) -> Iterator[OpLatency]:
     tiles = (chip.tile_bytes,) * 2 if "tile_bytes" in chip.measured else TILE_RANGE_BYTES[::-1]
-    variants = [replace(chip, tile_bytes=tile) for tile in tiles]
+    notches = NOTCH_RANGE if chip.notch > 1 else (1.0, 1.0)
+    variants = [replace(chip, tile_bytes=tile, notch=notch) for tile, notch in zip(tiles, notches)]
     held: set[Hashable] = set()
     for each in placed:
         op = each.op
@@ -206,7 +209,8 @@ def _estimate_ops(function: str, sizes: Sizes, placed: Sequence[_Placed], chip: 
                             each.cpu_us * CPU_SPREAD, "CPU", "on the CPU: Core ML's own estimate, of an M4", True)
             continue
         work = describe_work(op, sizes)
-        bounds = [compute_terms(work, variant, set(held)).total_us for variant in variants]
+        seen = {work.weight} & held
+        bounds = [compute_terms(work, variant, set(seen)).total_us for variant in variants]
         terms = compute_terms(work, chip, held)
         spread, known = _find_spread(work, chip)
         yield OpLatency(function, each.index, op.name, op.op_type, "ane", terms.total_us, bounds[0] / spread,
@@ -263,7 +267,8 @@ def _estimate_call(name: str, ops: Sequence[OpLatency], partitions: Sequence[Par
         causes["transitions"] += more * TRANSITION_US + crossing_bytes / (interface.io_gbs * 1e3)
     causes["call"] += max(0.0, totals[0] - sum(causes.values()))
     extrapolated = any(part.extrapolated for part in partitions) or (bool(on_ane) and not interface.measured)
-    return FunctionLatency(name, *totals, _name_largest(causes), extrapolated,
+    central, low, high = totals
+    return FunctionLatency(name, central, low, high, _name_largest(causes), extrapolated,
                            {cause: spent for cause, spent in causes.items() if spent > 0})
 
 

@@ -1,4 +1,4 @@
-"""Parameters of the latency model per chip: read from `latency_parameters.json`, which `python -m tests.lab.latency` fits.
+"""Parameters of the latency model per chip, from `latency_parameters.json` (`python -m tests.lab.latency --fit`).
 
 Each value there has its source, and says whether rows of that chip determine it. Each chip has the errors of the model
 on rows held out of the fit, from which the ranges of estimates are made. A chip without rows takes over the parameters

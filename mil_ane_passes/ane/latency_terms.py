@@ -42,6 +42,9 @@ WIDE_KERNEL = 9
 "Kernel width from which the compiler stores 2 (k + 1) taps."
 NOTCH_BYTES = 16 << 10
 "Distance from a multiple of 1 MiB within which the weight share of a core is on the notch."
+RESTREAM_OVERLAP = 3.0
+"""Exponent of the norm that adds MACs and streaming when weights are read again for each tile: 1 would be no overlap,
+infinite a perfect one, as where weights are read once. 2.5 to 4 fit the linears of the M2 Pro equally well."""
 ZERO_SKIP_BASE, ZERO_SKIP_SLOPE = 0.1, 1.4
 "Share of the MACs' time at a share `kept` of nonzero weights: base + slope x kept, at most 1 (751K sparse.txt)."
 UNPACK_FORMATS = ("palette", "int8", "sparse palette")
@@ -52,8 +55,8 @@ class Interface:
     """Costs of one call through one programming interface.
 
     `floor_us` is the time of the smallest program, of which `hidden_us` overlap with the ANE. The wake-up of the
-    calling thread takes `wake_share` of the time on the ANE more, up to `wake_cap_us`. Inputs and outputs are copied at
-    `io_gbs`; `fixed_io_us` is charged once if there is more than 1 MB of them.
+    calling thread takes `wake_share` of the time on the ANE, up to `wake_cap_us` of it, in addition. Inputs and outputs
+    are copied at `io_gbs`.
     """
 
     floor_us: float
@@ -66,7 +69,17 @@ class Interface:
 
 @dataclass(frozen=True)
 class Chip:
-    """Parameters of one chip; `spread` is the factor up to which a kind of op was off on rows held out of the fit."""
+    """Parameters of one chip.
+
+    Rates: TFLOP/s of MACs, GB/s of weights (`weight_gbs`) and of movement, 10^9 elements/s of elementwise ops with one
+    and two computed operands, softmax. `tile_bytes` is T. `block_waste` is the share of the time of idle lanes that the
+    last block of 256 output channels takes; `narrow_waste` if it is the only block, `narrow_row_waste` if the map is
+    one row, too. Gains and shares are factors on rates: `winograd`, `int8_gain` (W8A8), `matmul_share` (two
+    activations), `unpack_share` (weights that are not fp16), `small_kernel_gain` (streaming of weights up to 1 MiB),
+    `notch` a divisor. Outputs of at least `engine_elements` use all `engines`.
+
+    `spread` is the factor up to which a kind of op was off on rows held out of the fit.
+    """
 
     name: str
     mac_tflops: float
@@ -79,6 +92,7 @@ class Chip:
     matmul_share: float = 0.5
     block_waste: float = 0.3
     narrow_waste: float = 0.3
+    narrow_row_waste: float = 0.3
     winograd: float = 1.0
     wide_kernels: bool = True
     int8_gain: float = 1.0
@@ -206,10 +220,14 @@ def _time_on_engines(work: Work, chip: Chip, again: bool, engines: int) -> Terms
     weights = passes * stored / (rate * 1e3)
     if engines > 1 and stored > KERNEL_BUFFER_BYTES:
         weights *= engines  # each engine reads the kernel for itself
+    longer, shorter = max(compute, weights), min(compute, weights)
+    total = longer
+    if passes > 1 and longer:
+        total *= (1 + (shorter / longer) ** RESTREAM_OVERLAP) ** (1 / RESTREAM_OVERLAP)
     if weights <= compute:
-        return Terms(compute, compute, weights, "MACs", _name_compute(work), passes, notch)
+        return Terms(total, compute, weights, "MACs", _name_compute(work), passes, notch)
     term = _name_weights(work, stored, passes, notch, wide)
-    return Terms(weights, compute, weights, "weights", term, passes, notch)
+    return Terms(total, compute, weights, "weights", term, passes, notch)
 
 
 def is_on_notch(work: Work) -> bool:
@@ -230,7 +248,10 @@ def _time_macs(work: Work, chip: Chip) -> float:
     outer = -(-work.outer // CORES) * CORES
     blocks = -(-outer // CHANNEL_BLOCK) * CHANNEL_BLOCK
     inner = -(-work.inner // CORES) * CORES
-    charged = outer + (chip.narrow_waste if blocks == CHANNEL_BLOCK else chip.block_waste) * (blocks - outer)
+    waste = chip.block_waste
+    if blocks == CHANNEL_BLOCK:
+        waste = chip.narrow_row_waste if work.positions == work.map_width else chip.narrow_waste
+    charged = outer + waste * (blocks - outer)
     rate = chip.mac_tflops * (chip.int8_gain if work.int8 else 1.0)
     kept = min(1.0, ZERO_SKIP_BASE + ZERO_SKIP_SLOPE * work.kept)
     if work.winograd and work.kept == 1.0 and not work.int8:
@@ -342,7 +363,8 @@ def _describe_conv(op: Operation, sizes: Sizes) -> Work:
         map_width=where[-1], winograd=plain and width == 3 and groups == 1 and not transposed,
         groups=groups, activation_bytes=1 if _reads_int8(x) else get_itemsize(x), weight_bytes=stored.stored,
         dense_bytes=sizes.elements(weight) * 2, kept=stored.kept, format=stored.format, weight=_get_weight_key(weight),
-        int8=_reads_int8(x) and stored.format in ("int8", "palette"), elements=sizes.elements(out), moved_bytes=_pad(op, sizes),
+        int8=_reads_int8(x) and stored.format in ("int8", "palette"), elements=sizes.elements(out),
+        moved_bytes=_pad(op, sizes),
     )
 
 
@@ -478,6 +500,11 @@ _FREE = ("expand_dims", "squeeze", "identity", "const", "slice_by_index", "slice
          "dequantize")
 """Ops that the next one does as it reads, or the last as it writes: views; slices and splits (K-tiled linears of the M2
 Pro cost no more than their products and sums); int8 activations (W8A8 chains of the M4, M5 and M6)."""
+_MOVEMENT = frozenset("""
+transpose reshape reshape_like concat slice_update pad tile stack reverse depth_to_space space_to_depth pixel_shuffle
+pixel_unshuffle space_to_batch batch_to_space crop flatten2d fill fill_like gather gather_along_axis gather_nd
+upsample_nearest_neighbor upsample_bilinear resize_bilinear resize_nearest_neighbor read_state coreml_update_state
+""".split())
 _Describer = Callable[[Operation, Sizes], Work]
 _DESCRIBERS: dict[str, _Describer] = {
     "conv": _describe_conv,
@@ -492,11 +519,5 @@ _DESCRIBERS: dict[str, _Describer] = {
     "l2_pool": _describe_pool,
     **dict.fromkeys(("layer_norm", "instance_norm", "l2_norm", "local_response_norm"), _describe_reduction),
     **dict.fromkeys(_FREE, _describe_free),
-    **dict.fromkeys((
-        "transpose", "reshape", "reshape_like", "concat", "slice_update", "pad", "tile", "stack", "reverse", "depth_to_space", "space_to_depth", "pixel_shuffle", "pixel_unshuffle",
-        "space_to_batch", "batch_to_space", "crop", "flatten2d", "fill", "fill_like", "gather", "gather_along_axis",
-        "gather_nd", "upsample_nearest_neighbor", "upsample_bilinear", "resize_bilinear", "resize_nearest_neighbor",
-        "read_state", "coreml_update_state",
-    ), _describe_movement),
+    **dict.fromkeys(_MOVEMENT, _describe_movement),
 }
-

@@ -19,7 +19,7 @@ from mil_ane_passes.ane.latency_parameters import MEASURED_CHIPS, find_chips
 
 from . import pairs as pair_table
 from . import rows as row_table
-from .fit import PRIORS, borrow, build_parameters, fit_all, hold_out, make_chip, predict
+from .fit import FIXED, PRIORS, borrow, build_parameters, fit_all, hold_out, make_chip, predict
 from .report import format_pairs, format_report, judge_pairs
 
 PARAMETERS = Path(__file__).parents[3] / "mil_ane_passes" / "ane" / "latency_parameters.json"
@@ -47,7 +47,7 @@ def main() -> None:
         sections["held out"] = found
         chips = {name: make_chip(name, values) for name, values in fitted.items()}
         sections["in the fit"] = {case.id: predict(case, chips[case.chip]) for case in cases}
-        cited = {name: make_chip(name, {key: prior.value for key, prior in priors.items()})
+        cited = {name: make_chip(name, {key: prior.value for key, prior in {**priors, **FIXED.get(name, {})}.items()})
                  for name, priors in PRIORS.items()}
         sections["cited figures alone, nothing fitted"] = {case.id: predict(case, cited[case.chip]) for case in cases}
     if options.fit and not options.score:

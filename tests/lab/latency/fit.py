@@ -32,7 +32,8 @@ class Prior(NamedTuple):
 
 
 GUIDE, KB, TRI, MAD = "sbryngelson/ane-guide", "751K study of the M6", "trisanths/ane-llm-prefill", "maderix/ANE"
-CAD, SLAVKO, MIDAS = "cadamcat/llms-on-apple-neural-engine", "slavko-at-klincov-it/ANE-Training", "MidasMulli/ane-compiler"
+CAD, SLAVKO = "cadamcat/llms-on-apple-neural-engine", "slavko-at-klincov-it/ANE-Training"
+MIDAS = "MidasMulli/ane-compiler"
 EILN = "kasper0406/stablehlo-coreml#110 (eiln)"
 
 PRIORS: dict[str, dict[str, Prior]] = {
@@ -65,7 +66,8 @@ PRIORS: dict[str, dict[str, Prior]] = {
     "m4": {
         "mac_tflops": Prior(18.7, f"{MAD}: 18.6-18.8"),
         "weight_gbs": Prior(62, f"{MAD}: 58-61; {KB}: 67"),
-        "narrow_waste": Prior(3.0, f"{KB}: 64 channels", 0.5),
+        "narrow_waste": Prior(1.1, f"{MAD}: 3.92 TF on a large map of 64 channels", 0.1),
+        "narrow_row_waste": Prior(3.0, f"{KB}: 1.6 TF on 1 x 1024 with 64 channels", 0.5),
         "int8_gain": Prior(1.9, f"{MAD}: 1.85-1.9"),
         "notch": Prior(2.4, f"{EILN}: 60 -> 17-19 GB/s; {MAD}#3: 58 -> 37", 0.2),
         "small_kernel_gain": Prior(2.0, f"{KB} sparse.txt", 0.5),
@@ -75,13 +77,14 @@ PRIORS: dict[str, dict[str, Prior]] = {
     },
     "m5": {
         "mac_tflops": Prior(18.8, f"{CAD} chain, {GUIDE}"),
-        "weight_gbs": Prior(130, f"{CAD}: 121 (Pro); {GUIDE}: 145"),
+        "weight_gbs": Prior(132, f"{CAD}: 121 (Pro); {GUIDE}: 145", 0.1),
         "tile_bytes": Prior(0.5 * MIB, f"{CAD}, derived from one row", 0.1),
         "int8_gain": Prior(1.87, CAD),
         "private.floor_us": Prior(80, f"{MAD} m5result: 70-80; {MIDAS}: 93 (Pro)"),
         "private.io_gbs": Prior(100, f"{MAD}, derived: surfaces, no copy", 0.7),
         "coreml.floor_us": Prior(200, f"{CAD}, derived", 0.5),
-        "coreai.floor_us": Prior(150, f"{CAD}, derived", 0.5),
+        "coreai.floor_us": Prior(120, f"{CAD}, derived", 0.5),
+        "coreai.io_gbs": Prior(60, f"{CAD}, derived", 0.7),
     },
     "m6": {
         "mac_tflops": Prior(20.6, f"{KB}: 20.6 an engine"),
@@ -99,13 +102,15 @@ PRIORS: dict[str, dict[str, Prior]] = {
         "coreml.io_gbs": Prior(80, f"{KB}: 35-40 an engine", 0.5),
     },
 }
-"Elementwise and softmax rates of other chips follow the MAC rate: no row of theirs."
-DEFAULT_TILE = 0.8 * MIB
+DEFAULT_TILE, ENGINE_TILE = 1.0 * MIB, 2.0 * MIB
+"Where no row says: about as on the M2 Pro; on an M6 the L2 of an engine, which its study states as 2 MiB."
 FIXED = {"m6": {"engines": Prior(2, f"{KB}: two engines, for outputs of 131072 elements on"),
                 "engine_elements": Prior(131072, f"{KB}: interrupts of both engines in the rows"),
+                "softmax_gelems": Prior(13, f"{KB}: 16 on 512 x 1 x 128 take 78 us"),
+                "move_gbs": Prior(32, f"{KB}: a transpose of 32 MB takes 1.0 ms"),
                 "wide_kernels": Prior(1, f"{KB}: widths of 9 to 15")}}
 "Parameters that are not fitted."
-TAKEN_OVER = "no row of this chip: as on other chips, rates in proportion to the MAC rate"
+TAKEN_OVER = "no row of this chip: about as on the chips that have rows (M2 Pro, M6)"
 RELATIVES = {"a14": "m1", "a15": "m2", "a16": "m3", "a17": "m3", "a18": "m4", "a19": "m5"}
 "Chips of the same generation or, for A17 and A18, the nearest (Apple states 35 TOPS for A17 Pro, A18 and 38 for M4)."
 NEIGHBOURS = {"m1": ("m2",), "m2": ("m1", "m3"), "m3": ("m2", "m4"), "m4": ("m3", "m5"), "m5": ("m4",), "m6": ("m5",)}
@@ -119,20 +124,25 @@ KIND_OF_SPREAD = {"conv": "conv", "linear": "conv", "elementwise": "elementwise"
 
 
 def make_chip(name: str, values: Mapping[str, float]) -> Chip:
-    """Make a chip from fitted values; what has none is taken over from other chips, scaled by the MAC rate."""
+    """Make a chip from fitted values; what has none is taken over from other chips, as they are."""
     return _build_chip(name, {**_take_over(values), **values})
 
 
 def _take_over(values: Mapping[str, float]) -> dict[str, float]:
-    """Return the values of parameters that no row of a chip determines."""
-    scale = values["mac_tflops"] * values.get("engines", 1) / (2 * PRIORS["m6"]["mac_tflops"].value)
+    """Return the values of parameters that no row of a chip determines.
+
+    The rates of elementwise ops, softmax and movement are those of one engine: alike on M2 Pro and M6.
+    """
+    engines = values.get("engines", 1)
     found = {
-        "tile_bytes": DEFAULT_TILE, "single_gelems": 207 * scale, "pair_gelems": 55 * scale,
-        "softmax_gelems": 13 * scale, "move_gbs": 32 * scale, "matmul_share": 0.45, "block_waste": 0.2,
+        "tile_bytes": ENGINE_TILE if engines > 1 else DEFAULT_TILE, "single_gelems": 100.0 * engines,
+        "pair_gelems": 28.0 * engines, "softmax_gelems": 6.0 * engines, "move_gbs": 17.0 * engines,
+        "matmul_share": 0.45, "block_waste": 0.2,
         "winograd": 1.0, "int8_gain": 1.0, "unpack_share": 1.0, "notch": 1.0, "small_kernel_gain": 1.0,
         "engines": 1, "engine_elements": 0, "wide_kernels": 1,
     }
     found["narrow_waste"] = values.get("block_waste", found["block_waste"])
+    found["narrow_row_waste"] = values.get("narrow_waste", found["narrow_waste"])
     floors, io = {"coreml": 160.0, "private": 110.0, "coreai": 130.0}, 30.0
     for api, floor in floors.items():
         found.update({f"{api}.floor_us": floor, f"{api}.io_gbs": io, f"{api}.hidden_us": 0.0,
@@ -247,22 +257,25 @@ def build_parameters(cases: list[Case], fitted: Mapping[str, Mapping[str, float]
 
 def _list_parameters(name: str, values: Mapping[str, float]) -> dict[str, Any]:
     cited = {**PRIORS[name], **FIXED.get(name, {})}
-    found = {key: {"value": value, "measured": False, "source": TAKEN_OVER} for key, value in _take_over(values).items()}
+    found = {key: {"value": value, "measured": False, "source": TAKEN_OVER}
+             for key, value in _take_over(values).items()}
     found.update((key, {"value": value, "measured": True, "source": cited[key].source, "cited": cited[key].value})
                  for key, value in values.items())
     return found
 
 
 def _relate(name: str, relative: str, chips: Mapping[str, Any], borrowed: float) -> dict[str, Any]:
-    parameters = {key: {"value": each["value"], "measured": False, "source": f"no row of this chip: as on the {relative}"}
+    source = f"no row of this chip: as on the {relative}"
+    parameters = {key: {"value": each["value"], "measured": False, "source": source}
                   for key, each in chips[relative]["parameters"].items()}
     if name == "a17":
         gain = chips["m4"]["parameters"]["int8_gain"]["value"]
         parameters["int8_gain"] = {"value": gain, "measured": False,
                                    "source": "as on the m4: Apple states twice the int8 rate from A17 Pro and M4 on"}
-    if name.startswith("a"):
-        # Their callers' copies are not those that a Mac's rows show.
-        parameters["coreml.io_gbs"] = {"value": 30.0, "measured": False, "source": TAKEN_OVER}
+    # Effects seen on one chip alone are not assumed on another, and callers' copies on a Mac say nothing about a phone.
+    alone = {"notch": 1.0, "small_kernel_gain": 1.0, "narrow_waste": 0.2, "narrow_row_waste": 0.2,
+             "coreml.io_gbs": 30.0}
+    parameters.update((key, {"value": value, "measured": False, "source": TAKEN_OVER}) for key, value in alone.items())
     spread = {kind: max(each, borrowed) if kind != "free" else 1.0 for kind, each in chips[relative]["spread"].items()}
     return {"rows": 0, "relative": relative, "measured_kinds": [], "spread": spread, "parameters": parameters}
 

@@ -23,7 +23,7 @@ _QWEN3_14B = dict(hidden=5120, inner=17408, heads=40, groups=8, width=128)
 _QWEN3_4B = dict(hidden=2560, inner=9728, heads=32, groups=8, width=128)
 _QWEN3_2B = dict(hidden=2048, inner=6144, heads=16, groups=8, width=128, layers=28, vocabulary=151936)
 _QWEN25_05B = dict(hidden=896, inner=4864, heads=14, groups=2, width=64, layers=24, vocabulary=151936)
-_LLAMA_1B = dict(hidden=2048, inner=8192, heads=32, groups=8, width=64, layers=16, vocabulary=128256)
+_LLAMA_1B = dict(hidden=2048, inner=8192, heads=32, groups=8, width=64, layers=16)
 _GPT2_MEDIUM = dict(hidden=1024, inner=4096, heads=16, groups=16, width=64, layers=24, gated=False, vocabulary=50257)
 _QWEN3VL_FORMS = {"INT8 per_tensor": "int8", "INT6 g=32": "6-bit palette", "INT4 g=32 palette": "4-bit palette",
                   "INT4 g=16": "4-bit palette", "INT4 g=8": "4-bit palette", "INT4 linear per_channel": "4-bit palette"}
@@ -50,7 +50,10 @@ def make_pair(row: dict[str, str]) -> Pair | str:
     if chip is None:
         return "the chip is not stated"
     maker = _MAKERS.get(row["category"])
-    made = maker(row) if maker is not None else "the difference is not in the program"
+    try:
+        made = maker(row) if maker is not None else "the difference is not in the program"
+    except (AttributeError, TypeError, ValueError):
+        made = "shapes not stated in a form that is read here"
     if isinstance(made, str):
         return made
     api = get_api(row["api"])
@@ -63,7 +66,7 @@ def _make_k_split(row):
     if "2048x4096" in shapes:
         return (programs.linear_chain(1, 2048, 4096), programs.linear_chain(1, 2048, 4096, inner_tile=1024))
     if "Llama-1B" in text:
-        return programs.transformer(1, **_LLAMA_1B), programs.transformer(1, **_LLAMA_1B, inner_tile=2736)
+        return programs.transformer(1, **_LLAMA_1B), programs.transformer(1, **_LLAMA_1B, parts=3)
     if "Qwen3-14B" in shapes:
         tiles = [int(re.search(r"kt=(\d+)", row[form])[1]) for form in ("form_A", "form_B")]
         return tuple(programs.transformer(1024, **_QWEN3_14B, layers=1, inner_tile=tile) for tile in tiles)

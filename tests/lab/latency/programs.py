@@ -13,7 +13,8 @@ from coremltools.converters.mil.mil import Program, types
 
 FORMATS = {
     "fp16": "fp16", "fp16 dense": "fp16", "fp16 weights": "fp16", "int8 (W8A16)": "int8", "W8A16": "int8",
-    "int8 weights": "int8", "int8 weights, fp16 act": "int8", "int8 weights (W8A16)": "int8", "int8 weights only": "int8",
+    "int8 weights": "int8", "int8 weights, fp16 act": "int8", "int8 weights (W8A16)": "int8",
+    "int8 weights only": "int8",
     "W8A8": "w8a8", "A8W4": "a8w4", "W4A16": "4-bit palette", "int4 LUT": "4-bit palette",
     "sparse 2:4": "sparse 50%", "sparse 1:4 kept": "sparse 75%",
 }
@@ -172,11 +173,12 @@ def attention_program(heads, width, rows, *, block=0, softmax=True, values=True)
 
 
 def transformer(rows, hidden, inner, heads, groups, width, layers, *, context=0, form="fp16", inner_tile=0,
-                vocabulary=0, last=0, gated=True) -> Program:
+                parts=1, vocabulary=0, last=0, gated=True) -> Program:
     """Build the linears of a decoder (and its attention over `context` cached positions) for `rows` tokens.
 
     `groups` are the heads of keys and values, `width` is that of a head. Norms and position codes are left out, and
-    each cache is an input. The last `last` rows (all if 0) go through the output projection to `vocabulary`.
+    each cache is an input. `inner_tile` splits linears along K into parts of that size, `parts` those of the MLP into
+    as many. The last `last` rows (all if 0) go through the output projection to `vocabulary`.
     """
     def attend(x, cache):
         tile = inner_tile or hidden
@@ -184,20 +186,19 @@ def transformer(rows, hidden, inner, heads, groups, width, layers, *, context=0,
                 for count in (heads, groups, groups)]
         value = made[0]
         if cache is not None:
-            query = mb.reshape(x=value, shape=[heads, rows, width])
-            keys = mb.reshape(x=mb.tile(x=cache, reps=[heads // groups, 1, 1]), shape=[heads, context, width])
-            scores = mb.softmax(x=mb.matmul(x=query, y=keys, transpose_y=True), axis=-1)
-            value = mb.reshape(x=mb.matmul(x=scores, y=keys), shape=[rows, heads * width])
+            query = mb.reshape(x=value, shape=[groups, heads // groups * rows, width])
+            scores = mb.softmax(x=mb.matmul(x=query, y=cache, transpose_y=True), axis=-1)
+            value = mb.reshape(x=mb.matmul(x=scores, y=cache), shape=[rows, heads * width])
         else:
             value = mb.add(x=value, y=value)
         return mb.add(x=x, y=_add_linear(value, heads * width, hidden, form, min(tile, heads * width), hidden))
 
     def feed_forward(x):
-        tile = min(inner_tile or hidden, hidden)
+        tile, low = (min(inner_tile or -(-depth // parts), depth) for depth in (hidden, inner))
         up = mb.gelu(x=_add_linear(x, hidden, inner, form, tile, inner))
         if gated:
             up = mb.mul(x=up, y=_add_linear(x, hidden, inner, form, tile, inner))
-        return mb.add(x=x, y=_add_linear(up, inner, hidden, form, min(inner_tile or inner, inner), hidden))
+        return mb.add(x=x, y=_add_linear(up, inner, hidden, form, low, hidden))
 
     def body(x, *caches):
         for layer in range(layers):

@@ -1,4 +1,4 @@
-"""Measurements as cases that the model can be asked about: the work of one call, and the time that was measured.
+"""Measurements as cases for the model: the work of one call, and the time that was measured.
 
 A row whose shapes are not stated, or that is an end-to-end figure of a model whose graph is not published, has a reason
 instead of a case. A row that ran on the CPU is not a measurement of the ANE.
@@ -29,7 +29,7 @@ _FLOORS = ("dispatch floor", "call floor", "tiny model floor")
 
 @dataclass(frozen=True)
 class Case:
-    """One row that the model is asked about.
+    """One row that the model predicts.
 
     `works` are those of one layer, run `layers` times; `own`: each layer has a weight of its own. `slope`: the value is
     the time of one more layer. `group` is what is held out together: the file, chip and kind.
@@ -94,8 +94,8 @@ def make_case(row: dict[str, str]) -> Case | str:
         return "chip without op-level rows" if re.match(r"A\d|iP", row["chip"]) else "chip not stated"
     try:
         made = _make_works(row)
-    except ValueError as error:
-        return str(error)
+    except (AttributeError, TypeError, ValueError):
+        return "shapes not stated in a form that is read here"
     if isinstance(made, str):
         return made
     kind, works, io_bytes, layers = made
@@ -103,8 +103,9 @@ def make_case(row: dict[str, str]) -> Case | str:
     if value is None:
         return f"value is not a time ({row['metric']})"
     source = row["source"].split(" ")[0].removeprefix("751K/Apple-Neural-Engine-Microarchitecture-Study-M6:")
-    return Case(row["id"], f"{source}|{row['chip']}|{kind}|{get_api(row['api'])}", chip, get_api(row["api"]), kind, works,
-                layers, "own weights" in row["notes"] or kind == "linear", io_bytes, "slope" in row["repeat"], value,
+    group = f"{source}|{row['chip']}|{kind}"
+    return Case(row["id"], group, chip, get_api(row["api"]), kind, works, layers,
+                "own weights" in row["notes"] or kind == "linear", io_bytes, "slope" in row["repeat"], value,
                 row["licence"])
 
 
