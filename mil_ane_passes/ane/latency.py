@@ -42,6 +42,9 @@ TILE_RANGE_BYTES = (0.5 * 2 ** 20, 4.72e6)
 "Tiles of input activations where no row of the chip determines them: 0.5 MiB (M5 Pro) to 4.72 MB (M5, ane-guide)."
 NOTCH_RANGE = (1.7, 3.3)
 "How much slower weights stream on the notch: 58 -> 37 GB/s (maderix, 4096 x 4096), 60 -> 17 to 19 (eiln, 2048 x 4096)."
+ON_CHIP_BYTES, SPILL_RANGE = 2 * 2 ** 20, 7.0
+"""Values up to 2 MiB stay on the chip between ops (751K, M6). Sums of sums of larger inputs took up to 7 times as long
+as expected, while chains of convs of any size did not: it is in the range of such ops, and not in their estimate."""
 WORDS = {"MACs": "MACs", "weights": "weights streamed", "matmul": "matmuls of activations", "softmax": "softmax",
          "elementwise": "elementwise ops", "reduction": "reductions", "movement": "data movement",
          "other": "op types that no measurement covers", "CPU": "ops on the CPU",
@@ -213,8 +216,10 @@ def _estimate_ops(function: str, sizes: Sizes, placed: Sequence[_Placed], chip: 
         bounds = [compute_terms(work, variant, set(seen)).total_us for variant in variants]
         terms = compute_terms(work, chip, held)
         spread, known = _find_spread(work, chip)
+        spill = SPILL_RANGE if _may_leave_chip(op, work, sizes) else 1.0
         yield OpLatency(function, each.index, op.name, op.op_type, "ane", terms.total_us, bounds[0] / spread,
-                        max(bounds[1], terms.total_us) * spread, terms.cause, terms.term,
+                        max(bounds[1], terms.total_us) * spread * spill, terms.cause,
+                        terms.term + (": its operands may leave the chip" if spill > 1 else ""),
                         terms.total_us > 0 and not (known and _is_covered(work, terms, chip)))
 
 
@@ -223,6 +228,14 @@ def _find_spread(work: Work, chip: Chip) -> tuple[float, bool]:
     kind = {"single": "elementwise", "pair": "elementwise", "depthwise": "other", "matmul": "attention",
             "softmax": "attention"}.get(work.kind, work.kind)
     return chip.spread[kind], f"kind:{kind}" in chip.measured
+
+
+def _may_leave_chip(op: Operation, work: Work, sizes: Sizes) -> bool:
+    """Return whether `op` combines the result of another such op, and both are too large to stay on the chip."""
+    if work.kind != "pair" or _count_bytes(op.outputs[0], sizes) <= ON_CHIP_BYTES:
+        return False
+    makers = [var.op for var in iterate_inputs(op) if var.op is not None and not is_const(var)]
+    return any(maker.op_type in ("add", "sub", "mul", "maximum", "minimum") for maker in makers)
 
 
 def _is_covered(work: Work, terms: Terms, chip: Chip) -> bool:

@@ -139,6 +139,14 @@ def test_what_no_row_covers_is_marked_and_wider():
     assert estimate_latency(moved, target="m4").ops[0].extrapolated
 
 
+def test_sums_of_sums_too_large_for_the_chip_have_a_wider_range():
+    def width(side):
+        report = estimate_latency(programs.sum_of_inputs(3, (1, 256, side, side)), target="m6")
+        return [op.latency_high_us / op.latency_us for op in report.ops]
+    assert width(64)[0] == pytest.approx(width(64)[1]) == pytest.approx(width(128)[0])
+    assert width(128)[1] > 5 * width(128)[0]
+
+
 def test_partitions_of_a_plan_cost_transitions():
     def body(x):
         for _ in range(2):
