@@ -9,9 +9,9 @@ import coremltools as ct
 import numpy as np
 import pytest
 from coremltools.converters.mil.mil import Builder, types
-from mil_ane_passes.cli.main import main
 
 import mil_ane_passes as ane
+from mil_ane_passes.commands.main import main
 from mil_ane_passes.passes.examples import build_program
 from mil_ane_passes.passes.plan import SupportCounts
 from mil_ane_passes.report.html import build_page
