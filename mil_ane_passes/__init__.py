@@ -23,8 +23,14 @@ from .passes.lazy_import import make_lazy_getattr
 
 if TYPE_CHECKING:
     from . import runtime, torch_frontend
-    from .api import calibrate, edit, lint, pipeline, rewrite, run, trace, verify
-    from .batching import batch
+    from .commands.batch import batch
+    from .commands.calibrate import calibrate
+    from .commands.edit import edit
+    from .commands.lint import lint
+    from .commands.pipeline import pipeline
+    from .commands.rewrite import rewrite
+    from .commands.run import run, trace
+    from .commands.verify import verify
     from .package import Package, load, save
     from .torch_frontend.convert import convert
     from .utils.errors import AnePassesError, InputError, LimitReached, NotSupported, RuleError
@@ -37,8 +43,14 @@ __all__ = [
 ]
 
 _HOMES = {
-    ".api": ("calibrate", "edit", "lint", "pipeline", "rewrite", "run", "trace", "verify"),
-    ".batching": ("batch",),
+    ".commands.batch": ("batch",),
+    ".commands.calibrate": ("calibrate",),
+    ".commands.edit": ("edit",),
+    ".commands.lint": ("lint",),
+    ".commands.pipeline": ("pipeline",),
+    ".commands.rewrite": ("rewrite",),
+    ".commands.run": ("run", "trace"),
+    ".commands.verify": ("verify",),
     ".utils.errors": ("AnePassesError", "InputError", "LimitReached", "NotSupported", "RuleError"),
     ".utils.locking": ("exclusive",),
     ".package": ("Package", "load", "save"),
@@ -51,8 +63,8 @@ _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 def _guard(target: str, most: float) -> Any:
     """The guard of a target that lets the predicted cost grow by the share `most`."""
-    prediction = import_module(f"{__name__}.api.prediction")  # when it is needed, as with all names below
-    return prediction.make_guard(prediction.make_forecaster(target), most)
+    home = import_module(f"{__name__}.commands.pipeline")  # when it is needed, as with all names below
+    return home.make_guard(home.make_forecaster(target), most)
 
 
 register_with_coremltools(_guard)

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.sampling import leave_to_slow
+
 # The same draws in every run, so that a change is not blamed for what it did not do; the slow run draws anew.
-settings.register_profile("few", max_examples=25, deadline=None, derandomize=True)
+settings.register_profile("few", max_examples=10, deadline=None, derandomize=True)
 settings.register_profile("many", max_examples=250, deadline=None)
 
 if "PYTEST_XDIST_WORKER_COUNT" in os.environ:  # before torch is there: tests side by side share the cores
@@ -30,6 +32,7 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(config, items):
     """Run the longest modules first, so that no process waits for them at the end; the slow run has the laws, too."""
     items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
+    leave_to_slow(items)
     if _asks_for_slow(config):
         for item in items:
             if item.get_closest_marker("law"):
@@ -51,8 +54,9 @@ def pytest_pyfunc_call(pyfuncitem):
 
 def pytest_collection_finish(session):
     """coremltools looks for garbage at the end of each conversion: half a second each, among all that is collected."""
-    gc.collect()
-    gc.freeze()
+    if not session.config.option.collectonly:
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -67,6 +71,19 @@ def pytest_runtest_teardown(item, nextitem):
 
 def _asks_for_slow(config):
     return config.getoption("markexpr") == "slow"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def faster_conversions(request):
+    """Convert without what coremltools and torch repeat in each conversion; the slow run leaves nothing out."""
+    if _asks_for_slow(request.config):
+        yield
+        return
+    from tests.faster_conversions import skip_repeated_work
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        skip_repeated_work(monkeypatch)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -99,4 +116,4 @@ def leaving_out():
 def nothing_left_out(request, monkeypatch):
     """Elsewhere no pass may break an equivalence check: were one left out, the test would pass without it."""
     if "leaving_out" not in request.fixturenames:
-        monkeypatch.setattr("mil_ane_passes.equivalence.faulty_passes.MAX_PASSES_LEFT_OUT", 0)
+        monkeypatch.setattr("mil_ane_passes.commands.rewrite_steps.MAX_PASSES_LEFT_OUT", 0)

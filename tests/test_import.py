@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import subprocess
 import sys
@@ -78,7 +79,8 @@ for module in sys.argv[1].split():
 import mil_ane_passes as ane
 order = {}
 for first in ("ane.rewrite", "ane.run", "ane.verify", "importlib.import_module('mil_ane_passes.equivalence.feeds')",
-              "importlib.import_module('mil_ane_passes.api')", "importlib.import_module('mil_ane_passes.cli.main')"):
+              "importlib.import_module('mil_ane_passes.commands.rewrite')",
+              "importlib.import_module('mil_ane_passes.commands.main')"):
     for loaded in [name for name in sys.modules if name.split(".")[0] == "mil_ane_passes"]:
         del sys.modules[loaded]
     import mil_ane_passes as ane
@@ -106,16 +108,16 @@ print(json.dumps([len(before), len(table.name_to_func_mapping), same]))
 """
 
 
-def modules() -> dict[str, ast.Module]:
+def find_modules() -> dict[str, Path]:
     found = {}
     for file in sorted(HOME.rglob("*.py")):
         parts = file.relative_to(HOME).with_suffix("").parts
         parts = parts[:-1] if parts[-1] == "__init__" else parts
-        found[".".join((NAME, *parts))] = ast.parse(file.read_text(encoding="utf-8"))
+        found[".".join((NAME, *parts))] = file
     return found
 
 
-MODULES = modules()
+MODULES = find_modules()
 
 
 def base_of(module: str, level: int) -> str:
@@ -127,7 +129,8 @@ def base_of(module: str, level: int) -> str:
     return ".".join(parts[: len(parts) - level + is_package])
 
 
-def imports(module: str, lazy: bool) -> set[str]:
+@functools.cache
+def imports(module: str, lazy: bool) -> frozenset[str]:
     """Full names a module imports; without `lazy` only when it is imported itself. Never those for type checkers."""
     found: set[str] = set()
 
@@ -146,8 +149,8 @@ def imports(module: str, lazy: bool) -> set[str]:
         for child in ast.iter_child_nodes(node):
             visit(child)
 
-    visit(MODULES[module])
-    return found
+    visit(ast.parse(MODULES[module].read_text(encoding="utf-8")))
+    return frozenset(found)
 
 
 def part_of(module: str) -> str:
@@ -169,38 +172,24 @@ ALLOWED = {
     "equivalence": {"equivalence", "runtime", "passes", "ir", "utils"},
     "torch_frontend": {"torch_frontend", "equivalence", "runtime", "passes", "ir", "utils"},
     "testing": {"testing", "equivalence", "runtime", "package", "ane", "passes", "ir", "utils"},
-    "report": {"report", "equivalence", "transforms", "ane", "passes", "ir", "utils", "_version"},
-    "api": {
-        "api",
+    "report": {"report", "transforms", "ane", "passes", "ir", "utils", "_version"},
+    "commands": {
+        "commands",
         "report",
-        "torch_frontend",
-        "equivalence",
         "transforms",
+        "equivalence",
+        "torch_frontend",
         "runtime",
         "package",
         "ane",
         "passes",
         "ir",
         "utils",
-    },
-    "batching": {"batching", "api", "report", "equivalence", "package", "passes", "utils", "_version"},
-    "cli": {
-        "cli",
-        "batching",
-        "api",
-        "report",
-        "torch_frontend",
-        "equivalence",
-        "transforms",
-        "package",
-        "ane",
-        "passes",
-        "utils",
         "_version",
     },
     "_version": set(),
     "public": {"passes", "utils", "_version"},
-    "__main__": {"cli"},
+    "__main__": {"commands"},
 }
 
 
@@ -212,10 +201,10 @@ def test_imports_run_one_way(part):
 
 
 def test_the_check_of_arrows_sees_imports():
-    assert f"{NAME}.utils.errors" in imports(f"{NAME}.cli.main", lazy=False)
-    running = f"{NAME}.api.running"
+    assert f"{NAME}.utils.errors" in imports(f"{NAME}.commands.main", lazy=False)
+    running = f"{NAME}.commands.run"
     assert f"{NAME}.runtime" in imports(running, lazy=True) - imports(running, lazy=False)
-    assert f"{NAME}.package" in imports(f"{NAME}.api.source", lazy=False)
+    assert f"{NAME}.package" in imports(f"{NAME}.commands.sources", lazy=False)
     assert f"{NAME}.runtime.inputs" not in imports(f"{NAME}.runtime.engine", lazy=True)
 
 
@@ -343,7 +332,7 @@ def test_the_command_quietens_coremltools_and_gives_its_voice_back(caplog):
 HELP = """
 import sys
 sys.argv, sys.orig_argv = ["mil-ane-passes", "--help"], ["mil-ane-passes", "--help"]
-from mil_ane_passes.cli.main import main
+from mil_ane_passes.commands.main import main
 try:
     main(["--help"])
 except SystemExit:
@@ -371,9 +360,11 @@ class Finder:
 
 sys.meta_path.insert(0, Finder())
 import mil_ane_passes as ane
-ane.rewrite
-kept = gc.get_freeze_count() - before
-ane.lint, ane.runtime
+try:
+    ane.rewrite("missing.mlpackage")
+except ane.InputError:
+    kept = gc.get_freeze_count() - before
+ane.pipeline, ane.runtime
 print(json.dumps([during, gc.isenabled(), kept > 100_000, gc.get_freeze_count() - before <= kept]))
 """
 

@@ -13,7 +13,8 @@ marked as guesses. One network is left out of the ops: its published row lacks d
 Other chips differ, and sources contradict one another (conv kernels of 13 or 15, tiles, broadcasts, dilated
 convolutions, old pools): each rule's page states who measured what on which chip. The target is a chip from a12 to m6,
 `all` (the default), or a device such as "iPhone 15 Pro". What nobody measured on a chip is `unknown`, never yes: its
-prediction uses the nearest measured generation, and the reason says so. Times are the M4's for every target.
+prediction uses the nearest measured generation, the reason says so, and ANE299 reports it. `op_support.py` has a row
+for each op type. Times are the M4's for every target.
 
 `mil-ane-passes mac-script` writes a folder with packages, feeds, expected outputs and one script, for users with a
 Mac: the script compares CPU_ONLY with ALL, times both and dumps Core ML's compute plan. `lint --measured` and

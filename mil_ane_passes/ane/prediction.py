@@ -16,7 +16,7 @@ from ..passes.contract import Hit, Miss, PlanRule, Rule
 from ..passes.engine import iterate_hits_and_misses
 from ..passes.plan import Cost, Plan, Row, Segment
 from ..passes.rule_class import RuleFailure, convert_rule_errors
-from ..passes.targets import is_applicable, parse_target
+from ..passes.targets import parse_target
 from ..utils.errors import RuleError
 from ..utils.garbage_collection import pause_garbage_collection
 from .cost import estimate_cost
@@ -24,7 +24,7 @@ from .segments import find_cheapest_partition
 from .sizes import has_symbolic_shape, iterate_inputs, make_sizes
 from .support import Support, determine_support
 
-__all__ = ["RuleResult", "predict_plan"]
+__all__ = ["RuleResult", "predict_plan", "update_unmeasured"]
 
 _MAX_COUNTED_STEPS = 1024
 "Largest number of loop steps that are counted; a longer loop, or one of unknown length, is estimated as one step."
@@ -67,13 +67,33 @@ def predict_plan(
         rows = list(_iterate_rows(program, refusals, generations, package))
         plan = Plan(program, generations, rows, [], package, failed=failures)
         plan.segments = list(_assign_backends(program, rows, plan))
-        where = {row.op: row.function for row in rows}
-        for rule in rules:
-            if isinstance(rule, PlanRule) and is_applicable(rule.targets, target):
-                rule._generations = generations
-                found += _match_plan_rule(rule, plan, where)
+        found += _match_plan_rules(rules, plan)
         _record_codes(rows, found)
         return plan, found
+
+
+def update_unmeasured(plan: Plan, found: Iterable[RuleResult]) -> list[RuleResult]:
+    """Match the rules about unmeasured ops again, after a measurement has changed `plan`; the others stay."""
+    found = list(found)
+    rules = dict.fromkeys(item.rule for item in found if item.rule.unmeasured)
+    kept = [item for item in found if not item.rule.unmeasured]
+    updated = [*kept, *_match_plan_rules(rules, plan)]
+    codes = {rule.code for rule in rules}
+    for row in plan.rows:
+        row.codes = [code for code in row.codes if code not in codes]
+    _record_codes(plan.rows, updated)
+    return updated
+
+
+def _match_plan_rules(rules: Iterable[Rule], plan: Plan) -> list[RuleResult]:
+    """Match the plan rules among `rules` that apply to a generation of the plan."""
+    where = {row.op: row.function for row in plan.rows}
+    found: list[RuleResult] = []
+    for rule in rules:
+        if isinstance(rule, PlanRule) and any(map(rule.targets.includes, plan.generations)):
+            rule._generations = tuple(plan.generations)
+            found += _match_plan_rule(rule, plan, where)
+    return found
 
 
 def _match_plan_rule(rule: PlanRule, plan: Plan, where: Mapping[Operation, str]) -> list[RuleResult]:
@@ -139,7 +159,7 @@ def _iterate_rows(program: Program, refusals: Any, generations: Any, package: An
                 estimate_cost(op, takes=told.takes, sizes=sizes)
             if times > 1:
                 spent = spent.repeated(times)
-            yield Row(name, index, op, depth, told.ane, told.takes, spent, told.reason)
+            yield Row(name, index, op, depth, told.ane, told.takes, spent, told.reason, reported=op in refusals)
 
 
 def _get_outer_op_type(op: Operation) -> str:

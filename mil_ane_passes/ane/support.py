@@ -14,7 +14,7 @@ from ..passes.contract import Hit, Rule
 from ..passes.plan import SupportStatus
 from ..passes.targets import Generation, format_generations
 from ..utils.text_format import join_names
-from .supported_op_types import Observation, find_observations, is_dtype_form_supported
+from .op_support import Observation, find_observations, is_dtype_form_supported
 
 __all__ = ["Support", "determine_support"]
 

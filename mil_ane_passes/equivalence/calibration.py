@@ -1,4 +1,23 @@
-"""Calibration: the headroom that fp16 leaves at each value on given feeds, and the rewrites that fix overflows."""
+"""Calibration: finds where a model exceeds fp16 on the user's own feeds, and the rewrites that fix it.
+
+Most numeric faults are silent: the ANE returns a number, and it is wrong. Which of them occurs depends on the values,
+so use your own inputs. `calibrate` runs the model, reports the headroom that fp16 leaves at each value (65504 over the
+largest magnitude), bounds every partial sum (the ANE's accumulator ends at 32768), and tries each applicable rewrite
+on a copy. `--feeds` may be repeated; `--ranges 'image=0:1'` stands for inputs of which you have no sample, both ends
+included. Without either it runs on random feeds.
+
+`rewrite` accepts both, too: `bounded_accumulation` scales values that `calibrate` reports as too large, `fp16_compute`
+keeps in fp32 what exceeds fp16, and the equivalence check runs on them besides its own random feeds; approximate
+rewrites are judged on the user's feeds alone.
+
+An fp32 package becomes an fp16 one with `--passes fp16_compute`: weights halve, inputs and outputs are unchanged, and
+the report lists what was kept in fp32, why, and the largest error on the feeds (without feeds, on seeded random
+feeds). `--passes fp16_io` makes inputs and outputs fp16 as well, which changes the interface, so it only runs on
+request.
+
+`finite_mask` replaces the infinities of additive masks by -1e4, as Apple's own models do. A masked weight is 0 before
+and after; only a row that is masked throughout changes, from NaN to the softmax of its scores.
+"""
 
 from __future__ import annotations
 

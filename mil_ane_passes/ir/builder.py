@@ -1,4 +1,4 @@
-"""The builder passed to rewrites: pymil's `mb` with unique names, shared consts, and reshaped views of weights."""
+"""The builder passed to rewrites: pymil's `mb` with unique names and shared consts, and `rebuild_op`."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from coremltools.converters.mil.mil import Block, Builder, Function, Operation, Var, mil_list
+from coremltools.converters.mil.mil import Block, Builder, Function, Operation, Var, mil_list, types
 from coremltools.converters.mil.mil.scope import ScopeSource, add_graph_pass_scope
 
 from .block_editor import get_first_op
 from .clone import insert_op
 from .constants import make_const, make_reshaped_const
+from .query import is_default
 from .type_inference import limit_evaluation
 
-__all__ = ["RewriteBuilder", "UniqueNames"]
+__all__ = ["RewriteBuilder", "UniqueNames", "rebuild_op"]
 
 _MAX_SHARED_ELEMENTS = 64
 "Largest element count of a const, built from a plain value, that is shared within its block."
@@ -205,6 +206,31 @@ class RewriteBuilder:
                 if scopes and set(new.scopes) <= {ScopeSource.COREMLTOOLS_GRAPH_PASS}:
                     new.scopes = add_graph_pass_scope(scopes, new.scopes)
         return built
+
+
+def rebuild_op(mb: RewriteBuilder, op: Operation, **changes: Any) -> Var:
+    """Build `op` again with some inputs changed; a change to None omits the input."""
+    passed = {name: var for name, var in op.inputs.items() if name in changes or not _is_mismatched_default(op, name)}
+    inputs = {**passed, **changes}  # in the order of the op, which is the order in which consts are made
+    bias = inputs.get("bias")
+    # pymil's conv_transpose reads the value of the bias to infer its type, and a compressed bias has no value.
+    attach_bias_later = op.op_type == "conv_transpose" and bias is not None and bias.val is None
+    if attach_bias_later:
+        del inputs["bias"]
+    result: Var = getattr(mb, op.op_type)(**inputs)
+    if attach_bias_later:
+        result.op.set_inputs(bias=bias)
+    return result
+
+
+def _is_mismatched_default(op: Operation, name: str) -> bool:
+    """Return whether input `name` is a default that pymil filled in as fp32 beside an fp16 x.
+
+    pymil accepts such a default when it fills it in, but not when the caller passes it.
+    """
+    var = op.inputs[name]
+    return isinstance(var, Var) and var.dtype in (types.fp16, types.fp32) and is_default(op, name) \
+        and var.dtype != op.outputs[0].dtype
 
 
 def _find_next_op(op: Operation) -> Operation | None:

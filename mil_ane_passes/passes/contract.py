@@ -85,15 +85,16 @@ class Hit:
     For rules that find unsupported ops: `sure` is False where the form lies between what was measured to pass and what
     was measured to fail, and `likely` makes the prediction count such an op as supported nevertheless. `message` is
     the literal message of Core ML for such an op, where it was measured. `covers` are all ops that one finding stands
-    for, where there are more than `op`. `fixed_by` is the pass that fixes this match, in the spelling of `--passes`
-    (`fp16_compute{mixed=true}`), where the rule knows it. `split_at` are cuts that put `op` in a package of its own:
+    for, where there are more than `op`. `evidence` are the sources on these ops, where the rule's own are not about
+    them. `fixed_by` is the pass that fixes this match, in the spelling of `--passes` (`fp16_compute{mixed=true}`),
+    where the rule knows it. `split_at` are cuts that put `op` in a package of its own:
     for each, the names of the values to cut behind; each cut is made in the first part of the one before it.
     """
 
     def __init__(
         self, op: Operation, *, note: str = "", exactness: Exactness | None = None, sure: bool = True,
         likely: bool = False, message: str | None = None, covers: Sequence[Operation] = (), fixed_by: str = "",
-        split_at: Sequence[Sequence[str]] = (), **facts: Any,
+        split_at: Sequence[Sequence[str]] = (), evidence: Sequence[Evidence] = (), **facts: Any,
     ) -> None:
         self.op = op
         self.note = note
@@ -104,6 +105,7 @@ class Hit:
         self.covers = tuple(covers) or (op,)
         self.fixed_by = fixed_by
         self.split_at = tuple(map(tuple, split_at))
+        self.evidence = tuple(evidence)
         self.facts = facts
 
     def __getattr__(self, name: str) -> Any:
@@ -163,10 +165,10 @@ class Example:
 
 
 class Rule:
-    """Something that can be found in a program. One rule a file; the file's stem is its name."""
+    """Something that can be found in a program. A module holds the rules about one subject."""
 
     name: ClassVar[str] = ""
-    "Stem of the defining module; set by the registry."
+    "The class name in snake case (`conv_1d_kernel` for `Conv1dKernel`), unless the class states another."
     code: ClassVar[str] = ""
     slug: ClassVar[str] = ""
     "Names the problem, not the fix."
@@ -179,6 +181,8 @@ class Rule:
     evidence: ClassVar[tuple[Evidence, ...]] = ()
     refuses: ClassVar[bool] = False
     "True if a hit means that the op is unsupported on the ANE (of some generation of the target)."
+    unmeasured: ClassVar[bool] = False
+    "True if a hit means that nobody measured the op on the ANE (of some generation of the target)."
     confidence: ClassVar[Literal["high", "medium", "low"]] = "medium"
     "high: stated by Apple, or reproduced by several; medium: one good reproduction; low: an anecdote, or contradicted."
     level: ClassVar[Literal["warning", "note"]] = "warning"

@@ -54,7 +54,8 @@ def freeze_imported_objects() -> None:
     coremltools and torch are half a million objects that live until exit, and scanning them once takes longer than
     rewriting a model. As a library, does nothing.
     """
-    if gc.isenabled() and _is_command_process():  # not among imports within an import, which pauses the collector
+    # Not among imports within an import, which pauses the collector, and not before coremltools is there.
+    if gc.isenabled() and "coremltools" in sys.modules and _is_command_process():
         _freeze_once()
 
 

@@ -6,10 +6,10 @@ The invariants are those of `contract`.
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 from weakref import ref
@@ -44,9 +44,13 @@ __all__ = [
     "FunctionBlocks",
     "OpIndex",
     "PassTrace",
+    "RunSettings",
+    "append_repeated",
     "apply_rewrite",
     "find_matches",
     "iterate_hits_and_misses",
+    "run_rewrites",
+    "try_rewrite",
 ]
 
 OpIndex = Mapping[str, Sequence[tuple[str, Operation]]]
@@ -151,6 +155,72 @@ def apply_rewrite(rule: Rewrite, program: Program, *, target: str = "all", measu
     trace.ops_after = count_ops(program) if trace.fired else trace.ops_before
     trace.seconds = time.perf_counter() - started
     return trace
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """Settings of a run of several rewrites.
+
+    `measure` runs a program on the user's feeds, `draw` on random feeds, for rules that accept them. A rule that fails
+    leaves the program unchanged; with `strict` it raises RuleError, and with `stops_at_requested` it does so if it was
+    requested by name.
+    """
+
+    target: str = "all"
+    measure: Measure | None = None
+    draw: Measure | None = None
+    strict: bool = False
+    stops_at_requested: bool = True
+
+    def stops_at(self, rule: Rewrite) -> bool:
+        return self.strict or (self.stops_at_requested and rule.asked)
+
+
+def run_rewrites(rules: Iterable[Rewrite], program: Program, settings: RunSettings) -> list[PassTrace]:
+    """Apply configured rewrites in order, in place; returns one trace each."""
+    traces: dict[str, PassTrace] = {}
+    op_index: Counter[str] | None = None
+    last_fired = ""
+    for rule in append_repeated(rules):
+        if rule.name in traces and last_fired in ("", rule.name):
+            continue
+        if op_index is None:
+            op_index = Counter(op.op_type for _, op in iterate_ops(program))
+        if rule.roots and op_index.keys().isdisjoint(rule.roots):  # the program has no op of these types
+            ops = op_index.total() - op_index["const"]
+            trace = PassTrace(rule.name, ops_before=ops, ops_after=ops)
+        else:
+            measure_ranges = settings.measure or (settings.draw if rule.accepts_sampled else None)
+            trace = try_rewrite(rule, program, settings.target, measure_ranges, settings.stops_at(rule))
+        if trace.fired:
+            op_index, last_fired = None, rule.name
+        if rule.name in traces:
+            traces[rule.name].extend(trace)
+        else:
+            traces[rule.name] = trace
+    return list(traces.values())
+
+
+def append_repeated(rules: Iterable[Rewrite]) -> list[Rewrite]:
+    """Return `rules`, followed by those that repeat at the end."""
+    listed = list(rules)
+    return listed + ([rule for rule in listed if rule.repeats] if len(listed) > 1 else [])
+
+
+def try_rewrite(
+    rule: Rewrite, program: Program, target: str, measure: Measure | None, strict: bool,
+) -> PassTrace:
+    """Apply `rule` and return its trace.
+
+    If it fails, `apply_rewrite` has restored the program; the error is raised only if `strict`.
+    """
+    try:
+        return apply_rewrite(rule, program, target=target, measure=measure)
+    except RuleError as error:
+        if strict or error.failure is None:
+            raise
+        ops = count_ops(program)
+        return PassTrace(rule.name, ops_before=ops, ops_after=ops, failed=error.failure)
 
 
 def _prepare_rule(rule: Rule, program: Program, target: str, measure: Measure | None) -> None:

@@ -13,7 +13,7 @@ from coremltools.converters.mil.mil.program import get_new_symbol
 
 from .contract import Example
 
-__all__ = ["build_mask_program", "build_program", "make_example", "make_weight"]
+__all__ = ["build_mask_program", "build_program", "make_example", "make_op_example", "make_weight"]
 
 
 def make_weight(*shape: int, dtype: Any = np.float16) -> np.ndarray[Any, Any]:
@@ -54,6 +54,15 @@ def make_example(
     """Make an `Example` of the program that `build_program` builds of `body` and `inputs`."""
     build = functools.partial(build_program, body, opset=opset, dtype=dtype, **inputs)
     return Example(name, build, reason, options or {}, within=within, scale=scale, measured=measured)
+
+
+def make_op_example(
+    name: str, op_type: str, shape: tuple[int | None, ...], parameters: dict[str, Any] | None = None, **settings: Any
+) -> Example:
+    """Make an `Example` of one op that reads x of `shape`; `settings` are those of `make_example`."""
+    return make_example(
+        name, lambda x: getattr(Builder, op_type)(x=x, name="y", **(parameters or {})), x=shape, **settings
+    )
 
 
 def build_mask_program(kind: str) -> Program:

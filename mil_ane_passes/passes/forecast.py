@@ -8,7 +8,7 @@ from typing import Any
 
 from coremltools.converters.mil.mil import Program
 
-from .plan import Plan
+from .plan import Plan, SupportCounts
 
 __all__ = ["Forecast", "Forecaster"]
 
@@ -37,15 +37,19 @@ class Forecast:
 
     @classmethod
     def of(cls, plan: Plan) -> Forecast:
-        functions = {segment.function for segment in plan.segments}
+        functions, support = {segment.function for segment in plan.segments}, plan.support
         return cls(
-            ops=len(plan.rows), unsupported=sum(row.ane == "no" for row in plan.rows),
+            ops=len(plan.rows), unsupported=support.unsupported,
             off=sum(not row.takes for row in plan.rows),
             cost=plan.total,
             transitions=max(0, len(plan.segments) - len(functions)),
             on_ane=sum(row.backend == "ane" for row in plan.rows),
-            unmeasured=sum(row.ane == "unknown" for row in plan.rows),
+            unmeasured=support.unmeasured,
             time_share=plan.time_share)
+
+    @property
+    def support(self) -> SupportCounts:
+        return SupportCounts(self.unsupported, self.unmeasured)
 
     def to_dict(self) -> dict[str, Any]:
         return {"ops": self.ops, "predicted_on_ane": self.on_ane, "ane_unsupported": self.unsupported,

@@ -11,14 +11,14 @@ preset `safe`, and rewrites with `fixes_nonfinite`), at any cost, nor rewrites r
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coremltools.converters.mil.mil import Program
 
 from ..ir.clone import clone_program
 from .contract import Rewrite
-from .engine import PassTrace
+from .engine import PassTrace, RunSettings, run_rewrites
 from .forecast import Forecast, Forecaster
 from .layout import format_bytes
 from .max_growth import DEFAULT_MAX_GROWTH
@@ -36,7 +36,6 @@ memory.
 _MAX_ADDED_OPS = 16
 """How many ops may be added where nothing runs on the ANE before or after: the number that a decomposition of one op
 adds. Unrolled layers add tens (two lstm steps 27, a short rnn 96) for a gain that only a guessed CPU cost predicts."""
-RunRules = Callable[[Sequence[Rewrite], Program], list[PassTrace]]
 
 
 @dataclass(frozen=True)
@@ -83,25 +82,27 @@ def is_guarded(rule: Rewrite) -> bool:
     return rule.preset == "full" and not rule.fixes_nonfinite and not rule.asked
 
 
-def run_guarded(rules: Sequence[Rewrite], program: Program, run: RunRules, guard: Guard | None) -> list[PassTrace]:
-    """Run `run(rules, program)` and revert the rules that `guard` does not allow; `program` is changed in place.
+def run_guarded(
+    rules: Sequence[Rewrite], program: Program, settings: RunSettings, guard: Guard | None
+) -> list[PassTrace]:
+    """Run `rules` over `program` and revert those that `guard` does not allow; `program` is changed in place.
 
     This costs a second copy of the program's structure (no weights) and a prediction before and after. If a rule is to
     be reverted, it costs one more run and prediction for each rule that fires, and for each that is reverted.
     """
     if guard is None or not any(map(is_guarded, rules)):
-        return run(rules, program)
+        return run_rewrites(rules, program, settings)
     original = clone_program(program)
-    traces = run(rules, program)
+    traces = run_rewrites(rules, program, settings)
     names = {rule.name for rule in rules if is_guarded(rule)}
     if not any(trace.fired and trace.rule in names for trace in traces):
         return traces
-    undone, again = undo_costly_rewrites(rules, original, program, run, guard)
+    undone, again = undo_costly_rewrites(rules, original, program, settings, guard)
     return [*(again or traces), *undone]
 
 
 def undo_costly_rewrites(
-    rules: Sequence[Rewrite], original: Program, program: Program, run: RunRules, guard: Guard,
+    rules: Sequence[Rewrite], original: Program, program: Program, settings: RunSettings, guard: Guard,
 ) -> tuple[list[PassTrace], list[PassTrace] | None]:
     """Remove from `program`, the result of `rules` on `original`, the rewrites that `guard` does not allow.
 
@@ -112,16 +113,16 @@ def undo_costly_rewrites(
     undone: list[PassTrace] = []
     if guard.allows(bar, after):
         return undone, None
-    bar = _compute_baseline(bar, rules, original, run, guard)
+    bar = _compute_baseline(bar, rules, original, settings, guard)
     traces, suspects, rest, steps = (
         None,
         deque[PassTrace](),
         list(rules),
-        _count_fired_guarded_rules(rules, run(rules, clone_program(original))),
+        _count_fired_guarded_rules(rules, run_rewrites(rules, clone_program(original), settings)),
     )
     while not guard.allows(bar, after, steps):
         if not suspects:  # rank again: without some rules, others fire in their place
-            suspects = deque(_rank_by_cost_increase(rest, original, run, guard, by_ops=_is_pointless(bar, after)))
+            suspects = deque(_rank_by_cost_increase(rest, original, settings, guard, by_ops=_is_pointless(bar, after)))
         if not suspects:
             break
         left_out = suspects.popleft()
@@ -129,7 +130,7 @@ def undo_costly_rewrites(
         undone.append(left_out)
         rest = [rule for rule in rest if rule.name != left_out.rule]
         trial = clone_program(original)
-        traces = run(rest, trial)
+        traces = run_rewrites(rest, trial, settings)
         program.functions, after, steps = (
             trial.functions,
             guard.forecast(trial),
@@ -138,7 +139,7 @@ def undo_costly_rewrites(
     for left_out in undone[:-1]:  # the rules that made it too expensive may have been reverted since
         more = [rule for rule in rules if rule in rest or rule.name == left_out.rule]
         trial = clone_program(original)
-        built = run(more, trial)
+        built = run_rewrites(more, trial, settings)
         fires = any(trace.rule == left_out.rule and trace.fired for trace in built)
         if fires and guard.allows(bar, guard.forecast(trial), _count_fired_guarded_rules(more, built)):
             rest, traces, program.functions = more, built, trial.functions
@@ -153,11 +154,12 @@ def _count_fired_guarded_rules(rules: Sequence[Rewrite], traces: Sequence[PassTr
 
 
 def _compute_baseline(
-    bar: Forecast, rules: Sequence[Rewrite], original: Program, run: RunRules, guard: Guard
+    bar: Forecast, rules: Sequence[Rewrite], original: Program, settings: RunSettings, guard: Guard
 ) -> Forecast:
     """Compute the baseline: the original program, or the result of the unguarded rules where that costs more."""
     alone = clone_program(original)
-    if not any(trace.fired for trace in run([rule for rule in rules if not is_guarded(rule)], alone)):
+    unguarded = [rule for rule in rules if not is_guarded(rule)]
+    if not any(trace.fired for trace in run_rewrites(unguarded, alone, settings)):
         return bar
     cured = guard.forecast(alone)
     return Forecast(
@@ -172,7 +174,7 @@ def _compute_baseline(
 
 
 def _rank_by_cost_increase(
-    rules: Sequence[Rewrite], original: Program, run: RunRules, guard: Guard, by_ops: bool = False,
+    rules: Sequence[Rewrite], original: Program, settings: RunSettings, guard: Guard, by_ops: bool = False,
 ) -> list[PassTrace]:
     """Rank the guarded rules that add unsupported ops or cost, largest increase first.
 
@@ -184,7 +186,7 @@ def _rank_by_cost_increase(
     last = guard.forecast(program)
     added: list[tuple[tuple[float, float, float], PassTrace]] = []
     for rule in rules:
-        (trace,) = run([rule], program)
+        (trace,) = run_rewrites([rule], program, settings)
         if not trace.fired:
             continue
         now = guard.forecast(program)

@@ -19,7 +19,8 @@ from ..ir.clone import clone_program
 from ..utils.locking import synchronized
 from ..utils.text_format import escape_text
 from .contract import Rewrite
-from .guard import Guard, RunRules, is_guarded, undo_costly_rewrites
+from .engine import RunSettings
+from .guard import Guard, is_guarded, undo_costly_rewrites
 
 __all__ = [
     "BEGIN_PASS",
@@ -67,7 +68,7 @@ def get_session(program: Program) -> Session | None:
 
 
 def make_undo_callback(
-    rules: Sequence[Rewrite], run: RunRules, guard: Guard | None
+    rules: Sequence[Rewrite], settings: RunSettings, guard: Guard | None
 ) -> Callable[[Program, Program], None] | None:
     """Make the callback of the last pass, called with the original and the current program.
 
@@ -77,7 +78,7 @@ def make_undo_callback(
         return None
 
     def settle(original: Program, program: Program) -> None:
-        for trace in undo_costly_rewrites(rules, original, program, run, guard)[0]:
+        for trace in undo_costly_rewrites(rules, original, program, settings, guard)[0]:
             _log.info("ane::%s reverted: %s", trace.rule, escape_text(trace.reverted))
 
     return settle

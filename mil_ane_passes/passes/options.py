@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_ty
 
 from ..utils.errors import InputError, suggest_nearest
 
-__all__ = ["Option", "get_options", "make_with_options", "parse_passes"]
+__all__ = ["Option", "get_options", "make_with_options", "parse_passes", "read_field_docs"]
 
 T = TypeVar("T")
 
@@ -65,7 +65,7 @@ def _convert_value(value: Any, kind: type) -> Any:
 def get_options(cls: type) -> dict[str, Option]:
     """Collect the options that a rule class and its bases declare, by name."""
     hints = get_type_hints(cls)
-    docs = {name: doc for base in reversed(cls.__mro__) for name, doc in _read_field_docs(base).items()}
+    docs = {name: doc for base in reversed(cls.__mro__) for name, doc in read_field_docs(base).items()}
     return {
         name: Option(name, hint, getattr(cls, name), docs.get(name, ""))
         for name, hint in hints.items()
@@ -74,7 +74,7 @@ def get_options(cls: type) -> dict[str, Option]:
 
 
 @functools.cache
-def _read_field_docs(cls: type) -> dict[str, str]:
+def read_field_docs(cls: type) -> dict[str, str]:
     """Read the string literal under each field, which is that option's documentation."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))

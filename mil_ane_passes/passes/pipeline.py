@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from functools import partial
 from typing import Any
 
 import coremltools as ct
@@ -14,13 +12,12 @@ from coremltools.converters.mil.mil import Program
 from coremltools.converters.mil.mil.passes.graph_pass import AbstractGraphPass, PassOption
 from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY, register_pass
 
-from ..ir.query import count_ops, iterate_ops
 from ..ir.value_ranges import Measure
 from ..utils.errors import InputError, RuleError, suggest_nearest
 from ..utils.locking import synchronized
 from ..utils.text_format import escape_text
 from .contract import STAGES, Rewrite, Rule
-from .engine import PassTrace, apply_rewrite
+from .engine import PassTrace, RunSettings, append_repeated, try_rewrite
 from .guard import Guard, run_guarded
 from .guard_passes import (
     BEGIN_PASS,
@@ -152,58 +149,7 @@ def apply_rewrites(
     leaves the program unchanged, and its trace has the position and the reason (`failed`). A rule that was requested
     by name, or any rule with `strict`, raises RuleError.
     """
-    return run_guarded(list(rules), program,
-                       partial(_apply_unguarded, target=target, measure=measure, draw=draw,
-                               stops=lambda rule: strict or rule.asked), guard)
-
-
-def _apply_unguarded(
-    rules: Iterable[Rewrite], program: Program, *, target: str, measure: Measure | None, draw: Measure | None,
-    stops: Callable[[Rewrite], bool],
-) -> list[PassTrace]:
-    traces: dict[str, PassTrace] = {}
-    op_index: Counter[str] | None = None
-    last_fired = ""
-    for rule in _append_repeated(rules):
-        if rule.name in traces and last_fired in ("", rule.name):
-            continue
-        if op_index is None:
-            op_index = Counter(op.op_type for _, op in iterate_ops(program))
-        if rule.roots and op_index.keys().isdisjoint(rule.roots):  # the program has no op of these types
-            ops = op_index.total() - op_index["const"]
-            trace = PassTrace(rule.name, ops_before=ops, ops_after=ops)
-        else:
-            measure_ranges = measure or (draw if rule.accepts_sampled else None)
-            trace = _try_rewrite(rule, program, target, measure_ranges, stops(rule))
-        if trace.fired:
-            op_index, last_fired = None, rule.name
-        if rule.name in traces:
-            traces[rule.name].extend(trace)
-        else:
-            traces[rule.name] = trace
-    return list(traces.values())
-
-
-def _append_repeated(rules: Iterable[Rewrite]) -> list[Rewrite]:
-    """Return `rules`, followed by those that repeat at the end."""
-    listed = list(rules)
-    return listed + ([rule for rule in listed if rule.repeats] if len(listed) > 1 else [])
-
-
-def _try_rewrite(
-    rule: Rewrite, program: Program, target: str, measure: Measure | None, strict: bool,
-) -> PassTrace:
-    """Apply `rule` and return its trace.
-
-    If it fails, `apply_rewrite` has restored the program; the error is raised only if `strict`.
-    """
-    try:
-        return apply_rewrite(rule, program, target=target, measure=measure)
-    except RuleError as error:
-        if strict or error.failure is None:
-            raise
-        ops = count_ops(program)
-        return PassTrace(rule.name, ops_before=ops, ops_after=ops, failed=error.failure)
+    return run_guarded(list(rules), program, RunSettings(target, measure, draw, strict), guard)
 
 
 def pipeline(
@@ -224,12 +170,12 @@ def pipeline(
     rules = select_rewrites(preset, passes, options)
     register_passes()
     result = _copy_without_own_passes(base)
-    settle = make_undo_callback(rules, partial(_apply_unguarded, target=target, measure=measure, draw=draw,
-                                               stops=lambda rule: strict), guard)
+    settings_again = RunSettings(target, measure, draw, strict, stops_at_requested=False)
+    settle = make_undo_callback(rules, settings_again, guard)
     carried = _collect_pipeline_settings(rules, target, strict, measure is not None, None if settle is None else guard)
     if carried:
         result.append_pass(format_pass_name(BEGIN_PASS, carried))
-    for rule in _append_repeated(rules):
+    for rule in append_repeated(rules):
         result.append_pass(f"{NAMESPACE}::{rule.name}")
         settings = _collect_pass_settings(rule, target, measure or (draw if rule.accepts_sampled else None), strict)
         if settings:
@@ -330,7 +276,7 @@ def _make_graph_pass(name: str, rule: type[Rewrite]) -> type[AbstractGraphPass]:
     @synchronized
     def apply(self: Any, prog: Program) -> None:
         configured, target, strict = _configure_from_session(self, rule, prog)
-        trace = _try_rewrite(configured, prog, target, self.measure, strict)
+        trace = try_rewrite(configured, prog, target, self.measure, strict)
         _log_trace(trace)
 
     members: dict[str, Any] = {"__init__": __init__, "set_options": set_options, "apply": apply,
@@ -369,8 +315,8 @@ def _restore_undo_callback(session: Session) -> Callable[[Program, Program], Non
     if "max_growth" not in session.settings or share is None or _GUARD_FACTORY[0] is None:
         return None
     strict = _is_strict(session.settings)
-    run_again = partial(_apply_unguarded, target=target, measure=None, draw=None, stops=lambda rule: strict)
-    return make_undo_callback(session.applied_rules, run_again, _GUARD_FACTORY[0](target, share))
+    settings = RunSettings(target, strict=strict, stops_at_requested=False)
+    return make_undo_callback(session.applied_rules, settings, _GUARD_FACTORY[0](target, share))
 
 
 def _find_pass_class(name: str, settings: Mapping[str, str]) -> type[AbstractGraphPass] | None:

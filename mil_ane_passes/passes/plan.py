@@ -24,6 +24,7 @@ __all__ = [
     "Plan",
     "Row",
     "Segment",
+    "SupportCounts",
     "SupportStatus",
 ]
 
@@ -66,7 +67,7 @@ class Row:
     `index` counts the ops of its function in program order, nested blocks included.
 
     `takes` is the support that the prediction uses: "unknown" is replaced by the answer that the nearest evidence
-    suggests.
+    suggests. `reported`: a rule reports the op as unsupported, or as not known to be supported.
     """
 
     function: str
@@ -80,6 +81,24 @@ class Row:
     backend: Backend = "cpu"
     engine: Engine = "bnns"
     codes: list[str] = field(default_factory=list)
+    reported: bool = False
+
+
+@dataclass(frozen=True)
+class SupportCounts:
+    """The ops of a program that are unsupported on the ANE of the target, and those for which that is not known.
+
+    Every report counts them by `Plan.support`, and `str()` is how texts state them ("" for none).
+    """
+
+    unsupported: int
+    unmeasured: int
+
+    def __str__(self) -> str:
+        counts = {"unsupported": self.unsupported, "unmeasured": self.unmeasured}
+        parts = [f"{number} {what}" for what, number in counts.items() if number]
+        last = self.unmeasured or self.unsupported
+        return f"{' and '.join(parts)} {'op' if last == 1 else 'ops'}" if parts else ""
 
 
 @dataclass(frozen=True)
@@ -110,6 +129,11 @@ class Plan:
     "Estimated milliseconds of all functions: their ops, entering the ANE, transitions, and outputs from the ANE."
     failed: list[RuleFailure] = field(default_factory=list)
     "The rules that failed on the program; their findings are missing."
+
+    @property
+    def support(self) -> SupportCounts:
+        """The counts of unsupported and unmeasured ops."""
+        return SupportCounts(sum(row.ane == "no" for row in self.rows), sum(row.ane == "unknown" for row in self.rows))
 
     @property
     def time_share(self) -> float:

@@ -5,9 +5,10 @@ A distribution names its modules or classes in the group `mil_ane_passes.rules`:
     [project.entry-points."mil_ane_passes.rules"]
     double_relu = "my_rules.double_relu"
 
-A module contributes every rule that it defines. A rule without a `name` of its own is named after its module. A
-rewrite joins the preset that it declares as soon as its distribution is installed. See `passes/rule_class.py` for the
-required fields of a rule and the free codes, and `mil_ane_passes.testing` for its tests.
+A module contributes every rule that it defines, except classes whose name starts with an underscore: those are bases.
+A rule without a `name` of its own has the name of its class in snake case. A rewrite joins the preset that it declares
+as soon as its distribution is installed. See `passes/rule_class.py` for the required fields of a rule and the free
+codes, and `mil_ane_passes.testing` for its tests.
 """
 
 from __future__ import annotations
@@ -47,9 +48,10 @@ class SkippedPlugin:
 
 
 def find_rules_in_module(module: ModuleType) -> list[type[Rule]]:
-    """Find the rules that a module defines, not those it imports."""
-    return [value for value in vars(module).values() if inspect.isclass(value) and issubclass(value, Rule)
-            and value not in RULE_BASE_CLASSES and value.__module__ == module.__name__]
+    """Find the rules that a module defines, each once; not those it imports, nor bases (`_Name`)."""
+    found = [value for value in vars(module).values() if inspect.isclass(value) and issubclass(value, Rule)
+             and value not in RULE_BASE_CLASSES and value.__module__ == module.__name__]
+    return [rule for rule in dict.fromkeys(found) if not rule.__name__.startswith("_")]
 
 
 def load_plugin_rules(ours: Mapping[str, type[Rule]]) -> tuple[dict[str, type[Rule]], list[SkippedPlugin], bool]:
@@ -116,8 +118,7 @@ def _find_clash(rule: type[Rule], known: Iterable[type[Rule]]) -> str:
         for what in ("name", "code", "slug"):
             key = getattr(rule, what)
             if key == getattr(other, what) and (what == "name" or not shares_code(rule)):
-                hint = ("set `name` on each class" if what == "name" and other.__module__ == rule.__module__ else
-                        f"expected a {what} of its own")
+                hint = f"expected a {what} of its own{' (set `name` on the class)' if what == 'name' else ''}"
                 return f"has {what} '{key}', which {format_class_location(other)} has already; {hint}"
     return ""
 

@@ -1,6 +1,7 @@
-"""Registry of rules: every module of `rules/` and `rewrites/`, and those of third parties.
+"""Registry of rules: those in every module of `rules/` and `rewrites/`, and those of third parties.
 
-A new file is found without editing a list. A third party names a module or a class under the entry point group
+A new rule or file is found without editing a list: a module of `rules/` holds the rules about one subject, a module of
+`rewrites/` one rewrite, after which it is named. A third party names a module or a class under the entry point group
 `mil_ane_passes.rules`; see `plugins`.
 """
 
@@ -27,7 +28,8 @@ __all__ = [
     "reset_registry",
 ]
 
-_RULE_PACKAGES = ("mil_ane_passes.rules", "mil_ane_passes.rewrites")
+_RULES, _REWRITES = "mil_ane_passes.rules", "mil_ane_passes.rewrites"
+"Our packages of rules, with several in a module, and of rewrites, with one in a module."
 _MIN_HINT_LETTERS = 3
 "Minimum length of a partial name for which similar rules are suggested."
 
@@ -133,23 +135,27 @@ def _suggest_similar(key: str, rules: Iterable[type[Rule]]) -> str:
 
 
 def _iterate_own_rules() -> Iterator[type[Rule]]:
-    for folder in _RULE_PACKAGES:
+    for folder in (_RULES, _REWRITES):
         package = importlib.import_module(folder)
         for module in pkgutil.walk_packages(package.__path__, f"{folder}."):
             if not module.ispkg and not module.name.rpartition(".")[2].startswith("_"):
-                yield _load_rule_module(module.name)
+                yield from _load_rule_module(module.name, single=folder == _REWRITES)
 
 
-def _load_rule_module(module: str) -> type[Rule]:
+def _load_rule_module(module: str, *, single: bool) -> Iterator[type[Rule]]:
+    """Yield the rules of a module; `single`: it has one, after which it is named."""
     loaded = importlib.import_module(module)
     rules = find_rules_in_module(loaded)
-    if len(rules) != 1:
-        raise RuleError(f"{loaded.__file__} defines {len(rules)} rules; expected exactly one a file")
-    rule = assign_default_name(rules[0])
-    wrong = find_flaw(rule, ours=True, quick=True)
-    if wrong:
-        raise RuleError(f"{format_class_location(rule)} {wrong}")
-    return rule
+    if not rules or (single and len(rules) > 1):
+        raise RuleError(f"{loaded.__file__} defines {len(rules)} rules; expected {'exactly' if single else 'at least'} "
+                        "one a file")
+    for rule in map(assign_default_name, rules):
+        wrong = find_flaw(rule, ours=True, quick=True)
+        if not wrong and single and rule.name != module.rpartition(".")[2]:
+            wrong = f"has name '{rule.name}'; expected that of its file, which holds one rewrite"
+        if wrong:
+            raise RuleError(f"{format_class_location(rule)} {wrong}")
+        yield rule
 
 
 def _mention_skipped_plugins() -> str:

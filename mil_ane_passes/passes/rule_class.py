@@ -41,6 +41,8 @@ _CODE = re.compile(r"[A-Z]+\d+")
 _RESERVED_CODE = re.compile(r"(ANE|TORCH)\d*")
 _SLUG = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_WORD_START = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[a-z])(?<!Fp)(?<!Int)(?=\d)")
+"Where a word begins in a class name; the digits of a dtype (Fp16, Int8) belong to the word before them."
 _RESERVED_NAMES = frozenset({"safe", "full", "guard_begin", "guard_end"})
 "Names of presets, and of the passes around ours."
 _RESERVED_OPTIONS = frozenset({"target", "measure", "strict"})
@@ -54,10 +56,10 @@ _REQUIRED_METHODS = (
 
 
 def assign_default_name(rule: type[Rule]) -> type[Rule]:
-    """Assign defaults and return `rule`: the name of its module if it has none, and the code and slug (and evidence)
-    of the first rule that it fixes if it has none."""
+    """Assign defaults and return `rule`: the class name in snake case if it has no name, and the code and slug (and
+    evidence) of the first rule that it fixes if it has none."""
     if not vars(rule).get("name"):
-        rule.name = rule.__module__.rpartition(".")[2]
+        rule.name = _WORD_START.sub("_", rule.__name__).lower()
     if not rule.code and issubclass(rule, Rewrite) and isinstance(rule.fixes, tuple) and rule.fixes:
         rule.code, rule.slug = rule.fixes[0].code, rule.fixes[0].slug
         if not rule.evidence:

@@ -22,7 +22,7 @@ def resolve_rule_names(keys: Iterable[str] | str, who: str = "rules") -> frozens
     wrong = next((key for key in listed if not isinstance(key, str) or not key.strip()), None)
     if wrong is not None or not listed:
         raise InputError(f"{who}: found {wrong!r} where a rule is named; expected codes, prefixes of codes, slugs or "
-                         "names, e.g. ANE3,int-inputs")
+                         "names, e.g. ANE3,int-inputs", option=who)
     return frozenset(name for key in listed for name in _find_names_by_key(key.strip(), who))
 
 
@@ -37,7 +37,7 @@ def _find_names_by_key(key: str, who: str) -> list[str]:
         return found
     known = {word for rule in rules for word in (rule.code.lower(), rule.slug, rule.name)}
     raise InputError(f"{who}: no rule '{key}'; expected a code, the beginning of codes such as ANE3, a slug or a name "
-                     f"(`mil-ane-passes passes` lists them){suggest_nearest(required, known)}")
+                     f"(`mil-ane-passes passes` lists them){suggest_nearest(required, known)}", option=who)
 
 
 def _is_code_prefix(code: str, required: str) -> bool:
@@ -59,8 +59,12 @@ def configure_rules(options: Mapping[str, Mapping[str, Any]] | None) -> dict[str
     for key, values in (options or {}).items():
         names = _find_names_by_key(key.strip(), "options")
         if len(names) != 1:
-            raise InputError(f"options: '{key}' stands for {len(names)} rules; expected one, by name or whole code")
+            raise InputError(f"options: '{key}' stands for {len(names)} rules; expected one, by name or whole code",
+                             option="options")
         if not isinstance(values, Mapping):
-            raise InputError(f"options: found {values!r} for '{key}'; expected its options by name")
+            raise InputError(f"options: found {values!r} for '{key}'; expected its options by name", option="options")
         inputs.setdefault(names[0], {}).update(values)
-    return {name: rule.configured(**inputs.get(name, {})) for name, rule in known.items()}
+    try:
+        return {name: rule.configured(**inputs.get(name, {})) for name, rule in known.items()}
+    except InputError as error:
+        raise InputError(*error.args, option="options") from error

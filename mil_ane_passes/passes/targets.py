@@ -92,7 +92,8 @@ def parse_target(name: str) -> tuple[Generation, ...]:
     Raises InputError for an unknown one, and for a device without an ANE that Core ML uses.
     """
     if not isinstance(name, str):
-        raise InputError(f"target: found {name!r}; expected a name such as 'all', 'm4' or 'iPhone 15 Pro'")
+        raise InputError(f"target: found {name!r}; expected a name such as 'all', 'm4' or 'iPhone 15 Pro'",
+                         option="target")
     return _parsed(name)
 
 
@@ -108,7 +109,7 @@ def _parsed(name: str) -> tuple[Generation, ...]:
         name.strip().lower(), list_device_names()
     )
     raise InputError(f"target '{name}' is not known; expected all, {', '.join(CHIPS)}, or a device such as "
-                     f"{EXAMPLE_DEVICES}{near}")
+                     f"{EXAMPLE_DEVICES}{near}", option="target")
 
 
 def is_applicable(gate: Gate, target: str) -> bool:

@@ -60,13 +60,16 @@ def read_baseline(path: str | os.PathLike[str]) -> Baseline:
     """Read the output of `lint --format json`. Raises InputError when the file is missing or has another format."""
     file, data = Path(path), read_json(path, "baseline", _HOW_TO_MAKE)
     if not isinstance(data, dict) or data.get("command") != "lint" or "findings" not in data:
-        raise InputError(f"baseline: '{file}' is no report of lint; {_HOW_TO_MAKE}")
+        raise InputError(f"baseline: '{file}' is no report of lint; {_HOW_TO_MAKE}",
+                         option="baseline")
     if data.get("schema") != 1:
-        raise InputError(f"baseline: '{file}' has schema {data.get('schema')!r}; expected 1; {_HOW_TO_MAKE}")
+        raise InputError(f"baseline: '{file}' has schema {data.get('schema')!r}; expected 1; {_HOW_TO_MAKE}",
+                         option="baseline")
     found = data["findings"]
     names = ("code", "function", "op", "value")
     if not isinstance(found, list) or not all(isinstance(item, dict) and all(isinstance(item.get(name), str)
                                                                             for name in names) for item in found):
-        raise InputError(f"baseline: a finding in '{file}' lacks code, function, op or value; {_HOW_TO_MAKE}")
+        raise InputError(f"baseline: a finding in '{file}' lacks code, function, op or value; {_HOW_TO_MAKE}",
+                         option="baseline")
     return Baseline(str(file), str(data.get("target")),
                     Counter((item["code"], item["function"], item["op"], item["value"]) for item in found))

@@ -74,7 +74,7 @@ class LintReport:
         return [item for item in self.findings if item.level != "note"]
 
     def summary(self) -> dict[str, Any]:
-        segments = self.plan.segments
+        segments, support = self.plan.segments, self.plan.support
         return {
             "ops": len(self.plan.rows),
             "ane_supported": sum(row.ane == "yes" for row in self.plan.rows),
@@ -82,10 +82,10 @@ class LintReport:
             "transitions": sum(one.function == other.function for one, other in pairwise(segments)),
             "padded_bytes": sum(item.padded for item in self.buffers),
             "dense_bytes": sum(item.dense for item in self.buffers),
-            "ane_unknown": sum(row.ane == "unknown" for row in self.plan.rows),
+            "ane_unknown": support.unmeasured,
             "predicted_share": round(self.share, 2),
             "predicted_time_share": round(self.time_share, 2),
-            "ane_unsupported": sum(row.ane == "no" for row in self.plan.rows),
+            "ane_unsupported": support.unsupported,
             "est_ms": self.plan.total,
         }
 
@@ -104,7 +104,7 @@ class LintReport:
         ranked = sorted(self.findings, key=lambda item: (not item.refuses, item.level == "note"))
         for item in ranked[::-1]:  # the last one wins: unsupported ops over warnings, warnings over notes
             for index in item.covers:
-                if item.refuses or item.fix is not None:
+                if item.refuses or (item.fix is not None and not item.rule.unmeasured):
                     fixes[item.function, index] = item.fix
         told = {id(row): each for row, each in self.measured.match.pairs} if self.measured is not None else {}
         return {

@@ -13,7 +13,7 @@ from ..ane.prediction import RuleResult
 from ..ir.printer import format_dimension
 from ..ir.query import is_symbolic
 from ..ir.scopes import Origin, find_origin
-from ..passes.contract import Hit, Rewrite, Rule
+from ..passes.contract import Evidence, Hit, Rewrite, Rule
 from ..passes.registry import fixes_for, get_all_rewrites
 from ..passes.rule_class import shares_code
 
@@ -46,6 +46,12 @@ class LintFinding:
     "The reason why the rewrites that fix such findings do not rewrite this op."
     split_at: tuple[tuple[str, ...], ...] = ()
     "Cuts that move the op to a package of its own, as successive arguments of `edit --split-at`."
+    sources: tuple[Evidence, ...] = ()
+    "The sources on these ops, where the rule's own are not about them."
+
+    @property
+    def evidence(self) -> tuple[Evidence, ...]:
+        return self.sources or self.rule.evidence
 
     @property
     def problem(self) -> type[Rule]:
@@ -97,7 +103,7 @@ class LintFinding:
             "not_fixed_because": self.not_fixed_because or None,
             "split_at": [list(values) for values in self.split_at],
             "origin": self.origin.to_dict() if self.origin else None,
-            "evidence": [source.to_dict() for source in self.rule.evidence],
+            "evidence": [source.to_dict() for source in self.evidence],
         }
 
 
@@ -118,7 +124,8 @@ def build_finding(item: RuleResult, places: Mapping[Operation, int]) -> LintFind
         answer.sure if isinstance(answer, Hit) else False, answer.message if isinstance(answer, Hit) else None,
         find_origin(op), tuple(places[one] for one in covered if one in places),
         item.fixed_by, item.not_fixed_because,
-        answer.split_at if isinstance(answer, Hit) else ())
+        answer.split_at if isinstance(answer, Hit) else (),
+        answer.evidence if isinstance(answer, Hit) else ())
 
 
 def get_shape_and_dtype(var: Var | None) -> tuple[list[int | str] | None, str | None]:

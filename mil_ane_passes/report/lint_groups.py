@@ -13,7 +13,7 @@ from .lint_finding import LintFinding
 
 __all__ = ["FindingGroup", "group_findings"]
 
-UNSUPPORTED, WRONG, OTHER, NOTE = range(4)
+UNSUPPORTED, WRONG, OTHER, NOTE, UNMEASURED = range(5)
 _RowKey = tuple[str, int]
 
 
@@ -36,6 +36,8 @@ class FindingGroup:
     def rank(self) -> int:
         if self.rule.refuses:
             return UNSUPPORTED
+        if self.rule.unmeasured:
+            return UNMEASURED
         if self.is_note:
             return NOTE
         return WRONG if self.rule.code.lstrip(ascii_letters).startswith("3") else OTHER
@@ -54,7 +56,7 @@ def group_findings(findings: Iterable[LintFinding], plan: Plan) -> list[FindingG
     """Group and sort findings; linear in ops and findings.
 
     Unsupported ops come first, by their predicted time on the CPU including stranded ops; then wrong numbers, then the
-    rest, notes last.
+    rest, then notes; unmeasured ops last.
     """
     made: dict[str, FindingGroup] = {}
     for item in findings:

@@ -6,20 +6,18 @@ import math
 import os
 import re
 import shlex
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..ane.supported_op_types import find_observations
 from ..passes.contract import Evidence, Rewrite, Rule
-from ..passes.registry import get_all_rules
 from ..passes.targets import Generation
 from ..transforms.contract import PART_SUFFIXES, build_part_path
 from ..utils.text_format import format_count, format_duration, format_lines
 from .agreement import iterate_agreement_lines as agreement_lines
 from .lint_finding import LintFinding
-from .lint_groups import UNSUPPORTED, FindingGroup, group_findings
+from .lint_groups import UNMEASURED, UNSUPPORTED, FindingGroup, group_findings
 
 if TYPE_CHECKING:
     from .lint import LintReport
@@ -61,27 +59,24 @@ def format_lint_text(report: LintReport, *, everything: bool = False) -> str:
     if not report.findings:
         lines.append("no findings")
     lines += [line for block in blocks for line in ("", *block)]
-    last = [
-        *_iterate_combined_fix_lines(report, found),
-        *_iterate_unknown_op_lines(report, shown),
-        _describe_basis(report),
-    ]
+    last = [*_iterate_combined_fix_lines(report, found), _describe_basis(report)]
     return format_lines([*lines, *([""] if blocks else []), *last])
 
 
 def format_headline(report: LintReport) -> str:
-    """Format the first line: predicted shares, partitions, transitions and estimated time."""
+    """Format the first line: predicted shares, partitions, transitions, estimated time, unsupported ops."""
     summary = report.summary()
     if not summary["ops"]:
         return f"{report.model}: 0 ops, nothing to place"
     partitions, transitions = len(report.plan.segments), summary["transitions"]
+    support = str(report.plan.support)
     return (
         f"{report.model} on {_describe_target(report)}: {summary['predicted_on_ane']} of "
         f"{format_count(summary['ops'], 'op')} "
         f"({_format_percent(report.share)}) and {_format_percent(report.time_share)} of estimated time predicted on "
         f"the ANE; "
         f"{format_count(partitions, 'partition')}, {format_count(transitions, 'transition')}, "
-        f"estimated {format_duration(report.plan.total)}"
+        f"estimated {format_duration(report.plan.total)}" + (f"; {support}" if support else "")
     )
 
 
@@ -154,6 +149,8 @@ def _select_evidence(rule: type[Rule], generations: Sequence[Generation]) -> Evi
 
 def _describe_group_size(group: FindingGroup) -> str:
     places = format_count(len(group.findings), "match", "matches")
+    if group.rank == UNMEASURED:
+        return f"{format_count(group.ops, 'unmeasured op')}, a note"
     if group.rank != UNSUPPORTED:
         return f"{places}, a note" if group.is_note else places
     unsure = sum(not item.sure for item in group.findings)
@@ -281,33 +278,6 @@ def _iterate_combined_fix_lines(report: LintReport, found: Iterable[FindingGroup
     passes = list(dict.fromkeys(fix["pass"] for fix in fixes if fix and fix["pass"]))
     if len(passes) > 1:
         yield f"all fixes at once: {_format_rewrite_command(report, passes)}"
-
-
-def _iterate_unknown_op_lines(report: LintReport, shown: int | None) -> Iterator[str]:
-    """Yield the op types without measurements, by the chips that lack them; in one line if that would take several."""
-    refusing = {rule.code for rule in get_all_rules().values() if rule.refuses}
-    kinds: dict[str, Counter[str]] = defaultdict(Counter)
-    for (op_type, takes), count in Counter((row.op.op_type, row.takes) for row in report.plan.rows
-                                           if row.ane == "unknown" and refusing.isdisjoint(row.codes)).items():
-        guess = "" if takes else " (predicted: unsupported)"
-        kinds[_describe_unmeasured(op_type, report.plan.generations) + guess][op_type] = count
-    if shown is not None and len(kinds) > 2:
-        joined = sum(kinds.values(), Counter())
-        kinds = {"of kinds that were not measured on all chips looked at (--all says on which)": joined}
-    for words, found in kinds.items():
-        names = ", ".join(f"{name} ({count})" for name, count in found.most_common())
-        yield f"{format_count(found.total(), 'op')} {words}: {names}"
-
-
-def _describe_unmeasured(op_type: str, generations: Iterable[Generation]) -> str:
-    """Describe which measurements of an op type are missing."""
-    seen = find_observations(op_type)
-    missing = [each for each in generations if each not in seen]
-    private = [each for each in generations if each in seen and seen[each].private]
-    if not missing and not private:
-        return "of kinds that were measured, on other types of values"
-    where = ", ".join(each.chips[-1].upper() for each in missing or private)
-    return f"of kinds that {'nobody measured' if missing else 'were seen by a private route only'} on {where}"
 
 
 def _describe_basis(report: LintReport) -> str:

@@ -82,7 +82,8 @@ def _build_result(
         "properties": {"op": item.op, "index": item.index, "covers": list(item.covers), "refuses": item.refuses,
                        "sure": item.sure, "confidence": item.rule.confidence, "fix": item.fix,
                        "coreMLMessage": item.message,
-                       "origin": item.origin.to_dict() if item.origin else None},
+                       "origin": item.origin.to_dict() if item.origin else None,
+                       **({"evidence": [source.to_dict() for source in item.sources]} if item.sources else {})},
     }
     return made
 

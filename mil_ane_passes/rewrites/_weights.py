@@ -15,7 +15,6 @@ from ..ir.query import get_consumers, get_itemsize, is_compressed, is_const
 from ..passes.layout import format_bytes
 
 __all__ = [
-    "count_duplicated_bytes",
     "find_reshape_obstacle",
     "find_slicing_obstacle",
     "has_uniform_readers",
@@ -119,7 +118,7 @@ def slice_weight(mb: RewriteBuilder, var: Var, axis: int, start: int, stop: int)
     return mb.weight(var, f"{at}_{start}_{stop}", cut)
 
 
-def count_duplicated_bytes(var: Var, op: Operation, alike: Callable[[Operation], bool]) -> int:
+def _count_duplicated_bytes(var: Var, op: Operation, alike: Callable[[Operation], bool]) -> int:
     """Count the bytes by which the weights grow when `op` reads slices of const `var`: 0 where all its readers will."""
     readers = get_consumers(var)
     if not var.consuming_blocks and all(other.enclosing_block is op.enclosing_block and other.op_type == op.op_type
@@ -130,7 +129,7 @@ def count_duplicated_bytes(var: Var, op: Operation, alike: Callable[[Operation],
 
 def find_slicing_obstacle(var: Var, op: Operation, alike: Callable[[Operation], bool], most: int) -> str:
     """Return why const `var` is not sliced for `op`, or ""."""
-    size = count_duplicated_bytes(var, op, alike)
+    size = _count_duplicated_bytes(var, op, alike)
     if size <= most:
         return ""
     return (f"the weight '{var.name}' is read whole as well: its pieces would add {format_bytes(size)}, "

@@ -1,9 +1,9 @@
 """Standard tests of a rule, for our rules and those of plugins:
 
     import pytest
-    from mil_ane_passes.testing import CHECKS
+    from mil_ane_passes.testing import select_checks
 
-    @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+    @pytest.mark.parametrize("check", select_checks(MyRule), ids=lambda check: check.__name__)
     def test_my_rule(check, tmp_path):
         check(MyRule, tmp_path)
 
@@ -23,6 +23,6 @@ them.
 
 from __future__ import annotations
 
-from .checks import CHECKS, Check
+from .checks import CHECKS, Check, select_checks
 
-__all__ = ["CHECKS", "Check"]
+__all__ = ["CHECKS", "Check", "select_checks"]

@@ -36,7 +36,7 @@ from ..utils.errors import InputError
 from . import program_variants
 from .neighbours import FUNCTION_INPUT, iterate_failures, list_representative_op_types
 
-__all__ = ["CHECKS", "Check", "collect_miss_reasons", "find_rule_matches"]
+__all__ = ["CHECKS", "Check", "collect_miss_reasons", "find_rule_matches", "select_checks"]
 
 
 Array = np.ndarray[Any, Any]
@@ -416,6 +416,18 @@ CHECKS: tuple[Check, ...] = (
     check_coremltools_pipeline,
     check_save_and_load,
 )
+
+_CHECKS_OF_MATCHING = (check_required_fields, check_examples, check_neighbouring_ops)
+"Checks that need no rewrite."
+
+
+def select_checks(rule: type[Rule]) -> tuple[Check, ...]:
+    """Select the checks of `CHECKS` that have something to check: most compare the programs before and after a rewrite.
+
+    A plan rule matches predictions, not ops, so it is not tried next to other ops.
+    """
+    checks = CHECKS if issubclass(rule, Rewrite) else _CHECKS_OF_MATCHING
+    return tuple(check for check in checks if check is not check_neighbouring_ops or not issubclass(rule, PlanRule))
 
 
 def find_rule_matches(rule: Rule, program: Program, measure: Measure | None = None) -> PassTrace:

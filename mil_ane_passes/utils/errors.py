@@ -22,7 +22,14 @@ class AnePassesError(Exception):
 
 
 class InputError(AnePassesError, ValueError):
-    """The user's input cannot be used: a path, an option, a feed, a package (exit code 2)."""
+    """The user's input cannot be used: a path, an option, a feed, a package (exit code 2).
+
+    `option` is the keyword of the public function that has the wrong value, where it is one that settings files have.
+    """
+
+    def __init__(self, *texts: object, option: str | None = None) -> None:
+        super().__init__(*texts)
+        self.option = option
 
 
 class NotSupported(AnePassesError, NotImplementedError):

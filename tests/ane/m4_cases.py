@@ -8,7 +8,7 @@ from pathlib import Path
 
 from coremltools.converters.mil.mil import Operation, Program, types
 
-from mil_ane_passes.api.source import open_source
+from mil_ane_passes.commands.sources import open_source
 from mil_ane_passes.ir.query import is_symbolic
 
 from . import m4_elementwise, m4_layers, m4_shapes

@@ -13,7 +13,7 @@ from coremltools.converters.mil.mil import get_new_symbol, types
 from mil_ane_passes.ane import cost_laws, predict_plan
 from mil_ane_passes.ane.cost import estimate_cost
 from mil_ane_passes.ane.sizes import Sizes
-from mil_ane_passes.api.source import open_source
+from mil_ane_passes.commands.sources import open_source
 from mil_ane_passes.ir.query import iterate_ops
 from mil_ane_passes.passes.examples import build_program
 

@@ -8,8 +8,8 @@ import pytest
 from coremltools.converters.mil.mil import Builder, Function, Program, types
 
 from mil_ane_passes.ane import predict_plan
+from mil_ane_passes.ane.op_support import find_evidence, find_observations
 from mil_ane_passes.ane.support import determine_support
-from mil_ane_passes.ane.supported_op_types import find_evidence, find_observations
 from mil_ane_passes.passes.contract import Hit, Rule
 from mil_ane_passes.passes.examples import build_program
 from mil_ane_passes.passes.registry import get_all_rules

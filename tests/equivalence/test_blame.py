@@ -12,10 +12,10 @@ import pytest
 from coremltools.converters.mil.mil import Builder as mb
 
 import mil_ane_passes as ane
-from mil_ane_passes.batching import batch
-from mil_ane_passes.cli.main import main
+from mil_ane_passes.commands.batch import batch
+from mil_ane_passes.commands.main import main
+from mil_ane_passes.commands.rewrite_steps import MAX_PASSES_LEFT_OUT
 from mil_ane_passes.equivalence.equivalence import compare_programs
-from mil_ane_passes.equivalence.faulty_passes import MAX_PASSES_LEFT_OUT
 from mil_ane_passes.ir.printer import format_program
 from mil_ane_passes.ir.query import iterate_ops
 from mil_ane_passes.passes.contract import Evidence, Exactness, Hit, Miss, Rewrite
@@ -56,7 +56,7 @@ def preset(monkeypatch, leaving_out):
     """Puts rules in the place of what is asked for."""
 
     def put(*rules):
-        monkeypatch.setattr("mil_ane_passes.api.rewriting.select_rewrites", lambda *_: list(rules))
+        monkeypatch.setattr("mil_ane_passes.commands.rewrite_steps.select_rewrites", lambda *_: list(rules))
 
     return put
 

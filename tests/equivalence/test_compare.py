@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mil_ane_passes.equivalence.comparison import (
@@ -188,7 +188,7 @@ def test_nothing_to_compare_is_equal():
     assert judge(np.zeros((0, 3)), np.zeros((0, 3))).equal_bits
 
 
-@settings(max_examples=200, deadline=None)
+@pytest.mark.law
 @given(at=st.integers(0, 31), sign=st.sampled_from([-1, 1]), factor=st.floats(1.001, 1e6), typed=st.booleans())
 def test_a_perturbation_beyond_the_allowed_always_fails(at, sign, factor, typed):
     index = np.unravel_index(at, TRUTH.shape)
@@ -204,7 +204,7 @@ def test_a_perturbation_beyond_the_allowed_always_fails(at, sign, factor, typed)
     assert found.index == tuple(index)
 
 
-@settings(max_examples=200, deadline=None)
+@pytest.mark.law
 @given(at=st.integers(0, 31), sign=st.sampled_from([-1, 1]), share=st.floats(0, 0.999))
 def test_a_perturbation_within_the_allowed_always_passes_as_rounding_and_never_as_bitwise(at, sign, share):
     index = np.unravel_index(at, TRUTH.shape)

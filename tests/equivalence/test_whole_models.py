@@ -9,7 +9,7 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import types
 
 import mil_ane_passes as ane
-from mil_ane_passes.cli.main import main
+from mil_ane_passes.commands.main import main
 from mil_ane_passes.passes.examples import build_program, make_weight
 from mil_ane_passes.utils.errors import InputError
 

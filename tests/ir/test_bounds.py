@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from coremltools.converters.mil.mil import Builder as mb
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mil_ane_passes.ir.bounds import infer_interval
@@ -45,7 +45,7 @@ STEPS = {
 }
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.law
 @given(st.sampled_from(sorted(LEAVES)), st.lists(st.sampled_from(sorted(STEPS)), max_size=2),
        st.integers(0, 2**31))
 def test_an_interval_holds_what_is_computed(leaf, steps, seed):

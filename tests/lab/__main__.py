@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
+
+from tests.lab.records import format_table, read_record
 
 HERE = Path(__file__).parent
 README = HERE / "README.md"
@@ -55,7 +56,7 @@ Either way the pass is left out, and nothing wrong is delivered. Counts are runs
 
 def build_readme() -> str:
     """README.md, from the records."""
-    mutation, fuzz = (json.loads(path.read_text()) for path in (MUTATION, FUZZ))
+    mutation, fuzz = map(read_record, (MUTATION, FUZZ))
     return _README_TEMPLATE.format(
         mutation_command=_format_command(mutation),
         mutation=_format_mutation_counts(mutation),
@@ -72,14 +73,9 @@ def _format_command(record: dict[str, Any]) -> str:
     return f"    {record['command']}    # {record['date']}, {record['seconds'] // 60} min on one shared core"
 
 
-def _format_table(head: list[str], rows: list[list[Any]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(str(cell).replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
-
-
 def _format_mutation_counts(record: dict[str, Any]) -> str:
     directed = sum(verdict["directed"] for verdict in record["verdicts"])
-    return _format_table(["errors", "caught", "of these by directed programs only", "missed", "equivalent", "score"], [[
+    return format_table(["errors", "caught", "of these by directed programs only", "missed", "equivalent", "score"], [[
         record["mutants"], record["caught"], directed, record["missed"], record["equivalent"],
         f"{100 * record['score']:.1f} %"]])
 
@@ -90,12 +86,12 @@ def _format_verdicts(record: dict[str, Any]) -> str:
     known = {mutant.name: mutant for mutant in MUTANTS}
     rows = [[f"`{each['name']}`", f"`{known[each['name']].rule}`", known[each["name"]].wrong,
              each["outcome"] + (" (directed)" if each["directed"] else "")] for each in record["verdicts"]]
-    return _format_table(["error", "pass", "what is wrong", "outcome"], rows)
+    return format_table(["error", "pass", "what is wrong", "outcome"], rows)
 
 
 def _format_fuzz_counts(record: dict[str, Any]) -> str:
     failures = record["failures"]
-    return _format_table(["programs", "rejected by pymil", "rewritten", "runs", *failures],
+    return format_table(["programs", "rejected by pymil", "rewritten", "runs", *failures],
                          [[f"{record['programs']:,}", record["rejected_by_pymil"], f"{record['rewritten']:,}",
                            f"{record['runs']:,}", *failures.values()]])
 
@@ -106,7 +102,7 @@ def _format_failures(record: dict[str, Any]) -> str:
     counted = Counter((failure["kind"], failure["rule"]) for failure in record["failed"])
     seeds = {key: sorted({failure["seed"] for failure in record["failed"]
                           if (failure["kind"], failure["rule"]) == key}) for key in counted}
-    return _format_table(["failure", "pass", "runs", "seeds"], [
+    return format_table(["failure", "pass", "runs", "seeds"], [
         [kind, f"`{rule}`", count, ", ".join(map(str, seeds[kind, rule][:6]))]
         for (kind, rule), count in counted.most_common()])
 

@@ -1,7 +1,7 @@
 """How much of the package the fast tests run, subprocesses included, held to a bar:
 
     python -m tests.lab.coverage                    the fast tests, about twice as long as they take by themselves
-    python -m tests.lab.coverage tests/cli -n0      part of them, to see what they miss; no bar
+    python -m tests.lab.coverage tests/commands -n0 part of them, to see what they miss; no bar
 
 Says of each file what is missed, lines by their number and branches as FROM->TO. Exit codes: 0, 1 under the bar or a
 test failed, 2 it could not run. What is left out of the count is in setup.cfg (coverage:report), with its reasons.

@@ -56,17 +56,16 @@ def test_an_exception_is_a_crash(monkeypatch):
 
 
 def test_a_rejected_result_that_is_equal_is_a_false_alarm(monkeypatch):
-    from mil_ane_passes.api import rewriting
-    from mil_ane_passes.equivalence.faulty_passes import FaultyPass
+    from mil_ane_passes.commands import rewrite_steps
 
-    settle = rewriting.apply_and_verify
+    apply_and_verify = rewrite_steps.apply_and_verify
 
-    def suspicious(rules, apply, prove, progress):
-        found = settle(rules, apply, prove, progress)
-        found.left_out.append(FaultyPass("modulo_by_floor", 1, found.verify))
+    def suspicious(plan, before):
+        found = apply_and_verify(plan, before)
+        found.left_out.append(rewrite_steps.FaultyPass("modulo_by_floor", 1, found.verify))
         return found
 
-    monkeypatch.setattr(rewriting, "apply_and_verify", suspicious)
+    monkeypatch.setattr(rewrite_steps, "apply_and_verify", suspicious)
     drawn = generate_program(0, {"windows": KINDS["windows"]})
     assert {failure.kind for failure in run_trial(drawn).failures} == {"false alarm"}
 

@@ -14,7 +14,7 @@ import mil_ane_passes as ane
 from mil_ane_passes.ane import predict_plan
 from mil_ane_passes.ane.agreement import compare_with_measurement
 from mil_ane_passes.ane.compute_plan import match_ops, read_measurements
-from mil_ane_passes.cli.main import main
+from mil_ane_passes.commands.main import main
 from mil_ane_passes.passes.examples import build_program
 from mil_ane_passes.passes.plan import Cost
 from mil_ane_passes.passes.registry import get_all_rules

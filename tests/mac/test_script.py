@@ -16,7 +16,7 @@ from coremltools.converters.mil.mil import types
 from coremltools.models import compute_plan
 
 import mil_ane_passes as ane
-from mil_ane_passes.cli.main import main
+from mil_ane_passes.commands.main import main
 from tests.package.helpers import with_functions
 
 from .fake_coremltools import fake_mac, measured, script

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import mil_ane_passes as ane
-from mil_ane_passes.cli.main import main
+from mil_ane_passes.commands.main import main
 
 from .hostile import FLOAT, Made, package
 

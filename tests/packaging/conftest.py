@@ -22,7 +22,7 @@ print(getattr(build_meta, "build_" + sys.argv[1])(sys.argv[2]))
 """
 COMMANDS = """
 import contextlib, io, json, sys
-from mil_ane_passes.cli.main import main
+from mil_ane_passes.commands.main import main
 done = []
 for line in json.loads(sys.argv[1]):
     out, err = io.StringIO(), io.StringIO()

@@ -117,6 +117,7 @@ def test_the_base_asks_for_no_torch(metadata):
     assert [each for each in requires if "torch" in each and 'extra == "verify"' in each]
 
 
+@pytest.mark.slow
 def test_the_command_is_installed_and_reads_the_wheel(site, tmp_path):
     said = run(site / "bin" / "mil-ane-passes", "--version", cwd=tmp_path, path=site)
     assert said == f"mil-ane-passes {__version__}\n"
@@ -124,6 +125,7 @@ def test_the_command_is_installed_and_reads_the_wheel(site, tmp_path):
     assert Path(where.strip()).is_relative_to(site)
 
 
+@pytest.mark.slow
 def test_without_torch_all_but_the_proof_works(site, tmp_path, fixtures):
     shutil.copytree(fixtures / "conv_transpose_1d.mlpackage", tmp_path / "in.mlpackage")
     works = [

@@ -72,14 +72,16 @@ def test_every_command_knows_its_rules(site, tmp_path, package):
     assert wrong.code == 2 and "did you mean 'drop_double_abs'?" in wrong.err
 
 
+@pytest.mark.slow
 def test_coremltools_runs_its_pass(site, tmp_path):
     assert run(sys.executable, "-c", HOST, cwd=tmp_path, path=site).splitlines()[-1] == "abs square"
 
 
+@pytest.mark.slow
 def test_it_passes_the_tests_that_every_rule_has_to_pass(source, site):
     said = run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "tests", cwd=source,
                path=site)
-    assert "28 passed" in said
+    assert "17 passed" in said
 
 
 def test_the_tests_tell_an_author_what_installed_would_be_left_out(tmp_path, monkeypatch):

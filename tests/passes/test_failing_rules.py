@@ -12,7 +12,7 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import block as host_block
 
 import mil_ane_passes as ane
-from mil_ane_passes.cli.main import main
+from mil_ane_passes.commands.main import main
 from mil_ane_passes.ir.printer import format_program
 from mil_ane_passes.ir.query import iterate_ops
 from mil_ane_passes.passes.contract import BlockRewrite, Hit, ProgramRewrite, Rewrite

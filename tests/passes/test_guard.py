@@ -12,10 +12,11 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil.passes.pass_pipeline import PassPipelineManager
 
 import mil_ane_passes as ane
-from mil_ane_passes.cli.main import main
+from mil_ane_passes.commands.main import main
 from mil_ane_passes.ir.printer import format_program
 from mil_ane_passes.ir.query import iterate_ops
 from mil_ane_passes.passes.contract import Evidence, Hit, Rewrite
+from mil_ane_passes.passes.engine import RunSettings
 from mil_ane_passes.passes.examples import build_program, make_weight
 from mil_ane_passes.passes.forecast import Forecast
 from mil_ane_passes.passes.guard import Guard, run_guarded
@@ -155,8 +156,8 @@ def test_nothing_is_predicted_where_nothing_guarded_fires():
         raise AssertionError("predicted")
 
     built = chain("tanh")
-    run_guarded([rule("relu", "abs", "sqrt")], built, apply_rewrites, Guard(never))
-    run_guarded([rule("tanh", "abs", "sqrt", fixes_nonfinite=True)], built, apply_rewrites, Guard(never))
+    run_guarded([rule("relu", "abs", "sqrt")], built, RunSettings(), Guard(never))
+    run_guarded([rule("tanh", "abs", "sqrt", fixes_nonfinite=True)], built, RunSettings(), Guard(never))
     assert kinds(built) == ["abs", "sqrt"]
 
 

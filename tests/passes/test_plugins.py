@@ -15,8 +15,9 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY
 
 import mil_ane_passes as ane
-from mil_ane_passes.cli.main import main
+from mil_ane_passes.commands.main import main
 from mil_ane_passes.passes import plugins, rule_class
+from mil_ane_passes.passes.contract import Rule
 from mil_ane_passes.passes.examples import build_program
 from mil_ane_passes.passes.guard_passes import BEGIN_PASS, END_PASS
 from mil_ane_passes.passes.pipeline import PRESETS, apply_rewrites, register_passes, select_rewrites
@@ -29,7 +30,7 @@ from mil_ane_passes.passes.registry import (
     reset_registry,
 )
 from mil_ane_passes.utils.errors import InputError, RuleError
-from tests.passes.test_registry import source
+from tests.passes.test_registry import EVIDENCE, source
 
 FINDING = """
 from mil_ane_passes.passes.contract import Community, Miss, Rule
@@ -79,7 +80,7 @@ def squares():
 @pytest.mark.parametrize(
     ("target", "names"),
     [
-        ("newcomer_rules:SquareByMul", ["newcomer_rules"]),
+        ("newcomer_rules:SquareByMul", ["square_by_mul"]),
         ("newcomer_rules:named", ["squares"]),
     ],
 )
@@ -92,11 +93,11 @@ def test_another_distributions_class_is_found(plugin, target, names):
 
 
 def test_another_distributions_module_is_found(plugin):
-    other = source("Other", "ACME902").replace("preset = ", 'name = "other"\n    preset = ')
+    other = source("Other", "ACME902")
     plugin("newcomer_rules", source() + other.replace('"square"', '"other"', 1))
-    assert {"newcomer_rules", "other"} <= set(get_all_rewrites())
+    assert {"square_by_mul", "other"} <= set(get_all_rewrites())
     prog = squares()
-    (trace,) = apply_rewrites(select_rewrites(passes="newcomer_rules"), prog)
+    (trace,) = apply_rewrites(select_rewrites(passes="square_by_mul"), prog)
     assert len(trace.fired) == 2
 
 
@@ -107,25 +108,27 @@ sys.modules["torch"] = None
 import mil_ane_passes
 import newcomer_rules
 from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY
-assert "ane::newcomer_rules" in mil_ane_passes.pipeline(passes="newcomer_rules").passes
-assert "ane::newcomer_rules" in PASS_REGISTRY, sorted(name for name in PASS_REGISTRY.passes if name[:3] == "ane")
+assert "ane::square_by_mul" in mil_ane_passes.pipeline(passes="square_by_mul").passes
+assert "ane::square_by_mul" in PASS_REGISTRY, sorted(name for name in PASS_REGISTRY.passes if name[:3] == "ane")
 """
 
 
-@pytest.mark.parametrize("target", ["newcomer_rules", "newcomer_rules:SquareByMul"])
+@pytest.mark.parametrize("target", ["newcomer_rules", pytest.param("newcomer_rules:SquareByMul",
+                                                                    marks=pytest.mark.slow)])
 @pytest.mark.parametrize("first", ["import mil_ane_passes", "import newcomer_rules"])
 def test_a_plugin_is_found_whoever_is_imported_first(plugin, target, first):
     done = elsewhere(plugin(target, textwrap.dedent(source())), FIRST.format(first=first))
     assert done.returncode == 0, done.stderr[-600:]
 
 
+@pytest.mark.slow
 def test_a_package_that_imports_us_before_its_parts_is_not_taken_for_broken(plugin):
     """While its `__init__` runs, its modules cannot be imported yet: they are asked later."""
     site = plugin("newcomer.rules", "")
     (site / "newcomer").mkdir()
     (site / "newcomer" / "__init__.py").write_text("import mil_ane_passes\nSLUG = 'square'\n")
     (site / "newcomer" / "rules.py").write_text("from . import SLUG\n" + textwrap.dedent(source()))
-    asked = "import newcomer, mil_ane_passes\nmil_ane_passes.pipeline(passes='rules')\n"
+    asked = "import newcomer, mil_ane_passes\nmil_ane_passes.pipeline(passes='square_by_mul')\n"
     done = elsewhere(site, asked)
     assert done.returncode == 0 and "left out" not in done.stderr, done.stderr[-600:]
 
@@ -214,21 +217,44 @@ def test_a_rule_that_is_not_whole_is_left_out(plugin, old, new, why):
     site = plugin("newcomer_rules", "from __future__ import annotations\n" + text.replace(old, new, 1))
     ours = set(get_all_rules())
     said = the_only_one()
-    assert why in said and "lift_conv_1d" in ours and "newcomer_rules" not in ours
+    assert why in said and "lift_conv_1d" in ours and "square_by_mul" not in ours
     assert ("entry point" in said) or f"SquareByMul in {site / 'newcomer_rules.py'} is left out: " in said
 
 
 def test_what_is_whole_beside_it_is_used(plugin):
-    bad = source("Other").replace("preset = ", 'name = "other"\n    preset = ')
+    bad = source("Other")
     plugin("newcomer_rules", textwrap.dedent(source()) + textwrap.dedent(bad))
-    assert "newcomer_rules" in get_all_rules() and "other" not in get_all_rules()
+    assert "square_by_mul" in get_all_rules() and "other" not in get_all_rules()
     assert "it has code 'ACME901', which SquareByMul in " in the_only_one()
 
 
-def test_two_classes_of_one_module_need_names(plugin):
-    plugin("newcomer_rules", source() + source("Other", "ACME902"))
-    assert "it has name 'newcomer_rules', which SquareByMul in " in the_only_one()
-    assert "has already; set `name` on each class" in the_only_one()
+def test_two_rules_of_one_name_are_told_apart_by_a_name_of_their_own(plugin):
+    other = source("Other", "ACME902").replace("preset = ", 'name = "square_by_mul"\n    preset = ')
+    plugin("newcomer_rules", source() + other.replace('"square"', '"other"', 1))
+    assert "it has name 'square_by_mul', which SquareByMul in " in the_only_one()
+    assert "has already; expected a name of its own (set `name` on the class)" in the_only_one()
+
+
+def test_a_base_class_of_a_module_is_not_a_rule(plugin):
+    """Rules of one module may share a base; an alias is not a second rule either."""
+    text = source("_Base").replace(EVIDENCE, "").replace('code, slug = "ACME901", "square"', "")
+    plugin("newcomer_rules", text + f"""
+class Derived(_Base):
+    code, slug = "ACME901", "square"
+    {EVIDENCE}
+
+Alias = Derived
+""")
+    assert not get_skipped_plugins() and "derived" in get_all_rewrites() and "_base" not in get_all_rules()
+
+
+@pytest.mark.parametrize(("name", "snake"), [
+    ("Conv1dKernel", "conv_1d_kernel"), ("Range1d", "range_1d"), ("Int32Ops", "int32_ops"),
+    ("RankAbove5", "rank_above_5"),
+    ("Fp16Compute", "fp16_compute"), ("PerBlockInt8", "per_block_int8"), ("SplitPoint2", "split_point_2"),
+    ("Cumsum", "cumsum")])
+def test_a_rule_is_named_after_its_class(name, snake):
+    assert rule_class.assign_default_name(type(name, (Rule,), {})).name == snake
 
 
 def test_of_two_distributions_the_first_by_name_has_the_code(plugin):
@@ -290,7 +316,7 @@ def test_a_rule_that_fails_is_named(plugin, tmp_path, capsys, old, new, says):
     model.save(str(tmp_path / "in.mlpackage"))
     assert main(["lint", str(tmp_path / "in.mlpackage")]) in (0, 1)
     said = capsys.readouterr()
-    assert "rule newcomer_rules failed at %" in said.out and "(square) and 1 other place: " in said.out
+    assert "rule square_by_mul failed at %" in said.out and "(square) and 1 other place: " in said.out
     assert says in said.out and "internal error" not in said.err
 
 
@@ -299,11 +325,11 @@ def test_a_rewrite_of_a_preset_that_fails_is_left_out(plugin):
         "newcomer_rules", source().replace("y=hit.op.x", "y=hit.op.z").replace('preset = "named"', 'preset = "safe"')
     )
     report = ane.rewrite(squares())
-    (only,) = [each for each in report.failed if each.rule == "newcomer_rules"]
+    (only,) = [each for each in report.failed if each.rule == "square_by_mul"]
     assert only.reason.startswith("AttributeError: ") and report.status == "unchanged"
 
 
 def test_a_rewrite_that_fails_is_named(plugin):
     plugin("newcomer_rules", source().replace("y=hit.op.x", "y=hit.op.z"))
-    with pytest.raises(RuleError, match=r"rule newcomer_rules .* failed with AttributeError: .*; tell its authors"):
-        apply_rewrites(select_rewrites(passes="newcomer_rules"), squares())
+    with pytest.raises(RuleError, match=r"rule square_by_mul .* failed with AttributeError: .*; tell its authors"):
+        apply_rewrites(select_rewrites(passes="square_by_mul"), squares())

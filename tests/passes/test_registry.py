@@ -12,12 +12,13 @@ from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY
 
 import mil_ane_passes as ane
 import mil_ane_passes.rewrites as folder
-from mil_ane_passes.cli.main import main
+import mil_ane_passes.rules as problems
+from mil_ane_passes.commands.main import main
 from mil_ane_passes.ir.query import iterate_ops
 from mil_ane_passes.passes.contract import BlockRewrite, Rewrite
 from mil_ane_passes.passes.examples import build_program
 from mil_ane_passes.passes.pipeline import register_passes
-from mil_ane_passes.passes.registry import find_rewrite, find_rule, get_all_rules
+from mil_ane_passes.passes.registry import find_rewrite, find_rule, get_all_rules, reset_registry
 from mil_ane_passes.passes.rule_class import shares_code
 from mil_ane_passes.utils.errors import InputError, RuleError
 
@@ -39,6 +40,24 @@ class {name}(Rewrite):
         return mb.mul(x=hit.op.x, y=hit.op.x)
 '''
 EVIDENCE = 'evidence = (Community("shown here", source="https://example.org"),)'
+
+
+FINDINGS = """
+from mil_ane_passes.passes.contract import Community, Miss, Rule
+
+class _Never(Rule):
+    evidence = (Community("shown here", source="https://example.org"),)
+    def match(self, op):
+        return Miss(op, "never")
+
+class Square2d(_Never):
+    \"\"\"Finds nothing.\"\"\"
+    code, slug, roots = "ACME101", "mine", ("relu",)
+
+class CeilFound(_Never):
+    \"\"\"Finds nothing either.\"\"\"
+    code, slug, roots = "ACME102", "yours", ("ceil",)
+"""
 
 
 def source(name="SquareByMul", code="ACME901", preset="safe", evidence=EVIDENCE) -> str:
@@ -65,15 +84,16 @@ def squares():
     return build_program(lambda x: mb.square(x=mb.square(x=x), name="y"), x=(2, 3))
 
 
-def test_every_file_of_the_folders_is_a_rule():
-    files = {
-        file.stem
-        for base in ("rules", "rewrites")
-        for file in (Path(ane.__file__).parent / base).rglob("*.py")
-        if not file.stem.startswith("_")
-    }
-    assert files and set(get_all_rules()) == files
-    assert all(rule.name == name for name, rule in get_all_rules().items())
+def public_files(folder):
+    return {file.stem for file in (Path(ane.__file__).parent / folder).rglob("*.py") if not file.stem.startswith("_")}
+
+
+def test_every_file_of_the_folders_has_rules_and_a_rewrite_is_named_after_its_file():
+    rules = get_all_rules()
+    assert public_files("rewrites") == {name for name, rule in rules.items() if issubclass(rule, Rewrite)}
+    modules = {rule.__module__ for rule in rules.values() if not issubclass(rule, Rewrite)}
+    assert {module.rpartition(".")[2] for module in modules} == public_files("rules")
+    assert all(rule.name == name for name, rule in rules.items())
 
 
 def test_rules_are_in_order_of_their_names_and_problems_have_codes_of_their_own():
@@ -113,6 +133,20 @@ def test_files_with_an_underscore_are_no_rules(newcomer):
     assert "_helper" not in get_all_rules()
 
 
+def test_a_file_of_rules_may_have_several(newcomer, monkeypatch):
+    file = newcomer("squares", FINDINGS)
+    monkeypatch.setattr(folder, "__path__", [each for each in folder.__path__ if each != str(file.parent)])
+    monkeypatch.setattr(problems, "__path__", [*problems.__path__, str(file.parent)])
+    monkeypatch.delitem(sys.modules, "mil_ane_passes.rules.squares", raising=False)
+    assert {"square_2d", "ceil_found"} <= set(get_all_rules())
+    reset_registry()
+    sys.modules.pop("mil_ane_passes.rules.squares")
+    file.write_text("x = 1")
+    with pytest.raises(RuleError) as error:
+        get_all_rules()
+    assert str(error.value) == f"{file} defines 0 rules; expected at least one a file"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -133,6 +167,10 @@ def test_files_with_an_underscore_are_no_rules(newcomer):
         ),
         (source() + source("Other", "ACME902"), "{file} defines 2 rules; expected exactly one a file"),
         ("x = 1", "{file} defines 0 rules; expected exactly one a file"),
+        (
+            source("Other"),
+            "Other in {file} has name 'other'; expected that of its file, which holds one rewrite",
+        ),
     ],
 )
 def test_a_rule_that_is_not_whole_is_refused(newcomer, text, message):

@@ -14,6 +14,7 @@ from tests.ane.agreement import table as agreement_table
 from tests.lab.benchmarks.table import format_conditions
 from tests.lab.benchmarks.table import format_table as speed_table
 from tests.lab.models.whole_table import format_summary
+from tests.lab.records import format_table
 from tests.lab.reliability.table import format_table as reliability_table
 from tests.lab.upstream.__main__ import CaseCounts
 
@@ -32,13 +33,6 @@ HUNDREDS = {"1": "layout, shape, size", "2": "what the ANE may not take", "3": "
 HOST = {"converts to other values, silently": "other values, without a word", "not implemented": "not implemented"}
 
 
-def markdown(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
-    """A table; a bar within a cell would end it."""
-    head = list(head)
-    lines = [head, ["---" for _ in head], *([str(cell).replace("|", "\\|") for cell in row] for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
 def rules() -> str:
     """What is unsupported on the ANE, the rewrites that take its place or why none does, and who says so."""
     rows = []
@@ -46,7 +40,7 @@ def rules() -> str:
         if rule.refuses and not issubclass(rule, Rewrite):
             fixes = ", ".join(named(fix.name) for fix in fixes_for(rule))
             rows.append((short(rule), rule.summary(), fixes or rule.advice, witnesses([rule])))
-    return markdown(("code", "problem", "fix", "evidence"), rows)
+    return format_table(("code", "problem", "fix", "evidence"), rows)
 
 
 def rewrites() -> str:
@@ -55,7 +49,7 @@ def rewrites() -> str:
     rows = [(short(rule), f"`{rule.name}`{fired(rule.name)}", f"{rule.preset}, {rule.exactness.value}", rule.summary())
             for rule in by_code()
             if issubclass(rule, Rewrite) and rule.name not in answers and rule.preset != "named"]
-    return markdown(("code", "rewrite (matches / models)", "preset, exactness", "what it does"), rows)
+    return format_table(("code", "rewrite (matches / models)", "preset, exactness", "what it does"), rows)
 
 
 def asked_for() -> str:
@@ -72,7 +66,7 @@ def findings() -> str:
                  if rule.code[3] == digit and not rule.refuses and not issubclass(rule, Rewrite)]
         names = ", ".join(f"{short(rule)} `{rule.name}`" for rule in found)
         rows += [(f"{digit}xx", f"{title}: {names}", witnesses(found))] if found else []
-    return markdown(("codes", "findings without a rewrite", "evidence"), rows)
+    return format_table(("codes", "findings without a rewrite", "evidence"), rows)
 
 
 def agreement() -> str:
@@ -91,7 +85,7 @@ def named(name: str) -> str:
 
 def fired(name: str) -> str:
     """In how many places of how many real architectures it fired when that was recorded last."""
-    recorded = json.loads((ROOT / "tests" / "models" / "fired.json").read_text())["full"]
+    recorded = json.loads((ROOT / "tests" / "lab" / "models" / "fired.json").read_text())["full"]
     places = [row["fired"][name] for row in recorded.values() if name in row["fired"]]
     return f" {sum(places)}/{len(places)}" if places else ""
 
@@ -121,7 +115,7 @@ def patches() -> str:
         links = ", ".join(link(source) for source in each.patch.upstream if source.startswith("https://"))
         name = f"{each.patch.code} `{each.patch.name}`"
         groups[label].append(f"{name}: {each.patch.title}{f' ({links})' if links else ''}")
-    return markdown(("coremltools alone", "patch: what happens without it"),
+    return format_table(("coremltools alone", "patch: what happens without it"),
                     [(label, "<br>".join(lines)) for label, lines in groups.items()])
 
 
@@ -136,10 +130,10 @@ def link(source: str) -> str:
 
 def upstream() -> str:
     """What `python -m tests.lab.upstream --record` counted last."""
-    counts = json.loads((ROOT / "tests" / "upstream" / "counts.json").read_text())
+    counts = json.loads((ROOT / "tests" / "lab" / "upstream" / "counts.json").read_text())
     versions = ", ".join(f"{name} {version}" for name, version in counts.pop("versions").items())
     judged = [(suite, CaseCounts(**numbers)) for suite, numbers in counts.items()]
-    return markdown((f"tests ({versions})", "came to a prediction", "judged", "passed", "explained", "share"),
+    return format_table((f"tests ({versions})", "came to a prediction", "judged", "passed", "explained", "share"),
                     [(SUITES[suite], f"{each.reached:,}", f"{each.passed + each.failed:,}", f"{each.passed:,}",
                       f"{each.failed:,}", f"{each.share:.2f} %") for suite, each in judged])
 

@@ -353,6 +353,12 @@ def test_a_program_without_ops_says_so(show, driver):
     assert rows(driver) == [["No op fits these filters."]]
 
 
+def test_the_verdict_counts_unsupported_and_unmeasured_ops_as_lint_does(show, driver):
+    show("vocoder")
+    support = str(ane.lint(programs.vocoder(), target="m4").plan.support)
+    assert support and support in run(driver, "return document.getElementById('verdict').textContent")
+
+
 def test_functions_have_a_strip_and_a_graph_each(show, driver):
     show("two_functions")
     assert run(driver, "return document.querySelectorAll('.strip').length") == 2

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mil_ane_passes as ane
-from mil_ane_passes.api.mac_measurement import write_mac_script
+from mil_ane_passes.commands.mac_script import write_mac_script
 from mil_ane_passes.equivalence.comparison import OutputDifference
 from mil_ane_passes.equivalence.equivalence import VerifyReport
 from mil_ane_passes.utils.text_format import format_duration

@@ -7,11 +7,12 @@ import re
 import pytest
 
 from mil_ane_passes.passes.contract import Community, Measured
+from mil_ane_passes.passes.registry import get_all_rules
 from mil_ane_passes.report.baseline import Baseline
 from mil_ane_passes.report.lint_groups import group_findings
 from mil_ane_passes.report.lint_text import format_headline, format_lint_text
 
-from .made import MESSAGE, RULES, NoRelu, PerhapsExp, WrongTanh, chain, empty, report, two_functions
+from .made import MESSAGE, RULES, NoRelu, PerhapsExp, Remark, WrongTanh, chain, empty, report, two_functions
 
 ALL = ("square", "sigmoid", "tanh", "exp", "relu")
 
@@ -26,7 +27,8 @@ def test_the_verdict_comes_first_and_says_that_it_is_predicted():
     first, *_, last = str(made).splitlines()
     assert first == format_headline(made) and last.startswith("predicted, nothing was run")
     assert re.fullmatch(r"a program in memory on m4: \d of 2 ops \([\d.]+ %\) and [\d.]+ % of estimated time "
-                        r"predicted on the ANE; \d partitions?, \d transitions?, estimated .* ms", first)
+                        r"predicted on the ANE; \d partitions?, \d transitions?, estimated .* ms; 1 unsupported op",
+                        first)
 
 
 def test_causes_are_grouped_and_the_worst_comes_first():
@@ -88,10 +90,18 @@ def test_a_model_without_findings_is_short():
     assert lines[1] == "no findings" and len(lines) <= 4
 
 
-def test_kinds_that_nobody_measured_are_one_line():
-    lines = str(report(chain("atanh", "atanh"), (), target="m1")).splitlines()
-    (line,) = [line for line in lines if "nobody measured" in line]
-    assert line == "2 ops of kinds that nobody measured on M1 (predicted: unsupported): atanh (2)"
+def unmeasured(*kinds, target):
+    made = report(chain(*kinds), (get_all_rules()["unmeasured_ops"],), target=target)
+    assert all(item.level == "note" for item in made.findings)
+    return str(made).splitlines()
+
+
+def test_kinds_that_nobody_measured_are_a_note():
+    lines = unmeasured("atanh", "atanh", target="m1")
+    assert lines[0].endswith("; 2 unmeasured ops")
+    at = lines.index("ANE299 unmeasured-op  2 unmeasured ops, a note")
+    assert lines[at + 1] == (
+        "  %atanh_0 (atanh, 2 ops): atanh: not measured on M1, and not known to have been seen on any ANE")
 
 
 def test_all_targets_are_named_by_their_ends():
@@ -156,22 +166,19 @@ def test_the_source_shown_speaks_of_the_chip_that_is_asked_for(target, says):
         report(chain("relu"), (Elsewhere,), target=target))
 
 
-def test_what_a_private_route_showed_is_not_called_unmeasured():
-    lines = str(report(chain("relu", "tanh"), (), target="m1")).splitlines()
-    assert "1 op of kinds that were seen by a private route only on M1: relu (1)" in lines
-    assert "1 op of kinds that nobody measured on M1: tanh (1)" in lines
+def test_what_a_private_route_showed_is_said_so():
+    lines = unmeasured("relu", "tanh", target="m1")
+    assert "ANE299 unmeasured-op  2 unmeasured ops, a note" in lines
+    (line,) = [line for line in lines if "%relu_0" in line]
+    assert line.endswith("relu: seen by a private route on M1; Core ML was not asked on M1 (predicted: supported)")
+    (line,) = [line for line in lines if "%tanh_1" in line]
+    assert "; not measured on M1 (predicted: supported)" in line
 
 
-def test_what_nobody_measured_on_many_chips_is_one_line():
-    made = report(chain("relu", "tanh", "floor"), (), target="all")
-    (line,) = [line for line in str(made).splitlines() if " of kinds that " in line]
-    assert line.startswith("3 ops of kinds that were not measured on all chips looked at (--all says on which): ")
-    lines = [
-        line
-        for line in format_lint_text(made, everything=True).splitlines()
-        if " of kinds that nobody measured on " in line
-    ]
-    assert [line.rpartition(": ")[2] for line in lines] == ["relu (1)", "tanh (1)", "floor (1)"]
+def test_unmeasured_ops_come_last_and_kinds_are_lines_of_their_own():
+    made = report(chain("square", "relu", "tanh", "floor"), (get_all_rules()["unmeasured_ops"], Remark), target="all")
+    assert order_in(["ANE591 ", "ANE299 ", "  %square_0", "  %relu_1", "  %tanh_2", "  %floor_3"],
+                    [line for line in str(made).splitlines() if "a square" not in line])
 
 
 class NoteRelu(NoRelu):

@@ -6,11 +6,13 @@ from collections import Counter
 
 import coremltools as ct
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
+from mil_ane_passes.ane.prediction import predict_plan
 from mil_ane_passes.ir.query import iterate_ops
+from mil_ane_passes.passes.registry import find_rewrite, get_all_rules
 from mil_ane_passes.runtime import Runtime
 
 WAYS = ("traced", "exported", "decomposed")
@@ -39,9 +41,18 @@ def converted_as(module, x, way, path, *, passes=None, chip="all", precision="FL
     return ane.load(path).program
 
 
+def configure_rewrite(name, **options):
+    return find_rewrite(name).configured(**options)
+
+
+def unsupported_ops(program, target="m4") -> list[str]:
+    """List the types of the ops that some rule says the ANE of `target` does not support."""
+    rules = [rule() for rule in get_all_rules().values()]
+    return [row.op.op_type for row in predict_plan(program, rules, target=target)[0].rows if row.ane == "no"]
+
+
 def at_any_numbers(check, count, reach):
     """Call `check` with many lists of `count` numbers that fp16 has, up to `reach` in size."""
-    @settings(max_examples=50, deadline=None)
     @given(st.lists(st.floats(-reach, reach, width=16), min_size=count, max_size=count))
     def checked(numbers):
         check(np.array(numbers, np.float16))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from coremltools.converters.mil.mil import Builder as mb
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
@@ -156,7 +156,7 @@ def test_matmul_of_two_computed_values():
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
-@settings(max_examples=15, deadline=None)
+@pytest.mark.law
 @given(st.integers(0, 2**32 - 1), st.floats(1, 4000))
 def test_whatever_was_measured_no_sum_passes_the_limit_afterwards(seed, size):
     random = np.random.default_rng(seed)

@@ -16,17 +16,13 @@ from mil_ane_passes.ir.printer import format_function_body
 from mil_ane_passes.passes.engine import apply_rewrite, find_matches
 from mil_ane_passes.passes.examples import build_program
 from mil_ane_passes.passes.pipeline import sort_passes
-from mil_ane_passes.passes.registry import find_rewrite, get_all_rules
+from mil_ane_passes.passes.registry import get_all_rules
 from mil_ane_passes.runtime import Runtime
-from tests.rewrites.helpers import kinds
+from tests.rewrites.helpers import configure_rewrite, kinds
 from tests.rewrites.spellings import WAYS, converted, outputs
 
 DROP, TILE = "drop_broadcast_tile", "tile_broadcast"
 OPS = ["add", "sub", "mul", "real_div", "maximum", "minimum"]
-
-
-def rule(name, **options):
-    return find_rewrite(name).configured(**options)
 
 
 @st.composite
@@ -60,12 +56,12 @@ def test_there_and_back(shapes, kind, swapped, seed):
     text = format_function_body(held.functions["main"])
     feeds = {"x": numbers(one, seed), "z": numbers(other, seed + 1)}
     true = Runtime(held, precision="float16")(feeds)["y"]
-    fired = apply_rewrite(rule(TILE), held, target="m1").fired
+    fired = apply_rewrite(configure_rewrite(TILE), held, target="m1").fired
     assert bool(fired) == (np.broadcast_shapes(one, other) != one or one != other)
     computing = [op for op in held.functions["main"].operations if op.op_type == kind]
     assert all(tuple(op.x.shape) == tuple(op.y.shape) == tuple(op.outputs[0].shape) for op in computing)
     same(Runtime(held, precision="float16")(feeds)["y"], true)
-    apply_rewrite(rule(DROP), held, target="m4")
+    apply_rewrite(configure_rewrite(DROP), held, target="m4")
     assert "tile" not in kinds(held) or min(len(one), len(other)) < max(len(one), len(other))
     same(Runtime(held, precision="float16")(feeds)["y"], true)
     if len(one) == len(other) and kinds(held)["tile"] == 0:
@@ -86,7 +82,7 @@ def test_a_tile_that_goes_leaves_the_same_bits(shapes, kind, seed):
     held = build_program(body, x=small, z=whole)
     feeds = {"x": numbers(small, seed), "z": numbers(whole, seed + 1)}
     true = Runtime(held, precision="float16")(feeds)["y"]
-    assert apply_rewrite(rule(DROP), held).fired and "tile" not in kinds(held)
+    assert apply_rewrite(configure_rewrite(DROP), held).fired and "tile" not in kinds(held)
     same(Runtime(held, precision="float16")(feeds)["y"], true)
     assert not [row for row in predict_plan(held, [each() for each in get_all_rules().values()], target="m4")[0].rows
                 if row.ane == "no"]
@@ -114,7 +110,7 @@ def test_a_pipeline_with_both_ends_with_tiles():
 
 def test_one_tile_for_all_that_read_the_value():
     held = build_program(lambda x, z: [mb.mul(x=x, y=z, name="a"), mb.add(x=z, y=x, name="b")], x=(2, 3), z=(2, 1))
-    apply_rewrite(rule(TILE), held, target="m2")
+    apply_rewrite(configure_rewrite(TILE), held, target="m2")
     assert kinds(held)["tile"] == 1
 
 
@@ -122,13 +118,13 @@ def test_one_tile_for_all_that_read_the_value():
     ("a12", True), ("m1", True), ("m3", True), ("m4", False), ("m6", False), ("all", False)])
 def test_tiles_are_for_old_chips(target, fires):
     held = build_program(lambda x, z: mb.mul(x=x, y=z), x=(2, 3), z=(2, 1))
-    found = find_matches(rule(TILE), held, target=target)
+    found = find_matches(configure_rewrite(TILE), held, target=target)
     assert bool(found.fired) == fires
     assert fires or [miss.note for miss in found.near_misses] == [
         "taken on M4 and later; name an older target, or always=true"]
-    assert find_matches(rule(TILE, always=True), held, target=target).fired
+    assert find_matches(configure_rewrite(TILE, always=True), held, target=target).fired
     tiled = build_program(lambda x, z: mb.mul(x=x, y=mb.tile(x=z, reps=[1, 3])), x=(2, 3), z=(2, 1))
-    assert bool(find_matches(rule(DROP), tiled, target=target).fired) != fires
+    assert bool(find_matches(configure_rewrite(DROP), tiled, target=target).fired) != fires
 
 
 def test_a_repeated_output_stays():
@@ -136,26 +132,26 @@ def test_a_repeated_output_stays():
         wide = mb.tile(x=z, reps=[1, 3], name="wide")
         return [mb.mul(x=x, y=wide, name="y"), wide]
 
-    found = find_matches(rule(DROP), build_program(body, x=(2, 3), z=(2, 1)))
+    found = find_matches(configure_rewrite(DROP), build_program(body, x=(2, 3), z=(2, 1)))
     assert [miss.note for miss in found.near_misses] == ["the repeated value is an output"]
 
 
 def test_an_open_extent_says_nothing():
     held = build_program(lambda x, z: mb.mul(x=x, y=mb.tile(x=z, reps=[1, 3])), x=(2, None), z=(2, 1))
-    assert [miss.note for miss in find_matches(rule(DROP), held).near_misses] == [
+    assert [miss.note for miss in find_matches(configure_rewrite(DROP), held).near_misses] == [
         "the other operand's extent is not known"
     ]
 
 
 def test_a_tile_along_a_longer_axis_is_no_broadcast():
     held = build_program(lambda x, z: mb.mul(x=x, y=mb.tile(x=z, reps=[1, 2])), x=(2, 6), z=(2, 3))
-    assert not find_matches(rule(DROP), held).fired
+    assert not find_matches(configure_rewrite(DROP), held).fired
 
 
 def test_integers_too():
     held = build_program(lambda x, z: mb.add(x=x, y=mb.tile(x=z, reps=[1, 3]), name="y"), dtype=types.int32, x=(2, 3),
                          z=(2, 1))
-    assert apply_rewrite(rule(DROP), held).fired and "tile" not in kinds(held)
+    assert apply_rewrite(configure_rewrite(DROP), held).fired and "tile" not in kinds(held)
     feeds = {"x": np.arange(6, dtype=np.int32).reshape(2, 3), "z": np.int32([[10], [20]])}
     np.testing.assert_array_equal(Runtime(held)(feeds)["y"], [[10, 11, 12], [23, 24, 25]])
 
@@ -163,9 +159,9 @@ def test_integers_too():
 def test_through_a_saved_package(tmp_path):
     held = converted(lambda x: x - x.mean(-1, keepdim=True).expand_as(x), "traced", tmp_path)
     assert kinds(held)["tile"] == 1
-    apply_rewrite(rule(DROP), held)
+    apply_rewrite(configure_rewrite(DROP), held)
     assert kinds(held)["tile"] == 0
     package = ane.load(tmp_path / "traced.mlpackage")
-    apply_rewrite(rule(DROP), package.program)
+    apply_rewrite(configure_rewrite(DROP), package.program)
     ane.save(package, tmp_path / "after.mlpackage")
     assert kinds(ane.load(tmp_path / "after.mlpackage").program)["tile"] == 0

@@ -37,7 +37,7 @@ def converted(request, kind):
     return vocoder.convert_model(kind=kind, flexible=request.param == "flexible")._mil_program
 
 
-@pytest.mark.parametrize("axis", [-1, 2])
+@pytest.mark.parametrize("axis", [-1, pytest.param(2, marks=pytest.mark.slow)])
 def test_one_expand_and_one_squeeze_however_many_layers(converted, axis):
     after = clone_program(converted)
     options = {"lift_conv_1d": {"axis": axis, "always": True}, "lift_conv_transpose_1d": {"axis": axis},
@@ -50,6 +50,7 @@ def test_one_expand_and_one_squeeze_however_many_layers(converted, axis):
     assert report.equal, str(report)
 
 
+@pytest.mark.parametrize("kind", ["hifigan", pytest.param("bigvgan", marks=pytest.mark.slow)], indirect=True)
 def test_deeper_vocoders_have_no_more_layout_ops(kind):
     model = {"channels": 64, "rates": (2, 2, 2, 2), "kernels": (3, 5, 7), "dilations": (1, 3, 5), "frames": 4}
     deep = vocoder.convert_model(kind=kind, model=model)._mil_program
@@ -63,6 +64,7 @@ def test_the_pipeline_twice_is_once(converted):
     assert not any(trace.fired for trace in apply_rewrites(select_rewrites("full"), once))
 
 
+@pytest.mark.parametrize("kind", ["hifigan", pytest.param("bigvgan", marks=pytest.mark.slow)], indirect=True)
 @pytest.mark.parametrize("preset", ["safe", "full"])
 def test_is_still_what_pytorch_computes(kind, preset):
     """The package stores fp16 weights and coremltools folds scales into them in fp16, so at double precision it is

@@ -115,6 +115,7 @@ def test_loops_have_the_same_limit(count, steps, products, inner, left):
     assert bool(left) is bool(trace.near_misses)
 
 
+@pytest.mark.slow
 def test_a_deep_nest_is_decided_at_once():
     def nest(x, depth):
         if not depth:

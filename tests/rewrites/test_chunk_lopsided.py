@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -11,27 +12,19 @@ from coremltools.converters.mil.mil import Builder as mb
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mil_ane_passes.ane.prediction import predict_plan
 from mil_ane_passes.ir.query import iterate_ops
 from mil_ane_passes.passes.engine import apply_rewrite, find_matches
 from mil_ane_passes.passes.examples import build_program
-from mil_ane_passes.passes.registry import find_rewrite, get_all_rules
 from mil_ane_passes.passes.targets import parse_target
 from mil_ane_passes.rewrites.layout.chunk_lopsided import find_balanced_shape
 from mil_ane_passes.runtime import Runtime
-from tests.rewrites.helpers import kinds
+from tests.rewrites.helpers import configure_rewrite, kinds, unsupported_ops
 from tests.rewrites.spellings import converted, outputs
 
 NAME = "chunk_lopsided"
 
 
-def rule(**options):
-    return find_rewrite(NAME).configured(**options)
-
-
-def refused(held, target="m1"):
-    rows = predict_plan(held, [each() for each in get_all_rules().values()], target=target)[0].rows
-    return [row.op.op_type for row in rows if row.ane == "no"]
+rule = partial(configure_rewrite, NAME)
 
 
 @pytest.mark.law
@@ -78,10 +71,10 @@ def test_any_region_is_pytorchs(data):
 
     feeds = {"x": x.astype(np.float64), "z": z.astype(np.float64)}
     held = build_program(body, x=shape, z=shape)
-    count, before = len(refused(held)), Runtime(held, precision="float16")(feeds)["y"]
+    count, before = len(unsupported_ops(held, "m1")), Runtime(held, precision="float16")(feeds)["y"]
     trace = apply_rewrite(rule(), held, target="m1")
     if trace.fired:
-        assert len(refused(held)) < count
+        assert len(unsupported_ops(held, "m1")) < count
         np.testing.assert_array_equal(Runtime(held, precision="float16")(feeds)["y"], before)
         np.testing.assert_allclose(Runtime(held, precision="float64")(feeds)["y"], true["y"], rtol=1e-12)
     else:
@@ -98,7 +91,8 @@ def test_as_torch_converts(way, tmp_path):
     before = converted(function, way, tmp_path / "before", shape=shape)
     held = converted(function, way, tmp_path / "after", shape=shape, passes=NAME)
     assert kinds(held)["reshape"] == 2
-    assert set(refused(held, "m4")) <= {"reshape", "cast"} and len(refused(held, "m4")) < len(refused(before, "m4"))
+    assert set(unsupported_ops(held, "m4")) <= {"reshape", "cast"}
+    assert len(unsupported_ops(held, "m4")) < len(unsupported_ops(before, "m4"))
     x = np.random.default_rng(0).uniform(-1, 1, shape).astype(np.float16)
     true = function(torch.from_numpy(x.astype(np.float64))).numpy()
     np.testing.assert_allclose(outputs(held, x, "float64"), true, rtol=1e-3)  # the constants are fp16
@@ -123,8 +117,8 @@ def test_a_conv_between_stays_with_its_neighbours():
     held = build_program(body, x=(1, 1, 20000))
     x = np.random.default_rng(0).standard_normal((1, 1, 20000)).astype(np.float32)
     before = Runtime(held, precision="float16")({"x": x})["y"]
-    count = len(refused(held))
-    assert apply_rewrite(rule(), held, target="m1").fired and len(refused(held)) < count
+    count = len(unsupported_ops(held, "m1"))
+    assert apply_rewrite(rule(), held, target="m1").fired and len(unsupported_ops(held, "m1")) < count
     np.testing.assert_array_equal(Runtime(held, precision="float16")({"x": x})["y"], before)
     assert all(op.op_type in ("reshape", "conv") for _, op in iterate_ops(held)
                if op.op_type != "const" and max(op.outputs[0].shape) > 16384)

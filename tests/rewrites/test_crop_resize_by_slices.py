@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import coremltools as ct
 import numpy as np
 import pytest
@@ -11,25 +13,17 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
-from mil_ane_passes.ane.prediction import predict_plan
 from mil_ane_passes.ir.clone import clone_program
 from mil_ane_passes.passes.engine import apply_rewrite, find_matches
 from mil_ane_passes.passes.examples import build_program
-from mil_ane_passes.passes.registry import find_rewrite, get_all_rules
-from tests.rewrites.helpers import kinds, only_output
+from tests.rewrites.helpers import configure_rewrite, kinds, only_output, unsupported_ops
 
 MODES = ["STRICT_ALIGN_CORNERS", "ALIGN_CORNERS", "DEFAULT", "OFFSET_CORNERS", "UNALIGN_CORNERS"]
 BOXES = ["CORNERS_HEIGHT_FIRST", "CORNERS_WIDTH_FIRST", "CENTER_SIZE_HEIGHT_FIRST", "CENTER_SIZE_WIDTH_FIRST"]
 INSIDE = "a box whose points are all outside of the image"
 
 
-def rule(**options):
-    return find_rewrite("crop_resize_by_slices").configured(**options)
-
-
-def refused(built, target):
-    rows = predict_plan(built, [each() for each in get_all_rules().values()], target=target)[0].rows
-    return [row.op.op_type for row in rows if row.ane == "no"]
+rule = partial(configure_rewrite, "crop_resize_by_slices")
 
 
 def crops(boxes, size, shape=(1, 2, 6, 7), indices=None, opset=ct.target.iOS17, **how):
@@ -75,7 +69,7 @@ def test_any_boxes_are_the_ops(given_draw, normalized):
     if not trace.fired:
         assert [miss.note for miss in trace.near_misses] == [INSIDE]
         return
-    assert not kinds(built)["crop_resize"] and not refused(built, "m4") and not refused(built, "m1")
+    assert not kinds(built)["crop_resize"] and not unsupported_ops(built, "m4") and not unsupported_ops(built, "m1")
     x = drawn(shape)
     truth, found = only_output(old, x, "float64"), only_output(built, x, "float64")
     assert found.shape == truth.shape
@@ -177,11 +171,11 @@ def test_it_stands_through_a_conversion_with_our_pipeline_and_the_package(opset,
     built = crops([[1, 0.5, 4, 5.25]], (4, 4), opset=opset)
     old = clone_program(built)
     for target in ("m1", "m4"):
-        assert refused(built, target) == ["crop_resize"] and find_matches(rule(), built, target=target).fired
+        assert unsupported_ops(built, target) == ["crop_resize"] and find_matches(rule(), built, target=target).fired
     model = ct.convert(built, convert_to="mlprogram", minimum_deployment_target=opset, skip_model_load=True,
                        pass_pipeline=ane.pipeline(passes="crop_resize_by_slices"))
     model.save(str(tmp_path / "m.mlpackage"))
     loaded = ane.load(tmp_path / "m.mlpackage").program
-    assert not kinds(loaded)["crop_resize"] and not refused(loaded, "m4")
+    assert not kinds(loaded)["crop_resize"] and not unsupported_ops(loaded, "m4")
     x = drawn((1, 2, 6, 7))
     np.testing.assert_allclose(only_output(loaded, x, "float16"), only_output(old, x, "float16"), atol=4e-3)

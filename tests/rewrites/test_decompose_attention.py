@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import coremltools as ct
 import numpy as np
 import pytest
@@ -16,16 +18,15 @@ import mil_ane_passes as ane
 from mil_ane_passes.ane.prediction import predict_plan
 from mil_ane_passes.passes.engine import apply_rewrite, find_matches
 from mil_ane_passes.passes.examples import build_program
-from mil_ane_passes.passes.registry import find_rewrite, get_all_rules
+from mil_ane_passes.passes.registry import get_all_rules
 from mil_ane_passes.rewrites.attention.decompose_attention import find_scale_factors
 from mil_ane_passes.runtime import Runtime
-from tests.rewrites.helpers import kinds
+from tests.rewrites.helpers import configure_rewrite, kinds
 
 NAME, KIND = "decompose_attention", "scaled_dot_product_attention"
 
 
-def rule():
-    return find_rewrite(NAME).configured()
+rule = partial(configure_rewrite, NAME)
 
 
 def attention(q, k, v, mask=None, dtype=types.fp16):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil.passes.pass_pipeline import PassPipelineManager
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
@@ -15,16 +17,14 @@ from mil_ane_passes.ir.printer import format_program
 from mil_ane_passes.ir.query import iterate_ops
 from mil_ane_passes.passes.engine import apply_rewrite, find_matches
 from mil_ane_passes.passes.examples import build_program
-from mil_ane_passes.passes.registry import find_rewrite
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.convolutions import WAYS, converted, distance, draw
-from tests.rewrites.helpers import half, kinds
+from tests.rewrites.helpers import configure_rewrite, half, kinds
 
 NAME = "explicit_conv_transpose_shape"
 
 
-def rule():
-    return find_rewrite(NAME).configured()
+rule = partial(configure_rewrite, NAME)
 
 
 def made(layer, shape, **parameters):
@@ -70,7 +70,7 @@ def test_the_published_program():
     held(built, layer, shape, [(0, 4), (0, 4)])
 
 
-@settings(max_examples=40, deadline=None)
+@pytest.mark.law
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 3), st.sampled_from([1, 2]), st.integers(0, 3),
        st.integers(1, 14))
 def test_a_length_of_ones_own(kernel, stride, dilation, groups, pad, length):

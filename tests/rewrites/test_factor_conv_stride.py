@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil.passes.pass_pipeline import PassPipelineManager
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
@@ -15,18 +17,16 @@ from mil_ane_passes.ir.printer import format_program
 from mil_ane_passes.ir.query import iterate_ops
 from mil_ane_passes.passes.engine import apply_rewrite, find_matches
 from mil_ane_passes.passes.examples import build_program
-from mil_ane_passes.passes.registry import find_rewrite
-from mil_ane_passes.rewrites.convolution._conv_phases import find_awkward_stride_axes
+from mil_ane_passes.rewrites.convolution.factor_conv_stride import find_awkward_stride_axes
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.convolutions import WAYS, built, converted, distance, draw
-from tests.rewrites.helpers import kinds
+from tests.rewrites.helpers import configure_rewrite, kinds
 
 NAME = "factor_conv_stride"
 LAYERS = {1: torch.nn.Conv1d, 2: torch.nn.Conv2d, 3: torch.nn.Conv3d}
 
 
-def rule(**options):
-    return find_rewrite(NAME).configured(**options)
+rule = partial(configure_rewrite, NAME)
 
 
 def with_layer(layer, shape):
@@ -51,7 +51,7 @@ def test_which_strides_are_meant():
     assert found(5, 2) and not found(4, 9)
 
 
-@settings(max_examples=40, deadline=None)
+@pytest.mark.law
 @given(st.sampled_from([5, 7, 10]), st.integers(1, 16), st.integers(0, 3), st.integers(0, 3), st.integers(16, 40),
        st.sampled_from([1, 2]), st.sampled_from(["custom", "same", "valid", "same_lower"]))
 def test_phases_are_pytorchs_conv1d(stride, kernel, before, behind, length, groups, kind):

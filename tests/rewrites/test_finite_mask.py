@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import coremltools as ct
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from coremltools.converters.mil.mil import Builder as mb
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
@@ -20,18 +22,17 @@ from mil_ane_passes.passes.contract import Exactness
 from mil_ane_passes.passes.engine import apply_rewrite, find_matches
 from mil_ane_passes.passes.examples import build_program
 from mil_ane_passes.passes.registry import find_rewrite
-from mil_ane_passes.rewrites.attention.finite_mask import build_attention_op
 from mil_ane_passes.runtime import Runtime
 from mil_ane_passes.utils.errors import InputError
 from tests.equivalence.test_masks import attention as padded
 from tests.equivalence.test_masks import feeds
+from tests.rewrites.helpers import configure_rewrite
 
 INF, LOWEST = float("-inf"), torch.finfo(torch.float32).min
 KEYS, WIDTH = 8, 4
 
 
-def rule(**options):
-    return find_rewrite("finite_mask").configured(**options)
+rule = partial(configure_rewrite, "finite_mask")
 
 
 def scores(x):
@@ -235,7 +236,7 @@ def test_a_large_table_is_made_once():
     assert len(large) == 1 and np.isfinite(large[0].outputs[0].val).all()
 
 
-@settings(max_examples=40, deadline=None)
+@pytest.mark.law
 @given(seen=st.lists(st.booleans(), min_size=8, max_size=8), spread=st.floats(0, 300), seed=st.integers(0, 99))
 def test_what_is_left_of_a_row_is_the_softmax_of_what_is_seen(seen, spread, seed):
     """The law: weights are the softmax over the keys that are seen, or over all where none is."""
@@ -283,7 +284,7 @@ def test_it_is_proved_on_inputs_of_wide_range(length, value):
 
 
 def test_inputs_are_proved_up_to_what_the_mask_silences():
-    before = build_attention_op()
+    before = next(each for each in rule().examples() if each.name == "attention op").build()
     after, small = clone_program(before), clone_program(before)
     trace, less = apply_rewrite(rule(), after), apply_rewrite(rule(value=-1e3), small)
     assert trace.within == (0, 30) and 5 < less.within[1] < 5.1

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import coremltools as ct
 import numpy as np
+import pytest
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import types
 from coremltools.converters.mil.mil.passes.defs.quantization import FP16ComputePrecision
 from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mil_ane_passes.ir.block_editor import check_op_order
@@ -57,7 +58,7 @@ def by_host(given_program, kept):
     return made
 
 
-@settings(max_examples=40, deadline=None)
+@pytest.mark.law
 @given(STEPS, st.sets(st.integers(0, 40)), st.sampled_from([ct.target.iOS15, ct.target.iOS17]), st.integers(0, 9))
 def test_the_same_bits_as_the_hosts_passes(steps, numbers, opset, seed):
     source = built(steps, opset)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import coremltools as ct
 import numpy as np
 import pytest
@@ -16,19 +18,18 @@ from mil_ane_passes.ir.query import iterate_ops
 from mil_ane_passes.passes.engine import apply_rewrite, find_matches
 from mil_ane_passes.passes.examples import build_program
 from mil_ane_passes.passes.pipeline import sort_passes
-from mil_ane_passes.passes.registry import find_rewrite, get_all_rewrites
+from mil_ane_passes.passes.registry import get_all_rewrites
 from mil_ane_passes.runtime import Runtime
 from tests.lab.models.zoo import ARCHITECTURES
 from tests.package.helpers import WEIGHTS, host_program, make, normal, proto_ops, tree
 from tests.package.test_unchanged import BUILDERS
-from tests.rewrites.helpers import kinds, only_output
+from tests.rewrites.helpers import configure_rewrite, kinds, only_output
 
 OPSETS = [ct.target.iOS15, ct.target.iOS17, ct.target.iOS18]
 MIXED = "fp32 beside ops in fp16, kept so by whoever converted the model; mixed=true converts it too"
 
 
-def rule(**options):
-    return find_rewrite("fp16_compute").configured(**options)
+rule = partial(configure_rewrite, "fp16_compute")
 
 
 def draws(count=2, description=lambda name: None, feeds=None):

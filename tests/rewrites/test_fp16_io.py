@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 
 import coremltools as ct
 import numpy as np
@@ -15,18 +16,16 @@ from coremltools.converters.mil.mil.passes.pass_pipeline import PassPipelineMana
 import mil_ane_passes as ane
 from mil_ane_passes.passes.engine import apply_rewrite, find_matches
 from mil_ane_passes.passes.examples import build_program
-from mil_ane_passes.passes.registry import find_rewrite
 from mil_ane_passes.runtime import Runtime
 from tests.package.helpers import WEIGHTS, conv_program, host_program, make, proto_ops, spec_of, tree, write_spec
 from tests.package.test_unchanged import BUILDERS, multifunction, with_state
-from tests.rewrites.helpers import kinds
+from tests.rewrites.helpers import configure_rewrite, kinds
 
 FLOAT16, FLOAT32 = 65552, 65568
 HALF = ct.precision.FLOAT16
 
 
-def rule(**options):
-    return find_rewrite("fp16_io").configured(**options)
+rule = partial(configure_rewrite, "fp16_io")
 
 
 def dtypes(path):

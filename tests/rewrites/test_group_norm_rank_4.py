@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -15,13 +17,13 @@ from mil_ane_passes.passes.engine import apply_rewrite, find_matches
 from mil_ane_passes.passes.examples import build_program
 from mil_ane_passes.passes.registry import find_rewrite, get_all_rules
 from mil_ane_passes.runtime import Runtime
+from tests.rewrites.helpers import configure_rewrite
 from tests.rewrites.spellings import converted, outputs
 
 NAME = "group_norm_rank_4"
 
 
-def rule():
-    return find_rewrite(NAME).configured()
+rule = partial(configure_rewrite, NAME)
 
 
 def highest(held):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil.passes.pass_pipeline import PassPipelineManager
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
@@ -16,7 +16,7 @@ from mil_ane_passes.ir.query import iterate_ops
 from mil_ane_passes.passes.engine import apply_rewrite, find_matches
 from mil_ane_passes.passes.examples import build_program
 from mil_ane_passes.passes.registry import find_rewrite
-from mil_ane_passes.rewrites.indexing._constant_slices import has_offset, read_slice_start
+from mil_ane_passes.rewrites.indexing.last_axis_slice import has_offset, read_slice_start
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.helpers import kinds, only_output
 from tests.rewrites.spellings import spelt
@@ -116,7 +116,7 @@ def slices(draw):
     return shape, {"begin": begin, "end": end, "stride": stride, "squeeze_mask": dropped, **masks}
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.law
 @given(slices())
 def test_any_slice_keeps_its_elements(drawn):
     shape, parameters_ = drawn

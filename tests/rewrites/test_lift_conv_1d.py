@@ -9,7 +9,7 @@ import torch
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import types
 from coremltools.converters.mil.mil.passes.pass_pipeline import PassPipelineManager
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
@@ -20,7 +20,7 @@ from mil_ane_passes.runtime import Runtime
 from tests.rewrites.helpers import kinds, layout_ops
 
 
-@settings(max_examples=40, deadline=None)
+@pytest.mark.law
 @given(st.integers(1, 5), st.integers(1, 3), st.integers(1, 3), st.integers(0, 4), st.sampled_from([1, 2]),
        st.sampled_from([-1, 2]), st.booleans())
 def test_is_pytorchs_conv_1d(kernel, stride, dilation, padding, groups, axis, flexible):

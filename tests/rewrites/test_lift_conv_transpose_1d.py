@@ -8,7 +8,7 @@ import pytest
 import torch
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import types
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
@@ -50,7 +50,7 @@ def converted(layer, length, flexible):
         dtype=types.fp32, x=(None, layer.in_channels, None) if flexible else (2, layer.in_channels, length))
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.law
 @given(layers(), st.integers(1, 9), st.sampled_from([-1, 2]), st.booleans())
 def test_is_pytorchs_conv_transpose_1d(parameters, length, axis, flexible):
     torch.manual_seed(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise, permutations
 
 import coremltools as ct
@@ -13,33 +14,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
-from mil_ane_passes.ane.prediction import predict_plan
 from mil_ane_passes.ir.query import iterate_ops
 from mil_ane_passes.passes.engine import apply_rewrite, find_matches
 from mil_ane_passes.passes.examples import build_program
-from mil_ane_passes.passes.registry import find_rewrite, get_all_rules
 from mil_ane_passes.rewrites.layout._rank_lowering import decompose_permutation
 from mil_ane_passes.runtime import Runtime
-from tests.rewrites.helpers import kinds
+from tests.rewrites.helpers import configure_rewrite, kinds, unsupported_ops
 from tests.rewrites.spellings import WAYS, converted, outputs, spelt
 
 NAME = "lower_rank"
 
 
-def rule(**options):
-    return find_rewrite(NAME).configured(**options)
+rule = partial(configure_rewrite, NAME)
 
 
 def highest(held):
     return max(var.rank for _, op in iterate_ops(held) for var in op.outputs)
-
-
-def refused(held, target="m4"):
-    return [
-        row.op.op_type
-        for row in predict_plan(held, [each() for each in get_all_rules().values()], target=target)[0].rows
-        if row.ane == "no"
-    ]
 
 
 @pytest.mark.parametrize("count", [6, 7])
@@ -144,7 +134,7 @@ def test_any_region_is_pytorchs(data):
     scale = np.abs(made["y"]).max(initial=1)
     found = apply_rewrite(rule(max_transposes=9), held)
     if found.fired:
-        assert highest(held) <= 5 and not {"matmul"} & set(refused(held))
+        assert highest(held) <= 5 and not {"matmul"} & set(unsupported_ops(held))
         exact = Runtime(held, precision="float64")(feeds)["y"]
         np.testing.assert_allclose(exact, made["y"], rtol=0, atol=1e-12 * scale)
         after = Runtime(held, precision="float16")(feeds)["y"]
@@ -185,7 +175,7 @@ def test_what_the_host_refuses_is_converted(name, way, tmp_path):
         with pytest.raises(ValueError, match="rank <= 5"):
             converted(function, way, tmp_path, shape=shape)
     after = converted(function, way, tmp_path, passes=NAME, shape=shape)
-    assert highest(after) <= 5 and not refused(after) and not refused(after, "m1")
+    assert highest(after) <= 5 and not unsupported_ops(after) and not unsupported_ops(after, "m1")
     x = np.random.default_rng(0).standard_normal(shape).astype(np.float16)
     with torch.no_grad():
         true = spelt(function)(torch.from_numpy(x.astype(np.float64))).numpy()

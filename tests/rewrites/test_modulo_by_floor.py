@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import coremltools as ct
 import numpy as np
 import pytest
@@ -11,23 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
-from mil_ane_passes.ane.prediction import predict_plan
 from mil_ane_passes.passes.engine import apply_rewrite, find_matches
 from mil_ane_passes.passes.examples import build_program
-from mil_ane_passes.passes.registry import find_rewrite, get_all_rules
-from tests.rewrites.helpers import kinds, only_output
+from tests.rewrites.helpers import configure_rewrite, kinds, only_output, unsupported_ops
 
 EVERY = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
 "Every fp16 number, infinities and NaN included."
 
 
-def rule(**options):
-    return find_rewrite("modulo_by_floor").configured(**options)
-
-
-def refused(built, target="m4"):
-    rows = predict_plan(built, [each() for each in get_all_rules().values()], target=target)[0].rows
-    return [row.op.op_type for row in rows if row.ane == "no"]
+rule = partial(configure_rewrite, "modulo_by_floor")
 
 
 def by(divisor, *shape, **settings):
@@ -50,7 +44,7 @@ def same_bits(found, wanted):
                                      np.pi, 0.1, 1 / 3, -1, -2, -0.25, -7, 16383, 6.11e-5])
 def test_every_fp16_number_to_the_bit(divisor):
     built = by(divisor)
-    assert apply_rewrite(rule(), built).fired and not kinds(built)["mod"] and not refused(built)
+    assert apply_rewrite(rule(), built).fired and not kinds(built)["mod"] and not unsupported_ops(built)
     same_bits(only_output(built, EVERY, "float16"), exact(EVERY, divisor))
 
 
@@ -69,7 +63,7 @@ def test_any_divisor_and_number_of_periods(divisor, sign, periods):
        st.sampled_from([ct.target.iOS15, ct.target.iOS18]))
 def test_any_shape_and_opset_at_full_precision(shape, divisor, opset):
     built = by(divisor, *shape, opset=opset)
-    assert apply_rewrite(rule(), built).fired and not refused(built) and not refused(built, "m1")
+    assert apply_rewrite(rule(), built).fired and not unsupported_ops(built) and not unsupported_ops(built, "m1")
     x = (np.random.default_rng(0).standard_normal(shape) * 40).astype(np.float16)
     wanted = np.mod(x.astype(np.float64), float(np.float16(divisor)))
     np.testing.assert_allclose(only_output(built, x, "float64"), wanted, rtol=0, atol=1e-11)
@@ -113,7 +107,7 @@ def test_it_stands_through_a_conversion_with_our_pipeline_and_the_package(opset,
                        pass_pipeline=ane.pipeline(passes="modulo_by_floor"))
     model.save(str(tmp_path / "m.mlpackage"))
     loaded = ane.load(tmp_path / "m.mlpackage").program
-    assert not kinds(loaded)["mod"] and not refused(loaded)
+    assert not kinds(loaded)["mod"] and not unsupported_ops(loaded)
     x = np.linspace(-3000, 3000, 64).astype(np.float16).reshape(2, 32)
     same_bits(only_output(loaded, x, "float16"), exact(x, 360))
 
@@ -128,4 +122,4 @@ def test_pytorchs_remainder_is_converted_as_floor_div_and_holds_no_mod(exported)
     source = torch.export.export(Phase(), (x,)).run_decompositions({}) if exported else torch.jit.trace(Phase(), (x,))
     built = ct.convert(source, inputs=None if exported else [ct.TensorType(shape=x.shape)],
                        convert_to="milinternal", minimum_deployment_target=ct.target.iOS17)
-    assert not kinds(built)["mod"] and not refused(built)
+    assert not kinds(built)["mod"] and not unsupported_ops(built)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import coremltools as ct
 import numpy as np
 import pytest
@@ -15,9 +17,9 @@ import mil_ane_passes as ane
 from mil_ane_passes.ane.prediction import predict_plan
 from mil_ane_passes.passes.engine import apply_rewrite, find_matches
 from mil_ane_passes.passes.examples import build_program
-from mil_ane_passes.passes.registry import find_rewrite, get_all_rules
+from mil_ane_passes.passes.registry import get_all_rules
 from mil_ane_passes.runtime import Runtime
-from tests.rewrites.helpers import kinds, only_output
+from tests.rewrites.helpers import configure_rewrite, kinds, only_output
 from tests.rewrites.spellings import WAYS, converted, outputs, truth
 
 SPELLINGS = {
@@ -27,8 +29,7 @@ SPELLINGS = {
 }
 
 
-def rule(**options):
-    return find_rewrite("pad_by_constants").configured(**options)
+rule = partial(configure_rewrite, "pad_by_constants")
 
 
 def left(built, target="m4"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import coremltools as ct
 import numpy as np
@@ -13,21 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
-from mil_ane_passes.ane.prediction import predict_plan
 from mil_ane_passes.passes.engine import apply_rewrite, find_matches
 from mil_ane_passes.passes.examples import build_program
-from mil_ane_passes.passes.registry import find_rewrite, get_all_rules
 from mil_ane_passes.runtime import Runtime
-from tests.rewrites.helpers import kinds, only_output
+from tests.rewrites.helpers import configure_rewrite, kinds, only_output, unsupported_ops
 
-
-def rule(**options):
-    return find_rewrite("product_by_parts").configured(**options)
-
-
-def refused(built, target="m4"):
-    rows = predict_plan(built, [each() for each in get_all_rules().values()], target=target)[0].rows
-    return [row.op.op_type for row in rows if row.ane == "no"]
+rule = partial(configure_rewrite, "product_by_parts")
 
 
 def numbers(shape, seed=0):
@@ -41,7 +33,7 @@ def test_it_is_pytorchs_prod_which_the_host_s_frontend_does_not_convert(dim):
     x = numbers((3, 5, 4))
     options = {} if dim is None else {"axes": [dim]}
     built = build_program(lambda x: mb.reduce_prod(x=x, name="y", **options), x=x.shape)
-    assert apply_rewrite(rule(max_parts=64), built).fired and not refused(built)
+    assert apply_rewrite(rule(max_parts=64), built).fired and not unsupported_ops(built)
     wide = torch.from_numpy(x).double()
     truth = wide.prod() if dim is None else wide.prod(dim)
     np.testing.assert_allclose(only_output(built, x, "float64"), truth.numpy(), rtol=1e-12)
@@ -116,6 +108,6 @@ def test_it_stands_through_a_conversion_with_our_pipeline_and_the_package(opset,
                        pass_pipeline=ane.pipeline(passes="product_by_parts"))
     model.save(str(tmp_path / "m.mlpackage"))
     loaded = ane.load(tmp_path / "m.mlpackage").program
-    assert not kinds(loaded)["reduce_prod"] and not refused(loaded) and not refused(loaded, "m1")
+    assert not kinds(loaded)["reduce_prod"] and not unsupported_ops(loaded) and not unsupported_ops(loaded, "m1")
     x = numbers((2, 6))
     np.testing.assert_allclose(only_output(loaded, x, "float64"), x.astype(np.float64).prod(1, keepdims=True))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import coremltools as ct
 import numpy as np
 import pytest
 import torch
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import types
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
@@ -18,15 +20,14 @@ from mil_ane_passes.passes.engine import apply_rewrite, find_matches
 from mil_ane_passes.passes.examples import build_program
 from mil_ane_passes.passes.registry import find_rewrite
 from mil_ane_passes.runtime import Runtime
-from tests.rewrites.helpers import only_output, torch_outputs
+from tests.rewrites.helpers import configure_rewrite, only_output, torch_outputs
 from tests.rewrites.spellings import spelt
 
 TINY = 2.0**-24
 FLUSHING = {"smallest": 2.0**-14}
 
 
-def rule(**options):
-    return find_rewrite("representable_epsilon").configured(**options)
+rule = partial(configure_rewrite, "representable_epsilon")
 
 
 def layer_norm(epsilon, dtype=types.fp16):
@@ -64,7 +65,7 @@ def test_it_is_pytorchs_layer_norm_within_the_stated_bound():
     assert not apply_rewrite(rule(), built).fired
 
 
-@settings(max_examples=25, deadline=None)
+@pytest.mark.law
 @given(power=st.integers(-7, 6), epsilon=st.sampled_from([0.0, 1e-30, 1e-12, 1e-8, 5e-8]), seed=st.integers(0, 9))
 def test_above_a_variance_of_two_to_the_minus_14_it_moves_by_half_a_unit_at_most(power, epsilon, seed):
     x = np.random.default_rng(seed).standard_normal((4, 32))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import mil_ane_passes as ane
-from mil_ane_passes.cli.main import main
+from mil_ane_passes.commands.main import main
 from tests.lab.models import reproducer
 from tests.rewrites.helpers import half, kinds, only_output, torch_outputs
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import coremltools as ct
 import numpy as np
 import pytest
 import torch
 from coremltools.converters.mil.mil import Builder as mb
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
@@ -15,10 +17,9 @@ import mil_ane_passes as ane
 from mil_ane_passes.package import load
 from mil_ane_passes.passes.engine import apply_rewrite, find_matches
 from mil_ane_passes.passes.examples import build_program
-from mil_ane_passes.passes.registry import find_rewrite
 from mil_ane_passes.runtime import Runtime
 from tests.lab.models.zoo import _complete_torchvision
-from tests.rewrites.helpers import kinds, only_output, torch_outputs
+from tests.rewrites.helpers import configure_rewrite, kinds, only_output, torch_outputs
 from tests.rewrites.spellings import spelt
 
 WIDTH, EPSILON = 64, 1e-6
@@ -73,8 +74,7 @@ HOST_SCALED = {
 }
 
 
-def rule(**options):
-    return find_rewrite("scaled_rms_norm").configured(**options)
+rule = partial(configure_rewrite, "scaled_rms_norm")
 
 
 def rule_for(name):
@@ -222,7 +222,7 @@ def test_rows_without_the_fault_move_by_a_few_units_at_most():
 SPELLINGS = st.sampled_from(["rsqrt", "pow", "sqrt", "inverse"])
 
 
-@settings(max_examples=30, deadline=None)
+@pytest.mark.law
 @given(spelling=SPELLINGS, kind=st.sampled_from(["mean", "sum"]),
        eps=st.sampled_from([0.0, 6e-8, 1e-6, 1e-5, 0.3, 7.0]), power=st.integers(-12, 15), seed=st.integers(0, 9))
 def test_the_algebra_is_the_same_at_any_magnitude(spelling, kind, eps, power, seed):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import coremltools as ct
 import numpy as np
 import pytest
@@ -13,15 +15,13 @@ import mil_ane_passes as ane
 from mil_ane_passes.ir.query import iterate_ops
 from mil_ane_passes.passes.engine import apply_rewrite, find_matches
 from mil_ane_passes.passes.examples import build_program
-from mil_ane_passes.passes.registry import find_rewrite
 from mil_ane_passes.runtime import Runtime
-from tests.rewrites.helpers import kinds
+from tests.rewrites.helpers import configure_rewrite, kinds
 
 NAME = "split_grouped_palettized_conv"
 
 
-def rule(**options):
-    return find_rewrite(NAME).configured(**options)
+rule = partial(configure_rewrite, NAME)
 
 
 def blown_up(array, shape):

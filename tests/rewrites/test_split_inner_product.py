@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -14,16 +16,15 @@ from mil_ane_passes.ane.prediction import predict_plan
 from mil_ane_passes.ir.query import iterate_ops
 from mil_ane_passes.passes.engine import apply_rewrite, find_matches
 from mil_ane_passes.passes.examples import build_program
-from mil_ane_passes.passes.registry import find_rewrite, get_all_rules
+from mil_ane_passes.passes.registry import get_all_rules
 from mil_ane_passes.rewrites._weights import split_evenly
 from mil_ane_passes.runtime import Runtime
-from tests.rewrites.helpers import converted_as, kinds
+from tests.rewrites.helpers import configure_rewrite, converted_as, kinds
 
 NAME, LONG = "split_inner_product", 33000
 
 
-def rule(**options):
-    return find_rewrite(NAME).configured(**options)
+rule = partial(configure_rewrite, NAME)
 
 
 def refused(held, target="m4"):

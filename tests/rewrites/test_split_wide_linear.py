@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import coremltools as ct
 import numpy as np
 import pytest
@@ -12,24 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
-from mil_ane_passes.ane.prediction import predict_plan
 from mil_ane_passes.ir.query import iterate_ops
 from mil_ane_passes.passes.engine import apply_rewrite, find_matches
 from mil_ane_passes.passes.examples import build_program
-from mil_ane_passes.passes.registry import find_rewrite, get_all_rules
 from mil_ane_passes.runtime import Runtime
-from tests.rewrites.helpers import converted_as, kinds
+from tests.rewrites.helpers import configure_rewrite, converted_as, kinds, unsupported_ops
 
 NAME = "split_wide_linear"
 
 
-def rule(**options):
-    return find_rewrite(NAME).configured(**options)
-
-
-def refused(held, target):
-    rows = predict_plan(held, [each() for each in get_all_rules().values()], target=target)[0].rows
-    return [row.op.op_type for row in rows if row.ane == "no"]
+rule = partial(configure_rewrite, NAME)
 
 
 def weights(held):
@@ -54,9 +48,10 @@ def test_is_pytorchs_linear(wide, width, rows, kind, open_rows, seed):
     x = random.uniform(-1, 1, (1, rows, width)).astype(np.float16)
     true = torch.nn.functional.linear(*(torch.from_numpy(each.astype(np.float64)) for each in (x, weight)))
     true = true.numpy() + (bias.astype(np.float64) if kind == "linear" else 0)
-    count = len(refused(held, "m1"))
+    count = len(unsupported_ops(held, "m1"))
     assert apply_rewrite(rule(), held, target="m1").fired
-    assert len(refused(held, "m1")) <= count and set(refused(held, "m1")) == {"concat"} and weights(held) == before
+    assert len(unsupported_ops(held, "m1")) <= count
+    assert set(unsupported_ops(held, "m1")) == {"concat"} and weights(held) == before
     feeds = {"x": x.astype(np.float32)}
     np.testing.assert_allclose(Runtime(held, precision="float64")(feeds)["y"], true, rtol=0, atol=1e-12)
     np.testing.assert_allclose(Runtime(held, precision="float16")(feeds)["y"], true, rtol=0, atol=2e-3)
@@ -81,7 +76,7 @@ def test_as_torch_converts(way, tmp_path):
     module, x = Head().eval(), torch.randn(1, 3, 4)
     module.head.requires_grad_(False).half().float()
     held = converted_as(module, x, way, tmp_path / "m.mlpackage", passes=NAME, chip="m2")
-    assert kinds(held)["linear"] == 2 and refused(held, "m2").count("linear") == 0
+    assert kinds(held)["linear"] == 2 and unsupported_ops(held, "m2").count("linear") == 0
     assert not apply_rewrite(rule(), held, target="m2").fired
     (name,) = held.functions["main"].inputs
     (found,) = Runtime(held, precision="float64")({name: x.numpy()}).values()

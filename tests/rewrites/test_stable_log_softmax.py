@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -14,9 +16,8 @@ from mil_ane_passes.ir.clone import clone_program
 from mil_ane_passes.passes.contract import Exactness
 from mil_ane_passes.passes.engine import apply_rewrite, find_matches
 from mil_ane_passes.passes.examples import build_program
-from mil_ane_passes.passes.registry import find_rewrite
 from mil_ane_passes.runtime import Runtime
-from tests.rewrites.helpers import at_any_numbers, kinds
+from tests.rewrites.helpers import at_any_numbers, configure_rewrite, kinds
 from tests.rewrites.spellings import WAYS, converted, grid, outputs, truth
 
 QUIRKS = ["softplus_cliff", "exp_overflow", "log_softmax_underflow", "log_sum_exp_cliff"]
@@ -29,8 +30,7 @@ SPELLINGS = {
 }
 
 
-def rule():
-    return find_rewrite("stable_log_softmax").configured()
+rule = partial(configure_rewrite, "stable_log_softmax")
 
 
 def built_for(shape):

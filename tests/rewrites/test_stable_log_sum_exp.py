@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -10,10 +12,9 @@ from coremltools.converters.mil.mil import Builder as mb
 from mil_ane_passes.ir.query import count_ops
 from mil_ane_passes.passes.engine import apply_rewrite, find_matches
 from mil_ane_passes.passes.examples import build_program
-from mil_ane_passes.passes.registry import find_rewrite
 from mil_ane_passes.rewrites.normalization.stable_log_sum_exp import count_doubling_steps
 from mil_ane_passes.runtime import Runtime
-from tests.rewrites.helpers import at_any_numbers, kinds
+from tests.rewrites.helpers import at_any_numbers, configure_rewrite, kinds
 from tests.rewrites.spellings import WAYS, converted, grid, outputs, truth
 
 QUIRKS = ["softplus_cliff", "exp_overflow", "log_softmax_underflow", "log_sum_exp_cliff"]
@@ -29,8 +30,7 @@ RUNNING = {
 }
 
 
-def rule(**options):
-    return find_rewrite("stable_log_sum_exp").configured(**options)
+rule = partial(configure_rewrite, "stable_log_sum_exp")
 
 
 def running(shape, axis=-1):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -14,7 +16,7 @@ from mil_ane_passes.passes.examples import build_program
 from mil_ane_passes.passes.pipeline import sort_passes
 from mil_ane_passes.passes.registry import find_rewrite
 from mil_ane_passes.runtime import Runtime
-from tests.rewrites.helpers import at_any_numbers, kinds
+from tests.rewrites.helpers import at_any_numbers, configure_rewrite, kinds
 from tests.rewrites.spellings import WAYS, converted, grid, outputs, truth
 
 SPELLINGS = {
@@ -26,8 +28,7 @@ SPELLINGS = {
 }
 
 
-def rule():
-    return find_rewrite("stable_mish").configured()
+rule = partial(configure_rewrite, "stable_mish")
 
 
 def mish(x):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import coremltools as ct
 import numpy as np
 import pytest
@@ -13,10 +15,9 @@ from coremltools.converters.mil.mil.passes.pass_pipeline import PassPipelineMana
 import mil_ane_passes as ane
 from mil_ane_passes.passes.engine import apply_rewrite, find_matches
 from mil_ane_passes.passes.examples import build_program
-from mil_ane_passes.passes.registry import find_rewrite
 from mil_ane_passes.rewrites.normalization._log_exp_patterns import find_upper_bound
 from mil_ane_passes.runtime import Runtime
-from tests.rewrites.helpers import at_any_numbers, kinds
+from tests.rewrites.helpers import at_any_numbers, configure_rewrite, kinds
 from tests.rewrites.spellings import WAYS, converted, grid, outputs, truth
 
 SPELLINGS = {
@@ -28,8 +29,7 @@ SPELLINGS = {
 }
 
 
-def rule():
-    return find_rewrite("stable_softplus").configured()
+rule = partial(configure_rewrite, "stable_softplus")
 
 
 @pytest.mark.parametrize("way", WAYS)

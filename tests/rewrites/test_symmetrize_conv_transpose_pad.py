@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 
 import coremltools as ct
 import pytest
 import torch
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil.passes.pass_pipeline import PassPipelineManager
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
@@ -17,17 +18,15 @@ from mil_ane_passes.ir.printer import format_program
 from mil_ane_passes.ir.query import iterate_ops
 from mil_ane_passes.passes.engine import apply_rewrite, find_matches
 from mil_ane_passes.passes.pipeline import sort_passes
-from mil_ane_passes.passes.registry import find_rewrite
 from tests.rewrites.convolutions import WAYS, built, converted, distance
-from tests.rewrites.helpers import kinds
+from tests.rewrites.helpers import configure_rewrite, kinds
 
 NAME = "symmetrize_conv_transpose_pad"
 FAULT = ["asymmetric_conv_transpose_pad"]
 LAYERS = {1: torch.nn.ConvTranspose1d, 2: torch.nn.ConvTranspose2d, 3: torch.nn.ConvTranspose3d}
 
 
-def rule():
-    return find_rewrite(NAME).configured()
+rule = partial(configure_rewrite, NAME)
 
 
 def pads(program):
@@ -57,7 +56,7 @@ def test_the_published_program_is_right_again():
     assert distance(program, layer, shape, "float16", FAULT) < 2e-3
 
 
-@settings(max_examples=25, deadline=None)
+@pytest.mark.law
 @given(st.integers(1, 3), st.data())
 def test_is_pytorchs_layer(rank, data):
     each = st.tuples(*[st.integers(1, 3)] * rank)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from coremltools.converters.mil.mil import Builder as mb
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
@@ -107,7 +107,7 @@ def reductions(draw):
     return shape, axes, draw(st.booleans()), draw(st.sampled_from(["reduce_sum", "reduce_mean"]))
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.law
 @given(reductions(), st.integers(0, 2**31))
 def test_any_reduction_is_the_same_algebra(drawn, seed):
     shape, axes, keeps, kind = drawn

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import coremltools as ct
 import numpy as np
 import pytest
@@ -11,21 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
-from mil_ane_passes.ane.prediction import predict_plan
 from mil_ane_passes.passes.engine import apply_rewrite, find_matches
 from mil_ane_passes.passes.examples import build_program
-from mil_ane_passes.passes.registry import find_rewrite, get_all_rules
 from mil_ane_passes.runtime import Runtime
-from tests.rewrites.helpers import kinds, only_output
+from tests.rewrites.helpers import configure_rewrite, kinds, only_output, unsupported_ops
 
-
-def rule(**options):
-    return find_rewrite("windows_by_slices").configured(**options)
-
-
-def refused(built, target):
-    rows = predict_plan(built, [each() for each in get_all_rules().values()], target=target)[0].rows
-    return [row.op.op_type for row in rows if row.ane == "no"]
+rule = partial(configure_rewrite, "windows_by_slices")
 
 
 def windows(shape, axis, size, stride, **settings):
@@ -71,8 +64,8 @@ def test_any_windows_are_torchs_to_the_bit(drawn):
 @pytest.mark.parametrize("drawn", [((1, 64, 256), 2, 8, 4), ((3, 40), 1, 8, 8), ((2, 50, 3), 1, 3, 1)])
 def test_nothing_is_left_that_is_refused(drawn, target):
     built = windows(*drawn)
-    assert refused(built, target) == ["sliding_windows"]
-    assert apply_rewrite(rule(), built, target=target).fired and not refused(built, target)
+    assert unsupported_ops(built, target) == ["sliding_windows"]
+    assert apply_rewrite(rule(), built, target=target).fired and not unsupported_ops(built, target)
 
 
 def test_windows_edge_to_edge_are_one_reshape():
@@ -119,6 +112,6 @@ def test_it_stands_through_a_conversion_with_our_pipeline_and_the_package(opset,
                        pass_pipeline=ane.pipeline(passes="windows_by_slices"))
     model.save(str(tmp_path / "m.mlpackage"))
     loaded = ane.load(tmp_path / "m.mlpackage").program
-    assert not kinds(loaded)["sliding_windows"] and not refused(loaded, "m4")
+    assert not kinds(loaded)["sliding_windows"] and not unsupported_ops(loaded, "m4")
     x = np.arange(60, dtype=np.float16).reshape(1, 3, 20)
     np.testing.assert_array_equal(only_output(loaded, x, "float16"), unfolded(x, 2, 6, 3))

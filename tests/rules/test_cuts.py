@@ -12,7 +12,7 @@ import torch
 from coremltools.converters.mil.mil import Builder as mb
 
 import mil_ane_passes as ane
-from mil_ane_passes.cli.main import main
+from mil_ane_passes.commands.main import main
 from mil_ane_passes.passes.engine import find_matches
 from mil_ane_passes.passes.examples import build_program
 from mil_ane_passes.passes.registry import get_all_rules

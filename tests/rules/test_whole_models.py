@@ -18,7 +18,7 @@ from mil_ane_passes.passes.engine import find_matches, iterate_hits_and_misses
 from mil_ane_passes.passes.examples import build_program, make_weight
 from mil_ane_passes.passes.layout import compute_padded_bytes
 from mil_ane_passes.passes.registry import get_all_rules
-from mil_ane_passes.rules._shape_flexibility import describe_flexible_shape
+from mil_ane_passes.rules.shapes import describe_flexible_shape
 from tests.package.helpers import main_block, make, spec_of, write_spec
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -1,9 +1,9 @@
-"""How many examples a law is tried on: each builds and runs a program, on machines that others use too."""
+"""How many examples a law is tried on: each builds and runs a program, so few in the fast run."""
 
 from __future__ import annotations
 
-from hypothesis import settings
+import pytest
 
 __all__ = ["law"]
 
-law = settings(max_examples=40, deadline=None)
+law = pytest.mark.law

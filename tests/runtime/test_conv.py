@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from coremltools.converters.mil.mil import Builder as mb
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.runtime.helpers import Array, close, draw, run, same_bits
@@ -160,7 +160,7 @@ def _one_axis(layer: dict[str, Any], op: Any, weight_shape: tuple[int, ...], axi
     return run(build, {"x": x}, precision=layer["precision"])[0]
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.law
 @given(_layers())
 def test_lifted_conv_has_the_same_bits(layer: dict[str, Any]) -> None:
     incoming, outgoing = layer["channels"]
@@ -171,7 +171,7 @@ def test_lifted_conv_has_the_same_bits(layer: dict[str, Any]) -> None:
     same_bits(_one_axis(layer, mb.conv, shape, None), flat)
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.law
 @given(_layers())
 def test_lifted_conv_transpose_has_the_same_bits(layer: dict[str, Any]) -> None:
     incoming, outgoing = layer["channels"]

@@ -18,8 +18,8 @@ import pytest
 from coremltools.converters.mil.mil import Builder as mb
 
 import mil_ane_passes as ane
-from mil_ane_passes.cli import output
-from mil_ane_passes.cli.main import main
+from mil_ane_passes.commands import output
+from mil_ane_passes.commands.main import main
 from mil_ane_passes.ir.loop_steps import UnknownStepCount, count_steps
 from mil_ane_passes.runtime import Runtime, memory_limits
 from mil_ane_passes.utils.budget import DEFAULT_MAX_STEPS, share_budget
@@ -279,7 +279,7 @@ def test_a_memory_error_anywhere_else_gets_words(monkeypatch: pytest.MonkeyPatch
     def fail(*_: Any, **__: Any) -> Any:
         raise MemoryError
 
-    monkeypatch.setattr("mil_ane_passes.api.linting.open_source", fail)
+    monkeypatch.setattr("mil_ane_passes.commands.sources.open_source", fail)
     assert main(["lint", str(fixtures / "nothing_to_do.mlpackage")]) == 2
     said = capsys.readouterr().err
     assert "not enough memory; expected" in said and "internal error" not in said and "report it" not in said

@@ -9,7 +9,7 @@ import coremltools as ct
 import numpy as np
 import pytest
 import torch
-from hypothesis import event, given, reject, settings
+from hypothesis import event, given, reject
 from hypothesis import strategies as st
 
 from mil_ane_passes.torch_frontend import NotConverted
@@ -44,7 +44,7 @@ def as_tuple(value: Any) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, list | tuple) else (value,)
 
 
-@settings(max_examples=150, deadline=None)
+@pytest.mark.law
 @given(st.data(), st.sampled_from(("trace", "script")))
 def test_any_chain_of_views_and_writes(data: st.DataObject, frontend: str) -> None:
     """Random programs over a few names: views of views, writes to any of them, reads of all."""

@@ -10,7 +10,7 @@ import pytest
 from .grid.cases import cases, outcome
 from .grid.run import LEAST, RESULTS
 
-ONE_IN = 40
+ONE_IN = 160
 
 
 def test_the_grid_is_large_enough() -> None:

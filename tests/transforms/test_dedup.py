@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
-from mil_ane_passes.cli.main import main
+from mil_ane_passes.commands.main import main
 from mil_ane_passes.package.blob_refs import find_refs
 from mil_ane_passes.package.blobs import WeightFiles
 from mil_ane_passes.package.duplicates import find_duplicates
@@ -203,7 +203,7 @@ HUGE = """
 import resource, sys
 import mil_ane_passes as ane
 ane.edit
-import mil_ane_passes.api.editing
+import mil_ane_passes.transforms.dedup_weights, mil_ane_passes.package.package_writer
 start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 report = ane.edit(sys.argv[1], sys.argv[2], dedup_weights=True)
 unit = 1024 if sys.platform == "darwin" else 1

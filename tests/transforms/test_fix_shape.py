@@ -321,7 +321,7 @@ def test_one_of_several_functions(ranged, tmp_path):
 
 
 def test_the_command(ranged, tmp_path, capsys):
-    from mil_ane_passes.cli.main import main
+    from mil_ane_passes.commands.main import main
 
     made = tmp_path / "fixed.mlpackage"
     assert main(["edit", str(ranged), "-o", str(made), "--fix-shape", "x=1,4,8", "--rename", "x=image"]) == 0

@@ -13,7 +13,7 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import get_new_symbol, types
 
 import mil_ane_passes as ane
-from mil_ane_passes.cli.main import main
+from mil_ane_passes.commands.main import main
 from tests.package.helpers import MODEL, WEIGHTS, make, normal, proto_ops, spec_of, tree, write_spec
 from tests.package.test_unchanged import BUILDERS, classifier, compressed, multifunction, with_state
 

@@ -9,7 +9,7 @@ from typing import Any
 from coremltools.converters.mil.mil import Operation, Var
 
 from ..._version import __version__
-from ...ane.supported_op_types import find_evidence
+from ...ane.op_support import find_evidence
 from ...ir.printer import format_op, format_type
 from ...ir.query import get_flat_inputs
 from ...ir.scopes import find_origin
@@ -71,6 +71,7 @@ def _encode_report(report: LintReport, texts: _TextTable) -> dict[str, Any]:
     return {
         "model": sanitize_text(report.model),
         "summary": {key: _round_number(value) for key, value in report.summary().items()},
+        "support": str(plan.support),
         "functions": [
             _encode_function(report, name, first, count) for name, first, count in _find_function_spans(plan)
         ],
@@ -190,6 +191,7 @@ def _encode_finding(
         "near": int(item.near_miss), "refuses": int(item.refuses), "sure": int(item.sure),
         "note": int(item.level == "note"), "message": texts(item.message) if item.message else -1,
         "origin": texts(item.origin) if item.origin is not None else -1,
+        **({"evidence": [source.to_dict() for source in item.sources]} if item.sources else {}),
     }
 
 

@@ -1,16 +1,11 @@
-"""Helpers of the rewrites of elementary functions: when they are skipped, and the sources of what the ANE supports."""
+"""What the rewrites of elementary functions share: when they are skipped, and the sources of what the ANE supports."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from coremltools.converters.mil.mil import Builder, Operation, Program, types
+from coremltools.converters.mil.mil import Operation, types
 
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Community, Miss
 from ...passes.evidence import cite_m4_study, cite_private_route
-from ...passes.examples import build_program
-
-__all__ = ["EVIDENCE", "LOOKUP_TABLE_EVIDENCE", "build_single_op", "reject_if_inaccurate"]
 
 EVIDENCE = (
     cite_m4_study(
@@ -26,19 +21,11 @@ LOOKUP_TABLE_EVIDENCE = Community(
 )
 
 
-def reject_if_inaccurate(op: Operation, error: float, most: float) -> Miss | None:
-    """Return a miss where the replacement of `op` is not accepted, else None.
-
-    It is not accepted where `op` does not compute in fp16, or where it is off by `error` units in the last place and
-    `most` is less.
-    """
+def reject_if_inaccurate(op: Operation, error: float, max_error: float) -> Miss | None:
+    """Return a miss where `op` does not compute in fp16, or its replacement, off by `error` ulps, is not accurate
+    enough; else None."""
     if op.x.dtype != types.fp16:
         return Miss(op, FP32_UNSUPPORTED_REASON)
-    if error > most:
-        return Miss(op, f"off by up to {error:g} units in the last place, max_error={most:g}")
+    if error > max_error:
+        return Miss(op, f"off by up to {error:g} units in the last place, max_error={max_error:g}")
     return None
-
-
-def build_single_op(kind: str, *shape: int | None, dtype: Any = types.fp16, **settings: Any) -> Program:
-    """Build a program of the one op `kind`."""
-    return build_program(lambda x: getattr(Builder, kind)(x=x, name="y"), dtype=dtype, x=shape or (2, 8), **settings)

@@ -10,8 +10,9 @@ from coremltools.converters.mil.mil import Operation, Var, types
 
 from ...ir.builder import RewriteBuilder
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite
-from ...rules.elementary_functions import ElementaryFunctions
-from ._elementary_functions import EVIDENCE, build_single_op, reject_if_inaccurate
+from ...passes.examples import make_op_example
+from ...rules.unsupported_ops import ElementaryFunctions
+from ._elementary_functions import EVIDENCE, reject_if_inaccurate
 
 _MAX_ERROR_ULPS = {"asin": 1.79, "acos": 2.15}
 "Largest error of the replacement in units in the last place, over all fp16 numbers."
@@ -55,31 +56,30 @@ class Arcsine(Rewrite):
     "Largest accepted error in units in the last place; asin is off by 1.79, acos by 2.15."
 
     def match(self, op: Operation) -> Hit | Miss:
+        error = _MAX_ERROR_ULPS[op.op_type]
         part = "half" if op.op_type == "asin" else "a quarter of"
-        back = reject_if_inaccurate(op, _MAX_ERROR_ULPS[op.op_type], self.max_error)
-        return back or Hit(op, note=f"by the tangent of {part} the angle", ulps=_MAX_ERROR_ULPS[op.op_type])
+        return reject_if_inaccurate(op, error, self.max_error) or Hit(
+            op, note=f"by the tangent of {part} the angle", ulps=error)
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
-        x, one_, half = hit.op.x, np.float16(1), np.float16(0.5)
-        below, above = mb.sub(x=one_, y=x), mb.add(x=x, y=one_)
+        x, one, half = hit.op.x, np.float16(1), np.float16(0.5)
+        below, above = mb.sub(x=one, y=x), mb.add(x=x, y=one)  # the distances to the ends of the domain
         if hit.op.op_type == "asin":
-            part, rest, times = x, mb.sqrt(x=mb.mul(x=below, y=above)), np.float16(2)
-        else:
-            part, rest = mb.sqrt(x=mb.mul(x=below, y=half)), mb.sqrt(x=mb.mul(x=above, y=half))
-            times = np.float16(4)
-        angle = mb.atan(x=mb.real_div(x=part, y=mb.add(x=rest, y=one_)))
-        whole: Var = mb.mul(x=angle, y=times)
-        return whole
+            sine, cosine, factor = x, mb.sqrt(x=mb.mul(x=below, y=above)), np.float16(2)
+        else:  # of half the angle
+            sine, cosine = mb.sqrt(x=mb.mul(x=below, y=half)), mb.sqrt(x=mb.mul(x=above, y=half))
+            factor = np.float16(4)
+        angle = mb.atan(x=mb.real_div(x=sine, y=mb.add(x=cosine, y=one)))
+        result: Var = mb.mul(x=angle, y=factor)
+        return result
 
     def examples(self) -> Iterable[Example]:
-        yield Example("asin", lambda: build_single_op("asin"), scale=0.4)
-        yield Example("acos", lambda: build_single_op("acos"), scale=0.4)
-        yield Example("asin within its domain", lambda: build_single_op("asin"), within=1.0)
-        yield Example("acos within its domain", lambda: build_single_op("acos"), within=1.0)
-        yield Example(
-            "flexible, for iOS15", lambda: build_single_op("acos", None, 3, opset=ct.target.iOS15), within=1.0
-        )
-        yield Example("fp32", lambda: build_single_op("asin", dtype=types.fp32), reason=FP32_UNSUPPORTED_REASON)
-        yield Example("not good enough", lambda: build_single_op("acos"), options={"max_error": 2.0},
-                      reason="off by up to 2.15 units in the last place, max_error=2")
-        yield Example("atan", lambda: build_single_op("atan"), reason="")
+        yield make_op_example("asin", "asin", (2, 8), scale=0.4)
+        yield make_op_example("acos", "acos", (2, 8), scale=0.4)
+        yield make_op_example("asin within its domain", "asin", (2, 8), within=1.0)
+        yield make_op_example("acos within its domain", "acos", (2, 8), within=1.0)
+        yield make_op_example("flexible, for iOS15", "acos", (None, 3), opset=ct.target.iOS15, within=1.0)
+        yield make_op_example("fp32", "asin", (2, 8), dtype=types.fp32, reason=FP32_UNSUPPORTED_REASON)
+        yield make_op_example("not good enough", "acos", (2, 8), options={"max_error": 2.0},
+                              reason="off by up to 2.15 units in the last place, max_error=2")
+        yield make_op_example("atan", "atan", (2, 8), reason="")

@@ -6,18 +6,19 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+from coremltools.converters.mil.mil import Builder, Operation, Var, types
 
 from ...ir.builder import RewriteBuilder
 from ...ir.query import get_const_value, get_consumers, is_symbolic
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_m4_study
-from ...passes.examples import build_program
-from ...rules.index_results import IndexResults
+from ...passes.examples import make_example
+from ...rules.indexing import IndexResults
 
 _MAX_ELEMENTS = 1024
-"Most elements of the axis. fp16 represents all integers up to twice this number."
+"Most elements of the axis: the keys that are compared reach twice this number, up to which fp16 holds all integers."
 _VALUE_REDUCTIONS = {"reduce_argmax": "reduce_max", "reduce_argmin": "reduce_min"}
+"The reduction that finds the value whose index an op returns."
 
 
 class ArgmaxByMax(Rewrite):
@@ -65,14 +66,14 @@ class ArgmaxByMax(Rewrite):
     )
 
     def match(self, op: Operation) -> Hit | Miss:
-        found = op.x.op
-        if found is None or found.op_type not in _VALUE_REDUCTIONS or not types.is_float(op.outputs[0].dtype):
+        search = op.x.op
+        if search is None or search.op_type not in _VALUE_REDUCTIONS or not types.is_float(op.outputs[0].dtype):
             return Miss(op, "no cast of a place to floating point", near=False)
-        axis = get_const_value(found.axis, -1)
-        extent = found.x.shape[axis]
-        if not types.is_float(found.x.dtype):
+        axis = get_const_value(search.axis, -1)
+        extent = search.x.shape[axis]
+        if not types.is_float(search.x.dtype):
             return Miss(op, "the place of an integer", near=False)
-        if found.x.dtype != types.fp16:
+        if search.x.dtype != types.fp16:
             return Miss(op, FP32_UNSUPPORTED_REASON)
         if is_symbolic(extent):
             return Miss(op, "the place among elements whose number is known only at run time")
@@ -81,54 +82,57 @@ class ArgmaxByMax(Rewrite):
                 op,
                 f"the place among {extent} elements: with more than {_MAX_ELEMENTS} not every number is exact in fp16",
             )
-        if found.outputs[0].consuming_blocks or not all(map(_is_cast_to_float, get_consumers(found.outputs[0]))):
+        if search.outputs[0].consuming_blocks or not all(map(_is_cast_to_float, get_consumers(search.outputs[0]))):
             return Miss(op, "the int32 place is read as such, too")
-        return Hit(op, note=f"the place among {extent} elements without int32", found=found, extent=int(extent),
-                   axis=axis % found.x.rank)
+        return Hit(op, note=f"the place among {extent} elements without int32", search=search, extent=int(extent),
+                   axis=axis % search.x.rank)
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
-        x, axis, extent = hit.found.x, hit.axis, hit.extent
-        places = np.arange(extent, dtype=np.float16).reshape([-1 if each == axis else 1 for each in range(x.rank)])
+        x, axis, extent = hit.search.x, hit.axis, hit.extent
+        indices = np.arange(extent, dtype=np.float16).reshape([-1 if each == axis else 1 for each in range(x.rank)])
 
-        def chosen(at: Var, less: int) -> Var:
-            """Build `places` minus `less` where `at` is true, elsewhere 0."""
-            counted = mb.once(("places", extent, x.rank, axis, less), lambda: mb.const(val=places - np.float16(less)))
-            return mb.mul(x=mb.cast(x=at, dtype="fp16"), y=counted)
+        def select_keys(mask: Var, offset: int) -> Var:
+            """Build `indices` minus `offset` where `mask` is true, elsewhere 0."""
+            keys = mb.once(("places", extent, x.rank, axis, offset), lambda: mb.const(val=indices - np.float16(offset)))
+            return mb.mul(x=mb.cast(x=mask, dtype="fp16"), y=keys)
 
-        most = getattr(mb, _VALUE_REDUCTIONS[hit.found.op_type])(x=x, axes=[axis], keep_dims=True)
-        key = mb.add(x=chosen(mb.equal(x=x, y=most), extent), y=chosen(mb.not_equal(x=x, y=x), 2 * extent))
-        keep = get_const_value(hit.found.keep_dims, False)
-        least = mb.add(x=mb.reduce_min(x=key, axes=[axis], keep_dims=keep), y=np.float16(extent))
-        below = mb.cast(x=mb.less(x=least, y=np.float16(0)), dtype="fp16")
-        built: Var = mb.add(x=least, y=mb.mul(x=below, y=np.float16(extent)))
-        kind = hit.op.outputs[0].dtype  # fp32 where it is an output of a model for iOS15
-        return built if kind == types.fp16 else mb.cast(x=built, dtype=types.builtin_to_string(kind))
+        extreme = getattr(mb, _VALUE_REDUCTIONS[hit.search.op_type])(x=x, axes=[axis], keep_dims=True)
+        # A NaN, which differs from itself, has a lower key than any element equal to the extreme.
+        key = mb.add(x=select_keys(mb.equal(x=x, y=extreme), extent),
+                     y=select_keys(mb.not_equal(x=x, y=x), 2 * extent))
+        keep_dims = get_const_value(hit.search.keep_dims, False)
+        index = mb.add(x=mb.reduce_min(x=key, axes=[axis], keep_dims=keep_dims), y=np.float16(extent))
+        is_nan = mb.cast(x=mb.less(x=index, y=np.float16(0)), dtype="fp16")
+        result: Var = mb.add(x=index, y=mb.mul(x=is_nan, y=np.float16(extent)))
+        dtype = hit.op.outputs[0].dtype  # fp32 where it is an output of a model for iOS15
+        return result if dtype == types.fp16 else mb.cast(x=result, dtype=types.builtin_to_string(dtype))
 
     def examples(self) -> Iterable[Example]:
-        yield Example("largest", lambda: _build_arg_reduction("reduce_argmax"))
-        yield Example("smallest", lambda: _build_arg_reduction("reduce_argmin", axis=0, keep_dims=True))
-        yield Example("in the middle", lambda: _build_arg_reduction("reduce_argmax", axis=1, shape=(2, 5, 3)))
-        yield Example("returned in fp32", lambda: _build_arg_reduction("reduce_argmax", dtype="fp32"))
-        yield Example(
-            "of fp32", lambda: _build_arg_reduction("reduce_argmax", of=types.fp32), reason=FP32_UNSUPPORTED_REASON
-        )
-        yield Example("read as int32", lambda: _build_arg_reduction("reduce_argmax", shown=True),
-                      reason="the int32 place is read as such, too")
-        yield Example("many", lambda: _build_arg_reduction("reduce_argmax", shape=(1, 3000)),
-                      reason="the place among 3000 elements: with more than 1024 not every number is exact in fp16")
-        yield Example("flexible", lambda: _build_arg_reduction("reduce_argmax", shape=(2, None)),
-                      reason="the place among elements whose number is known only at run time")
+        yield _make_arg_example("largest")
+        yield _make_arg_example("smallest", "reduce_argmin", axis=0, keep_dims=True)
+        yield _make_arg_example("in the middle", axis=1, x=(2, 5, 3))
+        yield _make_arg_example("returned in fp32", cast_to="fp32")
+        yield _make_arg_example("of fp32", dtype=types.fp32, reason=FP32_UNSUPPORTED_REASON)
+        yield _make_arg_example("read as int32", returned=True, reason="the int32 place is read as such, too")
+        yield _make_arg_example(
+            "many", x=(1, 3000),
+            reason="the place among 3000 elements: with more than 1024 not every number is exact in fp16")
+        yield _make_arg_example(
+            "flexible", x=(2, None), reason="the place among elements whose number is known only at run time")
 
 
 def _is_cast_to_float(op: Operation) -> bool:
     return op.op_type == "cast" and bool(types.is_float(op.outputs[0].dtype))
 
 
-def _build_arg_reduction(kind: str, axis: int = -1, keep_dims: bool = False, shape: Any = (3, 6), shown: bool = False,
-                         dtype: str = "fp16", of: type = types.fp16) -> Program:
+def _make_arg_example(
+    name: str, op_type: str = "reduce_argmax", axis: int = -1, keep_dims: bool = False, cast_to: str = "fp16",
+    returned: bool = False, x: tuple[int | None, ...] = (3, 6), **settings: Any,
+) -> Example:
+    """Make an example of an index that is cast to `cast_to`, and also `returned` in int32."""
     def body(x: Var) -> list[Var]:
-        place = getattr(Builder, kind)(x=x, axis=axis, keep_dims=keep_dims, name="z")
-        result = [Builder.cast(x=place, dtype=dtype, name="y")]
-        return [*result, place] if shown else result
+        index = getattr(Builder, op_type)(x=x, axis=axis, keep_dims=keep_dims, name="z")
+        outputs = [Builder.cast(x=index, dtype=cast_to, name="y")]
+        return [*outputs, index] if returned else outputs
 
-    return build_program(body, dtype=of, x=shape)
+    return make_example(name, body, x=x, **settings)

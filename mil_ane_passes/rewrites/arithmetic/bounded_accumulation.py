@@ -7,16 +7,12 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+from coremltools.converters.mil.mil import Builder, Operation, Var, types
 
-from ...ir.builder import RewriteBuilder
+from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.query import is_const
 from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite
-from ...passes.examples import build_program, make_example, make_weight
-from ..convolution._conv_1d_lifting import rebuild_op
-
-__all__ = ["build_scaled_op", "is_exactly_scalable"]
-
+from ...passes.examples import make_example, make_weight
 
 _ACCUMULATOR_LIMIT = 32768.0
 "Magnitude from which a partial sum becomes infinite."
@@ -30,6 +26,7 @@ _FACTOR_INPUTS = {
     "linear": ("x", "weight"),
     "matmul": ("x", "y"),
 }
+"The two inputs of each op whose products are summed."
 Array = np.ndarray[Any, Any]
 
 
@@ -78,21 +75,21 @@ class BoundedAccumulation(Rewrite):
     def match(self, op: Operation) -> Hit | Miss:
         if op.outputs[0].dtype != types.fp16:
             return Miss(op, "not computed in fp16", near=False)
-        seen = None if self.measured is None else self.measured.get(op.outputs[0])
-        if seen is None or seen.partial is None:
+        measured = None if self.measured is None else self.measured.get(op.outputs[0])
+        if measured is None or measured.partial is None:
             return self._make_unmeasured_miss(op)
-        reach = seen.partial * self.margin
+        reach = measured.partial * self.margin
         if reach < _ACCUMULATOR_LIMIT:
             return Miss(op, "partial sums stay within 32768", near=False)
-        if not seen.finite or seen.largest > _FP16_MAX:
-            return Miss(op, f"the result itself reaches {seen.largest:.4g}, and fp16 ends at 65504: smaller sums do "
-                            "not help; keep it in fp32 or scale what comes before")
+        if not measured.finite or measured.largest > _FP16_MAX:
+            return Miss(op, f"the result itself reaches {measured.largest:.4g}, and fp16 ends at 65504: smaller sums "
+                            "do not help; keep it in fp32 or scale what comes before")
         if not reach < _ACCUMULATOR_LIMIT * 2.0**_MAX_EXPONENT:
             return Miss(op, f"partial sums reach {reach:.4g} with the margin: no power of two in fp16 brings them back")
         if op.op_type != "linear" and op.inputs.get("bias") is not None and not is_const(op.bias):
             return Miss(op, "bias is compressed: it cannot be made smaller, nor laid out to be added later")
         exponent = max(1, math.floor(math.log2(reach / _ACCUMULATOR_LIMIT)) + 1)
-        return Hit(op, note=f"partial sums up to {seen.partial:.4g}, the ANE's end at 32768; formed {2**exponent} "
+        return Hit(op, note=f"partial sums up to {measured.partial:.4g}, the ANE's end at 32768; formed {2**exponent} "
                             "times smaller", exponent=exponent)
 
     def _make_unmeasured_miss(self, op: Operation) -> Miss:
@@ -103,18 +100,22 @@ class BoundedAccumulation(Rewrite):
         return Miss(op, f"the bias reaches {reach:.4g}, sums end at 32768; give feeds or ranges to set the scale")
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
-        return build_scaled_op(mb, hit.op, hit.exponent)
+        return _build_scaled_op(mb, hit.op, hit.exponent)
 
     def examples(self) -> Iterable[Example]:
-        yield Example("conv", _build_conv, scale=64.0)
-        yield Example("linear", _build_linear, scale=64.0)
-        yield Example("matmul", _build_matmul, scale=64.0)
-        yield Example("small", _build_conv, reason="partial sums stay within 32768")
-        yield Example("not measured", _build_conv, measured=False, reason="not measured: give feeds or ranges")
-        yield Example("large bias", lambda: _build_conv(bias=40000.0), measured=False,
-                      reason="the bias reaches 4e+04, sums end at 32768; give feeds or ranges to set the scale")
-        yield Example("far beyond", _build_matmul, scale=64.0, options={"margin": 1e6},
-                      reason="partial sums reach 3.132e+10 with the margin: no power of two in fp16 brings them back")
+        yield _make_conv_example("conv", scale=64.0)
+        yield make_example(
+            "linear", lambda x: Builder.linear(x=x, weight=make_weight(4, 8) * np.float16(512), name="y"), scale=64.0,
+            x=(3, 8))
+        yield make_example("matmul", _build_matmul, scale=64.0, x=(2, 3, 8), z=(2, 8, 8))
+        yield _make_conv_example("small", reason="partial sums stay within 32768")
+        yield _make_conv_example("not measured", measured=False, reason="not measured: give feeds or ranges")
+        yield _make_conv_example(
+            "large bias", bias=40000.0, measured=False,
+            reason="the bias reaches 4e+04, sums end at 32768; give feeds or ranges to set the scale")
+        yield make_example(
+            "far beyond", _build_matmul, scale=64.0, options={"margin": 1e6}, x=(2, 3, 8), z=(2, 8, 8),
+            reason="partial sums reach 3.132e+10 with the margin: no power of two in fp16 brings them back")
         yield make_example(
             "fp32",
             lambda x: Builder.relu(x=Builder.linear(x=x, weight=make_weight(4, 8, dtype=np.float32)), name="y"),
@@ -125,53 +126,25 @@ class BoundedAccumulation(Rewrite):
         )
 
 
-def _build_conv(bias: float = 32.0) -> Program:
-    shifts = np.full(4, bias, dtype=np.float16)
-    return build_program(
-        lambda x: Builder.conv(x=x, weight=make_weight(4, 8, 3, 3) * np.float16(64), bias=shifts, name="y"),
-        x=(1, 8, 6, 6),
-    )
-
-
-def _build_linear() -> Program:
-    return build_program(lambda x: Builder.linear(x=x, weight=make_weight(4, 8) * np.float16(512), name="y"), x=(3, 8))
-
-
-def _build_matmul() -> Program:
-    return build_program(lambda x, z: Builder.mul(x=Builder.matmul(x=x, y=z), y=np.float16(0.5), name="y"),
-                         x=(2, 3, 8), z=(2, 8, 8))
-
-
-def is_exactly_scalable(var: Var | None, exponent: int) -> bool:
-    """Return whether const `var` times 2**-exponent is exact in its own dtype, so that no small number loses bits."""
-    if var is None:
-        return True
-    if not is_const(var):
-        return False
-    array = np.asarray(var.val)
-    return bool(np.array_equal(_divide_by_power(array, exponent) * array.dtype.type(2**exponent), array))
-
-
-def build_scaled_op(mb: RewriteBuilder, op: Operation, exponent: int) -> Var:
+def _build_scaled_op(mb: RewriteBuilder, op: Operation, exponent: int) -> Var:
     """Rebuild `op` with its sums 2**exponent times smaller, and multiply the result back afterwards.
 
     The constant factor is scaled where that keeps every bit and `op` is its only reader; another reader would need the
     old constant beside the new one. Otherwise x is scaled by a mul before the op.
     """
-    names = _FACTOR_INPUTS[op.op_type]
     changed: dict[str, Any] = {}
-    constant = next((name for name in names if _is_only_reader(op, op.inputs[name])
-                     and is_exactly_scalable(op.inputs[name], exponent)), None)
-    if constant is not None:
-        changed[constant] = _scale_down_const(mb, op.inputs[constant], exponent)
+    scalable = [name for name in _FACTOR_INPUTS[op.op_type] if _is_only_reader(op, op.inputs[name])
+                and _is_exactly_scalable(op.inputs[name], exponent)]
+    if scalable:
+        changed[scalable[0]] = _scale_down_const(mb, op.inputs[scalable[0]], exponent)
     else:
         changed["x"] = mb.mul(x=op.inputs["x"], y=_make_power_of_two(op.inputs["x"], -exponent))
     bias = op.inputs.get("bias")
-    late = bias is not None and not is_exactly_scalable(bias, exponent)
+    add_bias_last = bias is not None and not _is_exactly_scalable(bias, exponent)
     if bias is not None:
-        changed["bias"] = None if late else _scale_down_const(mb, bias, exponent)
-    total: Var = mb.mul(x=rebuild_op(mb, op, **changed), y=_make_power_of_two(op.outputs[0], exponent))
-    return mb.add(x=total, y=mb.reshaped(bias, _compute_bias_shape(op))) if late else total
+        changed["bias"] = None if add_bias_last else _scale_down_const(mb, bias, exponent)
+    result: Var = mb.mul(x=rebuild_op(mb, op, **changed), y=_make_power_of_two(op.outputs[0], exponent))
+    return mb.add(x=result, y=mb.reshaped(bias, _compute_bias_shape(op))) if add_bias_last else result
 
 
 def _is_only_reader(op: Operation, var: Var) -> bool:
@@ -179,19 +152,26 @@ def _is_only_reader(op: Operation, var: Var) -> bool:
     return next(others, None) is None and not var.consuming_blocks
 
 
+def _is_exactly_scalable(var: Var, exponent: int) -> bool:
+    """Return whether `var` is a const that times 2**-exponent is exact in its own dtype: no small number loses bits."""
+    if not is_const(var):
+        return False
+    array = np.asarray(var.val)
+    return bool(np.array_equal(_divide_by_power(array, exponent) * array.dtype.type(2**exponent), array))
+
+
 def _scale_down_const(mb: RewriteBuilder, var: Var, exponent: int) -> Var:
     return mb.weight(var, f"over_{2**exponent}", lambda: _divide_by_power(np.asarray(var.val), exponent))
 
 
 def _divide_by_power(array: Array, exponent: int) -> Array:
-    made: Array = (array * array.dtype.type(2.0**-exponent)).astype(array.dtype)
-    return made
+    quotient: Array = (array * array.dtype.type(2.0**-exponent)).astype(array.dtype)
+    return quotient
 
 
 def _make_power_of_two(var: Var, exponent: int) -> np.generic:
-    kind = types.nptype_from_builtin(var.dtype)
-    made: np.generic = kind(2.0**exponent)
-    return made
+    power: np.generic = types.nptype_from_builtin(var.dtype)(2.0**exponent)
+    return power
 
 
 def _compute_bias_shape(op: Operation) -> tuple[int, ...]:
@@ -199,3 +179,13 @@ def _compute_bias_shape(op: Operation) -> tuple[int, ...]:
     if op.op_type == "linear":
         return (int(op.bias.shape[0]),)
     return (1, int(op.bias.shape[0]), *[1] * (op.x.rank - 2))
+
+
+def _make_conv_example(name: str, bias: float = 32.0, **settings: Any) -> Example:
+    weight, biases = make_weight(4, 8, 3, 3) * np.float16(64), np.full(4, bias, dtype=np.float16)
+    return make_example(
+        name, lambda x: Builder.conv(x=x, weight=weight, bias=biases, name="y"), x=(1, 8, 6, 6), **settings)
+
+
+def _build_matmul(x: Var, z: Var) -> Any:
+    return Builder.mul(x=Builder.matmul(x=x, y=z), y=np.float16(0.5), name="y")

@@ -10,8 +10,9 @@ from coremltools.converters.mil.mil import Operation, Var, types
 
 from ...ir.builder import RewriteBuilder
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite
-from ...rules.elementary_functions import ElementaryFunctions
-from ._elementary_functions import EVIDENCE, LOOKUP_TABLE_EVIDENCE, build_single_op, reject_if_inaccurate
+from ...passes.examples import make_op_example
+from ...rules.unsupported_ops import ElementaryFunctions
+from ._elementary_functions import EVIDENCE, LOOKUP_TABLE_EVIDENCE, reject_if_inaccurate
 
 _MAX_ERROR_ULPS = {"cosh": 2.07, "sinh": 3.27}
 "Largest error of the replacement in units in the last place, over all fp16 numbers."
@@ -54,28 +55,27 @@ class Hyperbolic(Rewrite):
     "Largest accepted error in units in the last place; cosh is off by 2.07, sinh by 3.27."
 
     def match(self, op: Operation) -> Hit | Miss:
+        error = _MAX_ERROR_ULPS[op.op_type]
         form = "u + 1 / (4 u), u = exp(|x|) / 2" if op.op_type == "cosh" else "tanh(x) * cosh(x)"
-        return reject_if_inaccurate(op, _MAX_ERROR_ULPS[op.op_type], self.max_error) or Hit(
-            op, note=form, ulps=_MAX_ERROR_ULPS[op.op_type]
-        )
+        return reject_if_inaccurate(op, error, self.max_error) or Hit(op, note=form, ulps=error)
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         x, half = hit.op.x, np.float16(0.5)
         root = mb.exp(x=mb.mul(x=mb.abs(x=x), y=half))
-        u = mb.mul(x=mb.mul(x=root, y=half), y=root)
-        cosh: Var = mb.add(x=u, y=mb.real_div(x=np.float16(0.25), y=u))
+        u = mb.mul(x=mb.mul(x=root, y=half), y=root)  # in this order it is finite wherever the result is
+        result: Var = mb.add(x=u, y=mb.real_div(x=np.float16(0.25), y=u))
         if hit.op.op_type == "sinh":
-            cosh = mb.mul(x=mb.tanh(x=x), y=cosh)
-        return cosh
+            result = mb.mul(x=mb.tanh(x=x), y=result)
+        return result
 
     def examples(self) -> Iterable[Example]:
-        yield Example("cosh", lambda: build_single_op("cosh"))
-        yield Example("sinh", lambda: build_single_op("sinh"))
-        yield Example("sinh near 0", lambda: build_single_op("sinh"), scale=0.01)
-        yield Example("cosh of large ones", lambda: build_single_op("cosh"), scale=6.0)
-        yield Example("sinh of large ones", lambda: build_single_op("sinh"), scale=6.0)
-        yield Example("flexible, for iOS15", lambda: build_single_op("sinh", None, 3, opset=ct.target.iOS15))
-        yield Example("fp32", lambda: build_single_op("cosh", dtype=types.fp32), reason=FP32_UNSUPPORTED_REASON)
-        yield Example("not good enough", lambda: build_single_op("sinh"), options={"max_error": 3.0},
-                      reason="off by up to 3.27 units in the last place, max_error=3")
-        yield Example("tanh", lambda: build_single_op("tanh"), reason="")
+        yield make_op_example("cosh", "cosh", (2, 8))
+        yield make_op_example("sinh", "sinh", (2, 8))
+        yield make_op_example("sinh near 0", "sinh", (2, 8), scale=0.01)
+        yield make_op_example("cosh of large ones", "cosh", (2, 8), scale=6.0)
+        yield make_op_example("sinh of large ones", "sinh", (2, 8), scale=6.0)
+        yield make_op_example("flexible, for iOS15", "sinh", (None, 3), opset=ct.target.iOS15)
+        yield make_op_example("fp32", "cosh", (2, 8), dtype=types.fp32, reason=FP32_UNSUPPORTED_REASON)
+        yield make_op_example("not good enough", "sinh", (2, 8), options={"max_error": 3.0},
+                              reason="off by up to 3.27 units in the last place, max_error=3")
+        yield make_op_example("tanh", "tanh", (2, 8), reason="")

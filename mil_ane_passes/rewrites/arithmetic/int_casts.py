@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from coremltools.converters.mil.mil import Block, Builder, Operation, Program, Var, types
+from coremltools.converters.mil.mil import Block, Builder, Operation, Var, types
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
 from ...ir.builder import RewriteBuilder
@@ -16,22 +16,21 @@ from ...ir.large_values import list_groups, merge_groups
 from ...ir.query import get_const_value, get_consumers, get_flat_inputs, get_type_info, is_const, is_opaque
 from ...passes.contract import BlockRewrite, Exactness, Example, Hit, Miss
 from ...passes.evidence import cite_m4_study
-from ...passes.examples import build_program, make_example
-from ...rules.int32_ops import Int32Ops
+from ...passes.examples import make_example
+from ...rules.dtypes import Int32Ops
 from ...utils.text_format import format_count
 
-__all__ = ["COMPARISON_OPS", "DATA_INPUTS", "MAX_EXACT_INTEGER", "find_fp16_obstacle", "find_int32_chains"]
-
-MAX_EXACT_INTEGER = 2048
+_MAX_EXACT_INTEGER = 2048
 "Magnitude up to which fp16 represents all integers."
-COMPARISON_OPS = frozenset({"equal", "not_equal", "less", "less_equal", "greater", "greater_equal"})
-DATA_INPUTS = ("x", "y", "a", "b", "values")
+_COMPARISON_OPS = frozenset({"equal", "not_equal", "less", "less_equal", "greater", "greater_equal"})
+_DATA_INPUTS = ("x", "y", "a", "b", "values")
 "Inputs with the values that are computed with; the other inputs are parameters."
 _DATA_MOVEMENT_OPS = frozenset({
     "concat", "expand_dims", "gather", "identity", "reduce_max", "reduce_min", "reshape", "reverse", "select",
     "slice_by_index", "slice_by_size", "split", "squeeze", "stack", "tile", "transpose",
 })
-IntegerRange = tuple[int, int]
+"Ops whose results are elements of their inputs."
+_IntegerRange = tuple[int, int]
 
 
 class IntCasts(BlockRewrite):
@@ -66,12 +65,12 @@ class IntCasts(BlockRewrite):
     )
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
-        for members in find_int32_chains(block):
-            if len(members) < 2 or not any(op.op_type == "cast" and op.x.dtype == types.bool for op in members):
+        for members in _find_int32_chains(block):
+            if len(members) < 2 or not any(map(_is_cast_from_bool, members)):
                 continue
-            wrong = find_fp16_obstacle(members)
-            if wrong is not None:
-                yield Miss(members[0], wrong)
+            obstacle = _find_fp16_obstacle(members)
+            if obstacle is not None:
+                yield Miss(members[0], obstacle)
                 continue
             yield Hit(
                 members[0],
@@ -81,35 +80,37 @@ class IntCasts(BlockRewrite):
             )
 
     def rewrite_block(self, hit: Hit, mb: RewriteBuilder) -> dict[Var, Var]:
-        now, replaced = dict[Var, Var](), dict[Var, Var]()
+        halves, replaced = dict[Var, Var](), dict[Var, Var]()
         for op in hit.members:
-            out = op.outputs[0]
+            output = op.outputs[0]
             with mb.at(op):
-                if op.op_type == "cast" and op.x.dtype == types.bool:
-                    now[out] = mb.cast(x=now.get(op.x, op.x), dtype="fp16")
-                elif op.op_type == "cast":
-                    again = out.dtype == types.fp16 and out.consuming_blocks and now[op.x] in replaced.values()
-                    now[out] = mb.identity(x=now[op.x]) if again else (
-                        now[op.x] if out.dtype == types.fp16 else mb.cast(x=now[op.x], dtype=op.dtype.val))
+                if _is_cast_from_bool(op):
+                    halves[output] = mb.cast(x=halves.get(op.x, op.x), dtype="fp16")
+                elif op.op_type != "cast":
+                    clone = clone_op(op, _bind_fp16_inputs(mb, op, halves))
+                    halves.update(zip(op.outputs, mb.insert(infer_outputs(clone, op))))
+                elif output.dtype != types.fp16:
+                    halves[output] = mb.cast(x=halves[op.x], dtype=op.dtype.val)
+                elif output.consuming_blocks and halves[op.x] in replaced.values():
+                    halves[output] = mb.identity(x=halves[op.x])  # one value cannot be two outputs
                 else:
-                    now.update(
-                        zip(op.outputs, mb.insert(infer_outputs(clone_op(op, _bind_fp16_inputs(mb, op, now)), op)))
-                    )
-            if op.op_type in COMPARISON_OPS or (op.op_type == "cast" and op.x.dtype != types.bool):
-                replaced[out] = now[out]
+                    halves[output] = halves[op.x]
+            if op.op_type in _COMPARISON_OPS or (op.op_type == "cast" and not _is_cast_from_bool(op)):
+                replaced[output] = halves[output]
         return replaced
 
     def examples(self) -> Iterable[Example]:
-        yield Example("truth by way of int32", lambda: _build_counted_bools(lambda i: i))
-        yield Example("a count", lambda: _build_counted_bools(lambda i: Builder.reduce_sum(x=i, axes=[0])))
-        yield Example("the others", lambda: _build_counted_bools(lambda i: Builder.sub(x=np.int32(1), y=i)))
-        yield Example("at least two", lambda: _build_counted_bools(lambda i: Builder.cast(x=Builder.greater_equal(
-            x=Builder.reduce_sum(x=i, axes=[0], keep_dims=True), y=np.int32(2)), dtype="int32")))
-        yield Example("far", lambda: _build_counted_bools(lambda i: Builder.mul(x=i, y=np.int32(3000), name="far")),
-                      reason="'far' may reach 3000, and fp16 counts up to 2048")
-        yield Example("negative", lambda: _build_counted_bools(lambda i: Builder.mul(x=i, y=np.int32(-1))),
-                      reason="a product with negative numbers may be -0.0")
-        yield Example("given integers", _build_integer_input, reason="'i' may be any integer")
+        yield _make_count_example("truth by way of int32", lambda i: i)
+        yield _make_count_example("a count", lambda i: Builder.reduce_sum(x=i, axes=[0]))
+        yield _make_count_example("the others", lambda i: Builder.sub(x=np.int32(1), y=i))
+        yield _make_count_example("at least two", lambda i: Builder.cast(
+            x=Builder.greater_equal(x=Builder.reduce_sum(x=i, axes=[0], keep_dims=True), y=np.int32(2)), dtype="int32"))
+        yield _make_count_example("far", lambda i: Builder.mul(x=i, y=np.int32(3000), name="far"),
+                                  reason="'far' may reach 3000, and fp16 counts up to 2048")
+        yield _make_count_example("negative", lambda i: Builder.mul(x=i, y=np.int32(-1)),
+                                  reason="a product with negative numbers may be -0.0")
+        yield make_example("given integers", _build_masked_integers, reason="'i' may be any integer", dtype=types.int32,
+                           i=(2, 3))
         yield make_example(
             "returned",
             lambda x: Builder.cast(
@@ -121,43 +122,90 @@ class IntCasts(BlockRewrite):
         yield make_example("plain", lambda x: Builder.relu(x=x, name="y"), reason="", x=(2, 3))
 
 
-def _bind_fp16_inputs(mb: RewriteBuilder, op: Operation, now: dict[Var, Var]) -> dict[str, Any]:
-    """Return the numeric inputs of `op`, in fp16."""
-    def half(var: Var) -> Var:
-        if not is_const(var) or var.dtype != types.int32:
-            return now.get(var, var)
-        made: Var = mb.once(("half", var), lambda: mb.const(val=np.asarray(var.val).astype(np.float16)[()],
-                                                            name=f"{var.name}_fp16"))
-        return made
-
-    given = {name: op.inputs[name] for name in (*DATA_INPUTS, "cond") if name in op.inputs}
-    return {name: tuple(map(half, var)) if isinstance(var, (list, tuple)) else half(var) for name, var in given.items()}
+def _is_cast_from_bool(op: Operation) -> bool:
+    return op.op_type == "cast" and bool(op.x.dtype == types.bool)
 
 
-def _build_counted_bools(middle: Any) -> Program:
-    def body(x: Var) -> Var:
-        whole = Builder.cast(x=Builder.greater(x=x, y=np.float16(0)), dtype="int32")
-        result: Var = Builder.cast(x=middle(whole), dtype="fp16", name="y")
-        return result
-
-    return build_program(body, x=(2, 3))
-
-
-def _build_integer_input() -> Program:
-    def body(i: Var) -> Var:
-        seen = Builder.cast(x=Builder.greater(x=i, y=np.int32(0)), dtype="int32")
-        result: Var = Builder.cast(x=Builder.mul(x=i, y=seen), dtype="fp16", name="y")
-        return result
-
-    return build_program(body, dtype=types.int32, i=(2, 3))
+def _find_int32_chains(block: Block) -> Iterable[list[Operation]]:
+    """Find the groups of ops connected by int32 values, each in program order, including single ops."""
+    groups: dict[Operation, list[Operation]] = {}
+    for op in block.operations:
+        if op.op_type == "const" or not any(map(_is_computed_int32, [*op.outputs, *get_flat_inputs(op)])):
+            continue
+        groups[op] = [op]
+        for var in get_flat_inputs(op):
+            if var.op in groups and _is_computed_int32(var):
+                merge_groups(groups, var.op, op)
+    return list_groups(groups)
 
 
-def _multiply_ranges(op: Operation, ranges: list[IntegerRange]) -> IntegerRange | str:
-    (low, high), (other, most) = ranges
-    return "a product with negative numbers may be -0.0" if min(low, other) < 0 else (low * other, high * most)
+def _is_computed_int32(var: Var) -> bool:
+    """Return whether `var` is int32 and not a constant."""
+    return not is_const(var) and not types.is_list(var.sym_type) and get_type_info(var).dtype == types.int32
 
 
-def _sum_range(op: Operation, ranges: list[IntegerRange]) -> IntegerRange | str:
+def _find_fp16_obstacle(members: Iterable[Operation]) -> str | None:
+    """Return why the chain cannot be computed in fp16, or None where every integer of it is exact in fp16."""
+    ranges: dict[Var, _IntegerRange] = {}
+    for op in members:
+        for var in op.outputs:
+            if _is_computed_int32(var) and (var.consuming_blocks or not get_consumers(var)):
+                return f"its integers are the output '{var.name}'"
+        bounds = _compute_range(op, ranges)
+        if isinstance(bounds, str):
+            return bounds
+        largest = _find_magnitude(bounds)
+        if largest > _MAX_EXACT_INTEGER:
+            return f"'{op.outputs[0].name}' may reach {largest}, and fp16 counts up to {_MAX_EXACT_INTEGER}"
+        ranges.update(dict.fromkeys(op.outputs, bounds))
+    return None
+
+
+def _compute_range(op: Operation, ranges: Mapping[Var, _IntegerRange]) -> _IntegerRange | str:
+    """Return the least and the largest integer of the result of `op`, or why they are not known.
+
+    For ops that end a chain it is the range of the operand that reaches furthest.
+    """
+    kind = op.op_type
+    if _is_cast_from_bool(op):
+        return 0, 1
+    if is_opaque(op) or (kind == "gather" and not is_const(op.indices)):
+        return f"a {kind} in it"
+    operands = [var for name in _DATA_INPUTS for var in _list_vars(op.inputs.get(name))]
+    unbounded = next((var for var in operands if _is_computed_int32(var) and var not in ranges), None)
+    if unbounded is not None:
+        return f"'{unbounded.name}' may be any integer"
+    bounds = [ranges[var] if var in ranges else _read_const_range(var) for var in operands]
+    if kind in _COMPARISON_OPS or (kind == "cast" and op.outputs[0].dtype in (types.fp16, types.fp32, types.bool)):
+        return max(bounds, key=_find_magnitude)
+    if kind in _DATA_MOVEMENT_OPS:
+        return min(low for low, _ in bounds), max(high for _, high in bounds)
+    return _RANGE_ARITHMETIC[kind](op, bounds) if kind in _RANGE_ARITHMETIC else f"a {kind} in it"
+
+
+def _find_magnitude(bounds: _IntegerRange) -> int:
+    return max(map(abs, bounds))
+
+
+def _list_vars(bound: Var | tuple[Var, ...] | list[Var] | None) -> list[Var]:
+    if bound is None:
+        return []
+    return list(bound) if isinstance(bound, (list, tuple)) else [bound]
+
+
+def _read_const_range(var: Var) -> _IntegerRange:
+    values = np.asarray(var.val) if is_const(var) else np.zeros(1)
+    return (int(values.min()), int(values.max())) if values.size else (0, 0)
+
+
+def _multiply_ranges(op: Operation, ranges: list[_IntegerRange]) -> _IntegerRange | str:
+    (low_x, high_x), (low_y, high_y) = ranges
+    if min(low_x, low_y) < 0:
+        return "a product with negative numbers may be -0.0"
+    return low_x * low_y, high_x * high_y
+
+
+def _sum_range(op: Operation, ranges: list[_IntegerRange]) -> _IntegerRange | str:
     axes = get_const_value(op.inputs.get("axes"))
     sizes = [op.x.shape[axis] for axis in (range(op.x.rank) if axes is None else axes)]
     if any(map(is_symbolic, sizes)):
@@ -166,72 +214,40 @@ def _sum_range(op: Operation, ranges: list[IntegerRange]) -> IntegerRange | str:
     return ranges[0][0] * count, ranges[0][1] * count
 
 
-_RANGE_ARITHMETIC: dict[str, Callable[[Operation, list[IntegerRange]], IntegerRange | str]] = {
+_RANGE_ARITHMETIC: dict[str, Callable[[Operation, list[_IntegerRange]], _IntegerRange | str]] = {
     "add": lambda op, r: (r[0][0] + r[1][0], r[0][1] + r[1][1]),
     "sub": lambda op, r: (r[0][0] - r[1][1], r[0][1] - r[1][0]),
     "maximum": lambda op, r: (max(r[0][0], r[1][0]), max(r[0][1], r[1][1])),
     "minimum": lambda op, r: (min(r[0][0], r[1][0]), min(r[0][1], r[1][1])),
     "abs": lambda op, r: (0, max(map(abs, r[0]))),
-    "mul": _multiply_ranges, "reduce_sum": _sum_range,
+    "mul": _multiply_ranges,
+    "reduce_sum": _sum_range,
 }
+"The range of an op's result from those of its operands, or why it is not known."
 
 
-def find_int32_chains(block: Block) -> Iterable[list[Operation]]:
-    """Find the groups of ops connected by int32 values, each in program order, including single ops."""
-    group: dict[Operation, list[Operation]] = {}
-    for op in block.operations:
-        if op.op_type == "const" or not any(map(is_computed_int32, [*op.outputs, *get_flat_inputs(op)])):
-            continue
-        group[op] = [op]
-        for var in get_flat_inputs(op):
-            if var.op in group and is_computed_int32(var):
-                merge_groups(group, var.op, op)
-    return list_groups(group)
+def _bind_fp16_inputs(mb: RewriteBuilder, op: Operation, halves: dict[Var, Var]) -> dict[str, Any]:
+    """Return the numeric inputs of `op`, in fp16."""
+    def convert(var: Var) -> Any:
+        if not is_const(var) or var.dtype != types.int32:
+            return halves.get(var, var)
+        return mb.once(
+            ("half", var), lambda: mb.const(val=np.asarray(var.val).astype(np.float16)[()], name=f"{var.name}_fp16"))
+
+    bound = {name: op.inputs[name] for name in (*_DATA_INPUTS, "cond") if name in op.inputs}
+    return {name: tuple(map(convert, var)) if isinstance(var, (list, tuple)) else convert(var)
+            for name, var in bound.items()}
 
 
-def is_computed_int32(var: Var) -> bool:
-    """Return whether `var` is int32 and not a constant."""
-    return not is_const(var) and not types.is_list(var.sym_type) and get_type_info(var).dtype == types.int32
+def _make_count_example(name: str, compute: Callable[[Var], Var], **settings: Any) -> Example:
+    """Make an example of `compute` on the int32 numbers that bools are cast to, cast to fp16."""
+    def body(x: Var) -> Any:
+        numbers = Builder.cast(x=Builder.greater(x=x, y=np.float16(0)), dtype="int32")
+        return Builder.cast(x=compute(numbers), dtype="fp16", name="y")
+
+    return make_example(name, body, x=(2, 3), **settings)
 
 
-def find_fp16_obstacle(members: Iterable[Operation]) -> str | None:
-    """Return why the chain cannot be computed in fp16, or None where every integer of it is exact in fp16."""
-    ranges: dict[Var, IntegerRange] = {}
-    for op in members:
-        for var in op.outputs:
-            if is_computed_int32(var) and (var.consuming_blocks or not get_consumers(var)):
-                return f"its integers are the output '{var.name}'"
-        found = _compute_range(op, ranges)
-        if isinstance(found, str):
-            return found
-        if max(map(abs, found)) > MAX_EXACT_INTEGER:
-            return f"'{op.outputs[0].name}' may reach {max(map(abs, found))}, and fp16 counts up to {MAX_EXACT_INTEGER}"
-        ranges.update(dict.fromkeys(op.outputs, found))
-    return None
-
-
-def _compute_range(op: Operation, ranges: Mapping[Var, IntegerRange]) -> IntegerRange | str:
-    kind = op.op_type
-    if kind == "cast" and op.x.dtype == types.bool:
-        return 0, 1
-    if is_opaque(op) or (kind == "gather" and not is_const(op.indices)):
-        return f"a {kind} in it"
-    given = [var for name in DATA_INPUTS for var in _list_vars(op.inputs.get(name))]
-    unknown = next((var for var in given if is_computed_int32(var) and var not in ranges), None)
-    if unknown is not None:
-        return f"'{unknown.name}' may be any integer"
-    read = [ranges[var] if var in ranges else _read_const_range(var) for var in given]
-    if kind in COMPARISON_OPS or (kind == "cast" and op.outputs[0].dtype in (types.fp16, types.fp32, types.bool)):
-        return max(read, key=lambda each: max(map(abs, each)))
-    if kind in _DATA_MOVEMENT_OPS:
-        return min(low for low, _ in read), max(high for _, high in read)
-    return _RANGE_ARITHMETIC[kind](op, read) if kind in _RANGE_ARITHMETIC else f"a {kind} in it"
-
-
-def _list_vars(bound: Var | tuple[Var, ...] | list[Var] | None) -> list[Var]:
-    return [] if bound is None else list(bound) if isinstance(bound, (list, tuple)) else [bound]
-
-
-def _read_const_range(var: Var) -> IntegerRange:
-    held = np.asarray(var.val) if is_const(var) else np.zeros(1)
-    return (int(held.min()), int(held.max())) if held.size else (0, 0)
+def _build_masked_integers(i: Var) -> Any:
+    mask = Builder.cast(x=Builder.greater(x=i, y=np.int32(0)), dtype="int32")
+    return Builder.cast(x=Builder.mul(x=i, y=mask), dtype="fp16", name="y")

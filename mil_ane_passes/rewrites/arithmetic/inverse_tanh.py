@@ -10,8 +10,9 @@ from coremltools.converters.mil.mil import Operation, Var, types
 
 from ...ir.builder import RewriteBuilder
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite
-from ...rules.elementary_functions import ElementaryFunctions
-from ._elementary_functions import EVIDENCE, build_single_op, reject_if_inaccurate
+from ...passes.examples import make_op_example
+from ...rules.unsupported_ops import ElementaryFunctions
+from ._elementary_functions import EVIDENCE, reject_if_inaccurate
 
 
 class InverseTanh(Rewrite):
@@ -57,28 +58,26 @@ class InverseTanh(Rewrite):
     "Largest accepted error in units in the last place; it is off by 2.97."
 
     def match(self, op: Operation) -> Hit | Miss:
-        return reject_if_inaccurate(op, 2.97, self.max_error) or Hit(op, note="x / (1 + |x|) * log(w) / (w - 1), "
-                                                                     "w = (1 - |x|) / (1 + |x|)")
+        return reject_if_inaccurate(op, self.ulps, self.max_error) or Hit(
+            op, note="x / (1 + |x|) * log(w) / (w - 1), w = (1 - |x|) / (1 + |x|)")
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
-        x, unit, minus = hit.op.x, np.float16(1), np.float16(-1)
-        size = mb.abs(x=x)
-        above = mb.add(x=size, y=unit)
-        w = mb.real_div(x=mb.sub(x=unit, y=size), y=above)
-        tiny = mb.equal(x=w, y=unit)
-        log = mb.select(cond=tiny, a=minus, b=mb.log(x=w, epsilon=np.float16(0)))
-        gap = mb.select(cond=tiny, a=minus, b=mb.sub(x=w, y=unit))
-        result: Var = mb.mul(x=x, y=mb.real_div(x=mb.real_div(x=log, y=gap), y=above))
+        x, one, minus_one = hit.op.x, np.float16(1), np.float16(-1)
+        magnitude = mb.abs(x=x)
+        above = mb.add(x=magnitude, y=one)
+        w = mb.real_div(x=mb.sub(x=one, y=magnitude), y=above)
+        is_one = mb.equal(x=w, y=one)  # where log(w) / (w - 1) would be 0 / 0, it is -1 / -1
+        log = mb.select(cond=is_one, a=minus_one, b=mb.log(x=w, epsilon=np.float16(0)))
+        distance = mb.select(cond=is_one, a=minus_one, b=mb.sub(x=w, y=one))
+        result: Var = mb.mul(x=x, y=mb.real_div(x=mb.real_div(x=log, y=distance), y=above))
         return result
 
     def examples(self) -> Iterable[Example]:
-        yield Example("op", lambda: build_single_op("atanh"), scale=0.4)
-        yield Example("within its domain", lambda: build_single_op("atanh"), within=1.0)
-        yield Example("small ones", lambda: build_single_op("atanh"), scale=0.001)
-        yield Example(
-            "flexible, for iOS15", lambda: build_single_op("atanh", None, 3, opset=ct.target.iOS15), within=0.9
-        )
-        yield Example("fp32", lambda: build_single_op("atanh", dtype=types.fp32), reason=FP32_UNSUPPORTED_REASON)
-        yield Example("not good enough", lambda: build_single_op("atanh"), options={"max_error": 2.5},
-                      reason="off by up to 2.97 units in the last place, max_error=2.5")
-        yield Example("tanh", lambda: build_single_op("tanh"), reason="")
+        yield make_op_example("op", "atanh", (2, 8), scale=0.4)
+        yield make_op_example("within its domain", "atanh", (2, 8), within=1.0)
+        yield make_op_example("small ones", "atanh", (2, 8), scale=0.001)
+        yield make_op_example("flexible, for iOS15", "atanh", (None, 3), opset=ct.target.iOS15, within=0.9)
+        yield make_op_example("fp32", "atanh", (2, 8), dtype=types.fp32, reason=FP32_UNSUPPORTED_REASON)
+        yield make_op_example("not good enough", "atanh", (2, 8), options={"max_error": 2.5},
+                              reason="off by up to 2.97 units in the last place, max_error=2.5")
+        yield make_op_example("tanh", "tanh", (2, 8), reason="")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 from coremltools.converters.mil.mil import Operation, Var
@@ -12,12 +13,13 @@ from ...passes.contract import Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_m4_study
 from ...passes.examples import build_mask_program
 from ...passes.targets import Gate
-from ...rules.logical_ops import LogicalOps
+from ...rules.unsupported_ops import LogicalOps
 
 _M4_ONLY = Gate(first="m4", last="m4")
 _MAX_CONST_ELEMENTS = 32768
 "Most elements of a constant mask that is stored as numbers, in 65536 bytes; a larger one is cast at run time."
 _ARITHMETIC_OPS = {"logical_and": "mul", "logical_or": "maximum", "logical_xor": "sub"}
+"Ops on 0 and 1 that give 0 exactly where the result is false; the difference of xor is squared, as it may be -1."
 
 
 class LogicalAsArithmetic(Rewrite):
@@ -62,17 +64,16 @@ class LogicalAsArithmetic(Rewrite):
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         op = hit.op
 
-        def number(var: Var) -> Var:
-            known = var.val is not None and np.size(var.val) <= _MAX_CONST_ELEMENTS
-            made: Var = mb.once(("number", var), lambda: (
-                mb.const(val=np.asarray(var.val, np.float16)) if known else mb.cast(x=var, dtype="fp16")))
-            return made
+        def convert_to_number(var: Var) -> Any:
+            if var.val is not None and np.size(var.val) <= _MAX_CONST_ELEMENTS:
+                return mb.once(("number", var), lambda: mb.const(val=np.asarray(var.val, np.float16)))
+            return mb.once(("number", var), lambda: mb.cast(x=var, dtype="fp16"))
 
-        result = getattr(mb, _ARITHMETIC_OPS[op.op_type])(x=number(op.x), y=number(op.y))
+        number = getattr(mb, _ARITHMETIC_OPS[op.op_type])(x=convert_to_number(op.x), y=convert_to_number(op.y))
         if op.op_type == "logical_xor":
-            result = mb.mul(x=result, y=result)
-        built: Var = mb.not_equal(x=result, y=np.float16(0))
-        return built
+            number = mb.mul(x=number, y=number)
+        result: Var = mb.not_equal(x=number, y=np.float16(0))
+        return result
 
     def examples(self) -> Iterable[Example]:
         yield Example("or", lambda: build_mask_program("logical_or"))

@@ -10,28 +10,19 @@ from typing import Any
 
 import coremltools as ct
 import numpy as np
-from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+from coremltools.converters.mil.mil import Builder, Operation, Var, types
 
 from ...ir.builder import RewriteBuilder
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_m4_study
-from ...passes.examples import build_program, make_example
-from ...rules.modulo import Modulo
+from ...passes.examples import make_example, make_op_example
+from ...rules.unsupported_ops import Modulo
 
-__all__ = [
-    "MAX_DIVISOR",
-    "MIN_DIVISOR",
-    "DivisionStep",
-    "build_remainder",
-    "build_remainder_by_fraction",
-    "build_remainder_by_integer",
-    "plan_division_steps",
-]
-
-
-_WHOLE_DIVISORS = tuple(2.0**exponent for exponent in range(6))
+_INTEGER_DIVISORS = tuple(2.0**exponent for exponent in range(6))
+"Integers by which a quotient is exact in one step: x / d and its floor keep all bits that count."
 _FRACTION_DIVISORS = tuple(2.0**-exponent for exponent in range(1, 15))
-MIN_DIVISOR, MAX_DIVISOR = 2.0**-14, 2.0**14
+"Fractions by which the quotient of a number of at most 1/2 is exact in one step."
+_MIN_DIVISOR, _MAX_DIVISOR = 2.0**-14, 2.0**14
 "Supported range of divisors: their inverses are normal numbers."
 _FP16_MAX = 65504.0
 "The largest finite number of fp16."
@@ -85,42 +76,45 @@ class ModuloByFloor(Rewrite):
             return Miss(op, FP32_UNSUPPORTED_REASON)
         if op.y.val is None:
             return Miss(op, "the divisor is known only at run time: no quotient of two fp16 numbers is exact")
-        held = np.asarray(op.y.val)
-        if held.size == 0 or np.ptp(held) != 0 or op.outputs[0].shape != op.x.shape:
+        divisors = np.asarray(op.y.val)
+        if divisors.size == 0 or np.ptp(divisors) != 0 or op.outputs[0].shape != op.x.shape:
             return Miss(op, "the divisor is not one number for all of x")
-        divisor = float(held.flat[0])
-        size = abs(divisor)
-        if not MIN_DIVISOR <= size <= MAX_DIVISOR:
+        divisor = float(divisors.flat[0])
+        magnitude = abs(divisor)
+        if not _MIN_DIVISOR <= magnitude <= _MAX_DIVISOR:
             return Miss(op, f"a remainder by {divisor:g}: divisors from 2^-14 to 2^14 are taken")
-        steps = [] if size in (*_WHOLE_DIVISORS, *_FRACTION_DIVISORS) else plan_division_steps(size, self.periods)
-        ops = (sum(step.ops for step in steps) + 4) if steps else _count_direct_ops(size)
-        if ops > self.max_steps:
-            return Miss(op, f"a remainder by {divisor:g} takes {ops} ops, max_steps={self.max_steps}")
-        most = self.periods * size if self.periods else math.inf
-        return Hit(op, note=f"a remainder by {divisor:g}", steps=steps, divisor=divisor, within=(0.0, most))
+        exact = magnitude in (*_INTEGER_DIVISORS, *_FRACTION_DIVISORS)
+        steps = [] if exact else _plan_division_steps(magnitude, self.periods)
+        op_count = _count_exact_ops(magnitude) if exact else sum(step.op_count for step in steps) + 4
+        if op_count > self.max_steps:
+            return Miss(op, f"a remainder by {divisor:g} takes {op_count} ops, max_steps={self.max_steps}")
+        largest = self.periods * magnitude if self.periods else math.inf
+        return Hit(op, note=f"a remainder by {divisor:g}", steps=steps, divisor=divisor, within=(0.0, largest))
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
-        x, size = hit.op.x, abs(hit.divisor)
+        x, magnitude = hit.op.x, abs(hit.divisor)
         if hit.divisor < 0:  # x mod -d is -(-x mod d)
             x = mb.mul(x=x, y=np.float16(-1))
-        rest = (build_remainder(mb, x, hit.steps) if hit.steps else build_remainder_by_integer(mb, x, size) if size >= 1
-                else build_remainder_by_fraction(mb, x, size))
+        if hit.steps:
+            rest = _build_remainder_in_steps(mb, x, hit.steps)
+        elif magnitude >= 1:
+            rest = _build_remainder_by_integer(mb, x, magnitude)
+        else:
+            rest = _build_remainder_by_fraction(mb, x, magnitude)
         return rest if hit.divisor > 0 else mb.mul(x=rest, y=np.float16(-1))
 
     def examples(self) -> Iterable[Example]:
-        yield Example("by 1", lambda: _build_mod(1))
-        yield Example("by 4, for iOS15", lambda: _build_mod(4, opset=ct.target.iOS15), scale=10.0)
-        yield Example("by a quarter", lambda: _build_mod(0.25))
-        yield Example("by a turn", lambda: _build_mod(2 * math.pi), scale=10.0)
-        yield Example("by 360", lambda: _build_mod(360), scale=1000.0)
-        yield Example("by a negative number", lambda: _build_mod(-3), scale=10.0)
-        yield Example("by a negative power of two", lambda: _build_mod(-2), scale=10.0)
-        yield Example("three periods", lambda: _build_mod(2 * math.pi), options={"periods": 3}, scale=5.0, within=18.8)
-        yield Example("a constant of many equal numbers", lambda: _build_mod(np.full((1, 8), 10)), scale=30.0)
-        yield Example("by 0", lambda: _build_mod(0), reason="a remainder by 0: divisors from 2^-14 to 2^14 are taken")
-        yield Example(
-            "by several", lambda: _build_mod(np.arange(1, 9)), reason="the divisor is not one number for all of x"
-        )
+        yield _make_mod_example("by 1", 1)
+        yield _make_mod_example("by 4, for iOS15", 4, opset=ct.target.iOS15, scale=10.0)
+        yield _make_mod_example("by a quarter", 0.25)
+        yield _make_mod_example("by a turn", 2 * math.pi, scale=10.0)
+        yield _make_mod_example("by 360", 360, scale=1000.0)
+        yield _make_mod_example("by a negative number", -3, scale=10.0)
+        yield _make_mod_example("by a negative power of two", -2, scale=10.0)
+        yield _make_mod_example("three periods", 2 * math.pi, options={"periods": 3}, scale=5.0, within=18.8)
+        yield _make_mod_example("a constant of many equal numbers", np.full((1, 8), 10), scale=30.0)
+        yield _make_mod_example("by 0", 0, reason="a remainder by 0: divisors from 2^-14 to 2^14 are taken")
+        yield _make_mod_example("by several", np.arange(1, 9), reason="the divisor is not one number for all of x")
         yield make_example(
             "at run time",
             lambda x, z: Builder.mod(x=x, y=z, name="y"),
@@ -128,31 +122,24 @@ class ModuloByFloor(Rewrite):
             x=(2, 3),
             z=(1, 3),
         )
-        yield Example("many steps", lambda: _build_mod(0.1), options={"max_steps": 24},
-                      reason="a remainder by 0.0999756 takes 37 ops, max_steps=24")
-        yield Example("a power of two in more ops than allowed", lambda: _build_mod(4), options={"max_steps": 4},
-                      reason="a remainder by 4 takes 5 ops, max_steps=4")
-        yield Example("a power of two in as many", lambda: _build_mod(4), options={"max_steps": 5}, scale=10.0)
-        yield make_example(
-            "integers",
-            lambda x: Builder.mod(x=x, y=np.int32(3), name="y"),
-            reason="computes on integers",
-            dtype=types.int32,
-            x=(2, 3),
-        )
+        yield _make_mod_example("many steps", 0.1, options={"max_steps": 24},
+                                reason="a remainder by 0.0999756 takes 37 ops, max_steps=24")
+        yield _make_mod_example("a power of two in more ops than allowed", 4, options={"max_steps": 4},
+                                reason="a remainder by 4 takes 5 ops, max_steps=4")
+        yield _make_mod_example("a power of two in as many", 4, options={"max_steps": 5}, scale=10.0)
+        yield make_op_example("integers", "mod", (2, 3), {"y": np.int32(3)}, dtype=types.int32,
+                              reason="computes on integers")
 
 
-def _count_direct_ops(size: float) -> int:
-    """Count the ops of a remainder by a power of two that needs no steps."""
-    return 2 if size == 1 else 5 if size > 1 else 6
-
-
-def _build_mod(divisor: Any, opset: Any = ct.target.iOS17) -> Program:
-    return build_program(lambda x: Builder.mod(x=x, y=np.float16(divisor), name="y"), opset=opset, x=(2, 8))
+def _count_exact_ops(magnitude: float) -> int:
+    """Count the ops of a remainder by a power of two that is exact in one step."""
+    if magnitude == 1:
+        return 2
+    return 5 if magnitude > 1 else 6
 
 
 @dataclass(frozen=True)
-class DivisionStep:
+class _DivisionStep:
     """A division with remainder: the divisor, its inverse, and the pieces to subtract times the quotient."""
 
     divisor: float
@@ -160,37 +147,40 @@ class DivisionStep:
     pieces: tuple[float, ...]
 
     @property
-    def ops(self) -> int:
+    def op_count(self) -> int:
         return 5 + 2 * len(self.pieces)
 
 
-def plan_division_steps(divisor: float, periods: int) -> list[DivisionStep]:
+def _plan_division_steps(divisor: float, periods: int) -> list[_DivisionStep]:
     """Plan the steps for a positive `divisor`, of numbers of up to `periods` times it (0: all), with the fewest ops."""
-    reach = min(_FP16_MAX, periods * divisor) if periods else _FP16_MAX
-    bits = max(1, math.ceil(math.log2(reach / divisor * (1 + 2.0**-9))))
-    plans = [_split_quotient_bits(divisor, bits, count) for count in range(-(-bits // _MAX_QUOTIENT_BITS), bits + 1)]
-    return min(plans, key=lambda plan: sum(step.ops for step in plan))
+    largest = min(_FP16_MAX, periods * divisor) if periods else _FP16_MAX
+    bits = max(1, math.ceil(math.log2(largest / divisor * (1 + 2.0**-9))))  # of the quotient, rounded up
+    fewest = math.ceil(bits / _MAX_QUOTIENT_BITS)
+    plans = [_split_quotient_bits(divisor, bits, count) for count in range(fewest, bits + 1)]
+    return min(plans, key=lambda plan: sum(step.op_count for step in plan))
 
 
-def _split_quotient_bits(divisor: float, bits: int, count: int) -> list[DivisionStep]:
+def _split_quotient_bits(divisor: float, bits: int, count: int) -> list[_DivisionStep]:
     """Plan `count` steps, the largest divisor first, each for about as many bits of the quotient."""
     ends = [bits * number // count for number in range(count, -1, -1)]
     return [_make_division_step(divisor * 2.0**low, high - low) for high, low in pairwise(ends)]
 
 
-def _make_division_step(divisor: float, bits: int) -> DivisionStep:
+def _make_division_step(divisor: float, bits: int) -> _DivisionStep:
+    """Make the step for a quotient of `bits` bits: its product with each piece of the divisor is an fp16 number."""
     inverse = np.float16(1 / divisor)
-    if float(inverse) * divisor < 1:
+    if float(inverse) * divisor < 1:  # rounded up, so that the quotient of a multiple is not one too small
         inverse = np.nextafter(inverse, np.float16(np.inf))
-    width, rest, pieces = _SIGNIFICAND_BITS - ((1 << bits) + 1).bit_length(), divisor, []
+    width = _SIGNIFICAND_BITS - ((1 << bits) + 1).bit_length()
+    rest, pieces = divisor, []
     while rest:
         mantissa, exponent = math.frexp(rest)
         pieces.append(math.ldexp(math.floor(math.ldexp(mantissa, width)), exponent - width))
         rest -= pieces[-1]
-    return DivisionStep(divisor, float(inverse), tuple(pieces))
+    return _DivisionStep(divisor, float(inverse), tuple(pieces))
 
 
-def build_remainder(mb: RewriteBuilder, x: Var, steps: list[DivisionStep]) -> Var:
+def _build_remainder_in_steps(mb: RewriteBuilder, x: Var, steps: list[_DivisionStep]) -> Var:
     """Build `x` mod the last step's divisor.
 
     The exact remainder is at least 0 and less than the divisor; rounded, it may be the divisor.
@@ -213,7 +203,7 @@ def _add_if_negative(mb: RewriteBuilder, x: Var, by: np.float16) -> Var:
     return raised
 
 
-def build_remainder_by_integer(mb: RewriteBuilder, x: Var, divisor: float) -> Var:
+def _build_remainder_by_integer(mb: RewriteBuilder, x: Var, divisor: float) -> Var:
     """Build `x` mod 1, 2, 4, ... 32 as x - d floor(floor(x) / d); the inner floor avoids underflow of small
     quotients."""
     quotient = mb.floor(x=x)
@@ -224,9 +214,13 @@ def build_remainder_by_integer(mb: RewriteBuilder, x: Var, divisor: float) -> Va
     return rest
 
 
-def build_remainder_by_fraction(mb: RewriteBuilder, x: Var, divisor: float) -> Var:
+def _build_remainder_by_fraction(mb: RewriteBuilder, x: Var, divisor: float) -> Var:
     """Build `x` mod 1/2, 1/4, ...: integers are subtracted first, as the quotient of all of x may be infinite."""
     near = mb.sub(x=x, y=mb.round(x=x))
     quotient = mb.floor(x=mb.mul(x=near, y=np.float16(1 / divisor)))
     rest: Var = mb.sub(x=near, y=mb.mul(x=quotient, y=np.float16(divisor)))
     return rest
+
+
+def _make_mod_example(name: str, divisor: Any, **settings: Any) -> Example:
+    return make_op_example(name, "mod", (2, 8), {"y": np.float16(divisor)}, **settings)

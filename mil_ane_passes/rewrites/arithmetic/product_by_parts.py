@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
 
-from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+from coremltools.converters.mil.mil import Operation, Var, types
 
 from ...ir.builder import RewriteBuilder
 from ...ir.query import get_const_value, is_symbolic
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_m4_study
-from ...passes.examples import build_program
-from ...rules.product import Product
+from ...passes.examples import make_op_example
+from ...rules.unsupported_ops import Product
 
 
 class ProductByParts(Rewrite):
@@ -60,59 +59,55 @@ class ProductByParts(Rewrite):
         if op.x.dtype != types.fp16:
             return Miss(op, FP32_UNSUPPORTED_REASON)
         axes = _read_reduced_axes(op)
-        lost = [axis for axis in axes if is_symbolic(op.x.shape[axis])]
-        if lost:
-            return Miss(op, f"the number of elements along axis {lost[0]} is known only at run time")
+        symbolic = [axis for axis in axes if is_symbolic(op.x.shape[axis])]
+        if symbolic:
+            return Miss(op, f"the number of elements along axis {symbolic[0]} is known only at run time")
         count = math.prod(int(op.x.shape[axis]) for axis in axes)
         if count > self.max_parts:
             return Miss(op, f"a product of {count} elements, rounded {count - 1} times; max_parts={self.max_parts}")
         return Hit(op, note=f"a product of {count} elements, rounded {max(count - 1, 0)} times", axes=axes)
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
-        op, total = hit.op, hit.op.x
+        op, product = hit.op, hit.op.x
         for axis in hit.axes:
-            total = _multiply_along_axis(mb, total, axis)
+            product = _multiply_along_axis(mb, product, axis)
         if get_const_value(op.keep_dims, False) or not hit.axes:
-            return total
-        narrow: Var = mb.squeeze(x=total, axes=hit.axes)
-        return narrow
+            return product
+        squeezed: Var = mb.squeeze(x=product, axes=hit.axes)
+        return squeezed
 
     def examples(self) -> Iterable[Example]:
-        yield Example("odd", lambda: _build_product((2, 5), axes=[-1]), within=8.0)
-        yield Example("even", lambda: _build_product((2, 8, 3), axes=[1], keep_dims=True), within=4.0)
-        yield Example("all", lambda: _build_product((2, 3)), within=6.0)
-        yield Example("all, kept", lambda: _build_product((2, 3), keep_dims=True), within=6.0)
-        yield Example("apart", lambda: _build_product((2, 5, 3), axes=[2, 0]), within=6.0)
-        yield Example("one element", lambda: _build_product((4, 1), axes=[1]))
-        yield Example("one element, kept", lambda: _build_product((4, 1), axes=[1], keep_dims=True))
-        yield Example("long", lambda: _build_product((3, 37), axes=[1]), options={"max_parts": 64}, within=1.0)
-        yield Example("too long", lambda: _build_product((2, 9), axes=[1]),
-                      reason="a product of 9 elements, rounded 8 times; max_parts=8")
-        yield Example("flexible", lambda: _build_product((2, None), axes=[1]),
-                      reason="the number of elements along axis 1 is known only at run time")
-        yield Example("fp32", lambda: _build_product((2, 3), types.fp32), reason=FP32_UNSUPPORTED_REASON)
-        yield Example("integers", lambda: _build_product((2, 3), types.int32, axes=[0]), reason="computes on integers")
+        yield make_op_example("odd", "reduce_prod", (2, 5), {"axes": [-1]}, within=8.0)
+        yield make_op_example("even", "reduce_prod", (2, 8, 3), {"axes": [1], "keep_dims": True}, within=4.0)
+        yield make_op_example("all", "reduce_prod", (2, 3), within=6.0)
+        yield make_op_example("all, kept", "reduce_prod", (2, 3), {"keep_dims": True}, within=6.0)
+        yield make_op_example("apart", "reduce_prod", (2, 5, 3), {"axes": [2, 0]}, within=6.0)
+        yield make_op_example("one element", "reduce_prod", (4, 1), {"axes": [1]})
+        yield make_op_example("one element, kept", "reduce_prod", (4, 1), {"axes": [1], "keep_dims": True})
+        yield make_op_example("long", "reduce_prod", (3, 37), {"axes": [1]}, options={"max_parts": 64}, within=1.0)
+        yield make_op_example("too long", "reduce_prod", (2, 9), {"axes": [1]},
+                              reason="a product of 9 elements, rounded 8 times; max_parts=8")
+        yield make_op_example("flexible", "reduce_prod", (2, None), {"axes": [1]},
+                              reason="the number of elements along axis 1 is known only at run time")
+        yield make_op_example("fp32", "reduce_prod", (2, 3), dtype=types.fp32, reason=FP32_UNSUPPORTED_REASON)
+        yield make_op_example("integers", "reduce_prod", (2, 3), {"axes": [0]}, dtype=types.int32,
+                              reason="computes on integers")
 
 
 def _read_reduced_axes(op: Operation) -> list[int]:
     """Return the axes that `op` reduces, each once, counted from the front; an empty list of axes reduces none."""
-    rank = op.x.rank
-    given = get_const_value(op.axes)
-    return sorted({axis % rank for axis in (range(rank) if given is None else given)})
+    rank, axes = op.x.rank, get_const_value(op.axes)
+    return sorted({axis % rank for axis in (range(rank) if axes is None else axes)})
 
 
 def _multiply_along_axis(mb: RewriteBuilder, x: Var, axis: int) -> Var:
     """Build the products along `axis`, which keeps one element: halves are multiplied, and odd elements at the end."""
-    over: list[Var] = []
+    odd_elements: list[Var] = []
     while x.shape[axis] > 1:
         half, odd = divmod(int(x.shape[axis]), 2)
         first, second, *rest = mb.split(x=x, split_sizes=[half, half, 1] if odd else [half, half], axis=axis)
-        over += rest
+        odd_elements += rest
         x = mb.mul(x=first, y=second)
-    for each in over:
-        x = mb.mul(x=x, y=each)
+    for element in odd_elements:
+        x = mb.mul(x=x, y=element)
     return x
-
-
-def _build_product(shape: tuple[int | None, ...], dtype: Any = types.fp16, **options: Any) -> Program:
-    return build_program(lambda x: Builder.reduce_prod(x=x, name="y", **options), dtype=dtype, x=shape)

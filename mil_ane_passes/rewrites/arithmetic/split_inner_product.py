@@ -6,18 +6,17 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+from coremltools.converters.mil.mil import Builder, Operation, Var, types
 
 from ...ane.limits import collect_evidence, find_limit
-from ...ir.builder import RewriteBuilder
+from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.query import get_const_value, is_compressed, is_const, is_symbolic
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite
-from ...passes.examples import build_program, make_example, make_weight
+from ...passes.examples import make_example, make_weight
 from ...passes.targets import format_generations
-from ...rules.matmul_inner_dimension import MatmulInnerDimension
+from ...rules.shapes import MatmulInnerDimension
 from .._target_gate import describe_supporting_targets, find_limiting_generations
 from .._weights import find_slicing_obstacle, slice_weight, split_evenly
-from ..convolution._conv_1d_lifting import rebuild_op
 
 
 class SplitInnerProduct(Rewrite):
@@ -64,24 +63,26 @@ class SplitInnerProduct(Rewrite):
         inner = op.x.shape[axis_x] if op.x.rank else 1
         if is_symbolic(inner):
             return Miss(op, "the inner dimension is symbolic", near=False)
-        refused = find_limiting_generations("matmul-inner", int(inner), self.generations)
-        if not refused:
+        limited = find_limiting_generations("matmul-inner", int(inner), self.generations)
+        if not limited:
             return Miss(op, "fits", near=False)
-        helped = [each for each in refused if not find_limiting_generations("spatial", int(inner), [each])]
-        if not helped:
+        # Where the operand itself is too long, so is the value that parts would be sliced from.
+        fixable = [each for each in limited if not find_limiting_generations("spatial", int(inner), [each])]
+        if not fixable:
             return Miss(
                 op,
-                f"an operand that is {inner} long is unsupported on {format_generations(refused)}, and so are slices "
+                f"an operand that is {inner} long is unsupported on {format_generations(limited)}, and so are slices "
                 f"of it",
             )
-        if len(refused) < len(self.generations) and not self.always:
-            return Miss(op, describe_supporting_targets(self.generations, refused))
-        most = min(bound.most for each in helped if (bound := find_limit("matmul-inner", [each])))
-        parts = split_evenly(int(inner), most)
+        if len(limited) < len(self.generations) and not self.always:
+            return Miss(op, describe_supporting_targets(self.generations, limited))
+        longest = min(bound.most for each in fixable if (bound := find_limit("matmul-inner", [each])))
+        parts = split_evenly(int(inner), longest)
         reason = self._find_operand_obstacle(op, len(parts))
-        return Miss(op, reason) if reason else Hit(
-            op, parts=parts, axes=(axis_x, axis_y),
-            note=f"inner dimension {inner} in {len(parts)} parts of {most} at most")
+        if reason:
+            return Miss(op, reason)
+        return Hit(op, parts=parts, axes=(axis_x, axis_y),
+                   note=f"inner dimension {inner} in {len(parts)} parts of {longest} at most")
 
     def _find_operand_obstacle(self, op: Operation, count: int) -> str:
         if op.x.dtype != types.fp16:
@@ -99,14 +100,16 @@ class SplitInnerProduct(Rewrite):
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Any:
         op, parts = hit.op, hit.parts
-        total: Any = None
-        cut: dict[str, list[Var]] = {}
+        slices: dict[str, list[Var]] = {}
         for (name, var), axis in zip(_get_operands(op).items(), hit.axes):
-            cut[name] = [slice_weight(mb, var, axis, *part) for part in parts] if is_const(var) else list(mb.split(
-                x=var, split_sizes=[stop - start for start, stop in parts], axis=axis))
+            if is_const(var):
+                slices[name] = [slice_weight(mb, var, axis, *part) for part in parts]
+            else:
+                slices[name] = mb.split(x=var, split_sizes=[stop - start for start, stop in parts], axis=axis)
+        total: Any = None
         for number in range(len(parts)):
-            changes: dict[str, Any] = {name: pieces[number] for name, pieces in cut.items()}
-            if number and op.op_type == "linear":
+            changes: dict[str, Any] = {name: operands[number] for name, operands in slices.items()}
+            if number and op.op_type == "linear":  # the bias is added once
                 changes["bias"] = mb.once(("no bias", op.outputs[0].shape[-1]), lambda: mb.const(
                     val=np.zeros(op.weight.shape[0], np.float16), name="no_bias"))
             term = rebuild_op(mb, op, **changes)
@@ -114,7 +117,8 @@ class SplitInnerProduct(Rewrite):
         return total
 
     def examples(self) -> Iterable[Example]:
-        yield Example("two computed", lambda: _build_matmul((1, 40000, 2), (1, 40000, 3), transpose_x=True), within=1.0)
+        yield make_example("two computed", lambda x, z: Builder.matmul(x=x, y=z, transpose_x=True, name="y"),
+                           within=1.0, x=(1, 40000, 2), z=(1, 40000, 3))
         yield make_example(
             "linear",
             lambda x: Builder.linear(
@@ -126,14 +130,25 @@ class SplitInnerProduct(Rewrite):
             within=1.0,
             x=(3, 4),
         )
-        yield Example(
+        yield make_example(
             "taken on M4",
-            lambda: _build_matmul((2, 20000), (20000, 2)),
+            lambda x, z: Builder.matmul(x=x, y=z, name="y"),
             reason="an operand that is 20000 long is unsupported on A12, A13, M1, M2 and M3, and so are slices of it",
+            x=(2, 20000), z=(20000, 2),
         )
-        yield Example("fits", lambda: _build_matmul((2, 16384), (16384, 2)), reason="fits")
-        yield Example("read whole", _build_shared_weight, options={"max_bytes": 0},
-                      reason="the weight 'w' is read whole as well: its pieces would add 132.0 kB, above max_bytes=0")
+        yield make_example("fits", lambda x, z: Builder.matmul(x=x, y=z, name="y"), reason="fits",
+                           x=(2, 16384), z=(16384, 2))
+        yield make_example(
+            "read whole", _build_shared_weight, options={"max_bytes": 0}, x=(2, 33000),
+            reason="the weight 'w' is read whole as well: its pieces would add 132.0 kB, above max_bytes=0")
+
+
+def _find_inner_axes(op: Operation) -> tuple[int, int]:
+    """Return the axes that are summed over, counted from the end, as a split needs them."""
+    if op.op_type == "linear":
+        return -1, -1
+    transpose_x, transpose_y = (get_const_value(op.inputs.get(name), False) for name in ("transpose_x", "transpose_y"))
+    return -2 if transpose_x and op.x.rank > 1 else -1, -1 if transpose_y or op.y.rank < 2 else -2
 
 
 def _get_operands(op: Operation) -> dict[str, Var]:
@@ -143,27 +158,12 @@ def _get_operands(op: Operation) -> dict[str, Var]:
 
 def _is_summed_alike(op: Operation, other: Operation) -> bool:
     """Return whether `other` sums over the same axes, and has the constant operand of `op` as the same input."""
-    own, its = (_get_operands(each) for each in (op, other))
+    operands = _get_operands(other)
     return _find_inner_axes(op) == _find_inner_axes(other) and all(
-        its[name] is var for name, var in own.items() if is_const(var)
+        operands[name] is var for name, var in _get_operands(op).items() if is_const(var)
     )
 
 
-def _find_inner_axes(op: Operation) -> tuple[int, int]:
-    """Return the axes that are summed over, counted from the end, as a split needs them."""
-    if op.op_type == "linear":
-        return -1, -1
-    rows, columns = (get_const_value(op.inputs.get(name), False) for name in ("transpose_x", "transpose_y"))
-    return -2 if rows and op.x.rank > 1 else -1, -1 if columns or op.y.rank < 2 else -2
-
-
-def _build_matmul(one: tuple[int, ...], other: tuple[int, ...], **given: bool) -> Program:
-    return build_program(lambda x, z: Builder.matmul(x=x, y=z, name="y", **given), x=one, z=other)
-
-
-def _build_shared_weight() -> Program:
-    def body(x: Var) -> list[Var]:
-        held = Builder.const(val=make_weight(2, 33000), name="w")
-        return [Builder.linear(x=x, weight=held), Builder.mul(x=x, y=held)]
-
-    return build_program(body, x=(2, 33000))
+def _build_shared_weight(x: Var) -> list[Var]:
+    weight = Builder.const(val=make_weight(2, 33000), name="w")
+    return [Builder.linear(x=x, weight=weight), Builder.mul(x=x, y=weight)]

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+from coremltools.converters.mil.mil import Builder, Operation, Var, types
 
 from ...ane.limits import collect_evidence, find_limit
-from ...ir.builder import RewriteBuilder
+from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.query import get_const_value, is_compressed, is_const
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_m1_gpt_notes
-from ...passes.examples import build_program, make_example, make_weight
-from ...rules.dimension_limit import DimensionLimit
+from ...passes.examples import make_example, make_weight
+from ...rules.shapes import DimensionLimit
 from .._target_gate import describe_supporting_targets, find_limiting_generations
 from .._weights import find_slicing_obstacle, slice_weight, split_evenly
-from ..convolution._conv_1d_lifting import rebuild_op
 
 
 class SplitWideLinear(Rewrite):
@@ -67,54 +66,55 @@ class SplitWideLinear(Rewrite):
 
     def match(self, op: Operation) -> Hit | Miss:
         name, axis = _find_weight_axis(op)
-        held = op.inputs[name]
-        if not held.rank or (op.op_type == "conv" and any(size != 1 for size in op.weight.shape[2:])):
+        weight = op.inputs[name]
+        if not weight.rank or (op.op_type == "conv" and any(size != 1 for size in op.weight.shape[2:])):
             return Miss(op, "no product at single places", near=False)
-        if op.op_type == "matmul" and (held.rank != 2 or op.x.rank < 2 or not (is_const(held) or is_compressed(held))):
+        is_constant = is_const(weight) or is_compressed(weight)
+        if op.op_type == "matmul" and (weight.rank != 2 or op.x.rank < 2 or not is_constant):
             return Miss(op, "no constant matrix", near=False)
-        wide, kind = held.shape[axis], "channels" if op.op_type == "conv" else "spatial"
-        refused = find_limiting_generations(kind, int(wide), self.generations)
-        if not refused:
+        width, limit_name = int(weight.shape[axis]), "channels" if op.op_type == "conv" else "spatial"
+        limited = find_limiting_generations(limit_name, width, self.generations)
+        if not limited:
             return Miss(op, "fits", near=False)
-        if len(refused) < len(self.generations) and not self.always:
-            return Miss(op, describe_supporting_targets(self.generations, refused))
-        reason = self._find_operand_obstacle(op, name, axis)
+        if len(limited) < len(self.generations) and not self.always:
+            return Miss(op, describe_supporting_targets(self.generations, limited))
+        reason = self._find_weight_obstacle(op, name, axis)
         if reason:
             return Miss(op, reason)
-        most = find_limit(kind, refused)
-        assert most is not None
-        parts = split_evenly(int(wide), most.most)
+        limit = find_limit(limit_name, limited)
+        assert limit is not None
+        parts = split_evenly(width, limit.most)
         if len(parts) > self.max_parts:
             return Miss(op, f"{len(parts)} parts, above max_parts={self.max_parts}")
         return Hit(op, parts=parts, weight=name, axis=axis,
-                   note=f"{wide} outputs in {len(parts)} parts of {most.most} at most; the concat stays off the ANE")
+                   note=f"{width} outputs in {len(parts)} parts of {limit.most} at most; the concat stays off the ANE")
 
-    def _find_operand_obstacle(self, op: Operation, name: str, axis: int) -> str:
-        held, bias = op.inputs[name], op.inputs.get("bias")
+    def _find_weight_obstacle(self, op: Operation, name: str, axis: int) -> str:
+        weight, bias = op.inputs[name], op.inputs.get("bias")
         if op.x.dtype != types.fp16:
             return FP32_UNSUPPORTED_REASON
-        if is_compressed(held):
-            return f"the weight is compressed by {held.op.op_type}: its parts would have to be unpacked"
-        if not is_const(held) or (bias is not None and not is_const(bias)):
+        if is_compressed(weight):
+            return f"the weight is compressed by {weight.op.op_type}: its parts would have to be unpacked"
+        if not is_const(weight) or (bias is not None and not is_const(bias)):
             return "the weight or the bias is computed, or the bias compressed"
         if op.op_type == "conv" and get_const_value(op.groups, 1) != 1:
             return "the conv has groups"
         return find_slicing_obstacle(
-            held,
+            weight,
             op,
-            lambda other: other.inputs.get(name) is held and _find_weight_axis(other) == (name, axis),
+            lambda other: other.inputs.get(name) is weight and _find_weight_axis(other) == (name, axis),
             self.max_bytes,
         )
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
-        op, made = hit.op, []
+        op, parts = hit.op, []
         for part in hit.parts:
             changes: dict[str, Any] = {hit.weight: slice_weight(mb, op.inputs[hit.weight], hit.axis, *part)}
             if op.inputs.get("bias") is not None:
                 changes["bias"] = slice_weight(mb, op.bias, 0, *part)
-            made.append(rebuild_op(mb, op, **changes))
-        joined: Var = mb.concat(values=made, axis=1 if op.op_type == "conv" else -1)
-        return joined
+            parts.append(rebuild_op(mb, op, **changes))
+        result: Var = mb.concat(values=parts, axis=1 if op.op_type == "conv" else -1)
+        return result
 
     def examples(self) -> Iterable[Example]:
         yield make_example(
@@ -135,11 +135,15 @@ class SplitWideLinear(Rewrite):
             ),
             x=(1, 2, 3, 1),
         )
-        yield Example("taken on M4", lambda: _build_head(20000),
-                      reason="taken on M4, A18, M5 and M6; name an older target, or always=true")
-        yield Example("fits", lambda: _build_head(16384), reason="fits")
-        yield Example("tied", _build_tied_weight, options={"max_bytes": 0},
-                      reason="the weight 'w' is read whole as well: its pieces would add 524.3 kB, above max_bytes=0")
+        yield make_example(
+            "taken on M4", lambda x: Builder.linear(x=_reduce_to_four(x), weight=make_weight(20000, 4), name="y"),
+            reason="taken on M4, A18, M5 and M6; name an older target, or always=true", x=(2, 3))
+        yield make_example(
+            "fits", lambda x: Builder.linear(x=_reduce_to_four(x), weight=make_weight(16384, 4), name="y"),
+            reason="fits", x=(2, 3))
+        yield make_example(
+            "tied", _build_tied_weight, options={"max_bytes": 0}, x=(2,),
+            reason="the weight 'w' is read whole as well: its pieces would add 524.3 kB, above max_bytes=0")
 
 
 def _find_weight_axis(op: Operation) -> tuple[str, int]:
@@ -149,22 +153,11 @@ def _find_weight_axis(op: Operation) -> tuple[str, int]:
     return "weight", 0
 
 
-def _reduce_to_four(x: Var) -> Var:
-    result: Var = Builder.add(x=Builder.reduce_mean(x=x, axes=[1], keep_dims=True), y=make_weight(4))
-    return result
+def _reduce_to_four(x: Var) -> Any:
+    return Builder.add(x=Builder.reduce_mean(x=x, axes=[1], keep_dims=True), y=make_weight(4))
 
 
-def _build_head(width: int) -> Program:
-    return build_program(
-        lambda x: Builder.linear(x=_reduce_to_four(x), weight=make_weight(width, 4), name="y"), x=(2, 3)
-    )
-
-
-def _build_tied_weight() -> Program:
-    def body(x: Var) -> Var:
-        held = Builder.const(val=make_weight(65540, 4), name="w")
-        rows = Builder.gather(x=held, indices=Builder.cast(x=x, dtype="int32"), axis=0)
-        result: Var = Builder.linear(x=rows, weight=held, name="y")
-        return result
-
-    return build_program(body, x=(2,))
+def _build_tied_weight(x: Var) -> Any:
+    weight = Builder.const(val=make_weight(65540, 4), name="w")
+    rows = Builder.gather(x=weight, indices=Builder.cast(x=x, dtype="int32"), axis=0)
+    return Builder.linear(x=rows, weight=weight, name="y")

@@ -7,11 +7,11 @@ from typing import Any
 
 import coremltools as ct
 import numpy as np
-from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+from coremltools.converters.mil.mil import Builder, Operation, Var, types
 
 from ...ir.builder import RewriteBuilder
 from ...passes.contract import Community, Exactness, Example, Hit, Measured, Miss, Rewrite
-from ...passes.examples import build_program, make_example
+from ...passes.examples import make_example
 from ..normalization._log_exp_patterns import (
     SOFTPLUS_SAFE_LIMIT,
     find_precision_obstacle,
@@ -72,20 +72,19 @@ class StableMish(Rewrite):
     )
 
     def match(self, op: Operation) -> Hit | Miss:
-        soft = next((var.op.x for var in (op.y, op.x) if is_made_by(var, "tanh")), None)
-        x = None if soft is None else find_softplus_operand(soft)
-        if soft is None or x is None:
+        softplus = next((var.op.x for var in (op.y, op.x) if is_made_by(var, "tanh")), None)
+        x = None if softplus is None else find_softplus_operand(softplus)
+        if x is None:
             return Miss(op, "no product with tanh(softplus(x))", near=False)
         if x is not op.x and x is not op.y:
             return Miss(op, "tanh(softplus(x)) is multiplied by another value than x")
         reason = find_precision_obstacle(op)
         if reason:
             return Miss(op, reason)
-        if find_upper_bound(x) <= SOFTPLUS_SAFE_LIMIT:
+        bound = find_upper_bound(x)
+        if bound <= SOFTPLUS_SAFE_LIMIT:
             return Miss(
-                op,
-                f"x never exceeds {find_upper_bound(x):g}, and softplus is right up to {SOFTPLUS_SAFE_LIMIT:g}",
-                near=False,
+                op, f"x never exceeds {bound:g}, and softplus is right up to {SOFTPLUS_SAFE_LIMIT:g}", near=False
             )
         return Hit(op, x=x, note="mish has its cliff in fp16: exponentials of -|x| in place of softplus")
 
@@ -93,59 +92,59 @@ class StableMish(Rewrite):
         x = hit.x
         a = mb.exp(x=mb.minimum(x=x, y=np.float16(0)))
         b = mb.exp(x=mb.mul(x=mb.relu(x=x), y=np.float16(-1)))
-        twice = mb.mul(x=b, y=np.float16(2))
-        n = mb.mul(x=a, y=mb.add(x=a, y=twice))
-        whole = mb.add(x=n, y=mb.mul(x=b, y=twice))
-        product: Var = mb.mul(x=x, y=mb.real_div(x=n, y=whole))
-        return product
+        double_b = mb.mul(x=b, y=np.float16(2))
+        numerator = mb.mul(x=a, y=mb.add(x=a, y=double_b))
+        denominator = mb.add(x=numerator, y=mb.mul(x=b, y=double_b))
+        result: Var = mb.mul(x=x, y=mb.real_div(x=numerator, y=denominator))
+        return result
 
     def examples(self) -> Iterable[Example]:
-        yield Example("as converted", lambda: _build_mish(lambda x: Builder.softplus(x=x)))
-        yield Example("large", lambda: _build_mish(lambda x: Builder.softplus(x=x)), scale=30.0)
-        yield Example("x last", lambda: _build_mish(lambda x: Builder.softplus(x=x), last=True))
-        yield Example("by hand", lambda: _build_mish(lambda x: Builder.log(
-            x=Builder.add(x=Builder.exp(x=x), y=np.float16(1)))), scale=6.0)
-        yield Example("log1p, for iOS15", lambda: _build_mish(lambda x: Builder.log(
-            x=Builder.exp(x=x), epsilon=np.float16(1)), opset=ct.target.iOS15))
-        yield Example("with a threshold", lambda: _build_mish(lambda x: _build_threshold_softplus(x, 20.0)), scale=6.0)
-        yield Example("low threshold", lambda: _build_mish(lambda x: _build_threshold_softplus(x, 1.0)),
-                      reason="no product with tanh(softplus(x))")
+        yield _make_mish_example("as converted", _build_softplus)
+        yield _make_mish_example("large", _build_softplus, scale=30.0)
+        yield _make_mish_example("x last", _build_softplus, x_last=True)
+        yield _make_mish_example(
+            "by hand", lambda x: Builder.log(x=Builder.add(x=Builder.exp(x=x), y=np.float16(1))), scale=6.0)
+        yield _make_mish_example("log1p, for iOS15", _build_log1p_exp, opset=ct.target.iOS15)
+        yield _make_mish_example("with a threshold", lambda x: _build_threshold_softplus(x, 20.0), scale=6.0)
+        yield _make_mish_example("low threshold", lambda x: _build_threshold_softplus(x, 1.0),
+                                 reason="no product with tanh(softplus(x))")
         yield make_example(
             "another factor",
             lambda x: Builder.mul(x=Builder.relu(x=x), y=Builder.tanh(x=Builder.softplus(x=x)), name="y"),
             reason="tanh(softplus(x)) is multiplied by another value than x",
             x=(1, 4, 8),
         )
-        yield Example("fp32", lambda: _build_mish(lambda x: Builder.softplus(x=x), dtype=types.fp32),
-                      reason="computed in fp32, and the fault is fp16's")
+        yield _make_mish_example("fp32", _build_softplus, dtype=types.fp32,
+                                 reason="computed in fp32, and the fault is fp16's")
         yield make_example(
             "bounded",
-            lambda x: _build_mish_product(Builder.relu6(x=x)),
+            lambda x: _build_mish(Builder.relu6(x=x), _build_softplus),
             reason="x never exceeds 6, and softplus is right up to 10",
             x=(1, 4, 8),
         )
-        yield make_example(
-            "no tanh",
-            lambda x: Builder.mul(x=x, y=x, name="y"),
-            reason="no product with tanh(softplus(x))",
-            x=(1, 4, 8),
-        )
+        yield make_example("no tanh", lambda x: Builder.mul(x=x, y=x, name="y"),
+                           reason="no product with tanh(softplus(x))", x=(1, 4, 8))
 
 
-def _build_mish(softplus: Callable[[Var], Any], last: bool = False, **settings: Any) -> Program:
-    def body(x: Var) -> Var:
-        factor = Builder.tanh(x=softplus(x))
-        product: Var = Builder.mul(x=factor, y=x, name="y") if last else Builder.mul(x=x, y=factor, name="y")
-        return product
-
-    return build_program(body, x=(1, 4, 8), **settings)
+def _make_mish_example(
+    name: str, softplus: Callable[[Var], Any], x_last: bool = False, **settings: Any
+) -> Example:
+    return make_example(name, lambda x: _build_mish(x, softplus, x_last), x=(1, 4, 8), **settings)
 
 
-def _build_mish_product(x: Var) -> Any:
-    return Builder.mul(x=x, y=Builder.tanh(x=Builder.softplus(x=x)), name="y")
+def _build_mish(x: Var, softplus: Callable[[Var], Any], x_last: bool = False) -> Any:
+    factor = Builder.tanh(x=softplus(x))
+    return Builder.mul(x=factor, y=x, name="y") if x_last else Builder.mul(x=x, y=factor, name="y")
+
+
+def _build_softplus(x: Var) -> Any:
+    return Builder.softplus(x=x)
+
+
+def _build_log1p_exp(x: Var) -> Any:
+    return Builder.log(x=Builder.exp(x=x), epsilon=np.float16(1))
 
 
 def _build_threshold_softplus(x: Var, threshold: float) -> Any:
     """Build softplus with x itself above `threshold`, as torch writes it."""
-    return Builder.select(cond=Builder.greater(x=x, y=np.float16(threshold)), a=x,
-                          b=Builder.log(x=Builder.exp(x=x), epsilon=np.float16(1)))
+    return Builder.select(cond=Builder.greater(x=x, y=np.float16(threshold)), a=x, b=_build_log1p_exp(x))

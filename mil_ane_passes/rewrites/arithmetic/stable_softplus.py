@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import coremltools as ct
 import numpy as np
-from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+from coremltools.converters.mil.mil import Builder, Operation, Var, types
 
 from ...ir.builder import RewriteBuilder
 from ...passes.contract import Community, Exactness, Example, Hit, Measured, Miss, Rewrite
-from ...passes.examples import build_program
+from ...passes.examples import make_example, make_op_example
 from ..normalization._log_exp_patterns import (
     SOFTPLUS_SAFE_LIMIT,
-    build_stable_softplus,
     find_log1p_exp_operand,
     find_precision_obstacle,
     find_upper_bound,
 )
+
+_SHAPE = (1, 4, 8)
+"Shape of the input of the examples."
 
 
 class StableSoftplus(Rewrite):
@@ -70,40 +72,44 @@ class StableSoftplus(Rewrite):
         reason = find_precision_obstacle(op)
         if reason:
             return Miss(op, reason)
-        top = find_upper_bound(x)
-        if top <= SOFTPLUS_SAFE_LIMIT:
-            return Miss(op, f"x never exceeds {top:g}, and softplus is right up to {SOFTPLUS_SAFE_LIMIT:g}", near=False)
+        bound = find_upper_bound(x)
+        if bound <= SOFTPLUS_SAFE_LIMIT:
+            return Miss(
+                op, f"x never exceeds {bound:g}, and softplus is right up to {SOFTPLUS_SAFE_LIMIT:g}", near=False
+            )
         form = "softplus" if op.op_type == "softplus" else "log(1 + exp(x))"
         return Hit(op, x=x, note=f"{form} has its cliff in fp16: relu(x) + softplus(-|x|)")
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
-        return build_stable_softplus(mb, hit.x)
+        x = hit.x
+        magnitude = mb.mul(x=mb.abs(x=x), y=np.float16(-1))
+        result: Var = mb.add(x=mb.relu(x=x), y=mb.softplus(x=magnitude))
+        return result
 
     def examples(self) -> Iterable[Example]:
-        yield Example("op", lambda: _build_from_body(lambda x: Builder.softplus(x=x, name="y")))
-        yield Example("large", lambda: _build_from_body(lambda x: Builder.softplus(x=x, name="y")), scale=30.0)
-        yield Example("with beta", lambda: _build_from_body(lambda x: Builder.mul(
-            x=Builder.softplus(x=Builder.mul(x=np.float16(2), y=x)), y=np.float16(0.5), name="y")))
-        yield Example("with a threshold", lambda: _build_from_body(lambda x: Builder.select(
-            cond=Builder.greater(x=x, y=np.float16(5)), a=x, b=Builder.softplus(x=x), name="y")))
-        yield Example("by hand", lambda: _build_from_body(lambda x: Builder.log(
-            x=Builder.add(x=Builder.exp(x=x), y=np.float16(1)), name="y")))
-        yield Example("1 first, for iOS15", lambda: _build_from_body(lambda x: Builder.log(
-            x=Builder.add(x=np.float16(1), y=Builder.exp(x=x)), name="y"), opset=ct.target.iOS15))
-        yield Example("log1p", lambda: _build_from_body(lambda x: Builder.log(
-            x=Builder.exp(x=x), epsilon=np.float16(1), name="y")), scale=30.0)
-        yield Example("fp32", lambda: _build_from_body(lambda x: Builder.softplus(x=x, name="y"), dtype=types.fp32),
-                      reason="computed in fp32, and the fault is fp16's")
-        yield Example("bounded", lambda: _build_from_body(lambda x: Builder.softplus(x=Builder.relu6(x=x), name="y")),
-                      reason="x never exceeds 6, and softplus is right up to 10")
-        yield Example("other logarithm", lambda: _build_from_body(lambda x: Builder.log(x=Builder.exp(x=x), name="y")),
-                      reason="not the logarithm of 1 + exp(x)")
-        yield Example("2 + exp", lambda: _build_from_body(lambda x: Builder.log(
-            x=Builder.add(x=Builder.exp(x=x), y=np.float16(2)), name="y")), reason="not the logarithm of 1 + exp(x)")
-        yield Example("1 that widens", lambda: _build_from_body(lambda x: Builder.log(
-            x=Builder.add(x=Builder.exp(x=x), y=np.ones((3, 4, 8), np.float16)), name="y")),
-            reason="not the logarithm of 1 + exp(x)")
+        no_softplus = "not the logarithm of 1 + exp(x)"
+        yield make_op_example("op", "softplus", _SHAPE)
+        yield make_op_example("large", "softplus", _SHAPE, scale=30.0)
+        yield make_example("with beta", lambda x: Builder.mul(
+            x=Builder.softplus(x=Builder.mul(x=np.float16(2), y=x)), y=np.float16(0.5), name="y"), x=_SHAPE)
+        yield make_example("with a threshold", lambda x: Builder.select(
+            cond=Builder.greater(x=x, y=np.float16(5)), a=x, b=Builder.softplus(x=x), name="y"), x=_SHAPE)
+        yield make_example("by hand", lambda x: _build_log_sum(Builder.exp(x=x), np.float16(1)), x=_SHAPE)
+        yield make_example("1 first, for iOS15", lambda x: _build_log_sum(np.float16(1), Builder.exp(x=x)), x=_SHAPE,
+                           opset=ct.target.iOS15)
+        yield make_example("log1p", lambda x: Builder.log(x=Builder.exp(x=x), epsilon=np.float16(1), name="y"),
+                           scale=30.0, x=_SHAPE)
+        yield make_op_example("fp32", "softplus", _SHAPE, dtype=types.fp32,
+                              reason="computed in fp32, and the fault is fp16's")
+        yield make_example("bounded", lambda x: Builder.softplus(x=Builder.relu6(x=x), name="y"), x=_SHAPE,
+                           reason="x never exceeds 6, and softplus is right up to 10")
+        yield make_example("other logarithm", lambda x: Builder.log(x=Builder.exp(x=x), name="y"), x=_SHAPE,
+                           reason=no_softplus)
+        yield make_example("2 + exp", lambda x: _build_log_sum(Builder.exp(x=x), np.float16(2)), x=_SHAPE,
+                           reason=no_softplus)
+        yield make_example("1 that widens", lambda x: _build_log_sum(Builder.exp(x=x), np.ones((3, 4, 8), np.float16)),
+                           x=_SHAPE, reason=no_softplus)
 
 
-def _build_from_body(body: Callable[[Var], Any], **settings: Any) -> Program:
-    return build_program(body, x=(1, 4, 8), **settings)
+def _build_log_sum(x: Any, y: Any) -> Any:
+    return Builder.log(x=Builder.add(x=x, y=y), name="y")

@@ -10,9 +10,10 @@ from coremltools.converters.mil.mil import Operation, Var, types
 from ...ir.builder import RewriteBuilder
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_private_route
+from ...passes.examples import make_op_example
 from ...passes.targets import Gate, format_generations
-from ...rules.elementary_functions import ElementaryFunctions
-from ._elementary_functions import EVIDENCE, LOOKUP_TABLE_EVIDENCE, build_single_op, reject_if_inaccurate
+from ...rules.unsupported_ops import ElementaryFunctions
+from ._elementary_functions import EVIDENCE, LOOKUP_TABLE_EVIDENCE, reject_if_inaccurate
 
 
 class Tangent(Rewrite):
@@ -54,28 +55,26 @@ class Tangent(Rewrite):
     "Largest accepted error in units in the last place; it is off by 1.64."
 
     def match(self, op: Operation) -> Hit | Miss:
-        back = reject_if_inaccurate(op, 1.64, self.max_error)
+        miss = reject_if_inaccurate(op, self.ulps, self.max_error)
         older = [each for each in self.generations if not self.targets.includes(each)]
-        if back is None and older and not self.always:
+        if miss is None and older and not self.always:
             return Miss(
                 op,
                 f"sin and cos are not taken on {format_generations(older)} either; name a newer target, or always=true",
             )
-        return back or Hit(op, note="sin(x) / cos(x)")
+        return miss or Hit(op, note="sin(x) / cos(x)")
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
-        quotient: Var = mb.real_div(x=mb.sin(x=hit.op.x), y=mb.cos(x=hit.op.x))
-        return quotient
+        result: Var = mb.real_div(x=mb.sin(x=hit.op.x), y=mb.cos(x=hit.op.x))
+        return result
 
     def examples(self) -> Iterable[Example]:
-        anyway = {"always": True}
-        yield Example("op", lambda: build_single_op("tan"), options=anyway)
-        yield Example("large angles", lambda: build_single_op("tan"), options=anyway, scale=1000.0)
-        yield Example(
-            "flexible, for iOS15", lambda: build_single_op("tan", None, 3, opset=ct.target.iOS15), options=anyway
-        )
-        yield Example("older chips, too", lambda: build_single_op("tan"), reason=(
+        always = {"always": True}
+        yield make_op_example("op", "tan", (2, 8), options=always)
+        yield make_op_example("large angles", "tan", (2, 8), options=always, scale=1000.0)
+        yield make_op_example("flexible, for iOS15", "tan", (None, 3), opset=ct.target.iOS15, options=always)
+        yield make_op_example("older chips, too", "tan", (2, 8), reason=(
             "sin and cos are not taken on A12, A13, M1 and M2 either; name a newer target, or always=true"))
-        yield Example("fp32", lambda: build_single_op("tan", dtype=types.fp32), reason=FP32_UNSUPPORTED_REASON)
-        yield Example("not good enough", lambda: build_single_op("tan"), options={"max_error": 1.0},
-                      reason="off by up to 1.64 units in the last place, max_error=1")
+        yield make_op_example("fp32", "tan", (2, 8), dtype=types.fp32, reason=FP32_UNSUPPORTED_REASON)
+        yield make_op_example("not good enough", "tan", (2, 8), options={"max_error": 1.0},
+                              reason="off by up to 1.64 units in the last place, max_error=1")

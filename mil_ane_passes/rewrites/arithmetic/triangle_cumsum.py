@@ -3,34 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import numpy as np
-from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+from coremltools.converters.mil.mil import Builder, Operation, Var, types
 
-from ...ane.limits import find_limit
 from ...ir.builder import RewriteBuilder
 from ...ir.query import get_itemsize, get_static_shape, is_symbolic
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Community, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_m4_study
-from ...passes.examples import build_program
-from ...rules.cumsum import Cumsum
+from ...passes.examples import make_example, make_op_example
+from ...rules.unsupported_ops import Cumsum
 from ._cumulative_sums import (
-    build_doubling_windows,
-    build_triangle_matmul,
-    build_window_convs,
-    choose_window_sizes,
-    is_bool_mask,
-    plan_conv_layout,
+    build_running_sums,
+    build_shared_const,
+    find_conv_limits,
+    plan_windows,
     read_cumsum_settings,
     split_shape_at_axis,
 )
 
-__all__ = ["iterate_cumsum_examples"]
-
+_MAX_LAYOUT_OPS = 5
+"Most layout ops that are followed from a mask back to its cast."
+_LAYOUT_OPS = ("expand_dims", "squeeze", "reshape", "transpose", "slice_by_index")
 _MAX_INPUT = 150.0
-"Largest input magnitude: every partial sum of the elements is then within the range of fp16."
+"Largest input of the examples: every partial sum of the elements is then within the range of fp16."
 
 
 class TriangleCumsum(Rewrite):
@@ -92,20 +90,20 @@ class TriangleCumsum(Rewrite):
             return Miss(op, "has no axis to sum along")
         if op.x.dtype != types.fp16:
             return Miss(op, FP32_UNSUPPORTED_REASON)
-        asked = read_cumsum_settings(op)
-        extent = op.x.shape[asked.axis]
-        if is_symbolic(extent):
-            return self._match_symbolic_axis(op, asked.axis)
-        return self._match_triangle(op, int(extent)) if self._is_triangle(op) else self._match_windows(op, int(extent))
+        extent = op.x.shape[read_cumsum_settings(op).axis]
+        if not is_symbolic(extent) and self._prefers_triangle(op):
+            return self._match_triangle(op, int(extent))
+        return self._match_windows(op, extent)
 
-    def _is_triangle(self, op: Operation) -> bool:
+    def _prefers_triangle(self, op: Operation) -> bool:
         """Return whether to use a triangle: by `form`, or for a mask x with at least as many elements, so that reading
         the triangle costs no more than reading x."""
+        if self.form != "auto" or not _is_bool_mask(op.x):
+            return self.form == "triangle"
         shape = get_static_shape(op.x)
-        mask = is_bool_mask(op.x)
-        return self.form == "triangle" or (
-            self.form == "auto" and mask and shape is not None
-            and shape[read_cumsum_settings(op).axis]**2 <= min(math.prod(shape), self.max_bytes // 2))
+        if shape is None:
+            return False
+        return shape[read_cumsum_settings(op).axis]**2 <= min(math.prod(shape), self.max_bytes // 2)
 
     def _match_triangle(self, op: Operation, count: int) -> Hit | Miss:
         axis, rank = read_cumsum_settings(op).axis, op.x.rank
@@ -115,84 +113,91 @@ class TriangleCumsum(Rewrite):
                             "form=windows needs none")
         if axis < rank - 2 and sum(map(is_symbolic, op.x.shape)) > 1:
             return Miss(op, "several axes are of symbolic size: no reshape can say which is which")
-        return Hit(op, note=f"{count} elements by a triangle of ones", taps=None,
-                   keeps_nonfinite=is_bool_mask(op.x))
+        return Hit(op, note=f"{count} elements by a triangle of ones", plan=None, keeps_nonfinite=_is_bool_mask(op.x))
 
-    def _match_windows(self, op: Operation, count: int) -> Hit | Miss:
-        asked, (widest, *most) = read_cumsum_settings(op), self._limits()
-        inner = max(split_shape_at_axis(op, asked.axis)[2], 1)
-        chosen = choose_window_sizes(count, inner, widest, most[1], int(asked.exclusive))
-        if chosen is None:
-            return Miss(op, f"{count} elements, {inner} apart, cannot be laid on two axes of up to {most[1]}")
-        taps, extent = chosen
-        laid = plan_conv_layout(
-            op.x.shape, get_itemsize(op.x), asked.axis, max(taps), self.max_bytes, most, reshaped=len(taps) > 1
-        )
-        if isinstance(laid, str):
-            return Miss(op, laid)
-        return Hit(op, note=f"{count} elements by windows of {' x '.join(map(str, taps))}", laid=laid, taps=taps,
-                   extent=extent)
-
-    def _match_symbolic_axis(self, op: Operation, axis: int) -> Hit | Miss:
-        if self.longest < 1 or self.form == "triangle":
+    def _match_windows(self, op: Operation, count: Any) -> Hit | Miss:
+        symbolic = is_symbolic(count)
+        if symbolic and (self.longest < 1 or self.form == "triangle"):
             return Miss(op, "sums along an axis of symbolic length; form=windows with longest=N takes up to N elements")
-        widest, *most = self._limits()
-        tap = min(widest, self.longest)
-        laid = plan_conv_layout(op.x.shape, get_itemsize(op.x), axis, tap, self.max_bytes, most, reshaped=False)
-        if isinstance(laid, str):
-            return Miss(op, laid)
-        return Hit(op, note=f"up to {self.longest} elements by windows that double", laid=laid, taps=(tap,), extent=0,
-                   largest_size=self.longest)
-
-    def _limits(self) -> list[int]:
-        """Return the widest kernel, the most channels and the largest extent that every generation supports."""
-        bounds = [find_limit(name, self.generations) for name in ("conv-kernel-width", "channels", "spatial")]
-        return [bound.most for bound in bounds if bound is not None]
+        settings, limits = read_cumsum_settings(op), find_conv_limits(self.generations)
+        plan = plan_windows(op.x.shape, get_itemsize(op.x), settings, limits, self.max_bytes, self.longest)
+        if plan is None:
+            inner = max(split_shape_at_axis(op.x, settings.axis)[2], 1)
+            return Miss(op, f"{count} elements, {inner} apart, cannot be laid on two axes of up to {limits.extent}")
+        if isinstance(plan, str):
+            return Miss(op, plan)
+        if symbolic:
+            return Hit(op, note=f"up to {self.longest} elements by windows that double", plan=plan,
+                       largest_size=self.longest)
+        return Hit(op, note=f"{count} elements by windows of {' x '.join(map(str, plan.sizes))}", plan=plan)
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
-        if hit.taps is None:
-            return build_triangle_matmul(mb, hit.op)
-        if not hit.extent:
-            return build_doubling_windows(mb, hit.op, hit.laid, hit.taps[0], self.longest)
-        return build_window_convs(mb, hit.op, hit.laid, hit.taps, hit.extent)
+        return _build_triangle_matmul(mb, hit.op) if hit.plan is None else build_running_sums(mb, hit.op.x, hit.plan)
 
     def examples(self) -> Iterable[Example]:
-        return iterate_cumsum_examples()
+        yield _make_cumsum_example("two convs", (1, 8, 100), axis=-1)
+        yield make_op_example("one conv", "cumsum", (2, 4, 8), {"axis": 2})
+        yield _make_cumsum_example("exclusive", (2, 30, 4), axis=1, exclusive=True)
+        yield make_op_example("exclusive, last axis", "cumsum", (2, 3, 12), {"axis": -1, "exclusive": True})
+        yield _make_mask_example("a mask, exclusive", axis=-1, exclusive=True)
+        yield _make_cumsum_example("backwards", (40, 3), axis=0, reverse=True)
+        yield _make_cumsum_example("both", (2, 2, 3, 17), axis=3, reverse=True, exclusive=True)
+        yield _make_cumsum_example("three convs", (2, 200), axis=1)
+        yield make_op_example("a vector", "cumsum", (5,), {"axis": 0})
+        yield _make_cumsum_example("rank 5", (2, 3, 14, 2, 3), axis=2)
+        yield _make_mask_example("a mask", axis=1)
+        yield _make_cumsum_example("any length up to", (2, None), longest=100, axis=1)
+        yield _make_cumsum_example("any length backwards", (None, 3), longest=40, axis=0, reverse=True, exclusive=True)
+        yield make_op_example("any length", "cumsum", (2, None), {"axis": 1}, reason=(
+            "sums along an axis of symbolic length; form=windows with longest=N takes up to N elements"))
+        yield make_op_example("large triangle", "cumsum", (2, 2000), {"axis": 1}, options={"form": "triangle"}, reason=(
+            "a triangle of 2000 x 2000 is 8000000 bytes, above max_bytes=2097152; form=windows needs none"))
+        yield make_op_example("fp32", "cumsum", (2, 5), {"axis": 1}, dtype=types.fp32, reason=FP32_UNSUPPORTED_REASON)
+        yield make_op_example("integers", "cumsum", (2, 5), {"axis": 1}, dtype=types.int32,
+                              reason="computes on integers")
 
 
-def iterate_cumsum_examples() -> Iterator[Example]:
-    yield Example("two convs", lambda: _build_cumsum((1, 8, 100), axis=-1), within=_MAX_INPUT)
-    yield Example("one conv", lambda: _build_cumsum((2, 4, 8), axis=2))
-    yield Example("exclusive", lambda: _build_cumsum((2, 30, 4), axis=1, exclusive=True), within=_MAX_INPUT)
-    yield Example("exclusive, last axis", lambda: _build_cumsum((2, 3, 12), axis=-1, exclusive=True))
-    yield Example("a mask, exclusive", lambda: _build_mask_cumsum(axis=-1, exclusive=True))
-    yield Example("backwards", lambda: _build_cumsum((40, 3), axis=0, reverse=True), within=_MAX_INPUT)
-    yield Example("both", lambda: _build_cumsum((2, 2, 3, 17), axis=3, reverse=True, exclusive=True), within=_MAX_INPUT)
-    yield Example("three convs", lambda: _build_cumsum((2, 200), axis=1), within=_MAX_INPUT)
-    yield Example("a vector", lambda: _build_cumsum((5,), axis=0))
-    yield Example("rank 5", lambda: _build_cumsum((2, 3, 14, 2, 3), axis=2), within=_MAX_INPUT)
-    yield Example("a mask", _build_mask_cumsum)
-    yield Example(
-        "any length up to", lambda: _build_cumsum((2, None), axis=1), options={"longest": 100}, within=_MAX_INPUT
-    )
-    yield Example("any length backwards", lambda: _build_cumsum((None, 3), axis=0, reverse=True, exclusive=True),
-                  options={"longest": 40}, within=_MAX_INPUT)
-    yield Example("any length", lambda: _build_cumsum((2, None), axis=1), reason=(
-        "sums along an axis of symbolic length; form=windows with longest=N takes up to N elements"))
-    yield Example("large triangle", lambda: _build_cumsum((2, 2000), axis=1), options={"form": "triangle"}, reason=(
-        "a triangle of 2000 x 2000 is 8000000 bytes, above max_bytes=2097152; form=windows needs none"))
-    yield Example("fp32", lambda: _build_cumsum((2, 5), dtype=types.fp32, axis=1), reason=FP32_UNSUPPORTED_REASON)
-    yield Example("integers", lambda: _build_cumsum((2, 5), dtype=types.int32, axis=1), reason="computes on integers")
+def _is_bool_mask(x: Var) -> bool:
+    """Return whether `x` is cast from bools, apart from layout ops: it then contains no infinity and no NaN."""
+    for _ in range(_MAX_LAYOUT_OPS):
+        if x.op is None or x.op.op_type not in _LAYOUT_OPS:
+            break
+        x = x.op.x
+    return x.op is not None and x.op.op_type == "cast" and bool(x.op.x.dtype == types.bool)
 
 
-def _build_cumsum(shape: tuple[int | None, ...], dtype: Any = types.fp16, **asked: Any) -> Program:
-    return build_program(lambda x: Builder.cumsum(x=x, name="y", **asked), dtype=dtype, x=shape)
+def _build_triangle_matmul(mb: RewriteBuilder, op: Operation) -> Any:
+    """Compute the running sums of `op`'s x as one product with a triangle of ones."""
+    x, (axis, exclusive, reverse) = op.x, read_cumsum_settings(op)
+    count = int(x.shape[axis])
+    last = axis == x.rank - 1
+    upper = last != reverse
+    diagonal = int(exclusive)
+
+    def make() -> Any:
+        square = np.ones((count, count))
+        return np.triu(square, diagonal) if upper else np.tril(square, -diagonal)
+
+    triangle = build_shared_const(mb, x, ("triangle", count, upper, diagonal), make)
+    if x.rank == 1:
+        return mb.squeeze(x=mb.matmul(x=mb.expand_dims(x=x, axes=[0]), y=triangle), axes=[0])
+    if last:
+        return mb.matmul(x=x, y=triangle)
+    if axis == x.rank - 2:
+        return mb.matmul(x=triangle, y=x)
+    sums = mb.matmul(x=triangle, y=mb.reshape(x=x, shape=list(split_shape_at_axis(x, axis))))
+    return mb.reshape(x=sums, shape=[-1 if is_symbolic(size) else int(size) for size in x.shape])
 
 
-def _build_mask_cumsum(axis: int = 1, **asked: bool) -> Program:
-    def body(x: Var) -> Var:
+def _make_cumsum_example(name: str, shape: tuple[int | None, ...], longest: int = 0, **parameters: Any) -> Example:
+    """Make an example of so many elements that their sums leave fp16 for large inputs."""
+    options = {"longest": longest} if longest else {}
+    return make_op_example(name, "cumsum", shape, parameters, options=options, within=_MAX_INPUT)
+
+
+def _make_mask_example(name: str, **parameters: Any) -> Example:
+    def body(x: Var) -> Any:
         mask = Builder.cast(x=Builder.greater(x=x, y=np.float16(0)), dtype="fp16")
-        result: Var = Builder.cumsum(x=mask, axis=axis, name="y", **asked)
-        return result
+        return Builder.cumsum(x=mask, name="y", **parameters)
 
-    return build_program(body, x=(3, 5, 4))
+    return make_example(name, body, x=(3, 5, 4))

@@ -7,20 +7,19 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+from coremltools.converters.mil.mil import Operation, Var, types
 
 from ...ir.block_editor import get_first_op
 from ...ir.builder import RewriteBuilder
 from ...ir.query import get_const_value, is_symbolic
 from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_m4_study
-from ...passes.examples import build_program
-
-__all__ = ["restore_reduced_shape", "sum_by_matmul"]
-
+from ...passes.examples import make_op_example
 
 _ACCUMULATOR_LIMIT = 2.0**15
 "Limit that the partial sums of a matrix product must stay below."
+_SAFETY_FACTOR = 1.01
+"Factor of the measured partial sums, for the rounding of what was measured."
 _MAX_SHIFT = 6
 "Most bits by which the operand is scaled down: more would lose small elements."
 
@@ -98,69 +97,58 @@ class WideReduceSum(Rewrite):
 
     def _match_scale(self, op: Operation, axes: list[int], count: int) -> Hit | Miss:
         """Match with the scale that the operand needs, as far as the measured runs show it."""
-        facts: dict[str, Any] = {"axes": axes, "count": count}
-        seen, total = (None, None) if self.measured is None else map(self.measured.get, (op.x, op.outputs[0]))
-        if seen is None or total is None:
+        measured_x, measured_sum = (None, None) if self.measured is None else map(
+            self.measured.get, (op.x, op.outputs[0]))
+        if measured_x is None or measured_sum is None:
             return Hit(op, note=f"{count} elements; partial sums must stay below 32768, which nothing here shows",
-                       shift=0, **facts)
-        times = count if op.op_type == "reduce_mean" else 1
-        one_sign = seen.low >= 0 or seen.high <= 0
-        partial = total.largest * times if one_sign else seen.largest * count
-        shift = max(0, math.ceil(math.log2(partial * 1.01 / _ACCUMULATOR_LIMIT))) if partial else 0
-        if not seen.finite or shift > _MAX_SHIFT:
+                       shift=0, axes=axes, count=count)
+        if measured_x.low >= 0 or measured_x.high <= 0:  # of one sign: no partial sum exceeds the sum
+            partial = measured_sum.largest * (count if op.op_type == "reduce_mean" else 1)
+        else:
+            partial = measured_x.largest * count
+        shift = max(0, math.ceil(math.log2(partial * _SAFETY_FACTOR / _ACCUMULATOR_LIMIT))) if partial else 0
+        if not measured_x.finite or shift > _MAX_SHIFT:
             return Miss(op, f"partial sums may reach {partial:.4g} in the runs at hand: scaled below 32768, small "
                             "elements would be lost")
         scaled = f", the operand scaled by 2^-{shift}" if shift else ""
         return Hit(op, note=f"{count} elements; partial sums within {partial:.4g} in the runs at hand{scaled}",
-                   shift=shift, **facts)
+                   shift=shift, axes=axes, count=count)
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         op = hit.op
-        total = sum_by_matmul(mb, op.x, hit.axes, 2.0**-hit.shift)
+        total = _sum_by_matmul(mb, op.x, hit.axes, 2.0**-hit.shift)
         divisor = (hit.count if op.op_type == "reduce_mean" else 1) / 2.0**hit.shift
         if divisor != 1:
             total = mb.real_div(x=total, y=np.float16(divisor))
-        return restore_reduced_shape(mb, total, op, hit.axes)
+        return _restore_reduced_shape(mb, total, op, hit.axes)
 
     def examples(self) -> Iterable[Example]:
-        yield Example("last axis", lambda: _build_reduction((2, 3, 2048), axes=[-1]), measured=False)
-        yield Example("kept", lambda: _build_reduction((2, 3, 2048), axes=[-1], keep_dims=True))
-        yield Example("first axis", lambda: _build_reduction((2048, 3, 2), axes=[0]))
-        yield Example("first axis kept", lambda: _build_reduction((2048, 3, 2), axes=[0], keep_dims=True))
-        yield Example("whole image", lambda: _build_reduction((1, 3, 32, 64), axes=[2, 3]))
-        yield Example("apart", lambda: _build_reduction((64, 3, 32), axes=[0, 2], keep_dims=True))
-        yield Example("everything", lambda: _build_reduction((4, 8, 64)))
-        yield Example(
-            "mean", lambda: _build_reduction((1, 3, 32, 64), "reduce_mean", axes=[-2, -1], keep_dims=True), within=15.0
-        )
-        yield Example(
-            "mean of large ones", lambda: _build_reduction((2, 2048), "reduce_mean", axes=[1]), scale=30.0, within=99.0
-        )
-        yield Example(
-            "short", lambda: _build_reduction((2, 2047), axes=[1]), reason="sums 2047 elements, fewer than 2048"
-        )
-        yield Example("too long", lambda: _build_reduction((1, 16385), axes=[1]),
-                      reason="sums 16385 elements; products of more than 16384 terms leave the ANE")
-        yield Example("short, but asked for", lambda: _build_reduction((2, 64), axes=[1]), options={"least": 64})
-        yield Example(
-            "symbolic", lambda: _build_reduction((2, None), axes=[1]), reason="the number of elements is symbolic"
-        )
-        yield Example("odd mean", lambda: _build_reduction((2, 2049), "reduce_mean", axes=[1]),
-                      reason="a mean of 2049 elements, which is no fp16 number")
-        yield Example("too large", lambda: _build_reduction((2, 2048), "reduce_mean", axes=[1]), scale=9000.0,
-                      reason="partial sums may reach 7.189e+07 in the runs at hand: scaled below 32768, small elements "
-                             "would be lost")
-        yield Example("fp32", lambda: _build_reduction((2, 2048), dtype=types.fp32, axes=[1]),
-                      reason="computed in fp32, off the ANE: the fault is fp16's")
+        yield make_op_example("last axis", "reduce_sum", (2, 3, 2048), {"axes": [-1]}, measured=False)
+        yield make_op_example("kept", "reduce_sum", (2, 3, 2048), {"axes": [-1], "keep_dims": True})
+        yield make_op_example("first axis", "reduce_sum", (2048, 3, 2), {"axes": [0]})
+        yield make_op_example("first axis kept", "reduce_sum", (2048, 3, 2), {"axes": [0], "keep_dims": True})
+        yield make_op_example("whole image", "reduce_sum", (1, 3, 32, 64), {"axes": [2, 3]})
+        yield make_op_example("apart", "reduce_sum", (64, 3, 32), {"axes": [0, 2], "keep_dims": True})
+        yield make_op_example("everything", "reduce_sum", (4, 8, 64))
+        yield make_op_example("mean", "reduce_mean", (1, 3, 32, 64), {"axes": [-2, -1], "keep_dims": True}, within=15.0)
+        yield make_op_example("mean of large ones", "reduce_mean", (2, 2048), {"axes": [1]}, scale=30.0, within=99.0)
+        yield make_op_example("short", "reduce_sum", (2, 2047), {"axes": [1]},
+                              reason="sums 2047 elements, fewer than 2048")
+        yield make_op_example("too long", "reduce_sum", (1, 16385), {"axes": [1]},
+                              reason="sums 16385 elements; products of more than 16384 terms leave the ANE")
+        yield make_op_example("short, but asked for", "reduce_sum", (2, 64), {"axes": [1]}, options={"least": 64})
+        yield make_op_example("symbolic", "reduce_sum", (2, None), {"axes": [1]},
+                              reason="the number of elements is symbolic")
+        yield make_op_example("odd mean", "reduce_mean", (2, 2049), {"axes": [1]},
+                              reason="a mean of 2049 elements, which is no fp16 number")
+        yield make_op_example("too large", "reduce_mean", (2, 2048), {"axes": [1]}, scale=9000.0,
+                              reason="partial sums may reach 7.189e+07 in the runs at hand: scaled below 32768, small "
+                                     "elements would be lost")
+        yield make_op_example("fp32", "reduce_sum", (2, 2048), {"axes": [1]}, dtype=types.fp32,
+                              reason="computed in fp32, off the ANE: the fault is fp16's")
 
 
-def _build_reduction(
-    shape: tuple[int | None, ...], kind: str = "reduce_sum", dtype: Any = types.fp16, **options: Any
-) -> Program:
-    return build_program(lambda x: getattr(Builder, kind)(x=x, name="y", **options), dtype=dtype, x=shape)
-
-
-def sum_by_matmul(mb: RewriteBuilder, x: Var, axes: list[int], factor: float) -> Var:
+def _sum_by_matmul(mb: RewriteBuilder, x: Var, axes: list[int], factor: float) -> Var:
     """Build `factor` times the sums of fp16 `x` over `axes` (sorted): the other axes, then one of extent 1."""
     kept = [axis for axis in range(x.rank) if axis not in axes]
     order = [*kept, *axes]
@@ -173,18 +161,6 @@ def sum_by_matmul(mb: RewriteBuilder, x: Var, axes: list[int], factor: float) ->
     return total
 
 
-def restore_reduced_shape(mb: RewriteBuilder, total: Var, op: Operation, axes: list[int]) -> Var:
-    """Reshape the result of `sum_by_matmul` to the shape of reduction `op`'s output."""
-    keeps = bool(get_const_value(op.keep_dims, False))
-    if keeps and axes == [op.x.rank - 1] and op.x.rank > 1:
-        return total
-    if len(axes) == op.x.rank:
-        whole: Var = mb.reshape(x=total, shape=[1] * op.x.rank) if keeps else mb.squeeze(x=total, axes=[0, 1])
-        return whole
-    narrow: Var = mb.squeeze(x=total, axes=[-1])
-    return mb.expand_dims(x=narrow, axes=axes) if keeps else narrow
-
-
 def _build_column(mb: RewriteBuilder, count: int, factor: float) -> Var:
     """Return a constant column, shared by all sums of this length in the block."""
 
@@ -194,3 +170,17 @@ def _build_column(mb: RewriteBuilder, count: int, factor: float) -> Var:
 
     column: Var = mb.once(("column", count, factor), make)
     return column
+
+
+def _restore_reduced_shape(mb: RewriteBuilder, total: Var, op: Operation, axes: list[int]) -> Any:
+    """Reshape the result of `_sum_by_matmul` to the shape of reduction `op`'s output."""
+    keep_dims = bool(get_const_value(op.keep_dims, False))
+    if keep_dims and axes == [op.x.rank - 1] and op.x.rank > 1:
+        return total
+    result: Any
+    if len(axes) == op.x.rank:
+        result = mb.reshape(x=total, shape=[1] * op.x.rank) if keep_dims else mb.squeeze(x=total, axes=[0, 1])
+    else:
+        result = mb.squeeze(x=total, axes=[-1])
+        result = mb.expand_dims(x=result, axes=axes) if keep_dims else result
+    return result

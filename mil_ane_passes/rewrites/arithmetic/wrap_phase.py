@@ -3,79 +3,57 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+from coremltools.converters.mil.mil import Builder, Operation, Var, types
 
-from ...ane.limits import find_limit
 from ...ir.builder import RewriteBuilder
 from ...ir.query import is_symbolic
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Community, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_m4_study
-from ...passes.examples import build_program, make_example
+from ...passes.examples import make_example
 from ._cumulative_sums import (
-    ConvLayout,
     CumsumSettings,
-    VirtualCumsum,
-    build_doubling_windows,
-    build_window_convs,
-    choose_window_sizes,
-    plan_conv_layout,
+    WindowPlan,
+    build_running_sums,
+    find_conv_limits,
+    multiply_extents,
+    plan_windows,
     read_cumsum_settings,
     slice_axis,
     split_shape_at_axis,
 )
 
 _LAYOUT_OPS = (
-    "expand_dims",
-    "squeeze",
-    "reshape",
-    "transpose",
-    "identity",
-    "concat",
-    "slice_by_index",
-    "split",
-    "tile",
-    "upsample_nearest_neighbor",
-    "resize_nearest_neighbor",
+    "expand_dims", "squeeze", "reshape", "transpose", "identity", "concat", "slice_by_index", "split", "tile",
+    "upsample_nearest_neighbor", "resize_nearest_neighbor",
 )
 "Ops that only move elements, so that a sum may differ by integer turns before them."
 _INTERPOLATING_OPS = ("upsample_bilinear", "resize_bilinear", "resize", "crop_resize")
 "Ops that interpolate between sums, which is wrong where these differ by different integer turns."
 _PERIODIC_OPS = ("sin", "cos")
+_MAX_FACTORS = 32
+"Most different numbers in a constant factor: harmonics are a few, and each is followed to the sines."
 _MAX_TURNS = 512
 """Largest number of turns of a factor.
 
 Beyond it fp16 does not determine the integer, as a factor is rounded to 2^-12 of itself.
 """
-
+_FACTOR_TOLERANCE = 2.0**-10
+"Largest relative distance of a factor from 2 pi k: twice the rounding of 2 pi k and of a factor that makes it up."
+_CONSTANT_ERROR = 2.0**-11
+"Largest relative error of 2 pi k in fp16, as a share of the angle: the rewrite no longer accumulates it."
+_COARSE_STEP = 2.0**-8
+"Step of coarse parts, in turns: 13 of half a turn add up to less than 8, exactly in fp16."
 _ROW_ELEMENTS = 2197
 "Elements of a row where a long axis is cut into rows: three convs of up to 13 ones sum up so many."
 _FP16_BYTES = 2
 "Bytes of an fp16 number."
 _MAX_WEIGHT_BYTES = 2 << 20
 "Most bytes of ones for one sum."
-
-
-_CONSTANT_ERROR = 2.0**-11
-"Largest relative error of 2 pi k in fp16, as a share of the angle: the rewrite no longer accumulates it."
-
-_COARSE_STEP = 2.0**-8
-"Step of coarse parts, in turns: 13 of half a turn add up to less than 8, exactly in fp16."
-
-
-@dataclass(frozen=True)
-class _SumPlan:
-    """The layout of a sum: the convs and the padded extent (0 where it is symbolic), or the number of rows."""
-
-    asked: CumsumSettings
-    laid: ConvLayout | None = None
-    taps: tuple[int, ...] = ()
-    extent: int = 0
-    rows: int = 0
 
 
 class WrapPhase(Rewrite):
@@ -171,106 +149,197 @@ class WrapPhase(Rewrite):
         turns = max(1, math.gcd(*(count for count in counts if count is not None)))
         return self._match_layout(op, turns, max(map(_compute_angle_error, factors)))
 
-    def _match_layout(self, op: Operation, turns: int, off: float) -> Hit | Miss:
+    def _match_layout(self, op: Operation, turns: int, angle_error: float) -> Hit | Miss:
         """Match a layout of the sum for convs.
 
-        A unit of the sum is `turns` turns, and its angle differs from that by `off`.
+        A unit of the sum is `turns` turns, and its angle differs from that by `angle_error`.
         """
-        extent = op.x.shape[read_cumsum_settings(op).axis]
-        if is_symbolic(extent) and self.longest < 1:
+        settings = read_cumsum_settings(op)
+        extent = op.x.shape[settings.axis]
+        symbolic = is_symbolic(extent)
+        if symbolic and self.longest < 1:
             return Miss(op, "sums a phase along an axis of symbolic length; longest=N takes up to N elements")
-        if sum(map(is_symbolic, op.x.shape)) > is_symbolic(extent):
+        if sum(map(is_symbolic, op.x.shape)) > symbolic:
             return Miss(op, "the phase has an axis of symbolic size that it is not summed along")
-        count = self.longest if is_symbolic(extent) else int(extent)
+        count = self.longest if symbolic else int(extent)
         if count < self.least:
             return Miss(op, f"sums up a phase of {count} elements only, least={self.least}")
-        batch, _, inner = split_shape_at_axis(op, read_cumsum_settings(op).axis)
+        batch, _, inner = split_shape_at_axis(op.x, settings.axis)
         shape = (2 * batch, extent) if inner == 1 else (2 * batch, extent, inner)
-        plan = self._plan(shape, replace(read_cumsum_settings(op), axis=1))
+        plan = self._plan_sum(shape, settings._replace(axis=1))
         if isinstance(plan, str):
             return Miss(op, f"the phase of {count} elements cannot be summed by convs: {plan}")
-        seen = None if self.measured is None else self.measured.get(op.outputs[0])
-        return Hit(op, note=f"a phase is summed over {'up to ' if is_symbolic(extent) else ''}{count} elements",
-                   plan=plan, turns=turns, moves_at_op=_CONSTANT_ERROR,
-                   largest_size=self.longest if is_symbolic(extent) else math.inf,
-                   moves=self.moves if seen is None else max(self.moves, min(2.0, off * seen.largest)))
+        measured = None if self.measured is None else self.measured.get(op.outputs[0])
+        # An angle is off by that of a unit times the sum, and two sines differ by 2 at most.
+        moves = self.moves if measured is None else max(self.moves, min(2.0, angle_error * measured.largest))
+        return Hit(op, note=f"a phase is summed over {'up to ' if symbolic else ''}{count} elements", plan=plan,
+                   turns=turns, moves_at_op=_CONSTANT_ERROR, largest_size=self.longest if symbolic else math.inf,
+                   moves=moves)
 
-    def _plan(self, shape: tuple[Any, ...], asked: CumsumSettings) -> _SumPlan | str:
-        """Plan the layout of a sum for convs, in rows where its axis is too long, or return why it fails."""
-        bounds = [find_limit(name, self.generations) for name in ("conv-kernel-width", "channels", "spatial")]
-        widest, *most = [bound.most for bound in bounds if bound is not None]
-        extent, inner = shape[asked.axis], math.prod(shape[asked.axis + 1:])
-        if is_symbolic(extent):
-            taps: tuple[int, ...] = (min(widest, self.longest),)
-            laid = plan_conv_layout(shape, _FP16_BYTES, asked.axis, taps[0], _MAX_WEIGHT_BYTES, most, reshaped=False)
-            return laid if isinstance(laid, str) else _SumPlan(asked, laid, taps)
-        if extent + int(asked.exclusive) > most[1]:
-            if asked.reverse or inner != 1:
-                return f"an axis of more than {most[1]} elements has to be the last one and summed forwards"
-            rows = -(-int(extent) // _ROW_ELEMENTS)
-            rows = next((each for each in range(rows, 2 * rows) if extent % each == 0), rows)
-            return (
-                _SumPlan(asked, rows=rows) if rows <= _ROW_ELEMENTS else f"{rows} rows of {_ROW_ELEMENTS} are too many"
-            )
-        chosen = choose_window_sizes(int(extent), inner, widest, most[1], int(asked.exclusive))
-        if chosen is None:
-            return f"{inner} elements apart, they fit no two axes of up to {most[1]}"
-        laid = plan_conv_layout(
-            shape, _FP16_BYTES, asked.axis, max(chosen[0]), _MAX_WEIGHT_BYTES, most, reshaped=len(chosen[0]) > 1
-        )
-        return laid if isinstance(laid, str) else _SumPlan(asked, laid, *chosen)
+    def _plan_sum(self, shape: tuple[Any, ...], settings: CumsumSettings) -> WindowPlan | _RowPlan | str:
+        """Plan the sum of a value of `shape` by convs, in rows where its axis is too long, or return why it fails."""
+        limits = find_conv_limits(self.generations)
+        extent, inner = shape[settings.axis], multiply_extents(shape[settings.axis + 1:])
+        if is_symbolic(extent) or extent + int(settings.exclusive) <= limits.extent:
+            plan = plan_windows(shape, _FP16_BYTES, settings, limits, _MAX_WEIGHT_BYTES, self.longest)
+            return plan or f"{inner} elements apart, they fit no two axes of up to {limits.extent}"
+        if settings.reverse or inner != 1:
+            return f"an axis of more than {limits.extent} elements has to be the last one and summed forwards"
+        rows = math.ceil(extent / _ROW_ELEMENTS)
+        rows = next((each for each in range(rows, 2 * rows) if extent % each == 0), rows)  # without padding, if any is
+        if rows > _ROW_ELEMENTS:
+            return f"{rows} rows of {_ROW_ELEMENTS} are too many"
+        return _RowPlan(settings.exclusive, rows)
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         x = hit.op.x if hit.turns == 1 else mb.mul(x=hit.op.x, y=np.float16(hit.turns))
         sizes = [-1 if is_symbolic(size) else int(size) for size in x.shape]
-        batch, count, inner = split_shape_at_axis(hit.op, read_cumsum_settings(hit.op).axis)
-        laid = _reshape_if_needed(
+        batch, count, inner = split_shape_at_axis(x, read_cumsum_settings(hit.op).axis)
+        phase = _reshape_if_needed(
             mb, _wrap_to_half_turn(mb, x), [batch, count] if inner == 1 else [batch, count, inner]
         )
-        coarse = _round_to_coarse_step(mb, laid)
-        pair = mb.concat(values=[coarse, mb.sub(x=laid, y=coarse)], axis=0)
+        coarse = _round_to_coarse_step(mb, phase)
+        pair = mb.concat(values=[coarse, mb.sub(x=phase, y=coarse)], axis=0)
         first, second = mb.split(x=self._sum_pair(mb, pair, hit.plan), num_splits=2, axis=0)
         total = _reshape_if_needed(mb, mb.add(x=first, y=second), sizes)
         return total if hit.turns == 1 else mb.mul(x=total, y=np.float16(1 / hit.turns))
 
-    def _sum_pair(self, mb: RewriteBuilder, pair: Var, plan: _SumPlan) -> Var:
+    def _sum_pair(self, mb: RewriteBuilder, pair: Var, plan: WindowPlan | _RowPlan) -> Var:
         """Build the running sums of coarse parts and rests, which are concatenated along the first axis."""
-        if plan.rows:
+        if isinstance(plan, _RowPlan):
             return self._sum_in_rows(mb, pair, plan)
-        assert plan.laid is not None
-        halves = next(place for place, axes in enumerate(plan.laid.groups) if 0 in axes)
-        summed = VirtualCumsum(pair, plan.asked)
+        pair_axis = next(position for position, axes in enumerate(plan.layout.groups) if 0 in axes)
+        return build_running_sums(mb, pair, plan, lambda y: _normalize_pair(mb, y, pair_axis))
 
-        def normalized(y: Var) -> Var:
-            return _normalize_pair(mb, y, halves)
-
-        if plan.extent:
-            return build_window_convs(mb, summed, plan.laid, plan.taps, plan.extent, normalized)
-        return build_doubling_windows(mb, summed, plan.laid, plan.taps[0], self.longest, normalized)
-
-    def _sum_in_rows(self, mb: RewriteBuilder, pair: Var, plan: _SumPlan) -> Var:
+    def _sum_in_rows(self, mb: RewriteBuilder, pair: Var, plan: _RowPlan) -> Var:
         """Sum each row, then the rows before it, and add the two."""
         batch, count = int(pair.shape[0]), int(pair.shape[1])
-        width = -(-count // plan.rows)
-        more = plan.rows * width - count
-        flat = mb.pad(x=pair, pad=[0, 0, 0, more], mode="constant", constant_val=np.float16(0)) if more else pair
-        rows = mb.reshape(x=flat, shape=[batch, plan.rows, width])
-        inside = self._parts(mb, rows, CumsumSettings(2, False, False))
-        ends = mb.reshape(x=slice_axis(mb, inside, 2, width - 1, width), shape=[batch, plan.rows])
-        before = mb.expand_dims(x=self._parts(mb, ends, CumsumSettings(1, True, False)), axes=[2])
-        total = _normalize_pair(mb, mb.add(x=inside, y=before), 0)
-        if plan.asked.exclusive:
+        width = math.ceil(count / plan.rows)
+        padding = plan.rows * width - count
+        if padding:
+            pair = mb.pad(x=pair, pad=[0, 0, 0, padding], mode="constant", constant_val=np.float16(0))
+        rows = mb.reshape(x=pair, shape=[batch, plan.rows, width])
+        within_rows = self._plan_and_sum(mb, rows, CumsumSettings(2))
+        row_sums = mb.reshape(x=slice_axis(mb, within_rows, 2, width - 1, width), shape=[batch, plan.rows])
+        before = mb.expand_dims(x=self._plan_and_sum(mb, row_sums, CumsumSettings(1, exclusive=True)), axes=[2])
+        total = _normalize_pair(mb, mb.add(x=within_rows, y=before), 0)
+        if plan.exclusive:
             total = _normalize_pair(mb, mb.sub(x=total, y=rows), 0)
         result: Var = mb.reshape(x=total, shape=[batch, plan.rows * width])
-        return slice_axis(mb, result, 1, 0, count) if more else result
+        return slice_axis(mb, result, 1, 0, count) if padding else result
 
-    def _parts(self, mb: RewriteBuilder, pair: Var, asked: CumsumSettings) -> Var:
-        plan = self._plan(tuple(pair.shape), asked)
-        assert isinstance(plan, _SumPlan), f"rows were chosen so that they can be laid out: {plan}"
+    def _plan_and_sum(self, mb: RewriteBuilder, pair: Var, settings: CumsumSettings) -> Var:
+        plan = self._plan_sum(tuple(pair.shape), settings)
+        assert not isinstance(plan, str), f"rows were chosen so that they can be laid out: {plan}"
         return self._sum_pair(mb, pair, plan)
 
     def examples(self) -> Iterable[Example]:
-        return _iterate_examples()
+        yield _make_wave_example("an oscillator", (1, 12), within=1.0)
+        yield _make_wave_example("of two convs", (1, 40), within=0.3)
+        yield _make_wave_example("of 200 elements", (1, 200), within=0.1)
+        yield _make_wave_example("along the middle", (2, 30, 3), within=0.3)
+        yield _make_wave_example(
+            "exclusive and backwards", (2, 20), parameters={"exclusive": True, "reverse": True}, within=0.3)
+        yield _make_wave_example("8 turns each", (1, 40), factor=16 * math.pi, within=0.03)
+        yield make_example("harmonics", _build_two_harmonics, within=0.1, x=(1, 30, 2))
+        yield make_example("with another phase", _build_sum_of_phases, within=0.2, x=(2, 50), offset=(2, 1))
+        yield _make_wave_example("longer than an axis may be", (1, 20000), within=0.0015)
+        yield _make_wave_example("any length up to", (1, None), options={"longest": 100}, within=0.3)
+        yield _make_wave_example(
+            "any length", (1, None),
+            reason="sums a phase along an axis of symbolic length; longest=N takes up to N elements")
+        yield _make_wave_example("few elements", (1, 8), reason="sums up a phase of 8 elements only, least=10")
+        yield _make_wave_example(
+            "in radians", (1, 40), factor=3.0,
+            reason="the phase is 3 times the sum, which is no whole number of turns: 2 pi k is expected")
+        yield _make_wave_example(
+            "read elsewhere", (1, 40), other_reader=lambda total: Builder.relu(x=total, name="z"),
+            reason="a phase, but relu 'z' reads the sum, too, and needs it whole")
+        yield make_example("lengthened by its nearest elements", _build_nearest_upsampling, within=0.1, x=(1, 30))
+        yield make_example(
+            "lengthened linearly", _build_linear_upsampling, x=(1, 30),
+            reason="a phase, but upsample_bilinear 'long' interpolates it: between sums that lost different "
+                   "whole turns lie other angles; lengthen what is summed up, and sum at the rate of the output")
+        yield _make_wave_example("in fp32", (1, 40), dtype=types.fp32, reason=FP32_UNSUPPORTED_REASON)
+        yield make_example(
+            "no sine", lambda x: Builder.cumsum(x=x, axis=1, name="y"), reason="no sine of it is taken", x=(1, 40)
+        )
+
+
+@dataclass(frozen=True)
+class _RowPlan:
+    """A sum in rows, for an axis that is too long."""
+
+    exclusive: bool
+    rows: int
+
+
+def _find_angle_factors(total: Var) -> list[float] | str:
+    """Return the factors of a sum on its paths to sines and cosines, or why the sum must not be wrapped."""
+    factors: set[float] = set()
+    pending: list[tuple[Var, float]] = [(total, 1.0)]
+    seen: set[tuple[Var, float]] = set()
+    obstacle = ""
+    while pending:
+        var, factor = pending.pop()
+        if (var, factor) in seen:
+            continue
+        seen.add((var, factor))
+        if var in var.op.enclosing_block.outputs:
+            obstacle = obstacle or f"'{var.name}' is returned, which needs the sum whole"
+        for reader in var.child_ops:
+            if reader.op_type in _PERIODIC_OPS:
+                factors.add(factor)
+                continue
+            steps = _read_factors(reader, var)
+            if steps is None:
+                obstacle = obstacle or _describe_other_reader(reader)
+                # Sines behind an interpolation show that it is a phase.
+                steps = [1.0] if reader.op_type in _INTERPOLATING_OPS else []
+            pending += [(output, factor * step) for step in steps for output in reader.outputs]
+    if not factors:
+        return "no sine of it is taken"
+    return f"a phase, but {obstacle}" if obstacle else sorted(factors)
+
+
+def _describe_other_reader(reader: Operation) -> str:
+    if reader.op_type not in _INTERPOLATING_OPS:
+        return f"{reader.op_type} '{reader.name}' reads the sum, too, and needs it whole"
+    return (f"{reader.op_type} '{reader.name}' interpolates it: between sums that lost different whole turns lie other "
+            "angles; lengthen what is summed up, and sum at the rate of the output")
+
+
+def _read_factors(reader: Operation, var: Var) -> list[float] | None:
+    """Return the constants that an op multiplies `var` by, each once; None for another kind of op."""
+    if reader.op_type in _LAYOUT_OPS:
+        return [1.0]
+    if reader.op_type in ("add", "sub"):
+        if reader.x is reader.y:
+            return None
+        return [1.0 if reader.x is var or reader.op_type == "add" else -1.0]
+    divides = reader.op_type == "real_div"
+    if reader.op_type != "mul" and not (divides and reader.x is var):
+        return None
+    other = reader.y if reader.x is var else reader.x
+    if other.val is None:
+        return None
+    values = np.unique(np.asarray(other.val, np.float64))
+    if len(values) > _MAX_FACTORS or not np.all(np.isfinite(values)) or (divides and not np.all(values)):
+        return None
+    return [float(1 / value if divides else value) for value in values]
+
+
+def _count_whole_turns(factor: float) -> int | None:
+    """Return the turns in a unit of the sum; None where the factor is not 2 pi k as fp16 may round it."""
+    turns = factor / (2 * math.pi)
+    count = round(turns)
+    is_close = abs(turns - count) <= abs(count) * _FACTOR_TOLERANCE
+    return abs(count) if is_close and abs(count) <= _MAX_TURNS else None
+
+
+def _compute_angle_error(factor: float) -> float:
+    """Compute how far the angle of a unit is from integer turns, in radians."""
+    return abs(factor - round(factor / (2 * math.pi)) * 2 * math.pi)
 
 
 def _wrap_to_half_turn(mb: RewriteBuilder, turns: Var) -> Var:
@@ -302,143 +371,44 @@ def _normalize_pair(mb: RewriteBuilder, pair: Var, axis: int) -> Var:
     return result
 
 
-def _find_angle_factors(total: Var) -> list[float] | str:
-    """Return the factors of a sum on its paths to sines and cosines, or why the sum must not be wrapped."""
-    found: set[float] = set()
-    pending: list[tuple[Var, float]] = [(total, 1.0)]
-    seen: set[tuple[Var, float]] = set()
-    phase = False
-    refusal = ""
-    while pending:
-        var, factor = pending.pop()
-        if (var, factor) in seen:
-            continue
-        seen.add((var, factor))
-        if var in var.op.enclosing_block.outputs:
-            refusal = refusal or f"'{var.name}' is returned, which needs the sum whole"
-        for reader in var.child_ops:
-            if reader.op_type in _PERIODIC_OPS:
-                phase = True
-                found.add(factor)
-                continue
-            following = _read_factors(reader, var)
-            if following is None:
-                refusal = refusal or _needs_whole(reader)
-                following = [1.0] if reader.op_type in _INTERPOLATING_OPS else []
-            pending += [(output, factor * each) for each in following for output in reader.outputs]
-    if not phase:
-        return "no sine of it is taken"
-    return f"a phase, but {refusal}" if refusal else sorted(found)
-
-
-def _needs_whole(reader: Operation) -> str:
-    if reader.op_type not in _INTERPOLATING_OPS:
-        return f"{reader.op_type} '{reader.name}' reads the sum, too, and needs it whole"
-    return (f"{reader.op_type} '{reader.name}' interpolates it: between sums that lost different whole turns lie other "
-            "angles; lengthen what is summed up, and sum at the rate of the output")
-
-
-def _read_factors(reader: Operation, var: Var) -> list[float] | None:
-    """Return the constants that an op multiplies `var` by, each once; None for another kind of op."""
-    if reader.op_type in _LAYOUT_OPS:
-        return [1.0]
-    if reader.op_type in ("add", "sub"):
-        if reader.x is reader.y:
-            return None
-        return [1.0 if reader.x is var or reader.op_type == "add" else -1.0]
-    if reader.op_type not in ("mul", "real_div"):
-        return None
-    other = reader.y if reader.x is var else reader.x
-    if other.val is None or (reader.op_type == "real_div" and reader.x is not var):
-        return None
-    values = np.unique(np.asarray(other.val, np.float64))
-    if len(values) > 32 or not np.all(np.isfinite(values)) or (reader.op_type == "real_div" and not np.all(values)):
-        return None
-    return [float(value if reader.op_type == "mul" else 1 / value) for value in values]
-
-
-def _count_whole_turns(factor: float) -> int | None:
-    """Return the turns in a unit of the sum; None where the factor is not 2 pi k as fp16 may round it."""
-    turns = factor / (2 * math.pi)
-    count = round(turns)
-    close = abs(turns - count) <= abs(count) * 2.0**-10
-    return abs(count) if close and abs(count) <= _MAX_TURNS else None
-
-
-def _compute_angle_error(factor: float) -> float:
-    """Compute how far the angle of a unit is from integer turns, in radians."""
-    return abs(factor - round(factor / (2 * math.pi)) * 2 * math.pi)
-
-
-def _iterate_examples() -> Iterator[Example]:
-    yield Example("an oscillator", lambda: _build_wave((1, 12)), within=1.0)
-    yield Example("of two convs", lambda: _build_wave((1, 40)), within=0.3)
-    yield Example("of 200 elements", lambda: _build_wave((1, 200)), within=0.1)
-    yield Example("along the middle", lambda: _build_wave((2, 30, 3), axis=1), within=0.3)
-    yield Example("exclusive and backwards", lambda: _build_wave((2, 20), exclusive=True, reverse=True), within=0.3)
-    yield Example("8 turns each", lambda: _build_wave((1, 40), factor=16 * math.pi), within=0.03)
-    yield Example("harmonics", _build_two_harmonics, within=0.1)
-    yield Example("with another phase", _build_sum_of_phases, within=0.2)
-    yield Example("longer than an axis may be", lambda: _build_wave((1, 20000)), within=0.0015)
-    yield Example("any length up to", lambda: _build_wave((1, None)), options={"longest": 100}, within=0.3)
-    yield Example("any length", lambda: _build_wave((1, None)),
-                  reason="sums a phase along an axis of symbolic length; longest=N takes up to N elements")
-    yield Example("few elements", lambda: _build_wave((1, 8)), reason="sums up a phase of 8 elements only, least=10")
-    yield Example("in radians", lambda: _build_wave((1, 40), factor=3.0),
-                  reason="the phase is 3 times the sum, which is no whole number of turns: 2 pi k is expected")
-    yield Example("read elsewhere", lambda: _build_wave((1, 40), beside=lambda total: Builder.relu(x=total, name="z")),
-                  reason="a phase, but relu 'z' reads the sum, too, and needs it whole")
-    yield Example("lengthened by its nearest elements", lambda: _lengthened(Builder.upsample_nearest_neighbor),
-                  within=0.1)
-    yield Example("lengthened linearly", lambda: _lengthened(Builder.upsample_bilinear, align_corners=False),
-                  reason="a phase, but upsample_bilinear 'long' interpolates it: between sums that lost different "
-                         "whole turns lie other angles; lengthen what is summed up, and sum at the rate of the output")
-    yield Example("in fp32", lambda: _build_wave((1, 40), dtype=types.fp32), reason=FP32_UNSUPPORTED_REASON)
-    yield make_example(
-        "no sine", lambda x: Builder.cumsum(x=x, axis=1, name="y"), reason="no sine of it is taken", x=(1, 40)
-    )
-
-
-def _build_wave(shape: tuple[int | None, ...], factor: Any = 2 * math.pi, axis: int = 1, dtype: Any = types.fp16,
-                beside: Callable[[Var], Var] | None = None, **how: Any) -> Program:
+def _make_wave_example(
+    name: str, shape: tuple[int | None, ...], factor: float = 2 * math.pi, dtype: Any = types.fp16,
+    parameters: dict[str, bool] | None = None, other_reader: Callable[[Var], Var] | None = None, **settings: Any,
+) -> Example:
     def body(x: Var) -> Any:
-        total = Builder.cumsum(x=x, axis=axis, **how)
+        total = Builder.cumsum(x=x, axis=1, **(parameters or {}))
         angle = Builder.mul(x=total, y=np.asarray(factor).astype(types.nptype_from_builtin(dtype)))
         # the cosine of integer turns is 1, the largest value in the comparison
         wave = Builder.cos(x=angle, name="y")
-        return wave if beside is None else (wave, beside(total))
+        return wave if other_reader is None else (wave, other_reader(total))
 
-    return build_program(body, dtype=dtype, x=shape)
+    return make_example(name, body, dtype=dtype, x=shape, **settings)
 
 
-def _lengthened(upsample: Any, **how: Any) -> Program:
+def _build_two_harmonics(x: Var) -> Any:
+    total = Builder.cumsum(x=x, axis=1)
+    waves = [Builder.cos(x=Builder.mul(x=total, y=np.float16(2 * math.pi * order))) for order in (2, 4)]
+    return Builder.add(x=waves[0], y=waves[1], name="y")
+
+
+def _build_sum_of_phases(x: Var, offset: Var) -> Any:
+    phase = Builder.add(x=Builder.cumsum(x=x, axis=1), y=offset)
+    angle = Builder.mul(x=Builder.mul(x=phase, y=np.float16(2)), y=np.float16(math.pi))
+    turned = Builder.transpose(x=angle, perm=[1, 0])
+    return Builder.add(x=Builder.sin(x=turned), y=Builder.cos(x=turned), name="y")
+
+
+def _build_nearest_upsampling(x: Var) -> Any:
+    return _build_upsampled_wave(x, Builder.upsample_nearest_neighbor)
+
+
+def _build_linear_upsampling(x: Var) -> Any:
+    return _build_upsampled_wave(x, Builder.upsample_bilinear, align_corners=False)
+
+
+def _build_upsampled_wave(x: Var, upsample: Any, **parameters: Any) -> Any:
     """Build an example as in vocoders of the iSTFTNet kind: the sum at a lower rate, times its upsampling factor."""
-    def body(x: Var) -> Var:
-        angle = Builder.mul(x=Builder.cumsum(x=x, axis=1), y=np.float16(2 * math.pi * 4))
-        spread = Builder.expand_dims(x=angle, axes=[0, 1])
-        long = upsample(x=spread, scale_factor_height=1, scale_factor_width=4, name="long", **how)
-        result: Var = Builder.cos(x=Builder.squeeze(x=long, axes=[0, 1]), name="y")
-        return result
-
-    return build_program(body, x=(1, 30))
-
-
-def _build_two_harmonics() -> Program:
-    def body(x: Var) -> Var:
-        total = Builder.cumsum(x=x, axis=1)
-        waves = [Builder.cos(x=Builder.mul(x=total, y=np.float16(2 * math.pi * order))) for order in (2, 4)]
-        result: Var = Builder.add(x=waves[0], y=waves[1], name="y")
-        return result
-
-    return build_program(body, x=(1, 30, 2))
-
-
-def _build_sum_of_phases() -> Program:
-    def body(x: Var, offset: Var) -> Var:
-        phase = Builder.add(x=Builder.cumsum(x=x, axis=1), y=offset)
-        angle = Builder.mul(x=Builder.mul(x=phase, y=np.float16(2)), y=np.float16(math.pi))
-        turned = Builder.transpose(x=angle, perm=[1, 0])
-        result: Var = Builder.add(x=Builder.sin(x=turned), y=Builder.cos(x=turned), name="y")
-        return result
-
-    return build_program(body, x=(2, 50), offset=(2, 1))
+    angle = Builder.mul(x=Builder.cumsum(x=x, axis=1), y=np.float16(2 * math.pi * 4))
+    spread = Builder.expand_dims(x=angle, axes=[0, 1])
+    long = upsample(x=spread, scale_factor_height=1, scale_factor_width=4, name="long", **parameters)
+    return Builder.cos(x=Builder.squeeze(x=long, axes=[0, 1]), name="y")

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
+from typing import Any
 
 import coremltools as ct
 import numpy as np
-from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+from coremltools.converters.mil.mil import Builder, Operation, Var, types
 
 from ...ir.builder import RewriteBuilder
 from ...ir.query import is_symbolic
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Community, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_m4_study
-from ...passes.examples import build_program
-from ...rules.several_attentions import SeveralAttentions
+from ...passes.examples import make_example
+from ...rules.attention import SeveralAttentions
 
 _MASKED_SCORE = -4e4
 "Score that replaces those where a boolean mask is false: Apple's number."
@@ -87,27 +88,26 @@ class DecomposeAttention(Rewrite):
         return result
 
     def examples(self) -> Iterable[Example]:
-        yield Example("plain", lambda: _build_attention(16), within=2.0)
-        yield Example("a head of 48", lambda: _build_attention(48), within=2.0)
-        yield Example("float mask", lambda: _build_attention(16, lambda m: m), within=2.0)
-        yield Example("boolean mask", lambda: _build_attention(
-            16, lambda m: Builder.greater(x=m, y=np.float16(0))), within=2.0)
-        yield Example("fp32", lambda: _build_attention(16, dtype=types.fp32), reason=FP32_UNSUPPORTED_REASON)
-        yield Example("fp32 mask", lambda: _build_attention(16, lambda m: Builder.cast(x=m, dtype="fp32")),
-                      reason="the mask is fp32 beside fp16 queries: rounding it might make it infinite")
-        yield Example("open heads", lambda: _build_attention(None),
-                      reason="the width of a head is not known before the model runs")
+        yield _make_attention_example("plain", within=2.0)
+        yield _make_attention_example("a head of 48", width=48, within=2.0)
+        yield _make_attention_example("float mask", mask=lambda m: m, within=2.0)
+        yield _make_attention_example("boolean mask", mask=lambda m: Builder.greater(x=m, y=np.float16(0)), within=2.0)
+        yield _make_attention_example("fp32", dtype=types.fp32, reason=FP32_UNSUPPORTED_REASON)
+        yield _make_attention_example("fp32 mask", mask=lambda m: Builder.cast(x=m, dtype="fp32"),
+                                      reason="the mask is fp32 beside fp16 queries: rounding it might make it infinite")
+        yield _make_attention_example("open heads", width=None,
+                                      reason="the width of a head is not known before the model runs")
 
 
 @cache
 def find_scale_factors(width: int) -> tuple[np.float16, ...]:
     """Return fp16 numbers whose product is 1 / sqrt(width): one where that is exact, else the nearest two."""
-    wanted = 1 / np.sqrt(width)
-    if np.float64(np.float16(wanted)) == wanted:
-        return (np.float16(wanted),)
-    first = np.arange(1024, 2048).astype(np.float16) / np.float16(1024)
-    second = (wanted / first.astype(np.float64)).astype(np.float16)
-    best = int(np.argmin(np.abs(first.astype(np.float64) * second.astype(np.float64) - wanted)))
+    scale = 1 / np.sqrt(width)
+    if np.float64(np.float16(scale)) == scale:
+        return (np.float16(scale),)
+    first = np.arange(1024, 2048).astype(np.float16) / np.float16(1024)  # every significand of fp16
+    second = (scale / first.astype(np.float64)).astype(np.float16)
+    best = int(np.argmin(np.abs(first.astype(np.float64) * second.astype(np.float64) - scale)))
     return first[best], second[best]
 
 
@@ -116,16 +116,17 @@ def _can_broadcast_mask(mask: tuple[object, ...], scores: tuple[object, ...]) ->
     if len(mask) > len(scores):
         return False
     pairs = zip(reversed(mask), reversed(scores))
-    return all(one == 1 or one == other or is_symbolic(one) or is_symbolic(other) for one, other in pairs)
+    return all(extent in (1, score) or is_symbolic(extent) or is_symbolic(score) for extent, score in pairs)
 
 
-def _build_attention(width: int | None, mask: object = None, dtype: object = types.fp16) -> Program:
-    def body(q: Var, k: Var, v: Var, m: Var | None = None) -> Var:
-        given = {"attn_mask": mask(m)} if callable(mask) else {}
-        result: Var = Builder.scaled_dot_product_attention(query=q, key=k, value=v, name="y", **given)
-        return result
+def _make_attention_example(
+    name: str, width: int | None = 16, mask: Callable[[Var], Var] | None = None, **settings: Any
+) -> Example:
+    def body(q: Var, k: Var, v: Var, m: Var | None = None) -> Any:
+        masks = {"attn_mask": mask(m)} if mask is not None and m is not None else {}
+        return Builder.scaled_dot_product_attention(query=q, key=k, value=v, name="y", **masks)
 
-    shapes: dict[str, tuple[int | None, ...]] = {"q": (1, 2, 3, width), "k": (1, 2, 8, width), "v": (1, 2, 8, 8)}
+    shapes: dict[str, Any] = {"q": (1, 2, 3, width), "k": (1, 2, 8, width), "v": (1, 2, 8, 8)}
     if mask is not None:
         shapes["m"] = (1, 2, 3, 8)
-    return build_program(body, opset=ct.target.iOS18, dtype=dtype, **shapes)
+    return make_example(name, body, opset=ct.target.iOS18, **shapes, **settings)

@@ -9,45 +9,23 @@ from typing import Any
 
 import coremltools as ct
 import numpy as np
-from coremltools.converters.mil.mil import Block, Builder, Operation, Program, Var, types
+from coremltools.converters.mil.mil import Block, Builder, Operation, Var, types
 
-from ...ir.builder import RewriteBuilder
+from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.query import get_consumers, get_type_info, is_const, is_opaque
 from ...passes.contract import BlockRewrite, Community, Exactness, Example, Hit, Miss, Vendor
 from ...passes.evidence import cite_apple_authoring_rules
-from ...passes.examples import build_program, make_weight
+from ...passes.examples import make_example, make_weight
 from ...utils.errors import InputError
-from ..convolution._conv_1d_lifting import rebuild_op
-
-__all__ = [
-    "CARRIED_INPUTS",
-    "FP16_MAX",
-    "MAX_SCORE",
-    "REWRITTEN_EXAMPLES",
-    "UNCHANGED_EXAMPLES",
-    "MaskDestination",
-    "MaskFlow",
-    "build_attention_op",
-    "build_causal_and_padding",
-    "build_infinite_and_finite_mask",
-    "build_product_mask",
-    "can_hold_mask",
-    "count_const_bytes",
-    "find_non_binary_factor",
-    "has_softmax",
-    "iterate_float_constants",
-    "replace_infinities",
-]
-
 
 _MAX_MASK_SUM, _MIN_MASK_MARGIN = 62500.0, 1000.0
 "Largest sum of masks in fp16, with room for scores; smallest margin of a mask below every score it masks."
 _UNDERFLOW = 745.0
 "exp of anything below minus this number is 0 in every precision."
-_SPREAD, _LARGEST = 10.0, 30.0
-"""For inputs up to M, at most `_LARGEST`, scores lie within `_SPREAD` M^2 of each other. Where elements of queries and
-keys are M in size, their product over the root of their length deviates by M^2 whatever the length, and two of them lie
-within 10 M^2, which is 7 deviations of their difference. At `value=-1e4` the largest M is 30."""
+_SPREAD, _MAX_INPUT = 10.0, 30.0
+"""For inputs up to M, at most `_MAX_INPUT`, scores lie within `_SPREAD` M^2 of each other. Where elements of queries
+and keys are M in size, their product over the root of their length deviates by M^2 whatever the length, and two of them
+lie within 10 M^2, which is 7 deviations of their difference. At `value=-1e4` the largest M is 30."""
 _MAX_VALUE = 60000.0
 "Largest magnitude of `value`, so that adding a score does not overflow."
 _MAX_SEARCHED_BYTES = 1 << 16
@@ -55,35 +33,18 @@ _MAX_SEARCHED_BYTES = 1 << 16
 
 The search is only for the report of why it is not rewritten.
 """
-FP16_MAX = 65504.0
+_FP16_MAX = 65504.0
 "The largest finite number of fp16; a mask of that magnitude, infinite or not, leaves no room for a score."
 _MIN_MASK_FACTOR = 1000.0
 "Constant factor from which a product counts as a mask: its other factor then selects positions, not magnitudes."
-_X_INPUT = ("x",)
-CARRIED_INPUTS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(
-        (
-            "cast",
-            "clip",
-            "expand_dims",
-            "squeeze",
-            "reshape",
-            "transpose",
-            "slice_by_index",
-            "slice_by_size",
-            "tile",
-            "split",
-            "gather",
-            "gather_along_axis",
-            "gather_nd",
-            "reverse",
-            "identity",
-            "band_part",
-        ),
-        _X_INPUT,
-    ),
+_MOVING_OPS = (
+    "cast", "clip", "expand_dims", "squeeze", "reshape", "transpose", "slice_by_index", "slice_by_size", "tile",
+    "split", "gather", "gather_along_axis", "gather_nd", "reverse", "identity", "band_part",
+)
+_CARRIED_INPUTS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(_MOVING_OPS, ("x",)),
     **dict.fromkeys(("add", "sub", "mul", "maximum", "minimum"), ("x", "y")),
-    "real_div": _X_INPUT,
+    "real_div": ("x",),
     "pad": ("x", "constant_val"),
     "select": ("a", "b"),
     "concat": ("values",),
@@ -94,16 +55,17 @@ CARRIED_INPUTS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("scatter", "scatter_along_axis", "scatter_nd"), ("data", "updates")),
 }
 "Ops that move, select, scale or add to elements of some of their inputs, with these inputs."
-_INTEGER_PRESERVING_INPUTS = {**CARRIED_INPUTS, "abs": _X_INPUT, "relu": _X_INPUT, "square": _X_INPUT}
+_INTEGER_PRESERVING_INPUTS = {**_CARRIED_INPUTS, **dict.fromkeys(("abs", "relu", "square"), ("x",))}
 "Ops that turn integers into integers, except for a division, with the inputs concerned."
 _ROUNDING_OPS = ("round", "floor", "ceil", "sign")
 _MAX_VALUES_VISITED = 64
 "Most values that are visited to infer whether a factor has only integers."
 _MASKED_INPUTS = {"softmax": "x", "scaled_dot_product_attention": "attn_mask"}
 "Ops that suppress masked elements, and the input with the mask."
-MAX_SCORE = 4000.0
+_MAX_SCORE = 4000.0
 "Largest score in the examples: beyond it, a masked score could exceed one that is not masked."
 _ROWS, _KEYS = 3, 8
+"Rows and keys of the examples."
 _MINUS_INF = np.float16(-np.inf)
 
 
@@ -146,7 +108,7 @@ class FiniteMask(BlockRewrite):
              "0 in every precision; a row masked throughout: an fp16 score beside -1e4 is rounded to a multiple of 8")
     preset = "safe"
     fixes_nonfinite = True
-    within = (0.0, _LARGEST)  # range of a model's inputs; less where a hit's mask is smaller
+    within = (0.0, _MAX_INPUT)  # range of a model's inputs; less where a hit's mask is smaller
     evidence = (
         cite_apple_authoring_rules("the ANE does not handle minus infinity in softmax correctly; masks use -40000"),
         Vendor("attention masks for the ANE hold -1e4 where nothing is to be attended to",
@@ -163,259 +125,121 @@ class FiniteMask(BlockRewrite):
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
         if not -_MAX_VALUE <= self.value <= -_MIN_MASK_MARGIN:
             raise InputError(f"finite_mask: option 'value' is {self.value:g}; expected -60000 to -1000")
-        if not has_softmax(block):
+        if not _has_softmax(block):
             return
         flow = None
         for op in block.operations:
-            if (
-                op.op_type in CARRIED_INPUTS
-                and not is_opaque(op)
-                and len(op.outputs) == 1
-                and can_hold_mask(op, _MAX_SEARCHED_BYTES)
-            ):
-                flow = flow or MaskFlow(block)
-                answer = self._match_op(op, flow)
-                if answer is not None:
-                    yield answer
+            is_carrier = op.op_type in _CARRIED_INPUTS and not is_opaque(op) and len(op.outputs) == 1
+            if is_carrier and _can_hold_mask(op):
+                flow = flow or _MaskFlow(block)  # expensive, so only where there may be a mask
+                match = self._match_op(op, flow)
+                if match is not None:
+                    yield match
 
-    def _match_op(self, op: Operation, flow: MaskFlow) -> Hit | Miss | None:
-        fate = flow.find_destination(op.outputs[0])
-        looked_at = [
+    def _match_op(self, op: Operation, flow: _MaskFlow) -> Hit | Miss | None:
+        destination = flow.find_destination(op.outputs[0])
+        infinite = [
             (name, var)
-            for name, var in iterate_float_constants(op)
-            if not fate.reason or count_const_bytes(var) <= _MAX_SEARCHED_BYTES
+            for name, var in _iterate_float_constants(op)
+            if (not destination.reason or _count_const_bytes(var) <= _MAX_SEARCHED_BYTES) and flow.is_beyond_fp16(var)
         ]
-        found = [(name, var) for name, var in looked_at if flow.beyond(var)]
         if op.op_type == "minimum":  # an upper bound, which masks nothing, would clip scores
-            found = [(name, var) for name, var in found if np.min(var.val) <= -FP16_MAX]
-        if not found or op.op_type == "maximum":  # the larger of a value and minus infinity is the value
+            infinite = [(name, var) for name, var in infinite if np.min(var.val) <= -_FP16_MAX]
+        if not infinite or op.op_type == "maximum":  # the larger of a value and minus infinity is the value
             return None
-        if fate.reason:
-            return Miss(op, f"an infinite constant, but {fate.reason}")
-        if not fate.half:
+        if destination.reason:
+            return Miss(op, f"an infinite constant, but {destination.reason}")
+        if not destination.half:
             return Miss(op, "the mask and its softmax are held in fp32, which has numbers of that size")
-        if (by := find_non_binary_factor(op)) is not None:
-            return Miss(op, f"the infinite constant is scaled by '{by.name}', which may be no mask of 0 and 1")
-        level = self._choose_level(fate)
-        if level * fate.factor - fate.finite < _MIN_MASK_MARGIN:
-            met = f", beside a finite mask of {-fate.finite:g}" if fate.finite >= _MIN_MASK_MARGIN else ""
-            return Miss(op, f"the mask is scaled by {fate.factor:g} on its way{met}: {-level * fate.factor:g} would "
+        if (factor := _find_non_binary_factor(op)) is not None:
+            return Miss(op, f"the infinite constant is scaled by '{factor.name}', which may be no mask of 0 and 1")
+        return self._match_level(op, infinite, destination)
+
+    def _match_level(self, op: Operation, infinite: list[tuple[str, Var]], destination: _MaskDestination) -> Hit | Miss:
+        """Match the level that replaces the `infinite` constants: below every score and, summed up, within fp16."""
+        level, factor, finite = self._choose_level(destination), destination.factor, destination.finite
+        margin = level * factor - finite
+        if margin < _MIN_MASK_MARGIN:
+            beside = f", beside a finite mask of {-finite:g}" if finite >= _MIN_MASK_MARGIN else ""
+            return Miss(op, f"the mask is scaled by {factor:g} on its way{beside}: {-level * factor:g} would "
                             "not silence every score, and fp16 has no room for more")
-        total = max(fate.copies, 1.0) * level + fate.finite
+        total = max(destination.copies, 1.0) * level + finite
         if total > _MAX_MASK_SUM:
             return Miss(op, f"masks on the way to the same softmax would add up to {-total:g}, which fp16 has no room "
                             f"for beside a score; value={self.value:g} is too large for that many")
-        room = level * fate.factor - fate.finite - _UNDERFLOW
-        return Hit(op, found=found, level=level, within=(0.0, min(_LARGEST, math.sqrt(room / _SPREAD))),
+        largest_input = min(_MAX_INPUT, math.sqrt((margin - _UNDERFLOW) / _SPREAD))
+        return Hit(op, infinite=infinite, level=level, within=(0.0, largest_input),
                    note=f"what is infinite in fp16 becomes {-level:g}")
 
-    def _choose_level(self, fate: MaskDestination) -> float:
+    def _choose_level(self, destination: _MaskDestination) -> float:
         """Choose the mask's magnitude: that of `value`, or larger than the finite masks added to it, to outrank
         them."""
-        level = abs(self.value)
-        if level * fate.factor - fate.finite >= _MIN_MASK_MARGIN:
+        level, factor, finite = abs(self.value), destination.factor, destination.finite
+        if level * factor - finite >= _MIN_MASK_MARGIN:
             return level
-        return min((fate.finite + level) / fate.factor, (_MAX_MASK_SUM - fate.finite) / max(fate.copies, 1.0))
+        return min((finite + level) / factor, (_MAX_MASK_SUM - finite) / max(destination.copies, 1.0))
 
     def rewrite_block(self, hit: Hit, mb: RewriteBuilder) -> dict[Var, Var]:
-        changed: dict[Var, Var] = {}
-        above = hit.op.op_type != "minimum"
-        for _, var in hit.found:
-            def make(var: Var = var) -> Var:
-                made: Var = mb.const(val=replace_infinities(var.val, hit.level, above), name=f"{var.name}_finite")
-                return made
+        op, level = hit.op, hit.level
+        above = op.op_type != "minimum"
 
-            changed[var] = mb.once((var, hit.level, above), make)
-        inputs = {}
-        for name in {name for name, _ in hit.found}:
-            bound = hit.op.inputs[name]
-            inputs[name] = [changed.get(each, each) for each in bound] if isinstance(bound, (list, tuple)) \
-                else changed[bound]
-        return {hit.op.outputs[0]: rebuild_op(mb, hit.op, **inputs)}
+        def make_finite(var: Var) -> Any:
+            return mb.once((var, level, above), lambda: mb.const(
+                val=_replace_infinities(var.val, level, above), name=f"{var.name}_finite"))
+
+        finite: dict[Var, Var] = {var: make_finite(var) for _, var in hit.infinite}
+        inputs: dict[str, Any] = {}
+        for name in {name for name, _ in hit.infinite}:
+            bound = op.inputs[name]
+            if isinstance(bound, (list, tuple)):
+                inputs[name] = [finite.get(each, each) for each in bound]
+            else:
+                inputs[name] = finite[bound]
+        return {op.outputs[0]: rebuild_op(mb, op, **inputs)}
 
     def examples(self) -> Iterable[Example]:
-        yield Example("product", build_product_mask, within=MAX_SCORE)
-        for name, build in REWRITTEN_EXAMPLES.items():
-            yield Example(name, build, within=MAX_SCORE)
-        yield Example("attention op", build_attention_op, within=40.0)
-        yield Example("another value", build_product_mask, options={"value": -4e4}, within=MAX_SCORE)
-        yield Example("below a finite mask", build_infinite_and_finite_mask, within=MAX_SCORE)
-        for name, (build, reason) in UNCHANGED_EXAMPLES.items():
-            yield Example(name, build, reason=reason)
-        yield Example("two of -40000", build_causal_and_padding, options={"value": -4e4},
-                      reason="masks on the way to the same softmax would add up to -80000, which fp16 has no room for "
-                             "beside a score; value=-40000 is too large for that many")
+        yield _make_softmax_example("product", _add_padding_mask)
+        for name, mask in _REWRITTEN_EXAMPLES.items():
+            yield _make_softmax_example(name, mask)
+        yield make_example("attention op", _build_masked_attention, within=40.0, opset=ct.target.iOS18, x=(2, _KEYS, 4),
+                           m=(2, 1, _KEYS))
+        yield _make_softmax_example("another value", _add_padding_mask, options={"value": -4e4})
+        yield _make_softmax_example("below a finite mask", _add_infinite_and_finite_mask)
+        yield from _iterate_unchanged_examples()
+        yield _make_softmax_example(
+            "two of -40000", _add_causal_and_padding_mask, options={"value": -4e4},
+            reason="masks on the way to the same softmax would add up to -80000, which fp16 has no room for "
+                   "beside a score; value=-40000 is too large for that many")
 
 
-@dataclass(frozen=True)
-class MaskDestination:
-    """The destination of a value.
-
-    A `reason` is why it does not end in softmaxes alone; otherwise the numbers are valid. `factor` is the smallest
-    constant that a mask is multiplied by on the way, and `half` whether a value on the way is fp16. `copies` is how
-    many infinite masks may be added up in one element of a softmax, each counted with its factor, and `finite` the sum
-    of the finite masks there.
-    """
-
-    reason: str = ""
-    factor: float = 1.0
-    half: bool = False
-    copies: float = 0.0
-    finite: float = 0.0
-
-    def also(self, other: MaskDestination) -> MaskDestination:
-        """Combine both destinations, for a value with two readers."""
-        if self.reason or other.reason:
-            return self if self.reason else other
-        return MaskDestination("", min(self.factor, other.factor), self.half or other.half,
-                               max(self.copies, other.copies), max(self.finite, other.finite))
+def _has_softmax(block: Block) -> bool:
+    """Return whether `block` or a nested block has an op in which a mask ends."""
+    return any(op.op_type in _MASKED_INPUTS or any(map(_has_softmax, op.blocks)) for op in block.operations)
 
 
-@dataclass(frozen=True)
-class _MaskSum:
-    """The masks that may be added up in one element of a value; the names are those of `MaskDestination`."""
-
-    copies: float = 0.0
-    finite: float = 0.0
-
-
-@dataclass(frozen=True)
-class _ConstSummary:
-    """The magnitudes in a const: `beyond` if any is beyond fp16, `largest` and `smallest` of the rest."""
-
-    beyond: bool
-    largest: float
-    smallest: float
-
-
-class MaskFlow:
-    """The destinations of the floating-point values that `block` and its nested blocks compute; linear in their ops."""
-
-    def __init__(self, block: Block) -> None:
-        self._ops = list(_iterate_nested_ops(block))
-        self._summaries: dict[Var, _ConstSummary] = {}
-        self._fates: dict[Var, MaskDestination] = {}
-        self._compute_destinations(self._make_destination)
-        self._mask_sums: dict[Var, _MaskSum] = {}
-        for op in self._ops:
-            if op.op_type in CARRIED_INPUTS and not is_opaque(op) and not self.find_destination(op.outputs[0]).reason:
-                self._mask_sums.update(dict.fromkeys(op.outputs, self._compute_mask_sum(op)))
-        self._compute_destinations(self._make_counted_destination)
-
-    def find_destination(self, var: Var) -> MaskDestination:
-        """Return the destination of `var`; a value added after the block was analysed belongs to another block."""
-        return self._fates.get(var, MaskDestination(f"'{var.name}' is computed elsewhere"))
-
-    def beyond(self, var: Var) -> bool:
-        """Return whether the const has numbers that fp16 cannot represent, or that are nearly its largest."""
-        return self._get_summary(var).beyond
-
-    def _compute_destinations(self, sink: Callable[[Var], MaskDestination]) -> None:
-        """Compute every value's destination from those of the values computed from it, last op first."""
-        for op in reversed(self._ops):
-            for var in op.outputs:
-                if get_type_info(var).is_tensor or types.is_scalar(var.sym_type):
-                    self._fates[var] = self._of(var, sink)
-
-    def _of(self, var: Var, sink: Callable[[Var], MaskDestination]) -> MaskDestination:
-        if var.consuming_blocks:
-            return MaskDestination(f"'{var.name}' is an output as well")
-        readers = get_consumers(var)
-        fate = self._follow_reader(readers[0], var, sink) if readers else MaskDestination(f"nothing reads '{var.name}'")
-        for reader in readers[1:]:
-            if fate.reason:
-                break
-            fate = fate.also(self._follow_reader(reader, var, sink))
-        return replace(fate, half=fate.half or get_type_info(var).dtype == types.fp16)
-
-    def _follow_reader(self, op: Operation, var: Var, sink: Callable[[Var], MaskDestination]) -> MaskDestination:
-        """Return the destination of `var` through one of its readers."""
-        as_what = {name for name, bound in op.inputs.items() if bound is var or _is_among(var, bound)}
-        if not is_opaque(op):
-            if as_what == {_MASKED_INPUTS.get(op.op_type)}:
-                test = _find_nan_test(op.outputs[0])
-                return sink(var) if test is None else MaskDestination(
-                    f"{test.op_type} '{test.outputs[0].name}' tells by NaN which rows are masked throughout")
-            if (
-                op.op_type in CARRIED_INPUTS
-                and as_what <= {*CARRIED_INPUTS[op.op_type]}
-                and types.is_float(op.outputs[0].dtype)
-            ):
-                return self._follow_carrier(op, var)
-        return MaskDestination(
-            f"reaches {op.op_type} '{op.outputs[0].name if op.outputs else op.name}', which is no softmax"
-        )
-
-    def _follow_carrier(self, op: Operation, var: Var) -> MaskDestination:
-        fate = self.find_destination(op.outputs[0])
-        for out in op.outputs[1:]:
-            fate = fate.also(self.find_destination(out))
-        if fate.reason or op.op_type not in ("mul", "real_div"):
-            return fate
-        other = op.y if op.x is var else op.x
-        if not is_const(other):
-            return MaskDestination(f"is scaled by a computed value in {op.op_type} '{op.outputs[0].name}'")
-        scan = self._get_summary(other)
-        return replace(fate, factor=fate.factor * min(
-            1.0, scan.smallest if op.op_type == "mul" else 1 / max(scan.largest, 1.0)))
-
-    def _make_destination(self, var: Var) -> MaskDestination:
-        return MaskDestination(half=get_type_info(var).dtype == types.fp16)
-
-    def _make_counted_destination(self, var: Var) -> MaskDestination:
-        load = self._mask_sums.get(var, _MaskSum())
-        return replace(self._make_destination(var), copies=load.copies, finite=load.finite)
-
-    def _compute_mask_sum(self, op: Operation) -> _MaskSum:
-        """Compute the masks in the result of an op: sums add them, selections take the larger, factors scale them."""
-        loads = [self._held(var) for var in _iterate_operands(op)]
-        if op.op_type in ("add", "sub") and not _is_outside_band(op):
-            return _MaskSum(sum(load.copies for load in loads), sum(load.finite for load in loads))
-        if op.op_type == "mul":
-            return self._multiply_mask_sum(op)
-        return _MaskSum(max(load.copies for load in loads), max(load.finite for load in loads))
-
-    def _multiply_mask_sum(self, op: Operation) -> _MaskSum:
-        const, other = (op.x, op.y) if is_const(op.x) else (op.y, op.x)
-        if not is_const(const):
-            return _MaskSum()
-        scan, load = self._get_summary(const), self._held(other)
-        own = scan.largest if scan.largest >= _MIN_MASK_FACTOR else 0.0
-        if scan.beyond:  # times a mask of 0 and 1, not times another mask
-            return _MaskSum(max(load.copies * FP16_MAX, 1.0), own)
-        by = max(1.0, scan.largest)
-        return _MaskSum(load.copies * by, max(load.finite * by, own))
-
-    def _held(self, var: Var) -> _MaskSum:
-        if not is_const(var):
-            return self._mask_sums.get(var, _MaskSum())
-        scan = self._get_summary(var)
-        return _MaskSum(float(scan.beyond), scan.largest)
-
-    def _get_summary(self, var: Var) -> _ConstSummary:
-        if var not in self._summaries:
-            self._summaries[var] = _summarize_const(np.asarray(var.val))
-        return self._summaries[var]
-
-
-def can_hold_mask(op: Operation, small: int) -> bool:
-    """Return whether a const of `op` is beyond fp16 or larger than `small` bytes, and may turn out to be a mask."""
+def _can_hold_mask(op: Operation) -> bool:
+    """Return whether a const of `op` is beyond fp16, or so large that it is read only where it reaches a softmax."""
     return any(
-        count_const_bytes(var) > small or _summarize_const(np.asarray(var.val)).beyond
-        for _, var in iterate_float_constants(op)
+        _count_const_bytes(var) > _MAX_SEARCHED_BYTES or _summarize_const(np.asarray(var.val)).beyond
+        for _, var in _iterate_float_constants(op)
     )
 
 
-def iterate_float_constants(op: Operation) -> Iterator[tuple[str, Var]]:
+def _iterate_float_constants(op: Operation) -> Iterator[tuple[str, Var]]:
     """Yield the floating-point consts whose elements become elements of the result, each with its input name."""
-    for name in CARRIED_INPUTS[op.op_type]:
+    for name in _CARRIED_INPUTS[op.op_type]:
         bound = op.inputs.get(name)
         for var in bound if isinstance(bound, (list, tuple)) else [bound]:
             if is_const(var) and types.is_float(var.dtype):
                 yield name, var
 
 
-def find_non_binary_factor(op: Operation) -> Var | None:
+def _count_const_bytes(var: Var) -> int:
+    """Count the bytes of a const without reading them."""
+    return int(np.prod(var.shape, dtype=object)) * int(np.dtype(types.nptype_from_builtin(var.dtype)).itemsize)
+
+
+def _find_non_binary_factor(op: Operation) -> Var | None:
     """Return the factor or divisor of a constant mask in `op` if it may be a number other than 0 and 1, else None.
 
     A product that a softmax reads without anything added is a score.
@@ -445,40 +269,185 @@ def _has_only_integers(factor: Var) -> bool:
     return not pending
 
 
-def replace_infinities(values: Any, level: float, above: bool = True) -> Any:
+def _iterate_operands(op: Operation) -> Iterable[Var]:
+    for name in _INTEGER_PRESERVING_INPUTS[op.op_type]:
+        bound = op.inputs.get(name)
+        if bound is not None:
+            yield from bound if isinstance(bound, (list, tuple)) else [bound]
+
+
+def _replace_infinities(values: Any, level: float, above: bool) -> Any:
     """Replace values beyond fp16 by `level` with their sign; without `above`, replace only negative ones."""
     values = np.asarray(values)
-    beyond = (np.abs(values) if above else -values) >= FP16_MAX
+    beyond = (np.abs(values) if above else -values) >= _FP16_MAX
     changed = np.where(beyond, np.copysign(values.dtype.type(level), values), values)
     return changed.astype(values.dtype)[()]
 
 
-def has_softmax(block: Block) -> bool:
-    """Return whether `block` or a nested block has an op in which a mask ends."""
-    return any(op.op_type in _MASKED_INPUTS or any(map(has_softmax, op.blocks)) for op in block.operations)
+@dataclass(frozen=True)
+class _MaskDestination:
+    """The destination of a value.
+
+    A `reason` is why it does not end in softmaxes alone; otherwise the numbers are valid. `factor` is the smallest
+    constant that a mask is multiplied by on the way, and `half` whether a value on the way is fp16. `copies` is how
+    many infinite masks may be added up in one element of a softmax, each counted with its factor, and `finite` the sum
+    of the finite masks there.
+    """
+
+    reason: str = ""
+    factor: float = 1.0
+    half: bool = False
+    copies: float = 0.0
+    finite: float = 0.0
+
+    def merge(self, other: _MaskDestination) -> _MaskDestination:
+        """Combine both destinations, for a value with two readers."""
+        if self.reason or other.reason:
+            return self if self.reason else other
+        return _MaskDestination("", min(self.factor, other.factor), self.half or other.half,
+                               max(self.copies, other.copies), max(self.finite, other.finite))
 
 
-def count_const_bytes(var: Var) -> int:
-    """Count the bytes of a const without reading them."""
-    return int(np.prod(var.shape, dtype=object)) * int(np.dtype(types.nptype_from_builtin(var.dtype)).itemsize)
+@dataclass(frozen=True)
+class _MaskSum:
+    """The masks that may be added up in one element of a value; the names are those of `_MaskDestination`."""
+
+    copies: float = 0.0
+    finite: float = 0.0
 
 
-def _summarize_const(values: np.ndarray[Any, Any]) -> _ConstSummary:
-    if not values.size:
-        return _ConstSummary(False, 0.0, 0.0)
-    low, high = float(np.min(values)), float(np.max(values))
-    if max(abs(low), abs(high)) < FP16_MAX and low != high:
-        return _ConstSummary(False, max(abs(low), abs(high)), float(np.min(np.abs(values))))
-    sizes = np.abs(values)
-    rest = sizes[sizes < FP16_MAX]
-    beyond = bool(np.any(sizes >= FP16_MAX))
-    return _ConstSummary(beyond, float(np.max(rest, initial=0.0)), float(np.min(rest, initial=FP16_MAX)))
+@dataclass(frozen=True)
+class _ConstSummary:
+    """The magnitudes in a const: `beyond` if any is beyond fp16, `largest` and `smallest` of the rest."""
+
+    beyond: bool
+    largest: float
+    smallest: float
 
 
-def _iterate_operands(op: Operation) -> Iterable[Var]:
-    for name in _INTEGER_PRESERVING_INPUTS[op.op_type]:
-        bound = op.inputs.get(name)
-        yield from bound if isinstance(bound, (list, tuple)) else [] if bound is None else [bound]
+class _MaskFlow:
+    """The destinations of the floating-point values that `block` and its nested blocks compute; linear in their ops."""
+
+    def __init__(self, block: Block) -> None:
+        self._ops = list(_iterate_nested_ops(block))
+        self._summaries: dict[Var, _ConstSummary] = {}
+        self._destinations: dict[Var, _MaskDestination] = {}
+        self._compute_destinations(self._make_destination)
+        self._mask_sums: dict[Var, _MaskSum] = {}
+        for op in self._ops:
+            if op.op_type in _CARRIED_INPUTS and not is_opaque(op) and not self.find_destination(op.outputs[0]).reason:
+                self._mask_sums.update(dict.fromkeys(op.outputs, self._compute_mask_sum(op)))
+        self._compute_destinations(self._make_counted_destination)
+
+    def find_destination(self, var: Var) -> _MaskDestination:
+        """Return the destination of `var`; a value added after the block was analysed belongs to another block."""
+        return self._destinations.get(var, _MaskDestination(f"'{var.name}' is computed elsewhere"))
+
+    def is_beyond_fp16(self, var: Var) -> bool:
+        """Return whether the const has numbers that fp16 cannot represent, or that are nearly its largest."""
+        return self._get_summary(var).beyond
+
+    def _compute_destinations(self, make_end: Callable[[Var], _MaskDestination]) -> None:
+        """Compute every value's destination from those of the values computed from it, last op first.
+
+        `make_end` makes the destination of a value that a softmax reads.
+        """
+        for op in reversed(self._ops):
+            for var in op.outputs:
+                if get_type_info(var).is_tensor or types.is_scalar(var.sym_type):
+                    self._destinations[var] = self._compute_destination(var, make_end)
+
+    def _compute_destination(self, var: Var, make_end: Callable[[Var], _MaskDestination]) -> _MaskDestination:
+        if var.consuming_blocks:
+            return _MaskDestination(f"'{var.name}' is an output as well")
+        readers = get_consumers(var)
+        if not readers:
+            return _MaskDestination(f"nothing reads '{var.name}'")
+        destination = self._follow_reader(readers[0], var, make_end)
+        for reader in readers[1:]:
+            if destination.reason:
+                break
+            destination = destination.merge(self._follow_reader(reader, var, make_end))
+        return replace(destination, half=destination.half or get_type_info(var).dtype == types.fp16)
+
+    def _follow_reader(
+        self, op: Operation, var: Var, make_end: Callable[[Var], _MaskDestination]
+    ) -> _MaskDestination:
+        """Return the destination of `var` through one of its readers."""
+        parameters = {name for name, bound in op.inputs.items() if bound is var or _contains(bound, var)}
+        if not is_opaque(op) and parameters == {_MASKED_INPUTS.get(op.op_type)}:
+            test = _find_nan_test(op.outputs[0])
+            return make_end(var) if test is None else _MaskDestination(
+                f"{test.op_type} '{test.outputs[0].name}' tells by NaN which rows are masked throughout")
+        carried = () if is_opaque(op) else _CARRIED_INPUTS.get(op.op_type, ())
+        if carried and parameters <= {*carried} and types.is_float(op.outputs[0].dtype):
+            return self._follow_carrier(op, var)
+        return _MaskDestination(
+            f"reaches {op.op_type} '{op.outputs[0].name if op.outputs else op.name}', which is no softmax"
+        )
+
+    def _follow_carrier(self, op: Operation, var: Var) -> _MaskDestination:
+        destination = self.find_destination(op.outputs[0])
+        for output in op.outputs[1:]:
+            destination = destination.merge(self.find_destination(output))
+        if destination.reason or op.op_type not in ("mul", "real_div"):
+            return destination
+        other = op.y if op.x is var else op.x
+        if not is_const(other):
+            return _MaskDestination(f"is scaled by a computed value in {op.op_type} '{op.outputs[0].name}'")
+        summary = self._get_summary(other)
+        factor = summary.smallest if op.op_type == "mul" else 1 / max(summary.largest, 1.0)
+        return replace(destination, factor=destination.factor * min(1.0, factor))
+
+    def _make_destination(self, var: Var) -> _MaskDestination:
+        return _MaskDestination(half=get_type_info(var).dtype == types.fp16)
+
+    def _make_counted_destination(self, var: Var) -> _MaskDestination:
+        masks = self._mask_sums.get(var, _MaskSum())
+        return replace(self._make_destination(var), copies=masks.copies, finite=masks.finite)
+
+    def _compute_mask_sum(self, op: Operation) -> _MaskSum:
+        """Compute the masks in the result of an op: sums add them, selections take the larger, factors scale them."""
+        operands = [self._get_mask_sum(var) for var in _iterate_operands(op)]
+        if op.op_type in ("add", "sub") and not _is_outside_band(op):
+            return _MaskSum(sum(each.copies for each in operands), sum(each.finite for each in operands))
+        if op.op_type == "mul":
+            return self._multiply_mask_sum(op)
+        return _MaskSum(max(each.copies for each in operands), max(each.finite for each in operands))
+
+    def _multiply_mask_sum(self, op: Operation) -> _MaskSum:
+        const, other = (op.x, op.y) if is_const(op.x) else (op.y, op.x)
+        if not is_const(const):
+            return _MaskSum()
+        summary, masks = self._get_summary(const), self._get_mask_sum(other)
+        own = summary.largest if summary.largest >= _MIN_MASK_FACTOR else 0.0
+        if summary.beyond:  # times a mask of 0 and 1, not times another mask
+            return _MaskSum(max(masks.copies * _FP16_MAX, 1.0), own)
+        factor = max(1.0, summary.largest)
+        return _MaskSum(masks.copies * factor, max(masks.finite * factor, own))
+
+    def _get_mask_sum(self, var: Var) -> _MaskSum:
+        if not is_const(var):
+            return self._mask_sums.get(var, _MaskSum())
+        summary = self._get_summary(var)
+        return _MaskSum(float(summary.beyond), summary.largest)
+
+    def _get_summary(self, var: Var) -> _ConstSummary:
+        if var not in self._summaries:
+            self._summaries[var] = _summarize_const(np.asarray(var.val))
+        return self._summaries[var]
+
+
+def _iterate_nested_ops(block: Block) -> Iterator[Operation]:
+    """Yield every op; the ops of nested blocks come before the op that contains them, after all that they read."""
+    for op in block.operations:
+        for inner in op.blocks:
+            yield from _iterate_nested_ops(inner)
+        yield op
+
+
+def _contains(bound: Any, var: Var) -> bool:
+    return isinstance(bound, (list, tuple)) and any(each is var for each in bound)
 
 
 def _find_nan_test(var: Var) -> Operation | None:
@@ -498,203 +467,171 @@ def _is_outside_band(op: Operation) -> bool:
     return op.op_type == "sub" and band is not None and band.op_type == "band_part" and band.x is op.x
 
 
-def _is_among(var: Var, bound: Any) -> bool:
-    return isinstance(bound, (list, tuple)) and any(each is var for each in bound)
+def _summarize_const(values: np.ndarray[Any, Any]) -> _ConstSummary:
+    if not values.size:
+        return _ConstSummary(False, 0.0, 0.0)
+    low, high = float(np.min(values)), float(np.max(values))
+    if max(abs(low), abs(high)) < _FP16_MAX and low != high:
+        return _ConstSummary(False, max(abs(low), abs(high)), float(np.min(np.abs(values))))
+    sizes = np.abs(values)
+    rest = sizes[sizes < _FP16_MAX]
+    beyond = bool(np.any(sizes >= _FP16_MAX))
+    return _ConstSummary(beyond, float(np.max(rest, initial=0.0)), float(np.min(rest, initial=_FP16_MAX)))
 
 
-def _iterate_nested_ops(block: Block) -> Iterator[Operation]:
-    """Yield every op; the ops of nested blocks come before the op that contains them, after all that they read."""
-    for op in block.operations:
-        for inner in op.blocks:
-            yield from _iterate_nested_ops(inner)
-        yield op
+def _make_softmax_example(name: str, mask: Callable[[Var, Var], Var], **settings: Any) -> Example:
+    """Make an example of a softmax of `mask` of scores x and of m, a number per key that is positive for visible keys.
+    """
+    return make_example(name, lambda x, m: Builder.softmax(x=mask(x, m), axis=-1, name="y"), within=_MAX_SCORE,
+                        x=(2, _ROWS, _KEYS), m=(2, 1, _KEYS), **settings)
 
 
-def _make_causal_mask(low: float, dtype: Any = np.float16) -> Any:
+def _make_causal_mask(low: float) -> Any:
     """Make a causal mask: 0 for the keys up to the row's own, `low` beyond."""
-    return np.triu(np.full((_ROWS, _KEYS), low, dtype=dtype), 1) if np.isfinite(low) else \
-        np.where(np.tri(_ROWS, _KEYS, dtype=bool), 0, low).astype(dtype)
+    return np.where(np.tri(_ROWS, _KEYS, dtype=bool), 0, low).astype(np.float16)
 
 
-def _build_masked_softmax(mask: Callable[[Var, Var], Var], **settings: Any) -> Program:
-    """Build a softmax of `mask` of scores x and of m, a number per key that is positive for visible keys."""
-    return build_program(lambda x, m: Builder.softmax(x=mask(x, m), axis=-1, name="y"), **settings,
-                         x=(2, _ROWS, _KEYS), m=(2, 1, _KEYS))
-
-
-def _cast_visible_keys(m: Var, dtype: str = "fp16") -> Var:
-    return Builder.cast(x=_find_visible_keys(m), dtype=dtype)
-
-
-def _find_visible_keys(m: Var) -> Var:
+def _find_visible_keys(m: Var) -> Any:
     return Builder.greater(x=m, y=_make_zero(m))
 
 
-def _find_hidden_keys(m: Var) -> Var:
+def _find_hidden_keys(m: Var) -> Any:
     return Builder.less_equal(x=m, y=_make_zero(m))
 
 
 def _make_zero(m: Var) -> Any:
-    return np.float16(0) if m.dtype == types.fp16 else np.float32(0)
+    return types.nptype_from_builtin(m.dtype)(0)
 
 
-def _build_padding_mask(m: Var, low: float = -np.inf, dtype: Any = np.float16) -> Var:
+def _build_padding_mask(m: Var, low: float = -np.inf, dtype: Any = np.float16) -> Any:
     """Build (1 - m) * low."""
-    shut = Builder.sub(x=dtype(1), y=_cast_visible_keys(m, "fp16" if dtype is np.float16 else "fp32"))
-    return Builder.mul(x=shut, y=dtype(low))
+    visible = Builder.cast(x=_find_visible_keys(m), dtype="fp16" if dtype is np.float16 else "fp32")
+    return Builder.mul(x=Builder.sub(x=dtype(1), y=visible), y=dtype(low))
 
 
-def build_product_mask() -> Program:
-    return _build_masked_softmax(lambda x, m: Builder.add(x=x, y=_build_padding_mask(m)))
+def _add_padding_mask(x: Var, m: Var) -> Any:
+    return Builder.add(x=x, y=_build_padding_mask(m))
 
 
-def build_causal_and_padding() -> Program:
-    return _build_masked_softmax(
-        lambda x, m: Builder.add(x=Builder.add(x=x, y=_make_causal_mask(-np.inf)), y=_build_padding_mask(m))
-    )
+def _fill_hidden_keys(x: Var, m: Var) -> Any:
+    """Build masked_fill."""
+    return Builder.select(cond=_find_hidden_keys(m), a=_MINUS_INF, b=x)
 
 
-def build_infinite_and_finite_mask() -> Program:
-    return _build_masked_softmax(
-        lambda x, m: Builder.add(x=Builder.add(x=x, y=_make_causal_mask(-np.inf)), y=_build_padding_mask(m, -1e4))
-    )
+def _select_visible_keys(x: Var, m: Var) -> Any:
+    """Build where."""
+    return Builder.select(cond=_find_visible_keys(m), a=x, b=np.full((1, _ROWS, _KEYS), _MINUS_INF))
 
 
-def _add_fp32_mask(x: Var, m: Var) -> Var:
+def _add_causal_mask(x: Var, m: Var) -> Any:
+    return Builder.add(x=x, y=_make_causal_mask(-np.inf))
+
+
+def _add_causal_and_padding_mask(x: Var, m: Var) -> Any:
+    return Builder.add(x=_add_causal_mask(x, m), y=_build_padding_mask(m))
+
+
+def _add_infinite_and_finite_mask(x: Var, m: Var) -> Any:
+    return Builder.add(x=_add_causal_mask(x, m), y=_build_padding_mask(m, -1e4))
+
+
+def _add_fp32_mask(x: Var, m: Var) -> Any:
     """Add a mask that is computed in fp32 and cast: minus infinity at run time."""
     return Builder.add(x=x, y=Builder.cast(x=_build_padding_mask(m, -1e9, np.float32), dtype="fp16"))
 
 
-def _concat_masked_half(x: Var, m: Var) -> Var:
+def _concat_masked_half(x: Var, m: Var) -> Any:
     left, right = Builder.split(x=x, num_splits=2, axis=-1)
-    shut = Builder.fill_like(ref_tensor=right, value=_MINUS_INF)
-    return Builder.concat(values=[Builder.add(x=left, y=right), shut], axis=-1)
+    masked = Builder.fill_like(ref_tensor=right, value=_MINUS_INF)
+    return Builder.concat(values=[Builder.add(x=left, y=right), masked], axis=-1)
 
 
-def _add_gathered_mask(x: Var, m: Var) -> Var:
+def _add_gathered_mask(x: Var, m: Var) -> Any:
     rows = Builder.cast(x=Builder.greater(x=Builder.reduce_max(x=x, axes=[0, 2]), y=np.float16(0)), dtype="int32")
     return Builder.add(x=x, y=Builder.gather(x=_make_causal_mask(-np.inf), indices=rows, axis=0))
 
 
-def _subtract_mask(x: Var, m: Var) -> Var:
-    """Build x - (1 - m) * inf."""
-    return Builder.sub(x=x, y=_build_padding_mask(m, np.inf))
-
-
-def _add_band_part_mask(x: Var, m: Var) -> Var:
+def _add_band_part_mask(x: Var, m: Var) -> Any:
     """Add a causal mask as torch.triu computes it at run time: inf - inf inside the band."""
     shape = Builder.slice_by_index(x=Builder.shape(x=x), begin=[1], end=[3])
     full = Builder.fill(shape=shape, value=_MINUS_INF)
     return Builder.add(x=x, y=Builder.sub(x=full, y=Builder.band_part(x=full, lower=-1, upper=0)))
 
 
-def build_attention_op() -> Program:
+def _build_masked_attention(x: Var, m: Var) -> Any:
     """Build an attention whose scores are products of inputs, so that inputs have to be smaller."""
-    def body(x: Var, m: Var) -> Var:
-        return Builder.scaled_dot_product_attention(query=x, key=x, value=x, attn_mask=_build_padding_mask(m), name="y")
-
-    return build_program(body, opset=ct.target.iOS18, x=(2, _KEYS, 4), m=(2, 1, _KEYS))
+    return Builder.scaled_dot_product_attention(query=x, key=x, value=x, attn_mask=_build_padding_mask(m), name="y")
 
 
-def _read_masked_twice(x: Var, m: Var) -> Var:
-    masked = Builder.select(cond=_find_hidden_keys(m), a=_MINUS_INF, b=x)
-    return Builder.sub(x=masked, y=Builder.reduce_max(x=masked, axes=[-1], keep_dims=True, name="highest"))
+_REWRITTEN_EXAMPLES: dict[str, Callable[[Var, Var], Any]] = {
+    "masked_fill": _fill_hidden_keys,
+    "where": _select_visible_keys,
+    "causal": _add_causal_mask,
+    "lowest number of fp16": lambda x, m: Builder.add(x=x, y=_make_causal_mask(-_FP16_MAX)),
+    "causal and padding": _add_causal_and_padding_mask,
+    "in fp32 and cast": _add_fp32_mask,
+    "part of a concat": _concat_masked_half,
+    "table": _add_gathered_mask,
+    "subtracted": lambda x, m: Builder.sub(x=x, y=_build_padding_mask(m, np.inf)),
+    "triangle at run time": _add_band_part_mask,
+}
+"Masks of scores that are rewritten."
 
 
-def _add_infinite_weights(x: Var, m: Var) -> Var:
-    return Builder.relu(
-        x=Builder.add(x=x, y=np.where(make_weight(_KEYS) > 0, _MINUS_INF, make_weight(_KEYS))), name="passed"
-    )
+def _iterate_unchanged_examples() -> Iterator[Example]:
+    """Yield the examples that are not rewritten, with the reasons."""
+    yield _make_softmax_example("a lower bound", lambda x, m: Builder.maximum(x=x, y=_MINUS_INF), reason="")
+    yield _make_softmax_example("an upper bound", lambda x, m: Builder.minimum(x=x, y=np.float16(_FP16_MAX)), reason="")
+    yield _make_softmax_example(
+        "times a slope", _scale_mask_by_slope,
+        reason="the infinite constant is scaled by 'slope', which may be no mask of 0 and 1")
+    yield make_example(
+        "hard choice", lambda x: Builder.softmax(x=Builder.mul(x=x, y=np.float16(_FP16_MAX)), name="y"), x=(4, 8),
+        reason="the infinite constant is scaled by 'x', which may be no mask of 0 and 1")
+    yield make_example(
+        "tested for NaN", _build_nan_test, x=(4, 4),
+        reason="an infinite constant, but not_equal 'empty' tells by NaN which rows are masked throughout")
+    yield _make_softmax_example("in range", lambda x, m: Builder.add(x=x, y=_build_padding_mask(m, -100.0)), reason="")
+    yield _make_softmax_example(
+        "fp32", lambda x, m: Builder.add(x=x, y=_build_padding_mask(m, -1e9, np.float32)), dtype=types.fp32,
+        reason="the mask and its softmax are held in fp32, which has numbers of that size")
+    yield _make_softmax_example(
+        "no softmax", _add_infinite_weights,
+        reason="an infinite constant, but reaches relu 'passed', which is no softmax")
+    yield _make_softmax_example(
+        "another reader", _read_masked_twice,
+        reason="an infinite constant, but reaches reduce_max 'highest', which is no softmax")
+    yield make_example(
+        "output", _return_masked, x=(_ROWS, _KEYS), reason="an infinite constant, but 'masked' is an output as well")
+    yield _make_softmax_example(
+        "scaled down", lambda x, m: Builder.mul(x=_fill_hidden_keys(x, m), y=np.float16(1 / 64)),
+        reason="the mask is scaled by 0.015625 on its way: -976.562 would not silence every score, "
+               "and fp16 has no room for more")
+    yield _make_softmax_example(
+        "scaled by a computed value", lambda x, m: Builder.mul(x=_fill_hidden_keys(x, m), y=m, name="scaled"),
+        reason="an infinite constant, but is scaled by a computed value in mul 'scaled'")
 
 
-def _scale_down_masked(x: Var, m: Var) -> Var:
-    return Builder.mul(x=Builder.select(cond=_find_hidden_keys(m), a=_MINUS_INF, b=x), y=np.float16(1 / 64))
-
-
-def _scale_mask_by_slope(x: Var, m: Var) -> Var:
+def _scale_mask_by_slope(x: Var, m: Var) -> Any:
     return Builder.add(x=x, y=Builder.mul(x=Builder.sigmoid(x=m, name="slope"), y=_make_causal_mask(-np.inf)))
 
 
-def _build_nan_test() -> Program:
-    def body(x: Var) -> Var:
-        weights = Builder.softmax(x=Builder.add(x=x, y=np.tril(np.full((4, 4), _MINUS_INF))))
-        return Builder.select(cond=Builder.not_equal(x=weights, y=weights, name="empty"), a=np.float16(0), b=weights,
-                              name="y")
-
-    return build_program(body, x=(4, 4))
+def _build_nan_test(x: Var) -> Any:
+    weights = Builder.softmax(x=Builder.add(x=x, y=np.tril(np.full((4, 4), _MINUS_INF))))
+    is_nan = Builder.not_equal(x=weights, y=weights, name="empty")
+    return Builder.select(cond=is_nan, a=np.float16(0), b=weights, name="y")
 
 
-def _scale_by_computed(x: Var, m: Var) -> Var:
-    return Builder.mul(x=Builder.select(cond=_find_hidden_keys(m), a=_MINUS_INF, b=x), y=m, name="scaled")
+def _add_infinite_weights(x: Var, m: Var) -> Any:
+    weights = np.where(make_weight(_KEYS) > 0, _MINUS_INF, make_weight(_KEYS))
+    return Builder.relu(x=Builder.add(x=x, y=weights), name="passed")
 
 
-REWRITTEN_EXAMPLES: dict[str, Callable[[], Program]] = {
-    "masked_fill": lambda: _build_masked_softmax(
-        lambda x, m: Builder.select(cond=_find_hidden_keys(m), a=_MINUS_INF, b=x)
-    ),
-    "where": lambda: _build_masked_softmax(
-        lambda x, m: Builder.select(cond=_find_visible_keys(m), a=x, b=np.full((1, _ROWS, _KEYS), _MINUS_INF))
-    ),
-    "causal": lambda: _build_masked_softmax(lambda x, m: Builder.add(x=x, y=_make_causal_mask(-np.inf))),
-    "lowest number of fp16": lambda: _build_masked_softmax(
-        lambda x, m: Builder.add(x=x, y=_make_causal_mask(-65504.0))
-    ),
-    "causal and padding": build_causal_and_padding,
-    "in fp32 and cast": lambda: _build_masked_softmax(_add_fp32_mask),
-    "part of a concat": lambda: _build_masked_softmax(_concat_masked_half),
-    "table": lambda: _build_masked_softmax(_add_gathered_mask),
-    "subtracted": lambda: _build_masked_softmax(_subtract_mask),
-    "triangle at run time": lambda: _build_masked_softmax(_add_band_part_mask),
-}
-"Examples that are rewritten."
+def _read_masked_twice(x: Var, m: Var) -> Any:
+    masked = _fill_hidden_keys(x, m)
+    return Builder.sub(x=masked, y=Builder.reduce_max(x=masked, axes=[-1], keep_dims=True, name="highest"))
 
-UNCHANGED_EXAMPLES: dict[str, tuple[Callable[[], Program], str]] = {
-    "a lower bound": (lambda: _build_masked_softmax(lambda x, m: Builder.maximum(x=x, y=np.float16(-np.inf))), ""),
-    "an upper bound": (lambda: _build_masked_softmax(lambda x, m: Builder.minimum(x=x, y=np.float16(65504))), ""),
-    "times a slope": (
-        lambda: _build_masked_softmax(_scale_mask_by_slope),
-        "the infinite constant is scaled by 'slope', which may be no mask of 0 and 1",
-    ),
-    "hard choice": (
-        lambda: build_program(lambda x: Builder.softmax(x=Builder.mul(x=x, y=np.float16(65504)), name="y"), x=(4, 8)),
-        "the infinite constant is scaled by 'x', which may be no mask of 0 and 1",
-    ),
-    "tested for NaN": (
-        _build_nan_test,
-        "an infinite constant, but not_equal 'empty' tells by NaN which rows are masked throughout",
-    ),
-    "in range": (lambda: _build_masked_softmax(lambda x, m: Builder.add(x=x, y=_build_padding_mask(m, -100.0))), ""),
-    "fp32": (
-        lambda: _build_masked_softmax(
-            lambda x, m: Builder.add(x=x, y=_build_padding_mask(m, -1e9, np.float32)), dtype=types.fp32
-        ),
-        "the mask and its softmax are held in fp32, which has numbers of that size",
-    ),
-    "no softmax": (
-        lambda: _build_masked_softmax(_add_infinite_weights),
-        "an infinite constant, but reaches relu 'passed', which is no softmax",
-    ),
-    "another reader": (
-        lambda: _build_masked_softmax(_read_masked_twice),
-        "an infinite constant, but reaches reduce_max 'highest', which is no softmax",
-    ),
-    "output": (
-        lambda: build_program(
-            lambda x: (lambda v: (v, Builder.softmax(x=v, axis=-1, name="y")))(
-                Builder.add(x=x, y=_make_causal_mask(-np.inf), name="masked")
-            ),
-            x=(_ROWS, _KEYS),
-        ),
-        "an infinite constant, but 'masked' is an output as well",
-    ),
-    "scaled down": (
-        lambda: _build_masked_softmax(_scale_down_masked),
-        "the mask is scaled by 0.015625 on its way: -976.562 would not silence every score, "
-        "and fp16 has no room for more",
-    ),
-    "scaled by a computed value": (
-        lambda: _build_masked_softmax(_scale_by_computed),
-        "an infinite constant, but is scaled by a computed value in mul 'scaled'",
-    ),
-}
-"Examples that are not rewritten, and why."
+
+def _return_masked(x: Var) -> list[Var]:
+    masked = Builder.add(x=x, y=_make_causal_mask(-np.inf), name="masked")
+    return [masked, Builder.softmax(x=masked, axis=-1, name="y")]

@@ -1,4 +1,9 @@
-"""Compile-time constants: values that are known during conversion and are the same wherever they are computed."""
+"""Compile-time constants: values that are known during conversion and are the same wherever they are computed.
+
+coremltools infers values while it builds an op, and never again. `propagate_constant` does so for the users of an op
+whose value has become known since; `is_compile_time_constant` and `Float64Values` say which of the inferred values may
+be stored in place of the ops that compute them.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +13,7 @@ from typing import Any
 import numpy as np
 from coremltools.converters.mil.mil import ListVar, Operation, Var, types
 
-from ...ir.query import get_flat_inputs, get_itemsize, get_type_info, is_opaque
-
-__all__ = ["Float64Values", "count_output_bytes", "get_constant_value", "is_compile_time_constant"]
+from ...ir.query import get_consumers, get_flat_inputs, get_itemsize, get_type_info, is_opaque
 
 _DATA_MOVEMENT_OPS = frozenset({
     "broadcast_to", "concat", "expand_dims", "fill", "fill_like", "gather", "gather_along_axis", "gather_nd",
@@ -19,13 +22,7 @@ _DATA_MOVEMENT_OPS = frozenset({
 })
 "Ops that only move data: floats come out with the same bits."
 _UNFOLDABLE_PREFIXES = (
-    "const",
-    "random_",
-    "read_state",
-    "coreml_update_state",
-    "write_state",
-    "custom_layer",
-    "classify",
+    "const", "random_", "read_state", "coreml_update_state", "write_state", "custom_layer", "classify",
 )
 "Prefixes of op types that compute nothing, or not the same value each time."
 _FLOAT_ARITHMETIC: dict[str, Callable[..., Any]] = {
@@ -34,6 +31,8 @@ _FLOAT_ARITHMETIC: dict[str, Callable[..., Any]] = {
     "sub": np.subtract,
 }
 "Float arithmetic that occurs in size computations."
+_MAX_PROPAGATED_ELEMENTS = 1 << 16
+"Most elements of a value that is inferred from one that has become known: enough for masks and positions."
 
 
 def get_constant_value(var: Var) -> Any:
@@ -43,28 +42,70 @@ def get_constant_value(var: Var) -> Any:
     if var._sym_val is None or types.is_sub_byte(var.dtype) or var.dtype == types.str or var.val is None:
         return None
     array = np.asarray(var.val)
-    right = array.shape == tuple(var.shape) and array.dtype == np.dtype(types.nptype_from_builtin(var.dtype))
-    return var.val if right else None
+    has_type = array.shape == tuple(var.shape) and array.dtype == np.dtype(types.nptype_from_builtin(var.dtype))
+    return var.val if has_type else None
 
 
-def is_compile_time_constant(op: Operation, most: int) -> bool:
-    """Return whether all outputs of `op` are known, are the same wherever computed, and have at most `most` bytes.
+def propagate_constant(op: Operation, value: np.ndarray[Any, Any]) -> None:
+    """Set the value of the only output of `op`, and infer the values that follow from it."""
+    output = op.outputs[0]
+    typed_value = output.sym_type()
+    typed_value.val = value if output.rank else value.reshape(-1)[0]
+    output._sym_val = typed_value
+    pending = list(get_consumers(output))
+    while pending:
+        reader = pending.pop()
+        if _infer_output_values(reader):
+            pending.extend(op for var in reader.outputs for op in get_consumers(var))
+
+
+def _infer_output_values(op: Operation) -> bool:
+    """Infer the values of the outputs of `op`; return whether they were unknown and are known now."""
+    if not _is_foldable(op) or not all(map(_is_inferable, op.outputs)):
+        return False
+    if any(types.is_list(var.sym_type) or var._sym_val is None or var.val is None for var in get_flat_inputs(op)):
+        return False
+    values = op._auto_val(tuple(var.sym_type for var in op.outputs))
+    for var, value in zip(op.outputs, values):
+        var._sym_val = value
+    return all(value is not None for value in values)
+
+
+def _is_inferable(var: Var) -> bool:
+    """Return whether `var` has no value yet, and is a tensor of a fixed shape that is not too large for one."""
+    shape = get_type_info(var).shape
+    return (not types.is_list(var.sym_type) and var._sym_val is None and shape is not None
+            and int(np.prod(shape)) <= _MAX_PROPAGATED_ELEMENTS)
+
+
+def _is_foldable(op: Operation) -> bool:
+    """Return whether a value can replace `op`: it has no nested blocks, state or random numbers."""
+    return not (op.op_type.startswith(_UNFOLDABLE_PREFIXES) or op.blocks or is_opaque(op) or not op.outputs)
+
+
+def is_compile_time_constant(op: Operation, max_bytes: float) -> bool:
+    """Return whether all outputs of `op` are known, are the same wherever computed, and have at most `max_bytes`.
 
     Integers and bools qualify. Floats qualify where they are only moved, or are integers that a float represents
     exactly.
     """
-    if op.op_type.startswith(_UNFOLDABLE_PREFIXES) or op.blocks or is_opaque(op) or not op.outputs:
+    if not _is_foldable(op):
         return False
-    if (
-        any(get_type_info(var).shape is None or get_constant_value(var) is None for var in op.outputs)
-        or count_output_bytes(op) > most
-    ):
+    if any(get_type_info(var).shape is None or get_constant_value(var) is None for var in op.outputs):
         return False
-    return (
-        not any(types.is_float(var.dtype) for var in op.outputs)
-        or op.op_type in _DATA_MOVEMENT_OPS
-        or _is_exact_cast(op)
-    )
+    return count_output_bytes(op) <= max_bytes and all(_is_reproducible(op, var) for var in op.outputs)
+
+
+def _is_reproducible(op: Operation, var: Var) -> bool:
+    """Return whether output `var` of `op` has the same bits wherever it is computed from the same operands."""
+    return not types.is_float(var.dtype) or op.op_type in _DATA_MOVEMENT_OPS or _is_exact_cast(op)
+
+
+def _is_exact_cast(op: Operation) -> bool:
+    if op.op_type != "cast":
+        return False
+    before, after = np.asarray(op.x.val), np.asarray(op.outputs[0].val)
+    return bool(np.array_equal(before.astype(np.float64), after.astype(np.float64)))
 
 
 class Float64Values:
@@ -74,62 +115,55 @@ class Float64Values:
     """
 
     def __init__(self) -> None:
-        self._found: dict[Var, Any] = {}
+        self._values: dict[Var, Any] = {}
 
     def are_exact_in_float64(self, op: Operation) -> bool:
         """Return whether all outputs of `op` are the same in double precision."""
-        return all(self._is_stored_value(var, self.of(var)) for var in op.outputs)
+        return all(self._is_stored_value(var, self._compute(var)) for var in op.outputs)
 
-    def of(self, var: Var) -> Any:
-        """Return the value of `var` in double precision, None where it is not computed."""
-        left = [var]
-        while left:
-            missing = [each for each in self._read(left[-1]) if each not in self._found]
+    def _compute(self, var: Var) -> Any:
+        """Return the value of `var` in double precision, None where it cannot be computed."""
+        pending = [var]
+        while pending:
+            missing = [each for each in self._get_operands(pending[-1]) if each not in self._values]
             if not missing:
-                last = left.pop()
-                self._found[last] = self._computed(last)
-            left += missing
-        return self._found[var]
+                last = pending.pop()
+                self._values[last] = self._compute_from_operands(last)
+            pending += missing
+        return self._values[var]
 
     @staticmethod
-    def _read(var: Var) -> list[Var]:
+    def _get_operands(var: Var) -> list[Var]:
         """Return the values that `var` is computed from; of a value that is not a constant only the shape is read."""
         if var.op is None or var.op.op_type in ("const", "shape"):
             return []
         return [each for each in get_flat_inputs(var.op) if each.val is not None]
 
-    def _computed(self, var: Var) -> Any:
-        op, read = var.op, self._read(var)
+    def _compute_from_operands(self, var: Var) -> Any:
+        op, operands = var.op, self._get_operands(var)
         if op is None or op.op_type == "const":
             return var.val
-        if get_constant_value(var) is None or any(self._found[each] is None for each in read):
+        if get_constant_value(var) is None or any(self._values[each] is None for each in operands):
             return None
         if op.op_type in _FLOAT_ARITHMETIC and types.is_float(var.dtype):
-            operands = [self._found.get(op.inputs[name]) for name in ("x", "y") if op.inputs.get(name) is not None]
-            if any(each is None for each in operands):
+            numbers = [self._values.get(op.inputs[name]) for name in ("x", "y") if op.inputs.get(name) is not None]
+            if any(each is None for each in numbers):
                 return None
             with np.errstate(all="ignore"):
-                return _FLOAT_ARITHMETIC[op.op_type](*(np.asarray(each, np.float64) for each in operands))
-        if op.op_type == "cast" and types.is_int(var.dtype) and op.x in self._found:
-            return np.trunc(self._found[op.x])
-        same = all(self._is_stored_value(each, self._found[each]) for each in read)
-        exact = not types.is_float(var.dtype) or op.op_type in _DATA_MOVEMENT_OPS or _is_exact_cast(op)
-        return var.val if same and exact else None
+                return _FLOAT_ARITHMETIC[op.op_type](*(np.asarray(each, np.float64) for each in numbers))
+        if op.op_type == "cast" and types.is_int(var.dtype) and op.x in self._values:
+            return np.trunc(self._values[op.x])
+        same = all(self._is_stored_value(each, self._values[each]) for each in operands)
+        return var.val if same and _is_reproducible(op, var) else None
 
     @staticmethod
-    def _is_stored_value(var: Var, found: Any) -> bool:
-        if found is var.val or found is None:
-            return found is not None
-        return bool(np.array_equal(found, var.val, equal_nan=types.is_float(var.dtype)))
+    def _is_stored_value(var: Var, value: Any) -> bool:
+        """Return whether the `value` of `var` in double precision is the one that coremltools has inferred."""
+        if value is var.val or value is None:
+            return value is not None
+        return bool(np.array_equal(value, var.val, equal_nan=types.is_float(var.dtype)))
 
 
 def count_output_bytes(op: Operation) -> int:
     """Count the bytes of the outputs of `op` whose sizes are fixed."""
     return sum(int(np.prod(get_type_info(var).shape or (), dtype=np.int64)) * get_itemsize(var) for var in op.outputs)
-
-
-def _is_exact_cast(op: Operation) -> bool:
-    if op.op_type != "cast":
-        return False
-    given, made = np.asarray(op.x.val), np.asarray(op.outputs[0].val)
-    return bool(np.array_equal(given.astype(np.float64), made.astype(np.float64)))

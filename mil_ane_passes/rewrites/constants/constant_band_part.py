@@ -6,24 +6,22 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+from coremltools.converters.mil.mil import Builder, Operation, Var, types
 
 from ...ir.builder import RewriteBuilder
 from ...ir.query import get_const_value, is_const, is_symbolic
 from ...passes.contract import Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_m4_study, cite_private_route
-from ...passes.examples import build_program
-from ...rules.masks_at_run_time import MasksAtRunTime
+from ...passes.examples import make_example, make_op_example
+from ...rules.unsupported_ops import MasksAtRunTime
 from ._generated_constants import (
+    MAX_EXACT_INTEGER,
     AxisSize,
     build_shared_const,
     cut_const_to_length,
     describe_size_excess,
     extract_axis_line,
 )
-
-_MAX_EXACT_INTEGER = 2048
-"fp16 represents all integers up to here."
 
 
 class ConstantBandPart(Rewrite):
@@ -79,9 +77,9 @@ class ConstantBandPart(Rewrite):
         if self.longest < 1:
             return Miss(op, "the size of the matrix is symbolic; with longest=N constants of N places are cut to it")
         known = [int(extent) for extent in op.x.shape[-2:] if not is_symbolic(extent)]
-        if max(self.longest, lower, upper, *known) > _MAX_EXACT_INTEGER:
+        if max(self.longest, lower, upper, *known) > MAX_EXACT_INTEGER:
             return Miss(
-                op, f"places or bounds above {_MAX_EXACT_INTEGER}, beyond which fp16 does not hold all whole numbers"
+                op, f"places or bounds above {MAX_EXACT_INTEGER}, beyond which fp16 does not hold all whole numbers"
             )
         if not types.is_float(op.x.dtype):
             return Miss(op, "a band of truth values of a size known at run time")
@@ -98,52 +96,49 @@ class ConstantBandPart(Rewrite):
             return self._select_by_comparison(mb, x, *hit.band[2:])
         if is_const(x):
             *_, lower, upper = hit.band
-            known: Var = mb.weight(x, f"band_{lower}_{upper}", lambda: np.where(_make_band_mask(*hit.band), x.val, 0))
-            return known
+            return mb.weight(x, f"band_{lower}_{upper}", lambda: np.where(_make_band_mask(*hit.band), x.val, 0))
         mask = build_shared_const(mb, ("band", *hit.band), lambda: _make_band_mask(*hit.band))
-        kept: Var = mb.select(cond=mask, a=x, b=types.nptype_from_builtin(x.dtype)(0))
-        return kept
+        result: Var = mb.select(cond=mask, a=x, b=types.nptype_from_builtin(x.dtype)(0))
+        return result
 
     def _select_by_comparison(self, mb: RewriteBuilder, x: Var, lower: int, upper: int) -> Var:
         """Select the elements whose row and column index, compared as numbers, are no further apart than the bounds."""
         number = types.nptype_from_builtin(x.dtype)  # numpy 1 makes float64 of number(0) + lower
-        below = mb.sub(x=self._places(mb, x, x.rank - 2), y=self._places(mb, x, x.rank - 1))
+        distance = mb.sub(x=self._build_indices(mb, x, x.rank - 2), y=self._build_indices(mb, x, x.rank - 1))
         if lower >= 0:
-            x = mb.select(cond=mb.less_equal(x=below, y=number(lower)), a=x, b=number(0))
+            x = mb.select(cond=mb.less_equal(x=distance, y=number(lower)), a=x, b=number(0))
         if upper >= 0:
-            x = mb.select(cond=mb.greater_equal(x=below, y=number(-upper)), a=x, b=number(0))
+            x = mb.select(cond=mb.greater_equal(x=distance, y=number(-upper)), a=x, b=number(0))
         return x
 
-    def _places(self, mb: RewriteBuilder, x: Var, axis: int) -> Var:
+    def _build_indices(self, mb: RewriteBuilder, x: Var, axis: int) -> Var:
         """Return 0, 1, 2, ... along one of the two last axes of x."""
-        dtype = types.nptype_from_builtin(x.dtype)
-        count = self.longest if is_symbolic(x.shape[axis]) else int(x.shape[axis])
-        shape = (count, 1) if axis == x.rank - 2 else (1, count)
-        places = build_shared_const(
+        dtype, symbolic = types.nptype_from_builtin(x.dtype), is_symbolic(x.shape[axis])
+        count = self.longest if symbolic else int(x.shape[axis])
+        matrix_axis = axis - x.rank + 2
+        shape = (1, count) if matrix_axis else (count, 1)
+        indices = build_shared_const(
             mb, ("places", *shape, dtype.__name__), lambda: np.arange(count, dtype=dtype).reshape(shape)
         )
-        if not is_symbolic(x.shape[axis]):
-            return places
-        return cut_const_to_length(
-            mb, places, extract_axis_line(mb, AxisSize(x, axis), 2, axis - x.rank + 2), axis - x.rank + 2
-        )
+        if not symbolic:
+            return indices
+        return cut_const_to_length(mb, indices, extract_axis_line(mb, AxisSize(x, axis), 2, matrix_axis), matrix_axis)
 
     def examples(self) -> Iterable[Example]:
-        yield Example("causal", lambda: _build_band_part((1, 8, 16), lower=-1, upper=0))
-        yield Example("above", lambda: _build_band_part((4, 6), lower=0, upper=-1))
-        yield Example("a band", lambda: _build_band_part((2, 2, 5, 3), lower=1, upper=2))
-        yield Example("all of it", lambda: _build_band_part((3, 3)))
-        yield Example("of truth", _build_bool_band)
-        yield Example("any number of matrices", lambda: _build_band_part((None, 3, 4), upper=0))
-        yield Example("integers", lambda: _build_band_part((3, 3), dtype=types.int32, upper=0),
-                      reason="a band of integers, which is unsupported on the ANE, too")
-        yield Example(
-            "any size up to", lambda: _build_band_part((None, None), lower=1, upper=0), options={"longest": 16}
-        )
-        yield Example("any size", lambda: _build_band_part((None, 4), upper=0), reason=(
+        yield make_op_example("causal", "band_part", (1, 8, 16), {"lower": -1, "upper": 0})
+        yield make_op_example("above", "band_part", (4, 6), {"lower": 0, "upper": -1})
+        yield make_op_example("a band", "band_part", (2, 2, 5, 3), {"lower": 1, "upper": 2})
+        yield make_op_example("all of it", "band_part", (3, 3))
+        yield make_example("of truth", _build_bool_band, x=(4, 4))
+        yield make_op_example("any number of matrices", "band_part", (None, 3, 4), {"upper": 0})
+        yield make_op_example("integers", "band_part", (3, 3), {"upper": 0}, dtype=types.int32,
+                              reason="a band of integers, which is unsupported on the ANE, too")
+        yield make_op_example("any size up to", "band_part", (None, None), {"lower": 1, "upper": 0},
+                              options={"longest": 16})
+        yield make_op_example("any size", "band_part", (None, 4), {"upper": 0}, reason=(
             "the size of the matrix is symbolic; with longest=N constants of N places are cut to it"))
-        yield Example("large", lambda: _build_band_part((64, 64), upper=0), options={"max_bytes": 4000},
-                      reason="the constant is 4096 bytes, above max_bytes=4000")
+        yield make_op_example("large", "band_part", (64, 64), {"upper": 0}, options={"max_bytes": 4000},
+                              reason="the constant is 4096 bytes, above max_bytes=4000")
 
 
 def _make_band_mask(rows: int, columns: int, lower: int, upper: int) -> np.ndarray[Any, Any]:
@@ -153,14 +148,6 @@ def _make_band_mask(rows: int, columns: int, lower: int, upper: int) -> np.ndarr
     return inside
 
 
-def _build_band_part(shape: tuple[int | None, ...], dtype: Any = types.fp16, **band: int) -> Program:
-    return build_program(lambda x: Builder.band_part(x=x, name="y", **band), dtype=dtype, x=shape)
-
-
-def _build_bool_band() -> Program:
-    def body(x: Var) -> Var:
-        band = Builder.band_part(x=Builder.greater(x=x, y=np.float16(0)), lower=0, upper=1)
-        result: Var = Builder.cast(x=band, dtype="fp16", name="y")
-        return result
-
-    return build_program(body, x=(4, 4))
+def _build_bool_band(x: Var) -> Any:
+    band = Builder.band_part(x=Builder.greater(x=x, y=np.float16(0)), lower=0, upper=1)
+    return Builder.cast(x=band, dtype="fp16", name="y")

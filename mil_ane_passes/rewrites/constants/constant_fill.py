@@ -7,40 +7,30 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from coremltools.converters.mil.mil import Block, Builder, Operation, Program, Var, types
+from coremltools.converters.mil.mil import Block, Builder, Operation, Var, types
 
-from ...ir.builder import RewriteBuilder
+from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.query import get_consumers, is_symbolic
 from ...passes.contract import BlockRewrite, Exactness, Example, Hit, Miss
-from ...passes.examples import build_program, make_example
+from ...passes.examples import make_example
 from ...passes.targets import Gate
-from ...rules.fills import Fills
-from ..convolution._conv_1d_lifting import rebuild_op
+from ...rules.unsupported_ops import Fills
 from ._generated_constants import (
     AxisSize,
+    ShapeSource,
     build_shared_const,
     describe_size_excess,
     extract_axis_line,
     trace_shape_sources,
 )
 
-__all__ = [
-    "FILL_OPS",
-    "build_dynamic_fill",
-    "build_filled_const",
-    "can_all_readers_broadcast",
-    "count_static_bytes",
-    "read_fill_dimensions",
-    "rebuild_readers_with_scalar",
-]
-
-
 _BEFORE_M4 = Gate(last="m3")
-FILL_OPS = ("fill", "fill_like")
+_FILL_OPS = ("fill", "fill_like")
 _BINARY_OPS = frozenset({
     "add", "sub", "mul", "real_div", "floor_div", "mod", "pow", "maximum", "minimum", "equal", "not_equal", "less",
     "less_equal", "greater", "greater_equal", "logical_and", "logical_or", "logical_xor",
 })
+"Elementwise ops that broadcast x and y."
 _MAX_READERS = 64
 "Most readers of a fill that are examined."
 
@@ -72,7 +62,7 @@ class ConstantFill(BlockRewrite):
     stage = "decompose"
     exactness = Exactness.BITWISE
     preset = "full"
-    roots = FILL_OPS
+    roots = _FILL_OPS
 
     max_bytes: int = 1 << 20
     "The most bytes of one constant."
@@ -81,62 +71,63 @@ class ConstantFill(BlockRewrite):
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
         for op in block.operations:
-            if op.op_type in FILL_OPS:
+            if op.op_type in _FILL_OPS:
                 yield self._match_op(op)
 
     def _match_op(self, op: Operation) -> Hit | Miss:
-        older = [_BEFORE_M4.includes(generation) for generation in self.generations]
-        if op.op_type == "fill_like" and not any(older) and not self.always:
+        before_m4 = [_BEFORE_M4.includes(generation) for generation in self.generations]
+        if op.op_type == "fill_like" and not any(before_m4) and not self.always:
             return Miss(op, "fill_like is accepted on M4", near=False)
-        made = op.outputs[0]
-        if op.value.val is None or any(extent == 0 for extent in made.shape):
+        output = op.outputs[0]
+        if op.value.val is None or any(extent == 0 for extent in output.shape):
             return Miss(op, "its number or its elements are none", near=False)
-        dims = read_fill_dimensions(op)
-        number: Any = np.asarray(op.value.val).astype(types.nptype_from_builtin(made.dtype))[()]
-        facts: dict[str, Any] = {"dims": dims, "number": number}
-        if can_all_readers_broadcast(op, dims):
-            return Hit(op, note="one element, which its readers broadcast", one=True, **facts)
-        nbytes = count_static_bytes(dims, number)
+        extents = _read_extents(op)
+        number: Any = np.asarray(op.value.val).astype(types.nptype_from_builtin(output.dtype))[()]
+        if _can_all_readers_broadcast(op, extents):
+            return Hit(op, note="one element, which its readers broadcast", one=True, extents=extents, number=number)
+        nbytes = math.prod(extent for extent in extents if isinstance(extent, int)) * number.itemsize
         if nbytes > self.max_bytes:
             return Miss(op, describe_size_excess(nbytes, self.max_bytes))
-        if all(isinstance(extent, int) for extent in dims):
-            return Hit(op, note=f"a constant of {nbytes} bytes", one=False, **facts)
-        reason = self._find_dynamic_fill_obstacle(op, dims, all(older))
-        return Miss(op, reason) if reason else Hit(op, note="zeros of a size known at run time, and the number",
-                                                   one=False, **facts)
+        note = f"a constant of {nbytes} bytes"
+        if not all(isinstance(extent, int) for extent in extents):
+            reason = self._find_dynamic_fill_obstacle(op, extents, all(before_m4))
+            if reason:
+                return Miss(op, reason)
+            note = "zeros of a size known at run time, and the number"
+        return Hit(op, note=note, one=False, extents=extents, number=number)
 
-    def _find_dynamic_fill_obstacle(self, op: Operation, dims: list[Any], older: bool) -> str:
+    def _find_dynamic_fill_obstacle(self, op: Operation, extents: list[ShapeSource], before_m4: bool) -> str:
         """Return why a fill of dynamic size is not rewritten, or ""."""
-        if None in dims:
+        if None in extents:
             return "its shape is computed, and not from the extents of other values"
         if types.is_int(op.outputs[0].dtype):
             return "integers of a size known at run time, which is unsupported on the ANE"
-        if op.op_type == "fill_like" and not older and not self.always:
+        if op.op_type == "fill_like" and not before_m4 and not self.always:
             return "taken on M4; name an older target, or always=true"
         return ""
 
     def rewrite_block(self, hit: Hit, mb: RewriteBuilder) -> dict[Var, Var]:
         if hit.one:
-            return rebuild_readers_with_scalar(mb, hit.op, hit.number)
-        made = hit.op.outputs[0]
-        if not all(isinstance(extent, int) for extent in hit.dims):
-            return {made: build_dynamic_fill(mb, hit.dims, hit.number)}
-        held = build_filled_const(mb, tuple(hit.dims), hit.number)
-        return {made: mb.identity(x=held) if made.consuming_blocks else held}
+            return _rebuild_readers_with_scalar(mb, hit.op, hit.number)
+        output = hit.op.outputs[0]
+        if not all(isinstance(extent, int) for extent in hit.extents):
+            return {output: _build_dynamic_fill(mb, hit.extents, hit.number)}
+        const = _build_filled_const(mb, tuple(hit.extents), hit.number)
+        return {output: mb.identity(x=const) if output.consuming_blocks else const}
 
     def examples(self) -> Iterable[Example]:
-        yield Example("added", _build_added_fill)
+        taken_on_m4 = "taken on M4; name an older target, or always=true"
         yield make_example(
-            "read as it is", lambda x: _transpose_filled(x, Builder.fill(shape=[2, 3], value=np.float16(1))), x=(2, 3)
-        )
+            "added", lambda x: Builder.add(x=x, y=Builder.fill_like(ref_tensor=x, value=np.float16(0.5)), name="y"),
+            x=(2, None))
+        yield make_example(
+            "read as it is", lambda x: _transpose_filled(x, Builder.fill(shape=[2, 3], value=np.float16(1))), x=(2, 3))
         yield make_example(
             "as large as another",
-            lambda x: _transpose_filled(x, Builder.fill_like(ref_tensor=x, value=np.float16(-2))),
-            x=(2, 3),
-        )
-        yield Example("rows of another", _build_row_fill)
-        yield Example("as large as another at run time", _build_fill_like, options={"always": True})
-        yield Example("taken on M4", _build_fill_like, reason="taken on M4; name an older target, or always=true")
+            lambda x: _transpose_filled(x, Builder.fill_like(ref_tensor=x, value=np.float16(-2))), x=(2, 3))
+        yield make_example("rows of another", _build_row_fill, x=(None, 4))
+        yield make_example("as large as another at run time", _build_fill_like, options={"always": True}, x=(2, None))
+        yield make_example("taken on M4", _build_fill_like, reason=taken_on_m4, x=(2, None))
         yield make_example(
             "large",
             lambda x: _transpose_filled(x, Builder.fill(shape=[2, 64], value=np.float16(1))),
@@ -147,102 +138,91 @@ class ConstantFill(BlockRewrite):
         yield make_example("constant", lambda x: Builder.add(x=x, y=np.float16(1), name="y"), reason="", x=(2, 3))
 
 
-def _build_added_fill() -> Program:
-    return build_program(
-        lambda x: Builder.add(x=x, y=Builder.fill_like(ref_tensor=x, value=np.float16(0.5)), name="y"), x=(2, None))
+def _read_extents(op: Operation) -> list[ShapeSource]:
+    """Return the source of each extent of the fill: a number, the extent of another value, or None if unknown."""
+    shape = op.outputs[0].shape
+    if op.op_type == "fill_like":
+        return [
+            AxisSize(op.ref_tensor, axis) if is_symbolic(extent) else int(extent) for axis, extent in enumerate(shape)
+        ]
+    sources = trace_shape_sources(op.shape)
+    if sources is None or len(sources) != len(shape):
+        sources = [None] * len(shape)
+    return [source if is_symbolic(extent) else int(extent) for extent, source in zip(shape, sources)]
+
+
+def _can_all_readers_broadcast(op: Operation, sources: Sequence[ShapeSource]) -> bool:
+    """Return whether all readers of the fill keep shape and values when the fill is a single element."""
+    output = op.outputs[0]
+    readers = get_consumers(output)
+    if output.consuming_blocks or not 0 < len(readers) <= _MAX_READERS:
+        return False
+    # An axis may have several symbols: its own, and that of the axis which its extent comes from.
+    extents = [{extent, source.var.shape[source.axis] if isinstance(source, AxisSize) else extent}
+               for extent, source in zip(output.shape, sources)]
+    return all(
+        reader.enclosing_block is op.enclosing_block and _has_full_extents(reader, output, extents)
+        for reader in readers
+    )
+
+
+def _has_full_extents(reader: Operation, filled: Var, extents: Sequence[set[Any]]) -> bool:
+    """Return whether the other operands alone have every extent that the fill has."""
+    if reader.op_type not in _BINARY_OPS and reader.op_type != "select":
+        return False
+    names = ("a", "b") if reader.op_type == "select" else ("x", "y")
+    others = [reader.inputs[name] for name in names if reader.inputs[name] is not filled]
+    others = [other for other in others if other.op is None or other.op.op_type not in _FILL_OPS]
+    return all(
+        1 in possible or any(other.rank >= position and other.shape[-position] in possible for other in others)
+        for position, possible in enumerate(reversed(extents), start=1))
+
+
+def _rebuild_readers_with_scalar(mb: RewriteBuilder, op: Operation, number: np.generic) -> dict[Var, Var]:
+    """Rebuild the fill's readers, each with a single element in place of the fill."""
+    filled = op.outputs[0]
+    element = _build_filled_const(mb, (1,) * filled.rank, number)
+    replacements = {}
+    for reader in get_consumers(filled):
+        with mb.at(reader):
+            changes = {name: element for name, var in reader.inputs.items() if var is filled}
+            replacements[reader.outputs[0]] = rebuild_op(mb, reader, **changes)
+    return replacements
+
+
+def _build_filled_const(mb: RewriteBuilder, shape: tuple[int, ...], number: np.generic) -> Var:
+    return build_shared_const(mb, ("filled", *shape, number.dtype.name, number.tobytes()),
+                              lambda: np.full(shape, number) if shape else number)
+
+
+def _build_dynamic_fill(mb: RewriteBuilder, extents: Sequence[ShapeSource], number: np.generic) -> Var:
+    """Build a fill of dynamic size without reading the elements of the values that its size comes from.
+
+    Nothing is greater than itself, neither a number nor an infinity nor NaN. Thus greater(x, x), cast, is 0 everywhere.
+    """
+    is_bool = number.dtype == np.bool_
+    value = np.float16(bool(number)) if is_bool else number
+    dtype = {"float16": "fp16", "float32": "fp32"}[value.dtype.name]
+    filled = _build_filled_const(mb, tuple(extent if isinstance(extent, int) else 1 for extent in extents), value)
+    for axis, size in enumerate(extents):
+        if isinstance(size, AxisSize):
+            line = extract_axis_line(mb, size, len(extents), axis)
+            zeros = mb.cast(x=mb.greater(x=line, y=line), dtype=dtype)
+            # 0 * 0 keeps the sign of the other 0, and 0 + x is x for what is not 0.
+            filled = mb.mul(x=zeros, y=filled) if value == 0 else mb.add(x=zeros, y=filled)
+    return mb.greater(x=filled, y=np.float16(0.5)) if is_bool else filled
 
 
 def _transpose_filled(x: Var, filled: Var) -> list[Var]:
     return [Builder.relu(x=x), Builder.transpose(x=filled, perm=[1, 0], name="y")]
 
 
-def _build_fill_like() -> Program:
-    return build_program(lambda x: [Builder.relu(x=x), Builder.fill_like(ref_tensor=x, value=np.float16(3), name="y")],
-                         x=(2, None))
+def _build_fill_like(x: Var) -> list[Var]:
+    return [Builder.relu(x=x), Builder.fill_like(ref_tensor=x, value=np.float16(3), name="y")]
 
 
-def _build_row_fill() -> Program:
+def _build_row_fill(x: Var) -> list[Var]:
     """Build the ops that torch.full((x.shape[0], 3), -1) is converted to."""
-    def body(x: Var) -> list[Var]:
-        rows = Builder.gather(x=Builder.shape(x=x), indices=np.array([0], np.int32), axis=0)
-        shape = Builder.concat(values=[rows, np.array([3], np.int32)], axis=0)
-        return [Builder.relu(x=x), Builder.fill(shape=shape, value=np.float16(-1), name="y")]
-
-    return build_program(body, x=(None, 4))
-
-
-def read_fill_dimensions(op: Operation) -> list[int | AxisSize | None]:
-    """Return the source of each extent of the fill: a number, the extent of another value, or None if unknown."""
-    made = op.outputs[0].shape
-    if op.op_type == "fill_like":
-        return [
-            AxisSize(op.ref_tensor, axis) if is_symbolic(extent) else int(extent) for axis, extent in enumerate(made)
-        ]
-    found = trace_shape_sources(op.shape)
-    found = found if found is not None and len(found) == len(made) else [None] * len(made)
-    return [given if is_symbolic(extent) else int(extent) for extent, given in zip(made, found)]
-
-
-def can_all_readers_broadcast(op: Operation, dims: Sequence[int | AxisSize | None]) -> bool:
-    """Return whether all readers of the fill keep shape and values when the fill is a single element."""
-    made = op.outputs[0]
-    readers = get_consumers(made)
-    if made.consuming_blocks or not 0 < len(readers) <= _MAX_READERS:
-        return False
-    known = [{extent, each.var.shape[each.axis] if isinstance(each, AxisSize) else extent}
-             for extent, each in zip(made.shape, dims)]
-    return all(
-        reader.enclosing_block is op.enclosing_block and _has_full_extents(reader, made, known) for reader in readers
-    )
-
-
-def _has_full_extents(reader: Operation, made: Var, known: Sequence[set[Any]]) -> bool:
-    """Return whether the other operands alone have every extent that the fill has."""
-    if reader.op_type not in _BINARY_OPS and reader.op_type != "select":
-        return False
-    names = ("a", "b") if reader.op_type == "select" else ("x", "y")
-    others = [reader.inputs[name] for name in names if reader.inputs[name] is not made]
-    others = [other for other in others if other.op is None or other.op.op_type not in FILL_OPS]
-    return all(1 in extents or any(
-        other.rank >= behind and other.shape[-behind] in extents for other in others)
-        for behind, extents in enumerate(reversed(known), start=1))
-
-
-def rebuild_readers_with_scalar(mb: RewriteBuilder, op: Operation, number: np.generic) -> dict[Var, Var]:
-    """Rebuild the fill's readers, each with a single element in place of the fill."""
-    made = op.outputs[0]
-    one = build_filled_const(mb, (1,) * made.rank, number)
-    instead = {}
-    for reader in get_consumers(made):
-        with mb.at(reader):
-            given = {name: one for name, var in reader.inputs.items() if var is made}
-            instead[reader.outputs[0]] = rebuild_op(mb, reader, **given)
-    return instead
-
-
-def build_filled_const(mb: RewriteBuilder, shape: tuple[int, ...], number: np.generic) -> Var:
-    return build_shared_const(mb, ("filled", *shape, number.dtype.name, number.tobytes()),
-                              lambda: np.full(shape, number) if shape else number)
-
-
-def count_static_bytes(dims: Sequence[int | AxisSize | None], number: np.generic) -> int:
-    """Count the bytes of the const in `build_filled_const` for a fill: its axes of known size."""
-    return math.prod(extent for extent in dims if isinstance(extent, int)) * number.itemsize
-
-
-def build_dynamic_fill(mb: RewriteBuilder, dims: Sequence[int | AxisSize | None], number: np.generic) -> Var:
-    """Build a fill of dynamic size without reading the elements of the values that its size comes from.
-
-    Nothing is greater than itself, neither a number nor an infinity nor NaN. Thus greater(x, x), cast, is 0 everywhere.
-    """
-    truth = number.dtype == np.bool_
-    held = np.float16(bool(number)) if truth else number
-    dtype = {"float16": "fp16", "float32": "fp32"}[held.dtype.name]
-    made = build_filled_const(mb, tuple(extent if isinstance(extent, int) else 1 for extent in dims), held)
-    for axis, size in enumerate(dims):
-        if isinstance(size, AxisSize):
-            part = extract_axis_line(mb, size, len(dims), axis)
-            zeros = mb.cast(x=mb.greater(x=part, y=part), dtype=dtype)
-            # 0 * 0 keeps the sign of the other 0, and 0 + x is x for what is not 0.
-            made = mb.mul(x=zeros, y=made) if held == 0 else mb.add(x=zeros, y=made)
-    return mb.greater(x=made, y=np.float16(0.5)) if truth else made
+    rows = Builder.gather(x=Builder.shape(x=x), indices=np.array([0], np.int32), axis=0)
+    shape = Builder.concat(values=[rows, np.array([3], np.int32)], axis=0)
+    return [Builder.relu(x=x), Builder.fill(shape=shape, value=np.float16(-1), name="y")]

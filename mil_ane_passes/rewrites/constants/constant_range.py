@@ -7,16 +7,17 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
-from coremltools.converters.mil.mil import Block, Builder, Operation, Program, Var, types
+from coremltools.converters.mil.mil import Block, Builder, Operation, Var, types
 
 from ...ir.builder import RewriteBuilder
 from ...ir.query import get_const_value, is_symbolic
 from ...passes.contract import BlockRewrite, Exactness, Example, Hit, Miss
 from ...passes.evidence import cite_m4_study, cite_xcode_notes
-from ...passes.examples import build_program
-from ...rules.range_1d import Range1d
+from ...passes.examples import make_example
+from ...rules.unsupported_ops import Range1d
 from ._generated_constants import (
     AxisSize,
+    FloatCasts,
     build_shared_const,
     cut_const_to_length,
     describe_size_excess,
@@ -83,13 +84,11 @@ class ConstantRange(BlockRewrite):
             return self._match_flexible(op, start, step)
         if count < 1:
             return Miss(op, "a range of no elements cannot be stored")
-        kind = op.outputs[0].dtype
-        return self._reject_if_too_large(op, int(count), kind) or self._held(
-            op, start + np.arange(int(count), dtype=np.float64) * step, kind, f"{count} numbers")
+        return self._match_numbers(op, int(count), start, step)
 
     def _match_flexible(self, op: Operation, start: float, step: float) -> Hit | Miss:
-        found = trace_shape_sources(op.end)
-        size = found[0] if found and len(found) == 1 else None
+        sources = trace_shape_sources(op.end)
+        size = sources[0] if sources and len(sources) == 1 else None
         if not isinstance(size, AxisSize):
             return Miss(op, "its end is computed, and not the length of an axis")
         if (start, step) != (0, 1):
@@ -97,69 +96,64 @@ class ConstantRange(BlockRewrite):
                             "be cut from a constant")
         if self.longest < 1:
             return Miss(op, "its end is a length known only at run time; with longest=N a constant of N is cut to it")
-        whole = types.is_int(op.outputs[0].dtype)
-        ends = find_float_casts(op) if whole else None
-        if whole and ends is None:
+        casts = find_float_casts(op) if types.is_int(op.outputs[0].dtype) else None
+        if types.is_int(op.outputs[0].dtype) and casts is None:
             return Miss(op, "its numbers are read as integers, which are unsupported on the ANE")
-        kind = ends.kind if ends else op.outputs[0].dtype
-        return self._reject_if_too_large(op, self.longest, kind) or self._held(
-            op, np.arange(self.longest, dtype=np.float64), kind, f"up to {self.longest} numbers", ends, size)
+        return self._match_numbers(op, self.longest, 0, 1, casts, size)
 
-    def _reject_if_too_large(self, op: Operation, count: int, kind: Any) -> Miss | None:
-        """Return a miss where `count` numbers of `kind` are too large, else None.
-
-        The numbers are not made, as a package may declare any count.
-        """
-        size = count * np.dtype(types.nptype_from_builtin(kind)).itemsize
-        return Miss(op, describe_size_excess(size, self.max_bytes)) if size > self.max_bytes else None
-
-    def _held(
-        self, op: Operation, numbers: Any, kind: Any, note: str, ends: Any = None, size: AxisSize | None = None,
+    def _match_numbers(
+        self, op: Operation, count: int, start: float, step: float, casts: FloatCasts | None = None,
+        size: AxisSize | None = None,
     ) -> Hit | Miss:
-        """Return the hit, or a miss where `kind` cannot represent `numbers`."""
-        held = numbers.astype(types.nptype_from_builtin(kind))
-        if not np.array_equal(held.astype(np.float64), numbers):
-            return Miss(op, f"{types.builtin_to_string(kind)} does not hold all of its numbers")
-        return Hit(op, note=note, kind=kind, numbers=numbers, ends=ends, size=size,
-                   largest_size=math.inf if size is None else self.longest)
+        """Match `count` numbers, of which as many are taken as `size` says, and which replace `casts`."""
+        dtype = casts.dtype if casts else op.outputs[0].dtype
+        nptype = types.nptype_from_builtin(dtype)
+        nbytes = count * np.dtype(nptype).itemsize
+        if nbytes > self.max_bytes:  # checked before the numbers are made, as a package may declare any count
+            return Miss(op, describe_size_excess(nbytes, self.max_bytes))
+        exact = start + np.arange(count, dtype=np.float64) * step
+        numbers = exact.astype(nptype)
+        if not np.array_equal(numbers.astype(np.float64), exact):
+            return Miss(op, f"{types.builtin_to_string(dtype)} does not hold all of its numbers")
+        return Hit(op, note=f"{'up to ' if size else ''}{count} numbers", dtype=dtype, numbers=numbers, casts=casts,
+                   size=size, largest_size=math.inf if size is None else self.longest)
 
     def rewrite_block(self, hit: Hit, mb: RewriteBuilder) -> dict[Var, Var]:
-        dtype = types.nptype_from_builtin(hit.kind)
-        numbers = hit.numbers.astype(dtype)
-        made = build_shared_const(mb, ("numbers", len(numbers), dtype.__name__, numbers.tobytes()), lambda: numbers)
+        numbers = hit.numbers
+        key = ("numbers", len(numbers), numbers.dtype.name, numbers.tobytes())
+        value = build_shared_const(mb, key, lambda: numbers)
         if hit.size is not None:
             like = extract_axis_line(mb, hit.size, 1, 0)
-            like = like if like.dtype == hit.kind else mb.cast(x=like, dtype=types.builtin_to_string(hit.kind))
-            made = cut_const_to_length(mb, made, like, 0)
-        return replace_float_casts(mb, hit.ends, made) if hit.ends else {hit.op.outputs[0]: made}
+            if like.dtype != hit.dtype:
+                like = mb.cast(x=like, dtype=types.builtin_to_string(hit.dtype))
+            value = cut_const_to_length(mb, value, like, 0)
+        return replace_float_casts(mb, hit.casts, value) if hit.casts else {hit.op.outputs[0]: value}
 
     def examples(self) -> Iterable[Example]:
-        yield Example("of the length of an axis", _build_positions, options={"longest": 64})
-        yield Example("fixed", lambda: _build_range(np.float16(1), np.float16(4), np.float16(0.5)))
-        yield Example("integers", lambda: _build_range(np.int32(0), np.int32(12), np.int32(2), cast=True))
-        yield Example("downwards", lambda: _build_range(np.float16(3), np.float16(-3), np.float16(-1)))
-        yield Example("no bound", _build_positions, reason=(
+        inexact = "fp16 does not hold all of its numbers"
+        yield make_example("of the length of an axis", _build_positions, options={"longest": 64}, x=(2, None))
+        yield _make_range_example("fixed", np.float16(1), np.float16(4), np.float16(0.5))
+        yield _make_range_example("integers", np.int32(0), np.int32(12), np.int32(2))
+        yield _make_range_example("downwards", np.float16(3), np.float16(-3), np.float16(-1))
+        yield make_example("no bound", _build_positions, x=(2, None), reason=(
             "its end is a length known only at run time; with longest=N a constant of N is cut to it"))
-        yield Example("too long for fp16", _build_positions, options={"longest": 3000},
-                      reason="fp16 does not hold all of its numbers")
-        yield Example("tenths", lambda: _build_range(np.float16(0), np.float16(0.55), np.float16(0.1)),
-                      reason="fp16 does not hold all of its numbers")
+        yield make_example("too long for fp16", _build_positions, options={"longest": 3000}, reason=inexact,
+                           x=(2, None))
+        yield _make_range_example("tenths", np.float16(0), np.float16(0.55), np.float16(0.1), reason=inexact)
 
 
-def _build_range(start: Any, end: Any, step: Any, cast: bool = False) -> Program:
+def _make_range_example(name: str, start: Any, end: Any, step: Any, **settings: Any) -> Example:
+    """Make an example of a fixed range; integers are cast to fp16."""
     def body(x: Var) -> list[Var]:
-        counted = Builder.range_1d(start=start, end=end, step=step)
-        row = Builder.expand_dims(x=Builder.cast(x=counted, dtype="fp16") if cast else counted, axes=[0], name="y")
-        return [row, Builder.relu(x=x)]
+        numbers = Builder.range_1d(start=start, end=end, step=step)
+        numbers = Builder.cast(x=numbers, dtype="fp16") if isinstance(start, np.int32) else numbers
+        return [Builder.expand_dims(x=numbers, axes=[0], name="y"), Builder.relu(x=x)]
 
-    return build_program(body, x=(2, 3))
+    return make_example(name, body, x=(2, 3), **settings)
 
 
-def _build_positions() -> Program:
+def _build_positions(x: Var) -> list[Var]:
     """Build the ops that torch.arange(x.shape[1]).half() is converted to."""
-    def body(x: Var) -> list[Var]:
-        length = Builder.gather(x=Builder.shape(x=x), indices=np.int32(1), axis=0)
-        counted = Builder.range_1d(start=np.int32(0), end=length, step=np.int32(1))
-        return [Builder.relu(x=x), Builder.cast(x=counted, dtype="fp16", name="y")]
-
-    return build_program(body, x=(2, None))
+    length = Builder.gather(x=Builder.shape(x=x), indices=np.int32(1), axis=0)
+    numbers = Builder.range_1d(start=np.int32(0), end=length, step=np.int32(1))
+    return [Builder.relu(x=x), Builder.cast(x=numbers, dtype="fp16", name="y")]

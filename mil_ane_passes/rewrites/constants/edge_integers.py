@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import dropwhile
 
 import coremltools as ct
 import numpy as np
@@ -56,7 +57,8 @@ class EdgeIntegers(BlockRewrite):
     )
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
-        early, late, first = set[Operation](), list[Operation](), None
+        early, late = set[Operation](), list[Operation]()
+        first: Operation | None = None
         for op in block.operations:
             if op.op_type.startswith("const"):
                 continue
@@ -64,7 +66,8 @@ class EdgeIntegers(BlockRewrite):
                 _is_available_early(var, block, early) for var in get_flat_inputs(op)
             ):
                 early.add(op)
-                late += [op] if first is not None else []
+                if first is not None:
+                    late.append(op)
             elif first is None:
                 first = op
         if late:
@@ -72,21 +75,21 @@ class EdgeIntegers(BlockRewrite):
                       late=late, first=first, covers=late)
 
     def rewrite_block(self, hit: Hit, mb: RewriteBuilder) -> dict[Var, Var]:
-        behind, before = set[Operation](), True
-        for op in mb.block.operations:
-            before = before and op is not hit.first
-            behind |= set() if before else {op}
+        after_first = set(dropwhile(lambda op: op is not hit.first, mb.block.operations))
         with mb.at(hit.first):
             for op in hit.late:
-                for const in _iterate_late_constants(op, behind):
+                for const in _iterate_late_constants(op, after_first):
                     mb.moved(const)
-                    behind.discard(const)
+                    after_first.discard(const)
                 mb.moved(op)
         return {}
 
     def examples(self) -> Iterable[Example]:
-        yield Example("prepared in the middle", _build_late_cast)
-        yield Example("looked up in the middle", _build_lookup)
+        yield Example("prepared in the middle", lambda: _build_late_integers(
+            lambda i: Builder.cast(x=Builder.add(x=i, y=np.int32(1)), dtype="fp16")))
+        yield Example("looked up in the middle", lambda: _build_late_integers(
+            lambda i: Builder.reduce_sum(x=Builder.gather(
+                x=make_weight(8, 4), indices=Builder.maximum(x=i, y=np.int32(0)), axis=0), axes=[1])))
         yield make_example(
             "at the front",
             lambda i: Builder.relu(x=Builder.cast(x=Builder.add(x=i, y=np.int32(1)), dtype="fp16"), name="y"),
@@ -104,13 +107,13 @@ class EdgeIntegers(BlockRewrite):
 
 def _is_unsupported_integer_op(op: Operation) -> bool:
     """Return whether `op` is unsupported on the ANE because of int32, or of a lookup by it."""
-    if op.blocks or is_opaque(op) or any(types.is_list(var.sym_type) or types.is_state(var.sym_type)
-                                         for var in (*op.outputs, *get_flat_inputs(op))):
+    values = (*op.outputs, *get_flat_inputs(op))
+    if op.blocks or is_opaque(op) or any(types.is_list(var.sym_type) or types.is_state(var.sym_type) for var in values):
         return False
     if op.op_type in _GATHER_OPS and _is_constant(op.x):
         return not _is_constant(op.indices)
     return op.op_type != "classify" and any(
-        get_type_info(var).dtype == types.int32 and not _is_constant(var) for var in (*op.outputs, *get_flat_inputs(op))
+        get_type_info(var).dtype == types.int32 and not _is_constant(var) for var in values
     )
 
 
@@ -126,35 +129,21 @@ def _get_output_name(op: Operation | None) -> str:
     return str(op.outputs[0].name) if op is not None and op.outputs else ""
 
 
-def _iterate_late_constants(op: Operation, behind: set[Operation]) -> Iterator[Operation]:
-    """Yield the constants after the front that `op` reads, each after the constants that it is computed from."""
+def _iterate_late_constants(op: Operation, late: set[Operation]) -> Iterator[Operation]:
+    """Yield the constants among `late` that `op` reads, each after the constants that it is computed from."""
     for var in dict.fromkeys(get_flat_inputs(op)):
-        if _is_constant(var) and var.op in behind:
-            yield from _iterate_late_constants(var.op, behind)
+        if _is_constant(var) and var.op in late:
+            yield from _iterate_late_constants(var.op, late)
             yield var.op
 
 
-def _build_late_cast() -> Program:
-    return _build_with_integers(lambda i: Builder.cast(x=Builder.add(x=i, y=np.int32(1)), dtype="fp16"))
-
-
-def _build_lookup() -> Program:
-    return _build_with_integers(
-        lambda i: Builder.reduce_sum(
-            x=Builder.gather(x=make_weight(8, 4), indices=Builder.maximum(x=i, y=np.int32(0)), axis=0), axes=[1]
-        )
-    )
-
-
-def _build_with_integers(made: Callable[[Var], Var]) -> Program:
-    def body(x: Var, i: Var) -> Var:
-        result: Var = Builder.relu(x=Builder.mul(x=Builder.tanh(x=x), y=made(i)), name="y")
-        return result
-
+def _build_late_integers(compute: Callable[[Var], Var]) -> Program:
+    """Build `compute` of an integer input behind an op on a floating-point input."""
     placeholders = {"x": Builder.placeholder(shape=(2, 8), dtype=types.fp16),
                     "i": Builder.placeholder(shape=(8,), dtype=types.int32)}
     with Function(placeholders, opset_version=ct.target.iOS17) as function:
-        function.set_outputs([body(**function.inputs)])
-    built = Program()
-    built.add_function("main", function)
-    return built
+        x, i = function.inputs.values()
+        function.set_outputs([Builder.relu(x=Builder.mul(x=Builder.tanh(x=x), y=compute(i)), name="y")])
+    program = Program()
+    program.add_function("main", function)
+    return program

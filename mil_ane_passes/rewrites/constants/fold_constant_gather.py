@@ -3,43 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import coremltools as ct
 import numpy as np
-from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+from coremltools.converters.mil.mil import Builder, Operation, types
 
 from ...ir.builder import RewriteBuilder
-from ...ir.query import (
-    get_const_value,
-    get_consumers,
-    get_flat_inputs,
-    get_itemsize,
-    get_static_shape,
-    get_type_info,
-    is_const,
-    is_opaque,
-)
+from ...ir.query import get_const_value, get_consumers, get_itemsize, get_static_shape, is_const
 from ...passes.contract import Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_m4_study
-from ...passes.examples import build_program, make_example, make_weight
-from ...rules.constant_gather import ConstantGather
+from ...passes.examples import make_example, make_weight
+from ...rules.indexing import ConstantGather
 from ..indexing._constant_gathers import GATHER_OPS, evaluate_gather, find_out_of_range_index
-
-__all__ = ["propagate_constant"]
-
-_MAX_ELEMENTS = 1 << 16
-"Most elements of a value that is inferred."
-_UNFOLDABLE_PREFIXES = (
-    "const",
-    "random_",
-    "read_state",
-    "coreml_update_state",
-    "write_state",
-    "custom_layer",
-    "classify",
-)
+from ._compile_time_constants import propagate_constant
 
 
 class FoldConstantGather(Rewrite):
@@ -90,50 +68,44 @@ class FoldConstantGather(Rewrite):
         if reason:
             return Miss(op, reason)
         size = int(np.prod(shape)) * get_itemsize(op.outputs[0])
-        alone = get_consumers(op.x) == [op] and not op.x.consuming_blocks
-        most = max(self.max_bytes, int(np.prod(op.x.shape)) * get_itemsize(op.x) if alone else 0)
-        if size > most:
-            return Miss(op, f"its result takes {size} bytes, above {most}")
+        removes_table = get_consumers(op.x) == [op] and not op.x.consuming_blocks
+        limit = max(self.max_bytes, int(np.prod(op.x.shape)) * get_itemsize(op.x) if removes_table else 0)
+        if size > limit:
+            return Miss(op, f"its result takes {size} bytes, above {limit}")
         return Hit(op, note=f"{op.op_type} of a constant at {op.indices.val.size} constant places: {size} bytes")
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Any:
         op = hit.op
         propagate_constant(op, evaluate_gather(op))
-        indices = np.asarray(op.indices.val)
-        form = (
-            op.op_type,
-            get_const_value(op.inputs.get("axis")),
-            get_const_value(op.inputs.get("batch_dims")),
-            indices.shape,
-        )
-        key = hashlib.sha256(repr(form).encode() + indices.astype(np.int64).tobytes()).hexdigest()[:16]
+        key = _make_key(op)
         if op.outputs[0].rank:
             return mb.weight(op.x, f"at_{key}", lambda: evaluate_gather(op))
 
-        def scalar() -> Any:
+        def make_scalar() -> Any:
             with mb.at(mb.find_insertion_point(op.x), op.x.name):
                 return mb.const(val=evaluate_gather(op).reshape(-1)[0])
 
-        return mb.once((op.x, key), scalar)
+        return mb.once((op.x, key), make_scalar)
 
     def examples(self) -> Iterable[Example]:
-        yield Example("positions", lambda: _build_scaled_gather(lambda: Builder.gather(
-            x=make_weight(16, 5), indices=np.arange(2, 6, dtype=np.int32), axis=0)))
-        yield Example("points", lambda: _build_scaled_gather(lambda: Builder.gather_nd(
-            x=make_weight(4, 5), indices=np.array([[[0, -1], [1, 2], [3, 0]]] * 4, np.int32))))
-        yield Example("one number", lambda: _build_scaled_gather(lambda: Builder.gather(
-            x=make_weight(5), indices=np.array(-2, np.int32), axis=0), ct.target.iOS15))
-        yield Example("along an axis", lambda: _build_scaled_gather(lambda: Builder.gather_along_axis(
-            x=make_weight(4, 5), indices=np.array([[0, 4, 1]] * 4, np.int32), axis=1)))
-        yield Example("batches", lambda: _build_scaled_gather(lambda: Builder.gather(
-            x=make_weight(4, 5), indices=np.array([[0, 4, 1]] * 4, np.int32), axis=1, batch_dims=1)))
-        yield Example("integers", lambda: _build_scaled_gather(lambda: Builder.cast(x=Builder.gather_nd(
-            x=np.arange(5, dtype=np.uint16), indices=np.array([[[4], [2], [0]]] * 4, np.uint16)), dtype="fp16")))
-        yield Example("larger", lambda: _build_scaled_gather(lambda: Builder.gather(
-            x=make_weight(2, 3), indices=np.array([0, 1, 1, 0], np.int32), axis=0)), options={"max_bytes": 16},
+        rows = np.array([[0, 4, 1]] * 4, np.int32)
+        yield _make_scaled_example("positions", lambda: Builder.gather(
+            x=make_weight(16, 5), indices=np.arange(2, 6, dtype=np.int32), axis=0))
+        yield _make_scaled_example("points", lambda: Builder.gather_nd(
+            x=make_weight(4, 5), indices=np.array([[[0, -1], [1, 2], [3, 0]]] * 4, np.int32)))
+        yield _make_scaled_example("one number", lambda: Builder.gather(
+            x=make_weight(5), indices=np.array(-2, np.int32), axis=0), opset=ct.target.iOS15)
+        yield _make_scaled_example("along an axis", lambda: Builder.gather_along_axis(
+            x=make_weight(4, 5), indices=rows, axis=1))
+        yield _make_scaled_example("batches", lambda: Builder.gather(
+            x=make_weight(4, 5), indices=rows, axis=1, batch_dims=1))
+        yield _make_scaled_example("integers", lambda: Builder.cast(x=Builder.gather_nd(
+            x=np.arange(5, dtype=np.uint16), indices=np.array([[[4], [2], [0]]] * 4, np.uint16)), dtype="fp16"))
+        yield _make_scaled_example("larger", lambda: Builder.gather(
+            x=make_weight(2, 3), indices=np.array([0, 1, 1, 0], np.int32), axis=0), options={"max_bytes": 16},
             reason="its result takes 24 bytes, above 16")
-        yield Example("outside", lambda: _build_scaled_gather(lambda: Builder.gather_nd(
-            x=make_weight(2, 3), indices=np.array([[0], [1], [2]], np.int32))),
+        yield _make_scaled_example("outside", lambda: Builder.gather_nd(
+            x=make_weight(2, 3), indices=np.array([[0], [1], [2]], np.int32)),
             reason="place 2 is outside of the 2 there are")
         yield make_example(
             "table of the model's",
@@ -150,46 +122,14 @@ class FoldConstantGather(Rewrite):
         )
 
 
-def _build_scaled_gather(gather: Any, opset: Any = ct.target.iOS17) -> Program:
-    return build_program(lambda x: Builder.mul(x=Builder.reduce_max(x=x), y=gather(), name="y"), opset=opset, x=(4, 3))
+def _make_key(op: Operation) -> str:
+    """Return a digest of what `op` reads of its table: gathers that read the same share a const."""
+    indices = np.asarray(op.indices.val)
+    parameters = [get_const_value(op.inputs.get(name)) for name in ("axis", "batch_dims")]
+    form = repr((op.op_type, *parameters, indices.shape))
+    return hashlib.sha256(form.encode() + indices.astype(np.int64).tobytes()).hexdigest()[:16]
 
 
-def propagate_constant(op: Operation, value: np.ndarray[Any, Any]) -> None:
-    """Set the value of the only output of `op`, and infer the values of its consumers.
-
-    coremltools infers values only while it builds an op, so that this has to be done anew.
-    """
-    told = op.outputs[0]
-    _set_value(told, value if told.rank else value.reshape(-1)[0])
-    pending = list(get_consumers(told))
-    while pending:
-        reader = pending.pop()
-        if _infer_output_values(reader):
-            pending.extend(op for var in reader.outputs for op in get_consumers(var))
-
-
-def _set_value(var: Var, value: Any) -> None:
-    held = var.sym_type()
-    held.val = value
-    var._sym_val = held
-
-
-def _infer_output_values(op: Operation) -> bool:
-    """Infer the values of the outputs of `op`; return whether they were unknown and are known now."""
-    if op.blocks or is_opaque(op) or op.op_type.startswith(_UNFOLDABLE_PREFIXES) or not op.outputs:
-        return False
-    for var in op.outputs:
-        shape = get_type_info(var).shape
-        if (
-            types.is_list(var.sym_type)
-            or var._sym_val is not None
-            or shape is None
-            or int(np.prod(shape)) > _MAX_ELEMENTS
-        ):
-            return False
-    if any(types.is_list(var.sym_type) or var._sym_val is None or var.val is None for var in get_flat_inputs(op)):
-        return False
-    found = op._auto_val(tuple(var.sym_type for var in op.outputs))
-    for var, held in zip(op.outputs, found):
-        var._sym_val = held
-    return all(held is not None for held in found)
+def _make_scaled_example(name: str, gather: Callable[[], Any], **settings: Any) -> Example:
+    return make_example(
+        name, lambda x: Builder.mul(x=Builder.reduce_max(x=x), y=gather(), name="y"), x=(4, 3), **settings)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import coremltools as ct
 import numpy as np
-from coremltools.converters.mil.mil import Block, Builder, Function, Operation, Program, Var, types
+from coremltools.converters.mil.mil import Block, Builder, Function, Operation, Var, types
 
 from ...ir.builder import RewriteBuilder
-from ...ir.query import get_consumers, get_flat_inputs, get_type_info
+from ...ir.query import get_consumers, get_flat_inputs, get_itemsize, get_type_info
 from ...passes.contract import BlockRewrite, Exactness, Example, Hit, Miss
 from ...passes.evidence import cite_m4_study
-from ...passes.examples import build_program, make_example
-from ...rules.data_dependent_shape import DataDependentShape
-from ...rules.int32_ops import Int32Ops
+from ...passes.examples import make_example
+from ...rules.control_flow import DataDependentShape
+from ...rules.dtypes import Int32Ops
 from ._compile_time_constants import Float64Values, count_output_bytes, is_compile_time_constant
 
 _MAX_GROWN_BYTES = 4096
@@ -57,27 +59,27 @@ class FoldConstants(BlockRewrite):
     "The most bytes of one new constant."
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
-        folded, values = set[Operation](), Float64Values()
+        foldable, values = set[Operation](), Float64Values()
         for op in block.operations:
-            if op.op_type != "const" and all(var._sym_val is not None for var in op.outputs) and _is_internal(op):
-                if not is_compile_time_constant(op, 1 << 40) or not values.are_exact_in_float64(op):
-                    continue
-                if count_output_bytes(op) <= min(
-                    self.max_bytes, max(_MAX_GROWN_BYTES, sum(map(_count_bytes, get_flat_inputs(op))))
-                ):
-                    folded.add(op)
-                else:
-                    yield Miss(op, f"its value has {count_output_bytes(op)} bytes, more than it is made of or than "
-                                   f"{self.max_bytes} (max_bytes)")
-        for op in folded and block.operations:
-            if op in folded and any(_is_read_elsewhere(var, folded) for var in op.outputs):
+            if op.op_type == "const" or any(var._sym_val is None for var in op.outputs) or not _is_internal(op):
+                continue
+            if not is_compile_time_constant(op, math.inf) or not values.are_exact_in_float64(op):
+                continue
+            allowed = max(_MAX_GROWN_BYTES, sum(map(_count_bytes, get_flat_inputs(op))))
+            if count_output_bytes(op) <= min(self.max_bytes, allowed):
+                foldable.add(op)
+            else:
+                yield Miss(op, f"its value has {count_output_bytes(op)} bytes, more than it is made of or than "
+                               f"{self.max_bytes} (max_bytes)")
+        for op in block.operations if foldable else ():
+            if op in foldable and any(_is_read_elsewhere(var, foldable) for var in op.outputs):
                 yield Hit(op, note=f"{op.op_type} of what is known")
 
     def rewrite_block(self, hit: Hit, mb: RewriteBuilder) -> dict[Var, Var]:
         return {var: _build_known_const(mb, var) for var in hit.op.outputs}
 
     def examples(self) -> Iterable[Example]:
-        yield Example("a size from a shape", _build_flattened)
+        yield make_example("a size from a shape", _build_flattened, opset=ct.target.iOS16, x=(2, 3, 4))
         yield make_example(
             "indices",
             lambda x: Builder.gather(
@@ -153,38 +155,29 @@ def _is_internal(op: Operation) -> bool:
     return not any(isinstance(block, Function) for var in op.outputs for block in var.consuming_blocks)
 
 
-def _is_read_elsewhere(var: Var, folded: set[Operation]) -> bool:
-    return bool(var.consuming_blocks) or any(reader not in folded for reader in get_consumers(var))
+def _is_read_elsewhere(var: Var, foldable: set[Operation]) -> bool:
+    return bool(var.consuming_blocks) or any(reader not in foldable for reader in get_consumers(var))
 
 
 def _count_bytes(var: Var) -> int:
     """Count the bytes of a value; 0 for lists, strings and flexible values."""
-    kind = get_type_info(var) if types.is_tensor(var.sym_type) else None
-    if kind is None or kind.shape is None:
-        return 0
-    return int(np.prod(kind.shape, dtype=np.int64)) * int(np.dtype(types.nptype_from_builtin(kind.dtype)).itemsize)
+    shape = get_type_info(var).shape if types.is_tensor(var.sym_type) else None
+    return 0 if shape is None else int(np.prod(shape, dtype=np.int64)) * get_itemsize(var)
 
 
 def _build_known_const(mb: RewriteBuilder, var: Var) -> Var:
     value = np.asarray(var.val)
-    made: Var = mb.once(("known", var.dtype, var.rank, value.shape, value.tobytes()),
-                        lambda: mb.const(val=var.val, name=f"{var.name}_known"))
-    return made
+    const: Var = mb.once(("known", var.dtype, var.rank, value.shape, value.tobytes()),
+                         lambda: mb.const(val=var.val, name=f"{var.name}_known"))
+    return const
 
 
-def _build_scaled_sizes(x: Var) -> Var:
+def _build_flattened(x: Var) -> Any:
+    rows = Builder.slice_by_index(x=Builder.shape(x=x), begin=[0], end=[1])
+    return Builder.reshape(x=x, shape=Builder.concat(values=[rows, np.array([-1], np.int32)], axis=0), name="y")
+
+
+def _build_scaled_sizes(x: Var) -> Any:
     """Build the sizes of x times 1.5 and 2 / 3, as torch computes them."""
     scaled = Builder.mul(x=Builder.cast(x=Builder.shape(x=x), dtype="fp32"), y=np.array([1.5, 2 / 3], np.float32))
-    result: Var = Builder.cast(x=Builder.floor(x=scaled), dtype="int32")
-    return result
-
-
-def _build_flattened() -> Program:
-    def body(x: Var) -> Var:
-        size = Builder.shape(x=x)
-        rows = Builder.slice_by_index(x=size, begin=[0], end=[1])
-        result: Var = Builder.reshape(x=x, shape=Builder.concat(values=[rows, np.array([-1], np.int32)], axis=0),
-                                      name="y")
-        return result
-
-    return build_program(body, opset=ct.target.iOS16, x=(2, 3, 4))
+    return Builder.cast(x=Builder.floor(x=scaled), dtype="int32")

@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import coremltools as ct
 import numpy as np
-from coremltools.converters.mil.mil import Block, Builder, Operation, Program, Var, types
+from coremltools.converters.mil.mil import Block, Builder, Operation, Var, types
 
 from ...ir.builder import RewriteBuilder
 from ...ir.query import get_const_value
 from ...passes.contract import BlockRewrite, Exactness, Example, Hit, Miss
 from ...passes.evidence import cite_m4_study, cite_private_route
-from ...passes.examples import build_program
-from ...rules.masks_at_run_time import MasksAtRunTime
-from ._generated_constants import build_shared_const, find_float_casts, replace_float_casts
+from ...passes.examples import make_example
+from ...rules.unsupported_ops import MasksAtRunTime
+from ._generated_constants import MAX_EXACT_INTEGER, build_shared_const, find_float_casts, replace_float_casts
 
-_MAX_EXACT_INTEGER = 2048
-"fp16 represents all integers up to here; a larger one is never rounded to one below."
+_MAX_RANK = 5
+"Largest rank of a value on the ANE."
 
 
 class OneHotCompare(BlockRewrite):
@@ -64,63 +63,42 @@ class OneHotCompare(BlockRewrite):
         size = get_const_value(op.one_hot_vector_size)
         if size is None:
             return Miss(op, "the size of the vectors is known only at run time")
-        if not 0 < size <= _MAX_EXACT_INTEGER:
-            return Miss(op, f"{size} places: fp16 holds whole numbers up to {_MAX_EXACT_INTEGER}")
-        if op.outputs[0].rank > 5:
-            return Miss(op, f"its result has rank {op.outputs[0].rank}, and up to 5 are supported on the ANE")
-        whole = types.is_int(op.outputs[0].dtype)
-        ends = find_float_casts(op) if whole else None
-        if whole and ends is None:
+        if not 0 < size <= MAX_EXACT_INTEGER:
+            return Miss(op, f"{size} places: fp16 holds whole numbers up to {MAX_EXACT_INTEGER}")
+        if op.outputs[0].rank > _MAX_RANK:
+            return Miss(op, f"its result has rank {op.outputs[0].rank}, and up to {_MAX_RANK} are supported on the ANE")
+        is_integer = types.is_int(op.outputs[0].dtype)
+        casts = find_float_casts(op) if is_integer else None
+        if is_integer and casts is None:
             return Miss(op, "its vectors are read as integers, which are unsupported on the ANE")
-        kind = ends.kind if ends else op.outputs[0].dtype
-        on, off = (np.asarray(get_const_value(op.inputs[name])).astype(types.nptype_from_builtin(kind))
+        dtype = casts.dtype if casts else op.outputs[0].dtype
+        on, off = (np.asarray(get_const_value(op.inputs[name])).astype(types.nptype_from_builtin(dtype))
                    for name in ("on_value", "off_value"))
-        if kind == types.bool and on == off:
+        if dtype == types.bool and on == off:
             return Miss(op, "on_value and off_value are the same")
-        if types.is_float(kind) and not _is_exact(on, off):
+        if types.is_float(dtype) and not _is_exact(on, off):
             return Miss(op, f"off_value {off:g} and on_value {on:g} are not off and off + 1 * (on - off)")
-        return Hit(op, note=f"{size} places", size=int(size), ends=ends, kind=kind, on=on, off=off)
+        return Hit(op, note=f"{size} places", size=int(size), casts=casts, dtype=dtype, on=on, off=off)
 
     def rewrite_block(self, hit: Hit, mb: RewriteBuilder) -> dict[Var, Var]:
-        made = self._made(hit, mb)
-        return replace_float_casts(mb, hit.ends, made) if hit.ends else {hit.op.outputs[0]: made}
-
-    def _made(self, hit: Hit, mb: RewriteBuilder) -> Var:
-        op, size = hit.op, hit.size
-        axis = int(get_const_value(op.axis)) % op.outputs[0].rank
-        shape = tuple(size if each == axis else 1 for each in range(op.outputs[0].rank))
-        places = build_shared_const(mb, ("places", *shape), lambda: np.arange(size, dtype=np.float16).reshape(shape))
-        number = mb.cast(x=op.indices, dtype="fp16")
-        hot: Var = mb.equal(x=mb.expand_dims(x=number, axes=[axis]), y=places)
-        if hit.kind == types.bool:
-            return hot if hit.on else mb.logical_not(x=hot)
-        made: Var = mb.cast(x=hot, dtype=types.builtin_to_string(hit.kind))
-        if hit.on - hit.off != 1:
-            made = mb.mul(x=made, y=hit.on - hit.off)
-        return made if hit.off == 0 else mb.add(x=made, y=hit.off)
+        vectors = _build_one_hot(hit, mb)
+        return replace_float_casts(mb, hit.casts, vectors) if hit.casts else {hit.op.outputs[0]: vectors}
 
     def examples(self) -> Iterable[Example]:
-        yield Example("as torch has it", lambda: _build_one_hot(cast=True, size=8))
-        yield Example(
-            "first axis", lambda: _build_one_hot(size=6, axis=0, on_value=np.float16(1), off_value=np.float16(0))
-        )
-        yield Example(
-            "other values", lambda: _build_one_hot(size=6, axis=1, on_value=np.float16(-2), off_value=np.float16(3))
-        )
-        yield Example("truth", lambda: _build_one_hot(size=3, on_value=False, off_value=True))
-        yield Example("any number of indices", lambda: _build_one_hot(cast=True, size=5, shape=(None, 4)))
-        yield Example("integers", lambda: _build_one_hot(size=8), reason=(
+        yield _make_one_hot_example("as torch has it", cast=True, size=8)
+        yield _make_one_hot_example("first axis", size=6, axis=0, on_value=np.float16(1), off_value=np.float16(0))
+        yield _make_one_hot_example("other values", size=6, axis=1, on_value=np.float16(-2), off_value=np.float16(3))
+        yield _make_one_hot_example("truth", size=3, on_value=False, off_value=True)
+        yield _make_one_hot_example("any number of indices", cast=True, size=5, shape=(None, 4))
+        yield _make_one_hot_example("integers", size=8, reason=(
             "its vectors are read as integers, which are unsupported on the ANE"))
-        yield Example("many places", lambda: _build_one_hot(cast=True, size=2049),
-                      reason="2049 places: fp16 holds whole numbers up to 2048")
-        yield Example(
-            "values apart",
-            lambda: _build_one_hot(size=8, on_value=np.float16(0.001), off_value=np.float16(-100)),
-            reason="off_value -100 and on_value 0.0010004 are not off and off + 1 * (on - off)",
-        )
-        yield Example(
-            "size at run time", _build_dynamic_one_hot, reason="the size of the vectors is known only at run time"
-        )
+        yield _make_one_hot_example("many places", cast=True, size=2049,
+                                    reason="2049 places: fp16 holds whole numbers up to 2048")
+        yield _make_one_hot_example(
+            "values apart", size=8, on_value=np.float16(0.001), off_value=np.float16(-100),
+            reason="off_value -100 and on_value 0.0010004 are not off and off + 1 * (on - off)")
+        yield make_example("size at run time", _build_dynamic_one_hot, dtype=types.int32, ids=(3,),
+                           reason="the size of the vectors is known only at run time")
 
 
 def _is_exact(on: Any, off: Any) -> bool:
@@ -131,21 +109,36 @@ def _is_exact(on: Any, off: Any) -> bool:
     return bool(np.float64(step) == np.float64(on) - np.float64(off) and np.isfinite(step) and step + off == on)
 
 
-def _build_one_hot(size: int, cast: bool = False, shape: tuple[int | None, ...] = (2, 4), **given: Any) -> Program:
-    def body(ids: Var) -> Var:
-        name = {} if cast else {"name": "y"}
-        hot = Builder.one_hot(indices=ids, one_hot_vector_size=size, **given, **name)
-        result: Var = Builder.cast(x=hot, dtype="fp16", name="y") if cast else hot
-        return result
+def _build_one_hot(hit: Hit, mb: RewriteBuilder) -> Var:
+    op, size = hit.op, hit.size
+    axis = int(get_const_value(op.axis)) % op.outputs[0].rank
+    shape = tuple(size if each == axis else 1 for each in range(op.outputs[0].rank))
+    places = build_shared_const(mb, ("places", *shape), lambda: np.arange(size, dtype=np.float16).reshape(shape))
+    number = mb.cast(x=op.indices, dtype="fp16")
+    mask: Var = mb.equal(x=mb.expand_dims(x=number, axes=[axis]), y=places)
+    if hit.dtype == types.bool:
+        return mask if hit.on else mb.logical_not(x=mask)
+    vectors: Var = mb.cast(x=mask, dtype=types.builtin_to_string(hit.dtype))
+    if hit.on - hit.off != 1:
+        vectors = mb.mul(x=vectors, y=hit.on - hit.off)
+    return vectors if hit.off == 0 else mb.add(x=vectors, y=hit.off)
 
-    return build_program(body, dtype=types.int32, opset=ct.target.iOS17, ids=shape)
+
+def _make_one_hot_example(
+    name: str, size: int, cast: bool = False, shape: tuple[int | None, ...] = (2, 4), reason: str | None = None,
+    **parameters: Any,
+) -> Example:
+    """Make an example of a one_hot that is the output, or is `cast` to it."""
+    def body(ids: Var) -> Any:
+        if not cast:
+            return Builder.one_hot(indices=ids, one_hot_vector_size=size, name="y", **parameters)
+        return Builder.cast(x=Builder.one_hot(indices=ids, one_hot_vector_size=size, **parameters), dtype="fp16",
+                            name="y")
+
+    return make_example(name, body, reason=reason, dtype=types.int32, ids=shape)
 
 
-def _build_dynamic_one_hot() -> Program:
-    def body(ids: Var) -> Var:
-        size = Builder.reduce_max(x=ids, axes=[0], keep_dims=False)
-        hot = Builder.one_hot(indices=ids, one_hot_vector_size=size, on_value=np.float16(1), off_value=np.float16(0))
-        result: Var = Builder.reduce_sum(x=hot, axes=[0], name="y")
-        return result
-
-    return build_program(body, dtype=types.int32, ids=(3,))
+def _build_dynamic_one_hot(ids: Var) -> Any:
+    size = Builder.reduce_max(x=ids, axes=[0], keep_dims=False)
+    vectors = Builder.one_hot(indices=ids, one_hot_vector_size=size, on_value=np.float16(1), off_value=np.float16(0))
+    return Builder.reduce_sum(x=vectors, axes=[0], name="y")

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
-from coremltools.converters.mil.mil import Builder, Operation, Program, Var
+from coremltools.converters.mil.mil import Builder, Operation, Var
 
 from ...ir.builder import RewriteBuilder
 from ...passes.contract import Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_private_route
-from ...passes.examples import build_program, make_example
-from ...rules.data_dependent_shape import DataDependentShape
+from ...passes.examples import make_example, make_op_example
+from ...rules.control_flow import DataDependentShape
 from ._generated_constants import build_shared_const, describe_size_excess
 
 
@@ -62,22 +63,18 @@ class StaticNonZero(Rewrite):
         return build_shared_const(mb, ("rows", hit.rows.shape, hit.rows.tobytes()), lambda: hit.rows)
 
     def examples(self) -> Iterable[Example]:
-        yield Example("known", lambda: _build_non_zero(np.array([[0, 3, 0], [1, 0, 2]], np.float16)))
-        yield Example("truth", lambda: _build_non_zero(np.array([True, False, True])))
-        yield make_example(
-            "known at run time only",
-            lambda x: Builder.non_zero(x=x, name="y"),
-            reason="the number of rows depends on values that only a run knows: select with a mask instead",
-            x=(2, 3),
-        )
-        yield Example("none", lambda: _build_non_zero(np.zeros(3, np.float16)),
-                      reason="no element is other than 0: a constant of no rows cannot be stored")
+        yield _make_constant_example("known", np.array([[0, 3, 0], [1, 0, 2]], np.float16))
+        yield _make_constant_example("truth", np.array([True, False, True]))
+        yield make_op_example(
+            "known at run time only", "non_zero", (2, 3),
+            reason="the number of rows depends on values that only a run knows: select with a mask instead")
+        yield _make_constant_example("none", np.zeros(3, np.float16),
+                                     reason="no element is other than 0: a constant of no rows cannot be stored")
 
 
-def _build_non_zero(known: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Program:
-    def body(x: Var) -> Var:
-        total = Builder.reduce_sum(x=Builder.cast(x=Builder.non_zero(x=known), dtype="fp16"))
-        result: Var = Builder.add(x=x, y=total, name="y")
-        return result
+def _make_constant_example(name: str, values: np.ndarray[Any, Any], **settings: Any) -> Example:
+    def body(x: Var) -> Any:
+        total = Builder.reduce_sum(x=Builder.cast(x=Builder.non_zero(x=values), dtype="fp16"))
+        return Builder.add(x=x, y=total, name="y")
 
-    return build_program(body, x=(2, 3))
+    return make_example(name, body, x=(2, 3), **settings)

@@ -16,12 +16,12 @@ from ...ir.clone import clone_op, infer_outputs, map_inputs
 from ...ir.query import is_const, is_opaque
 from ..constants._compile_time_constants import Float64Values, is_compile_time_constant
 
-__all__ = ["MAX_FOLDED_BYTES", "BlockCopier", "can_replace_value", "make_replacement_outputs"]
+__all__ = ["BlockCopier", "can_replace_value", "make_replacement_outputs"]
 
 _LOSSLESS_CASTS = frozenset({(types.fp16, types.fp32), *((small, types.int32) for small in (
     types.int8, types.uint8, types.int16, types.uint16)), (types.int8, types.int16), (types.uint8, types.uint16)})
 "Pairs of dtypes of which the second can represent every value of the first."
-MAX_FOLDED_BYTES = 1 << 12
+_MAX_FOLDED_BYTES = 1 << 12
 "Largest size in bytes of a compile-time constant that a copy stores as a const."
 
 
@@ -99,7 +99,7 @@ class BlockCopier:
         for block in op.blocks:
             twin.blocks.append(self._nested(block, twin, env))
         if not is_compile_time_constant(
-            infer_outputs(twin, op), MAX_FOLDED_BYTES
+            infer_outputs(twin, op), _MAX_FOLDED_BYTES
         ) or not self._values.are_exact_in_float64(twin):
             self._insert_copy(twin, into)
         made = list(twin.outputs)

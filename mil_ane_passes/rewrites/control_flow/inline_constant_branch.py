@@ -91,14 +91,14 @@ class InlineConstantBranch(Rewrite):
         yield make_example("plain", lambda x: Builder.relu(x=x, name="y"), reason="", x=(2, 3))
 
 
+def _build_constant_cond(known: np.bool_) -> Program:
+    return build_program(lambda x: _build_cond(x, Builder.const(val=known)), x=(2, 3))
+
+
 def _build_cond(x: Var, pred: Var) -> Var:
     result: Var = Builder.cond(pred=pred, _true_fn=lambda: Builder.relu(x=x), _false_fn=lambda: Builder.exp(x=x),
                                name="y")
     return result
-
-
-def _build_constant_cond(known: np.bool_) -> Program:
-    return build_program(lambda x: _build_cond(x, Builder.const(val=known)), x=(2, 3))
 
 
 def _build_several_outputs() -> Program:

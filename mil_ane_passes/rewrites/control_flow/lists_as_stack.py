@@ -21,25 +21,8 @@ from ...rules.control_flow import ControlFlow
 from ...utils.text_format import format_count
 from ..constants._compile_time_constants import get_constant_value
 
-__all__ = [
-    "ROW_PRESERVING_OPS",
-    "WRITE_OPS",
-    "Row",
-    "RowReads",
-    "RowTable",
-    "RowValueBuilder",
-    "Rows",
-    "build_computed_scatter",
-    "build_list_scatter",
-    "build_list_writes",
-    "build_row_writes",
-    "collect_single_rows",
-    "count_single_reads",
-    "is_axis_dropped",
-]
-
-WRITE_OPS = frozenset({"scatter", "list_write", "list_scatter"})
-ROW_PRESERVING_OPS = frozenset({"concat", "reverse", "slice_by_index", "cast", "identity"})
+_WRITE_OPS = frozenset({"scatter", "list_write", "list_scatter"})
+_ROW_PRESERVING_OPS = frozenset({"concat", "reverse", "slice_by_index", "cast", "identity"})
 "Ops that only move or cast the rows of their inputs."
 _FLOAT_NAMES = {types.fp16: "fp16", types.fp32: "fp32"}
 _READ_OPS = frozenset({"gather", "list_read", "list_gather", "slice_by_index", "reverse", "squeeze"})
@@ -98,9 +81,9 @@ class ListsAsStack(BlockRewrite):
     "The most rows of one list or tensor."
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
-        if not any(op.op_type in WRITE_OPS for op in block.operations):
+        if not any(op.op_type in _WRITE_OPS for op in block.operations):
             return
-        reads = RowReads(block, self.max_parts)
+        reads = _RowReads(block, self.max_parts)
         found = reads.replaced()
         yield from reads.misses
         if found:
@@ -111,7 +94,7 @@ class ListsAsStack(BlockRewrite):
 
     def rewrite_block(self, hit: Hit, mb: RewriteBuilder) -> dict[Var, Var]:
         made, taken = dict[Var, Var](), set[Var]()
-        values = RowValueBuilder(mb, collect_single_rows(hit.found[var] for var in hit.found), made)
+        values = _RowValueBuilder(mb, _collect_single_rows(hit.found[var] for var in hit.found), made)
         for op in list(mb.block.operations):
             old = op.outputs[0] if op.outputs else None
             if old is not None and old in hit.needed:
@@ -119,7 +102,7 @@ class ListsAsStack(BlockRewrite):
                 with mb.at(op):
                     new = (
                         values.bare(rows.rows[0], rows.axis)
-                        if is_axis_dropped(op)
+                        if _is_axis_dropped(op)
                         else values.join_rows(rows.rows, rows.axis)
                     )
                     made[old] = mb.identity(x=new) if old.consuming_blocks and new in taken else new
@@ -127,12 +110,12 @@ class ListsAsStack(BlockRewrite):
         return made
 
     def examples(self) -> Iterable[Example]:
-        yield Example("written and read back", build_row_writes)
-        yield Example("a list", build_list_writes)
-        yield Example("scattered and gathered list", build_list_scatter)
-        yield Example("turned", lambda: build_row_writes(lambda x: Builder.reverse(x=x, axes=[0])))
+        yield Example("written and read back", _build_row_writes)
+        yield Example("a list", _build_list_writes)
+        yield Example("scattered and gathered list", _build_list_scatter)
+        yield Example("turned", lambda: _build_row_writes(lambda x: Builder.reverse(x=x, axes=[0])))
         yield Example(
-            "by a computed place", build_computed_scatter, reason="its indices are known only at run time"
+            "by a computed place", _build_computed_scatter, reason="its indices are known only at run time"
         )
         yield make_example(
             "adds to values",
@@ -145,37 +128,113 @@ class ListsAsStack(BlockRewrite):
         yield make_example("plain", lambda x: Builder.relu(x=x, name="y"), reason="", x=(2, 3))
 
 
-@dataclass(frozen=True)
-class Row:
-    """Row `place` of `source`. Where `place` is None it is all of `source`, with an extent of 1 at the axis, or
-    (`bare`) without that axis. `casts` are applied to it."""
+class _RowReads:
+    """The writes and reads of one block; `misses` lists the writes that are unknown, and why."""
 
-    source: Var
-    place: int | None = None
-    bare: bool = False
-    casts: tuple[str, ...] = ()
+    def __init__(self, block: Block, most: int) -> None:
+        self.misses: list[Miss] = []
+        self.write_ops: list[Operation] = []
+        self._ops = list(block.operations)
+        self._table, self._rows_by_read = _RowTable(most), dict[Var, _Rows]()
+        for op in self._ops:
+            if op.op_type in _WRITE_OPS or op.op_type == "make_list":
+                reason = self._table.write(op)
+                if reason is not None:
+                    self.misses.append(Miss(op, reason))
+                elif op.op_type in _WRITE_OPS:
+                    self.write_ops.append(op)
+            elif op.op_type in _READ_OPS:
+                self._read(op)
+
+    def _read(self, op: Operation) -> None:
+        rows = self._find_rows(op)
+        if rows is None:
+            return
+        self._rows_by_read[op.outputs[0]] = rows
+        if _is_axis_dropped(op) and rows.rows[0] is not None:
+            self._table.bare[op.outputs[0]] = rows.rows[0]
+
+    def _find_rows(self, op: Operation) -> _Rows | None:
+        if op.op_type == "squeeze":
+            rows = self._rows_by_read.get(op.x)
+            same = (
+                rows is not None
+                and len(rows.rows) == 1
+                and get_const_value(op.axes) in ([rows.axis], [rows.axis - op.x.rank])
+            )
+            return rows if same and not _is_axis_dropped(op.x.op) else None
+        if op.op_type not in ("slice_by_index", "reverse"):
+            return self._table.read(op)
+        for axis in range(op.x.rank if op.x.rank == op.outputs[0].rank else 0):
+            if op.op_type == "reverse" or op.x.shape[axis] != op.outputs[0].shape[axis]:
+                rows = self._table.of(op.outputs[0], axis)
+                if rows is not None and rows.written:
+                    return rows
+        return None
+
+    def replaced(self) -> dict[Var, _Rows]:
+        """Return the values that are replaced, with their rows; nothing where a list is read at unknown indices."""
+        found = {var: rows for var, rows in self._rows_by_read.items() if rows.written}
+        for op in self._find_fully_read_writers(found):
+            var = op.outputs[0]
+            rows = None if isinstance(var, ListVar) else self._table.of(var, int(op.axis.val) % var.rank)
+            if rows is None:
+                self.misses.append(Miss(op, "it is read at places that are not known, or were not written to"))
+                return {}
+            found[var] = rows
+        if found:
+            found |= self._find_unwritten_reads(found)
+        return found if len(self.write_ops) > 1 or any(var in self._rows_by_read for var in found) else {}
+
+    def _find_fully_read_writers(self, found: Mapping[Var, _Rows]) -> list[Operation]:
+        """Return the writers whose output has a reader of the entire value rather than of rows."""
+        done, whole = set(self.write_ops), dict[Var, bool]()
+        for op in reversed(self._ops):
+            for var in op.outputs:
+                whole[var] = bool(var.consuming_blocks) or any(
+                    reader not in done and not any(out in found for out in reader.outputs)
+                    and (reader.op_type not in _ROW_PRESERVING_OPS or whole.get(reader.outputs[0], True))
+                    for reader in get_consumers(var))
+        return [op for op in self.write_ops if whole[op.outputs[0]]]
+
+    def _find_unwritten_reads(self, found: Mapping[Var, _Rows]) -> dict[Var, _Rows]:
+        """Find reads of unwritten rows: of tensors that are read row by row, and of rows that come from elsewhere."""
+        often = _count_single_reads(_collect_single_rows(self._rows_by_read.values()))
+        beside = dict[Var, _Rows]()
+        for var, rows in self._rows_by_read.items():
+            if var in found or len(rows.rows) != 1 or rows.rows[0] is None:
+                continue
+            source = rows.rows[0].source
+            came = var.op.op_type == "gather" and source is not var.op.x
+            if var.op.x in beside or came or (often.get((source, rows.axis), 0) > 1 and not is_const(source)):
+                beside[var] = rows
+        return beside
+
+    def needed(self, found: Mapping[Var, _Rows]) -> set[Var]:
+        """Return the values of `found` with a reader that is not replaced itself."""
+        done = set(self.write_ops)
+        needed = {var for var in found if var.consuming_blocks or any(
+            reader not in done and not any(out in found for out in reader.outputs) for reader in get_consumers(var))}
+        pending = list(needed)
+        while pending:
+            for row in found[pending.pop()].rows:
+                if row is not None and row.source in found and row.source not in needed:
+                    needed.add(row.source)
+                    pending.append(row.source)
+        return needed
 
 
-@dataclass(frozen=True)
-class Rows:
-    """The rows along `axis`; None is a row that was never written. `written`: whether any row was written."""
-
-    axis: int
-    rows: tuple[Row | None, ...]
-    written: bool = False
-
-
-class RowTable:
+class _RowTable:
     """The rows of values, inferred in program order; a value has `most` rows at most."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._found: dict[tuple[Var, int], Rows | None] = {}
-        self._list_rows: dict[Var, Rows] = {}
-        self.bare: dict[Var, Row] = {}
+        self._found: dict[tuple[Var, int], _Rows | None] = {}
+        self._list_rows: dict[Var, _Rows] = {}
+        self.bare: dict[Var, _Row] = {}
         "Values read without the axis, as rows."
 
-    def of(self, var: Var, axis: int) -> Rows | None:
+    def of(self, var: Var, axis: int) -> _Rows | None:
         """Return the rows of `var` along `axis`; None where their number is unknown or too large."""
         if isinstance(var, ListVar):
             return self._list_rows.get(var)
@@ -192,7 +251,7 @@ class RowTable:
             length = get_const_value(op.init_length)
             if length is None or not 0 <= length <= self._most:
                 return f"a list of {'unknown length' if length is None else f'{length} elements'}"
-            self._list_rows[op.outputs[0]] = Rows(0, (None,) * length)
+            self._list_rows[op.outputs[0]] = _Rows(0, (None,) * length)
             return None
         rows, places = self._list_rows.get(op.ls), self.places(op.index if op.op_type == "list_write" else op.indices)
         if rows is None or places is None:
@@ -209,7 +268,7 @@ class RowTable:
         self._list_rows[op.outputs[0]] = self._put(rows, places, made)
         return None
 
-    def read(self, op: Operation) -> Rows | None:
+    def read(self, op: Operation) -> _Rows | None:
         """Return the rows that `op` reads at constant indices; None where it does something else."""
         if op.op_type in ("list_read", "list_gather"):
             source = self._list_rows.get(op.ls)
@@ -230,8 +289,8 @@ class RowTable:
         held = get_constant_value(var) if types.is_int(var.dtype) else None
         return None if held is None else [int(place) for place in np.ravel(held)]
 
-    def _find_bare_row(self, var: Var) -> Row:
-        return self.bare.get(var, Row(var, bare=True))
+    def _find_bare_row(self, var: Var) -> _Row:
+        return self.bare.get(var, _Row(var, bare=True))
 
     def _write_scatter(self, op: Operation) -> str | None:
         axis, places, mode = get_const_value(op.axis), self.places(op.indices), get_const_value(op.mode)
@@ -252,19 +311,19 @@ class RowTable:
         self._found[op.outputs[0], axis] = self._put(rows, places, made)
         return None
 
-    def _put(self, rows: Rows, places: Sequence[int], made: Sequence[Row]) -> Rows:
+    def _put(self, rows: _Rows, places: Sequence[int], made: Sequence[_Row]) -> _Rows:
         now = list(rows.rows) + [None] * (max(places, default=-1) + 1 - len(rows.rows))
         for place, row in zip(places, made):
             now[place] = row
-        return Rows(rows.axis, tuple(now), True)
+        return _Rows(rows.axis, tuple(now), True)
 
-    def _read_update_rows(self, var: Var, axis: int, count: int) -> tuple[Row, ...] | None:
+    def _read_update_rows(self, var: Var, axis: int, count: int) -> tuple[_Row, ...] | None:
         rows = self.of(var, axis)
         if rows is None or len(rows.rows) != count or any(row is None for row in rows.rows):
             return None
         return tuple(row for row in rows.rows if row is not None)
 
-    def _plain(self, var: Var, axis: int) -> Rows | None:
+    def _plain(self, var: Var, axis: int) -> _Rows | None:
         extent = var.shape[axis]
         if is_symbolic(extent) or not 0 < int(extent) <= self._most:
             return None
@@ -273,14 +332,14 @@ class RowTable:
             and var.op.op_type == "expand_dims"
             and get_const_value(var.op.axes) in ([axis], [axis - var.rank])
         ):
-            return Rows(axis, (self._find_bare_row(var.op.x),))
+            return _Rows(axis, (self._find_bare_row(var.op.x),))
         count = int(extent)
-        return Rows(axis, (Row(var),) if count == 1 else tuple(Row(var, place) for place in range(count)))
+        return _Rows(axis, (_Row(var),) if count == 1 else tuple(_Row(var, place) for place in range(count)))
 
-    def _derive_rows(self, var: Var, axis: int) -> Rows | None:
+    def _derive_rows(self, var: Var, axis: int) -> _Rows | None:
         """Derive the rows of an op that only moves or casts the rows of others."""
         op = var.op
-        if op is None or op.op_type not in ROW_PRESERVING_OPS | {"gather"}:
+        if op is None or op.op_type not in _ROW_PRESERVING_OPS | {"gather"}:
             return None
         if op.op_type == "gather":
             same = (
@@ -303,7 +362,7 @@ class RowTable:
         places = _read_slice_indices(op, axis)
         return _select_rows(before, places)
 
-    def _concat_rows(self, op: Operation, axis: int) -> Rows | None:
+    def _concat_rows(self, op: Operation, axis: int) -> _Rows | None:
         if (
             get_const_value(op.axis) is None
             or int(get_const_value(op.axis)) % op.outputs[0].rank != axis
@@ -315,34 +374,37 @@ class RowTable:
         rows = tuple(row for part in found for row in part.rows)
         if len(found) < len(parts) or len(rows) > self._most:
             return None
-        return Rows(axis, rows, any(part.written for part in found))
+        return _Rows(axis, rows, any(part.written for part in found))
 
 
-def _select_rows(rows: Rows | None, places: Sequence[int] | None) -> Rows | None:
+@dataclass(frozen=True)
+class _Rows:
+    """The rows along `axis`; None is a row that was never written. `written`: whether any row was written."""
+
+    axis: int
+    rows: tuple[_Row | None, ...]
+    written: bool = False
+
+
+@dataclass(frozen=True)
+class _Row:
+    """Row `place` of `source`. Where `place` is None it is all of `source`, with an extent of 1 at the axis, or
+    (`bare`) without that axis. `casts` are applied to it."""
+
+    source: Var
+    place: int | None = None
+    bare: bool = False
+    casts: tuple[str, ...] = ()
+
+
+def _select_rows(rows: _Rows | None, places: Sequence[int] | None) -> _Rows | None:
     if rows is None or places is None or not all(0 <= place < len(rows.rows) for place in places):
         return None
     taken = tuple(rows.rows[place] for place in places)
-    return None if any(row is None for row in taken) or not taken else Rows(rows.axis, taken, rows.written)
+    return None if any(row is None for row in taken) or not taken else _Rows(rows.axis, taken, rows.written)
 
 
-def _cast_rows(rows: Rows, op: Operation) -> Rows | None:
-    to = _FLOAT_NAMES.get(op.outputs[0].dtype)
-    if to is None or op.x.dtype not in _FLOAT_NAMES or any(row is None for row in rows.rows):
-        return None
-    return replace(rows, rows=tuple(_cast_row(row, to) for row in rows.rows if row is not None))
-
-
-def _cast_row(row: Row, to: str) -> Row:
-    """Cast `row`; an fp16 row that is cast back to fp16 is the row itself."""
-    held = _FLOAT_NAMES.get(row.source.dtype, "")
-    if row.casts == ("fp32",) and to == "fp16" and held == "fp16":
-        return replace(row, casts=())
-    if (row.casts[-1] if row.casts else held) == to:
-        return row
-    return replace(row, casts=(*row.casts, to))
-
-
-def _is_zero(row: Row | None, axis: int) -> bool:
+def _is_zero(row: _Row | None, axis: int) -> bool:
     """Return whether adding to `row` changes nothing, except for the sign of a zero."""
     if row is None or row.bare or row.source.op is None:
         return row is None
@@ -352,6 +414,23 @@ def _is_zero(row: Row | None, axis: int) -> bool:
         return False
     held: Any = np.asarray(row.source.val)
     return not np.any(held if row.place is None else held.take(row.place, axis))
+
+
+def _cast_rows(rows: _Rows, op: Operation) -> _Rows | None:
+    to = _FLOAT_NAMES.get(op.outputs[0].dtype)
+    if to is None or op.x.dtype not in _FLOAT_NAMES or any(row is None for row in rows.rows):
+        return None
+    return replace(rows, rows=tuple(_cast_row(row, to) for row in rows.rows if row is not None))
+
+
+def _cast_row(row: _Row, to: str) -> _Row:
+    """Cast `row`; an fp16 row that is cast back to fp16 is the row itself."""
+    held = _FLOAT_NAMES.get(row.source.dtype, "")
+    if row.casts == ("fp32",) and to == "fp16" and held == "fp16":
+        return replace(row, casts=())
+    if (row.casts[-1] if row.casts else held) == to:
+        return row
+    return replace(row, casts=(*row.casts, to))
 
 
 def _read_slice_indices(op: Operation, axis: int) -> list[int] | None:
@@ -371,19 +450,35 @@ def _read_slice_indices(op: Operation, axis: int) -> list[int] | None:
     return list(range(int(size))[first:last:stride[axis]])
 
 
-class RowValueBuilder:
+def _is_axis_dropped(op: Operation | None) -> bool:
+    """Return whether a read returns one row without the axis."""
+    return op is not None and (op.op_type in ("list_read", "squeeze") or (op.op_type == "gather" and
+                                                                          op.indices.rank == 0))
+
+
+def _count_single_reads(single: Iterable[tuple[int, _Row]]) -> Counter[tuple[Var, int]]:
+    """Count the rows of each value that are read one by one along each axis."""
+    return Counter((row.source, axis) for axis, row in dict.fromkeys(single) if row.place is not None)
+
+
+def _collect_single_rows(reads: Iterable[_Rows]) -> Sequence[tuple[int, _Row]]:
+    """Collect the rows that are read one by one, each with its axis."""
+    return [(rows.axis, rows.rows[0]) for rows in reads if len(rows.rows) == 1 and rows.rows[0] is not None]
+
+
+class _RowValueBuilder:
     """A builder of the values that readers need.
 
     `single` are the rows read one by one: a source of several is split. `instead` maps replaced values to their
     replacements.
     """
 
-    def __init__(self, mb: RewriteBuilder, single: Iterable[tuple[int, Row]], instead: Mapping[Var, Var]) -> None:
+    def __init__(self, mb: RewriteBuilder, single: Iterable[tuple[int, _Row]], instead: Mapping[Var, Var]) -> None:
         self._mb, self._replacements = mb, instead
-        self._single_read_counts = count_single_reads(single)
+        self._single_read_counts = _count_single_reads(single)
         self._memo: dict[Any, Var] = {}
 
-    def bare(self, row: Row, axis: int) -> Var:
+    def bare(self, row: _Row, axis: int) -> Var:
         """Return `row` without the axis."""
         def make() -> Var:
             held = (
@@ -395,11 +490,11 @@ class RowValueBuilder:
 
         return self._made(("bare", row, axis), make)
 
-    def kept(self, row: Row, axis: int) -> Var:
+    def kept(self, row: _Row, axis: int) -> Var:
         """Return `row` with an extent of 1 at the axis."""
         return self._made(("kept", row, axis), lambda: self._cast(row, self._kept(row, axis)))
 
-    def join_rows(self, rows: Sequence[Row], axis: int) -> Var:
+    def join_rows(self, rows: Sequence[_Row], axis: int) -> Var:
         """Join all of `rows` in order along the axis."""
         if len(rows) > 1 and all(row.bare for row in rows):
             return self._mb.stack(values=[self.bare(row, axis) for row in rows], axis=axis)
@@ -407,7 +502,7 @@ class RowValueBuilder:
         pieces = [piece for run in runs for piece in self._piece(run, axis)]
         return pieces[0] if len(pieces) == 1 else self._mb.concat(values=pieces, axis=axis)
 
-    def _piece(self, rows: Sequence[Row], axis: int) -> list[Var]:
+    def _piece(self, rows: Sequence[_Row], axis: int) -> list[Var]:
         first = rows[0]
         if first.place is None or len(rows) == 1:
             return [self.kept(row, axis) for row in rows]
@@ -415,7 +510,7 @@ class RowValueBuilder:
             return [self._cast(first, self._find_replacement(first.source))]
         return [self._cast(first, self._slice_rows(first.source, first.place, len(rows), axis))]
 
-    def _kept(self, row: Row, axis: int) -> Var:
+    def _kept(self, row: _Row, axis: int) -> Var:
         if row.bare:
             return self._mb.expand_dims(x=self._find_replacement(row.source), axes=[axis])
         if row.place is None:
@@ -441,7 +536,7 @@ class RowValueBuilder:
         )
         return made
 
-    def _cast(self, row: Row, var: Var) -> Var:
+    def _cast(self, row: _Row, var: Var) -> Var:
         for dtype in row.casts:
             var = self._mb.cast(x=var, dtype=dtype)
         return var
@@ -455,125 +550,13 @@ class RowValueBuilder:
         return self._replacements.get(var, var)
 
 
-def count_single_reads(single: Iterable[tuple[int, Row]]) -> Counter[tuple[Var, int]]:
-    """Count the rows of each value that are read one by one along each axis."""
-    return Counter((row.source, axis) for axis, row in dict.fromkeys(single) if row.place is not None)
-
-
-def _make_run_key(numbered: tuple[int, Row]) -> Any:
+def _make_run_key(numbered: tuple[int, _Row]) -> Any:
     """Return a key that is equal for rows that follow one another in their source."""
     number, row = numbered
     return (None, number) if row.place is None else (row.source, row.casts, row.place - number)
 
 
-class RowReads:
-    """The writes and reads of one block; `misses` lists the writes that are unknown, and why."""
-
-    def __init__(self, block: Block, most: int) -> None:
-        self.misses: list[Miss] = []
-        self.write_ops: list[Operation] = []
-        self._ops = list(block.operations)
-        self._table, self._rows_by_read = RowTable(most), dict[Var, Rows]()
-        for op in self._ops:
-            if op.op_type in WRITE_OPS or op.op_type == "make_list":
-                reason = self._table.write(op)
-                if reason is not None:
-                    self.misses.append(Miss(op, reason))
-                elif op.op_type in WRITE_OPS:
-                    self.write_ops.append(op)
-            elif op.op_type in _READ_OPS:
-                self._read(op)
-
-    def _read(self, op: Operation) -> None:
-        rows = self._find_rows(op)
-        if rows is None:
-            return
-        self._rows_by_read[op.outputs[0]] = rows
-        if is_axis_dropped(op) and rows.rows[0] is not None:
-            self._table.bare[op.outputs[0]] = rows.rows[0]
-
-    def _find_rows(self, op: Operation) -> Rows | None:
-        if op.op_type == "squeeze":
-            rows = self._rows_by_read.get(op.x)
-            same = (
-                rows is not None
-                and len(rows.rows) == 1
-                and get_const_value(op.axes) in ([rows.axis], [rows.axis - op.x.rank])
-            )
-            return rows if same and not is_axis_dropped(op.x.op) else None
-        if op.op_type not in ("slice_by_index", "reverse"):
-            return self._table.read(op)
-        for axis in range(op.x.rank if op.x.rank == op.outputs[0].rank else 0):
-            if op.op_type == "reverse" or op.x.shape[axis] != op.outputs[0].shape[axis]:
-                rows = self._table.of(op.outputs[0], axis)
-                if rows is not None and rows.written:
-                    return rows
-        return None
-
-    def replaced(self) -> dict[Var, Rows]:
-        """Return the values that are replaced, with their rows; nothing where a list is read at unknown indices."""
-        found = {var: rows for var, rows in self._rows_by_read.items() if rows.written}
-        for op in self._find_fully_read_writers(found):
-            var = op.outputs[0]
-            rows = None if isinstance(var, ListVar) else self._table.of(var, int(op.axis.val) % var.rank)
-            if rows is None:
-                self.misses.append(Miss(op, "it is read at places that are not known, or were not written to"))
-                return {}
-            found[var] = rows
-        if found:
-            found |= self._find_unwritten_reads(found)
-        return found if len(self.write_ops) > 1 or any(var in self._rows_by_read for var in found) else {}
-
-    def _find_fully_read_writers(self, found: Mapping[Var, Rows]) -> list[Operation]:
-        """Return the writers whose output has a reader of the entire value rather than of rows."""
-        done, whole = set(self.write_ops), dict[Var, bool]()
-        for op in reversed(self._ops):
-            for var in op.outputs:
-                whole[var] = bool(var.consuming_blocks) or any(
-                    reader not in done and not any(out in found for out in reader.outputs)
-                    and (reader.op_type not in ROW_PRESERVING_OPS or whole.get(reader.outputs[0], True))
-                    for reader in get_consumers(var))
-        return [op for op in self.write_ops if whole[op.outputs[0]]]
-
-    def _find_unwritten_reads(self, found: Mapping[Var, Rows]) -> dict[Var, Rows]:
-        """Find reads of unwritten rows: of tensors that are read row by row, and of rows that come from elsewhere."""
-        often = count_single_reads(collect_single_rows(self._rows_by_read.values()))
-        beside = dict[Var, Rows]()
-        for var, rows in self._rows_by_read.items():
-            if var in found or len(rows.rows) != 1 or rows.rows[0] is None:
-                continue
-            source = rows.rows[0].source
-            came = var.op.op_type == "gather" and source is not var.op.x
-            if var.op.x in beside or came or (often.get((source, rows.axis), 0) > 1 and not is_const(source)):
-                beside[var] = rows
-        return beside
-
-    def needed(self, found: Mapping[Var, Rows]) -> set[Var]:
-        """Return the values of `found` with a reader that is not replaced itself."""
-        done = set(self.write_ops)
-        needed = {var for var in found if var.consuming_blocks or any(
-            reader not in done and not any(out in found for out in reader.outputs) for reader in get_consumers(var))}
-        pending = list(needed)
-        while pending:
-            for row in found[pending.pop()].rows:
-                if row is not None and row.source in found and row.source not in needed:
-                    needed.add(row.source)
-                    pending.append(row.source)
-        return needed
-
-
-def is_axis_dropped(op: Operation | None) -> bool:
-    """Return whether a read returns one row without the axis."""
-    return op is not None and (op.op_type in ("list_read", "squeeze") or (op.op_type == "gather" and
-                                                                          op.indices.rank == 0))
-
-
-def collect_single_rows(reads: Iterable[Rows]) -> Sequence[tuple[int, Row]]:
-    """Collect the rows that are read one by one, each with its axis."""
-    return [(rows.axis, rows.rows[0]) for rows in reads if len(rows.rows) == 1 and rows.rows[0] is not None]
-
-
-def build_row_writes(first: Any = None) -> Program:
+def _build_row_writes(first: Any = None) -> Program:
     def body(x: Var) -> Var:
         x = first(x) if first else x
         held = Builder.fill(shape=[3, 8], value=np.float16(0))
@@ -588,7 +571,7 @@ def build_row_writes(first: Any = None) -> Program:
     return build_program(body, x=(2, 8))
 
 
-def build_list_writes() -> Program:
+def _build_list_writes() -> Program:
     def body(x: Var) -> list[Var]:
         held = Builder.make_list(init_length=2, dynamic_length=False, elem_shape=(2, 3), dtype="fp16")
         held = Builder.list_write(ls=held, index=np.int32(0), value=x)
@@ -599,7 +582,7 @@ def build_list_writes() -> Program:
     return build_program(body, x=(2, 3))
 
 
-def build_list_scatter() -> Program:
+def _build_list_scatter() -> Program:
     def body(x: Var) -> list[Var]:
         held = Builder.make_list(init_length=2, dynamic_length=False, elem_shape=(3,), dtype="fp16")
         held = Builder.list_scatter(ls=held, indices=np.array([1, 0], np.int32), value=x)
@@ -609,7 +592,7 @@ def build_list_scatter() -> Program:
     return build_program(body, x=(2, 3))
 
 
-def build_computed_scatter() -> Program:
+def _build_computed_scatter() -> Program:
     def body(x: Var) -> Var:
         first = Builder.slice_by_size(x=x, begin=[0, 0], size=[1, 3])
         place = Builder.cast(x=Builder.reduce_max(x=first, axes=[1]), dtype="int32")

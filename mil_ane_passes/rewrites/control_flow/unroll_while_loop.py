@@ -26,15 +26,7 @@ from ._unrolled_size import (
     measure_unrolled_size,
 )
 
-__all__ = [
-    "build_alternating_loop",
-    "build_counted_loop",
-    "build_data_dependent_loop",
-    "build_dependent_loops",
-    "build_nested_loops",
-    "build_sequential_loops",
-    "build_weighted_loop",
-]
+__all__ = ["build_counted_loop", "build_nested_loops"]
 
 
 class UnrollWhileLoop(Rewrite):
@@ -198,14 +190,14 @@ class UnrollWhileLoop(Rewrite):
 
     def examples(self) -> Iterable[Example]:
         yield Example("counted", lambda: build_counted_loop(2))
-        yield Example("with weights", build_weighted_loop)
-        yield Example("a loop in a loop", build_dependent_loops)
-        yield Example("a branch by the step", build_alternating_loop)
+        yield Example("with weights", _build_weighted_loop)
+        yield Example("a loop in a loop", _build_dependent_loops)
+        yield Example("a branch by the step", _build_alternating_loop)
         yield Example("no step", lambda: build_counted_loop(0))
         yield Example(
             "passed through", lambda: build_counted_loop(3, lambda i, x, z: (x, Builder.add(x=x, y=z)))
         )
-        yield Example("decided by values", build_data_dependent_loop,
+        yield Example("decided by values", _build_data_dependent_loop,
                       reason="the number of steps depends on 'x', which is known only at run time")
         yield Example("many steps", lambda: build_counted_loop(9), options={"max_steps": 8},
                       reason="it runs more than 8 steps (max_steps)")
@@ -214,7 +206,7 @@ class UnrollWhileLoop(Rewrite):
         yield Example("many ops in a nest", lambda: build_nested_loops(4, 5), options={"max_ops": 19},
                       reason="5 steps of 4 ops, with the loops in it written out, make 20, more than 19 (max_ops)")
         yield Example("a nest", lambda: build_nested_loops(4, 5))
-        yield Example("one after the other", lambda: build_sequential_loops(5))
+        yield Example("one after the other", lambda: _build_sequential_loops(5))
         yield Example("in one that stays", lambda: build_nested_loops(4, None),
                       reason="it stands in a loop that is not written out: the number of steps depends on 'x', which "
                              "is known only at run time")
@@ -227,6 +219,14 @@ class UnrollWhileLoop(Rewrite):
             reason="the sizes of 'y_1' change from step to step",
         )
         yield make_example("plain", lambda x: Builder.relu(x=x, name="y"), reason="", x=(2, 3))
+
+
+def _find_unroll_obstacle(op: Operation) -> str | None:
+    if op.op_type.startswith("random_"):
+        return f"{op.op_type} in it makes others each time"
+    if op.op_type in ("read_state", "coreml_update_state", "write_state"):
+        return f"{op.op_type} in it keeps to its place"
+    return f"coremltools cannot read the {op.op_type} in it" if is_opaque(op) else None
 
 
 def _iterate_computing_ops(outer: Operation | Block) -> Iterator[Operation]:
@@ -250,14 +250,6 @@ def _find_enclosing_loop(op: Operation) -> Operation | None:
     return None
 
 
-def _find_unroll_obstacle(op: Operation) -> str | None:
-    if op.op_type.startswith("random_"):
-        return f"{op.op_type} in it makes others each time"
-    if op.op_type in ("read_state", "coreml_update_state", "write_state"):
-        return f"{op.op_type} in it keeps to its place"
-    return f"coremltools cannot read the {op.op_type} in it" if is_opaque(op) else None
-
-
 def build_counted_loop(steps: int, step: Any = None) -> Program:
     def ordinary(i: Var, x: Var, z: Var) -> tuple[Var, Var]:
         return Builder.mul(x=Builder.add(x=x, y=Builder.cast(x=i, dtype="fp16")), y=z), z
@@ -272,7 +264,7 @@ def build_counted_loop(steps: int, step: Any = None) -> Program:
     return build_program(body, x=(2, 3))
 
 
-def build_weighted_loop() -> Program:
+def _build_weighted_loop() -> Program:
     def body(x: Var) -> Var:
         outputs: tuple[Var, ...] = Builder.while_loop(
             _cond=lambda i, x: Builder.less(x=i, y=np.int32(3)),
@@ -283,7 +275,7 @@ def build_weighted_loop() -> Program:
     return build_program(body, x=(2, 8))
 
 
-def build_dependent_loops() -> Program:
+def _build_dependent_loops() -> Program:
     def inner(i: Var, x: Var) -> Var:
         outputs: tuple[Var, ...] = Builder.while_loop(
             _cond=lambda j, x: Builder.less_equal(x=j, y=i),
@@ -294,13 +286,23 @@ def build_dependent_loops() -> Program:
     return build_counted_loop(3, lambda i, x, z: (inner(i, x), z))
 
 
-def _build_halving_loop(steps: int, x: Var) -> Var:
-    """Build a loop of `steps` steps of one op."""
-    outputs: tuple[Var, ...] = Builder.while_loop(
-        _cond=lambda j, x: Builder.less(x=j, y=np.int32(steps)),
-        _body=lambda j, x: (Builder.add(x=j, y=np.int32(1)), Builder.mul(x=x, y=np.float16(0.5))),
-        loop_vars=(np.int32(0), x))
-    return outputs[1]
+def _build_alternating_loop() -> Program:
+    def chosen(i: Var, x: Var) -> Var:
+        odd = Builder.equal(x=Builder.mod(x=i, y=np.int32(2)), y=np.int32(1))
+        made: Var = Builder.cond(pred=odd, _true_fn=lambda: Builder.relu(x=x), _false_fn=lambda: Builder.exp(x=x))
+        return made
+
+    return build_counted_loop(3, lambda i, x, z: (chosen(i, x), z))
+
+
+def _build_data_dependent_loop() -> Program:
+    def body(x: Var) -> Var:
+        outputs: tuple[Var, ...] = Builder.while_loop(
+            _cond=lambda x: Builder.less(x=Builder.reduce_sum(x=Builder.abs(x=x)), y=np.float16(4)),
+            _body=lambda x: Builder.sub(x=Builder.mul(x=x, y=np.float16(2)), y=np.float16(1)), loop_vars=(x,))
+        return outputs[0] if isinstance(outputs, (list, tuple)) else outputs
+
+    return build_program(body, x=(2, 3))
 
 
 def build_nested_loops(inner: int, outer: int | None) -> Program:
@@ -321,24 +323,14 @@ def build_nested_loops(inner: int, outer: int | None) -> Program:
     return build_program(body, x=(2, 3))
 
 
-def build_sequential_loops(steps: int) -> Program:
+def _build_halving_loop(steps: int, x: Var) -> Var:
+    """Build a loop of `steps` steps of one op."""
+    outputs: tuple[Var, ...] = Builder.while_loop(
+        _cond=lambda j, x: Builder.less(x=j, y=np.int32(steps)),
+        _body=lambda j, x: (Builder.add(x=j, y=np.int32(1)), Builder.mul(x=x, y=np.float16(0.5))),
+        loop_vars=(np.int32(0), x))
+    return outputs[1]
+
+
+def _build_sequential_loops(steps: int) -> Program:
     return build_program(lambda x: _build_halving_loop(steps, _build_halving_loop(steps, x)), x=(2, 3))
-
-
-def build_alternating_loop() -> Program:
-    def chosen(i: Var, x: Var) -> Var:
-        odd = Builder.equal(x=Builder.mod(x=i, y=np.int32(2)), y=np.int32(1))
-        made: Var = Builder.cond(pred=odd, _true_fn=lambda: Builder.relu(x=x), _false_fn=lambda: Builder.exp(x=x))
-        return made
-
-    return build_counted_loop(3, lambda i, x, z: (chosen(i, x), z))
-
-
-def build_data_dependent_loop() -> Program:
-    def body(x: Var) -> Var:
-        outputs: tuple[Var, ...] = Builder.while_loop(
-            _cond=lambda x: Builder.less(x=Builder.reduce_sum(x=Builder.abs(x=x)), y=np.float16(4)),
-            _body=lambda x: Builder.sub(x=Builder.mul(x=x, y=np.float16(2)), y=np.float16(1)), loop_vars=(x,))
-        return outputs[0] if isinstance(outputs, (list, tuple)) else outputs
-
-    return build_program(body, x=(2, 3))

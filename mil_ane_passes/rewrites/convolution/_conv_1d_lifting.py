@@ -4,36 +4,34 @@ from __future__ import annotations
 
 from typing import Any
 
-from coremltools.converters.mil.mil import Operation, Var, types
+from coremltools.converters.mil.mil import Operation, Var
 
 from ...ane.limits import LIMITS
-from ...ir.builder import RewriteBuilder
+from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.compressed_weights import explain_axis_obstacle, insert_unit_axis
-from ...ir.query import get_const_value, get_itemsize, get_static_shape, is_default, is_opaque
+from ...ir.query import get_const_value, get_itemsize, get_static_shape, is_opaque
 from ...passes.layout import compute_padded_bytes, format_bytes
 
 __all__ = [
     "HEIGHT",
-    "MAX_KERNEL_WIDTH",
     "WIDTH",
     "build_lifted_conv",
     "describe_lift_cost",
     "find_dummy_axis",
-    "find_dummy_axis_position",
     "find_lift_obstacle",
     "insert_dummy_axis",
     "insert_numbers",
-    "rebuild_op",
+    "lift_conv",
     "remove_dummy_axis",
 ]
 
 HEIGHT, WIDTH = -1, 2
 "Values of the option `axis`, the position of the dummy axis: -1 lays the kernel on the height, 2 on the width."
-MAX_KERNEL_WIDTH = min(bound.most for bound in LIMITS["conv-kernel-width"])
+_MAX_KERNEL_WIDTH = min(bound.most for bound in LIMITS["conv-kernel-width"])
 "Widest kernel that is supported on every ANE generation."
 
 
-def find_dummy_axis_position(axis: int) -> int:
+def _find_dummy_axis_position(axis: int) -> int:
     """Return the position of the dummy axis, counted from the front of the rank-4 tensor."""
     return 3 if axis == HEIGHT else 2
 
@@ -59,16 +57,15 @@ def find_lift_obstacle(op: Operation, axis: int) -> str | None:
         return reason
     dilation = get_const_value(op.dilations, [1])[0]
     extent = (int(op.weight.shape[2]) - 1) * dilation + 1
-    if axis == WIDTH and extent > MAX_KERNEL_WIDTH:
-        return (
-            f"kernel covers {extent} on the width, above {MAX_KERNEL_WIDTH}; use axis=-1, which lays it on the height"
-        )
+    if axis == WIDTH and extent > _MAX_KERNEL_WIDTH:
+        return (f"kernel covers {extent} on the width, above {_MAX_KERNEL_WIDTH}; use axis=-1, which lays it on the "
+                "height")
     return None
 
 
 def insert_dummy_axis(mb: RewriteBuilder, x: Var, axis: int) -> Var:
     """Return rank-3 `x` with the dummy axis: the value it was squeezed from, or one expand_dims for all its users."""
-    at = find_dummy_axis_position(axis)
+    at = _find_dummy_axis_position(axis)
     if x.op is not None and x.op.op_type == "squeeze" and find_dummy_axis(x.op) == at:
         return x.op.x
 
@@ -76,7 +73,7 @@ def insert_dummy_axis(mb: RewriteBuilder, x: Var, axis: int) -> Var:
         with mb.at(mb.find_insertion_point(x), x.name):
             return mb.expand_dims(x=x, axes=[axis])
 
-    lifted: Var = mb.once(("raised", x, at), make)
+    lifted: Var = mb.once(("lifted", x, at), make)
     return lifted
 
 
@@ -86,13 +83,18 @@ def remove_dummy_axis(mb: RewriteBuilder, y: Var, axis: int) -> Var:
     return squeezed
 
 
+def lift_conv(mb: RewriteBuilder, op: Operation, axis: int) -> Var:
+    """Lift `op`: insert the dummy axis into x, rebuild the op at rank 4, and remove the axis from the result."""
+    return remove_dummy_axis(mb, build_lifted_conv(mb, op, insert_dummy_axis(mb, op.x, axis), axis), axis)
+
+
 def build_lifted_conv(mb: RewriteBuilder, op: Operation, x: Var, axis: int) -> Var:
     """Rebuild `op` (conv or conv_transpose of rank 3) on rank-4 `x`.
 
     Every parameter gets its neutral element at the dummy axis: kernel 1, stride 1, dilation 1, no padding. Thus each
     output is the same sum of the same products. Weights and bias keep their bytes.
     """
-    at = find_dummy_axis_position(axis) - 2
+    at = _find_dummy_axis_position(axis) - 2
     inputs: dict[str, Any] = {"x": x, "weight": insert_unit_axis(mb, op.weight, at + 2)}
     for name, bound in op.inputs.items():
         if name in ("strides", "dilations"):
@@ -106,45 +108,18 @@ def build_lifted_conv(mb: RewriteBuilder, op: Operation, x: Var, axis: int) -> V
     return rebuild_op(mb, op, **inputs)
 
 
-def rebuild_op(mb: RewriteBuilder, op: Operation, **changes: Any) -> Var:
-    """Build `op` again with some inputs changed; a change to None omits the input."""
-    kept = {name: var for name, var in op.inputs.items() if name in changes or not _is_mismatched_default(op, name)}
-    inputs = {**kept, **changes}
-    bias = inputs.get("bias")
-    late = op.op_type == "conv_transpose" and bias is not None and bias.val is None
-    if late:  # pymil's conv_transpose reads the bias's value to type the op, which a compressed bias does not have
-        del inputs["bias"]
-    result: Var = getattr(mb, op.op_type)(**inputs)
-    if late:
-        result.op.set_inputs(bias=bias)
-    return result
-
-
-def _is_mismatched_default(op: Operation, name: str) -> bool:
-    """Return whether input `name` is a default that pymil filled in as fp32 beside an fp16 x.
-
-    pymil accepts such a default when it fills it in, but not when the caller passes it.
-    """
-    var = op.inputs[name]
-    return isinstance(var, Var) and var.dtype in (types.fp16, types.fp32) and is_default(op, name) \
-        and var.dtype != op.outputs[0].dtype
-
-
 def describe_lift_cost(op: Operation, axis: int) -> str:
     """Describe the buffer cost of the lift by the 64-byte row rule, with numbers where the shapes are known."""
-    where = "height" if axis == HEIGHT else "width"
-    shapes = [(get_static_shape(var), get_itemsize(var)) for var in (op.x, op.outputs[0])]
-    if any(shape is None for shape, _ in shapes):
-        return f"kernel on the {where}; buffers depend on symbolic dimensions"
-    flat, wide = [], []
-    for shape, size in shapes:
-        assert shape is not None
-        flat.append(format_bytes(compute_padded_bytes(shape, size)))
-        wide.append(
-            format_bytes(compute_padded_bytes(insert_numbers(list(shape), find_dummy_axis_position(axis), [1]), size))
-        )
-    return (f"kernel on the {where}; padded buffers (computed, 64-byte rows): "
-            f"in {wide[0]} instead of {flat[0]}, out {wide[1]} instead of {flat[1]}")
+    where = f"kernel on the {'height' if axis == HEIGHT else 'width'}"
+    costs = []
+    for name, var in (("in", op.x), ("out", op.outputs[0])):
+        shape, size = get_static_shape(var), get_itemsize(var)
+        if shape is None:
+            return f"{where}; buffers depend on symbolic dimensions"
+        lifted = insert_numbers(list(shape), _find_dummy_axis_position(axis), [1])
+        before, after = (format_bytes(compute_padded_bytes(each, size)) for each in (shape, lifted))
+        costs.append(f"{name} {after} instead of {before}")
+    return f"{where}; padded buffers (computed, 64-byte rows): {', '.join(costs)}"
 
 
 def insert_numbers(numbers: list[int], at: int, extra: list[int]) -> list[int]:

@@ -6,30 +6,22 @@ from typing import Any
 
 from coremltools.converters.mil.mil import Operation, Var
 
-from ...ir.builder import RewriteBuilder
+from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.query import get_const_value, is_symbolic
-from ._conv_1d_lifting import rebuild_op
 
-__all__ = [
-    "CropWindow",
-    "build_symmetric_crop",
-    "compute_crop_window",
-    "describe_crop",
-    "has_explicit_window",
-    "read_pads",
-]
+__all__ = ["build_symmetric_crop", "compute_crop_window", "describe_crop", "has_explicit_window", "read_pads"]
 
-CropWindow = list[tuple[int, int]]
+_CropWindow = list[tuple[int, int]]
 "Elements cropped before and after the full transposed convolution, by spatial axis; negative where added."
 
 
-def compute_kernel_extent(op: Operation, axis: int) -> int:
+def _compute_kernel_extent(op: Operation, axis: int) -> int:
     """Return the extent that the dilated kernel covers on spatial `axis`."""
     dilation: int = get_const_value(op.dilations, [1] * (axis + 1))[axis]
     return (int(op.weight.shape[2 + axis]) - 1) * dilation + 1
 
 
-def read_pads(op: Operation) -> CropWindow:
+def read_pads(op: Operation) -> _CropWindow:
     """Return the pads of the op in pairs; zeros unless pad_type is custom, as pads are ignored otherwise."""
     axes = range(op.x.rank - 2)
     if get_const_value(op.pad_type, "valid") != "custom":
@@ -38,7 +30,7 @@ def read_pads(op: Operation) -> CropWindow:
     return [(flat[2 * axis], flat[2 * axis + 1]) for axis in axes]
 
 
-def compute_crop_window(op: Operation) -> CropWindow | str:
+def compute_crop_window(op: Operation) -> _CropWindow | str:
     """Compute the window of the full transposed convolution that is output, or return why it is not fixed numbers.
 
     An `output_shape` is read as MIL's reference does. It sets the lengths; the window begins at the pads, and for
@@ -48,18 +40,18 @@ def compute_crop_window(op: Operation) -> CropWindow | str:
     if op.output_shape is not None and op.output_shape.val is None:
         return "output_shape is not constant"
     lengths = get_const_value(op.output_shape)
-    window: CropWindow = []
+    window: _CropWindow = []
     for axis, (before, after) in enumerate(read_pads(op)):
         stride = get_const_value(op.strides, [1] * (axis + 1))[axis]
         extent = op.x.shape[2 + axis]
         if lengths is not None and is_symbolic(extent):
             return "output_shape is given for an input of symbolic size"
-        full = None if is_symbolic(extent) else (int(extent) - 1) * stride + compute_kernel_extent(op, axis)
+        full = None if is_symbolic(extent) else (int(extent) - 1) * stride + _compute_kernel_extent(op, axis)
         if kind in ("same", "same_lower"):  # without output_shape, extent * stride: the extent cancels out
             rest = (
                 full - lengths[2 + axis]
                 if full is not None and lengths is not None
-                else compute_kernel_extent(op, axis) - stride
+                else _compute_kernel_extent(op, axis) - stride
             )
             small = max(rest, 0) // 2  # nothing to crop in front where the kernel is shorter than the stride
             large = rest - small
@@ -75,7 +67,7 @@ def has_explicit_window(op: Operation) -> bool:
     return get_const_value(op.pad_type, "valid") in ("custom", "valid") and compute_crop_window(op) == read_pads(op)
 
 
-def build_symmetric_crop(mb: RewriteBuilder, op: Operation, window: CropWindow) -> Var:
+def build_symmetric_crop(mb: RewriteBuilder, op: Operation, window: _CropWindow) -> Var:
     """Build `op` with the smaller pad of each axis on both sides, then slice off what the larger pad cropped."""
     pads = [min(pair) for pair in window]
     changes: dict[str, Any] = {"pad_type": "custom", "pad": [pad for pad in pads for _ in range(2)]}
@@ -92,7 +84,7 @@ def build_symmetric_crop(mb: RewriteBuilder, op: Operation, window: CropWindow) 
     return window_shown
 
 
-def describe_crop(window: CropWindow) -> str:
+def describe_crop(window: _CropWindow) -> str:
     """Describe what is computed and discarded."""
     pads = ", ".join(str(min(pair)) for pair in window)
     crop = sum(max(pair) - min(pair) for pair in window)

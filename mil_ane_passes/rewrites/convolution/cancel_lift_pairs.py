@@ -1,15 +1,15 @@
-"""Share one lift among ops that were lifted one after the other."""
+"""Cancel the squeeze and expand_dims between ops that were lifted one after the other."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from coremltools.converters.mil.mil import Builder, Operation, Program, Var
+from coremltools.converters.mil.mil import Builder, Operation, Var
 
 from ...ir.builder import RewriteBuilder
 from ...passes.contract import Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_apple_authoring_rules
-from ...passes.examples import build_program, make_example
+from ...passes.examples import make_example
 from ._conv_1d_lifting import find_dummy_axis
 
 
@@ -57,23 +57,22 @@ class CancelLiftPairs(Rewrite):
         return wide
 
     def examples(self) -> Iterable[Example]:
-        yield Example("same axis", lambda: _build_pair([-1], [-1], (1, 4, 8, 1)))
-        yield Example("spelt differently", lambda: _build_pair([3], [-1], (1, 4, 8, 1)))
-        yield Example("axis 2", lambda: _build_pair([2], [2], (1, 4, 1, 8)))
-        yield Example("other axis", lambda: _build_pair([2], [-1], (1, 4, 1, 8)),
-                      reason="the squeeze drops another axis than the 3 that is put back")
-        yield make_example(
-            "no squeeze",
-            lambda x: Builder.relu(x=Builder.expand_dims(x=x, axes=[-1]), name="y"),
-            reason="x is not squeezed",
-            x=(1, 4, 8),
-        )
-        yield Example(
-            "first axis", lambda: _build_pair([0], [0], (1, 4, 8, 1)), reason="not one axis, 2 or 3, of rank 4"
-        )
+        yield _make_pair_example("same axis", [-1], [-1], (1, 4, 8, 1))
+        yield _make_pair_example("spelt differently", [3], [-1], (1, 4, 8, 1))
+        yield _make_pair_example("axis 2", [2], [2], (1, 4, 1, 8))
+        yield _make_pair_example("other axis", [2], [-1], (1, 4, 1, 8),
+                                 reason="the squeeze drops another axis than the 3 that is put back")
+        yield make_example("no squeeze", lambda x: Builder.relu(x=Builder.expand_dims(x=x, axes=[-1]), name="y"),
+                           reason="x is not squeezed", x=(1, 4, 8))
+        yield _make_pair_example("first axis", [0], [0], (1, 4, 8, 1), reason="not one axis, 2 or 3, of rank 4")
 
 
-def _build_pair(dropped: list[int], added: list[int], shape: tuple[int, ...]) -> Program:
-    return build_program(
-        lambda x: Builder.relu(x=Builder.expand_dims(x=Builder.squeeze(x=x, axes=dropped), axes=added), name="y"),
-        x=shape)
+def _make_pair_example(
+    name: str, dropped: list[int], added: list[int], x: tuple[int, ...], reason: str | None = None
+) -> Example:
+    def body(x: Var) -> Var:
+        expanded = Builder.expand_dims(x=Builder.squeeze(x=x, axes=dropped), axes=added)
+        built: Var = Builder.relu(x=expanded, name="y")
+        return built
+
+    return make_example(name, body, reason=reason, x=x)

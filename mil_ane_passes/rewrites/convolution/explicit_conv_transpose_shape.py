@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
-import numpy as np
-from coremltools.converters.mil.mil import Builder, Operation, Program, Var
+from coremltools.converters.mil.mil import Operation, Var
 
 from ...ir.builder import RewriteBuilder
 from ...ir.query import get_const_value
 from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite
-from ...passes.examples import build_program, make_weight
 from ._conv_transpose_windows import build_symmetric_crop, compute_crop_window, describe_crop, has_explicit_window
+from ._examples import make_conv_transpose_example
 
 
 class ExplicitConvTransposeShape(Rewrite):
@@ -71,48 +71,21 @@ class ExplicitConvTransposeShape(Rewrite):
         return build_symmetric_crop(mb, hit.op, hit.window)
 
     def examples(self) -> Iterable[Example]:
-        yield Example("no pads", _build_short_output)
-        yield Example("strided, with bias", lambda: _build_conv_transpose_1d(output_shape=[1, 2, 17]))
-        yield Example(
-            "in the middle", lambda: _build_conv_transpose_1d(output_shape=[1, 2, 17], pad_type="custom", pad=[1, 0])
-        )
-        yield Example("same", lambda: _build_conv_transpose_1d(pad_type="same"))
-        yield Example("same, in the middle", lambda: _build_conv_transpose_1d(pad_type="same", stride=3, groups=2))
-        yield Example(
-            "same with output_shape", lambda: _build_conv_transpose_1d(pad_type="same", output_shape=[1, 2, 15])
-        )
-        yield Example("same_lower", lambda: _build_conv_transpose_1d(pad_type="same_lower", output_shape=[1, 2, 16]))
-        yield Example("two axes", lambda: _build_conv_transpose_2d(output_shape=[2, 2, 10, 15]))
-        yield Example("two axes, same", lambda: _build_conv_transpose_2d(pad_type="same", dilations=[2, 3]))
-        yield Example(
-            "what the pads imply",
-            lambda: _build_conv_transpose_1d(pad_type="custom", pad=[1, 0], output_shape=[1, 2, 18]),
-            reason="output_shape is what the pads imply",
-        )
-        yield Example("no output_shape", lambda: _build_conv_transpose_1d(pad_type="custom", pad=[1, 0]),
+        example = partial(make_conv_transpose_example, strides=[2])
+        image = partial(example, x=(2, 4, 5, 6), weight=(4, 2, 3, 4), strides=[2, 3], bias=None)
+        yield make_conv_transpose_example("no pads", output_shape=[1, 2, 10], bias=None)
+        yield example("strided, with bias", output_shape=[1, 2, 17])
+        yield example("in the middle", output_shape=[1, 2, 17], pad_type="custom", pad=[1, 0])
+        yield example("same", pad_type="same")
+        yield example("same, in the middle", pad_type="same", strides=[3], groups=2)
+        yield example("same with output_shape", pad_type="same", output_shape=[1, 2, 15])
+        yield example("same_lower", pad_type="same_lower", output_shape=[1, 2, 16])
+        yield image("two axes", output_shape=[2, 2, 10, 15])
+        yield image("two axes, same", pad_type="same", dilations=[2, 3])
+        yield example("what the pads imply", pad_type="custom", pad=[1, 0], output_shape=[1, 2, 18],
+                      reason="output_shape is what the pads imply")
+        yield example("no output_shape", pad_type="custom", pad=[1, 0],
                       reason="pads are explicit and there is no output_shape")
-        yield Example("same, kernel shorter than stride", lambda: _build_conv_transpose_1d(pad_type="same", stride=7),
-                      reason="the output reaches 2 beyond the full transposed convolution, which no pad can say")
-        yield Example("beyond the end", lambda: _build_conv_transpose_1d(output_shape=[1, 2, 22]),
-                      reason="the output reaches 3 beyond the full transposed convolution, which no pad can say")
-
-
-def _build_conv_transpose_1d(stride: int = 2, groups: int = 1, **parameters: object) -> Program:
-    bias = np.array([0.5, -1.0], dtype=np.float16)
-    return build_program(
-        lambda x: Builder.conv_transpose(x=x, weight=make_weight(4, 2 // groups, 5), bias=bias, strides=[stride],
-                                         groups=groups, name="y", **parameters),
-        x=(1, 4, 8))
-
-
-def _build_short_output() -> Program:
-    return build_program(
-        lambda x: Builder.conv_transpose(x=x, weight=make_weight(4, 2, 5), output_shape=[1, 2, 10], name="y"),
-        x=(1, 4, 8),
-    )
-
-
-def _build_conv_transpose_2d(**parameters: object) -> Program:
-    return build_program(
-        lambda x: Builder.conv_transpose(x=x, weight=make_weight(4, 2, 3, 4), strides=[2, 3], name="y", **parameters),
-        x=(2, 4, 5, 6))
+        beyond = "the output reaches {} beyond the full transposed convolution, which no pad can say"
+        yield example("same, kernel shorter than stride", pad_type="same", strides=[7], reason=beyond.format(2))
+        yield example("beyond the end", output_shape=[1, 2, 22], reason=beyond.format(3))

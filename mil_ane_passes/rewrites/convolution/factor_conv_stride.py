@@ -1,28 +1,27 @@
-"""Run a conv with an awkward stride as one of stride 1."""
+"""Run a conv with an awkward stride as one of stride 1 over the phases of its input.
+
+With k = q * s + r, tap k at output t reads element (t + q) * s + r: tap q at t of phase r. So the phases become
+channels (channel c becomes c * s ... c * s + s - 1, which keeps groups together) and the taps of a phase its kernel.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
-from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+from coremltools.converters.mil.mil import Operation, Var, types
 
-from ...ir.builder import RewriteBuilder
-from ...ir.query import get_const_value, is_symbolic
+from ...ir.builder import RewriteBuilder, rebuild_op
+from ...ir.query import get_const_value, is_compressed, is_const, is_symbolic
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Community, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_apple_authoring_rules, cite_m4_study
-from ...passes.examples import build_program, make_weight
+from ...passes.examples import make_weight
 from .._target_gate import find_length_obstacle
-from ._conv_1d_lifting import rebuild_op
-from ._conv_phases import (
-    build_phase_input,
-    build_phase_weight,
-    compute_new_lengths,
-    find_awkward_stride_axes,
-    find_phase_obstacle,
-    resolve_conv_pads,
-)
+from .._weights import has_uniform_readers
+from ._conv_geometry import crop_ends, get_reshape_extents, pad_or_crop, resolve_conv_pads
+from ._examples import make_conv_example
 
 
 class FactorConvStride(Rewrite):
@@ -95,18 +94,18 @@ class FactorConvStride(Rewrite):
         pads = resolve_conv_pads(op)
         if isinstance(pads, str):
             return Miss(op, pads)
-        reason = find_phase_obstacle(op, axes) if self.form == "phase" else None
+        reason = _find_phase_obstacle(op, axes) if self.form == "phase" else None
         if reason:
             return Miss(op, reason)
-        held = max((int(op.x.shape[2 + axis]) for axis in axes if not is_symbolic(op.x.shape[2 + axis])), default=0)
-        reason = find_length_obstacle(compute_new_lengths(op, axes, pads, self.form == "phase"), self.generations, held)
+        longest = max((int(extent) for axis in axes if not is_symbolic(extent := op.x.shape[2 + axis])), default=0)
+        lengths = _compute_new_lengths(op, axes, pads, self.form == "phase")
+        reason = find_length_obstacle(lengths, self.generations, longest)
         if reason:
             return Miss(op, reason)
         strides = ", ".join(str(get_const_value(op.strides)[axis]) for axis in axes)
         exactness = Exactness.BITWISE if self.form == "slice" else None
-        fits = all(
-            op.weight.shape[2 + axis] % get_const_value(op.strides)[axis] == 0 for axis in axes
-        )  # otherwise zeros are added
+        fits = all(op.weight.shape[2 + axis] % get_const_value(op.strides)[axis] == 0 for axis in axes)
+        # Where the kernel does not fit, it gets zeros as further taps, which turn an infinity into NaN.
         return Hit(op, note=f"stride {strides} as {self.form}s", exactness=exactness, axes=axes, pads=pads,
                    keeps_nonfinite=fits or self.form == "slice")
 
@@ -117,8 +116,9 @@ class FactorConvStride(Rewrite):
         if self.form == "slice":
             changes |= {"pad_type": "custom", "pad": [amount for pair in hit.pads for amount in pair]}
             dense = rebuild_op(mb, op, **changes)
-            kept = [step if axis in axes else 1 for axis, step in enumerate(steps)]
-            every: Var = mb.slice_by_index(x=dense, begin=[0] * dense.rank, end=[0] * dense.rank, stride=[1, 1, *kept],
+            subsampling = [step if axis in axes else 1 for axis, step in enumerate(steps)]
+            zeros = [0] * dense.rank
+            every: Var = mb.slice_by_index(x=dense, begin=zeros, end=zeros, stride=[1, 1, *subsampling],
                                            end_mask=[True] * dense.rank)
             return every
         left = [(0, 0) if axis in axes else pair for axis, pair in enumerate(hit.pads)]
@@ -126,71 +126,143 @@ class FactorConvStride(Rewrite):
             changes |= {"pad_type": "custom", "pad": [amount for pair in left for amount in pair]}
         else:
             changes |= {"pad_type": "valid", "pad": None}
-        return rebuild_op(
-            mb, op, x=build_phase_input(mb, op, axes, hit.pads), weight=build_phase_weight(mb, op, axes), **changes
-        )
+        x, weight = _build_phase_input(mb, op, axes, hit.pads), _build_phase_weight(mb, op, axes)
+        return rebuild_op(mb, op, x=x, weight=weight, **changes)
 
     def examples(self) -> Iterable[Example]:
-        yield Example(
-            "kernel twice the stride", lambda: _build_conv_1d((1, 3, 23), 10, [5], None, pad_type="custom", pad=[1, 1])
-        )
-        yield Example("kernel of no multiple of the stride", lambda: _build_conv_1d((1, 3, 27), 7, [5]), within=1000)
-        yield Example(
-            "padded, grouped", lambda: _build_conv_1d((2, 4, 31), 7, [7], groups=2, pad_type="custom", pad=[3, 2])
-        )
-        yield Example("a tail nobody reads", lambda: _build_conv_1d((1, 3, 29), 5, [5]))
-        yield Example("same", lambda: _build_conv_1d((1, 3, 24), 5, [5], pad_type="same"))
-        yield Example("two axes", lambda: _build_conv_2d([5, 7], (5, 7)))
-        yield Example("kernel shorter than the stride", lambda: _build_conv_2d([5, 7], (3, 1)))
-        yield Example("one of two axes", lambda: _build_conv_2d([2, 5], (3, 10), pad_type="custom", pad=[1, 1, 2, 2]))
-        yield Example("slice", lambda: _build_conv_1d((1, 3, 26), 4, [5], dilations=[2], pad_type="custom", pad=[1, 2]),
-                      options={"form": "slice"})
-        yield Example("slice, one of two axes", lambda: _build_conv_2d([5, 3], (3, 4), pad_type="same"),
-                      options={"form": "slice"})
-        yield Example(
-            "2s and 3s", lambda: _build_conv_1d((1, 3, 40), 8, [6]), reason="every stride is a product of 2s and 3s"
-        )
-        yield Example(
-            "fp32", lambda: _build_conv_1d((1, 3, 25), 10, [5], dtype=np.float32), reason=FP32_UNSUPPORTED_REASON
-        )
-        yield Example("dilated", lambda: _build_conv_1d((1, 3, 25), 3, [5], dilations=[2]),
-                      reason="dilated along the strided axis; form=slice keeps the dilation")
-        yield Example("long", lambda: _build_conv_1d((1, 3, 16384), 10, [5], pad_type="same"), reason=(
+        def conv(name: str, x: tuple[int | None, ...], kernel: int, stride: int = 5, groups: int = 1,
+                 **rest: Any) -> Example:
+            weight = (4, (x[1] or 1) // groups, kernel)
+            return make_conv_example(name, x, weight, strides=[stride], groups=groups, **rest)
+
+        image = partial(make_conv_example, x=(1, 2, 16, 23))
+        bias = make_weight(4)
+        by_slice = {"form": "slice"}
+        symbolic = "the strided axis, or more than one axis, is of symbolic size; form=slice keeps it"
+        yield conv("kernel twice the stride", (1, 3, 23), 10, pad_type="custom", pad=[1, 1])
+        yield conv("kernel of no multiple of the stride", (1, 3, 27), 7, bias=bias, within=1000)
+        yield conv("padded, grouped", (2, 4, 31), 7, 7, groups=2, bias=bias, pad_type="custom", pad=[3, 2])
+        yield conv("a tail nobody reads", (1, 3, 29), 5, bias=bias)
+        yield conv("same", (1, 3, 24), 5, bias=bias, pad_type="same")
+        yield image("two axes", weight=(4, 2, 5, 7), strides=[5, 7])
+        yield image("kernel shorter than the stride", weight=(4, 2, 3, 1), strides=[5, 7])
+        yield image("one of two axes", weight=(4, 2, 3, 10), strides=[2, 5], pad_type="custom", pad=[1, 1, 2, 2])
+        yield conv("slice", (1, 3, 26), 4, bias=bias, dilations=[2], pad_type="custom", pad=[1, 2], options=by_slice)
+        yield image("slice, one of two axes", weight=(4, 2, 3, 4), strides=[5, 3], pad_type="same", options=by_slice)
+        yield conv("2s and 3s", (1, 3, 40), 8, 6, bias=bias, reason="every stride is a product of 2s and 3s")
+        yield conv("fp32", (1, 3, 25), 10, bias=make_weight(4, dtype=np.float32), dtype=np.float32,
+                   reason=FP32_UNSUPPORTED_REASON)
+        yield conv("dilated", (1, 3, 25), 3, bias=bias, dilations=[2],
+                   reason="dilated along the strided axis; form=slice keeps the dilation")
+        yield conv("long", (1, 3, 16384), 10, bias=bias, pad_type="same", reason=(
             "a value of length 16390 would be made: > 16384 (M1, M2 and M3; assumed on A12 and A13)"))
-        yield Example("symbolic", lambda: _build_conv_1d((1, 3, None), 5, [5]),
-                      reason="the strided axis, or more than one axis, is of symbolic size; form=slice keeps it")
-        yield Example("symbolic, same", lambda: _build_conv_1d((1, 3, None), 5, [5], pad_type="same"),
-                      reason="pad_type same pads by the input's size, which is symbolic")
+        yield conv("symbolic", (1, 3, None), 5, bias=bias, reason=symbolic)
+        yield conv("symbolic, same", (1, 3, None), 5, bias=bias, pad_type="same",
+                   reason="pad_type same pads by the input's size, which is symbolic")
 
 
-def _build_conv_1d(
-    shape: tuple[int | None, ...],
-    kernel: int,
-    strides: list[int],
-    bias: int | None = 4,
-    groups: int = 1,
-    dtype: type = np.float16,
-    **parameters: object,
-) -> Program:
-    channels = (shape[1] or 1) // groups
-    if bias is not None:
-        parameters["bias"] = make_weight(bias, dtype=dtype)
-    return build_program(
-        lambda x: Builder.conv(
-            x=x,
-            weight=make_weight(4, channels, kernel, dtype=dtype),
-            strides=strides,
-            groups=groups,
-            name="y",
-            **parameters,
-        ),
-        dtype=types.fp16 if dtype is np.float16 else types.fp32,
-        x=shape,
-    )
+def find_awkward_stride_axes(op: Operation) -> list[int]:
+    """Return the spatial axes whose stride has a prime factor other than 2 and 3."""
+    return [axis for axis, stride in enumerate(get_const_value(op.strides, [])) if _divide_out_2_and_3(stride) > 1]
 
 
-def _build_conv_2d(strides: list[int], kernel: tuple[int, int], **parameters: object) -> Program:
-    return build_program(
-        lambda x: Builder.conv(x=x, weight=make_weight(4, 2, *kernel), strides=strides, name="y", **parameters),
-        x=(1, 2, 16, 23),
-    )
+def _divide_out_2_and_3(stride: int) -> int:
+    """Divide `stride` by 2 and 3 as often as possible and return the rest."""
+    for factor in (2, 3):
+        while stride % factor == 0:
+            stride //= factor
+    return stride
+
+
+def _find_phase_obstacle(op: Operation, axes: list[int]) -> str | None:
+    """Return why `op` cannot be laid out in the phases of `axes`, or None when it can."""
+    if is_compressed(op.weight):
+        return "weight is compressed, and its phases would have to be packed anew; form=slice keeps it"
+    if not is_const(op.weight):
+        return "weight is computed, not a const"
+    if op.x.rank == 5:
+        return "x has rank 5, and its phases would need rank 6; form=slice does without"
+    if any(get_const_value(op.dilations, [1] * 3)[axis] != 1 for axis in axes):
+        return "dilated along the strided axis; form=slice keeps the dilation"
+    if any(is_symbolic(op.x.shape[2 + axis]) for axis in axes) or sum(map(is_symbolic, op.x.shape)) > 1:
+        return "the strided axis, or more than one axis, is of symbolic size; form=slice keeps it"
+    if not has_uniform_readers(op, op.weight.op.enclosing_block, _read_layout_settings):
+        return "weight is read in another way as well, so its phases would store it twice; form=slice keeps it"
+    return "weight is returned by a block" if op.weight.consuming_blocks else None
+
+
+def _read_layout_settings(op: Operation) -> tuple[Any, ...]:
+    """Return the properties of a conv that decide how its weight is laid out in phases."""
+    return op.x.rank, op.x.dtype, get_const_value(op.strides), get_const_value(op.dilations), get_const_value(op.groups)
+
+
+def _compute_new_lengths(op: Operation, axes: list[int], pads: list[tuple[int, int]], phases: bool) -> list[int]:
+    """Compute the lengths of the `axes` of known size: of the input in whole phases, or of the outputs at stride 1."""
+    if phases:
+        return [_compute_phased_length(op, axis) for axis in axes]
+    dilations = get_const_value(op.dilations, [1] * 3)
+    return [int(op.x.shape[2 + axis]) + sum(pads[axis]) - (int(op.weight.shape[2 + axis]) - 1) * int(dilations[axis])
+            for axis in axes if not is_symbolic(op.x.shape[2 + axis])]
+
+
+def _compute_phased_length(op: Operation, axis: int) -> int:
+    """Compute the length of an axis that the taps read, in whole phases."""
+    stride, kernel = int(get_const_value(op.strides)[axis]), int(op.weight.shape[2 + axis])
+    return (int(op.outputs[0].shape[2 + axis]) - 1 + -(-kernel // stride)) * stride
+
+
+def _build_phase_input(mb: RewriteBuilder, op: Operation, axes: list[int], pads: list[tuple[int, int]]) -> Var:
+    """Pad or cut x on `axes` to exactly what the taps read, and lay out each of these axes in its phases."""
+    wanted = {axis: (pads[axis][0], _compute_phased_length(op, axis)) for axis in axes}
+    x = pad_or_crop(mb, op.x, wanted)
+    for axis in axes:
+        x = _move_phases_to_channels(mb, x, 2 + axis, get_const_value(op.strides)[axis], _count_phases(op, axis))
+    return x
+
+
+def _move_phases_to_channels(mb: RewriteBuilder, x: Var, at: int, stride: int, phases: int) -> Var:
+    """Reshape [N, C, ..., L, ...] to [N, C * p, ..., L / s, ...], with the first p phases."""
+    if phases == 1:
+        steps = [stride if number == at else 1 for number in range(x.rank)]
+        zeros = [0] * x.rank
+        first: Var = mb.slice_by_index(x=x, begin=zeros, end=zeros, stride=steps, end_mask=[True] * x.rank)
+        return first
+    shape = get_reshape_extents(x)
+    apart = [*shape[:at], shape[at] // stride, stride, *shape[at + 1:]]
+    order = [0, 1, at + 1, *(number for number in range(2, len(apart)) if number != at + 1)]
+    laid = mb.reshape(x=x, shape=apart)
+    if phases < stride:
+        laid = crop_ends(mb, laid, [phases if number == at + 1 else 0 for number in range(laid.rank)])
+    moved = mb.transpose(x=laid, perm=order)
+    joined: Var = mb.reshape(x=moved, shape=[shape[0], shape[1] * phases, *shape[2:at], apart[at], *shape[at + 1:]])
+    return joined
+
+
+def _count_phases(op: Operation, axis: int) -> int:
+    """Count the phases of an axis that the kernel reads."""
+    return min(int(get_const_value(op.strides)[axis]), int(op.weight.shape[2 + axis]))
+
+
+def _build_phase_weight(mb: RewriteBuilder, op: Operation, axes: list[int]) -> Var:
+    """Reshape the weight [O, I, ..., K, ...] to [O, I * s, ..., ceil(K / s), ...] for each axis.
+
+    Zeros are added where K ends early. A kernel shorter than the stride reads its own K phases only: [O, I * K, ..., 1,
+    ...].
+    """
+    strides = get_const_value(op.strides)
+
+    def make() -> np.ndarray[Any, Any]:
+        packed = np.asarray(op.weight.val)
+        for axis in axes:
+            packed = _split_weight_axis(packed, 2 + axis, _count_phases(op, axis))
+        return packed
+
+    return mb.weight(op.weight, f"phases_{'x'.join(map(str, strides))}", make)
+
+
+def _split_weight_axis(weight: np.ndarray[Any, Any], at: int, stride: int) -> np.ndarray[Any, Any]:
+    missing = -weight.shape[at] % stride
+    whole = np.pad(weight, [(0, missing if number == at else 0) for number in range(weight.ndim)])
+    shape, taps = whole.shape, whole.shape[at] // stride
+    apart = np.moveaxis(whole.reshape(*shape[:at], taps, stride, *shape[at + 1:]), at + 1, 2)
+    return apart.reshape(shape[0], shape[1] * stride, *shape[2:at], taps, *shape[at + 1:])

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal
 
-from coremltools.converters.mil.mil import Builder, Operation, Program, Var
+from coremltools.converters.mil.mil import Operation, Var
 
 from ...ane.limits import find_exceeded_limit
 from ...ir.builder import RewriteBuilder
 from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_m4_study
-from ...passes.examples import build_program, make_example, make_weight
-from ...rules.conv_1d_kernel import Conv1dKernel
-from ._conv_1d_lifting import (
-    build_lifted_conv,
-    describe_lift_cost,
-    find_lift_obstacle,
-    insert_dummy_axis,
-    remove_dummy_axis,
-)
+from ...rules.convolution import Conv1dKernel
+from ._conv_1d_lifting import describe_lift_cost, find_lift_obstacle, lift_conv
+from ._examples import make_conv_example
 
 
 class LiftConv1d(Rewrite):
@@ -74,47 +68,24 @@ class LiftConv1d(Rewrite):
         return Hit(op, note=describe_lift_cost(op, self.axis))
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
-        return remove_dummy_axis(
-            mb, build_lifted_conv(mb, hit.op, insert_dummy_axis(mb, hit.op.x, self.axis), self.axis), self.axis
-        )
+        return lift_conv(mb, hit.op, self.axis)
 
     def examples(self) -> Iterable[Example]:
-        anyway = {"always": True}
-        yield Example("wide", _build_wide_conv)
-        yield Example("valid", _build_conv, options=anyway)
-        yield Example("padded", lambda: _build_conv(strides=[2], pad_type="custom", pad=[2, 1]), options=anyway)
-        yield Example("same", lambda: _build_conv(strides=[2], pad_type="same"), options=anyway)
-        yield Example("same_lower", lambda: _build_conv(strides=[2], pad_type="same_lower"), options=anyway)
-        yield make_example(
-            "depthwise",
-            lambda x: Builder.conv(
-                x=x, weight=make_weight(4, 1, 5), groups=4, dilations=[2], pad_type="same", name="y"
-            ),
-            options=anyway,
-            x=(1, 4, 8),
-        )
-        yield Example("on the width", _build_conv, options={"axis": 2, **anyway})
-        yield Example(
-            "small",
-            _build_conv,
-            reason="a kernel of 5 is supported in one dimension; lifted, its buffers would "
-            "have rows of one element (always=true lifts it)",
-        )
-        yield Example("too wide", lambda: _build_conv(dilations=[4], pad_type="same"), options={"axis": 2, **anyway},
-                      reason="kernel covers 17 on the width, above 13; use axis=-1, which lays it on the height")
-        yield make_example(
-            "rank 4",
-            lambda x: Builder.conv(x=x, weight=make_weight(6, 4, 3, 3), name="y"),
-            reason="x has rank 4, not 3",
-            x=(1, 4, 8, 8),
-        )
+        def conv(name: str, always: bool = True, axis: int = -1, reason: str | None = None, **rest: Any) -> Example:
+            options = ({"axis": axis} if axis != -1 else {}) | ({"always": True} if always else {})
+            return make_conv_example(name, (1, 4, 8), (6, 4, 5), options=options, reason=reason, **rest)
 
-
-def _build_wide_conv() -> Program:
-    return build_program(
-        lambda x: Builder.conv(x=x, weight=make_weight(6, 4, 16), pad_type="same", name="y"), x=(1, 4, 40)
-    )
-
-
-def _build_conv(**parameters: object) -> Program:
-    return build_program(lambda x: Builder.conv(x=x, weight=make_weight(6, 4, 5), name="y", **parameters), x=(1, 4, 8))
+        yield make_conv_example("wide", (1, 4, 40), (6, 4, 16), pad_type="same")
+        yield conv("valid")
+        yield conv("padded", strides=[2], pad_type="custom", pad=[2, 1])
+        yield conv("same", strides=[2], pad_type="same")
+        yield conv("same_lower", strides=[2], pad_type="same_lower")
+        yield make_conv_example("depthwise", (1, 4, 8), (4, 1, 5), groups=4, dilations=[2], pad_type="same",
+                                options={"always": True})
+        yield conv("on the width", axis=2)
+        yield conv("small", always=False,
+                   reason="a kernel of 5 is supported in one dimension; lifted, its buffers would "
+                          "have rows of one element (always=true lifts it)")
+        yield conv("too wide", axis=2, dilations=[4], pad_type="same",
+                   reason="kernel covers 17 on the width, above 13; use axis=-1, which lays it on the height")
+        yield make_conv_example("rank 4", (1, 4, 8, 8), (6, 4, 3, 3), reason="x has rank 4, not 3")

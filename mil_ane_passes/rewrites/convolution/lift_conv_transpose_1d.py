@@ -5,21 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
-import numpy as np
-from coremltools.converters.mil.mil import Builder, Operation, Program, Var
+from coremltools.converters.mil.mil import Operation, Var
 
-from ...ir.builder import RewriteBuilder
+from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.query import is_all_zero
 from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite
-from ...passes.examples import build_program, make_weight
-from ._conv_1d_lifting import (
-    build_lifted_conv,
-    describe_lift_cost,
-    find_lift_obstacle,
-    insert_dummy_axis,
-    rebuild_op,
-    remove_dummy_axis,
-)
+from ._conv_1d_lifting import describe_lift_cost, find_lift_obstacle, lift_conv
+from ._examples import make_conv_transpose_example
 
 
 class LiftConvTranspose1d(Rewrite):
@@ -76,42 +68,19 @@ class LiftConvTranspose1d(Rewrite):
         op = hit.op
         if hit.drop:
             return rebuild_op(mb, op, bias=None)
-        return remove_dummy_axis(
-            mb, build_lifted_conv(mb, op, insert_dummy_axis(mb, op.x, self.axis), self.axis), self.axis
-        )
+        return lift_conv(mb, op, self.axis)
 
     def examples(self) -> Iterable[Example]:
-        yield Example("strided", lambda: _build_conv_transpose_1d(strides=[3]))
-        yield Example("padded", lambda: _build_conv_transpose_1d(strides=[2], pad_type="custom", pad=[2, 1]))
-        yield Example("same", lambda: _build_conv_transpose_1d(strides=[2], pad_type="same"))
-        yield Example("dilated", lambda: _build_conv_transpose_1d(dilations=[2]))
-        yield Example("grouped", lambda: _build_conv_transpose_1d(groups=2, strides=[2]))
-        yield Example("output shape", lambda: _build_conv_transpose_1d(strides=[2], pad_type="custom", pad=[1, 1],
-                                                                       output_shape=[1, 2, 18]))
-        yield Example("zero bias", lambda: _build_conv_transpose_1d(bias=(0.0, -0.0), strides=[3]))
-        yield Example("on the width", lambda: _build_conv_transpose_1d(strides=[3]), options={"axis": 2})
-        yield Example("too wide", lambda: _build_conv_transpose_1d(dilations=[4]), options={"axis": 2},
+        example = make_conv_transpose_example
+        yield example("strided", strides=[3])
+        yield example("padded", strides=[2], pad_type="custom", pad=[2, 1])
+        yield example("same", strides=[2], pad_type="same")
+        yield example("dilated", dilations=[2])
+        yield example("grouped", groups=2, strides=[2])
+        yield example("output shape", strides=[2], pad_type="custom", pad=[1, 1], output_shape=[1, 2, 18])
+        yield example("zero bias", bias=(0.0, -0.0), strides=[3])
+        yield example("on the width", strides=[3], options={"axis": 2})
+        yield example("too wide", dilations=[4], options={"axis": 2},
                       reason="kernel covers 17 on the width, above 13; use axis=-1, which lays it on the height")
-        yield Example("rank 4", _build_conv_transpose_2d, reason="x has rank 4, not 3")
-        yield Example(
-            "no bias", lambda: _build_conv_transpose_1d(bias=None), reason="no bias, so the fault has nothing to lose"
-        )
-
-
-def _build_conv_transpose_1d(
-    bias: tuple[float, ...] | None = (0.5, -1.0), groups: int = 1, **parameters: object
-) -> Program:
-    if bias is not None:
-        parameters["bias"] = np.array(bias, dtype=np.float16)
-    return build_program(
-        lambda x: Builder.conv_transpose(
-            x=x, weight=make_weight(4, 2 // groups, 5), groups=groups, name="y", **parameters
-        ),
-        x=(1, 4, 8),
-    )
-
-
-def _build_conv_transpose_2d() -> Program:
-    bias = np.array([0.5, -1.0], dtype=np.float16)
-    return build_program(lambda x: Builder.conv_transpose(x=x, weight=make_weight(4, 2, 5, 1), bias=bias, name="y"),
-                         x=(1, 4, 8, 3))
+        yield example("rank 4", x=(1, 4, 8, 3), weight=(4, 2, 5, 1), reason="x has rank 4, not 3")
+        yield example("no bias", bias=None, reason="no bias, so the fault has nothing to lose")

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
-from coremltools.converters.mil.mil import Builder, Operation, Program, Var
+from coremltools.converters.mil.mil import Builder, Operation, Var
 
 from ...ane.limits import find_exceeded_limit
-from ...ir.builder import RewriteBuilder
+from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.query import get_const_value, get_itemsize, get_static_shape, is_all_zero, is_const
 from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite
-from ...passes.examples import build_program, make_weight
+from ...passes.examples import make_example, make_weight
 from ...passes.layout import compute_padded_bytes, format_bytes
-from ._conv_1d_lifting import rebuild_op
+from ._examples import make_conv_transpose_example
 
 
 class SplitConvTransposeBias(Rewrite):
@@ -91,45 +92,33 @@ class SplitConvTransposeBias(Rewrite):
         return total
 
     def examples(self) -> Iterable[Example]:
-        yield Example("strided", lambda: _build_conv_transpose_1d(strides=[3]))
-        yield Example("output shape", lambda: _build_conv_transpose_1d(strides=[2], pad_type="custom", pad=[1, 1],
-                                                                       output_shape=[1, 2, 18]))
-        yield Example("zero bias", lambda: _build_conv_transpose_1d(bias=(0.0, 0.0)))
-        yield Example("first bias 0", lambda: _build_conv_transpose_1d(bias=(0.0, 0.5)))
-        yield Example("rank 4", _build_conv_transpose_2d, options={"any_rank": True})
-        yield Example(
-            "wide", lambda: _build_conv_transpose_1d(strides=[2], dilations=[4]), options={"any_kernel": True}
-        )
-        yield Example("wide left alone", lambda: _build_conv_transpose_1d(strides=[2], dilations=[4]),
+        example = make_conv_transpose_example
+        image: dict[str, Any] = {"x": (1, 4, 8, 3), "weight": (4, 2, 5, 1)}
+        yield example("strided", strides=[3])
+        yield example("output shape", strides=[2], pad_type="custom", pad=[1, 1], output_shape=[1, 2, 18])
+        yield example("zero bias", bias=(0.0, 0.0))
+        yield example("first bias 0", bias=(0.0, 0.5))
+        yield example("rank 4", **image, options={"any_rank": True})
+        yield example("wide", strides=[2], dilations=[4], options={"any_kernel": True})
+        yield example("wide left alone", strides=[2], dilations=[4],
                       reason="kernel covers 17 on the width, more than the target takes; ane::lift_conv_transpose_1d "
                              "lays it on the height (any_kernel=true splits it here)")
-        yield Example("rank 4 left alone", _build_conv_transpose_2d,
-                      reason="x has rank 4, not 3; any_rank=true splits it too")
-        yield Example("no bias", lambda: _build_conv_transpose_1d(bias=None), reason="no bias to split off")
-        yield Example("bias of another dtype", lambda: _build_conv_transpose_1d(dtype=np.float32),
-                      reason="bias has another dtype than the output, so an add would need a cast")
+        yield example("rank 4 left alone", **image, reason="x has rank 4, not 3; any_rank=true splits it too")
+        yield example("no bias", bias=None, reason="no bias to split off")
+        yield make_example("bias of another dtype", _build_fp32_weights, x=(1, 4, 8),
+                           reason="bias has another dtype than the output, so an add would need a cast")
 
 
 def _describe_cost(op: Operation) -> str:
     """Describe the cost in the format of the lift's note: buffers unchanged, one more pass over the output."""
-    shape = get_static_shape(op.outputs[0])
-    size = (
-        "of symbolic size" if shape is None else format_bytes(compute_padded_bytes(shape, get_itemsize(op.outputs[0])))
-    )
+    y, size = op.outputs[0], "of symbolic size"
+    shape = get_static_shape(y)
+    if shape is not None:
+        size = format_bytes(compute_padded_bytes(shape, get_itemsize(y)))
     return f"layout kept; one add more over the output (buffer {size}, computed, 64-byte rows)"
 
 
-def _build_conv_transpose_1d(
-    bias: tuple[float, ...] | None = (0.5, -1.0), dtype: type = np.float16, **parameters: object
-) -> Program:
-    if bias is not None:
-        parameters["bias"] = np.array(bias, dtype=dtype)
-    return build_program(
-        lambda x: Builder.conv_transpose(x=x, weight=make_weight(4, 2, 5, dtype=dtype), name="y", **parameters),
-        x=(1, 4, 8))
-
-
-def _build_conv_transpose_2d() -> Program:
-    bias = np.array([0.5, -1.0], dtype=np.float16)
-    return build_program(lambda x: Builder.conv_transpose(x=x, weight=make_weight(4, 2, 5, 1), bias=bias, name="y"),
-                         x=(1, 4, 8, 3))
+def _build_fp32_weights(x: Var) -> Var:
+    bias = np.array([0.5, -1.0], np.float32)
+    built: Var = Builder.conv_transpose(x=x, weight=make_weight(4, 2, 5, dtype=np.float32), name="y", bias=bias)
+    return built

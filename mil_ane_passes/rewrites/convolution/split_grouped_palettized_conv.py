@@ -7,16 +7,13 @@ from typing import Any
 
 import coremltools as ct
 import numpy as np
-from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+from coremltools.converters.mil.mil import Builder, Operation, Var, types
 
-from ...ir.builder import RewriteBuilder
+from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.query import get_const_value, get_consumers, is_compressed, is_const
 from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite
-from ...passes.examples import build_program, make_example, make_weight
+from ...passes.examples import make_example, make_weight
 from .._weights import has_uniform_readers
-from ._conv_1d_lifting import rebuild_op
-
-__all__ = ["count_table_blocks", "find_split_obstacle", "slice_weight_part"]
 
 _PACKED_INPUTS = {"constexpr_lut_to_dense": "indices", "constexpr_blockwise_shift_scale": "data"}
 "The iOS18 forms that can be split, and the input with the weight's own shape; other inputs have one entry a block."
@@ -71,13 +68,13 @@ class SplitGroupedPalettizedConv(Rewrite):
             return Miss(op, "weight is not palettized", near=False)
         if "shape" in table.op.inputs:
             return Miss(op, "one lookup table for the whole weight", near=False)
-        groups, blocks = get_const_value(op.groups, 1), count_table_blocks(op.weight, 1)
-        if blocks == 1 and (groups == 1 or count_table_blocks(op.weight, 0) == 1):
+        groups, blocks = get_const_value(op.groups, 1), _count_table_blocks(op.weight, 1)
+        if blocks == 1 and (groups == 1 or _count_table_blocks(op.weight, 0) == 1):
             return Miss(op, "no table or scale of its own for any group of input channels", near=False)
         axis, count = (1, blocks) if groups == 1 else (0, groups)
         if count > self.max_groups:
             return Miss(op, f"{count} parts, above max_groups={self.max_groups}")
-        reason = find_split_obstacle(op.weight, axis, count) or _find_sharing_obstacle(op, table)
+        reason = _find_split_obstacle(op.weight, axis, count) or _find_sharing_obstacle(op, table)
         if reason:
             return Miss(op, reason)
         if axis == 0 and op.bias is not None and not is_const(op.bias):
@@ -91,11 +88,11 @@ class SplitGroupedPalettizedConv(Rewrite):
         for number, x in enumerate(mb.split(x=op.x, num_splits=count, axis=1)):
             changes: dict[str, Any] = {
                 "x": x,
-                "weight": slice_weight_part(mb, op.weight, axis, number, count),
+                "weight": _slice_weight_part(mb, op.weight, axis, number, count),
                 "groups": 1,
             }
             if op.bias is not None:  # a group has its own part of the bias; of a sum, the first term has it
-                own = slice_weight_part(mb, op.bias, 0, number, count) if axis == 0 else op.bias
+                own = _slice_weight_part(mb, op.bias, 0, number, count) if axis == 0 else op.bias
                 changes["bias"] = own if axis == 0 or number == 0 else None
             sums.append(rebuild_op(mb, op, **changes))
         if axis == 0:
@@ -107,25 +104,47 @@ class SplitGroupedPalettizedConv(Rewrite):
         return total
 
     def examples(self) -> Iterable[Example]:
-        yield Example("two tables", lambda: _build_palettized_conv((4, 8, 1, 1), lut=(1, 2)), within=1000)
-        yield Example("scales", lambda: _build_palettized_conv((4, 8, 3, 1), scale=(4, 2), bias=True), within=1000)
-        yield Example("groups", lambda: _build_palettized_conv((4, 2, 3, 1), lut=(2, 1), groups=2, bias=True))
-        yield Example("fewer tables than groups", lambda: _build_palettized_conv((8, 2, 1, 1), lut=(2, 1), groups=4))
-        yield Example(
-            "groups and blocks", lambda: _build_palettized_conv((4, 4, 1, 1), lut=(2, 2), groups=2), within=1000
-        )
-        yield Example("too many", lambda: _build_palettized_conv((4, 4, 1, 1), lut=(1, 4)), options={"max_groups": 3},
+        example = _make_palettized_example
+        yield example("two tables", (4, 8, 1, 1), lut=(1, 2), within=1000)
+        yield example("scales", (4, 8, 3, 1), scale=(4, 2), bias=True, within=1000)
+        yield example("groups", (4, 2, 3, 1), lut=(2, 1), groups=2, bias=True)
+        yield example("fewer tables than groups", (8, 2, 1, 1), lut=(2, 1), groups=4)
+        yield example("groups and blocks", (4, 4, 1, 1), lut=(2, 2), groups=2, within=1000)
+        yield example("too many", (4, 4, 1, 1), lut=(1, 4), options={"max_groups": 3},
                       reason="4 parts, above max_groups=3")
-        yield Example("by output channel", lambda: _build_palettized_conv((4, 4, 1, 1), lut=(4, 1)),
+        yield example("by output channel", (4, 4, 1, 1), lut=(4, 1),
                       reason="no table or scale of its own for any group of input channels")
-        yield Example("tables across groups", lambda: _build_palettized_conv((6, 2, 1, 1), lut=(2, 1), groups=3),
+        yield example("tables across groups", (6, 2, 1, 1), lut=(2, 1), groups=3,
                       reason="2 tables and 3 parts do not fall together")
-        yield make_example(
-            "plain",
-            lambda x: Builder.conv(x=x, weight=make_weight(4, 4, 1, 1)),
-            reason="weight is not palettized",
-            x=(1, 4, 5, 6),
-        )
+        yield make_example("plain", lambda x: Builder.conv(x=x, weight=make_weight(4, 4, 1, 1)),
+                           reason="weight is not palettized", x=(1, 4, 5, 6))
+
+
+def _count_table_blocks(var: Var, axis: int) -> int:
+    """Count the blocks along `axis` with a table or scale of their own."""
+    blocks = 1
+    while is_compressed(var):
+        blocks = max(blocks, *(bound.shape[axis] for bound in _collect_tables(var).values()))
+        var = var.op.inputs[_PACKED_INPUTS[var.op.op_type]]
+    return blocks
+
+
+def _collect_tables(var: Var) -> dict[str, Var]:
+    return {name: bound for name, bound in var.op.inputs.items() if name in ("lut", "scale", "offset")}
+
+
+def _find_split_obstacle(var: Var, axis: int, count: int) -> str | None:
+    """Return why `var` cannot be cut into `count` equal parts along `axis`, or None when it can."""
+    if is_const(var):
+        return None if var.shape[axis] % count == 0 else f"{var.shape[axis]} channels make no {count} equal parts"
+    if not is_compressed(var) or var.op.op_type not in _PACKED_INPUTS:
+        return f"weight is made by {'nothing known' if var.op is None else var.op.op_type}, whose parts are not known"
+    for bound in _collect_tables(var).values():
+        if not is_const(bound):
+            return "a lookup table or scale is itself compressed"
+        if bound.shape[axis] % count and count % bound.shape[axis]:
+            return f"{bound.shape[axis]} tables and {count} parts do not fall together"
+    return _find_split_obstacle(var.op.inputs[_PACKED_INPUTS[var.op.op_type]], axis, count)
 
 
 def _find_sharing_obstacle(op: Operation, table: Var) -> str | None:
@@ -139,72 +158,23 @@ def _find_sharing_obstacle(op: Operation, table: Var) -> str | None:
     return "weight is read in another way as well, so its parts would be stored beside it"
 
 
-def _build_palettized_conv(
-    shape: tuple[int, ...],
-    lut: tuple[int, int] = (1, 1),
-    scale: tuple[int, int] | None = None,
-    groups: int = 1,
-    bias: bool = False,
-) -> Program:
-    indices = (np.arange(np.prod(shape)) * 5 % 16).reshape(shape).astype(types.np_uint4_dtype)
-
-    def body(x: Var) -> Var:
-        dense = Builder.constexpr_lut_to_dense(indices=indices, lut=make_weight(*lut, 1, 1, 16, 1))
-        if scale is not None:
-            dense = Builder.constexpr_blockwise_shift_scale(data=dense, scale=make_weight(*scale, 1, 1) + np.float16(2))
-        given = {"bias": make_weight(shape[0])} if bias else {}
-        return Builder.conv(x=x, weight=dense, groups=groups, name="y", **given)
-
-    return build_program(body, opset=ct.target.iOS18, x=(1, shape[1] * groups, 5, 6))
-
-
-def count_table_blocks(var: Var, axis: int) -> int:
-    """Count the blocks along `axis` with a table or scale of their own."""
-    blocks = 1
-    while is_compressed(var):
-        blocks = max(blocks, *(bound.shape[axis] for name, bound in _collect_tables(var).items()))
-        var = var.op.inputs[_PACKED_INPUTS[var.op.op_type]]
-    return blocks
-
-
-def _collect_tables(var: Var) -> dict[str, Var]:
-    return {name: bound for name, bound in var.op.inputs.items() if name in ("lut", "scale", "offset")}
-
-
-def find_split_obstacle(var: Var, axis: int, count: int) -> str | None:
-    """Return why `var` cannot be cut into `count` equal parts along `axis`, or None when it can."""
-    if is_const(var):
-        return None if var.shape[axis] % count == 0 else f"{var.shape[axis]} channels make no {count} equal parts"
-    if not is_compressed(var) or var.op.op_type not in _PACKED_INPUTS:
-        return f"weight is made by {'nothing known' if var.op is None else var.op.op_type}, whose parts are not known"
-    for bound in _collect_tables(var).values():
-        if not is_const(bound):
-            return "a lookup table or scale is itself compressed"
-        if bound.shape[axis] % count and count % bound.shape[axis]:
-            return f"{bound.shape[axis]} tables and {count} parts do not fall together"
-    return find_split_obstacle(var.op.inputs[_PACKED_INPUTS[var.op.op_type]], axis, count)
-
-
-def slice_weight_part(mb: RewriteBuilder, var: Var, axis: int, number: int, count: int) -> Var:
+def _slice_weight_part(mb: RewriteBuilder, var: Var, axis: int, number: int, count: int) -> Var:
     """Return part `number` of `count`: its packed data and its tables; a single table is shared by all parts."""
     if is_const(var):
         extent = int(var.shape[axis]) // count
         return _slice_const(mb, var, axis, number * extent, (number + 1) * extent)
 
     def make() -> Any:
-        inputs = dict(var.op.inputs)
-        packed = _PACKED_INPUTS[var.op.op_type]
-        inputs[packed] = slice_weight_part(mb, inputs[packed], axis, number, count)
-        for name, bound in _collect_tables(var).items():
-            first = number * bound.shape[axis] // count
-            inputs[name] = _slice_const(mb, bound, axis, first, first + max(bound.shape[axis] // count, 1))
-        return getattr(mb, var.op.op_type)(**inputs)
-
-    def placed() -> Any:
         with mb.at(mb.find_insertion_point(var), var.name):
-            return make()
+            inputs = dict(var.op.inputs)
+            packed = _PACKED_INPUTS[var.op.op_type]
+            inputs[packed] = _slice_weight_part(mb, inputs[packed], axis, number, count)
+            for name, bound in _collect_tables(var).items():
+                first = number * bound.shape[axis] // count
+                inputs[name] = _slice_const(mb, bound, axis, first, first + max(bound.shape[axis] // count, 1))
+            return getattr(mb, var.op.op_type)(**inputs)
 
-    made: Var = mb.once(("part", var, axis, number, count), placed)
+    made: Var = mb.once(("part", var, axis, number, count), make)
     return made
 
 
@@ -213,3 +183,27 @@ def _slice_const(mb: RewriteBuilder, var: Var, axis: int, start: int, stop: int)
     if (start, stop) == (0, var.shape[axis]):
         return var
     return mb.weight(var, f"{axis}_{start}_{stop}", lambda: np.take(np.asarray(var.val), range(start, stop), axis))
+
+
+def _make_palettized_example(
+    name: str,
+    shape: tuple[int, ...],
+    *,
+    lut: tuple[int, int] = (1, 1),
+    scale: tuple[int, int] | None = None,
+    groups: int = 1,
+    bias: bool = False,
+    **expected: Any,
+) -> Example:
+    """Make an example of a conv whose weight has `lut` tables, and `scale` scales, by output and input channels."""
+    indices = (np.arange(np.prod(shape)) * 5 % 16).reshape(shape).astype(types.np_uint4_dtype)
+
+    def body(x: Var) -> Var:
+        dense = Builder.constexpr_lut_to_dense(indices=indices, lut=make_weight(*lut, 1, 1, 16, 1))
+        if scale is not None:
+            dense = Builder.constexpr_blockwise_shift_scale(data=dense, scale=make_weight(*scale, 1, 1) + np.float16(2))
+        parameters = {"bias": make_weight(shape[0])} if bias else {}
+        built: Var = Builder.conv(x=x, weight=dense, groups=groups, name="y", **parameters)
+        return built
+
+    return make_example(name, body, opset=ct.target.iOS18, x=(1, shape[1] * groups, 5, 6), **expected)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 import numpy as np
-from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+from coremltools.converters.mil.mil import Operation, Var, types
 
 from ...ir.builder import RewriteBuilder
 from ...ir.query import get_const_value
 from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite
-from ...passes.examples import build_program, make_weight
 from ._conv_transpose_windows import build_symmetric_crop, describe_crop, has_explicit_window, read_pads
+from ._examples import make_conv_transpose_example
 
 
 class SymmetrizeConvTransposePad(Rewrite):
@@ -71,65 +72,22 @@ class SymmetrizeConvTransposePad(Rewrite):
         return build_symmetric_crop(mb, hit.op, hit.window)
 
     def examples(self) -> Iterable[Example]:
-        yield Example("longer in front", lambda: _build_conv_transpose_1d([1, 0], bias=None))
-        yield Example("with bias", lambda: _build_conv_transpose_1d([2, 0]))
-        yield Example("longer behind", lambda: _build_conv_transpose_1d([0, 2]))
-        yield Example("with output_shape", lambda: _build_conv_transpose_1d([1, 0], output_shape=[1, 2, 18]))
-        yield Example("dilated, grouped", lambda: _build_conv_transpose_1d([3, 1], groups=2, dilations=[3]))
-        yield Example("two axes", lambda: _build_conv_transpose_2d([2, 1, 0, 3]))
-        yield Example("one axis of two", lambda: _build_conv_transpose_2d([1, 1, 0, 1], groups=4))
-        yield Example("three axes", lambda: _build_conv_transpose_3d([0, 1, 1, 1, 1, 0]))
-        yield Example("equal pads", lambda: _build_conv_transpose_1d([1, 1]), reason="pads are equal on both sides")
-        yield Example(
-            "no pads",
-            lambda: _build_conv_transpose_1d(None),
-            reason="pad_type is not custom, so there are no pads to differ",
-        )
-        yield Example("fp32", lambda: _build_conv_transpose_1d([1, 0], dtype=np.float32),
-                      reason="computed in fp32, where the report found it right")
-        yield Example("negative pad", lambda: _build_conv_transpose_1d([1, -1]),
+        example = partial(make_conv_transpose_example, strides=[2], pad_type="custom")
+        image = partial(example, x=(2, 4, 5, 6), strides=[2, 3], bias=None)
+        yield example("longer in front", pad=[1, 0], bias=None)
+        yield example("with bias", pad=[2, 0])
+        yield example("longer behind", pad=[0, 2])
+        yield example("with output_shape", pad=[1, 0], output_shape=[1, 2, 18])
+        yield example("dilated, grouped", pad=[3, 1], groups=2, dilations=[3])
+        yield image("two axes", pad=[2, 1, 0, 3], weight=(4, 8, 3, 4))
+        yield image("one axis of two", pad=[1, 1, 0, 1], weight=(4, 2, 3, 4), groups=4)
+        yield example("three axes", pad=[0, 1, 1, 1, 1, 0], x=(1, 2, 3, 4, 3), weight=(2, 3, 3, 2, 2),
+                      strides=[2, 1, 2], bias=None)
+        yield example("equal pads", pad=[1, 1], reason="pads are equal on both sides")
+        yield make_conv_transpose_example("no pads", strides=[2],
+                                          reason="pad_type is not custom, so there are no pads to differ")
+        yield example("fp32", pad=[1, 0], dtype=np.float32, reason="computed in fp32, where the report found it right")
+        yield example("negative pad", pad=[1, -1],
                       reason="a pad is negative, so the output reaches beyond the full transposed convolution")
-        yield Example("another output_shape", lambda: _build_conv_transpose_1d([1, 0], output_shape=[1, 2, 17]),
+        yield example("another output_shape", pad=[1, 0], output_shape=[1, 2, 17],
                       reason="output_shape is not what the pads imply; ane::explicit_conv_transpose_shape settles that")
-
-
-def _build_conv_transpose_1d(
-    pad: list[int] | None,
-    groups: int = 1,
-    dtype: type = np.float16,
-    bias: tuple[float, ...] | None = (0.5, -1.0),
-    **parameters: object,
-) -> Program:
-    if bias is not None:
-        parameters["bias"] = np.array(bias, dtype)
-    if pad is not None:
-        parameters |= {"pad_type": "custom", "pad": pad}
-    return build_program(
-        lambda x: Builder.conv_transpose(
-            x=x, weight=make_weight(4, 2 // groups, 5, dtype=dtype), strides=[2], groups=groups, name="y", **parameters
-        ),
-        dtype=types.fp16 if dtype is np.float16 else types.fp32,
-        x=(1, 4, 8),
-    )
-
-
-def _build_conv_transpose_2d(pad: list[int], groups: int = 1) -> Program:
-    return build_program(
-        lambda x: Builder.conv_transpose(
-            x=x,
-            weight=make_weight(4, 8 // groups, 3, 4),
-            strides=[2, 3],
-            pad_type="custom",
-            pad=pad,
-            groups=groups,
-            name="y",
-        ),
-        x=(2, 4, 5, 6),
-    )
-
-
-def _build_conv_transpose_3d(pad: list[int]) -> Program:
-    return build_program(
-        lambda x: Builder.conv_transpose(x=x, weight=make_weight(2, 3, 3, 2, 2), strides=[2, 1, 2], pad_type="custom",
-                                         pad=pad, name="y"),
-        x=(1, 2, 3, 4, 3))

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from functools import partial
 
-import numpy as np
-from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+from coremltools.converters.mil.mil import Operation, Var, types
 
 from ...ane.limits import collect_evidence
-from ...ir.builder import RewriteBuilder
+from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.query import is_symbolic
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Community, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_2020_layer_list
-from ...passes.examples import build_program, make_weight
+from ...passes.examples import make_weight
 from ...passes.targets import get_generations_between
-from ...rules.dilated_conv import DilatedConv
-from ._conv_1d_lifting import rebuild_op
-from ._conv_phases import move_phases_to_batch, resolve_conv_pads, restore_phases_from_batch
-from ._large_kernel_convs import ConvSizes, make_neutral_settings, pad_or_crop, read_conv_sizes
+from ...rules.convolution import DilatedConv
+from ._conv_geometry import (
+    ConvSizes,
+    crop_ends,
+    get_reshape_extents,
+    make_neutral_settings,
+    pad_or_crop,
+    pad_with_zeros,
+    read_conv_sizes,
+    resolve_conv_pads,
+)
+from ._examples import make_conv_example
 
 _UP_TO_A13 = get_generations_between(last="a13")
+"Generations of the time of the list; an M4 supports dilated convs."
 
 
 class UndilateConv(Rewrite):
@@ -100,10 +108,11 @@ class UndilateConv(Rewrite):
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         op, sizes, phased = hit.op, hit.sizes, hit.phased
-        lengths = {axis: -(-sizes.counts[axis] // sizes.dilations[axis]) for axis in phased}
-        x = pad_or_crop(mb, op.x, {axis: (sizes.pads[axis][0],
-                                          (lengths[axis] + sizes.kernel[axis] - 1) * sizes.dilations[axis])
-                                   for axis in phased})
+        wanted = {}
+        for axis in phased:
+            outputs = -(-sizes.counts[axis] // sizes.dilations[axis])  # of the longest phase
+            wanted[axis] = sizes.pads[axis][0], (outputs + sizes.kernel[axis] - 1) * sizes.dilations[axis]
+        x = pad_or_crop(mb, op.x, wanted)
         settings = make_neutral_settings(sizes, tuple(phased))
         if hit.single:
             x = _subsample_input(mb, x, sizes, hit.single)
@@ -111,55 +120,58 @@ class UndilateConv(Rewrite):
             settings["strides"] = [step // sizes.dilations[axis] if axis in hit.single else step
                                    for axis, step in enumerate(sizes.strides)]
         for axis in phased:
-            x = move_phases_to_batch(mb, x, 2 + axis, sizes.dilations[axis])
+            x = _move_phases_to_batch(mb, x, 2 + axis, sizes.dilations[axis])
         y = rebuild_op(mb, op, x=x, **settings)
         for axis in reversed(phased):
-            y = restore_phases_from_batch(mb, y, 2 + axis, sizes.dilations[axis])
-        ends = [0, 0, *(sizes.counts[axis] if axis in phased and sizes.counts[axis] % sizes.dilations[axis] else 0
-                        for axis in range(op.x.rank - 2))]
+            y = _restore_phases_from_batch(mb, y, 2 + axis, sizes.dilations[axis])
+        ends = [0] * op.x.rank
+        for axis in phased:
+            if sizes.counts[axis] % sizes.dilations[axis]:  # the shorter phases were padded
+                ends[2 + axis] = sizes.counts[axis]
         if any(ends):
-            y = mb.slice_by_index(x=y, begin=[0] * y.rank, end=ends, end_mask=[end == 0 for end in ends])
+            y = crop_ends(mb, y, ends)
         return y
 
     def examples(self) -> Iterable[Example]:
-        old = {"always": True}
-        yield Example("1-D", lambda: _build_dilated_conv((1, 4, 20), [3], [2], pad_type="same"), options=old)
-        yield Example(
-            "2-D",
-            lambda: _build_dilated_conv((2, 2, 9, 11), [3, 3], [2, 3], pad_type="same", bias=make_weight(4)),
-            options=old,
-        )
-        yield Example("one axis", lambda: _build_dilated_conv((1, 4, 6, 15), [3, 2], [1, 4], groups=2, strides=[2, 1],
-                                                              pad_type="custom", pad=[1, 0, 2, 1]), options=old)
-        yield Example(
-            "strided as dilated",
-            lambda: _build_dilated_conv((1, 2, 20), [3], [2], strides=[4], pad_type="custom", pad=[3, 2]),
-            options=old,
-        )
-        yield Example("newer chips", lambda: _build_dilated_conv((1, 2, 20), [3], [2]),
-                      reason="taken by an M4; name A13 or older as the target, or always=true")
-        yield Example("strided", lambda: _build_dilated_conv((1, 2, 20), [3], [2], strides=[3]), options=old,
-                      reason="a stride that is no multiple of the dilation")
-        yield Example("symbolic", lambda: _build_dilated_conv((1, 2, None), [3], [2]), options=old,
+        always = {"always": True}
+        example = partial(make_conv_example, options=always)
+        signal = partial(example, x=(1, 2, 20), weight=(4, 2, 3))
+        yield example("1-D", (1, 4, 20), (4, 4, 3), dilations=[2], pad_type="same")
+        yield example("2-D", (2, 2, 9, 11), (4, 2, 3, 3), dilations=[2, 3], pad_type="same", bias=make_weight(4))
+        yield example("one axis", (1, 4, 6, 15), (8, 2, 3, 2), dilations=[1, 4], groups=2, strides=[2, 1],
+                      pad_type="custom", pad=[1, 0, 2, 1])
+        yield signal("strided as dilated", dilations=[2], strides=[4], pad_type="custom", pad=[3, 2])
+        yield signal("newer chips", dilations=[2], options=None,
+                     reason="taken by an M4; name A13 or older as the target, or always=true")
+        yield signal("strided", dilations=[2], strides=[3], reason="a stride that is no multiple of the dilation")
+        yield example("symbolic", (1, 2, None), (4, 2, 3), dilations=[2],
                       reason="the dilated axis, or more than one axis, is of symbolic size")
-        yield Example(
-            "undilated", lambda: _build_dilated_conv((1, 2, 20), [3], [1]), options=old, reason="is not dilated"
-        )
+        yield signal("undilated", dilations=[1], reason="is not dilated")
 
 
 def _subsample_input(mb: RewriteBuilder, x: Var, sizes: ConvSizes, axes: list[int]) -> Var:
     """Return every d-th element of the padded input, the only ones that are read."""
-    flat = [0, 0, 0, 0, *(amount for axis, pair in enumerate(sizes.pads)
-                          for amount in (pair if axis in axes else (0, 0)))]
-    if any(flat):
-        x = mb.pad(x=x, pad=flat, mode="constant", constant_val=types.nptype_from_builtin(x.dtype)(0))
+    before, behind = ([0, 0, *(pair[side] if axis in axes else 0 for axis, pair in enumerate(sizes.pads))]
+                      for side in (0, 1))
+    x = pad_with_zeros(mb, x, before, behind)
     steps = [1, 1, *(sizes.dilations[axis] if axis in axes else 1 for axis in range(x.rank - 2))]
     thin: Var = mb.slice_by_index(x=x, begin=[0] * x.rank, end=[0] * x.rank, stride=steps, end_mask=[True] * x.rank)
     return thin
 
 
-def _build_dilated_conv(shape: tuple[int | None, ...], kernel: list[int], dilations: list[int], groups: int = 1,
-                        **how: Any) -> Program:
-    held = make_weight(4 * groups, (shape[1] or 1) // groups, *kernel, dtype=np.float16)
-    return build_program(lambda x: Builder.conv(x=x, weight=held, dilations=dilations, groups=groups, name="y", **how),
-                         x=shape)
+def _move_phases_to_batch(mb: RewriteBuilder, x: Var, at: int, step: int) -> Var:
+    """Reshape [N, C, ..., L, ...] to [N * step, C, ..., L / step, ...]: the phases of an axis become batch."""
+    shape = get_reshape_extents(x)
+    x = mb.reshape(x=x, shape=[*shape[:at], shape[at] // step, step, *shape[at + 1:]])
+    x = mb.transpose(x=x, perm=[0, at + 1, *(axis for axis in range(1, x.rank) if axis != at + 1)])
+    joined: Var = mb.reshape(x=x, shape=[max(-1, shape[0] * step), *shape[1:at], shape[at] // step, *shape[at + 1:]])
+    return joined
+
+
+def _restore_phases_from_batch(mb: RewriteBuilder, x: Var, at: int, step: int) -> Var:
+    """Move the phases from the batch back to their axis: the inverse of `_move_phases_to_batch`."""
+    shape = get_reshape_extents(x)
+    x = mb.reshape(x=x, shape=[shape[0] // step if shape[0] > 0 else -1, step, *shape[1:]])
+    x = mb.transpose(x=x, perm=[0, *range(2, at + 2), 1, *range(at + 2, x.rank)])
+    joined: Var = mb.reshape(x=x, shape=[*get_reshape_extents(x)[:at], shape[at] * step, *shape[at + 1:]])
+    return joined

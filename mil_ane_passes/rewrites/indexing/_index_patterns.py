@@ -16,11 +16,9 @@ from ...ir.query import is_symbolic
 
 __all__ = [
     "IndexPattern",
-    "Repeated",
     "Run",
     "RunSequence",
     "Tiled",
-    "TransposedRun",
     "find_ascending_run",
     "find_index_pattern",
     "find_reshape_obstacle",
@@ -32,7 +30,7 @@ __all__ = [
 ]
 
 
-Array = np.ndarray[Any, Any]
+_Array = np.ndarray[Any, Any]
 _SPLIT_DTYPES = (types.fp16, types.fp32, types.int32, types.bool)
 _MAX_RANK = 5
 "Most axes that are supported on the ANE."
@@ -66,7 +64,7 @@ class _Repetition:
         return self.inner.parts * self.times
 
 
-class Repeated(_Repetition):
+class _Repeated(_Repetition):
     """Each index of `inner` `times` in a row."""
 
     def words(self) -> str:
@@ -81,7 +79,7 @@ class Tiled(_Repetition):
 
 
 @dataclass(frozen=True)
-class TransposedRun:
+class _TransposedRun:
     """A run, reshaped to `rows` times `columns` and read column by column."""
 
     run: Run
@@ -110,10 +108,10 @@ class RunSequence:
         return f"{len(self.runs)} slices and a concat"
 
 
-IndexPattern = Run | Repeated | Tiled | TransposedRun | RunSequence
+IndexPattern = Run | _Repeated | Tiled | _TransposedRun | RunSequence
 
 
-def find_index_pattern(places: Sequence[int] | Array) -> IndexPattern:
+def find_index_pattern(places: Sequence[int] | _Array) -> IndexPattern:
     """Return `places`, at least one and none negative, as the pattern that needs the fewest slices."""
     array = np.asarray(places, np.int64).reshape(-1)
     run = _find_run(array)
@@ -122,7 +120,7 @@ def find_index_pattern(places: Sequence[int] | Array) -> IndexPattern:
     changes = np.flatnonzero(np.diff(array)) + 1
     times = math.gcd(len(array), *changes.tolist())
     if times > 1:
-        return Repeated(find_index_pattern(array[::times]), times)
+        return _Repeated(find_index_pattern(array[::times]), times)
     for period in _list_divisors(len(array)):
         if np.array_equal(array[period:], array[:-period]):
             return Tiled(find_index_pattern(array[:period]), len(array) // period)
@@ -133,13 +131,13 @@ def find_index_pattern(places: Sequence[int] | Array) -> IndexPattern:
     return RunSequence(tuple(_split_into_runs(array)))
 
 
-def find_ascending_run(array: Array) -> Run | None:
+def find_ascending_run(array: _Array) -> Run | None:
     """Return `array` as an ascending run, or None."""
     run = _find_run(np.asarray(array, np.int64).reshape(-1))
     return run if run is not None and run.step > 0 else None
 
 
-def _find_run(array: Array) -> Run | None:
+def _find_run(array: _Array) -> Run | None:
     if len(array) == 1:
         return Run(int(array[0]), 1, 1)
     step = int(array[1] - array[0]) if len(array) else 0
@@ -154,7 +152,7 @@ def _list_divisors(number: int) -> list[int]:
     return sorted({*small, *(number // each for each in small)} - {number})
 
 
-def _find_transposed_run(array: Array, columns: int) -> TransposedRun | None:
+def _find_transposed_run(array: _Array, columns: int) -> _TransposedRun | None:
     """Return `array` as a run that is read column by column, or None.
 
     `array` itself, in the order of reading, has `columns` columns.
@@ -163,10 +161,10 @@ def _find_transposed_run(array: Array, columns: int) -> TransposedRun | None:
     if rows < 2 or array[1] - array[0] != (array[columns] - array[0]) * rows or array[columns] <= array[0]:
         return None
     run = _find_run(array.reshape(rows, columns).T.reshape(-1))
-    return None if run is None else TransposedRun(run, columns, rows)
+    return None if run is None else _TransposedRun(run, columns, rows)
 
 
-def _split_into_runs(array: Array) -> list[Run]:
+def _split_into_runs(array: _Array) -> list[Run]:
     """Split `array` into runs greedily.
 
     Adjacent indices in order make one run, and so do three and more evenly spaced indices.
@@ -189,7 +187,7 @@ def _split_into_runs(array: Array) -> list[Run]:
     return found
 
 
-def split_points_by_axis(columns: Sequence[Array]) -> list[Array] | None:
+def split_points_by_axis(columns: Sequence[_Array]) -> list[_Array] | None:
     """Split the coordinates of points into one list for each axis; None where that is impossible.
 
     `columns` are arrays of one shape, one for each axis. They split where the points, row by row, are all combinations
@@ -213,12 +211,12 @@ def find_take_obstacle(var: Var, places: IndexPattern) -> str:
     """Return why `take_indices` cannot read these indices, "" where it can."""
     while isinstance(places, Tiled):
         places = places.inner
-    if not isinstance(places, (Repeated, TransposedRun)):
+    if not isinstance(places, (_Repeated, _TransposedRun)):
         return ""
     if var.rank >= _MAX_RANK:
         return f"{places.words()}: that needs one more axis than the {_MAX_RANK} that are supported on the ANE"
     return find_reshape_obstacle(var.shape) or (
-        find_take_obstacle(var, places.inner) if isinstance(places, Repeated) else ""
+        find_take_obstacle(var, places.inner) if isinstance(places, _Repeated) else ""
     )
 
 
@@ -236,13 +234,13 @@ def take_indices(mb: RewriteBuilder, var: Var, axis: int, places: IndexPattern) 
     if isinstance(places, Tiled):
         once = take_indices(mb, var, axis, places.inner)
         return mb.concat(values=[once] * places.times, axis=axis)
-    if isinstance(places, Repeated):
+    if isinstance(places, _Repeated):
         once = take_indices(mb, var, axis, places.inner)
         apart = mb.expand_dims(x=once, axes=[axis + 1])
         wide = mb.concat(values=[apart] * places.times, axis=axis + 1)
         shape[axis] = once.shape[axis] * places.times
         return reshape_value(mb, wide, shape)
-    if isinstance(places, TransposedRun):
+    if isinstance(places, _TransposedRun):
         line = _slice_run(mb, var, axis, places.run)
         grid = reshape_value(mb, line, [*shape[:axis], places.rows, places.columns, *shape[axis + 1:]])
         order = list(range(len(shape) + 1))

@@ -2,24 +2,43 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import coremltools as ct
 import numpy as np
-from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+from coremltools.converters.mil.mil import Builder, Operation, Var, types
 
 from ...ir.builder import RewriteBuilder
-from ...ir.query import is_const
+from ...ir.query import get_const_value, get_static_shape, is_const, is_symbolic
 from ...passes.contract import Exactness, Example, Hit, Miss, Rewrite, Vendor
 from ...passes.evidence import cite_m4_study, cite_private_quirk
-from ...passes.examples import build_program, make_example, make_weight
+from ...passes.examples import make_example, make_weight
 from ...passes.targets import Gate
-from ...rules.constant_gather import ConstantGather
-from ._constant_gathers import GATHER_OPS, build_gather_from_slices, plan_gather
+from ...rules.indexing import ConstantGather
+from ._constant_gathers import GATHER_OPS, normalize_indices
+from ._index_patterns import (
+    IndexPattern,
+    Run,
+    RunSequence,
+    Tiled,
+    find_index_pattern,
+    find_reshape_obstacle,
+    find_take_obstacle,
+    reshape_value,
+    slice_runs,
+    split_points_by_axis,
+    take_indices,
+)
 
+_Array = np.ndarray[Any, Any]
 _BEFORE_M4 = Gate(last="m3")
+"Generations on which no source reports a gather."
 _LAST_AXIS_CONCAT_FAULT = Gate(first="a14", last="m2")
+"Generations on which joined slices of the last axis are reported to be wrong."
 
 
 class GatherAsSlices(Rewrite):
@@ -72,7 +91,7 @@ class GatherAsSlices(Rewrite):
             return Miss(op, "its indices are computed", near=False)
         if is_const(op.x):
             return Miss(op, "constant places of a constant: fold_constant_gather makes them a constant", near=False)
-        plan = plan_gather(op)
+        plan = _plan_gather(op)
         if isinstance(plan, str):
             return Miss(op, plan)
         if plan.parts > self.max_parts:
@@ -84,80 +103,192 @@ class GatherAsSlices(Rewrite):
                    aside=aside)
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
-        return build_gather_from_slices(mb, hit.op, hit.plan, hit.aside)
+        return _build_gather_from_slices(mb, hit.op, hit.plan, hit.aside)
 
     def examples(self) -> Iterable[Example]:
-        join = {"always": True}
-        yield Example("roll", lambda: _build_gather([4, 0, 1, 2, 3]), options=join)
-        yield Example("last element", lambda: _build_gather(-1, axis=-1, opset=ct.target.iOS15))
-        yield Example("every second", lambda: _build_gather([[0, 2], [4, 6]], axis=2))
-        yield Example("flip", lambda: _build_gather([4, 3, 2, 1, 0]))
-        yield Example("part of a flip", lambda: _build_gather([4, 3, 2]))
-        yield Example("three of the last axis", lambda: _build_gather([0, 2, 1], axis=2), options=join)
-        yield Example("repeats", lambda: _build_gather([0, 0, 1, 1, 2, 2]), options=join)
-        yield Example("shuffle", lambda: _build_gather([0, 2, 4, 1, 3, 5], shape=(2, 6, 4)), options=join)
-        yield Example("twice", lambda: _build_gather([1, 3, 1, 3]), options=join)
-        yield make_example(
-            "a mask for each head",
-            lambda x: Builder.gather_nd(
-                x=x,
-                indices=np.stack(
-                    np.broadcast_arrays(np.zeros((1, 1, 1, 1)), np.arange(8).reshape(1, 1, 1, 8)), -1
-                ).astype(np.uint16),
-                name="y",
-            ),
-            x=(1, 8),
-        )
-        yield make_example(
-            "diagonal",
-            lambda x: Builder.gather_nd(
-                x=x, indices=np.repeat(np.arange(4), 2).reshape(4, 2).astype(np.int32), name="y"
-            ),
-            x=(4, 4, 3),
-        )
-        yield make_example(
-            "along an axis",
-            lambda x: Builder.gather_along_axis(x=x, indices=np.array([3, 0], np.int32), axis=0, name="y"),
-            options=join,
-            x=(4,),
-        )
-        yield Example(
-            "scattered",
-            lambda: _build_gather([0, 5, 3, 2, 6], shape=(1, 7, 4)),
-            options=join | {"max_parts": 4},
-            reason="5 values to join, above 4",
-        )
-        yield Example(
-            "roll on M4",
-            lambda: _build_gather([4, 0, 1, 2, 3]),
-            reason="2 slices and a concat: the gather is supported on M4; name an older target, or always=true",
-        )
-        yield Example("outside", lambda: _build_gather([0, 5]), reason="place 5 is outside of the 5 there are")
-        yield Example("symbolic", lambda: _build_gather([1, 2], shape=(2, None, 4)),
-                      reason="it takes places of an axis of symbolic size")
-        yield make_example(
-            "a row for each batch",
-            lambda x: Builder.gather(x=x, indices=np.array([[0], [1]], np.int32), axis=1, batch_dims=1, name="y"),
-            reason="its places differ from batch to batch",
-            x=(2, 4),
-        )
-        yield make_example(
-            "table",
-            lambda x: Builder.add(x=x, y=Builder.gather(x=make_weight(4, 3), indices=np.array([1], np.int32), axis=0)),
-            reason="constant places of a constant: fold_constant_gather makes them a constant",
-            x=(2, 3),
-        )
-        yield make_example(
-            "computed",
-            lambda i: Builder.gather(x=make_weight(4, 3), indices=i, axis=0, name="y"),
-            reason="its indices are computed",
-            dtype=types.int32,
-            i=(2,),
-        )
+        joined = partial(_make_gather_example, options={"always": True})
+        yield joined("roll", [4, 0, 1, 2, 3])
+        yield _make_gather_example("last element", -1, axis=-1, opset=ct.target.iOS15)
+        yield _make_gather_example("every second", [[0, 2], [4, 6]], axis=2, x=(1, 5, 8))
+        yield _make_gather_example("flip", [4, 3, 2, 1, 0])
+        yield _make_gather_example("part of a flip", [4, 3, 2])
+        yield joined("three of the last axis", [0, 2, 1], axis=2)
+        yield joined("repeats", [0, 0, 1, 1, 2, 2])
+        yield joined("shuffle", [0, 2, 4, 1, 3, 5], x=(2, 6, 4))
+        yield joined("twice", [1, 3, 1, 3])
+        row = np.stack(np.broadcast_arrays(np.zeros((1, 1, 1, 1)), np.arange(8).reshape(1, 1, 1, 8)), -1)
+        yield make_example("a mask for each head", lambda x: Builder.gather_nd(
+            x=x, indices=row.astype(np.uint16), name="y"), x=(1, 8))
+        yield make_example("diagonal", lambda x: Builder.gather_nd(
+            x=x, indices=np.repeat(np.arange(4), 2).reshape(4, 2).astype(np.int32), name="y"), x=(4, 4, 3))
+        yield make_example("along an axis", lambda x: Builder.gather_along_axis(
+            x=x, indices=np.array([3, 0], np.int32), axis=0, name="y"), options={"always": True}, x=(4,))
+        yield _make_gather_example("scattered", [0, 5, 3, 2, 6], x=(1, 7, 4),
+                                   options={"always": True, "max_parts": 4}, reason="5 values to join, above 4")
+        yield _make_gather_example("roll on M4", [4, 0, 1, 2, 3], reason=(
+            "2 slices and a concat: the gather is supported on M4; name an older target, or always=true"))
+        yield _make_gather_example("outside", [0, 5], reason="place 5 is outside of the 5 there are")
+        yield _make_gather_example("symbolic", [1, 2], x=(2, None, 4),
+                                   reason="it takes places of an axis of symbolic size")
+        yield make_example("a row for each batch", lambda x: Builder.gather(
+            x=x, indices=np.array([[0], [1]], np.int32), axis=1, batch_dims=1, name="y"),
+            reason="its places differ from batch to batch", x=(2, 4))
+        yield make_example("table", lambda x: Builder.add(
+            x=x, y=Builder.gather(x=make_weight(4, 3), indices=np.array([1], np.int32), axis=0)),
+            reason="constant places of a constant: fold_constant_gather makes them a constant", x=(2, 3))
+        yield make_example("computed", lambda i: Builder.gather(x=make_weight(4, 3), indices=i, axis=0, name="y"),
+                           reason="its indices are computed", dtype=types.int32, i=(2,))
 
 
-def _build_gather(indices: Any, axis: int = 1, shape: tuple[int | None, ...] = (1, 5, 4), opset: Any = ct.target.iOS17,
-                  ) -> Program:
-    shape = (1, 5, 8) if np.max(indices) == 6 and shape == (1, 5, 4) else shape
-    return build_program(lambda x: Builder.gather(x=x, indices=np.array(indices, np.int32), axis=axis, name="y"),
-                         opset=opset, x=shape)
+def _plan_gather(op: Operation) -> _GatherPlan | str:
+    """Plan the reads of `op`, whose indices are constant, or return why it cannot be replaced."""
+    indices = np.asarray(op.indices.val).astype(np.int64)
+    batch = int(get_const_value(op.inputs.get("batch_dims"), 0))
+    if indices.size == 0:
+        return "it takes nothing"
+    if batch:
+        shared = indices.reshape(-1, *indices.shape[batch:])
+        if not np.array_equal(shared, np.broadcast_to(shared[:1], shared.shape)):
+            return "its places differ from batch to batch"
+        indices = shared[0]
+    if op.op_type == "gather":
+        plan = _plan_plain_gather(op, indices)
+    elif op.op_type == "gather_along_axis":
+        plan = _plan_gather_along_axis(op, indices)
+    else:
+        plan = _plan_gather_nd(op, indices, batch)
+    return plan if isinstance(plan, str) else _validate_plan(op, plan)
+
+
+@dataclass(frozen=True)
+class _GatherPlan:
+    """The indices that are read of each axis of `x`, which is first reshaped to `shape` unless that is None."""
+
+    shape: tuple[int, ...] | None
+    axis_patterns: tuple[tuple[int, IndexPattern], ...]
+
+    @property
+    def parts(self) -> int:
+        """Return the number of values that are joined, 1 where none are."""
+        return math.prod(places.parts for _, places in self.axis_patterns)
+
+    @property
+    def plain(self) -> bool:
+        """Return whether a single slice, or no op at all, is enough."""
+        return all(isinstance(places, Run) and places.step > 0 for _, places in self.axis_patterns)
+
+    def words(self) -> str:
+        kinds = [places.words() for _, places in self.axis_patterns]
+        if self.plain:
+            return "one slice" if kinds else "all of it in another shape"
+        return " of ".join(dict.fromkeys(kind for kind in kinds if kind != "one slice"))
+
+
+def _plan_plain_gather(op: Operation, indices: _Array) -> _GatherPlan | str:
+    axis = int(op.axis.val) % op.x.rank
+    if is_symbolic(op.x.shape[axis]) and indices.size == 1 and (indices.min() >= 0 or not indices.ndim):
+        return _GatherPlan(None, ((axis, Run(int(indices.reshape(-1)[0]), 1, 1)),))
+    places = normalize_indices(indices, op.x.shape[axis])
+    return places if isinstance(places, str) else _GatherPlan(None, ((axis, find_index_pattern(places)),))
+
+
+def _plan_gather_along_axis(op: Operation, indices: _Array) -> _GatherPlan | str:
+    axis = int(op.axis.val) % op.x.rank
+    shape, places = get_static_shape(op.x), normalize_indices(indices, op.x.shape[axis])
+    if isinstance(places, str):
+        return places
+    if shape is None:
+        return "its other axes are of symbolic size, those of its places are not"
+    line = places[tuple(slice(None) if each == axis else slice(0, 1) for each in range(op.x.rank))]
+    if np.array_equal(places, np.broadcast_to(line, places.shape)):
+        return _GatherPlan(None, ((axis, find_index_pattern(line)),))
+    grid: list[_Array] = list(np.indices(indices.shape))
+    grid[axis] = places
+    return _plan_flattened_gather(grid, shape, shape)
+
+
+def _plan_flattened_gather(columns: list[_Array], extents: tuple[int, ...], shape: tuple[int, ...]) -> _GatherPlan:
+    """Plan a gather of points: the axes that the indices run over are flattened to one."""
+    places = np.ravel_multi_index(tuple(np.broadcast_arrays(*columns)), extents)
+    return _GatherPlan((math.prod(extents), *shape[len(extents):]), ((0, find_index_pattern(places)),))
+
+
+def _plan_gather_nd(op: Operation, indices: _Array, batch: int) -> _GatherPlan | str:
+    columns = []
+    axes = range(batch, batch + indices.shape[-1])
+    for axis, column in zip(axes, np.moveaxis(indices, -1, 0)):
+        places = normalize_indices(column, op.x.shape[axis])
+        if isinstance(places, str):
+            return places
+        columns.append(places)
+    apart = split_points_by_axis(columns)
+    if apart is not None:
+        return _GatherPlan(None, tuple((axis, find_index_pattern(line)) for axis, line in zip(axes, apart)))
+    if batch or any(map(is_symbolic, op.x.shape)):
+        return "its points are no combination of places of each axis, and the axes before or behind are not fixed"
+    return _plan_flattened_gather(columns, tuple(op.x.shape[axis] for axis in axes), tuple(op.x.shape))
+
+
+def _validate_plan(op: Operation, plan: _GatherPlan) -> _GatherPlan | str:
+    """Return the plan without the axes that are read entirely, or why it cannot be built."""
+    for _, places in plan.axis_patterns:
+        reason = find_take_obstacle(op.x, places)
+        if reason and plan.shape is None:
+            return reason
+    needs_reshape = plan.shape is not None or op.op_type == "gather_nd" or op.x.rank - op.outputs[0].rank not in (0, 1)
+    reason = find_reshape_obstacle(op.outputs[0].shape) if needs_reshape else ""
+    if reason:
+        return reason
+    shape = plan.shape or op.x.shape
+    cut = tuple((axis, places) for axis, places in plan.axis_patterns if places != Run(0, 1, shape[axis]))
+    return _GatherPlan(plan.shape, cut)
+
+
+def _build_gather_from_slices(mb: RewriteBuilder, op: Operation, plan: _GatherPlan, aside: bool) -> Var:
+    """Build the output of `op` from slices.
+
+    With `aside`, several slices of a last axis are joined along another axis.
+    """
+    var, out = op.x, op.outputs[0]
+    if plan.shape is not None:
+        var = reshape_value(mb, var, plan.shape)
+    straight = {axis: places for axis, places in plan.axis_patterns if isinstance(places, Run) and places.step > 0}
+    is_one_slice = len(straight) == len(plan.axis_patterns) and all(run.count == 1 for run in straight.values())
+    if straight and is_one_slice and var.rank - len(straight) == out.rank:
+        return slice_runs(mb, var, straight, squeeze=True)
+    var = slice_runs(mb, var, straight)
+    for axis, places in plan.axis_patterns:
+        if axis in straight:
+            continue
+        take = _take_last_axis_transposed if aside and axis == var.rank - 1 else take_indices
+        var = take(mb, var, axis, places)
+    return reshape_value(mb, var, out.shape)
+
+
+def _take_last_axis_transposed(mb: RewriteBuilder, var: Var, axis: int, places: IndexPattern) -> Var:
+    """Apply `take_indices` to the last axis, swapped with the axis before it while values are joined."""
+    if not isinstance(places, (RunSequence, Tiled)):
+        return take_indices(mb, var, axis, places)
+    if var.rank == 1:
+        column: Var = take_indices(mb, mb.expand_dims(x=var, axes=[1]), 0, places)
+        line: Var = mb.squeeze(x=column, axes=[1])
+        return line
+    order = [*range(axis - 1), axis, axis - 1]
+    rows = take_indices(mb, mb.transpose(x=var, perm=order), axis - 1, places)
+    back: Var = mb.transpose(x=rows, perm=order)
+    return back
+
+
+def _make_gather_example(
+    name: str,
+    indices: Any,
+    *,
+    axis: int = 1,
+    x: tuple[int | None, ...] = (1, 5, 4),
+    opset: Any = ct.target.iOS17,
+    reason: str | None = None,
+    options: dict[str, Any] | None = None,
+) -> Example:
+    places = np.array(indices, np.int32)
+    return make_example(name, lambda x: Builder.gather(x=x, indices=places, axis=axis, name="y"), reason=reason,
+                        options=options, opset=opset, x=x)

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
-from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+from coremltools.converters.mil.mil import Builder, Operation, Var, types
 
-from ...ir.builder import RewriteBuilder
+from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.query import get_const_value, get_consumers, get_static_shape
 from ...passes.contract import Community, Example, Hit, Miss, Rewrite
-from ...passes.examples import build_program, make_weight
+from ...passes.examples import make_example, make_weight
 
-__all__ = ["LOOKUP_OPS", "find_unwrapped_indices", "is_only_looked_up", "read_indexed_extents"]
-
-LOOKUP_OPS = ("gather", "gather_along_axis", "gather_nd")
+_LOOKUP_OPS = ("gather", "gather_along_axis", "gather_nd")
 _INDEX_PREPARATION_OPS = ("cast", "greater_equal", "add", "select")
+_LARGEST_EXTENTS: dict[type, int] = {types.int16: 2**15, types.uint16: 2**16, types.int32: 2**31}
+"Dtypes of indices, with the longest axis of which they can represent every index."
 
 
 class IndexByMod(Rewrite):
@@ -44,7 +44,7 @@ class IndexByMod(Rewrite):
     code, slug = "ANE288", "long-index-preparation"
     stage = "decompose"
     preset = "full"
-    roots = LOOKUP_OPS
+    roots = _LOOKUP_OPS
     evidence = (
         Community("the CoreML runtime happens to produce C-style results for mod, coremltools folds it as Python does; "
                   "floor_div rounds toward negative infinity (run through a compiled model)", date="2026-06-10",
@@ -52,57 +52,41 @@ class IndexByMod(Rewrite):
     )
 
     def match(self, op: Operation) -> Hit | Miss:
-        counted = read_indexed_extents(op)
-        if counted is None:
+        extents = _read_indexed_extents(op)
+        if extents is None:
             return Miss(op, "what is indexed has an extent known only at run time", near=False)
-        found = find_unwrapped_indices(op.indices, counted)
+        found = _find_unwrapped_indices(op.indices, extents)
         if found is None:
             return Miss(op, "indices are not brought into range here", near=False)
         start, first = found
-        if not is_only_looked_up(first, counted):
+        if not _is_only_looked_up(first, extents):
             return Miss(op, "the indices in range are read by more than lookups in the same extent")
-        return Hit(op, note="indices are brought into range in two ops", source=start, extents=counted)
+        return Hit(op, note="indices are brought into range in two ops", source=start, extents=extents)
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         op, before = hit.op, hit.source
-        many = np.int32(hit.extents[0]) if len(hit.extents) == 1 else np.array(hit.extents, np.int32)
+        extent = np.int32(hit.extents[0]) if len(hit.extents) == 1 else np.array(hit.extents, np.int32)
 
-        def prepared() -> Var:
+        def wrap() -> Var:
             wide = before if before.dtype == types.int32 else mb.cast(x=before, dtype="int32")
-            index = mb.mod(x=mb.add(x=wide, y=many), y=many)
-            same = op.indices.dtype == types.int32
-            return index if same else mb.cast(x=index, dtype=types.builtin_to_string(op.indices.dtype))
+            index: Var = mb.mod(x=mb.add(x=wide, y=extent), y=extent)
+            if op.indices.dtype == types.int32:
+                return index
+            return mb.cast(x=index, dtype=types.builtin_to_string(op.indices.dtype))
 
-        index = mb.once(("index", before, hit.extents, op.indices.dtype), prepared)
-        given = {name: var for name, var in op.inputs.items() if var is not None}
-        built: Var = getattr(mb, op.op_type)(**{**given, "indices": index})
-        return built
+        index = mb.once(("index", before, hit.extents, op.indices.dtype), wrap)
+        return rebuild_op(mb, op, indices=index)
 
     def examples(self) -> Iterable[Example]:
-        yield Example("embedding", _build_wrapped_lookup)
-        yield Example("prepared twice", lambda: _build_wrapped_lookup(times=2))
-        yield Example("16 bits", lambda: _build_wrapped_lookup(narrow="int16"))
-        yield Example("read elsewhere", lambda: _build_wrapped_lookup(shown=True),
-                      reason="the indices in range are read by more than lookups in the same extent")
-        yield Example(
-            "another extent", lambda: _build_wrapped_lookup(many=4), reason="indices are not brought into range here"
-        )
+        yield _make_lookup_example("embedding")
+        yield _make_lookup_example("prepared twice", times=2)
+        yield _make_lookup_example("16 bits", narrow="int16")
+        yield _make_lookup_example("read elsewhere", returned=True,
+                                   reason="the indices in range are read by more than lookups in the same extent")
+        yield _make_lookup_example("another extent", extent=4, reason="indices are not brought into range here")
 
 
-def _build_wrapped_lookup(times: int = 1, narrow: str = "", shown: bool = False, many: int = 5) -> Program:
-    def body(i: Var) -> list[Var]:
-        for _ in range(times):
-            i = Builder.select(cond=Builder.greater_equal(x=i, y=np.int32(0)), a=i,
-                               b=Builder.add(x=i, y=np.int32(many)))
-            if narrow:
-                i = Builder.cast(x=i, dtype=narrow)
-        result = [Builder.gather(x=make_weight(5, 4), indices=i, axis=0, name="y")]
-        return [*result, Builder.mul(x=i, y=i, name="z")] if shown else result
-
-    return build_program(body, dtype=types.int32, i=(3,))
-
-
-def read_indexed_extents(op: Operation) -> tuple[int, ...] | None:
+def _read_indexed_extents(op: Operation) -> tuple[int, ...] | None:
     """Return the extents that the indices refer to, or None where they are unknown.
 
     These are one extent, or for gather_nd one for each coordinate.
@@ -117,7 +101,7 @@ def read_indexed_extents(op: Operation) -> tuple[int, ...] | None:
     return shape[first:first + known[-1]] if known else None
 
 
-def find_unwrapped_indices(index: Var, extents: tuple[int, ...]) -> tuple[Var, Var] | None:
+def _find_unwrapped_indices(index: Var, extents: tuple[int, ...]) -> tuple[Var, Var] | None:
     """Find the indices before they were wrapped into range, and the first value that is in range; None if not found."""
     found, start, var = None, index, index
     while var.op is not None:
@@ -131,6 +115,24 @@ def find_unwrapped_indices(index: Var, extents: tuple[int, ...]) -> tuple[Var, V
     return None if found is None else (_skip_lossless_casts(start, extents), found)
 
 
+def _is_lossless_index_cast(source: type, target: type, extents: tuple[int, ...]) -> bool:
+    """Return whether a cast from `source` to `target` preserves every index."""
+    if source not in _LARGEST_EXTENTS:
+        return False
+    return max(extents) <= _LARGEST_EXTENTS.get(target, 0)
+
+
+def _is_negative_index_wrap(op: Operation, extents: tuple[int, ...]) -> bool:
+    """Return whether a select is i >= 0 ? i : i + n."""
+    condition, wrapped = op.cond.op, op.b.op
+    if condition is None or wrapped is None or condition.op_type != "greater_equal" or wrapped.op_type != "add":
+        return False
+    if condition.x is not op.a or wrapped.x is not op.a or get_const_value(condition.y) != 0:
+        return False
+    addend = wrapped.y.val
+    return np.size(addend) in (1, len(extents)) and tuple(np.broadcast_to(addend, (len(extents),))) == extents
+
+
 def _skip_lossless_casts(start: Var, extents: tuple[int, ...]) -> Var:
     """Return `start` before casts that preserve every index, negative ones too."""
     while start.op is not None and start.op.op_type == "cast" and start.dtype in (types.int16, types.int32) and \
@@ -139,25 +141,7 @@ def _skip_lossless_casts(start: Var, extents: tuple[int, ...]) -> Var:
     return start
 
 
-def _is_lossless_index_cast(given: type, made: type, extents: tuple[int, ...]) -> bool:
-    """Return whether a cast from `given` to `made` preserves every index."""
-    if given not in (types.int16, types.uint16, types.int32):
-        return False
-    most = {types.int16: 2**15, types.uint16: 2**16, types.int32: 2**31}.get(made, 0)
-    return max(extents) <= most
-
-
-def _is_negative_index_wrap(op: Operation, extents: tuple[int, ...]) -> bool:
-    """Return whether a select is i >= 0 ? i : i + n."""
-    above, later = op.cond.op, op.b.op
-    if above is None or later is None or above.op_type != "greater_equal" or later.op_type != "add":
-        return False
-    added = np.broadcast_to(later.y.val, (len(extents),)) if np.size(later.y.val) in (1, len(extents)) else None
-    return bool(above.x is op.a and later.x is op.a and get_const_value(above.y) == 0
-                and added is not None and tuple(added) == extents)
-
-
-def is_only_looked_up(index: Var, extents: tuple[int, ...]) -> bool:
+def _is_only_looked_up(index: Var, extents: tuple[int, ...]) -> bool:
     """Return whether all readers of `index`, through its preparation, are lookups in `extents`."""
     pending, seen = [index], {index}
     while pending:
@@ -165,8 +149,8 @@ def is_only_looked_up(index: Var, extents: tuple[int, ...]) -> bool:
         if var.consuming_blocks:
             return False
         for op in get_consumers(var):
-            if op.op_type in LOOKUP_OPS:
-                if op.indices is not var or op.x is var or read_indexed_extents(op) != extents:
+            if op.op_type in _LOOKUP_OPS:
+                if op.indices is not var or op.x is var or _read_indexed_extents(op) != extents:
                     return False
             elif op.op_type not in _INDEX_PREPARATION_OPS:
                 return False
@@ -174,3 +158,20 @@ def is_only_looked_up(index: Var, extents: tuple[int, ...]) -> bool:
                 pending += [made for made in op.outputs if made not in seen]
                 seen.update(op.outputs)
     return True
+
+
+def _make_lookup_example(
+    name: str, *, times: int = 1, narrow: str = "", returned: bool = False, extent: int = 5, reason: str | None = None
+) -> Example:
+    """Make an example of a lookup in five rows, whose indices are wrapped by `extent` and cast to `narrow`."""
+
+    def body(i: Var) -> list[Var]:
+        for _ in range(times):
+            is_valid = Builder.greater_equal(x=i, y=np.int32(0))
+            i = Builder.select(cond=is_valid, a=i, b=Builder.add(x=i, y=np.int32(extent)))
+            if narrow:
+                i = Builder.cast(x=i, dtype=narrow)
+        result = [Builder.gather(x=make_weight(5, 4), indices=i, axis=0, name="y")]
+        return [*result, Builder.mul(x=i, y=i, name="z")] if returned else result
+
+    return make_example(name, body, reason=reason, dtype=types.int32, i=(3,))

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import coremltools as ct
 import numpy as np
-from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+from coremltools.converters.mil.mil import Builder, Operation, Var, types
 
 from ...ir.builder import RewriteBuilder
 from ...ir.query import is_const, is_symbolic
 from ...passes.contract import Exactness, Example, Hit, Miss, Rewrite, Vendor
 from ...passes.evidence import cite_m4_study
-from ...passes.examples import build_program, make_example, make_weight
+from ...passes.examples import make_example, make_weight
 
-__all__ = ["IntegerBounds", "can_hold_bounds", "find_integer_bounds"]
+__all__ = ["find_integer_bounds"]
 
-IntegerBounds = tuple[int, int]
-_DTYPE_BOUNDS: dict[Any, IntegerBounds] = {
+_IntegerBounds = tuple[int, int]
+_DTYPE_BOUNDS: dict[Any, _IntegerBounds] = {
     types.int8: (-128, 127), types.uint8: (0, 255), types.int16: (-32768, 32767), types.uint16: (0, 65535),
     types.int32: (-2 ** 31, 2 ** 31 - 1), types.bool: (0, 1),
 }
+_MOVING_OPS = (
+    "cast", "identity", "reshape", "expand_dims", "squeeze", "transpose", "tile", "reverse", "split", "gather",
+    "gather_nd", "gather_along_axis", "slice_by_index", "slice_by_size", "reduce_max", "reduce_min",
+)
+"Ops whose results are among the values of x."
+_BoundsReader = Callable[[Operation, Var, "list[int]"], "_IntegerBounds | None"]
 _MAX_VALUES_VISITED = 64
 "Most values that are visited for one range."
 
@@ -66,116 +73,67 @@ class PlainIndices(Rewrite):
 
     def match(self, op: Operation) -> Hit | Miss:
         if op.op_type == "cast":
-            return self._cast(op)
-        asked = op.cond.op
-        if asked is None or asked.op_type != "greater_equal" or asked.x is not op.a or not types.is_int(op.a.dtype):
+            return _match_cast(op)
+        condition = op.cond.op
+        if condition is None or condition.op_type != "greater_equal" or condition.x is not op.a \
+                or not types.is_int(op.a.dtype):
             return Miss(op, "wraps no indices", near=False)
         if list(op.a.shape) != list(op.outputs[0].shape):
             return Miss(op, "its result is larger than the indices")
-        least, most = find_integer_bounds(op.a), find_integer_bounds(asked.y)
+        least, most = find_integer_bounds(op.a), find_integer_bounds(condition.y)
         if least is None or most is None or least[0] < most[1]:
             return Miss(op, "its indices may be negative")
         return Hit(op, note=f"the indices are {least[0]} at least", plain=op.a, kind="")
-
-    def _cast(self, op: Operation) -> Hit | Miss:
-        inner = op.x.op
-        if inner is None or inner.op_type != "cast" or not all(
-                types.is_int(var.dtype) for var in (inner.x, op.x, op.outputs[0])):
-            return Miss(op, "is no second cast of integers", near=False)
-        between, result = (types.builtin_to_string(var.dtype) for var in (op.x, op.outputs[0]))
-        if not can_hold_bounds(op.x.dtype, find_integer_bounds(inner.x)):
-            return Miss(op, f"{between} may not hold what it is cast from")
-        if inner.x.dtype == op.outputs[0].dtype:
-            return Hit(op, note=f"to {between} and back", plain=inner.x, kind="")
-        return Hit(op, note=f"by way of {between} to {result}", plain=inner.x, kind=result)
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         plain: Var = mb.cast(x=hit.plain, dtype=hit.kind) if hit.kind else hit.plain
         return plain
 
     def examples(self) -> Iterable[Example]:
-        yield Example("topk", lambda: _build_topk_lookup("uint16"))
+        yield make_example("topk", _build_topk_lookup, x=(4, 8))
         yield make_example("argmax", lambda x: _build_wrapped_lookup(Builder.reduce_argmax(x=x, axis=1)), x=(4, 8))
-        yield make_example(
-            "count",
-            lambda x: _build_wrapped_lookup(
-                Builder.cumsum(x=Builder.cast(x=Builder.cast(x=x, dtype="bool"), dtype="int32"), axis=0, exclusive=True)
-            ),
-            opset=ct.target.iOS15,
-            x=(4, 8),
-        )
-        yield make_example(
-            "wide and back",
-            lambda i: Builder.cast(
-                x=Builder.reverse(x=Builder.cast(x=Builder.cast(x=i, dtype="int32"), dtype="int16"), axes=[0]),
-                dtype="fp16",
-                name="y",
-            ),
-            dtype=types.int16,
-            i=(3,),
-        )
-        yield make_example(
-            "wide and on",
-            lambda i: Builder.cast(x=Builder.cast(x=i, dtype="int32"), dtype="uint16", name="y"),
-            dtype=types.int16,
-            i=(3,),
-        )
-        yield make_example(
-            "narrow and on",
-            lambda i: Builder.cast(x=Builder.cast(x=i, dtype="int16"), dtype="uint16", name="y"),
-            reason="int16 may not hold what it is cast from",
-            dtype=types.int32,
-            i=(3,),
-        )
-        yield make_example(
-            "narrow and back",
-            lambda i: Builder.cast(x=Builder.cast(x=i, dtype="int16"), dtype="int32", name="y"),
-            reason="int16 may not hold what it is cast from",
-            dtype=types.int32,
-            i=(3,),
-        )
-        yield make_example(
-            "ids", lambda i: _build_wrapped_lookup(i), reason="its indices may be negative", dtype=types.int32, i=(4,)
-        )
-        yield make_example(
-            "numbers",
-            lambda x: Builder.select(cond=Builder.greater_equal(x=x, y=np.float16(0)), a=x, b=np.float16(0), name="y"),
-            reason="wraps no indices",
-            x=(4,),
-        )
+        yield make_example("count", lambda x: _build_wrapped_lookup(Builder.cumsum(
+            x=_cast(x, "bool", "int32"), axis=0, exclusive=True)), opset=ct.target.iOS15, x=(4, 8))
+        yield make_example("wide and back", lambda i: Builder.cast(
+            x=Builder.reverse(x=_cast(i, "int32", "int16"), axes=[0]), dtype="fp16", name="y"),
+            dtype=types.int16, i=(3,))
+        yield make_example("wide and on", lambda i: _cast(i, "int32", "uint16", name="y"), dtype=types.int16, i=(3,))
+        narrow = partial(make_example, reason="int16 may not hold what it is cast from", dtype=types.int32, i=(3,))
+        yield narrow("narrow and on", lambda i: _cast(i, "int16", "uint16", name="y"))
+        yield narrow("narrow and back", lambda i: _cast(i, "int16", "int32", name="y"))
+        yield make_example("ids", lambda i: _build_wrapped_lookup(i), reason="its indices may be negative",
+                           dtype=types.int32, i=(4,))
+        yield make_example("numbers", lambda x: Builder.select(
+            cond=Builder.greater_equal(x=x, y=np.float16(0)), a=x, b=np.float16(0), name="y"),
+            reason="wraps no indices", x=(4,))
 
 
-def _build_wrapped_lookup(indices: Var) -> Var:
-    wrapped = Builder.select(cond=Builder.greater_equal(x=indices, y=np.int32(0)), a=indices,
-                             b=Builder.add(x=indices, y=np.int32(8)))
-    result: Var = Builder.gather(x=make_weight(8, 3), indices=wrapped, axis=0, name="y")
-    return result
+def _match_cast(op: Operation) -> Hit | Miss:
+    """Match the second of two casts of integers where the first preserves every value."""
+    inner = op.x.op
+    if inner is None or inner.op_type != "cast" or not all(
+            types.is_int(var.dtype) for var in (inner.x, op.x, op.outputs[0])):
+        return Miss(op, "is no second cast of integers", near=False)
+    between, result = (types.builtin_to_string(var.dtype) for var in (op.x, op.outputs[0]))
+    if not _can_hold_bounds(op.x.dtype, find_integer_bounds(inner.x)):
+        return Miss(op, f"{between} may not hold what it is cast from")
+    if inner.x.dtype == op.outputs[0].dtype:
+        return Hit(op, note=f"to {between} and back", plain=inner.x, kind="")
+    return Hit(op, note=f"by way of {between} to {result}", plain=inner.x, kind=result)
 
 
-def _build_topk_lookup(narrow: str) -> Program:
-    def body(x: Var) -> Var:
-        wide = Builder.cast(x=Builder.topk(x=x, k=2, axis=1, output_indices_dtype=narrow)[1], dtype="int32")
-        wrapped = Builder.select(cond=Builder.greater_equal(x=wide, y=np.int32(0)), a=wide,
-                                 b=Builder.add(x=wide, y=np.int32(8)))
-        indices = Builder.cast(x=wrapped, dtype=narrow)
-        result: Var = Builder.gather(x=make_weight(8, 3), indices=indices, axis=0, name="y")
-        return result
-
-    return build_program(body, x=(4, 8))
-
-
-def can_hold_bounds(kind: Any, bounds: IntegerBounds | None) -> bool:
+def _can_hold_bounds(kind: Any, bounds: _IntegerBounds | None) -> bool:
     """Return whether a type can represent all integers within the bounds of `find_integer_bounds`."""
     own = _DTYPE_BOUNDS.get(kind)
     return own is not None and bounds is not None and own[0] <= bounds[0] and bounds[1] <= own[1]
 
 
-def find_integer_bounds(var: Var) -> IntegerBounds | None:
+def find_integer_bounds(var: Var) -> _IntegerBounds | None:
     """Return the smallest and the largest integer that `var` can be; None where it is not an integer."""
     return _find_bounds(var, [_MAX_VALUES_VISITED])
 
 
-def _find_bounds(var: Var, left: list[int]) -> IntegerBounds | None:
+def _find_bounds(var: Var, left: list[int]) -> _IntegerBounds | None:
     own = _DTYPE_BOUNDS.get(var.dtype)
     left[0] -= 1
     if own is None or left[0] < 0 or var.op is None:
@@ -183,83 +141,63 @@ def _find_bounds(var: Var, left: list[int]) -> IntegerBounds | None:
     if is_const(var):
         values = np.asarray(var.val)
         return (int(values.min()), int(values.max())) if values.size else own
-    reading = _READERS.get(var.op.op_type)
-    found = reading(var.op, var, left) if reading is not None else None
+    read = _READERS.get(var.op.op_type)
+    found = read(var.op, var, left) if read is not None else None
     # What does not fit wraps around: then only the bounds of the type are known.
-    return found if can_hold_bounds(var.dtype, found) else own
+    return found if _can_hold_bounds(var.dtype, found) else own
 
 
-def _make_union_reader(*names: str) -> Callable[[Operation, Var, list[int]], IntegerBounds | None]:
-    def read(op: Operation, var: Var, left: list[int]) -> IntegerBounds | None:
+def _make_union_reader(*names: str) -> _BoundsReader:
+    def read(op: Operation, var: Var, left: list[int]) -> _IntegerBounds | None:
         found = []
         for name in names:
-            given = op.inputs[name]
-            found += [_find_bounds(each, left) for each in (given if isinstance(given, (list, tuple)) else [given])]
+            bound = op.inputs[name]
+            found += [_find_bounds(each, left) for each in (bound if isinstance(bound, (list, tuple)) else [bound])]
         known = [each for each in found if each is not None]
         return (min(low for low, _ in known), max(high for _, high in known)) if len(known) == len(found) else None
 
     return read
 
 
+def _bound_axis_index(op: Operation, var: Var, left: list[int]) -> _IntegerBounds:
+    """Return the bounds of an index along an axis."""
+    sizes = [_DTYPE_BOUNDS[types.int32][1] if is_symbolic(size) else int(size) - 1 for size in op.x.shape]
+    return 0, max(sizes, default=0)
+
+
+def _bound_cumsum(op: Operation, var: Var, left: list[int]) -> _IntegerBounds | None:
+    bounds, size = _find_bounds(op.x, left), op.x.shape[int(op.axis.val)]
+    if bounds is None or is_symbolic(size):
+        return None
+    return min(0, bounds[0]) * int(size), max(0, bounds[1]) * int(size)
+
+
 def _make_binary_reader(
-    combine: Callable[[IntegerBounds, IntegerBounds], IntegerBounds | None],
-) -> Callable[[Operation, Var, list[int]], IntegerBounds | None]:
-    def read(op: Operation, var: Var, left: list[int]) -> IntegerBounds | None:
+    combine: Callable[[_IntegerBounds, _IntegerBounds], _IntegerBounds | None],
+) -> _BoundsReader:
+    def read(op: Operation, var: Var, left: list[int]) -> _IntegerBounds | None:
         x, y = _find_bounds(op.x, left), _find_bounds(op.y, left)
         return combine(x, y) if x is not None and y is not None else None
 
     return read
 
 
-def _multiply_bounds(x: IntegerBounds, y: IntegerBounds) -> IntegerBounds:
+def _multiply_bounds(x: _IntegerBounds, y: _IntegerBounds) -> _IntegerBounds:
     ends = [one * other for one in x for other in y]
     return min(ends), max(ends)
 
 
-def _bound_remainder(x: IntegerBounds, y: IntegerBounds) -> IntegerBounds | None:
+def _bound_remainder(x: _IntegerBounds, y: _IntegerBounds) -> _IntegerBounds | None:
     """Return the bounds of x mod y for x >= 0 and y > 0; for other operands runtimes differ."""
     return (0, min(x[1], y[1] - 1)) if x[0] >= 0 and y[0] > 0 else None
 
 
-def _bound_quotient(x: IntegerBounds, y: IntegerBounds) -> IntegerBounds | None:
+def _bound_quotient(x: _IntegerBounds, y: _IntegerBounds) -> _IntegerBounds | None:
     return (0, x[1]) if x[0] >= 0 and y[0] > 0 else None
 
 
-def _bound_axis_index(op: Operation, var: Var, left: list[int]) -> IntegerBounds:
-    """Return the bounds of an index along an axis."""
-    sizes = [_DTYPE_BOUNDS[types.int32][1] if is_symbolic(size) else int(size) - 1 for size in op.x.shape]
-    return 0, max(sizes, default=0)
-
-
-def _bound_cumsum(op: Operation, var: Var, left: list[int]) -> IntegerBounds | None:
-    given, size = _find_bounds(op.x, left), op.x.shape[int(op.axis.val)]
-    if given is None or is_symbolic(size):
-        return None
-    return min(0, given[0]) * int(size), max(0, given[1]) * int(size)
-
-
-_READERS: dict[str, Callable[[Operation, Var, list[int]], IntegerBounds | None]] = {
-    **dict.fromkeys(
-        (
-            "cast",
-            "identity",
-            "reshape",
-            "expand_dims",
-            "squeeze",
-            "transpose",
-            "tile",
-            "reverse",
-            "split",
-            "gather",
-            "gather_nd",
-            "gather_along_axis",
-            "slice_by_index",
-            "slice_by_size",
-            "reduce_max",
-            "reduce_min",
-        ),
-        _make_union_reader("x"),
-    ),
+_READERS: dict[str, _BoundsReader] = {
+    **dict.fromkeys(_MOVING_OPS, _make_union_reader("x")),
     **dict.fromkeys(("concat", "stack"), _make_union_reader("values")),
     **dict.fromkeys(("reduce_argmax", "reduce_argmin", "argsort", "non_zero", "topk"), _bound_axis_index),
     "select": _make_union_reader("a", "b"),
@@ -273,3 +211,24 @@ _READERS: dict[str, Callable[[Operation, Var, list[int]], IntegerBounds | None]]
     "minimum": _make_binary_reader(lambda x, y: (min(x[0], y[0]), min(x[1], y[1]))),
     "maximum": _make_binary_reader(lambda x, y: (max(x[0], y[0]), max(x[1], y[1]))),
 }
+
+
+def _build_topk_lookup(x: Var) -> Var:
+    wide = Builder.cast(x=Builder.topk(x=x, k=2, axis=1, output_indices_dtype="uint16")[1], dtype="int32")
+    return _build_wrapped_lookup(wide, narrow="uint16")
+
+
+def _build_wrapped_lookup(indices: Var, narrow: str = "") -> Var:
+    """Build a lookup in eight rows, whose indices are wrapped and cast to `narrow`."""
+    is_valid = Builder.greater_equal(x=indices, y=np.int32(0))
+    wrapped = Builder.select(cond=is_valid, a=indices, b=Builder.add(x=indices, y=np.int32(8)))
+    if narrow:
+        wrapped = Builder.cast(x=wrapped, dtype=narrow)
+    result: Var = Builder.gather(x=make_weight(8, 3), indices=wrapped, axis=0, name="y")
+    return result
+
+
+def _cast(x: Var, between: str, to: str, **name: str) -> Var:
+    """Cast `x` to `between` and then to `to`."""
+    result: Var = Builder.cast(x=Builder.cast(x=x, dtype=between), dtype=to, **name)
+    return result

@@ -6,12 +6,13 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import coremltools as ct
 import numpy as np
-from coremltools.converters.mil.mil import Block, Builder, Operation, Program, Var, types
+from coremltools.converters.mil.mil import Block, Builder, Operation, Var, types
 
 from ...ir.builder import RewriteBuilder
 from ...ir.query import (
@@ -25,8 +26,8 @@ from ...ir.query import (
 )
 from ...passes.contract import BlockRewrite, Exactness, Example, Hit, Miss, Vendor
 from ...passes.evidence import cite_m1_gpt_notes, cite_m4_study
-from ...passes.examples import build_program, make_example, make_weight
-from ...rules.scatter import Scatter
+from ...passes.examples import make_example, make_weight
+from ...rules.unsupported_ops import Scatter
 from ._index_patterns import (
     Run,
     find_ascending_run,
@@ -37,30 +38,8 @@ from ._index_patterns import (
     take_indices,
 )
 
-__all__ = [
-    "SELECT_DTYPES",
-    "CombineFunction",
-    "ScatterPlan",
-    "ScatterTarget",
-    "build_scatter_plan",
-    "find_window_obstacle",
-    "infer_window_shape",
-    "iterate_window_shapes",
-    "make_combiner",
-    "pad_update_with_zeros",
-    "plan_scatter",
-    "read_scatter_target",
-    "read_uniform_value",
-    "select_by_mask",
-    "split_indices_by_axis",
-    "split_into_segments",
-    "write_segments",
-    "write_window",
-]
-
-
 _SCATTER_OPS = ("scatter", "scatter_nd", "scatter_along_axis")
-Array = np.ndarray[Any, Any]
+_Array = np.ndarray[Any, Any]
 _MAX_WINDOW_INDICES = 1 << 22
 """Most indices of a window that are listed one by one.
 
@@ -68,8 +47,8 @@ A longer list takes more time and memory than all other rules.
 """
 _MAX_RANK = 5
 "Most axes that are supported on the ANE."
-CombineFunction = Callable[[RewriteBuilder, Var, Var], Var]
-SELECT_DTYPES = (types.fp16, types.fp32, types.int32)
+_CombineFunction = Callable[[RewriteBuilder, Var, Var], Var]
+_SELECT_DTYPES = (types.fp16, types.fp32, types.int32)
 "Dtypes that a select accepts."
 _COMBINE_OPS = {"add": "add", "sub": "sub", "mul": "mul", "div": "real_div", "max": "maximum", "min": "minimum"}
 
@@ -130,7 +109,7 @@ class ScatterAsSlices(BlockRewrite):
     def match(self, op: Operation) -> Hit | Miss:
         if op.op_type in _SCATTER_OPS and not is_const(op.indices):
             return Miss(op, "its indices are computed", near=False)
-        plan = plan_scatter(op, self.max_parts, self.max_bytes)
+        plan = _plan_scatter(op, self.max_parts, self.max_bytes)
         if isinstance(plan, str):
             return Miss(op, plan)
         exactness = None if plan.group.mode in ("max", "min") else Exactness.BITWISE
@@ -138,142 +117,82 @@ class ScatterAsSlices(BlockRewrite):
                    exactness=exactness, plan=plan)
 
     def rewrite_block(self, hit: Hit, mb: RewriteBuilder) -> dict[Var, Var]:
-        return build_scatter_plan(mb, hit.op, hit.plan)
+        return _build_scatter_plan(mb, hit.op, hit.plan)
 
     def examples(self) -> Iterable[Example]:
-        yield Example("the last of each row", lambda: _build_flat_scatter(np.arange(3, 24, 4), (2, 3, 4)))
-        yield Example(
-            "added to the last of each row", lambda: _build_flat_scatter(np.arange(3, 24, 4), (2, 3, 4), "add")
-        )
-        yield Example("columns", lambda: _build_row_scatter([1, 2], axis=1))
-        yield Example("rows, added", lambda: _build_row_scatter([1, 2], mode="add"))
-        yield Example("every second column", lambda: _build_row_scatter([0, 2, 4], axis=1, mode="max"))
-        yield Example("any rows", lambda: _build_row_scatter([3, 0, 1], mode="min", opset=ct.target.iOS15))
-        yield make_example(
-            "constants to several places",
-            lambda x: Builder.scatter(
-                data=x,
-                indices=np.array([4, 1, 2], np.int32),
-                updates=make_weight(3, 8),
-                axis=0,
-                mode="update",
-                name="y",
-            ),
-            x=(5, 8),
-        )
-        yield make_example(
-            "a number",
-            lambda x: Builder.scatter(
-                data=x,
-                indices=np.array([1, -1], np.int32),
-                updates=np.zeros(2, np.float16),
-                axis=0,
-                mode="update",
-                name="y",
-            ),
-            opset=ct.target.iOS15,
-            x=(5,),
-        )
-        yield make_example(
-            "points",
-            lambda x: Builder.scatter_nd(
-                data=x,
-                indices=np.array([[1, 2], [1, 3], [2, 2], [2, 3]], np.int32),
-                updates=make_weight(4),
-                mode="mul",
-                name="y",
-            ),
-            x=(4, 5),
-        )
-        yield make_example(
-            "constant points",
-            lambda x: Builder.scatter_nd(
-                data=x,
-                indices=np.array([[1, 2], [3, 0], [2, 4]], np.int32),
-                updates=make_weight(3),
-                mode="sub",
-                name="y",
-            ),
-            options={"max_parts": 3},
-            x=(4, 5),
-        )
-        yield make_example(
-            "along an axis",
-            lambda x: Builder.scatter_along_axis(
-                data=x,
-                indices=np.array([[1], [1], [1], [1]], np.int32),
-                axis=1,
-                updates=make_weight(4, 1),
-                mode="update",
-                name="y",
-            ),
-            x=(4, 5),
-        )
-        yield make_example(
-            "into zeros",
-            lambda x: Builder.scatter(
-                data=np.zeros(5, np.float16),
-                indices=np.array([1, 2], np.int32),
-                mode="update",
-                updates=Builder.mul(x=Builder.reduce_max(x=x), y=make_weight(2)),
-                name="y",
-            ),
-            x=(3,),
-        )
-        yield Example("slice_update", _build_slice_update, options={"windows": True})
-        yield Example("slice_update, as it is", _build_slice_update, reason="")
-        yield Example("twice", lambda: _build_row_scatter([1, 1]),
-                      reason="it writes to one place twice, and which one stays is not stated")
-        yield Example("many", lambda: _build_row_scatter([0, 2, 3], mode="add"), options={"max_parts": 2},
-                      reason="5 values to join, above 2")
-        yield make_example(
-            "integers",
-            lambda x, v: Builder.scatter(data=x, indices=np.array([1], np.int32), updates=v, axis=0, mode="add"),
-            reason="it computes on integers",
-            dtype=types.int32,
-            x=(3,),
-            v=(1,),
-        )
-        yield make_example(
-            "computed",
-            lambda i: Builder.scatter(data=make_weight(4), indices=i, updates=make_weight(1), axis=0, name="y"),
-            reason="its indices are computed",
-            dtype=types.int32,
-            i=(1,),
-        )
+        last = np.arange(3, 24, 4)
+        yield make_example("the last of each row", partial(_build_flat_scatter, places=last), x=(2, 3, 4))
+        yield make_example("added to the last of each row", partial(_build_flat_scatter, places=last, mode="add"),
+                           x=(2, 3, 4))
+        yield _make_row_example("columns", [1, 2], axis=1)
+        yield _make_row_example("rows, added", [1, 2], mode="add")
+        yield _make_row_example("every second column", [0, 2, 4], axis=1, mode="max")
+        yield _make_row_example("any rows", [3, 0, 1], mode="min", opset=ct.target.iOS15)
+        yield _make_constant_example("constants to several places", [4, 1, 2], make_weight(3, 8), x=(5, 8))
+        yield _make_constant_example("a number", [1, -1], np.zeros(2, np.float16), x=(5,), opset=ct.target.iOS15)
+        yield _make_constant_example("points", [[1, 2], [1, 3], [2, 2], [2, 3]], make_weight(4), "scatter_nd", "mul")
+        yield _make_constant_example("constant points", [[1, 2], [3, 0], [2, 4]], make_weight(3), "scatter_nd", "sub",
+                                     options={"max_parts": 3})
+        yield _make_constant_example("along an axis", [[1], [1], [1], [1]], make_weight(4, 1), "scatter_along_axis",
+                                     axis=1)
+        yield make_example("into zeros", lambda x: Builder.scatter(
+            data=np.zeros(5, np.float16), indices=np.array([1, 2], np.int32), mode="update",
+            updates=Builder.mul(x=Builder.reduce_max(x=x), y=make_weight(2)), name="y"), x=(3,))
+        yield make_example("slice_update", _build_slice_update, options={"windows": True}, opset=ct.target.iOS18,
+                           x=(4, 5))
+        yield make_example("slice_update, as it is", _build_slice_update, reason="", opset=ct.target.iOS18, x=(4, 5))
+        yield _make_row_example("twice", [1, 1],
+                                reason="it writes to one place twice, and which one stays is not stated")
+        yield _make_row_example("many", [0, 2, 3], mode="add", options={"max_parts": 2},
+                                reason="5 values to join, above 2")
+        yield make_example("integers", lambda x, v: Builder.scatter(
+            data=x, indices=np.array([1], np.int32), updates=v, axis=0, mode="add"),
+            reason="it computes on integers", dtype=types.int32, x=(3,), v=(1,))
+        yield make_example("computed", lambda i: Builder.scatter(
+            data=make_weight(4), indices=i, updates=make_weight(1), axis=0, name="y"),
+            reason="its indices are computed", dtype=types.int32, i=(1,))
 
 
-def _build_flat_scatter(places: Any, shape: tuple[int, ...], mode: str = "update") -> Program:
-    def body(x: Var) -> Var:
-        updates = Builder.mul(x=Builder.reduce_max(x=x), y=make_weight(len(places)))
-        line = Builder.reshape(x=x, shape=[-1])
-        line = Builder.scatter(data=line, indices=np.array(places, np.int32), updates=updates, mode=mode)
-        result: Var = Builder.reshape(x=line, shape=[-1, *shape[1:]], name="y")
-        return result
-
-    return build_program(body, x=shape)
-
-
-def _build_row_scatter(places: list[int], axis: int = 0, mode: str = "update", opset: Any = ct.target.iOS17) -> Program:
-    def body(x: Var) -> Var:
-        size = [-1, -1]
-        size[axis] = len(places)
-        updates = Builder.relu(x=Builder.slice_by_size(x=x, begin=[0, 0], size=size))
-        result: Var = Builder.scatter(data=x, indices=np.array(places, np.int32), updates=updates, axis=axis, mode=mode,
-                                      name="y")
-        return result
-
-    return build_program(body, opset=opset, x=(4, 5))
-
-
-def _build_slice_update() -> Program:
-    return build_program(lambda x: Builder.slice_update(
-        x=x, update=Builder.slice_by_size(x=x, begin=[0, 0], size=[2, -1]), begin=[1, 0], end=[3, 0],
-        end_mask=[False, True], name="y"), opset=ct.target.iOS18, x=(4, 5))
+def _plan_scatter(op: Operation, max_parts: int, max_bytes: int) -> _ScatterPlan | str:
+    """Plan how to write `op` without a scatter, or return why that is impossible."""
+    group = _read_scatter_target(op)
+    if isinstance(group, str):
+        return group
+    data, new = _get_data_and_update(op)
+    if group.mode != "update" and not types.is_float(data.dtype):
+        return "it computes on integers"
+    if _count_elements(new.shape) != _count_elements(group.shape(data, (len(group.places),))):
+        return "its update is of another shape than its places"
+    plan = _plan_window(data, new, group, max_bytes)
+    if isinstance(plan, _ScatterPlan):
+        return plan
+    segments = _split_into_segments(group.places, group.size)
+    count = len(segments) + (0 if group.mode == "update" else find_index_pattern(group.places).parts)
+    obstacle = find_reshape_obstacle(group.shape(data, (group.size,))) if len(group.extents) > 1 else ""
+    if count <= max_parts and not obstacle:
+        return _ScatterPlan(group, (group.size,), None, "pieces", f"{len(segments)} pieces")
+    shape = get_static_shape(data)
+    if shape is not None and is_const(new) and data.dtype in _SELECT_DTYPES:
+        size = math.prod(shape) * get_itemsize(data) + group.size
+        if size <= max_bytes:
+            return _ScatterPlan(group, (group.size,), None, "spread", f"a select of a constant, {size} bytes")
+        return f"{count} values to join, above {max_parts}, and {size} bytes to choose from, above {max_bytes}"
+    return plan or obstacle or f"{count} values to join, above {max_parts}"
 
 
 @dataclass(frozen=True)
-class ScatterTarget:
+class _ScatterPlan:
+    """The form of a scatter to `group`, reshaped to `inner`: a window of `runs`, or (None) indices of one axis."""
+
+    group: _ScatterTarget
+    inner: tuple[int, ...]
+    runs: dict[int, Run] | None
+    form: str
+    words: str
+
+
+@dataclass(frozen=True)
+class _ScatterTarget:
     """The flat indices `places` that a scatter writes, row by row over the neighbouring axes from `first` on.
 
     `extents` are the extents of these axes.
@@ -281,7 +200,7 @@ class ScatterTarget:
 
     first: int
     extents: tuple[int, ...]
-    places: Array
+    places: _Array
     mode: str = "update"
 
     @property
@@ -293,7 +212,7 @@ class ScatterTarget:
         return [*data.shape[:self.first], *inner, *data.shape[self.first + len(self.extents):]]
 
 
-def read_scatter_target(op: Operation) -> ScatterTarget | str:
+def _read_scatter_target(op: Operation) -> _ScatterTarget | str:
     """Return the indices that `op` writes, or why they cannot be read.
 
     `op` is a scatter with constant indices or a slice_update with a constant window.
@@ -322,10 +241,39 @@ def read_scatter_target(op: Operation) -> ScatterTarget | str:
         return "a place is outside of its axis"
     columns = [np.where(column < 0, column + extent, column) for column, extent in zip(columns, extents)]
     places = np.ravel_multi_index(tuple(np.broadcast_arrays(*columns)), extents).reshape(-1)
-    return _check_unique_indices(ScatterTarget(axes[0], extents, places, mode))
+    return _check_unique_indices(_ScatterTarget(axes[0], extents, places, mode))
 
 
-def _check_unique_indices(group: ScatterTarget) -> ScatterTarget | str:
+def _read_slice_update(op: Operation) -> _ScatterTarget | str:
+    rank, shape = op.x.rank, get_static_shape(op.x)
+    begin, end = get_const_value(op.begin), get_const_value(op.end)
+    if shape is None or begin is None or end is None:
+        return "its window is computed, or its shape symbolic"
+    stride = get_const_value(op.stride) or [1] * rank
+    from_front, to_end, squeezed = (get_const_value(op.inputs.get(name)) or [False] * rank
+                                    for name in ("begin_mask", "end_mask", "squeeze_mask"))
+    lines: list[range] = []
+    for axis, extent in enumerate(shape):
+        if squeezed[axis]:
+            if not -extent <= begin[axis] < extent:
+                return "a place is outside of its axis"
+            index = int(begin[axis]) % extent
+            lines.append(range(index, index + 1))
+        else:
+            first = None if from_front[axis] else int(begin[axis])
+            last = None if to_end[axis] else int(end[axis])
+            lines.append(range(extent)[first:last:int(stride[axis])])
+    cut = [axis for axis, extent in enumerate(shape) if lines[axis] != range(extent)] or [0]
+    axes = slice(cut[0], cut[-1] + 1)  # other axes are written entirely: their indices are not listed
+    count = math.prod(map(len, lines[axes]))
+    if count > _MAX_WINDOW_INDICES:
+        return f"its window has {count} places, above {_MAX_WINDOW_INDICES}"
+    lists = [np.arange(line.start, line.stop, line.step) for line in lines[axes]]
+    places = np.ravel_multi_index(np.ix_(*lists), shape[axes]).reshape(-1)
+    return _check_unique_indices(_ScatterTarget(cut[0], shape[axes], places))
+
+
+def _check_unique_indices(group: _ScatterTarget) -> _ScatterTarget | str:
     if not len(group.places):
         return "it writes nothing"
     if len(np.unique(group.places)) < len(group.places):
@@ -333,52 +281,74 @@ def _check_unique_indices(group: ScatterTarget) -> ScatterTarget | str:
     return group
 
 
-def _read_slice_update(op: Operation) -> ScatterTarget | str:
-    rank, shape = op.x.rank, get_static_shape(op.x)
-    begin, end = get_const_value(op.begin), get_const_value(op.end)
-    if shape is None or begin is None or end is None:
-        return "its window is computed, or its shape symbolic"
-    stride = get_const_value(op.stride) or [1] * rank
-    free = {
-        name: get_const_value(op.inputs.get(name)) or [False] * rank
-        for name in ("begin_mask", "end_mask", "squeeze_mask")
-    }
-    lines: list[range] = []
-    for axis, extent in enumerate(shape):
-        if free["squeeze_mask"][axis]:
-            if not -extent <= begin[axis] < extent:
-                return "a place is outside of its axis"
-            lines.append(range(int(begin[axis]) % extent, int(begin[axis]) % extent + 1))
+def _get_data_and_update(op: Operation) -> tuple[Var, Var]:
+    return (op.x, op.update) if op.op_type == "slice_update" else (op.data, op.updates)
+
+
+def _count_elements(shape: Sequence[Any]) -> tuple[int, int]:
+    """Return the number of elements along the axes of known size, and the number of other axes."""
+    known = [int(extent) for extent in shape if not is_symbolic(extent)]
+    return math.prod(known), len(shape) - len(known)
+
+
+def _plan_window(data: Var, new: Var, group: _ScatterTarget, max_bytes: int) -> _ScatterPlan | str:
+    """Plan the cheapest window: by a select, else a contiguous window, else a strided one; or return why not."""
+    reason, found = "", list[_ScatterPlan]()
+    for inner, all_runs in _iterate_window_shapes(group, _find_shape_before_reshape(data)):
+        shape = group.shape(data, inner)
+        runs = {group.first + axis: run for axis, run in enumerate(all_runs) if run != Run(0, 1, inner[axis])}
+        mask = math.prod(int(shape[axis]) for axis in runs)
+        single = all(run.count == 1 for run in runs.values())
+        if inner != group.extents and (len(shape) > _MAX_RANK or find_reshape_obstacle(shape)):
             continue
-        first, last = (None if free[f"{side}_mask"][axis] else int(given[axis])
-                       for side, given in (("begin", begin), ("end", end)))
-        lines.append(range(extent)[first:last:int(stride[axis])])
-    cut = [axis for axis, extent in enumerate(shape) if lines[axis] != range(extent)] or [0]
-    axes = slice(cut[0], cut[-1] + 1)  # other axes are written entirely: their indices are not listed
-    count = math.prod(map(len, lines[axes]))
-    if count > _MAX_WINDOW_INDICES:
-        return f"its window has {count} places, above {_MAX_WINDOW_INDICES}"
-    lists = [np.arange(line.start, line.stop, line.step) for line in lines[axes]]
-    return _check_unique_indices(
-        ScatterTarget(cut[0], shape[axes], np.ravel_multi_index(np.ix_(*lists), shape[axes]).reshape(-1))
-    )
+        is_selectable = data.dtype in _SELECT_DTYPES and (single or _read_uniform_value(new) is not None)
+        if runs and is_selectable and mask <= max_bytes:
+            return _ScatterPlan(group, inner, runs, "select", "a select with a constant mask")
+        reason = _find_window_obstacle(shape, runs)
+        if not reason:
+            words = f"a window of {_format_axis_count(len(runs))}" if runs else "all of it"
+            found.append(_ScatterPlan(group, inner, runs, "window", words))
+    found.sort(key=lambda plan: any(run.step > 1 for run in (plan.runs or {}).values()))
+    return found[0] if found else reason
 
 
-def iterate_window_shapes(
-    group: ScatterTarget, known: tuple[int, ...] | None
+def _iterate_window_shapes(
+    group: _ScatterTarget, known: tuple[int, ...] | None
 ) -> Iterator[tuple[tuple[int, ...], list[Run]]]:
     """Yield shapes of the group in which its indices are a window, evenly spaced along each axis; the simplest first.
 
     `known` is a shape that the group had before it was reshaped to one axis.
     """
-    for shape in dict.fromkeys((group.extents, known, infer_window_shape(group.places, group.size))):
-        lists = split_indices_by_axis(group.places, shape) if shape else None
+    for shape in dict.fromkeys((group.extents, known, _infer_window_shape(group.places, group.size))):
+        lists = _split_indices_by_axis(group.places, shape) if shape else None
         runs = [find_ascending_run(line) for line in lists or ()]
         if shape and runs and None not in runs:
             yield shape, [run for run in runs if run is not None]
 
 
-def split_indices_by_axis(places: Array, shape: tuple[int, ...]) -> list[Array] | None:
+def _infer_window_shape(places: _Array, extent: int) -> tuple[int, ...] | None:
+    """Infer a shape of `extent` elements in which nested, evenly spaced `places` are a window; None if not found."""
+    strides: list[int] = []
+    line = places
+    while len(line) > 1:
+        jumps = np.diff(line)
+        step = int(jumps[0])
+        count = int(np.argmax(jumps != step)) + 1 if np.any(jumps != step) else len(line)
+        if step <= 0 or len(line) % count:
+            return None
+        offsets = line.reshape(-1, count) - line[::count, None]
+        if np.any(offsets != np.arange(count) * step):  # the rows are not spaced alike
+            return None
+        strides.append(step)
+        line = line[::count]
+    extents = [extent, *reversed(strides)]
+    if any(outer % inner for outer, inner in pairwise(extents)):
+        return None
+    shape = tuple(outer // inner for outer, inner in pairwise(extents))
+    return (*shape, extents[-1]) if extents[-1] > 1 and strides else shape or None
+
+
+def _split_indices_by_axis(places: _Array, shape: tuple[int, ...]) -> list[_Array] | None:
     """Split flat `places` in `shape` into one list for each axis; None unless they are all combinations, in order."""
     points = np.unravel_index(places, shape)
     counts = [len(np.unique(line)) for line in points]
@@ -390,111 +360,6 @@ def split_indices_by_axis(places: Array, shape: tuple[int, ...]) -> list[Array] 
     return lists if np.array_equal(whole, places) else None
 
 
-def infer_window_shape(places: Array, extent: int) -> tuple[int, ...] | None:
-    """Infer a shape of `extent` elements in which nested, evenly spaced `places` are a window; None if not found."""
-    strides: list[int] = []
-    line = places
-    while len(line) > 1:
-        jumps = np.diff(line)
-        step = int(jumps[0])
-        count = int(np.argmax(jumps != step)) + 1 if np.any(jumps != step) else len(line)
-        if step <= 0 or len(line) % count or not np.array_equal(
-                line.reshape(-1, count) - line[::count, None], np.broadcast_to(
-                    np.arange(count) * step, (len(line) // count, count))):
-            return None
-        strides.append(step)
-        line = line[::count]
-    extents = [extent, *reversed(strides)]
-    if any(outer % inner for outer, inner in pairwise(extents)):
-        return None
-    shape = tuple(outer // inner for outer, inner in pairwise(extents))
-    return (*shape, extents[-1]) if extents[-1] > 1 and strides else shape or None
-
-
-@dataclass(frozen=True)
-class ScatterPlan:
-    """The form of a scatter to `group`, reshaped to `inner`: a window of `runs`, or (None) indices of one axis."""
-
-    group: ScatterTarget
-    inner: tuple[int, ...]
-    runs: dict[int, Run] | None
-    form: str
-    words: str
-
-
-def _get_data_and_update(op: Operation) -> tuple[Var, Var]:
-    return (op.x, op.update) if op.op_type == "slice_update" else (op.data, op.updates)
-
-
-def plan_scatter(op: Operation, max_parts: int, max_bytes: int) -> ScatterPlan | str:
-    """Plan how to write `op` without a scatter, or return why that is impossible."""
-    group = read_scatter_target(op)
-    if isinstance(group, str):
-        return group
-    data, new = _get_data_and_update(op)
-    if group.mode != "update" and not types.is_float(data.dtype):
-        return "it computes on integers"
-    if _count_elements(new.shape) != _count_elements(group.shape(data, (len(group.places),))):
-        return "its update is of another shape than its places"
-    plan = _plan_window(data, new, group, max_bytes)
-    if isinstance(plan, ScatterPlan):
-        return plan
-    found = split_into_segments(group.places, group.size)
-    count = len(found) + (0 if group.mode == "update" else find_index_pattern(group.places).parts)
-    seen = find_reshape_obstacle(group.shape(data, (group.size,))) if len(group.extents) > 1 else ""
-    if count <= max_parts and not seen:
-        return ScatterPlan(group, (group.size,), None, "pieces", f"{len(found)} pieces")
-    whole = get_static_shape(data)
-    if whole is not None and is_const(new) and data.dtype in SELECT_DTYPES:
-        size = math.prod(whole) * get_itemsize(data) + group.size
-        if size <= max_bytes:
-            return ScatterPlan(group, (group.size,), None, "spread", f"a select of a constant, {size} bytes")
-        return f"{count} values to join, above {max_parts}, and {size} bytes to choose from, above {max_bytes}"
-    return plan or seen or f"{count} values to join, above {max_parts}"
-
-
-def _count_elements(shape: Sequence[Any]) -> tuple[int, int]:
-    """Return the number of elements along the axes of known size, and the number of other axes."""
-    known = [int(extent) for extent in shape if not is_symbolic(extent)]
-    return math.prod(known), len(shape) - len(known)
-
-
-def _plan_window(data: Var, new: Var, group: ScatterTarget, max_bytes: int) -> ScatterPlan | str:
-    """Plan the cheapest window: by a select, else a contiguous window, else a strided one; or return why not."""
-    reason, found = "", list[ScatterPlan]()
-    for inner, all_runs in iterate_window_shapes(group, _find_shape_before_reshape(data)):
-        shape = group.shape(data, inner)
-        runs = {group.first + axis: run for axis, run in enumerate(all_runs) if run != Run(0, 1, inner[axis])}
-        mask = math.prod(int(shape[axis]) for axis in runs)
-        single = all(run.count == 1 for run in runs.values())
-        if inner != group.extents and (len(shape) > _MAX_RANK or find_reshape_obstacle(shape)):
-            continue
-        if (
-            runs
-            and (single or read_uniform_value(new) is not None)
-            and data.dtype in SELECT_DTYPES
-            and mask <= max_bytes
-        ):
-            return ScatterPlan(group, inner, runs, "select", "a select with a constant mask")
-        reason = find_window_obstacle(shape, runs)
-        if not reason:
-            found.append(
-                ScatterPlan(
-                    group,
-                    inner,
-                    runs,
-                    "window",
-                    f"a window of {_format_axis_count(len(runs))}" if runs else "all of it",
-                )
-            )
-    found.sort(key=lambda plan: any(run.step > 1 for run in (plan.runs or {}).values()))
-    return found[0] if found else reason
-
-
-def _format_axis_count(count: int) -> str:
-    return "one axis" if count == 1 else f"{count} axes"
-
-
 def _find_shape_before_reshape(data: Var) -> tuple[int, ...] | None:
     """Return the shape of a one-axis value before its reshape, or None."""
     if data.rank != 1 or data.op is None or data.op.op_type != "reshape":
@@ -502,7 +367,47 @@ def _find_shape_before_reshape(data: Var) -> tuple[int, ...] | None:
     return get_static_shape(data.op.x)
 
 
-def build_scatter_plan(mb: RewriteBuilder, op: Operation, plan: ScatterPlan) -> dict[Var, Var]:
+def _read_uniform_value(new: Var) -> Any:
+    """Return the one number in the constant `new`, None where it is not a constant or has different elements."""
+    if not is_const(new):
+        return None
+    values = np.asarray(new.val).reshape(-1)
+    same = values.view(f"u{values.itemsize}") == values[:1].view(f"u{values.itemsize}")
+    return values[0] if np.all(same) else None
+
+
+def _find_window_obstacle(shape: Sequence[Any], runs: dict[int, Run]) -> str:
+    """Return why `_write_window` cannot write a window into a value of `shape`, "" where it can."""
+    strided = [run for run in runs.values() if run.step > 1]
+    if strided and len(shape) >= _MAX_RANK:
+        return f"it writes places that are {strided[0].step} apart into a value of rank {_MAX_RANK}"
+    return find_reshape_obstacle(shape) if strided else ""
+
+
+def _format_axis_count(count: int) -> str:
+    return "one axis" if count == 1 else f"{count} axes"
+
+
+def _split_into_segments(places: _Array, extent: int) -> list[tuple[bool, int, int]]:
+    """Split an axis whose `places` are written into contiguous segments: (new, first index in its value, count).
+
+    Memory is used for `places` only, as the axis may be longer than any memory.
+    """
+    order = np.argsort(places)
+    ascending = places[order]
+    breaks = np.flatnonzero((np.diff(ascending) != 1) | (np.diff(order) != 1)) + 1
+    found: list[tuple[bool, int, int]] = []
+    at = 0
+    for first, last in pairwise([0, *breaks.tolist(), len(ascending)]):
+        start, count = int(ascending[first]), last - first
+        if start > at:
+            found.append((False, at, start - at))
+        found.append((True, int(order[first]), count))
+        at = start + count
+    return [*found, (False, at, extent - at)] if at < extent else found
+
+
+def _build_scatter_plan(mb: RewriteBuilder, op: Operation, plan: _ScatterPlan) -> dict[Var, Var]:
     """Build the plan; return the replacement of the result, or of the reshape that is its only reader."""
     data, new = _get_data_and_update(op)
     group, out = plan.group, op.outputs[0]
@@ -515,48 +420,33 @@ def build_scatter_plan(mb: RewriteBuilder, op: Operation, plan: ScatterPlan) -> 
     return {out: reshape_value(mb, made, out.shape)}
 
 
-def _build_result(mb: RewriteBuilder, data: Var, new: Var, plan: ScatterPlan) -> Var:
-    group, combine = plan.group, make_combiner(plan.group.mode)
+def _build_result(mb: RewriteBuilder, data: Var, new: Var, plan: _ScatterPlan) -> Var:
+    group, combine = plan.group, _make_combiner(plan.group.mode)
     if plan.form == "pieces":
         fresh = _reshape_at_source(mb, new, _replace_extents(data, {group.first: len(group.places)}))
-        return write_segments(mb, data, group.first, group.places, fresh, combine, group.mode == "update")
+        return _write_segments(mb, data, group.first, group.places, fresh, combine, group.mode == "update")
     if plan.runs is None:
         mask = np.zeros(group.size, bool)
         mask[group.places] = True
         wide = mask.reshape([-1 if axis == group.first else 1 for axis in range(data.rank)])
-        return select_by_mask(mb, data, wide, _scatter_const_update(mb, data, new, group), combine)
-    number = read_uniform_value(new) if plan.form == "select" else None
+        return _select_by_mask(mb, data, wide, _scatter_const_update(mb, data, new, group), combine)
+    number = _read_uniform_value(new) if plan.form == "select" else None
     if number is not None:
-        return select_by_mask(mb, data, _make_window_mask(data, plan.runs), number, combine)
+        return _select_by_mask(mb, data, _make_window_mask(data, plan.runs), number, combine)
     fresh = _reshape_at_source(mb, new, _replace_extents(data, {axis: run.count for axis, run in plan.runs.items()}))
     if plan.form == "select":
-        return select_by_mask(mb, data, _make_window_mask(data, plan.runs), fresh, combine)
-    padded = pad_update_with_zeros(mb, data, plan.runs, fresh) if group.mode == "update" else None
-    return write_window(mb, data, plan.runs, fresh, combine) if padded is None else padded
+        return _select_by_mask(mb, data, _make_window_mask(data, plan.runs), fresh, combine)
+    padded = _pad_update_with_zeros(mb, data, plan.runs, fresh) if group.mode == "update" else None
+    return _write_window(mb, data, plan.runs, fresh, combine) if padded is None else padded
 
 
-def _replace_extents(data: Var, counts: dict[int, int]) -> list[Any]:
-    return [counts.get(axis, extent) for axis, extent in enumerate(data.shape)]
+def _make_combiner(mode: str) -> _CombineFunction:
+    """Return a function that combines the old value and the new one as a scatter of `mode` does."""
+    def combine(mb: RewriteBuilder, old: Var, new: Var) -> Var:
+        made: Var = new if mode == "update" else getattr(mb, _COMBINE_OPS[mode])(x=old, y=new)
+        return made
 
-
-def _make_window_mask(data: Var, runs: dict[int, Run]) -> Array:
-    mask = np.zeros([int(extent) if axis in runs else 1 for axis, extent in enumerate(data.shape)], bool)
-    chosen: list[Any] = [
-        np.arange(run.start, run.start + run.count * run.step, run.step) if (run := runs.get(axis)) else [0]
-        for axis in range(data.rank)]
-    mask[np.ix_(*chosen)] = True
-    return mask
-
-
-def _scatter_const_update(mb: RewriteBuilder, data: Var, new: Var, group: ScatterTarget) -> Var:
-    """Build a constant update with zeros at the indices that it does not write."""
-    def make() -> Array:
-        given = np.asarray(new.val).reshape(_replace_extents(data, {group.first: len(group.places)}))
-        whole = np.zeros(tuple(data.shape), given.dtype)
-        whole[(slice(None),) * group.first + (group.places,)] = given
-        return whole
-
-    return mb.weight(new, f"over_{group.size}_{hashlib.sha256(group.places.tobytes()).hexdigest()[:16]}", make)
+    return combine
 
 
 def _reshape_at_source(mb: RewriteBuilder, var: Var, shape: Sequence[Any]) -> Var:
@@ -570,66 +460,41 @@ def _reshape_at_source(mb: RewriteBuilder, var: Var, shape: Sequence[Any]) -> Va
     return reshape_value(mb, var, shape)
 
 
-"Most axes that are supported on the ANE."
+def _replace_extents(data: Var, counts: dict[int, int]) -> list[Any]:
+    return [counts.get(axis, extent) for axis, extent in enumerate(data.shape)]
 
 
-def make_combiner(mode: str) -> CombineFunction:
-    """Return a function that combines the old value and the new one as a scatter of `mode` does."""
-    def combine(mb: RewriteBuilder, old: Var, new: Var) -> Var:
-        made: Var = new if mode == "update" else getattr(mb, _COMBINE_OPS[mode])(x=old, y=new)
-        return made
-
-    return combine
-
-
-def find_window_obstacle(shape: Sequence[Any], runs: dict[int, Run]) -> str:
-    """Return why `write_window` cannot write a window into a value of `shape`, "" where it can."""
-    strided = [run for run in runs.values() if run.step > 1]
-    if strided and len(shape) >= _MAX_RANK:
-        return f"it writes places that are {strided[0].step} apart into a value of rank {_MAX_RANK}"
-    return find_reshape_obstacle(shape) if strided else ""
-
-
-def write_window(mb: RewriteBuilder, var: Var, runs: dict[int, Run], new: Var, combine: CombineFunction) -> Var:
-    """Combine `new` into a window of `var`, a run of each of some axes; the elements outside of it do not change."""
-    left = {axis: run for axis, run in runs.items() if run != Run(0, 1, var.shape[axis])}
-    if not left:
-        return combine(mb, var, new)
-    axis, run = next(iter(left.items()))
-    inner = {each: left[each] for each in left if each != axis}
-    extent, long = int(var.shape[axis]), run.count * run.step
-    first = run.start if run.step == 1 else max(0, min(run.start, extent - long))
-    if long > extent:
-        wide = mb.pad(x=var, pad=_make_pad_amounts(var.rank, axis, 0, long - extent), **_make_zero_pad_options(var))
-        return slice_runs(mb, write_window(mb, wide, runs, new, combine), {axis: Run(0, 1, extent)})
-    sizes = [first, long, extent - first - long]
-    parts = _split_axis(mb, var, axis, sizes)
-    if run.step == 1:
-        parts[1] = write_window(mb, parts[1], inner, new, combine)
-    else:
-        parts[1] = _write_strided_window(
-            mb, parts[1], axis, Run(run.start - first, run.step, run.count), inner, new, combine
-        )
-    return _concat_parts(mb, parts, axis)
-
-
-def _write_strided_window(
-    mb: RewriteBuilder, var: Var, axis: int, run: Run, inner: dict[int, Run], new: Var, combine: CombineFunction,
+def _write_segments(
+    mb: RewriteBuilder, var: Var, axis: int, places: _Array, new: Var, combine: _CombineFunction, plain: bool
 ) -> Var:
-    """Write a run of every `step`-th element of an entire axis, by splitting the axis in two."""
-    shape = list(var.shape)
-    grid = reshape_value(mb, var, [*shape[:axis], run.count, run.step, *shape[axis + 1:]])
-    parts = _split_axis(mb, grid, axis + 1, [run.start, 1, run.step - run.start - 1])
-    taken = write_window(mb, mb.squeeze(x=parts[1], axes=[axis + 1]), inner, new, combine)
-    parts[1] = mb.expand_dims(x=taken, axes=[axis + 1])
-    return reshape_value(mb, _concat_parts(mb, parts, axis + 1), shape)
+    """Write any indices of one axis, in any order, as `_write_window`; with `plain` the old elements are unused."""
+    extent = int(var.shape[axis])
+    made = new if plain else combine(mb, take_indices(mb, var, axis, find_index_pattern(places)), new)
+    parts = _split_into_segments(places, extent)
+    old = sorted((first, count) for fresh, first, count in parts if not fresh)
+    fresh = sorted((first, count) for is_new, first, count in parts if is_new)
+    old_values = _slice_segments(mb, var, axis, old, extent)
+    new_values = _slice_segments(mb, made, axis, fresh, len(places))
+    values = [(new_values if is_new else old_values)[first] for is_new, first, _ in parts]
+    return _concat_parts(mb, values, axis)
+
+
+def _slice_segments(
+    mb: RewriteBuilder, var: Var, axis: int, wanted: list[tuple[int, int]], extent: int
+) -> dict[int, Any]:
+    """Return the wanted segments of an axis by their first index."""
+    ends = sorted({0, extent, *(first for first, _ in wanted), *(first + count for first, count in wanted)})
+    if not wanted or is_symbolic(var.shape[axis]):
+        return {}
+    parts = _split_axis(mb, var, axis, [after - before for before, after in pairwise(ends)])
+    return dict(zip(ends, parts))
 
 
 def _split_axis(mb: RewriteBuilder, var: Var, axis: int, sizes: list[int]) -> list[Any]:
     """Split an axis of `var` into parts, None for those of size 0."""
     if sum(size > 0 for size in sizes) == 1:
         return [var if size else None for size in sizes]
-    if var.dtype in (*SELECT_DTYPES, types.bool):
+    if var.dtype in (*_SELECT_DTYPES, types.bool):
         parts = iter(mb.split(x=var, split_sizes=[size for size in sizes if size], axis=axis))
         return [next(parts) if size else None for size in sizes]
     ends = [0, *np.cumsum(sizes).tolist()]
@@ -645,17 +510,41 @@ def _concat_parts(mb: RewriteBuilder, parts: list[Any], axis: int) -> Var:
     return joined
 
 
-def _make_pad_amounts(rank: int, axis: int, before: int, after: int) -> list[int]:
-    amounts = [0] * (2 * rank)
-    amounts[2 * axis:2 * axis + 2] = before, after
-    return amounts
+def _select_by_mask(mb: RewriteBuilder, var: Var, mask: _Array, new: Any, combine: _CombineFunction) -> Var:
+    """Combine `new` into `var` where the constant `mask` is true; both may have extent 1 on axes of equal elements."""
+    key = ("mask", mask.shape, mask.tobytes())
+    cond = mb.once(key, lambda: _build_mask_const(mb, mask))
+    made: Var = mb.select(cond=cond, a=combine(mb, var, new), b=var)
+    return made
 
 
-def _make_zero_pad_options(var: Var) -> dict[str, Any]:
-    return {"mode": "constant", "constant_val": types.nptype_from_builtin(var.dtype)(0)}
+def _build_mask_const(mb: RewriteBuilder, array: _Array) -> Var:
+    with mb.at(mb.block.operations[0], "places"):
+        made: Var = mb.const(val=array, name="places_mask")
+    return made
 
 
-def pad_update_with_zeros(mb: RewriteBuilder, var: Var, runs: dict[int, Run], new: Var) -> Var | None:
+def _scatter_const_update(mb: RewriteBuilder, data: Var, new: Var, group: _ScatterTarget) -> Var:
+    """Build a constant update with zeros at the indices that it does not write."""
+    def make() -> _Array:
+        update = np.asarray(new.val).reshape(_replace_extents(data, {group.first: len(group.places)}))
+        spread = np.zeros(tuple(data.shape), update.dtype)
+        spread[(slice(None),) * group.first + (group.places,)] = update
+        return spread
+
+    return mb.weight(new, f"over_{group.size}_{hashlib.sha256(group.places.tobytes()).hexdigest()[:16]}", make)
+
+
+def _make_window_mask(data: Var, runs: dict[int, Run]) -> _Array:
+    mask = np.zeros([int(extent) if axis in runs else 1 for axis, extent in enumerate(data.shape)], bool)
+    chosen: list[Any] = [
+        np.arange(run.start, run.start + run.count * run.step, run.step) if (run := runs.get(axis)) else [0]
+        for axis in range(data.rank)]
+    mask[np.ix_(*chosen)] = True
+    return mask
+
+
+def _pad_update_with_zeros(mb: RewriteBuilder, var: Var, runs: dict[int, Run], new: Var) -> Var | None:
     """Write an update into a constant of zeros by padding `new` with zeros.
 
     Return None where `var` is not all +0.0, where a run has gaps, or where there is nothing to pad.
@@ -669,75 +558,96 @@ def pad_update_with_zeros(mb: RewriteBuilder, var: Var, runs: dict[int, Run], ne
     return padded
 
 
-def read_uniform_value(new: Var) -> Any:
-    """Return the one number in the constant `new`, None where it is not a constant or has different elements."""
-    if not is_const(new):
-        return None
-    values = np.asarray(new.val).reshape(-1)
-    same = values.view(f"u{values.itemsize}") == values[:1].view(f"u{values.itemsize}")
-    return values[0] if np.all(same) else None
+def _make_zero_pad_options(var: Var) -> dict[str, Any]:
+    return {"mode": "constant", "constant_val": types.nptype_from_builtin(var.dtype)(0)}
 
 
-def select_by_mask(mb: RewriteBuilder, var: Var, mask: np.ndarray[Any, Any], new: Any, combine: CombineFunction) -> Var:
-    """Combine `new` into `var` where the constant `mask` is true; both may have extent 1 on axes of equal elements."""
-    key = ("mask", mask.shape, mask.tobytes())
-    cond = mb.once(key, lambda: _build_mask_const(mb, mask))
-    made: Var = mb.select(cond=cond, a=combine(mb, var, new), b=var)
-    return made
+def _write_window(mb: RewriteBuilder, var: Var, runs: dict[int, Run], new: Var, combine: _CombineFunction) -> Var:
+    """Combine `new` into a window of `var`, a run of each of some axes; the elements outside of it do not change."""
+    left = {axis: run for axis, run in runs.items() if run != Run(0, 1, var.shape[axis])}
+    if not left:
+        return combine(mb, var, new)
+    axis, run = next(iter(left.items()))
+    inner = {each: left[each] for each in left if each != axis}
+    extent, long = int(var.shape[axis]), run.count * run.step
+    first = run.start if run.step == 1 else max(0, min(run.start, extent - long))
+    if long > extent:
+        wide = mb.pad(x=var, pad=_make_pad_amounts(var.rank, axis, 0, long - extent), **_make_zero_pad_options(var))
+        return slice_runs(mb, _write_window(mb, wide, runs, new, combine), {axis: Run(0, 1, extent)})
+    sizes = [first, long, extent - first - long]
+    parts = _split_axis(mb, var, axis, sizes)
+    if run.step == 1:
+        parts[1] = _write_window(mb, parts[1], inner, new, combine)
+    else:
+        shifted = Run(run.start - first, run.step, run.count)
+        parts[1] = _write_strided_window(mb, parts[1], axis, shifted, inner, new, combine)
+    return _concat_parts(mb, parts, axis)
 
 
-def _build_mask_const(mb: RewriteBuilder, array: np.ndarray[Any, Any]) -> Var:
-    with mb.at(mb.block.operations[0], "places"):
-        made: Var = mb.const(val=array, name="places_mask")
-    return made
+def _make_pad_amounts(rank: int, axis: int, before: int, after: int) -> list[int]:
+    amounts = [0] * (2 * rank)
+    amounts[2 * axis:2 * axis + 2] = before, after
+    return amounts
 
 
-def split_into_segments(places: np.ndarray[Any, Any], extent: int) -> list[tuple[bool, int, int]]:
-    """Split an axis whose `places` are written into contiguous segments: (new, first index in its value, count).
-
-    Memory is used for `places` only, as the axis may be longer than any memory.
-    """
-    order = np.argsort(places)
-    there = places[order]
-    breaks = np.flatnonzero((np.diff(there) != 1) | (np.diff(order) != 1)) + 1
-    found: list[tuple[bool, int, int]] = []
-    at = 0
-    for first, last in pairwise([0, *breaks.tolist(), len(there)]):
-        start, count = int(there[first]), last - first
-        if start > at:
-            found.append((False, at, start - at))
-        found.append((True, int(order[first]), count))
-        at = start + count
-    return [*found, (False, at, extent - at)] if at < extent else found
-
-
-def write_segments(
-    mb: RewriteBuilder,
-    var: Var,
-    axis: int,
-    places: np.ndarray[Any, Any],
-    new: Var,
-    combine: CombineFunction,
-    plain: bool,
+def _write_strided_window(
+    mb: RewriteBuilder, var: Var, axis: int, run: Run, inner: dict[int, Run], new: Var, combine: _CombineFunction,
 ) -> Var:
-    """Write any indices of one axis, in any order, as `write_window`; `plain` where the old elements are not needed."""
-    extent = int(var.shape[axis])
-    made = new if plain else combine(mb, take_indices(mb, var, axis, find_index_pattern(places)), new)
-    parts = split_into_segments(places, extent)
-    old = sorted((first, count) for fresh, first, count in parts if not fresh)
-    fresh = sorted((first, count) for is_new, first, count in parts if is_new)
-    kept = _slice_segments(mb, var, axis, old, extent)
-    given = _slice_segments(mb, made, axis, fresh, len(places))
-    values = [(given if is_new else kept)[first] for is_new, first, _ in parts]
-    return _concat_parts(mb, values, axis)
+    """Write a run of every `step`-th element of an entire axis, by splitting the axis in two."""
+    shape = list(var.shape)
+    grid = reshape_value(mb, var, [*shape[:axis], run.count, run.step, *shape[axis + 1:]])
+    parts = _split_axis(mb, grid, axis + 1, [run.start, 1, run.step - run.start - 1])
+    taken = _write_window(mb, mb.squeeze(x=parts[1], axes=[axis + 1]), inner, new, combine)
+    parts[1] = mb.expand_dims(x=taken, axes=[axis + 1])
+    return reshape_value(mb, _concat_parts(mb, parts, axis + 1), shape)
 
 
-def _slice_segments(
-    mb: RewriteBuilder, var: Var, axis: int, wanted: list[tuple[int, int]], extent: int
-) -> dict[int, Any]:
-    """Return the wanted segments of an axis by their first index."""
-    ends = sorted({0, extent, *(first for first, _ in wanted), *(first + count for first, count in wanted)})
-    if not wanted or is_symbolic(var.shape[axis]):
-        return {}
-    parts = _split_axis(mb, var, axis, [after - before for before, after in pairwise(ends)])
-    return dict(zip(ends, parts))
+def _build_flat_scatter(x: Var, places: Any, mode: str = "update") -> Var:
+    """Build an assignment to a slice as coremltools converts it: a scatter to all elements in one row."""
+    updates = Builder.mul(x=Builder.reduce_max(x=x), y=make_weight(len(places)))
+    line = Builder.reshape(x=x, shape=[-1])
+    line = Builder.scatter(data=line, indices=np.array(places, np.int32), updates=updates, mode=mode)
+    result: Var = Builder.reshape(x=line, shape=[-1, *x.shape[1:]], name="y")
+    return result
+
+
+def _make_row_example(name: str, places: list[int], *, axis: int = 0, mode: str = "update", **expected: Any) -> Example:
+    """Make an example of a scatter of computed rows or columns."""
+
+    def body(x: Var) -> Var:
+        size = [-1, -1]
+        size[axis] = len(places)
+        updates = Builder.relu(x=Builder.slice_by_size(x=x, begin=[0, 0], size=size))
+        result: Var = Builder.scatter(data=x, indices=np.array(places, np.int32), updates=updates, axis=axis, mode=mode,
+                                      name="y")
+        return result
+
+    return make_example(name, body, x=(4, 5), **expected)
+
+
+def _make_constant_example(
+    name: str,
+    indices: Any,
+    updates: _Array,
+    op_type: str = "scatter",
+    mode: str = "update",
+    *,
+    axis: int = 0,
+    x: tuple[int, ...] = (4, 5),
+    **expected: Any,
+) -> Example:
+    """Make an example of a scatter of constants."""
+    parameters = {} if op_type == "scatter_nd" else {"axis": axis}
+
+    def body(x: Var) -> Var:
+        result: Var = getattr(Builder, op_type)(data=x, indices=np.array(indices, np.int32), updates=updates, mode=mode,
+                                                name="y", **parameters)
+        return result
+
+    return make_example(name, body, x=x, **expected)
+
+
+def _build_slice_update(x: Var) -> Var:
+    update = Builder.slice_by_size(x=x, begin=[0, 0], size=[2, -1])
+    result: Var = Builder.slice_update(x=x, update=update, begin=[1, 0], end=[3, 0], end_mask=[False, True], name="y")
+    return result

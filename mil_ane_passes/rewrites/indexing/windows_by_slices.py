@@ -7,17 +7,15 @@ from typing import Any
 
 import coremltools as ct
 import numpy as np
-from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+from coremltools.converters.mil.mil import Builder, Operation, Var, types
 
 from ...ane.limits import find_limit
 from ...ir.builder import RewriteBuilder
 from ...ir.query import get_const_value, is_symbolic
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_m4_study
-from ...passes.examples import build_program
-from ...rules.sliding_windows import SlidingWindows
-
-__all__ = ["build_windows_from_rows", "can_reshape_to_windows", "read_window_settings", "slice_axis"]
+from ...passes.examples import make_example
+from ...rules.unsupported_ops import SlidingWindows
 
 
 class WindowsBySlices(Rewrite):
@@ -57,7 +55,7 @@ class WindowsBySlices(Rewrite):
     "The most slices for the windows."
 
     def match(self, op: Operation) -> Hit | Miss:
-        axis, size, step = read_window_settings(op)
+        axis, size, step = _read_window_settings(op)
         extent = op.x.shape[axis]
         if not types.is_float(op.x.dtype):
             return Miss(op, "moves no floating-point numbers", near=False)
@@ -71,107 +69,111 @@ class WindowsBySlices(Rewrite):
         count = (int(extent) - size) // step + 1
         if count < 1:
             return Miss(op, f"no window of {size} fits into {extent} elements")
-        rows = -(-size // step) if step > 1 and can_reshape_to_windows(op) else size
+        use_rows = step > 1 and _can_reshape_to_windows(op)
+        rows = -(-size // step) if use_rows else size
         parts = min(rows, count)
         if parts > self.max_parts:
             return Miss(op, f"{count} windows of {size} elements: {parts} slices at least, max_parts={self.max_parts}")
-        form = "windows" if count < rows else "rows" if step > 1 and can_reshape_to_windows(op) else "columns"
+        if count < rows:
+            form = "windows"
+        else:
+            form = "rows" if use_rows else "columns"
         return Hit(op, note=f"{count} windows of {size} elements: {parts} slices", count=count, form=form)
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         op, count = hit.op, hit.count
-        axis, size, step = read_window_settings(op)
+        axis, size, step = _read_window_settings(op)
         if hit.form == "rows":
-            return build_windows_from_rows(mb, op, count)
+            return _build_windows_from_rows(mb, op, count)
         if hit.form == "windows":
-            starts = range(0, count * step, step)
-            windows: Var = mb.stack(
-                values=[slice_axis(mb, op.x, axis, start, start + size, 1) for start in starts], axis=axis
-            )
-            return windows
+            windows = [_slice_axis(mb, op.x, axis, start, start + size, 1) for start in range(0, count * step, step)]
+            joined: Var = mb.stack(values=windows, axis=axis)
+            return joined
         last = (count - 1) * step + 1
-        columns = [slice_axis(mb, op.x, axis, at, at + last, step) for at in range(size)]
+        columns = [_slice_axis(mb, op.x, axis, at, at + last, step) for at in range(size)]
         stacked: Var = mb.stack(values=columns, axis=axis + 1)
         return stacked
 
     def examples(self) -> Iterable[Example]:
-        yield Example("overlapping", lambda: _build_sliding_windows((2, 16), axis=1, size=4, stride=2))
-        yield Example("a part of a row", lambda: _build_sliding_windows((1, 2, 16), axis=2, size=5, stride=2))
-        yield Example("few windows", lambda: _build_sliding_windows((2, 12), axis=1, size=7, stride=3))
-        yield Example("many", lambda: _build_sliding_windows((2, 11, 3), axis=1, size=3, stride=2))
-        yield Example("every one, for iOS15", lambda: _build_sliding_windows((9,), ct.target.iOS15, axis=0, size=3))
-        yield Example("apart", lambda: _build_sliding_windows((2, 3, 2, 10), axis=-1, size=2, stride=5))
-        yield Example("edge to edge", lambda: _build_sliding_windows((1, 3, 12), axis=-1, size=4, stride=4))
-        yield Example(
-            "edge to edge, a tail nobody reads", lambda: _build_sliding_windows((2, 14, 3), axis=1, size=4, stride=4)
-        )
-        yield Example("one window", lambda: _build_sliding_windows((3, 5), axis=1, size=5))
-        yield Example("too many", lambda: _build_sliding_windows((200,), axis=0, size=65),
+        example = _make_windows_example
+        yield example("overlapping", (2, 16), axis=1, size=4, stride=2)
+        yield example("a part of a row", (1, 2, 16), axis=2, size=5, stride=2)
+        yield example("few windows", (2, 12), axis=1, size=7, stride=3)
+        yield example("many", (2, 11, 3), axis=1, size=3, stride=2)
+        yield example("every one, for iOS15", (9,), opset=ct.target.iOS15, axis=0, size=3)
+        yield example("apart", (2, 3, 2, 10), axis=-1, size=2, stride=5)
+        yield example("edge to edge", (1, 3, 12), axis=-1, size=4, stride=4)
+        yield example("edge to edge, a tail nobody reads", (2, 14, 3), axis=1, size=4, stride=4)
+        yield example("one window", (3, 5), axis=1, size=5)
+        yield example("too many", (200,), axis=0, size=65,
                       reason="136 windows of 65 elements: 65 slices at least, max_parts=64")
-        yield Example("flexible", lambda: _build_sliding_windows((2, None), axis=1, size=4),
+        yield example("flexible", (2, None), axis=1, size=4,
                       reason="the length of the axis is known only at run time")
-        yield Example("rank 5", lambda: _build_sliding_windows((1, 2, 2, 2, 8), axis=4, size=4),
+        yield example("rank 5", (1, 2, 2, 2, 8), axis=4, size=4,
                       reason="the windows have 6 dimensions, 5 are supported on the ANE")
-        yield Example(
-            "fp32",
-            lambda: _build_sliding_windows((2, 8), dtype=types.fp32, axis=1, size=4),
-            reason=FP32_UNSUPPORTED_REASON,
-        )
-        yield Example("integers", lambda: _build_sliding_windows((2, 8), dtype=types.int32, axis=1, size=4),
+        yield example("fp32", (2, 8), dtype=types.fp32, axis=1, size=4, reason=FP32_UNSUPPORTED_REASON)
+        yield example("integers", (2, 8), dtype=types.int32, axis=1, size=4,
                       reason="moves no floating-point numbers")
 
 
-def _build_sliding_windows(shape: tuple[int | None, ...], opset: Any = ct.target.iOS17, dtype: Any = types.fp16,
-                           **parameters: int) -> Program:
-    return build_program(
-        lambda x: Builder.sliding_windows(x=x, name="y", **parameters), opset=opset, dtype=dtype, x=shape
-    )
-
-
-def read_window_settings(op: Operation) -> tuple[int, int, int]:
+def _read_window_settings(op: Operation) -> tuple[int, int, int]:
     """Return the axis counted from the front, the elements of a window, and the distance between window starts."""
     return int(op.axis.val) % op.x.rank, int(op.size.val), get_const_value(op.stride, 1)
 
 
-def can_reshape_to_windows(op: Operation) -> bool:
+def _can_reshape_to_windows(op: Operation) -> bool:
     """Return whether a reshape can express the shape of the windows."""
     return bool(sum(map(is_symbolic, op.x.shape)) <= 1)
 
 
-def build_windows_from_rows(mb: RewriteBuilder, op: Operation, count: int) -> Var:
+def _build_windows_from_rows(mb: RewriteBuilder, op: Operation, count: int) -> Var:
     """Build the windows from rows of a reshape, each joined with those after it."""
-    axis, size, step = read_window_settings(op)
+    axis, size, step = _read_window_settings(op)
     x, extent, needed = op.x, int(op.x.shape[axis]), (count - 1 + -(-size // step)) * step
     if needed > extent:
         behind = [0] * (2 * x.rank)
         behind[2 * axis + 1] = needed - extent
         x = mb.pad(x=x, pad=behind, mode="constant", constant_val=np.float16(0))
     elif needed < extent:
-        x = slice_axis(mb, x, axis, 0, needed, 1)
+        x = _slice_axis(mb, x, axis, 0, needed, 1)
     shape = [-1 if is_symbolic(length) else int(length) for length in op.x.shape]
     shape[axis:axis + 1] = [needed // step, step]
     table = mb.reshape(x=x, shape=shape)
     parts = []
     for first in range(0, size, step):
-        part = table if count * step == needed else slice_axis(mb, table, axis, first // step, first // step + count, 1)
+        row = first // step
+        part = table if count * step == needed else _slice_axis(mb, table, axis, row, row + count, 1)
         left = min(step, size - first)
-        parts.append(part if left == step else slice_axis(mb, part, axis + 1, 0, left, 1))
+        parts.append(part if left == step else _slice_axis(mb, part, axis + 1, 0, left, 1))
     joined: Var = parts[0] if len(parts) == 1 else mb.concat(values=parts, axis=axis + 1)
     return joined
 
 
-def slice_axis(mb: RewriteBuilder, x: Var, axis: int, begin: int, end: int, step: int) -> Var:
+def _slice_axis(mb: RewriteBuilder, x: Var, axis: int, begin: int, end: int, step: int) -> Var:
     """Slice elements `begin` to `end` of one axis, every `step`-th; all of the other axes."""
-    given: dict[str, Any] = {} if step == 1 else {"stride": _make_axis_values(x, axis, step, 1)}
+    stride: dict[str, Any] = {} if step == 1 else {"stride": _make_axis_values(x, axis, step, 1)}
     part: Var = mb.slice_by_index(
         x=x,
         begin=_make_axis_values(x, axis, begin, 0),
         end=_make_axis_values(x, axis, end, 0),
         end_mask=_make_axis_values(x, axis, False, True),
-        **given,
+        **stride,
     )
     return part
 
 
 def _make_axis_values(x: Var, axis: int, here: Any, elsewhere: Any) -> list[Any]:
     return [here if number == axis else elsewhere for number in range(x.rank)]
+
+
+def _make_windows_example(
+    name: str,
+    x: tuple[int | None, ...],
+    *,
+    opset: Any = ct.target.iOS17,
+    dtype: Any = types.fp16,
+    reason: str | None = None,
+    **parameters: int,
+) -> Example:
+    return make_example(name, lambda x: Builder.sliding_windows(x=x, name="y", **parameters), reason=reason,
+                        opset=opset, dtype=dtype, x=x)

@@ -1,7 +1,7 @@
 """Ops on values of high rank, computed on the same elements reshaped to fewer axes.
 
 A planner examines one op and returns either a reason why it cannot be lowered or a function that builds it. That
-function gets the builder and `view`, which reshapes a value of any rank to few axes. Only the order of elements
+function gets the builder and `reshape`, which reshapes a value of any rank to few axes. Only the order of elements
 matters for the result; its shape is up to the build function.
 """
 
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from coremltools.converters.mil.mil import Block, Function, Operation, Var
 
-from ...ir.builder import RewriteBuilder
+from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.query import (
     get_const_value,
     get_consumers,
@@ -27,57 +27,27 @@ from ...ir.query import (
     is_symbolic,
     is_used,
 )
-from ..convolution._conv_1d_lifting import rebuild_op
-from ..indexing._constant_slices import read_slice_range
 from ._broadcasts import BROADCASTING_OPS, pad_shape_to_rank
 
-__all__ = [
-    "BITWISE_OPS",
-    "UNARY_OPS",
-    "BuildFunction",
-    "Extents",
-    "Groups",
-    "RankBounds",
-    "ReshapeFunction",
-    "build_region",
-    "decompose_permutation",
-    "extents_from_shape",
-    "group_axes",
-    "plan_op",
-    "plan_region",
-    "plan_transposes",
-    "shape_from_groups",
-]
+__all__ = ["BITWISE_OPS", "UNARY_OPS", "RankBounds", "build_region", "decompose_permutation", "plan_region"]
 
-
-ReshapeFunction = Callable[[Var, "Sequence[int] | None"], Var]
+_ReshapeFunction = Callable[[Var, "Sequence[int] | None"], Var]
 "(value, shape or None for any): the value's elements in that shape, -1 for an unknown extent."
-BuildFunction = Callable[[Any, ReshapeFunction], "list[Var]"]
-
+_BuildFunction = Callable[[Any, _ReshapeFunction], "list[Var]"]
 UNARY_OPS = (
     "abs", "acos", "asin", "atan", "atanh", "cast", "ceil", "clamped_relu", "clip", "cos", "cosh", "elu", "erf", "exp",
     "exp2", "floor", "gelu", "identity", "inverse", "leaky_relu", "linear_activation", "log", "logical_not", "relu",
     "relu6", "round", "rsqrt", "scaled_tanh", "sigmoid", "sigmoid_hard", "sign", "silu", "sin", "sinh", "softplus",
     "softsign", "sqrt", "square", "tan", "tanh", "threshold", "thresholded_relu",
 )
-_REDUCE_OPS = (
-    "reduce_max",
-    "reduce_min",
-    "reduce_sum",
-    "reduce_mean",
-    "reduce_prod",
-    "reduce_l1_norm",
-    "reduce_l2_norm",
-    "reduce_log_sum",
-    "reduce_log_sum_exp",
-    "reduce_sum_square",
-)
+_REDUCE_OPS = ("reduce_max", "reduce_min", "reduce_sum", "reduce_mean", "reduce_prod", "reduce_l1_norm",
+               "reduce_l2_norm", "reduce_log_sum", "reduce_log_sum_exp", "reduce_sum_square")
 BITWISE_OPS = frozenset({"reshape", "expand_dims", "squeeze", "transpose", "concat", "stack", "split", "slice_by_index",
                          "slice_by_size", "tile", "select", "reduce_max", "reduce_min", *UNARY_OPS, *BROADCASTING_OPS})
 "Ops that compute the same bits in any shape."
-Extents = Sequence[int | None]
+_Extents = Sequence[int | None]
 "Extents of a shape; None for an unknown extent."
-Groups = Sequence[Sequence[int]]
+_Groups = Sequence[Sequence[int]]
 "Groups of axes that become one axis each, in order."
 _OPEN_AXIS_SIZE = 1 << 30
 "Size that stands in for an unknown extent when the two shortest groups are merged."
@@ -93,7 +63,7 @@ class RankBounds(NamedTuple):
     turns: int
 
 
-def plan_op(op: Operation, bounds: RankBounds) -> BuildFunction | str:
+def _plan_op(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
     """Plan how to compute `op` with few axes, or return why that is impossible."""
     planner = _PLANNERS.get(op.op_type)
     if planner is None or is_opaque(op):
@@ -101,11 +71,11 @@ def plan_op(op: Operation, bounds: RankBounds) -> BuildFunction | str:
     return planner(op, bounds)
 
 
-def _compute_merged_shape(groups: Groups, sizes: Extents, bounds: RankBounds) -> list[int] | str:
+def _compute_merged_shape(groups: _Groups, sizes: _Extents, bounds: RankBounds) -> list[int] | str:
     """Compute the shape of the groups, or return why it is impossible."""
     if len(groups) > bounds.rank:
         return f"{len(groups)} axes are treated differently, {bounds.rank} are allowed"
-    shape = shape_from_groups(groups, sizes)
+    shape = _shape_from_groups(groups, sizes)
     if shape is None:
         return "more than one dimension is not known before the model runs"
     if max(shape, default=1) > bounds.extent:
@@ -113,12 +83,12 @@ def _compute_merged_shape(groups: Groups, sizes: Extents, bounds: RankBounds) ->
     return shape
 
 
-def _plan_reshape(op: Operation, bounds: RankBounds) -> BuildFunction | str:
-    return _find_constant_obstacle(op) or (lambda mb, view: [view(op.x, None)])
+def _plan_reshape(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
+    return _find_constant_obstacle(op) or (lambda mb, reshape: [reshape(op.x, None)])
 
 
-def _plan_unary(op: Operation, bounds: RankBounds) -> BuildFunction | str:
-    return _find_constant_obstacle(op) or (lambda mb, view: [rebuild_op(mb, op, x=view(op.x, None))])
+def _plan_unary(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
+    return _find_constant_obstacle(op) or (lambda mb, reshape: [rebuild_op(mb, op, x=reshape(op.x, None))])
 
 
 def _find_constant_obstacle(op: Operation) -> str:
@@ -128,52 +98,53 @@ def _find_constant_obstacle(op: Operation) -> str:
 def _isolate_axis(x: Var, axis: int, bounds: RankBounds) -> tuple[list[int], int] | str:
     """Return a shape of `x` with all axes before `axis` merged, and all after it, and the new position of `axis`."""
     axis %= x.rank
-    sizes = extents_from_shape(x.shape)
+    sizes = _extents_from_shape(x.shape)
     keys = [None if size == 1 and at != axis else (at > axis) - (at < axis) for at, size in enumerate(sizes)]
-    groups = group_axes(keys, sizes, bounds.rank)
+    groups = _group_axes(keys, sizes, bounds.rank)
     shape = _compute_merged_shape(groups, sizes, bounds)
     return shape if isinstance(shape, str) else (shape, _find_group_of_axis(groups, axis))
 
 
-def _find_group_of_axis(groups: Groups, axis: int) -> int:
+def _find_group_of_axis(groups: _Groups, axis: int) -> int:
     return next(at for at, group in enumerate(groups) if axis in group)
 
 
-def _plan_softmax(op: Operation, bounds: RankBounds) -> BuildFunction | str:
+def _plan_softmax(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
     found = _isolate_axis(op.x, int(op.axis.val), bounds)
-    return found if isinstance(found, str) else lambda mb, view: [
-        rebuild_op(mb, op, x=view(op.x, found[0]), axis=found[1])]
+    if isinstance(found, str):
+        return found
+    return lambda mb, reshape: [rebuild_op(mb, op, x=reshape(op.x, found[0]), axis=found[1])]
 
 
-def _plan_split(op: Operation, bounds: RankBounds) -> BuildFunction | str:
+def _plan_split(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
     found = _isolate_axis(op.x, int(op.axis.val), bounds)
     if isinstance(found, str):
         return found
     kept = {name: var for name, var in op.inputs.items() if name in ("num_splits", "split_sizes")}
-    return lambda mb, view: list(mb.split(x=view(op.x, found[0]), axis=found[1], **kept))
+    return lambda mb, reshape: list(mb.split(x=reshape(op.x, found[0]), axis=found[1], **kept))
 
 
-def _plan_concat(op: Operation, bounds: RankBounds) -> BuildFunction | str:
+def _plan_concat(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
     if get_const_value(op.inputs.get("interleave"), False):
         return "the concat interleaves"
     found = [_isolate_axis(var, int(op.axis.val), bounds) for var in op.values]
     return _plan_join(op, found)
 
 
-def _plan_stack(op: Operation, bounds: RankBounds) -> BuildFunction | str:
+def _plan_stack(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
     axis = int(op.axis.val) % op.outputs[0].rank
     found = []
     for var in op.values:
-        sizes = extents_from_shape(var.shape)
+        sizes = _extents_from_shape(var.shape)
         keys = [None if size == 1 else at >= axis for at, size in enumerate(sizes)]
-        groups = group_axes(keys, sizes, bounds.rank - 1)
+        groups = _group_axes(keys, sizes, bounds.rank - 1)
         shape = _compute_merged_shape(groups, sizes, RankBounds(bounds.rank - 1, bounds.extent, 1))
         at = sum(any(keys[each] is False for each in group) for group in groups)
         found.append(shape if isinstance(shape, str) else ([*shape[:at], 1, *shape[at:]], at))
     return _plan_join(op, found)
 
 
-def _plan_join(op: Operation, found: Sequence[tuple[list[int], int] | str]) -> BuildFunction | str:
+def _plan_join(op: Operation, found: Sequence[tuple[list[int], int] | str]) -> _BuildFunction | str:
     fits: list[tuple[list[int], int]] = []
     for each in found:
         if isinstance(each, str):
@@ -181,37 +152,37 @@ def _plan_join(op: Operation, found: Sequence[tuple[list[int], int] | str]) -> B
         fits.append(each)
     if len({(at, len(shape), *shape[:at], *shape[at + 1:]) for shape, at in fits}) > 1:
         return "what is joined falls into different axes"
-    return lambda mb, view: [mb.concat(values=[view(var, shape) for var, (shape, _) in zip(op.values, fits)],
+    return lambda mb, reshape: [mb.concat(values=[reshape(var, shape) for var, (shape, _) in zip(op.values, fits)],
                                        axis=fits[0][1])]
 
 
-def _plan_reduce(op: Operation, bounds: RankBounds) -> BuildFunction | str:
+def _plan_reduce(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
     axes = {int(axis) % op.x.rank for axis in get_const_value(op.axes, list(range(op.x.rank)))}
-    sizes = extents_from_shape(op.x.shape)
-    groups = group_axes([None if size == 1 and at not in axes else at in axes for at, size in enumerate(sizes)], sizes,
-                        bounds.rank)
+    sizes = _extents_from_shape(op.x.shape)
+    keys = [None if size == 1 and at not in axes else at in axes for at, size in enumerate(sizes)]
+    groups = _group_axes(keys, sizes, bounds.rank)
     shape = _compute_merged_shape(groups, sizes, bounds)
     if isinstance(shape, str):
         return shape
     over = [at for at, group in enumerate(groups) if axes.intersection(group)]
-    return lambda mb, view: [rebuild_op(mb, op, x=view(op.x, shape), axes=over, keep_dims=True)]
+    return lambda mb, reshape: [rebuild_op(mb, op, x=reshape(op.x, shape), axes=over, keep_dims=True)]
 
 
-def _plan_tile(op: Operation, bounds: RankBounds) -> BuildFunction | str:
+def _plan_tile(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
     reps = get_const_value(op.reps)
     if reps is None:
         return "repeats are not constant"
-    sizes = extents_from_shape(op.x.shape)
+    sizes = _extents_from_shape(op.x.shape)
     keys = [(at if times != 1 else None if size == 1 else -1) for at, (times, size) in enumerate(zip(reps, sizes))]
-    groups = group_axes(keys, sizes, bounds.rank)
+    groups = _group_axes(keys, sizes, bounds.rank)
     shape = _compute_merged_shape(groups, sizes, bounds)
     if isinstance(shape, str):
         return shape
     times = [int(np.prod([reps[axis] for axis in group])) for group in groups]
-    return lambda mb, view: [mb.tile(x=view(op.x, shape), reps=np.array(times, np.int32))]
+    return lambda mb, reshape: [mb.tile(x=reshape(op.x, shape), reps=np.array(times, np.int32))]
 
 
-def _plan_elementwise(op: Operation, bounds: RankBounds) -> BuildFunction | str:
+def _plan_elementwise(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
     names = ("cond", "a", "b") if op.op_type == "select" else ("x", "y")
     found = _merge_broadcast_shapes({name: op.inputs[name] for name in names}, op.outputs[0].shape, bounds)
     if isinstance(found, str):
@@ -220,38 +191,38 @@ def _plan_elementwise(op: Operation, bounds: RankBounds) -> BuildFunction | str:
     ranked = sorted((op.inputs[name] for name in found), key=is_const)  # the first is computed, if any is
     alike = len({tuple(map(str, var.shape)) for var in ranked}) == 1
 
-    def build(mb: Any, view: ReshapeFunction) -> list[Var]:
-        own = [-1 if is_symbolic(extent) else int(extent) for extent in view(ranked[0], None).shape]
+    def build(mb: Any, reshape: _ReshapeFunction) -> list[Var]:
+        own = _make_reshape_shape(reshape(ranked[0], None))
         same = own if alike and own.count(-1) < 2 else None  # no broadcast: any shape of the first will do
-        return [rebuild_op(mb, op, **{name: view(op.inputs[name], same or shape) for name, shape in found.items()})]
+        return [rebuild_op(mb, op, **{name: reshape(op.inputs[name], same or shape) for name, shape in found.items()})]
 
     return build
 
 
 def _merge_broadcast_shapes(
-    operands: dict[str, Var], whole: Sequence[Any], bounds: RankBounds
+    operands: dict[str, Var], output: Sequence[Any], bounds: RankBounds
 ) -> dict[str, list[int]] | str:
     """Compute the shape of each operand that has a rank, so that they broadcast as before."""
-    shapes = {name: pad_shape_to_rank(var.shape, len(whole)) for name, var in operands.items() if var.rank}
+    shapes = {name: pad_shape_to_rank(var.shape, len(output)) for name, var in operands.items() if var.rank}
     if any(is_compressed(var) for var in operands.values()):
         return "an operand is a compressed weight"
     keys: list[Any] = []
-    for axis, extent in enumerate(whole):
-        met = [shape[axis] for shape in shapes.values()]
-        if len({str(each) for each in met if each != 1}) > 1 or (is_symbolic(extent) and extent not in met):
+    for axis, extent in enumerate(output):
+        extents = [shape[axis] for shape in shapes.values()]
+        if len({str(each) for each in extents if each != 1}) > 1 or (is_symbolic(extent) and extent not in extents):
             return "whether an open dimension broadcasts is not known"
-        keys.append(None if all(each == 1 for each in met) else tuple(each == 1 for each in met))
-    groups = group_axes(keys, extents_from_shape(whole), bounds.rank)
+        keys.append(None if all(each == 1 for each in extents) else tuple(each == 1 for each in extents))
+    groups = _group_axes(keys, _extents_from_shape(output), bounds.rank)
     result: dict[str, list[int]] = {}
-    for name, mine in shapes.items():
-        shape = _compute_merged_shape(groups, extents_from_shape(mine), bounds)
+    for name, padded in shapes.items():
+        shape = _compute_merged_shape(groups, _extents_from_shape(padded), bounds)
         if isinstance(shape, str):
             return shape
         result[name] = shape
     return result
 
 
-def _plan_matmul(op: Operation, bounds: RankBounds) -> BuildFunction | str:
+def _plan_matmul(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
     if min(op.x.rank, op.y.rank) < 2:
         return "an operand of the product is a vector"
     if any(is_compressed(var) and var.rank > 2 for var in (op.x, op.y)):
@@ -263,75 +234,107 @@ def _plan_matmul(op: Operation, bounds: RankBounds) -> BuildFunction | str:
         if one != other and 1 not in (one, other):
             return "whether an open dimension broadcasts is not known"
         keys.append(None if one == other == 1 else (one == 1, other == 1))
-    groups = group_axes(keys, extents_from_shape(op.outputs[0].shape[:-2]), bounds.rank - 2) if keys else []
+    groups = _group_axes(keys, _extents_from_shape(op.outputs[0].shape[:-2]), bounds.rank - 2) if keys else []
     shapes: dict[str, list[int]] = {}
     for name, batch in batches.items():
         var = op.inputs[name]
         if var.rank == 2:
             continue
-        sizes = extents_from_shape((*batch, *var.shape[-2:]))
+        sizes = _extents_from_shape((*batch, *var.shape[-2:]))
         shape = _compute_merged_shape([*groups, [rank - 2], [rank - 1]], sizes, bounds)
         if isinstance(shape, str):
             return shape
         shapes[name] = shape
-    return lambda mb, view: [
-        rebuild_op(mb, op, **{name: view(op.inputs[name], shape) for name, shape in shapes.items()})
+    return lambda mb, reshape: [
+        rebuild_op(mb, op, **{name: reshape(op.inputs[name], shape) for name, shape in shapes.items()})
     ]
 
 
-def _plan_linear(op: Operation, bounds: RankBounds) -> BuildFunction | str:
+def _plan_linear(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
     found = _isolate_axis(op.x, -1, bounds._replace(rank=3))
-    return found if isinstance(found, str) else lambda mb, view: [rebuild_op(mb, op, x=view(op.x, found[0]))]
+    if isinstance(found, str):
+        return found
+    return lambda mb, reshape: [rebuild_op(mb, op, x=reshape(op.x, found[0]))]
 
 
-def _plan_transpose(op: Operation, bounds: RankBounds) -> BuildFunction | str:
-    sizes = extents_from_shape(op.x.shape)
-    groups, steps = plan_transposes([int(axis) % op.x.rank for axis in get_const_value(op.perm)], sizes, bounds.rank)
+def _plan_transpose(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
+    sizes = _extents_from_shape(op.x.shape)
+    groups, steps = _plan_transposes([int(axis) % op.x.rank for axis in get_const_value(op.perm)], sizes, bounds.rank)
     if len(steps) > bounds.turns:
         return f"{len(steps)} transposes of rank {bounds.rank} would be needed, {bounds.turns} are allowed"
-    shape = shape_from_groups(groups, sizes)
+    shape = _shape_from_groups(groups, sizes)
     if shape is None:
         return "more than one dimension is not known before the model runs"
+    extents = [None if extent == -1 else extent for extent in shape]
     plans: list[tuple[list[int], list[int]]] = []
     for step in steps:
-        merged, (order,) = plan_transposes(step, [None if extent == -1 else extent for extent in shape], bounds.rank)
-        now = _compute_merged_shape(merged, [None if extent == -1 else extent for extent in shape], bounds)
-        if isinstance(now, str):
-            return now
-        plans.append((now, order))
-        shape = [shape[axis] for axis in step]
+        merged, (order,) = _plan_transposes(step, extents, bounds.rank)
+        merged_shape = _compute_merged_shape(merged, extents, bounds)
+        if isinstance(merged_shape, str):
+            return merged_shape
+        plans.append((merged_shape, order))
+        extents = [extents[axis] for axis in step]
 
-    def build(mb: Any, view: ReshapeFunction) -> list[Var]:
+    def build(mb: Any, reshape: _ReshapeFunction) -> list[Var]:
         x = op.x
-        for now, order in plans:
-            x = view(x, now)
+        for merged_shape, order in plans:
+            x = reshape(x, merged_shape)
             x = mb.transpose(x=x, perm=order) if order != sorted(order) else x
         return [x]
 
     return build
 
 
-def _plan_slice(op: Operation, bounds: RankBounds) -> BuildFunction | str:
+def _plan_slice(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
     names = ("begin", "size") if op.op_type == "slice_by_size" else ("begin", "end")
     if any(get_const_value(op.inputs[name]) is None for name in names):
         return "the slice is not constant"
-    sizes = extents_from_shape(op.x.shape)
-    taken = [read_slice_range(op, axis, size) for axis, size in enumerate(sizes)]
+    sizes = _extents_from_shape(op.x.shape)
+    taken = [_read_slice_range(op, axis, size) for axis, size in enumerate(sizes)]
     keys = [axis if each is not None else None if sizes[axis] == 1 else -1 for axis, each in enumerate(taken)]
-    groups = group_axes(keys, sizes, bounds.rank)
+    groups = _group_axes(keys, sizes, bounds.rank)
     shape = _compute_merged_shape(groups, sizes, bounds)
     if isinstance(shape, str):
         return shape
     if any(each is not None and sizes[axis] is None for axis, each in enumerate(taken)):
         return "an open dimension is sliced"
     cut = [next((taken[axis] for axis in group if taken[axis] is not None), None) for group in groups]
-    return lambda mb, view: [mb.slice_by_index(
-        x=view(op.x, shape), begin=[each.start if each else 0 for each in cut],
-        end=[each.stop if each else 0 for each in cut], stride=[each.step if each else 1 for each in cut],
-        begin_mask=[each is None for each in cut], end_mask=[each is None or each.stop < 0 for each in cut])]
+    parameters = {
+        "begin": [each.start if each else 0 for each in cut],
+        "end": [each.stop if each else 0 for each in cut],
+        "stride": [each.step if each else 1 for each in cut],
+        "begin_mask": [each is None for each in cut],
+        "end_mask": [each is None or each.stop < 0 for each in cut],  # backwards to the first element
+    }
+    return lambda mb, reshape: [mb.slice_by_index(x=reshape(op.x, shape), **parameters)]
 
 
-_PLANNERS: dict[str, Callable[[Operation, RankBounds], BuildFunction | str]] = {
+def _read_slice_range(op: Operation, axis: int, size: int | None) -> range | None:
+    """Return the indices that are read of an axis; None for all of them.
+
+    For an axis of unknown size that is cut, return an empty range: it is not examined further.
+    """
+    begin = int(get_const_value(op.begin)[axis])
+    if op.op_type == "slice_by_size":
+        count = int(get_const_value(op.size)[axis])
+        begin += (size or 0) if begin < 0 else 0
+        indices = range(begin, (size or 0) if count == -1 else begin + count)
+        return None if indices == range(size or 0) else indices
+    squeezed, from_front, to_end = (bool((get_const_value(op.inputs.get(name)) or [False] * op.x.rank)[axis])
+                                    for name in ("squeeze_mask", "begin_mask", "end_mask"))
+    step = int((get_const_value(op.inputs.get("stride")) or [1] * op.x.rank)[axis])
+    if size is None:
+        return None if from_front and to_end and step == 1 and not squeezed else range(0)
+    if squeezed:
+        index = 0 if from_front else begin % size
+        indices = range(index, index + 1)
+    else:
+        end = int(get_const_value(op.end)[axis])
+        indices = range(size)[slice(None if from_front else begin, None if to_end else end, step)]
+    return None if indices == range(size) else indices
+
+
+_PLANNERS: dict[str, Callable[[Operation, RankBounds], _BuildFunction | str]] = {
     **dict.fromkeys(UNARY_OPS, _plan_unary),
     **dict.fromkeys(BROADCASTING_OPS, _plan_elementwise),
     **dict.fromkeys(_REDUCE_OPS, _plan_reduce),
@@ -350,12 +353,12 @@ _PLANNERS: dict[str, Callable[[Operation, RankBounds], BuildFunction | str]] = {
 }
 
 
-def extents_from_shape(shape: Sequence[object]) -> list[int | None]:
+def _extents_from_shape(shape: Sequence[object]) -> list[int | None]:
     """Return the extents of a shape, None for each that is symbolic."""
     return [None if is_symbolic(extent) else int(str(extent)) for extent in shape]
 
 
-def group_axes(keys: Sequence[Hashable], sizes: Extents, most: int) -> list[list[int]]:
+def _group_axes(keys: Sequence[Hashable], sizes: _Extents, most: int) -> list[list[int]]:
     """Merge neighbouring axes with equal keys, the shortest first, until at most `most` groups are left.
 
     An axis with the key None (of extent 1, along which nothing is computed) joins its neighbour. More groups than
@@ -390,18 +393,18 @@ def _join_neighbors(groups: list[list[int]], at: int) -> None:
     groups[at:at + 2] = [[*groups[at], *groups[at + 1]]]
 
 
-def _compute_size(axes: Sequence[int], sizes: Extents) -> int:
+def _compute_size(axes: Sequence[int], sizes: _Extents) -> int:
     return prod(_OPEN_AXIS_SIZE if sizes[axis] is None else int(sizes[axis] or 0) for axis in axes)
 
 
-def shape_from_groups(groups: Groups, sizes: Extents) -> list[int] | None:
+def _shape_from_groups(groups: _Groups, sizes: _Extents) -> list[int] | None:
     """Return the extents of the groups, -1 for one unknown extent; None where more than one is unknown."""
     shape = [-1 if any(sizes[axis] is None for axis in group) else prod(int(sizes[axis] or 0) for axis in group)
              for group in groups]
     return None if shape.count(-1) > 1 else shape
 
 
-def plan_transposes(perm: Sequence[int], sizes: Extents, most: int) -> tuple[list[list[int]], list[list[int]]]:
+def _plan_transposes(perm: Sequence[int], sizes: _Extents, most: int) -> tuple[list[list[int]], list[list[int]]]:
     """Split a transpose into groups of input axes that stay together, and one order of the groups for each transpose.
 
     Each order permutes the result of the previous transpose. With merged axes, none needs a rank above `most`.
@@ -449,52 +452,52 @@ def _count_merged_axes(order: Sequence[int]) -> int:
 
 def plan_region(
     block: Block, ops: Sequence[Operation], bounds: RankBounds
-) -> list[tuple[Operation, BuildFunction]] | str:
+) -> list[tuple[Operation, _BuildFunction]] | str:
     """Plan how to build each op of a region with few axes, or return why the region is not rewritten."""
-    reason = find_region_obstacle(block, ops, bounds.rank)
+    reason = _find_region_obstacle(block, ops, bounds.rank)
     if reason:
         return reason
-    plans: list[tuple[Operation, BuildFunction]] = []
+    plans: list[tuple[Operation, _BuildFunction]] = []
     for op in ops:
-        plan = plan_op(op, bounds)
+        plan = _plan_op(op, bounds)
         if isinstance(plan, str):
             return f"{op.op_type} '{op.outputs[0].name if op.outputs else op.name}': {plan}"
         plans.append((op, plan))
     return plans
 
 
-def build_region(mb: RewriteBuilder, plans: Sequence[tuple[Operation, BuildFunction]], most: int) -> dict[Var, Var]:
+def build_region(mb: RewriteBuilder, plans: Sequence[tuple[Operation, _BuildFunction]], most: int) -> dict[Var, Var]:
     """Build the region with `most` axes at most; return the replacement of each value that leaves it."""
-    shown: dict[Var, Var] = {}
-    seen: dict[tuple[Var, tuple[int, ...]], Var] = {}
+    lowered: dict[Var, Var] = {}
+    reshaped: dict[tuple[Var, tuple[int, ...]], Var] = {}
 
-    def view(var: Var, shape: Sequence[int] | None) -> Var:
-        held = shown.get(var, var)
-        if shape is None or list(shape) == make_reshape_shape(held):
-            return held
-        if is_const(held):
-            return mb.reshaped(held, tuple(shape))
-        key = (held, tuple(shape))
-        if key not in seen:
-            seen[key] = mb.reshape(x=held, shape=np.array(shape, dtype=np.int32))
-        return seen[key]
+    def reshape(var: Var, shape: Sequence[int] | None) -> Var:
+        value = lowered.get(var, var)
+        if shape is None or list(shape) == _make_reshape_shape(value):
+            return value
+        if is_const(value):
+            return mb.reshaped(value, tuple(shape))
+        key = (value, tuple(shape))
+        if key not in reshaped:
+            reshaped[key] = mb.reshape(x=value, shape=np.array(shape, dtype=np.int32))
+        return reshaped[key]
 
     replaced: dict[Var, Var] = {}
     for op, build in plans:
         with mb.at(op):
-            for old, new in zip(op.outputs, build(mb, view)):
-                shown[old] = new
+            for old, new in zip(op.outputs, build(mb, reshape)):
+                lowered[old] = new
                 if old.rank <= most:
-                    shown[old] = replaced[old] = view(new, make_reshape_shape(old))
+                    lowered[old] = replaced[old] = reshape(new, _make_reshape_shape(old))
     return replaced
 
 
-def make_reshape_shape(var: Var) -> list[int]:
+def _make_reshape_shape(var: Var) -> list[int]:
     """Return the shape with -1 for a symbolic extent."""
     return [-1 if is_symbolic(extent) else int(extent) for extent in var.shape]
 
 
-def find_region_obstacle(block: Block, ops: Sequence[Operation], most: int) -> str:
+def _find_region_obstacle(block: Block, ops: Sequence[Operation], most: int) -> str:
     """Return why the region cannot be rewritten, such as a high-rank value that is visible outside of it; else ""."""
     entering = set(block.inputs.values() if isinstance(block, Function) else block.inputs)
     for op in ops:
@@ -505,7 +508,7 @@ def find_region_obstacle(block: Block, ops: Sequence[Operation], most: int) -> s
                 return f"'{var.name}' of rank {var.rank} is an output"
             if var.rank > most and any(reader.enclosing_block is not block for reader in get_consumers(var)):
                 return f"'{var.name}' of rank {var.rank} is read in a nested block"
-            if var.rank <= most and make_reshape_shape(var).count(-1) > 1:
+            if var.rank <= most and _make_reshape_shape(var).count(-1) > 1:
                 return f"more than one dimension of '{var.name}' is not known before the model runs"
         for var in get_flat_inputs(op):
             if var.rank > most and (var in entering or (var.op is not None and var.op.enclosing_block is not block)):

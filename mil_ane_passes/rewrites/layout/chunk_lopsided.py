@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from math import isqrt, prod
 
 import numpy as np
-from coremltools.converters.mil.mil import Block, Builder, Operation, Program, Var
+from coremltools.converters.mil.mil import Block, Builder, Operation, Var
 
 from ...ane.limits import collect_evidence, find_limit
-from ...ir.builder import RewriteBuilder
+from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.large_values import list_groups, merge_groups
 from ...ir.query import get_consumers, get_static_shape, is_const, is_opaque, is_used
 from ...passes.contract import BlockRewrite, Exactness, Example, Hit, Miss
 from ...passes.evidence import cite_surgery_tip
-from ...passes.examples import build_program, make_example
+from ...passes.examples import make_example
 from ...passes.layout import compute_padded_bytes
 from ...passes.targets import Generation
-from ...rules.dimension_limit import DimensionLimit
+from ...rules.shapes import DimensionLimit
 from ...utils.text_format import format_count
 from .._target_gate import describe_supporting_targets, find_limiting_generations
-from ..convolution._conv_1d_lifting import rebuild_op
 from ._broadcasts import BROADCASTING_OPS
 from ._rank_lowering import UNARY_OPS
 
-__all__ = ["find_balanced_shape", "get_elementwise_operands", "is_shape_unsupported", "iterate_long_axis_regions"]
+__all__ = ["find_balanced_shape"]
 
-ELEMENTWISE_OPS = frozenset({*UNARY_OPS, *BROADCASTING_OPS, "select"})
+_ELEMENTWISE_OPS = frozenset({*UNARY_OPS, *BROADCASTING_OPS, "select"})
+_OPERAND_NAMES = ("cond", "a", "b", "x", "y")
+"Inputs that an elementwise op combines element by element."
 
 
 class ChunkLopsided(BlockRewrite):
@@ -70,114 +71,100 @@ class ChunkLopsided(BlockRewrite):
     "Rewrite also where a requested generation supports the values as they are."
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
-        for ops, shape in iterate_long_axis_regions(block, self.generations):
-            inside, made = set(ops), [var for op in ops for var in op.outputs]
-            entering = {
-                var
-                for op in ops
-                for var in get_elementwise_operands(op)
-                if var.op not in inside and not is_const(var) and get_static_shape(var) == shape
-            }
-            leaving = [var for var in made if var.consuming_blocks or any(
-                reader not in inside for reader in get_consumers(var))]
-            refused = [each for each in self.generations if is_shape_unsupported(shape, each)]
-            chosen = find_balanced_shape(prod(shape), refused)
-            if len(refused) < len(self.generations) and not self.always:
-                yield Miss(ops[0], describe_supporting_targets(self.generations, refused))
-            elif len(entering) + len(leaving) >= len(ops):
-                yield Miss(
-                    ops[0],
-                    f"{len(entering) + len(leaving)} reshapes for {format_count(len(ops), 'op')}: no less is "
-                    f"unsupported",
-                )
-            elif chosen is None:
-                yield Miss(ops[0], f"{prod(shape)} elements have no divisor that leaves both axes short enough")
-            else:
-                yield Hit(ops[0], ops=ops, leaving=leaving, old=shape, new=chosen, covers=ops,
-                          note=f"{format_count(len(ops), 'op')} on {'x'.join(map(str, shape))} as "
-                               f"{'x'.join(map(str, chosen))}")
+        for ops, shape in _iterate_long_axis_regions(block, self.generations):
+            yield self._match_region(ops, shape)
+
+    def _match_region(self, ops: list[Operation], shape: tuple[int, ...]) -> Hit | Miss:
+        unsupported = [each for each in self.generations if _is_shape_unsupported(shape, each)]
+        if len(unsupported) < len(self.generations) and not self.always:
+            return Miss(ops[0], describe_supporting_targets(self.generations, unsupported))
+        inside, count = set(ops), format_count(len(ops), "op")
+        entering = {var for op in ops for var in _get_elementwise_operands(op)
+                    if var.op not in inside and not is_const(var) and get_static_shape(var) == shape}
+        leaving = [var for op in ops for var in op.outputs
+                   if var.consuming_blocks or any(reader not in inside for reader in get_consumers(var))]
+        reshapes = len(entering) + len(leaving)
+        if reshapes >= len(ops):
+            return Miss(ops[0], f"{reshapes} reshapes for {count}: no less is unsupported")
+        chosen = find_balanced_shape(prod(shape), unsupported)
+        if chosen is None:
+            return Miss(ops[0], f"{prod(shape)} elements have no divisor that leaves both axes short enough")
+        before, after = ("x".join(map(str, each)) for each in (shape, chosen))
+        return Hit(ops[0], ops=ops, leaving=leaving, old=shape, new=chosen, covers=ops,
+                   note=f"{count} on {before} as {after}")
 
     def rewrite_block(self, hit: Hit, mb: RewriteBuilder) -> dict[Var, Var]:
-        shown: dict[Var, Var] = {}
+        reshaped: dict[Var, Var] = {}
 
-        def view(var: Var) -> Var:
+        def reshape(var: Var) -> Var:
             if var.rank == 0:
                 return var
             shape = hit.new if get_static_shape(var) == hit.old else (1,) * len(hit.new)
             if is_const(var):
                 return mb.reshaped(var, shape)
-            if var not in shown:
-                shown[var] = mb.reshape(x=var, shape=np.array(shape, dtype=np.int32))
-            return shown[var]
+            if var not in reshaped:
+                reshaped[var] = mb.reshape(x=var, shape=np.array(shape, dtype=np.int32))
+            return reshaped[var]
 
         replaced: dict[Var, Var] = {}
         for op in hit.ops:
+            (out,) = op.outputs
             with mb.at(op):
-                shown[op.outputs[0]] = rebuild_op(mb, op, **{
-                    name: view(op.inputs[name]) for name in ("cond", "a", "b", "x", "y") if name in op.inputs})
-                if op.outputs[0] in hit.leaving:
-                    replaced[op.outputs[0]] = mb.reshape(x=shown[op.outputs[0]], shape=np.array(hit.old, np.int32))
+                operands = {name: reshape(op.inputs[name]) for name in _OPERAND_NAMES if name in op.inputs}
+                reshaped[out] = rebuild_op(mb, op, **operands)
+                if out in hit.leaving:
+                    replaced[out] = mb.reshape(x=reshaped[out], shape=np.array(hit.old, np.int32))
         return replaced
 
     def examples(self) -> Iterable[Example]:
-        yield Example("a signal", lambda: _build_signal(70000))
-        yield Example("a gain of each signal", lambda: _build_signal(70000, lambda x: Builder.mul(
-            x=x, y=Builder.reduce_max(x=x, axes=[0, 1], keep_dims=True))))
-        yield make_example(
-            "one op", lambda x: Builder.relu(x=x), reason="2 reshapes for 1 op: no less is unsupported", x=(70000,)
-        )
-        yield Example("a prime", lambda: _build_signal(70001),
-                      reason="70001 elements have no divisor that leaves both axes short enough")
-        yield Example("taken on M4", lambda: _build_signal(20000),
-                      reason="taken on M4, A18, M5 and M6; name an older target, or always=true")
-        yield Example("short", lambda: _build_signal(16384), reason="")
+        yield _make_signal_example("a signal", 70000)
+        yield _make_signal_example("a gain of each signal", 70000, lambda x: Builder.mul(
+            x=x, y=Builder.reduce_max(x=x, axes=[0, 1], keep_dims=True)))
+        yield make_example("one op", lambda x: Builder.relu(x=x), x=(70000,),
+                           reason="2 reshapes for 1 op: no less is unsupported")
+        yield _make_signal_example("a prime", 70001,
+                                   reason="70001 elements have no divisor that leaves both axes short enough")
+        yield _make_signal_example("taken on M4", 20000,
+                                   reason="taken on M4, A18, M5 and M6; name an older target, or always=true")
+        yield _make_signal_example("short", 16384, reason="")
 
 
-def _build_signal(length: int, first: object = None) -> Program:
-    def body(x: Var) -> Var:
-        value = first(x) if callable(first) else Builder.relu(x=x)
-        value = Builder.mul(x=value, y=np.float16(0.5))
-        result: Var = Builder.add(x=Builder.sqrt(x=Builder.abs(x=value)), y=x, name="y")
-        return result
+def _iterate_long_axis_regions(
+    block: Block, generations: Iterable[Generation]
+) -> Iterator[tuple[list[Operation], tuple[int, ...]]]:
+    """Yield groups of elementwise ops on values of one unsupported shape, connected by their values."""
+    groups: dict[Operation, list[Operation]] = {}
+    unsupported: dict[tuple[int, ...], bool] = {}
+    generations = list(generations)
+    for op in block.operations:
+        if op.op_type not in _ELEMENTWISE_OPS or is_opaque(op) or not is_used(op.outputs[0]):
+            continue
+        shape = get_static_shape(op.outputs[0])
+        if shape is None:
+            continue
+        if shape not in unsupported:
+            unsupported[shape] = any(_is_shape_unsupported(shape, each) for each in generations)
+        operands = _get_elementwise_operands(op)
+        shapes = [get_static_shape(var) for var in operands]
+        if not unsupported[shape] or any(each is None or (each != shape and prod(each) != 1) for each in shapes):
+            continue
+        groups[op] = [op]
+        for var in operands:
+            if var.op in groups and get_static_shape(var) == shape:
+                merge_groups(groups, var.op, op)
+    for members in list_groups(groups):
+        yield members, get_static_shape(members[0].outputs[0]) or ()
 
-    return build_program(body, x=(1, length))
 
-
-def get_elementwise_operands(op: Operation) -> list[Var]:
-    """Return the operands that the op combines element by element."""
-    return [op.inputs[name] for name in ("cond", "a", "b", "x", "y") if name in op.inputs]
-
-
-def is_shape_unsupported(shape: tuple[int, ...], generation: Generation) -> bool:
+def _is_shape_unsupported(shape: tuple[int, ...], generation: Generation) -> bool:
     """Return whether a limit of `generation` excludes a value of `shape` from the ANE."""
     return bool(shape) and bool(find_limiting_generations("spatial", shape[-1], [generation])
                                 or find_limiting_generations("channels", max(shape), [generation]))
 
 
-def iterate_long_axis_regions(
-    block: Block, generations: Iterable[Generation]
-) -> Iterator[tuple[list[Operation], tuple[int, ...]]]:
-    """Yield groups of elementwise ops on values of one unsupported shape, connected by their values."""
-    groups: dict[Operation, list[Operation]] = {}
-    judged: dict[tuple[int, ...], bool] = {}
-    wanted = list(generations)
-    for op in block.operations:
-        if op.op_type not in ELEMENTWISE_OPS or is_opaque(op) or not is_used(op.outputs[0]):
-            continue
-        shape = get_static_shape(op.outputs[0])
-        if shape is None or not judged.setdefault(shape, any(is_shape_unsupported(shape, each) for each in wanted)):
-            continue
-        given = get_elementwise_operands(op)
-        if any(
-            get_static_shape(var) is None or (get_static_shape(var) != shape and prod(var.shape) != 1) for var in given
-        ):
-            continue
-        groups[op] = [op]
-        for var in given:
-            if var.op in groups and get_static_shape(var) == shape:
-                merge_groups(groups, var.op, op)
-    for members in list_groups(groups):
-        yield members, get_static_shape(members[0].outputs[0]) or ()
+def _get_elementwise_operands(op: Operation) -> list[Var]:
+    """Return the operands that the op combines element by element."""
+    return [op.inputs[name] for name in _OPERAND_NAMES if name in op.inputs]
 
 
 def find_balanced_shape(size: int, generations: Iterable[Generation]) -> tuple[int, ...] | None:
@@ -192,3 +179,17 @@ def find_balanced_shape(size: int, generations: Iterable[Generation]) -> tuple[i
     fits = [(1, 1, size // width, width) for each in low for width in (each, size // each)
             if max(width, size // width) <= most]
     return min(fits, key=lambda shape: (compute_padded_bytes(shape, 2), max(shape)), default=None)
+
+
+def _make_signal_example(
+    name: str, length: int, first: Callable[[Var], Var] | None = None, reason: str | None = None
+) -> Example:
+    """Make an example of five elementwise ops, of which `first` (a relu) is the first, on a signal."""
+
+    def body(x: Var) -> Var:
+        value = first(x) if first is not None else Builder.relu(x=x)
+        value = Builder.mul(x=value, y=np.float16(0.5))
+        result: Var = Builder.add(x=Builder.sqrt(x=Builder.abs(x=value)), y=x, name="y")
+        return result
+
+    return make_example(name, body, reason=reason, x=(1, length))

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from coremltools.converters.mil.mil import Block, Builder, Program, Var
+from coremltools.converters.mil.mil import Block, Builder, Var
 
 from ...ane.limits import collect_evidence, find_limit
 from ...ir.builder import RewriteBuilder
 from ...ir.large_values import group_ops_by_large_values
 from ...passes.contract import BlockRewrite, Community, Exactness, Example, Hit, Miss, Vendor
-from ...passes.examples import build_program, make_example, make_weight
-from ...rules.rank_above_5 import RankAbove5
+from ...passes.examples import make_example, make_weight
+from ...rules.shapes import RankAbove5
 from ._rank_lowering import BITWISE_OPS, RankBounds, build_region, plan_region
 
 
@@ -78,31 +78,34 @@ class LowerRank(BlockRewrite):
         return build_region(mb, hit.plans, hit.most)
 
     def examples(self) -> Iterable[Example]:
-        yield Example("windows", _build_windows)
-        yield Example("an op between", lambda: _build_windows(lambda v: Builder.relu(x=v)))
-        yield Example("a sum", lambda: _build_windows(
-            lambda v: Builder.reduce_sum(x=v, axes=[2, 4], keep_dims=True), (-1, 4)))
-        yield Example("two transposes", lambda: _build_shuffle([5, 3, 1, 4, 2, 0]))
-        yield Example("a table is added", lambda: _build_windows(lambda v: Builder.add(x=v, y=make_weight(2, 1, 4))))
-        yield Example("sorted", lambda: _build_windows(lambda v: Builder.topk(x=v, k=2, name="best")[0], (-1, 2)),
-                      reason="topk 'best_0': topk is not known to be the same in fewer axes")
+        yield _make_windows_example("windows")
+        yield _make_windows_example("an op between", lambda v: Builder.relu(x=v))
+        yield _make_windows_example("a sum", lambda v: Builder.reduce_sum(x=v, axes=[2, 4], keep_dims=True), (-1, 4))
+        yield make_example("two transposes", _build_shuffle, x=(8, 16))
+        yield _make_windows_example("a table is added", lambda v: Builder.add(x=v, y=make_weight(2, 1, 4)))
+        yield _make_windows_example("sorted", lambda v: Builder.topk(x=v, k=2, name="best")[0], (-1, 2),
+                                    reason="topk 'best_0': topk is not known to be the same in fewer axes")
         yield make_example("rank 5", lambda x: Builder.reshape(x=x, shape=[2, 4, 2, 4, 3]), reason="", x=(1, 8, 8, 3))
 
 
-def _build_windows(between: object = None, last: Sequence[int] = (-1, 16, 4)) -> Program:
+def _make_windows_example(
+    name: str,
+    between: Callable[[Var], Var] | None = None,
+    last: Sequence[int] = (-1, 16, 4),
+    reason: str | None = None,
+) -> Example:
+    """Make an example of windows of an image, with `between` before they are transposed."""
+
     def body(x: Var) -> Var:
         value = Builder.reshape(x=x, shape=[-1, 2, 4, 2, 4, 4])
-        value = Builder.transpose(x=between(value) if callable(between) else value, perm=[0, 1, 3, 2, 4, 5])
+        value = Builder.transpose(x=between(value) if between is not None else value, perm=[0, 1, 3, 2, 4, 5])
         result: Var = Builder.reshape(x=value, shape=list(last), name="y")
         return result
 
-    return build_program(body, x=(1, 8, 8, 4))
+    return make_example(name, body, reason=reason, x=(1, 8, 8, 4))
 
 
-def _build_shuffle(perm: list[int]) -> Program:
-    def body(x: Var) -> Var:
-        value = Builder.transpose(x=Builder.reshape(x=x, shape=[-1, 2, 4, 2, 2, 2]), perm=perm)
-        result: Var = Builder.reshape(x=value, shape=[-1, 8], name="y")
-        return result
-
-    return build_program(body, x=(8, 16))
+def _build_shuffle(x: Var) -> Var:
+    value = Builder.transpose(x=Builder.reshape(x=x, shape=[-1, 2, 4, 2, 2, 2]), perm=[5, 3, 1, 4, 2, 0])
+    result: Var = Builder.reshape(x=value, shape=[-1, 8], name="y")
+    return result

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import coremltools as ct
 import numpy as np
-from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+from coremltools.converters.mil.mil import Builder, Operation, Var, types
 
-from ...ir.builder import RewriteBuilder
-from ...ir.query import get_const_value, get_consumers
+from ...ir.block_editor import get_first_op
+from ...ir.builder import RewriteBuilder, rebuild_op
+from ...ir.query import get_const_value, get_consumers, is_symbolic
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Community, Exactness, Example, Hit, Miss, Rewrite
-from ...passes.examples import build_program
-from ...rules.pad_constant_nonzero import PadConstantNonzero
-from ..convolution._conv_1d_lifting import rebuild_op
-from . import _pad_constants as slabs
+from ...passes.examples import make_example
+from ...rules.resizing import PadConstantNonzero
+from ._pad_amounts import PadAmounts, read_pad_amounts
+
+_FP16_BYTES = 2
+"Bytes of an fp16 number."
 
 
 class PadByConstants(Rewrite):
@@ -55,9 +59,10 @@ class PadByConstants(Rewrite):
 
     def match(self, op: Operation) -> Hit | Miss:
         if op.op_type == "max_pool":
-            answer = _match_padded_pool(op)
-            alone = isinstance(answer, Miss) or _is_read_by_pools_only(op.x)
-            return answer if alone else Miss(op, "the pad before it has other readers", near=False)
+            result = _match_padded_pool(op)
+            if isinstance(result, Hit) and not _is_read_by_pools_only(op.x):
+                return Miss(op, "the pad before it has other readers", near=False)
+            return result
         if get_const_value(op.mode, "constant") != "constant":
             return Miss(op, "repeats values", near=False)
         fill = get_const_value(op.constant_val, 0.0)
@@ -65,18 +70,19 @@ class PadByConstants(Rewrite):
             return Miss(op, "pads with zero", near=False)
         if op.x.dtype != types.fp16:
             return Miss(op, FP32_UNSUPPORTED_REASON)
-        padded = slabs.read_pad_amounts(op)
+        padded = read_pad_amounts(op)
         if padded is None:
             return Miss(op, "how much is padded is known only at run time")
         if _is_read_by_pools_only(op.outputs[0]):
             return Miss(op, "read by max_pools only, which pad with minus infinity themselves", near=False)
-        sizes = {"a border": slabs.count_border_bytes(op.x, padded), "blocks": slabs.count_slab_bytes(op.x, padded)}
+        sizes = {"a border": _count_border_bytes(op.x, padded), "blocks": _count_slab_bytes(op.x, padded)}
         fits = [form for form, size in sizes.items() if size is not None and size <= self.max_bytes]
         if not fits:
             known = [size for size in sizes.values() if size is not None]
-            return Miss(op, f"what is added takes {min(known)} bytes, max_bytes={self.max_bytes}" if known else
-                        "what is added has a size that is known only at run time")
-        form = fits[-1]
+            if not known:
+                return Miss(op, "what is added has a size that is known only at run time")
+            return Miss(op, f"what is added takes {min(known)} bytes, max_bytes={self.max_bytes}")
+        form = fits[-1]  # blocks are preferred: no pad and no addition over the output
         return Hit(op, note=f"pads with {fill:g}: {form} of {sizes[form]} bytes", form=form, padded=padded, fill=fill)
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
@@ -84,28 +90,54 @@ class PadByConstants(Rewrite):
         if op.op_type == "max_pool":
             return rebuild_op(mb, op, x=op.x.op.x, pad_type="custom", pad=hit.pad)
         if hit.form == "blocks" or not hit.padded:
-            return slabs.concat_slabs(mb, op.x, hit.padded, hit.fill)
+            return _concat_slabs(mb, op.x, hit.padded, hit.fill)
         zeros = mb.pad(x=op.x, pad=get_const_value(op.pad), mode="constant", constant_val=np.float16(0))
-        filled: Var = mb.add(x=zeros, y=slabs.build_border_const(mb, op.x, hit.padded, hit.fill))
+        filled: Var = mb.add(x=zeros, y=_build_border_const(mb, op.x, hit.padded, hit.fill))
         return filled
 
     def examples(self) -> Iterable[Example]:
-        yield Example("an image", lambda: _build_pad((1, 4, 8, 8), [1, 1, 1, 2], 1.0))
-        yield Example("a sequence", lambda: _build_pad((1, 3, 8), [0, 0, 0, 0, 2, 1], -1e4, ct.target.iOS15))
-        yield Example("on one side", lambda: _build_pad((2, 8), [3, 0], np.inf))
-        yield Example("three axes", lambda: _build_pad((2, 3, 4, 5), [1, 0, 0, 2, 1, 1], -0.5))
-        yield Example("flexible batch", lambda: _build_pad((None, 3, 4), [1, 1, 2, 0], 2.0))
-        yield Example("flexible length", lambda: _build_pad((1, 3, None), [1, 2], 2.0))
-        yield Example("nothing", lambda: _build_pad((2, 3), [0, 0, 0, 0], 2.0))
-        yield Example("before a max_pool", lambda: _build_padded_pool([1, 1, 1, 1]))
-        yield Example("more than its windows", lambda: _build_padded_pool([1, 3, 0, 0]))
-        yield Example("all flexible", lambda: _build_pad((None, 3, None), [1, 2], 2.0),
-                      reason="what is added has a size that is known only at run time")
-        yield Example("large", lambda: _build_pad((1, 2, 4, 4), [1, 1, 1, 2], 1.0), options={"max_bytes": 64},
-                      reason="what is added takes 84 bytes, max_bytes=64")
-        yield Example("a border", lambda: _build_pad((4, 8, 4, 4), [1, 1, 1, 2], 1.0), options={"max_bytes": 84})
-        yield Example("zeros", lambda: _build_pad((2, 3), [1, 1], 0), reason="pads with zero")
-        yield Example("fp32", lambda: _build_pad((2, 3), [1, 1], 1.0, dtype=types.fp32), reason=FP32_UNSUPPORTED_REASON)
+        yield _make_pad_example("an image", (1, 4, 8, 8), [1, 1, 1, 2], 1.0)
+        yield _make_pad_example("a sequence", (1, 3, 8), [0, 0, 0, 0, 2, 1], -1e4, opset=ct.target.iOS15)
+        yield _make_pad_example("on one side", (2, 8), [3, 0], np.inf)
+        yield _make_pad_example("three axes", (2, 3, 4, 5), [1, 0, 0, 2, 1, 1], -0.5)
+        yield _make_pad_example("flexible batch", (None, 3, 4), [1, 1, 2, 0], 2.0)
+        yield _make_pad_example("flexible length", (1, 3, None), [1, 2], 2.0)
+        yield _make_pad_example("nothing", (2, 3), [0, 0, 0, 0], 2.0)
+        yield make_example("before a max_pool", partial(_build_padded_pool, pad=[1, 1, 1, 1]), x=(1, 2, 7, 8))
+        yield make_example("more than its windows", partial(_build_padded_pool, pad=[1, 3, 0, 0]), x=(1, 2, 7, 8))
+        yield _make_pad_example("all flexible", (None, 3, None), [1, 2], 2.0,
+                                reason="what is added has a size that is known only at run time")
+        yield _make_pad_example("large", (1, 2, 4, 4), [1, 1, 1, 2], 1.0, options={"max_bytes": 64},
+                                reason="what is added takes 84 bytes, max_bytes=64")
+        yield _make_pad_example("a border", (4, 8, 4, 4), [1, 1, 1, 2], 1.0, options={"max_bytes": 84})
+        yield _make_pad_example("zeros", (2, 3), [1, 1], 0, reason="pads with zero")
+        yield _make_pad_example("fp32", (2, 3), [1, 1], 1.0, dtype=types.fp32, reason=FP32_UNSUPPORTED_REASON)
+
+
+def _match_padded_pool(op: Operation) -> Hit | Miss:
+    """Return a hit where `op` is a max_pool that can pad itself as the pad before it does, else a miss."""
+    pad = op.x.op if op.op_type == "max_pool" else None
+    if (
+        pad is None
+        or pad.op_type != "pad"
+        or get_const_value(pad.mode, "constant") != "constant"
+        or get_const_value(pad.constant_val, 0.0) != -math.inf
+    ):
+        return Miss(op, "pools nothing that was padded with minus infinity", near=False)
+    padded = read_pad_amounts(pad)
+    if (
+        padded is None
+        or min(padded, default=2) < 2  # batch or channels, which a pool does not pad
+        or get_const_value(op.pad_type) not in ("valid", "custom")
+        or get_const_value(op.ceil_mode, False)
+    ):
+        return Miss(op, "its own pads are not those of the pad before it and known numbers")
+    own = get_const_value(op.pad) if get_const_value(op.pad_type) == "custom" else [0] * 2 * (op.x.rank - 2)
+    sizes = get_const_value(op.kernel_sizes)
+    total = [own[2 * axis + side] + padded.get(axis + 2, (0, 0))[side] for axis in range(len(sizes)) for side in (0, 1)]
+    if any(amount >= sizes[number // 2] for number, amount in enumerate(total)):
+        return Miss(op, f"padded by {max(total)}, more than its windows of {max(sizes)} reach")
+    return Hit(op, note="pads with minus infinity itself", pad=total)
 
 
 def _is_read_by_pools_only(var: Var) -> bool:
@@ -114,39 +146,92 @@ def _is_read_by_pools_only(var: Var) -> bool:
     return bool(readers) and all(isinstance(_match_padded_pool(each), Hit) for each in readers)
 
 
-def _match_padded_pool(op: Operation) -> Hit | Miss:
-    """Return a hit where `op` is a max_pool that can pad itself as the pad before it does, else a miss."""
-    pad = op.x.op if op.op_type == "max_pool" else None
-    if pad is None or pad.op_type != "pad" or get_const_value(pad.mode, "constant") != "constant" \
-            or get_const_value(pad.constant_val, 0.0) != -math.inf:
-        return Miss(op, "pools nothing that was padded with minus infinity", near=False)
-    padded = slabs.read_pad_amounts(pad)
-    if padded is None or min(padded, default=2) < 2 or get_const_value(op.pad_type) not in ("valid", "custom") \
-            or get_const_value(op.ceil_mode, False):
-        return Miss(op, "its own pads are not those of the pad before it and known numbers")
-    own = get_const_value(op.pad) if get_const_value(op.pad_type) == "custom" else [0] * 2 * (op.x.rank - 2)
-    sizes = get_const_value(op.kernel_sizes)
-    whole = [own[2 * axis + side] + padded.get(axis + 2, (0, 0))[side] for axis in range(len(sizes)) for side in (0, 1)]
-    if any(amount >= sizes[place // 2] for place, amount in enumerate(whole)):
-        return Miss(op, f"padded by {max(whole)}, more than its windows of {max(sizes)} reach")
-    return Hit(op, note="pads with minus infinity itself", pad=whole)
+def _count_border_bytes(x: Var, padded: PadAmounts) -> int | None:
+    """Count the bytes of `_build_border_const`; None where an axis that is padded is symbolic."""
+    extents = [x.shape[axis] for axis in padded]
+    if any(map(is_symbolic, extents)):
+        return None
+    return _FP16_BYTES * math.prod(int(extent) + sum(pair) for extent, pair in zip(extents, padded.values()))
 
 
-def _build_pad(shape: tuple[int | None, ...], pad: list[int], fill: float, opset: Any = ct.target.iOS17,
-               dtype: Any = types.fp16) -> Program:
-    number = np.float32(fill) if dtype == types.fp32 else np.float16(fill)
-    return build_program(
-        lambda x: Builder.pad(x=x, pad=pad, mode="constant", constant_val=number, name="y"),
-        opset=opset,
-        dtype=dtype,
-        x=shape,
-    )
+def _count_slab_bytes(x: Var, padded: PadAmounts) -> int | None:
+    """Count the bytes that `_concat_slabs` adds; None where the extent of another axis of a slab is symbolic."""
+    total, extents = 0, list(x.shape)
+    for axis, pair in padded.items():
+        beside = [extent for number, extent in enumerate(extents) if number != axis]
+        if any(map(is_symbolic, beside)):
+            return None
+        total += _FP16_BYTES * sum(set(pair)) * math.prod(map(int, beside))
+        extents[axis] += sum(pair)
+    return total
 
 
-def _build_padded_pool(pad: list[int]) -> Program:
-    def body(x: Var) -> Var:
-        padded = Builder.pad(x=x, pad=pad, mode="constant", constant_val=np.float16(-np.inf))
-        result: Var = Builder.max_pool(x=padded, kernel_sizes=[3, 3], strides=[2, 2], pad_type="valid", name="y")
-        return result
+def _concat_slabs(mb: RewriteBuilder, x: Var, padded: PadAmounts, fill: float) -> Var:
+    """Concat blocks of `fill` to `x`, one axis after the other."""
+    for axis, (before, behind) in padded.items():
+        shape = [int(extent) if number != axis else 0 for number, extent in enumerate(x.shape)]
+        values = [*_build_slab(mb, shape, axis, before, fill), x, *_build_slab(mb, shape, axis, behind, fill)]
+        x = mb.concat(values=values, axis=axis)
+    return x
 
-    return build_program(body, x=(1, 2, 7, 8))
+
+def _build_slab(mb: RewriteBuilder, beside: Sequence[int], axis: int, amount: int, fill: float) -> list[Var]:
+    """Build a block `amount` thick along `axis`, or none for 0."""
+    if not amount:
+        return []
+    shape = tuple(amount if number == axis else extent for number, extent in enumerate(beside))
+    key = ("slab", _encode_fill_bits(fill), shape)
+    return [_build_shared_const(mb, key, lambda: np.full(shape, fill, np.float16))]
+
+
+def _encode_fill_bits(fill: float) -> bytes:
+    """Return the bits of `fill`, which differ for 0.0 and -0.0 and are equal for NaN and itself."""
+    return np.float16(fill).tobytes()
+
+
+def _build_shared_const(mb: RewriteBuilder, key: Any, make: Callable[[], np.ndarray[Any, Any]]) -> Var:
+    """Return the constant called `key`, shared by all its users in this block."""
+
+    def made() -> Any:
+        with mb.at(get_first_op(mb.block), key[0]):
+            return mb.const(val=make())
+
+    constant: Var = mb.once(key, made)
+    return constant
+
+
+def _build_border_const(mb: RewriteBuilder, x: Var, padded: PadAmounts, fill: float) -> Var:
+    """Build a constant of `fill` around -0.0, which changes no number when added, zeros of both signs included."""
+    shape = tuple(int(x.shape[axis]) + sum(padded[axis]) if axis in padded else 1 for axis in range(x.rank))
+
+    def make() -> np.ndarray[Any, Any]:
+        border = np.full(shape, fill, np.float16)
+        middle = [slice(None)] * len(shape)
+        for axis, (before, behind) in padded.items():
+            middle[axis] = slice(before, shape[axis] - behind)
+        border[tuple(middle)] = -0.0
+        return border
+
+    return _build_shared_const(mb, ("border", _encode_fill_bits(fill), shape, tuple(padded.items())), make)
+
+
+def _make_pad_example(
+    name: str,
+    x: tuple[int | None, ...],
+    pad: list[int],
+    fill: float,
+    *,
+    opset: Any = ct.target.iOS17,
+    dtype: Any = types.fp16,
+    reason: str | None = None,
+    options: dict[str, Any] | None = None,
+) -> Example:
+    number = types.nptype_from_builtin(dtype)(fill)
+    return make_example(name, lambda x: Builder.pad(x=x, pad=pad, mode="constant", constant_val=number, name="y"),
+                        reason=reason, options=options, opset=opset, dtype=dtype, x=x)
+
+
+def _build_padded_pool(x: Var, pad: list[int]) -> Var:
+    padded = Builder.pad(x=x, pad=pad, mode="constant", constant_val=np.float16(-np.inf))
+    result: Var = Builder.max_pool(x=padded, kernel_sizes=[3, 3], strides=[2, 2], pad_type="valid", name="y")
+    return result

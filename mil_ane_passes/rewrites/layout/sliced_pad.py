@@ -6,17 +6,17 @@ from collections.abc import Iterable
 from typing import Any
 
 import coremltools as ct
-from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+from coremltools.converters.mil.mil import Builder, Operation, Var, types
 
 from ...ir.builder import RewriteBuilder
 from ...ir.query import get_const_value, is_symbolic
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_m4_study, cite_private_route
-from ...passes.examples import build_program
+from ...passes.examples import make_example
 from ...passes.targets import Gate
-from ...rules.texture_ops import TextureOps
+from ...rules.unsupported_ops import TextureOps
 from .._target_gate import find_length_obstacle, skip_if_supported
-from ._pad_constants import read_pad_amounts
+from ._pad_amounts import read_pad_amounts
 
 
 class SlicedPad(Rewrite):
@@ -58,9 +58,9 @@ class SlicedPad(Rewrite):
             return Miss(op, f"pads with mode {mode}", near=False)
         if op.x.dtype != types.fp16:
             return Miss(op, FP32_UNSUPPORTED_REASON)
-        back = skip_if_supported(self, op, self.always)
-        if back is not None:
-            return back
+        supported = skip_if_supported(self, op, self.always)
+        if supported is not None:
+            return supported
         padded = read_pad_amounts(op)
         if padded is None:
             return Miss(op, "how much is padded is known only at run time")
@@ -75,29 +75,27 @@ class SlicedPad(Rewrite):
         x: Var = hit.op.x
         for axis, (before, behind) in hit.padded.items():
             end = int(x.shape[axis]) - 1
-            edges = _reverse_edge(mb, x, axis, 1, before), _reverse_edge(mb, x, axis, end - behind, behind)
-            x = mb.concat(values=[*edges[0], x, *edges[1]], axis=axis)
+            front = _reverse_edge(mb, x, axis, 1, before)
+            back = _reverse_edge(mb, x, axis, end - behind, behind)
+            x = mb.concat(values=[*front, x, *back], axis=axis)
         return x
 
     def examples(self) -> Iterable[Example]:
-        anyway = {"always": True}
-        yield Example("one row", lambda: _build_pad((1, 2, 4), [1, 1]), options=anyway)
-        yield Example("an image", lambda: _build_pad((1, 2, 5, 6), [2, 1, 3, 3]), options=anyway)
-        yield Example(
-            "one side, for iOS15", lambda: _build_pad((2, 5, 4), [2, 0, 0, 0], ct.target.iOS15), options=anyway
-        )
-        yield Example("nothing", lambda: _build_pad((2, 5), [0, 0]), options=anyway)
-        yield Example("taken", lambda: _build_pad((2, 5), [1, 1]),
-                      reason="taken on M2, M3, M4, A18, M5 and M6; name an older target, or always=true")
-        yield Example("flexible", lambda: _build_pad((2, None), [1, 1]), options=anyway,
-                      reason="the length of an axis is known only at run time")
-        yield Example("long", lambda: _build_pad((1, 16380), [4, 4]), options=anyway, reason=(
+        always = {"always": True}
+        yield _make_pad_example("one row", (1, 2, 4), [1, 1], options=always)
+        yield _make_pad_example("an image", (1, 2, 5, 6), [2, 1, 3, 3], options=always)
+        yield _make_pad_example("one side, for iOS15", (2, 5, 4), [2, 0, 0, 0], opset=ct.target.iOS15, options=always)
+        yield _make_pad_example("nothing", (2, 5), [0, 0], options=always)
+        yield _make_pad_example("taken", (2, 5), [1, 1],
+                                reason="taken on M2, M3, M4, A18, M5 and M6; name an older target, or always=true")
+        yield _make_pad_example("flexible", (2, None), [1, 1], options=always,
+                                reason="the length of an axis is known only at run time")
+        yield _make_pad_example("long", (1, 16380), [4, 4], options=always, reason=(
             "a value of length 16388 would be made: > 16384 (M1, M2 and M3; assumed on A12 and A13)"))
-        yield Example("replicate", lambda: _build_pad((2, 5), [1, 1], mode="replicate"), options=anyway,
-                      reason="pads with mode replicate")
-        yield Example(
-            "fp32", lambda: _build_pad((2, 5), [1, 1], dtype=types.fp32), options=anyway, reason=FP32_UNSUPPORTED_REASON
-        )
+        yield _make_pad_example("replicate", (2, 5), [1, 1], mode="replicate", options=always,
+                                reason="pads with mode replicate")
+        yield _make_pad_example("fp32", (2, 5), [1, 1], dtype=types.fp32, options=always,
+                                reason=FP32_UNSUPPORTED_REASON)
 
 
 def _reverse_edge(mb: RewriteBuilder, x: Var, axis: int, begin: int, count: int) -> list[Var]:
@@ -110,6 +108,7 @@ def _reverse_edge(mb: RewriteBuilder, x: Var, axis: int, begin: int, count: int)
     return [edge if count == 1 else mb.reverse(x=edge, axes=[axis])]
 
 
-def _build_pad(shape: tuple[int | None, ...], pad: list[int], opset: Any = ct.target.iOS17, dtype: Any = types.fp16,
-               mode: str = "reflect") -> Program:
-    return build_program(lambda x: Builder.pad(x=x, pad=pad, mode=mode, name="y"), opset=opset, dtype=dtype, x=shape)
+def _make_pad_example(
+    name: str, x: tuple[int | None, ...], pad: list[int], *, mode: str = "reflect", **expected: Any
+) -> Example:
+    return make_example(name, lambda x: Builder.pad(x=x, pad=pad, mode=mode, name="y"), x=x, **expected)

@@ -6,16 +6,15 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+from coremltools.converters.mil.mil import Builder, Operation, Var, types
 
-from ...ir.builder import RewriteBuilder
+from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.query import is_compressed, is_const, is_symbolic
 from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_m4_study
-from ...passes.examples import build_program, make_example, make_weight
+from ...passes.examples import make_example, make_weight
 from ...passes.targets import get_generations_between
-from ...rules.old_broadcast import OldBroadcast
-from ..convolution._conv_1d_lifting import rebuild_op
+from ...rules.shapes import OldBroadcast
 from ._broadcasts import pad_shape_to_rank
 
 _SUPPORTED_REASON = "taken on M4 and later; name an older target, or always=true"
@@ -64,7 +63,7 @@ class TileBroadcast(Rewrite):
         if not types.is_float(op.x.dtype):
             return Miss(op, "no floating-point numbers", near=False)
         shape = tuple(op.outputs[0].shape)
-        wanted = {name: _compute_repeats(op.inputs[name], other, shape) for name, other in (("x", op.y), ("y", op.x))}
+        wanted = {"x": _compute_repeats(op.x, op.y, shape), "y": _compute_repeats(op.y, op.x, shape)}
         if not any(repeats is None or any(times != 1 for times in repeats) for repeats in wanted.values()):
             return Miss(op, "both operands have the shape of the result", near=False)
         if not self.always and set(self.generations).intersection(get_generations_between("m4")):
@@ -76,35 +75,31 @@ class TileBroadcast(Rewrite):
             f"operand {name} repeated {'x'.join(map(str, repeats or ()))}" for name, repeats in changes.items()))
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
-        return rebuild_op(mb, hit.op, **{name: _tile_operand(mb, hit.op.inputs[name], repeats)
-                                         for name, repeats in hit.changes.items()})
+        tiled = {name: _tile_operand(mb, hit.op.inputs[name], repeats) for name, repeats in hit.changes.items()}
+        return rebuild_op(mb, hit.op, **tiled)
 
     def examples(self) -> Iterable[Example]:
-        yield Example("channels", lambda: _build_product((2, 3, 4), (2, 1, 4)), options={"always": True})
-        yield Example("of lower rank", lambda: _build_product((2, 8, 4), (8, 4)), options={"always": True})
-        yield Example("each way", lambda: _build_product((2, 3, 1, 4), (2, 1, 3, 4)), options={"always": True})
-        yield Example("on any chip", lambda: _build_product((2, 3, 4), (2, 1, 4)), reason=_SUPPORTED_REASON)
-        yield Example("one shape", lambda: _build_product((2, 3), (2, 3)),
-                      reason="both operands have the shape of the result")
-        yield make_example(
-            "constant", lambda x: Builder.mul(x=x, y=make_weight(3, 1)), reason="an operand is constant", x=(2, 3, 4)
-        )
-        yield Example("open", lambda: _build_product((2, None, 4), (2, 1, 4)), options={"always": True},
-                      reason="how often to repeat is not known before the model runs")
+        always = {"always": True}
+        yield _make_product_example("channels", (2, 3, 4), (2, 1, 4), options=always)
+        yield _make_product_example("of lower rank", (2, 8, 4), (8, 4), options=always)
+        yield _make_product_example("each way", (2, 3, 1, 4), (2, 1, 3, 4), options=always)
+        yield _make_product_example("on any chip", (2, 3, 4), (2, 1, 4), reason=_SUPPORTED_REASON)
+        yield _make_product_example("one shape", (2, 3), (2, 3), reason="both operands have the shape of the result")
+        yield make_example("constant", lambda x: Builder.mul(x=x, y=make_weight(3, 1)), x=(2, 3, 4),
+                           reason="an operand is constant")
+        yield _make_product_example("open", (2, None, 4), (2, 1, 4), options=always,
+                                    reason="how often to repeat is not known before the model runs")
 
 
 def _compute_repeats(var: Var, other: Var, shape: Sequence[Any]) -> list[int] | None:
     """Compute how often `var` is repeated in `shape` along each axis; None where that is unknown."""
     repeats: list[int] = []
-    for mine, its, whole in zip(
-        pad_shape_to_rank(var.shape, len(shape)), pad_shape_to_rank(other.shape, len(shape)), shape
-    ):
-        if mine == 1 and is_symbolic(its):
+    own_shape, other_shape = (pad_shape_to_rank(each.shape, len(shape)) for each in (var, other))
+    for own, beside, result in zip(own_shape, other_shape, shape):
+        if own == 1 and is_symbolic(beside):
             return None
-        if is_symbolic(mine) or is_symbolic(its):  # a symbol paired with an extent is the same size
-            repeats.append(1)
-        else:
-            repeats.append(int(whole) if mine == 1 else 1)
+        is_open = is_symbolic(own) or is_symbolic(beside)  # a symbol paired with an extent is the same size
+        repeats.append(int(result) if own == 1 and not is_open else 1)
     return repeats
 
 
@@ -119,5 +114,5 @@ def _tile_operand(mb: RewriteBuilder, var: Var, repeats: list[int]) -> Var:
     return tiled
 
 
-def _build_product(one: tuple[int | None, ...], other: tuple[int | None, ...]) -> Program:
-    return build_program(lambda x, z: Builder.mul(x=x, y=z, name="y"), x=one, z=other)
+def _make_product_example(name: str, x: tuple[int | None, ...], z: tuple[int | None, ...], **expected: Any) -> Example:
+    return make_example(name, lambda x, z: Builder.mul(x=x, y=z, name="y"), x=x, z=z, **expected)

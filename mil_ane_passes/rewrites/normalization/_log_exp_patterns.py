@@ -7,36 +7,21 @@ import math
 import numpy as np
 from coremltools.converters.mil.mil import Operation, Var, types
 
-from ...ir.builder import RewriteBuilder
 from ...ir.query import get_const_value, is_const, is_opaque
 
-__all__ = [
-    "FP16_MAX",
-    "SOFTPLUS_SAFE_LIMIT",
-    "build_stable_softplus",
-    "find_exp_operand",
-    "find_log1p_exp_operand",
-    "find_precision_obstacle",
-    "find_softplus_operand",
-    "find_upper_bound",
-    "has_negligible_epsilon",
-    "is_made_by",
-    "is_maximum_subtracted",
-    "match_log_sum_exp",
-    "read_reduced_axes",
-    "read_uniform_value",
-]
-
-FP16_MAX = np.float16(65504)
-"The largest finite number of fp16."
 SOFTPLUS_SAFE_LIMIT = 10.0
 "Largest input for which softplus is reported correct on every chip."
 _NEGLIGIBLE_EPSILON = 2.0**-126
 "Largest epsilon of `log` that only avoids the logarithm of zero: the smallest normal number of fp32."
 _MIN_SOFTPLUS_THRESHOLD = 8.0
 "Value from which tanh(x) and tanh(softplus(x)) differ by less than 2e-10."
-_UPPER_BOUNDS = {"relu6": 6.0, "sigmoid": 1.0, "softmax": 1.0, "tanh": 1.0, "softsign": 1.0, "erf": 1.0, "sin": 1.0,
-                 "cos": 1.0, "sigmoid_hard": 1.0, "sign": 1.0}
+_UPPER_BOUNDS = {
+    "relu6": 6.0,
+    **dict.fromkeys(("sigmoid", "softmax", "tanh", "softsign", "erf", "sin", "cos", "sigmoid_hard", "sign"), 1.0),
+}
+"Largest result of ops, whatever they read."
+_MAX_MAXIMUM_DEPTH = 4
+"Most ops between a maximum and where it is subtracted: it may be clipped to finite numbers and reshaped."
 _NON_NEGATIVE_OPS = ("abs", "relu", "relu6", "square", "exp", "exp2", "sqrt", "sigmoid", "softmax", "softplus")
 
 
@@ -51,7 +36,7 @@ def find_precision_obstacle(op: Operation) -> str | None:
     return None if dtype == types.fp16 else f"computed in {types.builtin_to_string(dtype)}, and the fault is fp16's"
 
 
-def read_uniform_value(var: Var) -> float | None:
+def _read_uniform_value(var: Var) -> float | None:
     """Return the number that every element of const `var` has, or None."""
     if not is_const(var) or not types.is_float(var.dtype) or np.size(var.val) == 0:
         return None
@@ -77,44 +62,27 @@ def find_log1p_exp_operand(log: Operation) -> Var | None:
     if not has_negligible_epsilon(log) or not is_made_by(log.x, "add"):
         return None
     add = log.x.op
-    for power, one in ((add.x, add.y), (add.y, add.x)):
+    for power, other in ((add.x, add.y), (add.y, add.x)):
         x = find_exp_operand(power)
-        if x is not None and read_uniform_value(one) == 1 and tuple(power.shape) == tuple(add.outputs[0].shape):
+        if x is not None and _read_uniform_value(other) == 1 and tuple(power.shape) == tuple(add.outputs[0].shape):
             return x
     return None
 
 
 def find_softplus_operand(var: Var) -> Var | None:
     """Return x of softplus(x) as an op, as log(1 + exp(x)), or as either with x itself above a threshold; else None."""
+    x: Var | None = None
     if is_made_by(var, "softplus"):
-        x: Var = var.op.x
-        return x
-    if is_made_by(var, "log"):
-        return find_log1p_exp_operand(var.op)
-    if is_made_by(var, "select") and is_made_by(var.op.b, "softplus", "log") and is_made_by(var.op.cond, "greater"):
-        select, test = var.op, var.op.cond.op
-        threshold = read_uniform_value(test.y)
-        same = select.a is test.x and select.a is find_softplus_operand(select.b)
+        x = var.op.x
+    elif is_made_by(var, "log"):
+        x = find_log1p_exp_operand(var.op)
+    elif is_made_by(var, "select") and is_made_by(var.op.b, "softplus", "log") and is_made_by(var.op.cond, "greater"):
+        select, comparison = var.op, var.op.cond.op
+        threshold = _read_uniform_value(comparison.y)
+        same = select.a is comparison.x and select.a is find_softplus_operand(select.b)
         if same and threshold is not None and threshold >= _MIN_SOFTPLUS_THRESHOLD:
             x = select.a
-            return x
-    return None
-
-
-def match_log_sum_exp(op: Operation) -> tuple[Var, Operation] | None:
-    """Return (x, the op that sums its exponentials) where `op` computes the logarithm of their sum, else None."""
-    if op.op_type == "reduce_log_sum_exp":
-        return (op.x, op) if op.x.rank else None
-    total = op if op.op_type == "reduce_log_sum" else op.x.op if is_made_by(op.x, "reduce_sum", "cumsum") else None
-    x = None if total is None else find_exp_operand(total.x)
-    return (x, total) if x is not None and x.rank else None
-
-
-def build_stable_softplus(mb: RewriteBuilder, x: Var) -> Var:
-    """Build relu(x) + softplus(-|x|), which is softplus(x): the input of the op is never above 0."""
-    size = mb.mul(x=mb.abs(x=x), y=np.float16(-1))
-    soft: Var = mb.add(x=mb.relu(x=x), y=mb.softplus(x=size))
-    return soft
+    return x
 
 
 def find_upper_bound(var: Var) -> float:
@@ -130,16 +98,12 @@ def find_upper_bound(var: Var) -> float:
         return float(get_const_value(op.beta, math.inf))
     if op.op_type == "minimum":
         return min(_find_const_upper_bound(op.x), _find_const_upper_bound(op.y))
-    if op.op_type == "mul":
-        pairs = ((op.x, op.y), (op.y, op.x))
-        return (
-            0.0
-            if any(is_made_by(a, *_NON_NEGATIVE_OPS) and _find_const_upper_bound(b) <= 0 for a, b in pairs)
-            else math.inf
-        )
-    if op.op_type == "sub":
-        return 0.0 if is_maximum_subtracted(op) else math.inf
-    return math.inf
+    if op.op_type == "mul" and any(
+        is_made_by(operand, *_NON_NEGATIVE_OPS) and _find_const_upper_bound(other) <= 0
+        for operand, other in ((op.x, op.y), (op.y, op.x))
+    ):
+        return 0.0
+    return 0.0 if op.op_type == "sub" and is_maximum_subtracted(op) else math.inf
 
 
 def _find_const_upper_bound(var: Var) -> float:
@@ -148,15 +112,17 @@ def _find_const_upper_bound(var: Var) -> float:
 
 def is_maximum_subtracted(sub: Operation, axes: tuple[int, ...] | None = None) -> bool:
     """Return whether `sub` subtracts from x its maximum (over `axes`, unless None), or max(a, b) from min(a, b)."""
-    top = sub.y
-    for _ in range(4):  # a maximum may be clipped to finite numbers and reshaped before it is subtracted
-        if is_made_by(top, "clip", "squeeze", "expand_dims", "identity"):
-            top = top.op.x
-        elif is_made_by(top, "select"):
-            top = top.op.a if is_const(top.op.b) else top.op.b
-    if is_made_by(top, "maximum") and is_made_by(sub.x, "minimum"):
-        return {top.op.x, top.op.y} == {sub.x.op.x, sub.x.op.y}
-    return is_made_by(top, "reduce_max") and top.op.x is sub.x and (axes is None or axes == read_reduced_axes(top.op))
+    maximum = sub.y
+    for _ in range(_MAX_MAXIMUM_DEPTH):
+        if is_made_by(maximum, "clip", "squeeze", "expand_dims", "identity"):
+            maximum = maximum.op.x
+        elif is_made_by(maximum, "select"):
+            maximum = maximum.op.a if is_const(maximum.op.b) else maximum.op.b
+    if is_made_by(maximum, "maximum") and is_made_by(sub.x, "minimum"):
+        return {maximum.op.x, maximum.op.y} == {sub.x.op.x, sub.x.op.y}
+    if not is_made_by(maximum, "reduce_max") or maximum.op.x is not sub.x:
+        return False
+    return axes is None or axes == read_reduced_axes(maximum.op)
 
 
 def read_reduced_axes(reduction: Operation) -> tuple[int, ...] | None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import numpy as np
-from coremltools.converters.mil.mil import Block, Builder, Operation, Program, Var
+from coremltools.converters.mil.mil import Block, Builder, Operation, Var
 
 from ...ane.limits import find_limit
 from ...ir.builder import RewriteBuilder
 from ...ir.large_values import group_ops_by_large_values
 from ...ir.query import get_const_value
 from ...passes.contract import BlockRewrite, Exactness, Example, Hit, Miss
-from ...passes.examples import build_program, make_example
-from ...rules.group_norm_rank_5 import GroupNormRank5
+from ...passes.examples import make_example
+from ...rules.normalization import GroupNormRank5
 from ..layout._rank_lowering import RankBounds, build_region, plan_region
 
 _GROUPED_RANK = 5
@@ -21,7 +22,7 @@ _GROUPED_RANK = 5
 
 
 class GroupNormRank4(BlockRewrite):
-    """Show the groups of a group norm in four axes: [N, G, C / G, H, W] with two neighbours made one.
+    """Compute group norm at rank 4 by merging two adjacent axes of [N, G, C / G, H, W].
 
     why     Apple's models for Core AI write group norm at rank 4, because at rank 5 it is "not supported" on an ANE of
             the M4's generation. Against it: Apple's diffusion models for the ANE have torch's GroupNorm, which
@@ -81,12 +82,13 @@ class GroupNormRank4(BlockRewrite):
         return build_region(mb, hit.plans, _GROUPED_RANK - 1)
 
     def examples(self) -> Iterable[Example]:
-        yield Example("torch's", _build_group_norm)
-        yield Example("one image", lambda: _build_group_norm((1, 8, 4, 8)))
-        yield Example(
+        yield make_example("torch's", _build_group_norm, x=(2, 8, 4, 8))
+        yield make_example("one image", _build_group_norm, x=(1, 8, 4, 8))
+        yield make_example(
             "a sequence in between",
-            lambda: _build_group_norm(between=lambda v: Builder.cumsum(x=v, axis=2, name="c")),
+            lambda x: _build_group_norm(x, lambda v: Builder.cumsum(x=v, axis=2, name="c")),
             reason="cumsum 'c': cumsum is not known to be the same in fewer axes",
+            x=(2, 8, 4, 8),
         )
         yield make_example(
             "no norm",
@@ -101,18 +103,15 @@ def _is_group_mean(op: Operation) -> bool:
     if op.op_type != "reduce_mean" or op.x.rank != _GROUPED_RANK:
         return False
     axes = {int(axis) % _GROUPED_RANK for axis in get_const_value(op.axes, list(range(_GROUPED_RANK)))}
-    made = op.x.op
-    return {3, 4} <= axes and made is not None and made.op_type == "reshape" and made.x.rank < _GROUPED_RANK
+    reshape = op.x.op
+    return {3, 4} <= axes and reshape is not None and reshape.op_type == "reshape" and reshape.x.rank < _GROUPED_RANK
 
 
-def _build_group_norm(shape: tuple[int, ...] = (2, 8, 4, 8), between: object = None) -> Program:
-    def body(x: Var) -> Var:
-        groups = Builder.reshape(x=x, shape=[shape[0], 2, 4, 4, -1])
-        off = Builder.sub(x=groups, y=Builder.reduce_mean(x=groups, axes=[2, 3, 4], keep_dims=True))
-        off = between(off) if callable(between) else off
-        spread = Builder.sqrt(x=Builder.add(x=Builder.reduce_mean(
-            x=Builder.square(x=off), axes=[2, 3, 4], keep_dims=True), y=np.float16(1e-5)))
-        result: Var = Builder.reshape(x=Builder.real_div(x=off, y=spread), shape=[shape[0], 8, 4, -1], name="y")
-        return result
-
-    return build_program(body, x=shape)
+def _build_group_norm(x: Var, compute: Callable[[Var], Var] | None = None) -> Any:
+    groups = Builder.reshape(x=x, shape=[x.shape[0], 2, 4, 4, -1])
+    difference = Builder.sub(x=groups, y=Builder.reduce_mean(x=groups, axes=[2, 3, 4], keep_dims=True))
+    if compute is not None:
+        difference = compute(difference)
+    variance = Builder.reduce_mean(x=Builder.square(x=difference), axes=[2, 3, 4], keep_dims=True)
+    deviation = Builder.sqrt(x=Builder.add(x=variance, y=np.float16(1e-5)))
+    return Builder.reshape(x=Builder.real_div(x=difference, y=deviation), shape=[x.shape[0], 8, 4, -1], name="y")

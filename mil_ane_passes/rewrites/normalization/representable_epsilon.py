@@ -4,31 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
+import coremltools as ct
 import numpy as np
-from coremltools.converters.mil.mil import Operation, Var, types
+from coremltools.converters.mil.mil import Builder, Operation, Var, types
 
-from ...ir.builder import RewriteBuilder
+from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.query import get_const_value, get_consumers, is_const
 from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite, Vendor
-from ..convolution._conv_1d_lifting import rebuild_op
-from ._norms import (
-    build_batch_norm,
-    build_fraction,
-    build_logarithm,
-    build_norm_op,
-    build_norm_program,
-    build_observed_norm,
-    build_reciprocal_root,
-    build_rsqrt_epsilon_norm,
-    build_torch_normalize,
-    build_unrelated_product,
-    match_norm,
-    read_positive_scalar,
-)
-
-__all__ = ["find_epsilon", "find_epsilon_dependence"]
-
+from ...passes.examples import make_op_example
+from ._norm_patterns import make_norm_example, match_norm, read_positive_scalar
 
 _FP16_MIN_SUBNORMAL = 2.0**-24
 "The smallest positive number of fp16."
@@ -45,6 +31,8 @@ _MIN_EXPLICIT_EPSILON = 1e-40
 "Smallest epsilon that counts as one: below it is coremltools' default of log, which means no epsilon."
 _NEGLIGIBLE_EPSILON_RATIO = 2.0**10
 "Ratio of a variance to an epsilon from which adding the epsilon moves it by half a unit of fp16 at most."
+_SHAPE = (2, 3, 4, 16)
+"Shape of the input of the examples of one op."
 
 
 class RepresentableEpsilon(Rewrite):
@@ -100,12 +88,12 @@ class RepresentableEpsilon(Rewrite):
 
     def match(self, op: Operation) -> Hit | Miss:
         least = float(np.float16(max(self.smallest, _FP16_MIN_SUBNORMAL)))
-        parameter, old = find_epsilon(op)
+        parameter, old = _find_epsilon(op)
         if old is None or not 0 <= old < least:
             return Miss(op, "no epsilon that is too small", near=False)
         if op.outputs[0].dtype != types.fp16:
             return Miss(op, f"computed in fp32, which holds {old:.3g}", near=op.op_type.endswith("_norm"))
-        reason, near = find_epsilon_dependence(op, parameter, old, least)
+        reason, near = _find_epsilon_dependence(op, parameter, old, least)
         if reason:
             return Miss(op, reason, near=near)
         return Hit(
@@ -124,40 +112,41 @@ class RepresentableEpsilon(Rewrite):
 
     def examples(self) -> Iterable[Example]:
         flush = {"smallest": _FP16_MIN_NORMAL}
-        yield Example("epsilon in fp32", lambda: build_norm_op("layer_norm", epsilon=np.float32(1e-12)))
-        yield Example("epsilon 0", lambda: build_norm_op("layer_norm", opset=15, epsilon=np.float16(0)))
-        yield Example("over the picture", lambda: build_norm_op("instance_norm", epsilon=np.float32(1e-12)))
-        yield Example("by its length", lambda: build_norm_op("l2_norm", epsilon=np.float32(1e-10)))
-        yield Example("spelt out", lambda: build_norm_program(build_rsqrt_epsilon_norm, width=16))
-        yield Example("added", lambda: build_norm_program(width=32), options=flush)
-        yield Example("bound", lambda: build_norm_program(build_torch_normalize, width=32), options=flush)
-        yield Example("root read by others", lambda: build_norm_program(build_observed_norm),
-                      reason="the root is read by others than products, and at 0 it is the epsilon's")
-        yield Example("of another value", lambda: build_norm_program(build_unrelated_product),
-                      reason="what is divided is not what was squared: where that is 0, the result is the epsilon's")
-        yield Example("large enough", lambda: build_norm_op("layer_norm", epsilon=np.float32(1e-5)),
-                      reason="no epsilon that is too small")
-        yield Example("in fp32", lambda: build_norm_op("layer_norm", np.float32, epsilon=np.float32(1e-12)),
-                      reason="computed in fp32, which holds 1e-12")
-        yield Example("variances known", lambda: build_batch_norm(0.5),
-                      reason="beside variances from 0.5 an epsilon of 1e-12 does not count")
-        yield Example("no variance", lambda: build_batch_norm(0.0),
-                      reason="beside a variance of 0 another epsilon than 1e-12 gives another result")
-        yield Example("logarithm", lambda: build_norm_program(build_logarithm),
-                      reason="at 0 the result of log is that of an epsilon of 1e-10")
-        yield Example("other root", lambda: build_norm_program(build_reciprocal_root),
-                      reason="at 0 the result of rsqrt is that of an epsilon of 1e-12")
-        yield Example("fraction of a sum", lambda: build_norm_program(build_fraction), options=flush,
-                      reason="at 0 the result of add is that of an epsilon of 5.96e-08")
+        yield _make_op_example("epsilon in fp32", "layer_norm", 1e-12)
+        yield make_op_example("epsilon 0", "layer_norm", _SHAPE, {"epsilon": np.float16(0), "axes": [-1]},
+                              opset=ct.target.iOS15)
+        yield _make_op_example("over the picture", "instance_norm", 1e-12)
+        yield _make_op_example("by its length", "l2_norm", 1e-10)
+        yield make_norm_example("spelt out", _build_rsqrt_epsilon_norm, width=16)
+        yield make_norm_example("added", width=32, options=flush)
+        yield make_norm_example("bound", _build_torch_normalize, width=32, options=flush)
+        yield make_norm_example("root read by others", _build_observed_norm,
+                                reason="the root is read by others than products, and at 0 it is the epsilon's")
+        yield make_norm_example(
+            "of another value", _build_unrelated_product,
+            reason="what is divided is not what was squared: where that is 0, the result is the epsilon's")
+        yield _make_op_example("large enough", "layer_norm", 1e-5, reason="no epsilon that is too small")
+        yield _make_op_example("in fp32", "layer_norm", 1e-12, dtype=types.fp32,
+                               reason="computed in fp32, which holds 1e-12")
+        yield _make_op_example("variances known", "batch_norm", 1e-12, _make_statistics(0.5),
+                               reason="beside variances from 0.5 an epsilon of 1e-12 does not count")
+        yield _make_op_example("no variance", "batch_norm", 1e-12, _make_statistics(0.0),
+                               reason="beside a variance of 0 another epsilon than 1e-12 gives another result")
+        yield make_norm_example("logarithm", _build_logarithm,
+                                reason="at 0 the result of log is that of an epsilon of 1e-10")
+        yield make_norm_example("other root", _build_reciprocal_root,
+                                reason="at 0 the result of rsqrt is that of an epsilon of 1e-12")
+        yield make_norm_example("fraction of a sum", _build_fraction, options=flush,
+                                reason="at 0 the result of add is that of an epsilon of 5.96e-08")
 
 
-def find_epsilon(op: Operation) -> tuple[str, float | None]:
+def _find_epsilon(op: Operation) -> tuple[str, float | None]:
     """Return the input of `op` that is an epsilon, and its value; ("", None) where it has no epsilon."""
     if op.op_type in ("add", "maximum"):
         for parameter in ("y", "x"):
-            found = read_positive_scalar(getattr(op, parameter))
-            if found is not None:
-                return parameter, found
+            number = read_positive_scalar(getattr(op, parameter))
+            if number is not None:
+                return parameter, number
         return "", None
     parameter = "alpha" if op.op_type == "clip" else "epsilon"
     var = getattr(op, parameter)
@@ -166,7 +155,7 @@ def find_epsilon(op: Operation) -> tuple[str, float | None]:
     return parameter, float(get_const_value(var))
 
 
-def find_epsilon_dependence(op: Operation, parameter: str, old: float, least: float) -> tuple[str, bool]:
+def _find_epsilon_dependence(op: Operation, parameter: str, old: float, least: float) -> tuple[str, bool]:
     """Return (reason, near): why the epsilon `least` for `old` might change the result, and whether to report it.
 
     The reason is "" where the result stays the same.
@@ -187,13 +176,22 @@ def find_epsilon_dependence(op: Operation, parameter: str, old: float, least: fl
     norm = None if op.op_type == "log" else match_norm(source, 2) or match_norm(source, 1)
     if norm is None:
         return f"at 0 the result of {op.op_type} is that of an epsilon of {old:.3g}", True
-    if any(kind in ("add", "maximum") and given >= least for kind, given in norm.steps):
+    if any(kind in ("add", "maximum") and number >= least for kind, number in norm.steps):
         return "beside the epsilon there is already this one does not count", False
     if op.op_type in ("rsqrt", "inverse") and not _is_only_multiplied(op.outputs[0]):
         return "the root is read by others than products, and at 0 it is the epsilon's", True
     if not _is_divisor_only(op.outputs[0], norm.x):
         return "what is divided is not what was squared: where that is 0, the result is the epsilon's", True
     return "", True
+
+
+def _find_batch_norm_dependence(op: Operation, old: float, least: float) -> tuple[str, bool]:
+    if op.variance.val is None:
+        return "the variances are compressed", True
+    variance = float(np.min(op.variance.val))
+    if variance >= least * _NEGLIGIBLE_EPSILON_RATIO:
+        return f"beside variances from {variance:.3g} an epsilon of {old:.3g} does not count", True
+    return f"beside a variance of {variance:.3g} another epsilon than {old:.3g} gives another result", True
 
 
 def _is_division_by(reader: Operation, var: Var) -> bool:
@@ -212,15 +210,20 @@ def _is_divisor_only(var: Var, x: Var) -> bool:
         if power.consuming_blocks:
             return False
         for reader in get_consumers(power):
-            other = (reader.y if reader.x is power else reader.x) if reader.op_type in _BINARY_STEPS else None
-            over = reader.op_type == "real_div" and reader.y is power
-            if (reader.op_type == "mul" or over) and _is_multiple_of(other, x):
-                continue
-            if reader.op_type == "pow":
-                other = reader.y
-            if reader.op_type not in _BINARY_STEPS + _UNARY_STEPS or not (other is None or is_const(other)):
+            kind = reader.op_type
+            if kind not in _BINARY_STEPS + _UNARY_STEPS:
                 return False
-            if reader.op_type == "pow" and np.max(np.abs(reader.y.val)) > 1:
+            other = None  # the other operand
+            if kind in _BINARY_STEPS:
+                other = reader.y if reader.x is power else reader.x
+            elif kind == "pow":
+                other = reader.y
+            is_use = kind == "mul" or (kind == "real_div" and reader.y is power)
+            if is_use and _is_multiple_of(other, x):
+                continue
+            if other is not None and not is_const(other):
+                return False
+            if kind == "pow" and np.max(np.abs(reader.y.val)) > 1:
                 return False
             pending.append(reader.outputs[0])
     return True
@@ -230,22 +233,62 @@ def _is_multiple_of(var: Var | None, x: Var) -> bool:
     """Return whether `var` is `x` times some factor, so that it is 0 where `x` is."""
     pending = [(var, _MAX_PRODUCT_DEPTH)]
     while pending:
-        one, depth = pending.pop()
-        if one is x:
+        factor, depth = pending.pop()
+        if factor is x:
             return True
-        if one is None or one.op is None or not depth:
+        if factor is None or factor.op is None or not depth:
             continue
-        if one.op.op_type in ("mul", "real_div"):
-            pending.append((one.op.x, depth - 1))
-        if one.op.op_type == "mul":
-            pending.append((one.op.y, depth - 1))
+        if factor.op.op_type in ("mul", "real_div"):
+            pending.append((factor.op.x, depth - 1))
+        if factor.op.op_type == "mul":
+            pending.append((factor.op.y, depth - 1))
     return False
 
 
-def _find_batch_norm_dependence(op: Operation, old: float, least: float) -> tuple[str, bool]:
-    if op.variance.val is None:
-        return "the variances are compressed", True
-    variance = float(np.min(op.variance.val))
-    if variance >= least * _NEGLIGIBLE_EPSILON_RATIO:
-        return f"beside variances from {variance:.3g} an epsilon of {old:.3g} does not count", True
-    return f"beside a variance of {variance:.3g} another epsilon than {old:.3g} gives another result", True
+def _make_op_example(
+    name: str, op_type: str, epsilon: float, parameters: dict[str, Any] | None = None, **settings: Any
+) -> Example:
+    """Make an example of one normalization op with its own epsilon, in fp32."""
+    axes = {"axes": [-1]} if op_type == "layer_norm" else {}
+    parameters = {**(parameters or {}), "epsilon": np.float32(epsilon), **axes}
+    return make_op_example(name, op_type, _SHAPE, parameters, **settings)
+
+
+def _make_statistics(variance: float) -> dict[str, Any]:
+    return {"mean": np.zeros(3, np.float32), "variance": np.full(3, variance, np.float32)}
+
+
+def _build_rsqrt_epsilon_norm(x: Var, number: Any) -> Any:
+    """Build a norm whose only epsilon is that of rsqrt."""
+    mean = Builder.reduce_mean(x=Builder.square(x=x), axes=[-1], keep_dims=True)
+    return Builder.mul(x=x, y=Builder.rsqrt(x=mean, epsilon=np.float32(1e-12), name="root"), name="y")
+
+
+def _build_observed_norm(x: Var, number: Any) -> list[Var]:
+    y = _build_rsqrt_epsilon_norm(x, number)
+    return [y, Builder.identity(x=y.op.y, name="z")]
+
+
+def _build_unrelated_product(x: Var, number: Any) -> Any:
+    """Multiply another value by the root of the mean of squares of x."""
+    mean = Builder.reduce_mean(x=Builder.square(x=x), axes=[-1], keep_dims=True)
+    return Builder.mul(x=Builder.cos(x=x), y=Builder.rsqrt(x=mean, epsilon=np.float32(1e-12)), name="y")
+
+
+def _build_torch_normalize(x: Var, number: Any) -> Any:
+    """Build a norm as torch's normalize."""
+    norm = Builder.reduce_l2_norm(x=x, axes=[-1], keep_dims=True)
+    return Builder.real_div(x=x, y=Builder.maximum(x=norm, y=number(_FP16_MIN_SUBNORMAL)), name="y")
+
+
+def _build_fraction(x: Var, number: Any) -> Any:
+    total = Builder.reduce_sum(x=x, axes=[-1], keep_dims=True)
+    return Builder.real_div(x=x, y=Builder.add(x=total, y=number(_FP16_MIN_SUBNORMAL)), name="y")
+
+
+def _build_logarithm(x: Var, number: Any) -> Any:
+    return Builder.log(x=Builder.square(x=x), epsilon=np.float32(1e-10), name="y")
+
+
+def _build_reciprocal_root(x: Var, number: Any) -> Any:
+    return Builder.rsqrt(x=Builder.abs(x=x), epsilon=np.float32(1e-12), name="y")

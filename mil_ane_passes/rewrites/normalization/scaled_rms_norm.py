@@ -2,37 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
+from typing import Any
 
 import coremltools as ct
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Var, types
 
-from ...ir.bounds import bound_magnitude as largest_by_the_program
-from ...ir.bounds import get_measured_range
+from ...ir.bounds import bound_magnitude, get_measured_range
 from ...ir.builder import RewriteBuilder
+from ...ir.query import get_const_value
 from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite, Vendor
-from ._norms import (
-    Norm,
-    build_computed_sum_norm,
-    build_divided_norm,
-    build_dropped_axes_norm,
-    build_l2_norm,
-    build_largest_magnitude,
-    build_norm_program,
-    build_plain_l2_norm,
-    build_prescaled_norm,
-    build_reciprocal_norm,
-    build_restored_axes_norm,
-    build_shared_factor_norm,
-    build_tanh_norm,
-    match_norm,
-    read_positive_scalar,
-    rebuild_scaled_factor,
-)
+from ...passes.examples import make_example
+from ._norm_patterns import Norm, apply_power, build_llama_norm, make_norm_example, match_norm, read_positive_scalar
 
 _FP16_MAX = 65504.0
 "The largest finite number of fp16."
+_FP16_MIN_NORMAL = 2.0**-14
+"The smallest normal number of fp16; the largest magnitude that x is divided by never gets smaller."
+_RELATIVE_TOLERANCE = 2.0**-19
+"Relative error of a factor in fp16 from which the rest is added as a second term."
 
 
 class ScaledRmsNorm(Rewrite):
@@ -113,31 +103,29 @@ class ScaledRmsNorm(Rewrite):
     "Rewrite whatever the known range of x, and also layer and group norms without one."
 
     def match(self, op: Operation) -> Hit | Miss:
-        pairs = [(op.x, op.y)] if op.op_type == "real_div" else [(op.x, op.y), (op.y, op.x)]
-        for given, factor in pairs:
-            norm = (
-                None
-                if read_positive_scalar(given) is not None
-                else match_norm(factor, 1 if op.op_type == "real_div" else -1)
-            )
+        divides = op.op_type == "real_div"
+        for value, factor in [(op.x, op.y)] if divides else [(op.x, op.y), (op.y, op.x)]:
+            if read_positive_scalar(value) is not None:
+                continue
+            norm = match_norm(factor, 1 if divides else -1)
             if norm is None:
                 continue
             if norm.x.dtype != types.fp16:
                 return Miss(op, "squared in fp32, which overflows above 1.8e19 only")
-            if norm.refusal is not None:
-                return Miss(op, norm.refusal)
+            if norm.obstacle is not None:
+                return Miss(op, norm.obstacle)
             reason = None if self.always else self._find_finite_reason(norm)
             if reason is not None:
                 return Miss(op, reason)
-            return Hit(op, note=f"{norm.count} numbers are squared; above 256 that overflows", given=given,
+            return Hit(op, note=f"{norm.count} numbers are squared; above 256 that overflows", value=value,
                        factor=factor, norm=norm)
         return Miss(op, "no product with the root of a sum of squares", near=False)
 
     def _find_finite_reason(self, norm: Norm) -> str | None:
         """Return why no overflow of the squares is expected, or None where one is possible."""
-        reach, count = largest_by_the_program(norm.x), norm.count or 0
-        if reach is not None and reach**2 * count <= _FP16_MAX:
-            return f"the program keeps x within {reach:.4g}: {count} squares together stay below 65504"
+        bound, count = bound_magnitude(norm.x), norm.count or 0
+        if bound is not None and bound**2 * count <= _FP16_MAX:
+            return f"the program keeps x within {bound:.4g}: {count} squares together stay below 65504"
         measured = get_measured_range(self.measured, norm.x)
         if measured is not None:
             total = self._find_measured_total(norm, measured.largest)
@@ -145,91 +133,205 @@ class ScaledRmsNorm(Rewrite):
                 return None
             return (f"x reaches {measured.largest:.4g} in the runs at hand and a sum of squares {total:.4g}: "
                     f"{self.margin:g} times the x would still fit fp16")
-        if reach is None and _is_centred(norm):
+        if bound is None and _is_centred(norm):
             return ("the variance of x less its mean, and nothing says how large x gets: give feeds or ranges "
                     "(calibrate shows it), or always=true")
         return None
 
-    def _find_measured_total(self, norm: Norm, reach: float) -> float:
+    def _find_measured_total(self, norm: Norm, largest: float) -> float:
         """Return the largest measured sum of squares; a mean is computed from a sum, too."""
         count = norm.count or 0
         total = get_measured_range(self.measured, norm.reduce.outputs[0])
         if total is None or not total.finite:
-            return reach**2 * count
-        return max(reach**2, total.largest * (count if norm.reduce.op_type == "reduce_mean" else 1))
+            return largest**2 * count
+        return max(largest**2, total.largest * (count if norm.reduce.op_type == "reduce_mean" else 1))
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         norm = hit.norm
-        most = build_largest_magnitude(mb, norm)
+        largest = _build_largest_magnitude(mb, norm)
 
-        def scaled(var: Var) -> Var:
-            made: Var = mb.once(("scaled", var, most), lambda: mb.real_div(x=var, y=most))
-            return made
+        def scale_down(var: Var) -> Any:
+            return mb.once(("scaled", var, largest), lambda: mb.real_div(x=var, y=largest))
 
-        factor = mb.once(("factor", hit.factor, most), lambda: rebuild_scaled_factor(mb, norm, scaled(norm.x), most))
-        if hit.given is norm.x:
-            given = scaled(hit.given)
-        else:  # divided by a small m, it may overflow where the result does not
-            given, by = hit.given, mb.mul if hit.op.op_type == "real_div" else mb.real_div
-            factor = mb.once(("whole", factor, most), lambda: by(x=factor, y=most))
-        result: Var = getattr(mb, hit.op.op_type)(x=given, y=factor)
+        factor = mb.once(
+            ("factor", hit.factor, largest), lambda: _build_scaled_factor(mb, norm, scale_down(norm.x), largest))
+        if hit.value is norm.x:
+            value = scale_down(hit.value)
+        else:  # divided by a small number, it may overflow where the result does not
+            value, unscale = hit.value, mb.mul if hit.op.op_type == "real_div" else mb.real_div
+            factor = mb.once(("whole", factor, largest), lambda: unscale(x=factor, y=largest))
+        result: Var = getattr(mb, hit.op.op_type)(x=value, y=factor)
         return result
 
     def examples(self) -> Iterable[Example]:
-        yield Example("as Llama's", build_norm_program, measured=False)
-        yield Example("large", build_norm_program, scale=500.0)
-        yield Example("spelt with divisions", lambda: build_norm_program(build_divided_norm), scale=500.0)
-        yield Example("an older opset", lambda: build_norm_program(opset=ct.target.iOS15), scale=500.0)
-        yield Example("without epsilon", lambda: build_norm_program(build_plain_l2_norm), scale=500.0)
-        yield Example(
-            "a reciprocal with an epsilon of its own",
-            lambda: build_norm_program(build_reciprocal_norm),
-            scale=500.0,
-        )
-        yield Example("less its mean, read twice", build_shared_factor_norm, scale=500.0)
-        yield Example("less its mean, always", build_shared_factor_norm, measured=False, options={"always": True})
-        yield Example("less its mean, not measured", build_shared_factor_norm, measured=False,
-                      reason="the variance of x less its mean, and nothing says how large x gets: give feeds or ranges "
-                             "(calibrate shows it), or always=true")
-        yield Example(
+        yield make_norm_example("as Llama's", measured=False)
+        yield make_norm_example("large", scale=500.0)
+        yield make_norm_example("spelt with divisions", _build_divided_norm, scale=500.0)
+        yield make_norm_example("an older opset", opset=ct.target.iOS15, scale=500.0)
+        yield make_norm_example("without epsilon", _build_l2_norm_by_root, scale=500.0)
+        yield make_norm_example("a reciprocal with an epsilon of its own", _build_reciprocal_norm, scale=500.0)
+        yield make_example("less its mean, read twice", _build_centred_norm, scale=500.0, x=(2, 3, 8))
+        yield make_example("less its mean, always", _build_centred_norm, measured=False, options={"always": True},
+                           x=(2, 3, 8))
+        yield make_example("less its mean, not measured", _build_centred_norm, measured=False, x=(2, 3, 8),
+                           reason="the variance of x less its mean, and nothing says how large x gets: give feeds or "
+                                  "ranges (calibrate shows it), or always=true")
+        yield make_norm_example(
             "measured to be small",
-            build_norm_program,
-            reason="x reaches 2.324 in the runs at hand and a sum of squares 12.43: 2 times the x would still fit fp16",
-        )
-        yield Example("kept small", lambda: build_norm_program(build_tanh_norm), measured=False,
-                      reason="the program keeps x within 1: 8 squares together stay below 65504")
-        yield Example("in fp32", lambda: build_norm_program(dtype=np.float32),
-                      reason="squared in fp32, which overflows above 1.8e19 only")
-        yield Example("scaled already", lambda: build_norm_program(build_prescaled_norm),
-                      reason="x is divided by its largest magnitude already")
-        yield Example("another norm", lambda: build_norm_program(build_l2_norm),
-                      reason="reduce_l2_norm squares inside, which is reported to stay stable")
-        yield Example(
-            "axes dropped and put back", lambda: build_norm_program(build_restored_axes_norm), scale=500.0
-        )
-        yield Example(
-            "axes dropped",
-            lambda: build_norm_program(build_dropped_axes_norm),
-            reason="the root is brought to another shape than that of a sum that keeps its axes",
-        )
-        yield Example("epsilon computed", lambda: build_norm_program(build_computed_sum_norm),
-                      reason="add gives 'total', but not with a constant number above 0")
-        yield Example("long", lambda: build_norm_program(width=16385),
-                      reason="the sum is over 16385 numbers, above 16384: of numbers up to 1 its parts are too small "
-                             "for fp16")
-        yield Example(
-            "no norm",
-            lambda: build_norm_program(lambda x, half: Builder.mul(x=x, y=Builder.rsqrt(x=x), name="y")),
-            reason="no product with the root of a sum of squares",
-        )
+            reason="x reaches 2.324 in the runs at hand and a sum of squares 12.43: 2 times the x would still fit fp16")
+        yield make_norm_example(
+            "kept small", lambda x, number: build_llama_norm(Builder.tanh(x=x), number), measured=False,
+            reason="the program keeps x within 1: 8 squares together stay below 65504")
+        yield make_norm_example("in fp32", dtype=np.float32,
+                                reason="squared in fp32, which overflows above 1.8e19 only")
+        yield make_norm_example("scaled already", _build_prescaled_norm,
+                                reason="x is divided by its largest magnitude already")
+        yield make_norm_example("another norm", _build_reduce_l2_norm,
+                                reason="reduce_l2_norm squares inside, which is reported to stay stable")
+        yield make_norm_example("axes dropped and put back", _build_restored_axes_norm, scale=500.0)
+        yield make_norm_example("axes dropped", _build_dropped_axes_norm,
+                                reason="the root is brought to another shape than that of a sum that keeps its axes")
+        yield make_norm_example("epsilon computed", _build_computed_epsilon_norm,
+                                reason="add gives 'total', but not with a constant number above 0")
+        yield make_norm_example("long", width=16385,
+                                reason="the sum is over 16385 numbers, above 16384: of numbers up to 1 its parts are "
+                                       "too small for fp16")
+        yield make_norm_example("no norm", lambda x, number: Builder.mul(x=x, y=Builder.rsqrt(x=x), name="y"),
+                                reason="no product with the root of a sum of squares")
 
 
 def _is_centred(norm: Norm) -> bool:
     """Return whether the squared value is a value minus its own mean."""
-    less = norm.x.op
-    if less is None or less.op_type != "sub":
+    difference = norm.x.op
+    if difference is None or difference.op_type != "sub":
         return False
-    mean = less.y.op
+    mean = difference.y.op
     while mean is not None and mean.op_type in ("expand_dims", "reshape", "squeeze"):
         mean = mean.x.op
-    return mean is not None and mean.op_type == "reduce_mean" and mean.x is less.x
+    return mean is not None and mean.op_type == "reduce_mean" and mean.x is difference.x
+
+
+def _build_largest_magnitude(mb: RewriteBuilder, norm: Norm) -> Var:
+    """Build the largest magnitude of each row of x, finite and not below the scale of the epsilons."""
+    scales = [_factor_epsilon(epsilon, degree)[0] for epsilon, degree in _collect_epsilons(norm)]
+    lowest = max([_FP16_MIN_NORMAL, *scales])
+    axes, x = norm.reduce.axes, norm.x
+
+    def build() -> Any:
+        largest = mb.reduce_max(x=mb.abs(x=x), axes=axes, keep_dims=True)
+        return mb.clip(x=largest, alpha=np.float16(lowest), beta=np.float16(_FP16_MAX))
+
+    result: Var = mb.once(("largest", x, None if axes is None else tuple(get_const_value(axes)), lowest), build)
+    return result
+
+
+def _collect_epsilons(norm: Norm) -> list[tuple[float, int]]:
+    """Collect each epsilon and the power of x that it is added to."""
+    epsilons, degree = [], 2
+    for kind, number in norm.steps:
+        if kind in ("add", "maximum"):
+            epsilons.append((number, degree))
+        degree = apply_power(kind, degree)
+    return epsilons
+
+
+def _factor_epsilon(epsilon: float, degree: int) -> tuple[float, float]:
+    """Return (s, c) with epsilon = c * s ** degree: s a power of two that is normal in fp16, c a number near 1."""
+    scale: float = 2.0 ** max(math.floor(math.log2(epsilon) / degree), -14)
+    return scale, epsilon / scale**degree
+
+
+def _build_scaled_factor(mb: RewriteBuilder, norm: Norm, scaled: Var, largest: Var) -> Any:
+    """Build the factor for `scaled`, which is x divided by `largest`, by the same steps.
+
+    Each epsilon is divided by the power of `largest` with which the sum of squares grows at that point.
+    """
+    axes = norm.reduce.axes
+    value: Any
+    if norm.reduce.op_type == "reduce_sum_square":
+        value = mb.reduce_sum_square(x=scaled, axes=axes, keep_dims=True)
+    else:
+        reduce = mb.reduce_mean if norm.reduce.op_type == "reduce_mean" else mb.reduce_sum
+        value = reduce(x=mb.square(x=scaled), axes=axes, keep_dims=True)
+    degree = 2
+    for kind, number in norm.steps:
+        if kind in ("add", "maximum"):
+            value = getattr(mb, kind)(x=value, y=_build_scaled_epsilon(mb, number, degree, largest))
+        elif kind in ("mul", "div"):
+            value = (mb.mul if kind == "mul" else mb.real_div)(x=value, y=np.float16(number))
+        elif kind == "sqrt":
+            value = mb.sqrt(x=value)
+        else:
+            value = getattr(mb, kind)(x=value, epsilon=np.float16(0))
+        degree = apply_power(kind, degree)
+    return value
+
+
+def _build_scaled_epsilon(mb: RewriteBuilder, epsilon: float, degree: int, largest: Var) -> Var:
+    """Divide `epsilon` by the power `degree` of `largest` as ratios of about 1: no intermediate value underflows.
+
+    A power of two is divided, so that the factor that is left is as exact in fp16 as epsilon was.
+    """
+    scale, rest = _factor_epsilon(epsilon, degree)
+    power: Var = mb.real_div(x=np.float16(scale), y=largest)
+    if degree == 2:
+        power = mb.square(x=power)
+    high = np.float16(rest)
+    low = np.float16(rest - float(high))
+    result: Var = power if high == 1 else mb.mul(x=power, y=high)
+    if abs(rest - float(high)) > _RELATIVE_TOLERANCE * rest:
+        result = mb.add(x=result, y=mb.mul(x=power, y=low))
+    return result
+
+
+def _build_centred_norm(x: Var) -> list[Var]:
+    """Build a norm of x less its mean, whose factor also multiplies x itself."""
+    difference = Builder.sub(x=x, y=Builder.reduce_mean(x=x, axes=[-1], keep_dims=True))
+    mean = Builder.reduce_mean(x=Builder.square(x=difference), axes=[-1], keep_dims=True)
+    factor = Builder.rsqrt(x=mean, epsilon=np.float16(1e-4))
+    return [Builder.mul(x=difference, y=factor, name="y"), Builder.mul(x=factor, y=x, name="z")]
+
+
+def _build_divided_norm(x: Var, number: Any) -> Any:
+    total = Builder.reduce_sum(x=Builder.mul(x=x, y=x), axes=[-1], keep_dims=True)
+    mean = Builder.add(x=number(1e-5), y=Builder.real_div(x=total, y=number(8)))
+    return Builder.real_div(x=x, y=Builder.add(x=Builder.sqrt(x=mean), y=number(1e-3)), name="y")
+
+
+def _build_l2_norm_by_root(x: Var, number: Any) -> Any:
+    total = Builder.reduce_sum(x=Builder.square(x=x), axes=[-1], keep_dims=True)
+    return Builder.real_div(x=x, y=Builder.sqrt(x=total), name="y")
+
+
+def _build_reciprocal_norm(x: Var, number: Any) -> Any:
+    total = Builder.reduce_sum_square(x=x, axes=[-1], keep_dims=True)
+    root = Builder.sqrt(x=Builder.maximum(x=Builder.mul(x=total, y=number(0.125)), y=number(1e-4)))
+    return Builder.mul(x=Builder.inverse(x=root, epsilon=number(1e-4)), y=x, name="y")
+
+
+def _build_prescaled_norm(x: Var, number: Any) -> Any:
+    most = Builder.reduce_max(x=Builder.abs(x=x), axes=[-1], keep_dims=True)
+    mean = Builder.reduce_mean(x=Builder.square(x=Builder.real_div(x=x, y=most)), axes=[-1], keep_dims=True)
+    root = Builder.sqrt(x=Builder.add(x=mean, y=number(1e-5)))
+    return Builder.real_div(x=x, y=Builder.mul(x=root, y=most), name="y")
+
+
+def _build_reduce_l2_norm(x: Var, number: Any) -> Any:
+    return Builder.real_div(x=x, y=Builder.reduce_l2_norm(x=x, axes=[-1], keep_dims=True), name="y")
+
+
+def _build_restored_axes_norm(x: Var, number: Any) -> Any:
+    mean = Builder.reduce_mean(x=Builder.square(x=x), axes=[-1], keep_dims=False)
+    root = Builder.rsqrt(x=Builder.add(x=mean, y=number(1e-5)), epsilon=number(2.0**-24))
+    return Builder.mul(x=x, y=Builder.expand_dims(x=root, axes=[-1]), name="y")
+
+
+def _build_dropped_axes_norm(x: Var, number: Any) -> Any:
+    mean = Builder.reduce_mean(x=Builder.square(x=x), axes=[0, 1], keep_dims=False)
+    return Builder.mul(x=x, y=Builder.rsqrt(x=mean, epsilon=number(1e-5)), name="y")
+
+
+def _build_computed_epsilon_norm(x: Var, number: Any) -> Any:
+    mean = Builder.reduce_mean(x=Builder.square(x=x), axes=[-1], keep_dims=True)
+    total = Builder.add(x=mean, y=Builder.reduce_max(x=x, axes=[-1], keep_dims=True), name="total")
+    return Builder.mul(x=x, y=Builder.rsqrt(x=total, epsilon=number(1e-5)), name="y")

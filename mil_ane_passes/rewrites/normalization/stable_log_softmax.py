@@ -7,12 +7,12 @@ from typing import Any
 
 import coremltools as ct
 import numpy as np
-from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+from coremltools.converters.mil.mil import Builder, Operation, Var, types
 
 from ...ir.builder import RewriteBuilder
 from ...ir.query import get_const_value
 from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite
-from ...passes.examples import build_program, make_example
+from ...passes.examples import make_example
 from ._log_exp_patterns import (
     find_precision_obstacle,
     has_negligible_epsilon,
@@ -74,95 +74,85 @@ class StableLogSoftmax(Rewrite):
     )
 
     def match(self, op: Operation) -> Hit | Miss:
-        whole = op.op_type == "log" and is_made_by(op.x, "softmax")
-        if not whole and not (op.op_type == "sub" and _is_log_softmax_subtraction(op)):
+        has_softmax = op.op_type == "log" and is_made_by(op.x, "softmax")
+        if not has_softmax and not (op.op_type == "sub" and _is_log_softmax_subtraction(op)):
             return Miss(op, "not the logarithm of a softmax", near=False)
         reason = find_precision_obstacle(op)
         if reason:
             return Miss(op, reason)
-        if whole and not has_negligible_epsilon(op):
+        if has_softmax and not has_negligible_epsilon(op):
             return Miss(
                 op, f"log adds {get_const_value(op.epsilon):g} to the probabilities, which is meant to bound it below"
             )
-        x = op.x.op.x if whole else op.x
-        axis = get_const_value(op.x.op.axis) if whole else None
-        axes = read_reduced_axes(op.y.op) if not whole else None if axis is None else (axis,)
+        axes: tuple[int, ...] | None
+        if has_softmax:
+            x, axis = op.x.op.x, get_const_value(op.x.op.axis)
+            axes = None if axis is None else (axis,)
+            epsilon = op.epsilon if get_const_value(op.epsilon) > 0 else None
+            fault = "small probabilities are 0"
+        else:
+            x, axes, epsilon = op.x, read_reduced_axes(op.y.op), None
+            fault = "the sum of exponentials overflows"
         if axes is None or x.rank == 0:
             return Miss(op, "the axis of the softmax is not known")
-        floor = op.epsilon if whole and get_const_value(op.epsilon) > 0 else None
-        fault = "small probabilities are 0" if whole else "the sum of exponentials overflows"
-        return Hit(op, x=x, axes=list(axes), epsilon=floor, keeps_nonfinite=whole,
+        return Hit(op, x=x, axes=list(axes), epsilon=epsilon, keeps_nonfinite=has_softmax,
                    note=f"{fault} in fp16: x - max - log-sum-exp")
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
-        top = mb.reduce_max(x=hit.x, axes=hit.axes, keep_dims=True)
-        shifted = mb.sub(x=hit.x, y=top)
+        maximum = mb.reduce_max(x=hit.x, axes=hit.axes, keep_dims=True)
+        shifted = mb.sub(x=hit.x, y=maximum)
         result: Var = mb.sub(x=shifted, y=mb.reduce_log_sum_exp(x=shifted, axes=hit.axes, keep_dims=True))
         if hit.epsilon is not None:  # its logarithm is computed at run time: fp16 has neither number
-            result = mb.maximum(x=result, y=mb.log(x=mb.mul(x=top, y=np.float16(0)), epsilon=hit.epsilon))
+            result = mb.maximum(x=result, y=mb.log(x=mb.mul(x=maximum, y=np.float16(0)), epsilon=hit.epsilon))
         return result
 
     def examples(self) -> Iterable[Example]:
         # log(softmax(x)) is minus infinity at full precision where it should be x - max, so x stays within 40
-        yield Example("as converted", lambda: _build_log(lambda x: Builder.softmax(x=x, axis=1)), within=_MAX_INPUT)
-        yield Example("last axis", lambda: _build_log(lambda x: Builder.softmax(x=x)), within=_MAX_INPUT, scale=10.0)
-        yield Example("for iOS15", lambda: _build_log(lambda x: Builder.softmax(x=x, axis=-2), opset=ct.target.iOS15),
-                      within=_MAX_INPUT)
-        yield Example("epsilon in fp32", lambda: _build_log(lambda x: Builder.softmax(x=x, axis=1), np.float32(1e-45)))
-        yield Example("probabilities are returned too", _build_shared_softmax, within=_MAX_INPUT)
-        yield make_example(
-            "less its log-sum-exp",
-            lambda x: _subtract_log_sum_exp(x, axes=[1, 2], keep_dims=True),
-            within=3e4,
-            scale=10.0,
-            x=(2, 4, 8),
-        )
+        no_log_softmax = "not the logarithm of a softmax"
+        yield _make_log_example("as converted", lambda x: Builder.softmax(x=x, axis=1), within=_MAX_INPUT)
+        yield _make_log_example("last axis", lambda x: Builder.softmax(x=x), within=_MAX_INPUT, scale=10.0)
+        yield _make_log_example("for iOS15", lambda x: Builder.softmax(x=x, axis=-2), opset=ct.target.iOS15,
+                                within=_MAX_INPUT)
+        yield _make_log_example("epsilon in fp32", lambda x: Builder.softmax(x=x, axis=1), np.float32(1e-45))
+        yield make_example("probabilities are returned too", _build_shared_softmax, within=_MAX_INPUT, x=(2, 4, 8))
+        yield make_example("less its log-sum-exp", lambda x: _subtract_log_sum_exp(x, axes=[1, 2], keep_dims=True),
+                           within=3e4, scale=10.0, x=(2, 4, 8))
         yield make_example(
             "maximum off already",
             lambda x: _subtract_log_sum_exp(
                 Builder.sub(x=x, y=Builder.reduce_max(x=x, axes=[1], keep_dims=True)), axes=[1], keep_dims=True
             ),
-            reason="not the logarithm of a softmax",
+            reason=no_log_softmax,
             x=(2, 4, 8),
         )
-        yield make_example(
-            "axis dropped",
-            lambda x: _subtract_log_sum_exp(x, axes=[0], keep_dims=False),
-            reason="not the logarithm of a softmax",
-            x=(4, 4),
-        )
-        yield Example(
-            "sigmoid", lambda: _build_log(lambda x: Builder.sigmoid(x=x)), reason="not the logarithm of a softmax"
-        )
-        yield Example("epsilon that counts", lambda: _build_log(lambda x: Builder.softmax(x=x), np.float16(1e-4)),
-                      reason="log adds 0.000100017 to the probabilities, which is meant to bound it below")
-        yield Example("fp32", lambda: _build_log(lambda x: Builder.softmax(x=x), dtype=types.fp32),
-                      reason="computed in fp32, and the fault is fp16's")
+        yield make_example("axis dropped", lambda x: _subtract_log_sum_exp(x, axes=[0], keep_dims=False),
+                           reason=no_log_softmax, x=(4, 4))
+        yield _make_log_example("sigmoid", lambda x: Builder.sigmoid(x=x), reason=no_log_softmax)
+        yield _make_log_example(
+            "epsilon that counts", lambda x: Builder.softmax(x=x), np.float16(1e-4),
+            reason="log adds 0.000100017 to the probabilities, which is meant to bound it below")
+        yield _make_log_example("fp32", lambda x: Builder.softmax(x=x), dtype=types.fp32,
+                                reason="computed in fp32, and the fault is fp16's")
 
 
 def _is_log_softmax_subtraction(sub: Operation) -> bool:
     """Return whether `sub` is x minus the log-sum-exp of x, and no maximum was subtracted from x before."""
-    if (
-        not is_made_by(sub.y, "reduce_log_sum_exp")
-        or sub.y.op.x is not sub.x
-        or not get_const_value(sub.y.op.keep_dims, False)
-    ):
+    if not is_made_by(sub.y, "reduce_log_sum_exp") or sub.y.op.x is not sub.x:
+        return False
+    if not get_const_value(sub.y.op.keep_dims, False):
         return False
     return not (is_made_by(sub.x, "sub") and is_maximum_subtracted(sub.x.op, read_reduced_axes(sub.y.op)))
 
 
-def _build_log(inner: Callable[[Var], Any], epsilon: Any = None, **settings: Any) -> Program:
-    given = {} if epsilon is None else {"epsilon": epsilon}
-    return build_program(lambda x: Builder.log(x=inner(x), name="y", **given), x=(2, 4, 8), **settings)
+def _make_log_example(name: str, inner: Callable[[Var], Any], epsilon: Any = None, **settings: Any) -> Example:
+    parameters = {} if epsilon is None else {"epsilon": epsilon}
+    return make_example(name, lambda x: Builder.log(x=inner(x), name="y", **parameters), x=(2, 4, 8), **settings)
 
 
-def _subtract_log_sum_exp(x: Var, **given: Any) -> Any:
-    return Builder.sub(x=x, y=Builder.reduce_log_sum_exp(x=x, **given), name="y")
+def _subtract_log_sum_exp(x: Var, **parameters: Any) -> Any:
+    return Builder.sub(x=x, y=Builder.reduce_log_sum_exp(x=x, **parameters), name="y")
 
 
-def _build_shared_softmax() -> Program:
-    def body(x: Var) -> list[Var]:
-        probabilities = Builder.softmax(x=x, axis=1, name="p")
-        return [probabilities, Builder.log(x=probabilities, name="y")]
-
-    return build_program(body, x=(2, 4, 8))
+def _build_shared_softmax(x: Var) -> list[Var]:
+    probabilities = Builder.softmax(x=x, axis=1, name="p")
+    return [probabilities, Builder.log(x=probabilities, name="y")]

@@ -7,24 +7,26 @@ from typing import Any
 
 import coremltools as ct
 import numpy as np
-from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+from coremltools.converters.mil.mil import Builder, Operation, Var, types
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
 from ...ir.builder import RewriteBuilder
 from ...ir.query import get_const_value
 from ...passes.contract import Community, Exactness, Example, Hit, Measured, Miss, Rewrite
-from ...passes.examples import build_program, make_example
+from ...passes.examples import make_example, make_op_example
 from ._log_exp_patterns import (
-    FP16_MAX,
+    find_exp_operand,
     find_precision_obstacle,
     has_negligible_epsilon,
     is_made_by,
     is_maximum_subtracted,
-    match_log_sum_exp,
     read_reduced_axes,
 )
 
-__all__ = ["build_log_cumsum_exp", "count_doubling_steps", "find_cumsum_obstacle"]
+_FP16_MAX = np.float16(65504)
+"The largest finite number of fp16."
+_SHAPE = (2, 4, 8)
+"Shape of the input of the examples."
 
 
 class StableLogSumExp(Rewrite):
@@ -82,96 +84,91 @@ class StableLogSumExp(Rewrite):
     "The most elements of a running sum that is unrolled."
 
     def match(self, op: Operation) -> Hit | Miss:
-        parts = match_log_sum_exp(op)
+        parts = _match_log_sum_exp(op)
         if parts is None:
             return Miss(op, "not the logarithm of a sum of exponentials", near=False)
         x, reduction = parts
-        running = reduction.op_type == "cumsum"
-        axes = None if running else read_reduced_axes(reduction)
+        is_cumsum = reduction.op_type == "cumsum"
+        axes = None if is_cumsum else read_reduced_axes(reduction)
         if is_made_by(x, "sub") and axes is not None and is_maximum_subtracted(x.op, axes):
             return Miss(op, "the maximum is taken off already", near=False)
-        reason = find_precision_obstacle(op) or (find_cumsum_obstacle(reduction, self.longest) if running else None)
+        reason = find_precision_obstacle(op) or (
+            _find_cumsum_obstacle(reduction, self.longest) if is_cumsum else None)
         if reason:
             return Miss(op, reason)
-        if not running and axes is None:
+        if not is_cumsum and axes is None:
             return Miss(op, "the axes are not known")
         if op.op_type == "log" and not has_negligible_epsilon(op):
             return Miss(op, f"log adds {get_const_value(op.epsilon):g} to the sum, which is meant to bound it below")
-        if running:
+        if is_cumsum:
             axis = int(get_const_value(reduction.axis))
             return Hit(op, x=x, axis=axis, note=f"the running sum of exponentials overflows fp16: joined pairwise in "
                                                 f"{count_doubling_steps(int(x.shape[axis]))} steps")
-        return Hit(op, x=x, axis=None, axes=axes, keep=bool(get_const_value(reduction.keep_dims, False)),
+        return Hit(op, x=x, axis=None, axes=axes, keep_dims=bool(get_const_value(reduction.keep_dims, False)),
                    note="the sum of exponentials overflows fp16: the maximum is taken off first")
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         if hit.axis is not None:
-            return build_log_cumsum_exp(mb, hit.x, hit.axis)
+            return _build_log_cumsum_exp(mb, hit.x, hit.axis)
         axes = list(hit.axes)
-        top = mb.clip(x=mb.reduce_max(x=hit.x, axes=axes, keep_dims=True), alpha=-FP16_MAX, beta=FP16_MAX)
-        rest = mb.reduce_log_sum_exp(x=mb.sub(x=hit.x, y=top), axes=axes, keep_dims=True)
-        total: Var = mb.add(x=top, y=rest)
-        return total if hit.keep else mb.squeeze(x=total, axes=axes)
+        maximum = mb.clip(x=mb.reduce_max(x=hit.x, axes=axes, keep_dims=True), alpha=-_FP16_MAX, beta=_FP16_MAX)
+        rest = mb.reduce_log_sum_exp(x=mb.sub(x=hit.x, y=maximum), axes=axes, keep_dims=True)
+        result: Var = mb.add(x=maximum, y=rest)
+        return result if hit.keep_dims else mb.squeeze(x=result, axes=axes)
 
     def examples(self) -> Iterable[Example]:
-        yield Example("op", lambda: _build_reduction(axes=[1], keep_dims=True))
-        yield Example("dropped axis, large", lambda: _build_reduction(axes=[-1], keep_dims=False), scale=30.0)
-        yield Example(
-            "two axes, for iOS15", lambda: _build_reduction(axes=[1, 2], keep_dims=False, opset=ct.target.iOS15)
-        )
-        yield Example("all axes", lambda: _build_reduction())
+        op = "reduce_log_sum_exp"
+        yield make_op_example("op", op, _SHAPE, {"axes": [1], "keep_dims": True})
+        yield make_op_example("dropped axis, large", op, _SHAPE, {"axes": [-1], "keep_dims": False}, scale=30.0)
+        yield make_op_example("two axes, for iOS15", op, _SHAPE, {"axes": [1, 2], "keep_dims": False},
+                              opset=ct.target.iOS15)
+        yield make_op_example("all axes", op, _SHAPE)
         # log(sum + 1e-45) bottoms out at -103.3, or at fp16 at minus infinity, so x stays within 40
-        yield Example("by hand", lambda: _build_of_exp(lambda e: Builder.log(
-            x=Builder.reduce_sum(x=e, axes=[1]), name="y")), within=40.0)
-        yield Example("reduce_log_sum", lambda: _build_of_exp(lambda e: Builder.reduce_log_sum(
-            x=e, axes=[-1], keep_dims=True, name="y")), within=40.0)
-        yield Example("running", lambda: _build_log_cumsum(axis=2), within=40.0)
-        yield Example("too long", lambda: _build_log_cumsum(axis=2), options={"longest": 4},
-                      reason="the running sum is over 8 elements, above 4: it would take 3 steps of ten ops; longest=8 "
-                             "allows that")
-        yield Example("reversed", lambda: _build_log_cumsum(axis=2, reverse=True),
-                      reason="the running sum is exclusive or reversed")
+        yield _make_exp_example(
+            "by hand", lambda e: Builder.log(x=Builder.reduce_sum(x=e, axes=[1]), name="y"), within=40.0)
+        yield _make_exp_example(
+            "reduce_log_sum", lambda e: Builder.reduce_log_sum(x=e, axes=[-1], keep_dims=True, name="y"), within=40.0)
+        yield _make_exp_example(
+            "running", lambda e: Builder.log(x=Builder.cumsum(x=e, axis=2), name="y"), within=40.0)
+        yield _make_exp_example(
+            "too long", lambda e: Builder.log(x=Builder.cumsum(x=e, axis=2), name="y"), options={"longest": 4},
+            reason="the running sum is over 8 elements, above 4: it would take 3 steps of ten ops; longest=8 allows "
+                   "that")
+        yield _make_exp_example(
+            "reversed", lambda e: Builder.log(x=Builder.cumsum(x=e, axis=2, reverse=True), name="y"),
+            reason="the running sum is exclusive or reversed")
         yield make_example(
             "maximum off already",
             lambda x: Builder.reduce_log_sum_exp(
                 x=Builder.sub(x=x, y=Builder.reduce_max(x=x, axes=[1], keep_dims=True)), axes=[-2], name="y"
             ),
             reason="the maximum is taken off already",
-            x=(2, 4, 8),
+            x=_SHAPE,
         )
-        yield Example("fp32", lambda: _build_reduction(axes=[1], dtype=types.fp32),
-                      reason="computed in fp32, and the fault is fp16's")
-        yield make_example(
-            "no exponential",
-            lambda x: Builder.log(x=Builder.reduce_sum(x=x, axes=[1]), name="y"),
-            reason="not the logarithm of a sum of exponentials",
-            x=(2, 4, 8),
-        )
-        yield Example("epsilon that counts", lambda: _build_of_exp(lambda e: Builder.log(
-            x=Builder.reduce_sum(x=e, axes=[1]), epsilon=np.float16(0.5), name="y")),
+        yield make_op_example("fp32", op, _SHAPE, {"axes": [1]}, dtype=types.fp32,
+                              reason="computed in fp32, and the fault is fp16's")
+        yield make_example("no exponential", lambda x: Builder.log(x=Builder.reduce_sum(x=x, axes=[1]), name="y"),
+                           reason="not the logarithm of a sum of exponentials", x=_SHAPE)
+        yield _make_exp_example(
+            "epsilon that counts",
+            lambda e: Builder.log(x=Builder.reduce_sum(x=e, axes=[1]), epsilon=np.float16(0.5), name="y"),
             reason="log adds 0.5 to the sum, which is meant to bound it below")
 
 
-def _build_reduction(opset: Any = ct.target.iOS17, dtype: Any = types.fp16, **given: Any) -> Program:
-    return build_program(
-        lambda x: Builder.reduce_log_sum_exp(x=x, name="y", **given), opset=opset, dtype=dtype, x=(2, 4, 8)
-    )
+def _match_log_sum_exp(op: Operation) -> tuple[Var, Operation] | None:
+    """Return (x, the op that sums its exponentials) where `op` computes the logarithm of their sum, else None."""
+    if op.op_type == "reduce_log_sum_exp":
+        return (op.x, op) if op.x.rank else None
+    total = op
+    if op.op_type == "log":
+        if not is_made_by(op.x, "reduce_sum", "cumsum"):
+            return None
+        total = op.x.op
+    x = find_exp_operand(total.x)
+    return (x, total) if x is not None and x.rank else None
 
 
-def _build_of_exp(outer: Callable[[Var], Any]) -> Program:
-    return build_program(lambda x: outer(Builder.exp(x=x)), x=(2, 4, 8))
-
-
-def _build_log_cumsum(**given: Any) -> Program:
-    return _build_of_exp(lambda e: Builder.log(x=Builder.cumsum(x=e, **given), name="y"))
-
-
-def count_doubling_steps(length: int) -> int:
-    """Count how often a window of one element is doubled until it covers `length`."""
-    return max(0, length - 1).bit_length()
-
-
-def find_cumsum_obstacle(cumsum: Operation, longest: int) -> str | None:
+def _find_cumsum_obstacle(cumsum: Operation, longest: int) -> str | None:
     """Return why the running sum cannot be written out in steps, or None when it can."""
     axis = get_const_value(cumsum.axis)
     if axis is None:
@@ -182,35 +179,41 @@ def find_cumsum_obstacle(cumsum: Operation, longest: int) -> str | None:
     if is_symbolic(length):
         return "the running sum is over a flexible axis, and the number of steps depends on its length"
     if length > longest:
-        return (
-            f"the running sum is over {length} elements, above {longest}: it would take "
-            f"{count_doubling_steps(int(length))} "
-            f"steps of ten ops; longest={length} allows that"
-        )
+        return (f"the running sum is over {length} elements, above {longest}: it would take "
+                f"{count_doubling_steps(int(length))} steps of ten ops; longest={length} allows that")
     return None
 
 
-def build_log_cumsum_exp(mb: RewriteBuilder, x: Var, axis: int) -> Var:
+def count_doubling_steps(length: int) -> int:
+    """Count how often a window of one element is doubled until it covers `length`."""
+    return max(0, length - 1).bit_length()
+
+
+def _build_log_cumsum_exp(mb: RewriteBuilder, x: Var, axis: int) -> Var:
     """Compute log(cumsum(exp(x))): after step k each element is the log-sum-exp of the 2**k elements up to it.
 
     Two windows are joined as max(a, b) + softplus(min(a, b) - max(a, b)), where no exponential exceeds 1.
     """
-    axis, done, total = axis % x.rank, 1, x
+    axis, size, total = axis % x.rank, 1, x
     length = int(x.shape[axis])
-    while done < length:
-        first, late, early = (_slice_axis(mb, total, axis, begin, end) for begin, end in (
-            (0, done), (done, length), (0, length - done)))
-        top = mb.maximum(x=late, y=early)
-        held = mb.clip(x=top, alpha=-FP16_MAX, beta=FP16_MAX)  # minus infinity minus itself is NaN
-        gap = mb.sub(x=mb.minimum(x=late, y=early), y=held)
-        total = mb.concat(values=[first, mb.add(x=top, y=mb.softplus(x=gap))], axis=axis)
-        done *= 2
+    while size < length:
+        complete = _slice_axis(mb, total, axis, 0, size)
+        late, early = _slice_axis(mb, total, axis, size, length), _slice_axis(mb, total, axis, 0, length - size)
+        larger = mb.maximum(x=late, y=early)
+        finite = mb.clip(x=larger, alpha=-_FP16_MAX, beta=_FP16_MAX)  # minus infinity minus itself is NaN
+        gap = mb.sub(x=mb.minimum(x=late, y=early), y=finite)
+        total = mb.concat(values=[complete, mb.add(x=larger, y=mb.softplus(x=gap))], axis=axis)
+        size *= 2
     return total
 
 
 def _slice_axis(mb: RewriteBuilder, x: Var, axis: int, begin: int, end: int) -> Var:
-    mask = [position != axis for position in range(x.rank)]
-    part: Var = mb.slice_by_index(
-        x=x, begin=[begin if position == axis else 0 for position in range(x.rank)],
-        end=[end if position == axis else 0 for position in range(x.rank)], begin_mask=mask, end_mask=mask)
-    return part
+    begins, ends = [0] * x.rank, [0] * x.rank
+    begins[axis], ends[axis] = begin, end
+    mask = [each != axis for each in range(x.rank)]
+    result: Var = mb.slice_by_index(x=x, begin=begins, end=ends, begin_mask=mask, end_mask=mask)
+    return result
+
+
+def _make_exp_example(name: str, outer: Callable[[Var], Any], **settings: Any) -> Example:
+    return make_example(name, lambda x: outer(Builder.exp(x=x)), x=_SHAPE, **settings)

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
-from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+from coremltools.converters.mil.mil import Operation, Var, types
 
 from ...ane.limits import collect_evidence
 from ...ir.builder import RewriteBuilder
-from ...ir.query import get_const_value
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Community, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_private_route
-from ...passes.examples import build_program
-from ...rules.max_pool_kernel import MaxPoolKernel
-from ...rules.old_pools import OldPools
-from . import _pool_windows as windows
-from ._pool_windows import Pads
+from ...passes.examples import make_op_example
+from ...rules.pooling import MaxPoolKernel, OldPools
+from ._pool_windows import (
+    Pads,
+    find_fully_covered_axes,
+    find_max_window_sides,
+    has_supported_strides,
+    match_large_window,
+    read_kernel_sizes,
+    read_strides,
+)
 
 
 class ChainMaxPool(Rewrite):
@@ -62,98 +68,95 @@ class ChainMaxPool(Rewrite):
     "The most steps one op may become."
 
     def match(self, op: Operation) -> Hit | Miss:
-        looked_at = self.generations
-        refused = windows.match_large_window(op, looked_at, self.always)
-        if isinstance(refused, Miss):
-            return refused
-        large, pads = refused
-        whole = windows.find_fully_covered_axes(op, pads)
-        most = windows.find_max_window_sides(op, looked_at, self.always)
-        count = max(_count_steps(op, whole, most))
+        match = match_large_window(op, self.generations, self.always)
+        if isinstance(match, Miss):
+            return match
+        unsupported, pads = match
+        covered = find_fully_covered_axes(op, pads)
+        most = find_max_window_sides(op, self.generations, self.always)
+        count = max(_count_steps(op, covered, most))
         if count > self.max_steps:
             return Miss(op, f"would take {count} steps, max_steps is {self.max_steps}")
-        steps = _plan_steps(op, whole, most)
-        fine = windows.has_supported_strides(op, looked_at, self.always)
-        return Hit(op, note=f"{large}: {_describe_steps(steps, whole)}", whole=whole, steps=steps, pads=pads, fine=fine)
+        steps = _plan_steps(op, covered, most)
+        return Hit(op, note=f"{unsupported}: {_describe_steps(steps, covered)}", covered=covered, steps=steps,
+                   pads=pads, keeps_strides=has_supported_strides(op, self.generations, self.always))
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
-        op, whole = hit.op, hit.whole
-        x: Var = mb.reduce_max(x=op.x, axes=whole, keep_dims=True) if whole else op.x
-        rest: Pads = [(0, 0) if 2 + axis in whole else pair for axis, pair in enumerate(hit.pads)]
-        strides = [1 if 2 + axis in whole else stride
-                   for axis, stride in enumerate(get_const_value(op.strides, [1] * len(rest)))]
+        op, covered = hit.op, hit.covered
+        x: Var = mb.reduce_max(x=op.x, axes=covered, keep_dims=True) if covered else op.x
+        rest: Pads = [(0, 0) if axis in covered else pads for axis, pads in enumerate(hit.pads, start=2)]
+        strides = [1 if axis in covered else stride for axis, stride in enumerate(read_strides(op), start=2)]
         for number, sizes in enumerate(hit.steps):
             pads = [(min(before, size - 1), min(after, size - 1)) for (before, after), size in zip(rest, sizes)]
             rest = [(old[0] - new[0], old[1] - new[1]) for old, new in zip(rest, pads)]
-            last = number == len(hit.steps) - 1
-            how: dict[str, Any] = {"pad_type": "custom", "pad": windows.flatten_pads(pads)}
-            x = mb.max_pool(x=x, kernel_sizes=sizes, strides=strides if last and hit.fine else [1] * len(sizes),
-                            **(how if any(map(any, pads)) else {"pad_type": "valid"}))
-        if not hit.fine and max(strides) > 1:
+            is_last = number == len(hit.steps) - 1
+            padding: dict[str, Any] = {"pad_type": "valid"}
+            if any(map(any, pads)):
+                padding = {"pad_type": "custom", "pad": [amount for pair in pads for amount in pair]}
+            step_strides = strides if is_last and hit.keeps_strides else [1] * len(sizes)
+            x = mb.max_pool(x=x, kernel_sizes=sizes, strides=step_strides, **padding)
+        if not hit.keeps_strides and max(strides) > 1:
             x = mb.slice_by_index(x=x, begin=[0] * x.rank, end=[0] * x.rank, stride=[1, 1, *strides],
                                   end_mask=[True] * x.rank)
         return x
 
     def examples(self) -> Iterable[Example]:
-        yield Example("9x9", lambda: _build_max_pool([9, 9]))
-        yield Example(
-            "one row, strided", lambda: _build_max_pool([1, 20], strides=[1, 2], pad_type="custom", pad=[0, 0, 7, 5])
-        )
-        yield Example(
-            "more counted",
-            lambda: _build_max_pool([3, 9], strides=[2, 4], pad_type="custom", pad=[1, 1, 2, 2], ceil_mode=True),
-        )
-        yield Example("all of one axis", lambda: _build_max_pool([3, 9], strides=[1, 9], pad_type="custom",
-                                                        pad=[0, 0, 0, 1], shape=(1, 2, 16, 8)))
-        yield Example("all", lambda: _build_max_pool([9, 9], pad_type="custom", pad=[0, 1, 0, 1], shape=(1, 2, 8, 8)))
-        yield Example("1-D", lambda: _build_max_pool([10], pad_type="same_lower", shape=(1, 3, 30)))
-        yield Example("3-D", lambda: _build_max_pool([2, 3, 9], shape=(1, 2, 3, 5, 12)))
-        yield Example("a long stride", lambda: _build_max_pool([3, 3], strides=[3, 3], pad_type="valid"),
-                      options={"always": True})
-        yield Example("fits", lambda: _build_max_pool([9, 8]), reason="fits")
-        yield Example("old chips only", lambda: _build_max_pool([3, 3], strides=[3, 3]),
-                      reason="refused by A12 and A13 only; name one of them as the target")
-        yield Example("too many steps", lambda: _build_max_pool([9, 9]), options={"max_steps": 1},
-                      reason="would take 2 steps, max_steps is 1")
-        yield Example("fp32", lambda: _build_max_pool([9, 9], dtype=types.fp32), reason=FP32_UNSUPPORTED_REASON)
-        yield Example("padding alone", lambda: _build_max_pool([1, 9], pad_type="custom", pad=[0, 0, 9, 9]),
-                      reason="a window may lie in the padding alone")
-        yield Example("symbolic, same", lambda: _build_max_pool([9, 9], strides=[2, 2], shape=(1, 2, 16, None)),
-                      reason="pad_type same pads by the input's size, which is symbolic")
+        yield _make_pool_example("9x9", [9, 9])
+        yield _make_pool_example("one row, strided", [1, 20], strides=[1, 2], pad_type="custom", pad=[0, 0, 7, 5])
+        yield _make_pool_example(
+            "more counted", [3, 9], strides=[2, 4], pad_type="custom", pad=[1, 1, 2, 2], ceil_mode=True)
+        yield _make_pool_example("all of one axis", [3, 9], strides=[1, 9], pad_type="custom", pad=[0, 0, 0, 1],
+                                 shape=(1, 2, 16, 8))
+        yield _make_pool_example("all", [9, 9], pad_type="custom", pad=[0, 1, 0, 1], shape=(1, 2, 8, 8))
+        yield _make_pool_example("1-D", [10], pad_type="same_lower", shape=(1, 3, 30))
+        yield _make_pool_example("3-D", [2, 3, 9], shape=(1, 2, 3, 5, 12))
+        yield _make_pool_example("a long stride", [3, 3], {"options": {"always": True}}, strides=[3, 3],
+                                 pad_type="valid")
+        yield _make_pool_example("fits", [9, 8], {"reason": "fits"})
+        yield _make_pool_example("old chips only", [3, 3], {
+            "reason": "refused by A12 and A13 only; name one of them as the target"}, strides=[3, 3])
+        yield _make_pool_example("too many steps", [9, 9], {
+            "options": {"max_steps": 1}, "reason": "would take 2 steps, max_steps is 1"})
+        yield _make_pool_example("fp32", [9, 9], {"dtype": types.fp32, "reason": FP32_UNSUPPORTED_REASON})
+        yield _make_pool_example("padding alone", [1, 9], {"reason": "a window may lie in the padding alone"},
+                                 pad_type="custom", pad=[0, 0, 9, 9])
+        yield _make_pool_example("symbolic, same", [9, 9], {
+            "reason": "pad_type same pads by the input's size, which is symbolic"}, strides=[2, 2],
+            shape=(1, 2, 16, None))
 
 
-def _compute_reaches(op: Operation, whole: list[int]) -> list[int]:
-    """Compute how far the windows extend beyond one element, by axis."""
-    return [0 if 2 + axis in whole else int(size) - 1 for axis, size in enumerate(get_const_value(op.kernel_sizes))]
-
-
-def _count_steps(op: Operation, whole: list[int], most: list[int]) -> list[int]:
+def _count_steps(op: Operation, covered: list[int], most: list[int]) -> list[int]:
     """Count the windows of at most `most` elements that each axis needs."""
-    return [-(-reach // (limit - 1)) for reach, limit in zip(_compute_reaches(op, whole), most)]
+    return [math.ceil(reach / (limit - 1)) for reach, limit in zip(_compute_reaches(op, covered), most)]
 
 
-def _plan_steps(op: Operation, whole: list[int], most: list[int]) -> list[list[int]]:
+def _compute_reaches(op: Operation, covered: list[int]) -> list[int]:
+    """Compute how far the windows extend beyond one element, by axis."""
+    return [0 if axis in covered else int(size) - 1 for axis, size in enumerate(read_kernel_sizes(op), start=2)]
+
+
+def _plan_steps(op: Operation, covered: list[int], most: list[int]) -> list[list[int]]:
     """Plan the windows of each step; an axis with fewer windows has them in the last steps, where the stride is."""
-    parts = [[1 + reach // count + (number < reach % count) for number in range(count)]
-             for reach, count in zip(_compute_reaches(op, whole), _count_steps(op, whole, most))]
-    strided = any(stride > 1 and 2 + axis not in whole for axis, stride in enumerate(get_const_value(op.strides, [])))
-    length = max(*map(len, parts), 1 if strided else 0) if len(parts) > 1 else max(len(parts[0]), int(strided))
-    return [list(sizes) for sizes in zip(*([1] * (length - len(part)) + part for part in parts))]
+    windows = [_split_reach(reach, count)
+               for reach, count in zip(_compute_reaches(op, covered), _count_steps(op, covered, most))]
+    is_strided = any(stride > 1 and axis not in covered for axis, stride in enumerate(read_strides(op), start=2))
+    length = max(int(is_strided), *map(len, windows))
+    return [list(sizes) for sizes in zip(*([1] * (length - len(sizes)) + sizes for sizes in windows))]
 
 
-def _describe_steps(steps: list[list[int]], whole: list[int]) -> str:
-    reduced = [f"reduce_max over axes {', '.join(map(str, whole))}"] if whole else []
+def _split_reach(reach: int, count: int) -> list[int]:
+    """Split a window that extends `reach` beyond one element into `count` windows, the larger ones first."""
+    return [1 + reach // count + (number < reach % count) for number in range(count)]
+
+
+def _describe_steps(steps: list[list[int]], covered: list[int]) -> str:
+    reduced = [f"reduce_max over axes {', '.join(map(str, covered))}"] if covered else []
     return ", ".join(reduced + ["x".join(map(str, sizes)) for sizes in steps])
 
 
-def _build_max_pool(
-    sizes: list[int],
-    *,
-    shape: tuple[int | None, ...] = (1, 2, 16, 16),
-    strides: list[int] | None = None,
-    pad_type: str = "same",
-    dtype: Any = types.fp16,
-    **parameters: Any,
-) -> Program:
-    return build_program(lambda x: Builder.max_pool(x=x, kernel_sizes=sizes, strides=strides or [1] * len(sizes),
-                                                    pad_type=pad_type, name="y", **parameters), dtype=dtype, x=shape)
+def _make_pool_example(
+    name: str, sizes: list[int], settings: dict[str, Any] | None = None, *, strides: list[int] | None = None,
+    pad_type: str = "same", shape: tuple[int | None, ...] = (1, 2, 16, 16), **parameters: Any,
+) -> Example:
+    shared = {"kernel_sizes": sizes, "strides": strides or [1] * len(sizes), "pad_type": pad_type}
+    return make_op_example(name, "max_pool", shape, {**shared, **parameters}, **(settings or {}))

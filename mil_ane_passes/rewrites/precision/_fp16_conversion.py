@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import ChainMap
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,35 +21,15 @@ from ...ir.constants import make_const
 from ...ir.query import get_flat_inputs, get_type_info, is_const, is_opaque, iterate_nested_ops
 from ...ir.type_inference import infer_types
 
-__all__ = [
-    "FP16_MAX",
-    "FP16_MIN_SUBNORMAL",
-    "INFINITY_THRESHOLD",
-    "Fp16Constants",
-    "MagnitudeSummary",
-    "Scope",
-    "can_read_fp16",
-    "convert_to_fp16",
-    "is_fp32",
-    "is_fp32_computation",
-    "iterate_fp16_operands",
-]
-
-
-Scope = ChainMap[Var, Var]
-
+_Scope = ChainMap[Var, Var]
+"Replacements of values, in a block and those around it."
 _COREMLTOOLS_PASS = FP16ComputePrecision()
 _ANY_FLOAT_OPS = frozenset({"cast", "shape"})
 "Ops that read fp16 as well as fp32 with the same result."
 _FIXED_DTYPE_OPS = FP16ComputePrecision._UNSUPPORTED_FP16_OPS | {"const", "classify", "shape"}
+"Ops that do not compute in fp16."
 _COREMLTOOLS_ERRORS = (
-    AssertionError,
-    AttributeError,
-    LookupError,
-    NotImplementedError,
-    RuntimeError,
-    TypeError,
-    ValueError,
+    AssertionError, AttributeError, LookupError, NotImplementedError, RuntimeError, TypeError, ValueError,
 )
 "Errors that coremltools' checks raise for inputs that an op does not accept."
 Array = np.ndarray[Any, Any]
@@ -60,7 +40,7 @@ FP16_MIN_SUBNORMAL = 2.0**-24
 INFINITY_THRESHOLD = 1e38
 "Magnitude from which an fp32 number is read as infinity: masks are filled with such numbers."
 _CHUNK_ELEMENTS = 1 << 20
-"Elements of a constant that are converted or examined at once."
+"Elements of a constant that are converted or examined at once, so that intermediate arrays stay small."
 _MAX_ELEMENTS_TO_CLAMP = 400
 """Most elements of a constant in which numbers that fp16 flushes to 0 are raised to its smallest number.
 
@@ -73,15 +53,19 @@ def is_fp32(var: Any) -> bool:
     return isinstance(var, Var) and get_type_info(var).dtype == types.fp32 and not types.is_state(var.sym_type)
 
 
+def is_cast_to_fp16(op: Operation) -> bool:
+    return op.op_type == "cast" and bool(op.outputs[0].dtype == types.fp16)
+
+
 def iterate_fp16_operands(op: Operation) -> Iterator[tuple[str, Var]]:
     """Yield the fp32 values that `op` may read in fp16, each with its parameter.
 
     The op's function must be the current one.
     """
     for name, bound in op.inputs.items():
-        given = list(bound) if isinstance(bound, (list, tuple)) else [bound]
-        if any(map(is_fp32, given)) and _COREMLTOOLS_PASS.should_cast_parameter(op, name):
-            yield from ((name, var) for var in given if is_fp32(var))
+        operands = [var for var in (bound if isinstance(bound, (list, tuple)) else [bound]) if is_fp32(var)]
+        if operands and _COREMLTOOLS_PASS.should_cast_parameter(op, name):
+            yield from ((name, var) for var in operands)
 
 
 def is_fp32_computation(op: Operation) -> bool:
@@ -98,15 +82,16 @@ def can_read_fp16(op: Operation) -> bool:
     return next(iterate_fp16_operands(op), None) is not None
 
 
-def convert_to_fp16(program: Program, chosen: Collection[Operation], halves: Fp16Constants) -> set[Operation]:
+def convert_to_fp16(program: Program, chosen: Collection[Operation], constants: Fp16Constants) -> set[Operation]:
     """Convert the ops `chosen` to fp16 in place; inputs, outputs, states and all other ops keep their types.
 
     Return the ops of `chosen` that coremltools does not let read fp16; they are unchanged.
     """
-    refused: set[Operation] = set()
+    unsupported: set[Operation] = set()
     for function in program.functions.values():
-        _FunctionConverter(function, chosen, halves, refused).go()
-    return refused
+        if any(op in chosen for op in iterate_nested_ops(function)):
+            unsupported |= _FunctionConverter(function, chosen, constants).convert()
+    return unsupported
 
 
 class _FunctionConverter:
@@ -115,89 +100,91 @@ class _FunctionConverter:
     Two scopes map values to other types: an fp32 value to its fp16, and a narrowed value to its fp32.
     """
 
-    def __init__(self, function: Function, chosen: Collection[Operation], halves: Fp16Constants, refused: set[Operation]
-                 ) -> None:
-        self._function, self._chosen, self._halves, self._unsupported_ops = function, chosen, halves, refused
+    def __init__(self, function: Function, chosen: Collection[Operation], constants: Fp16Constants) -> None:
+        self._function, self._chosen, self._constants = function, chosen, constants
         self._names = UniqueNames(function)
+        self._unsupported_ops: set[Operation] = set()
         self._converted_vars: set[Var] = set()
         self._removal_candidates: dict[Operation, None] = {}
         self._redundant_casts: list[Operation] = []
 
-    def go(self) -> None:
-        if not any(op in self._chosen for op in iterate_nested_ops(self._function)):
-            return
-        self._block(self._function, ChainMap(), ChainMap())
-        for (
-            op
-        ) in self._redundant_casts:  # last, as readers not yet visited count as fp32
-            self._drop(op)
+    def convert(self) -> set[Operation]:
+        """Convert the function; return the chosen ops that stay in fp32."""
+        self._convert_block(self._function, ChainMap(), ChainMap())
+        for op in self._redundant_casts:  # last, as readers not yet visited count as fp32
+            self._remove_redundant_cast(op)
         with BlockEditor() as editor:
             editor.remove_if_unused(self._removal_candidates)
+        return self._unsupported_ops
 
-    def _block(self, block: Block, half: Scope, full: Scope) -> None:
+    def _convert_block(self, block: Block, half: _Scope, full: _Scope) -> None:
         with block:
             mb = RewriteBuilder(block, self._names)
             for op in list(block.operations):
                 with mb.at(op):
-                    if op in self._chosen and self._convert_op(op, mb, half):
-                        pass
-                    elif op.op_type == "cast" and op.x in self._converted_vars and op.outputs[0].dtype == types.fp16:
-                        self._redundant_casts.append(op)
-                    elif op.op_type not in _ANY_FLOAT_OPS:
-                        self._rebind_to_fp32(op, mb, full)
+                    converted = op in self._chosen and self._convert_op(op, mb, half)
+                    if not converted:
+                        self._keep_op(op, mb, full)
                     mb.adopt_scopes(op.scopes)
                 for inner in op.blocks:
-                    self._block(inner, half.new_child(), full.new_child())
-            self._outputs(block, mb, full)
+                    self._convert_block(inner, half.new_child(), full.new_child())
+            self._cast_outputs(block, mb)
 
-    def _convert_op(self, op: Operation, mb: RewriteBuilder, half: Scope) -> bool:
+    def _keep_op(self, op: Operation, mb: RewriteBuilder, full: _Scope) -> None:
+        """Let `op`, which is not converted, read narrowed values; remember casts that have become redundant."""
+        if op.op_type == "cast" and op.x in self._converted_vars and op.outputs[0].dtype == types.fp16:
+            self._redundant_casts.append(op)
+        elif op.op_type not in _ANY_FLOAT_OPS:
+            narrowed = {name: bound for name, bound in op.inputs.items()
+                        if not self._converted_vars.isdisjoint(bound if isinstance(bound, (list, tuple)) else [bound])}
+            self._rebind(op, _map_bound(narrowed, lambda var: self._read_as_fp32(var, mb, full)))
+
+    def _convert_op(self, op: Operation, mb: RewriteBuilder, half: _Scope) -> bool:
         """Convert `op` to fp16; return whether that succeeded."""
+        convertible = {name for name, _ in iterate_fp16_operands(op)}
         old = op.inputs
-        wanted = {name for name, _ in iterate_fp16_operands(op)}
-        new = {name: tuple(self._read_as_fp16(var, mb, half, op) for var in bound) if isinstance(bound, (list, tuple))
-               else self._read_as_fp16(bound, mb, half, op)
-               for name, bound in old.items() if name in wanted}
-        packed = op.op_type.startswith("constexpr_")  # whose data must not be read
+        new = _map_bound({name: bound for name, bound in old.items() if name in convertible},
+                         lambda var: self._read_as_fp16(var, mb, half, op))
+        is_weight = op.op_type.startswith("constexpr_")  # whose data must not be read
         try:
-            op.input_spec.validate_inputs(op.name, op.op_type, new if packed else {**old, **new})
+            op.input_spec.validate_inputs(op.name, op.op_type, new if is_weight else {**old, **new})
             self._rebind(op, new)
-            made = [_make_fp16_type(var) for var in op.outputs] if packed else infer_types(op)
+            inferred = [_make_fp16_type(var) for var in op.outputs] if is_weight else infer_types(op)
         except _COREMLTOOLS_ERRORS:
             self._unsupported_ops.add(op)
             self._rebind(op, {name: old[name] for name in new})
             return False
-        for var, kind in zip(op.outputs, made if isinstance(made, (list, tuple)) else [made]):
-            if is_fp32(var) and _get_element_type(kind) == types.fp16:
+        for var, sym_type in zip(op.outputs, inferred if isinstance(inferred, (list, tuple)) else [inferred]):
+            if is_fp32(var) and _get_element_type(sym_type) == types.fp16:
                 var._sym_type, var._sym_val = _make_fp16_type(var), None
                 self._converted_vars.add(var)
         return True
 
-    def _read_as_fp16(self, var: Var, mb: RewriteBuilder, half: Scope, reader: Operation) -> Var:
+    def _read_as_fp16(self, var: Var, mb: RewriteBuilder, half: _Scope, reader: Operation) -> Var:
         """Return `var` in fp16, for `reader`."""
         if not is_fp32(var):
             return var
         if var not in half:
             op = var.op
             if is_const(var):
-                half[var] = self._const(var, mb, reader)
+                half[var] = self._make_fp16_const(var, mb, reader)
             elif op is not None and op.op_type == "cast" and op.x.dtype == types.fp16:
                 half[var] = op.x
-            elif op is not None and op.op_type == "cast":
-                half[var] = mb.cast(x=op.x, dtype="fp16", name=f"{var.name}_to_fp16")
             else:
-                half[var] = mb.cast(x=var, dtype="fp16", name=f"{var.name}_to_fp16")
+                source = op.x if op is not None and op.op_type == "cast" else var
+                half[var] = mb.cast(x=source, dtype="fp16", name=f"{var.name}_to_fp16")
         if var.op is not None:
             self._removal_candidates[var.op] = None
         return half[var]
 
-    def _const(self, var: Var, mb: RewriteBuilder, reader: Operation) -> Var:
-        value, name = self._halves.value(var), self._names.make_unique_name(f"{var.name}_to_fp16")
-        made: Var = (make_const(value, types.fp16, name, reader) if value.ndim
-                     else Builder.const(val=np.float16(value), name=name, before_op=reader))
-        mb.created_ops.append(made.op)
-        return made
+    def _make_fp16_const(self, var: Var, mb: RewriteBuilder, reader: Operation) -> Var:
+        value, name = self._constants.convert(var), self._names.make_unique_name(f"{var.name}_to_fp16")
+        const: Var = (make_const(value, types.fp16, name, reader) if value.ndim
+                      else Builder.const(val=np.float16(value), name=name, before_op=reader))
+        mb.created_ops.append(const.op)
+        return const
 
-    def _read_as_fp32(self, var: Var, mb: RewriteBuilder, full: Scope) -> Var:
+    def _read_as_fp32(self, var: Var, mb: RewriteBuilder, full: _Scope) -> Var:
         """Return a narrowed `var` in fp32, anything else unchanged."""
         if var not in self._converted_vars:
             return var
@@ -205,40 +192,33 @@ class _FunctionConverter:
             full[var] = mb.cast(x=var, dtype="fp32", name=f"{var.name}_to_fp32")
         return full[var]
 
-    def _rebind_to_fp32(self, op: Operation, mb: RewriteBuilder, full: Scope) -> None:
-        """Let `op`, which stays in fp32, read narrowed values through casts."""
-        new = {name: tuple(self._read_as_fp32(var, mb, full) for var in bound) if isinstance(bound, (list, tuple))
-               else self._read_as_fp32(bound, mb, full)
-               for name, bound in op.inputs.items()
-               if any(var in self._converted_vars for var in (bound if isinstance(bound, (list, tuple)) else [bound]))}
-        self._rebind(op, new)
-
-    def _drop(self, op: Operation) -> None:
-        """Drop a cast to fp16 of a value that is fp16 now, if another value can get the name of its output."""
-        made, given = op.outputs[0], op.x
-        if made.consuming_blocks and (given.consuming_blocks or given.op.enclosing_block is not op.enclosing_block):
+    def _remove_redundant_cast(self, op: Operation) -> None:
+        """Remove a cast to fp16 of a value that is fp16 now, if another value can get the name of its output."""
+        output, source = op.outputs[0], op.x
+        returned = bool(output.consuming_blocks)
+        if returned and (source.consuming_blocks or source.op.enclosing_block is not op.enclosing_block):
             return
-        name = made.name
-        made.name = self._names.make_unique_name(f"{name}_replaced") if made.consuming_blocks else name
-        returned = bool(made.consuming_blocks)
+        name = output.name
+        if returned:
+            output.name = self._names.make_unique_name(f"{name}_replaced")
         with BlockEditor() as editor:
-            editor.replace(made, given)
+            editor.replace(output, source)
             editor.remove_if_unused([op])
         if returned:
-            given.name = name
+            source.name = name
 
-    def _outputs(self, block: Block, mb: RewriteBuilder, full: Scope) -> None:
+    def _cast_outputs(self, block: Block, mb: RewriteBuilder) -> None:
         """Cast the narrowed outputs of the block back to fp32; outputs of a function keep their names."""
         for var in dict.fromkeys(block.outputs):
             if var not in self._converted_vars:
                 continue
             name = var.name
-            last = mb.cast(x=var, dtype="fp32", name=f"{name}_to_fp32")
+            cast = mb.cast(x=var, dtype="fp32", name=f"{name}_to_fp32")
             mb.adopt_scopes(var.op.scopes)
             if isinstance(block, Function):
                 var.name = self._names.make_unique_name(f"{name}_to_fp16")
-                last.name = name
-            block.set_outputs([last if each is var else each for each in block.outputs])
+                cast.name = name
+            block.set_outputs([cast if each is var else each for each in block.outputs])
 
     @staticmethod
     def _rebind(op: Operation, new: dict[str, Any]) -> None:
@@ -246,12 +226,46 @@ class _FunctionConverter:
             op.set_inputs(no_check_var_types=True, **new)
 
 
-def _get_element_type(kind: Any) -> Any:
-    return kind.get_primitive() if types.is_tensor(kind) else kind
+def _map_bound(inputs: dict[str, Any], convert: Callable[[Var], Var]) -> dict[str, Any]:
+    """Return `inputs` with each var converted, also those in lists."""
+    return {name: tuple(map(convert, bound)) if isinstance(bound, (list, tuple)) else convert(bound)
+            for name, bound in inputs.items()}
+
+
+def _get_element_type(sym_type: Any) -> Any:
+    return sym_type.get_primitive() if types.is_tensor(sym_type) else sym_type
 
 
 def _make_fp16_type(var: Var) -> Any:
     return types.tensor(types.fp16, var.shape) if types.is_tensor(var.sym_type) else types.fp16
+
+
+class Fp16Constants:
+    """Constants as fp16.
+
+    Two constants with the same array, or the same bytes in other shapes, share the converted bytes.
+    """
+
+    def __init__(self) -> None:
+        # Each entry keeps its array alive, as the address that is its key is unique only as long.
+        self._converted: dict[tuple[int, int], tuple[Array, Array]] = {}
+        self._summaries: dict[tuple[int, int], tuple[Array, MagnitudeSummary]] = {}
+
+    def convert(self, var: Var) -> Array:
+        """Return const `var` in fp16."""
+        value = np.asarray(var.val)
+        key = _make_buffer_key(value)
+        if key not in self._converted:
+            self._converted[key] = value, _convert_array(value)
+        return self._converted[key][1].reshape(value.shape)
+
+    def summarize(self, var: Var) -> MagnitudeSummary:
+        """Summarize the magnitudes in const `var`."""
+        value = np.asarray(var.val)
+        key = _make_buffer_key(value)
+        if key not in self._summaries:
+            self._summaries[key] = value, _summarize_magnitudes(value)
+        return self._summaries[key][1]
 
 
 @dataclass(frozen=True)
@@ -267,60 +281,32 @@ class MagnitudeSummary:
         return not self.beyond and 0 < self.largest < FP16_MIN_SUBNORMAL
 
 
-class Fp16Constants:
-    """Constants as fp16.
-
-    Two constants with the same array, or the same bytes in other shapes, share the converted bytes.
-    """
-
-    def __init__(self) -> None:
-        self._values: dict[tuple[int, int], tuple[Array, Array]] = {}
-        self._extents: dict[tuple[int, int], tuple[Array, MagnitudeSummary]] = {}
-
-    def value(self, var: Var) -> Array:
-        """Return const `var` in fp16."""
-        given = np.asarray(var.val)
-        key = _make_buffer_key(given)
-        if key not in self._values:
-            self._values[key] = given, _convert_to_fp16(given)  # keeping the array alive keeps its address unique
-        return self._values[key][1].reshape(given.shape)
-
-    def extent(self, var: Var) -> MagnitudeSummary:
-        """Summarize the magnitudes in const `var`."""
-        given = np.asarray(var.val)
-        key = _make_buffer_key(given)
-        if key not in self._extents:
-            self._extents[key] = given, _summarize_magnitudes(given)
-        return self._extents[key][1]
-
-
 def _make_buffer_key(value: Array) -> tuple[int, int]:
     return int(value.__array_interface__["data"][0]), value.nbytes
 
 
-def _split_into_chunks(value: Array) -> list[slice]:
-    return [slice(start, start + _CHUNK_ELEMENTS) for start in range(0, value.size, _CHUNK_ELEMENTS)]
-
-
-def _convert_to_fp16(value: Array) -> Array:
+def _convert_array(value: Array) -> Array:
     flat = np.ascontiguousarray(value).reshape(-1)
-    made = np.empty(flat.size, np.float16)
-    for piece in _split_into_chunks(flat):
+    converted = np.empty(flat.size, np.float16)
+    for chunk in _split_into_chunks(flat):
         with np.errstate(over="ignore"):
-            made[piece] = flat[piece]
+            converted[chunk] = flat[chunk]
     if flat.size < _MAX_ELEMENTS_TO_CLAMP:
-        lost = (made == 0) & (flat != 0)
-        made[lost] = np.copysign(np.float16(FP16_MIN_SUBNORMAL), flat[lost])
-    made.flags.writeable = False
-    return made
+        flushed = (converted == 0) & (flat != 0)
+        converted[flushed] = np.copysign(np.float16(FP16_MIN_SUBNORMAL), flat[flushed])
+    converted.flags.writeable = False
+    return converted
 
 
 def _summarize_magnitudes(value: Array) -> MagnitudeSummary:
     flat = np.ascontiguousarray(value).reshape(-1)
     largest, beyond = 0.0, False
-    for piece in _split_into_chunks(flat):
-        sizes = np.abs(flat[piece])
-        plain = sizes[sizes < INFINITY_THRESHOLD]
-        largest = max(largest, float(plain.max(initial=0.0)))
+    for chunk in _split_into_chunks(flat):
+        sizes = np.abs(flat[chunk])
+        largest = max(largest, float(sizes[sizes < INFINITY_THRESHOLD].max(initial=0.0)))
         beyond |= bool(np.any((sizes >= INFINITY_THRESHOLD) & (sizes < math.inf)))
     return MagnitudeSummary(largest, beyond)
+
+
+def _split_into_chunks(value: Array) -> list[slice]:
+    return [slice(start, start + _CHUNK_ELEMENTS) for start in range(0, value.size, _CHUNK_ELEMENTS)]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,8 @@ from ...ir.clone import clone_program
 from ...ir.query import get_consumers, get_flat_inputs, is_computed_in_fp16, is_const, is_opaque, iterate_nested_ops
 from ...ir.value_ranges import MeasuredRanges, Range
 from ...passes.contract import Community, Exactness, Example, Hit, Miss, ProgramRewrite, Vendor
-from ...passes.examples import build_program, make_weight
-from ...rules.fp32_compute_left import Fp32ComputeLeft
+from ...passes.examples import make_example, make_weight
+from ...rules.dtypes import Fp32ComputeLeft
 from ...utils.errors import InputError, suggest_nearest
 from ._fp16_conversion import (
     FP16_MAX,
@@ -29,16 +28,6 @@ from ._fp16_conversion import (
     iterate_fp16_operands,
 )
 
-__all__ = [
-    "PrecisionDecision",
-    "PrecisionOptions",
-    "PrecisionSearch",
-    "add_compressed_weights",
-    "choose_fp16_ops",
-    "describe_constant_loss",
-    "describe_value_loss",
-]
-
 _MAX_TRIAL_RUNS = 64
 "Runs of the entire model after which the search for ops that must stay in fp32 ends."
 _INFINITY_SAFE_OPS = frozenset({
@@ -48,7 +37,11 @@ _INFINITY_SAFE_OPS = frozenset({
 })
 "Ops in which a mask's large negative number may become minus infinity: none of them computes 0 * inf."
 _UNDERFLOW_SAFE_OPS = frozenset({"add", "sub", "maximum", "minimum"})
+"Ops in which a constant that fp16 flushes to 0 counts for nothing beside the other operand."
+_ACCUMULATOR_LIMIT = 32768
+"Magnitude from which a partial sum is reported to overflow."
 _FP16_LIMIT_TEXT = f"fp16 ends at {FP16_MAX:.0f}"
+_RESULT = "its result"
 
 
 class Fp16Compute(ProgramRewrite):
@@ -102,205 +95,109 @@ class Fp16Compute(ProgramRewrite):
     "Convert the ops left in fp32 in a function that computes partly in fp16."
 
     def match_program(self, program: Program) -> Iterator[Hit | Miss]:
-        kept = frozenset(filter(None, (name.strip() for name in self.keep.split("+"))))
-        decision = choose_fp16_ops(
-            program, PrecisionOptions(self.max_error, kept, self.wide_sums, self.mixed), self.measured
-        )
-        for op in decision.taken:
-            note = "fp32 -> fp16" if op is not decision.taken[0] else _format_summary(decision)
-            yield Hit(op, note=note, halves=decision.halves, moves=self.max_error)
-        for op, reason in decision.kept:
+        if not 0 <= self.max_error < 1:
+            raise InputError(f"fp16_compute: max_error is {self.max_error:g}; expected a share of the outputs, 0 or "
+                             "more and below 1")
+        constants = Fp16Constants()
+        ops = _list_ops(program)
+        reasons = self._find_fp32_reasons(program, ops, constants)
+        trial = _Fp16Trial(program, constants)
+        candidates = [number for number, reason in reasons.items() if not reason]
+        for number in trial.find_unsupported_ops(candidates) if candidates else ():
+            reasons[number] = f"kept fp32: coremltools does not let this {ops[number].op_type} read fp16"
+        chosen = [number for number in candidates if not reasons[number]]
+        error = None
+        if isinstance(self.measured, MeasuredRanges) and chosen:
+            search = self._search(chosen, trial, self.measured)
+            chosen, error = search.accepted, search.error
+            for number, rejected_error in search.rejected.items():
+                reasons[number] = _describe_error(rejected_error, self.max_error)
+            reasons |= dict.fromkeys(search.untried_ops, f"not tried: the search ends after {_MAX_TRIAL_RUNS} runs")
+        kept = [(ops[number], reason) for number, reason in reasons.items() if reason]
+        for number in chosen:
+            note = "fp32 -> fp16" if number != chosen[0] else _format_summary(len(chosen), len(kept), error)
+            yield Hit(ops[number], note=note, constants=constants, moves=self.max_error)
+        for op, reason in kept:
             yield Miss(op, reason)
 
+    def _find_fp32_reasons(
+        self, program: Program, ops: Sequence[Operation], constants: Fp16Constants
+    ) -> dict[int, str]:
+        """Return the ops that might go to fp16, by number, each with the reason why it stays in fp32, if any."""
+        kept_names = self._parse_kept_names(ops)
+        numbers = {op: number for number, op in enumerate(ops)}
+        reasons: dict[int, str] = {}
+        for function in program.functions.values():
+            own_ops = list(iterate_nested_ops(function))
+            is_mixed = not self.mixed and any(map(is_computed_in_fp16, own_ops))
+            candidates = [
+                op for op in own_ops if is_fp32_computation(op) and not (is_mixed and _is_fp32_by_constants(op))]
+            if not candidates:  # entering a function walks over all of it
+                continue
+            with function:  # the inputs that an op accepts depend on the opset of the current function
+                for op in candidates:
+                    reason = self._find_fp32_reason(op, kept_names, constants, is_mixed)
+                    if not reason and not can_read_fp16(op):
+                        reason = f"kept fp32: no fp16 for {op.op_type} in {function.opset_version.name}"
+                    reasons[numbers[op]] = reason
+        return reasons
+
+    def _parse_kept_names(self, ops: Iterable[Operation]) -> frozenset[str]:
+        """Return the op types and values of `keep`. Raises InputError for a name that is neither."""
+        names = frozenset(filter(None, (name.strip() for name in self.keep.split("+"))))
+        known = {name for op in ops for name in (op.op_type, *(var.name for var in op.outputs))} if names else set()
+        for name in sorted(names - known):
+            raise InputError(
+                f"fp16_compute: keep: no op of type '{name}' and no value of that name{suggest_nearest(name, known)}"
+            )
+        return names
+
+    def _find_fp32_reason(
+        self, op: Operation, kept_names: frozenset[str], constants: Fp16Constants, is_mixed: bool
+    ) -> str:
+        """Return why `op` stays in fp32, "" when it need not."""
+        if is_mixed:
+            return "fp32 beside ops in fp16, kept so by whoever converted the model; mixed=true converts it too"
+        if op.op_type in kept_names or kept_names.intersection(var.name for var in op.outputs):
+            return "kept fp32: asked for by name"
+        loss = _describe_constant_loss(op, constants)
+        if loss is None and self.measured:
+            loss = _describe_value_loss(op, self.measured, self.wide_sums)
+        return f"kept fp32: {loss}" if loss else ""
+
+    def _search(self, chosen: Sequence[int], trial: _Fp16Trial, measured: MeasuredRanges) -> PrecisionSearch:
+        return PrecisionSearch(chosen, lambda some: measured.error(trial.make_program(some)), self.max_error,
+                               _MAX_TRIAL_RUNS)
+
     def rewrite_program(self, hits: list[Hit], program: Program) -> None:
-        convert_to_fp16(program, add_compressed_weights(hit.op for hit in hits), hits[0].halves)
+        convert_to_fp16(program, _add_compressed_weights(hit.op for hit in hits), hits[0].constants)
 
     def examples(self) -> Iterable[Example]:
-        yield Example("linear and relu", _build_linear, within=8.0)
-        yield Example("weights shared with what stays", _build_shared_weight, within=8.0, options={"keep": "matmul"})
-        yield Example("integers beside", _build_argmax_use, within=8.0)
-        yield Example("constants only", _build_linear, within=8.0, measured=False)
-        yield Example("asked for by name", _build_linear, options={"keep": "linear + relu"},
-                      reason="kept fp32: asked for by name")
-        yield Example(
-            "a value beyond fp16",
-            _build_large_square,
-            reason="kept fp32: its result reaches 6.8e+04, fp16 ends at 65504",
-            options={"keep": "mul"},
-        )
-        yield Example("a constant beyond fp16", lambda: _build_scaled(1e5),
-                      reason="kept fp32: its y holds 1e+05, fp16 ends at 65504")
-        yield Example("a constant below fp16", lambda: _build_scaled(1e-9),
-                      reason="kept fp32: its y ends at 1e-09, below what fp16 holds (6.0e-08)")
-        yield Example(
-            "partly in fp16",
-            _build_mixed_precision,
-            reason="fp32 beside ops in fp16, kept so by whoever converted the model; mixed=true converts it too",
-        )
-        yield Example("all in fp16", lambda: _build_linear(types.fp16), reason="")
-
-
-def _format_summary(decision: PrecisionDecision) -> str:
-    count, every = len(decision.taken), len(decision.taken) + len(decision.kept)
-    if decision.error is None:
-        return f"{count} of {every} ops in fp16; nothing was run, so only constants were judged"
-    return (f"{count} of {every} ops in fp16; largest error in the runs {decision.error:.1e} of an output's largest "
-            "value")
-
-
-def _build_linear(dtype: Any = types.fp32) -> Program:
-    held = types.nptype_from_builtin(dtype)
-
-    def body(x: Any) -> Any:
-        y = Builder.linear(x=x, weight=make_weight(4, 8, dtype=held), bias=make_weight(4, dtype=held))
-        return Builder.relu(x=y, name="y")
-
-    return build_program(body, dtype=dtype, x=(1, 8))
-
-
-def _build_shared_weight() -> Program:
-    def body(x: Any) -> Any:
-        kernel = Builder.const(val=make_weight(8, 8, dtype=np.float32))
-        return Builder.matmul(x=Builder.tanh(x=Builder.linear(x=x, weight=kernel)), y=kernel, name="y")
-
-    return build_program(body, dtype=types.fp32, x=(1, 8))
-
-
-def _build_argmax_use() -> Program:
-    def body(x: Any) -> Any:
-        best = Builder.add(x=Builder.reduce_argmax(x=Builder.relu(x=x), axis=-1, keep_dims=True), y=np.int32(1))
-        return Builder.add(x=Builder.tanh(x=x), y=Builder.cast(x=best, dtype="fp32"), name="y")
-
-    return build_program(body, dtype=types.fp32, x=(1, 8))
-
-
-def _build_large_square() -> Program:
-    return build_program(lambda x: Builder.square(x=Builder.mul(x=x, y=np.float32(200)), name="y"), dtype=types.fp32,
-                         x=(1, 8))
-
-
-def _build_scaled(factor: float) -> Program:
-    return build_program(lambda x: Builder.mul(x=x, y=np.float32(factor), name="y"), dtype=types.fp32, x=(1, 8))
-
-
-def _build_mixed_precision() -> Program:
-    def body(x: Any) -> Any:
-        half = Builder.relu(x=Builder.cast(x=x, dtype="fp16"))
-        return Builder.tanh(x=Builder.cast(x=half, dtype="fp32"), name="y")
-
-    return build_program(body, dtype=types.fp32, x=(1, 8))
-
-
-@dataclass(frozen=True)
-class PrecisionOptions:
-    """The options that the user requested."""
-
-    max_error: float
-    keep: frozenset[str]
-    wide_sums: bool
-    mixed: bool
-
-
-@dataclass
-class PrecisionDecision:
-    """The ops that go to fp16, the reasons of those that stay in fp32, and the output error, if known."""
-
-    taken: list[Operation] = field(default_factory=list)
-    kept: list[tuple[Operation, str]] = field(default_factory=list)
-    error: float | None = None
-    halves: Fp16Constants = field(default_factory=Fp16Constants)
-
-
-def choose_fp16_ops(
-    program: Program, wish: PrecisionOptions, measured: Mapping[Var, Range] | None
-) -> PrecisionDecision:
-    """Judge every op by itself, then all together by the output error in the runs."""
-    if not 0 <= wish.max_error < 1:
-        raise InputError(f"fp16_compute: max_error is {wish.max_error:g}; expected a share of the outputs, 0 or more "
-                         "and below 1")
-    decision = PrecisionDecision()
-    ops = _list_ops(program)
-    _check_names(wish.keep, ops)
-    reasons = _judge_ops(program, ops, wish, measured, decision.halves)
-    left = [number for number, reason in reasons.items() if not reason]
-    attempt = _Fp16Trial(program, decision.halves)
-    for number in attempt.refused(left) if left else ():
-        reasons[number] = f"kept fp32: coremltools does not let this {ops[number].op_type} read fp16"
-    left = [number for number in left if not reasons[number]]
-    if isinstance(measured, MeasuredRanges) and left:
-        seen = measured
-        search = PrecisionSearch(left, lambda some: seen.error(attempt.program(some)), wish.max_error, _MAX_TRIAL_RUNS)
-        decision.error = search.error
-        for number, error in search.refused.items():
-            reasons[number] = _describe_error(error, wish.max_error)
-        reasons |= dict.fromkeys(search.untried_ops, f"not tried: the search ends after {_MAX_TRIAL_RUNS} runs")
-        left = search.taken
-    decision.taken = [ops[number] for number in left]
-    decision.kept = [(ops[number], reason) for number, reason in reasons.items() if reason]
-    return decision
-
-
-def _describe_error(error: float, most: float) -> str:
-    if math.isinf(error):
-        return "with it in fp16 an output loses numbers (infinite, NaN, or all zeros), or a label changes"
-    return (f"with it in fp16 the outputs are off by {error:.1e} of their largest value (of integers, that share "
-            f"changes), more than {most:g}")
-
-
-def add_compressed_weights(chosen: Iterable[Operation]) -> set[Operation]:
-    """Return the ops `chosen` together with the compressed weights that only they read."""
-    found = set(chosen)
-    pending = [op for each in found for op in _collect_compressed_weights(each)]
-    while pending:
-        op = pending.pop()
-        made = op.outputs[0]
-        if op not in found and not made.consuming_blocks and all(reader in found for reader in get_consumers(made)):
-            found.add(op)
-            pending += _collect_compressed_weights(op)
-    return found
-
-
-def _collect_compressed_weights(op: Operation) -> list[Operation]:
-    made = [var.op for var in op.get_flattened_inputs() if is_fp32(var) and var.op is not None]
-    return [each for each in made if each.op_type.startswith("constexpr_") and not is_opaque(each)]
+        yield _make_fp32_example("linear and relu", _build_linear, within=8.0)
+        yield _make_fp32_example(
+            "weights shared with what stays", _build_shared_weight, within=8.0, options={"keep": "matmul"})
+        yield _make_fp32_example("integers beside", _build_argmax_use, within=8.0)
+        yield _make_fp32_example("constants only", _build_linear, within=8.0, measured=False)
+        yield _make_fp32_example("asked for by name", _build_linear, options={"keep": "linear + relu"},
+                                 reason="kept fp32: asked for by name")
+        yield _make_fp32_example(
+            "a value beyond fp16", lambda x: Builder.square(x=Builder.mul(x=x, y=np.float32(200)), name="y"),
+            options={"keep": "mul"}, reason="kept fp32: its result reaches 6.8e+04, fp16 ends at 65504")
+        yield _make_fp32_example(
+            "a constant beyond fp16", lambda x: Builder.mul(x=x, y=np.float32(1e5), name="y"),
+            reason="kept fp32: its y holds 1e+05, fp16 ends at 65504")
+        yield _make_fp32_example(
+            "a constant below fp16", lambda x: Builder.mul(x=x, y=np.float32(1e-9), name="y"),
+            reason="kept fp32: its y ends at 1e-09, below what fp16 holds (6.0e-08)")
+        yield _make_fp32_example(
+            "partly in fp16", _build_mixed_precision,
+            reason="fp32 beside ops in fp16, kept so by whoever converted the model; mixed=true converts it too")
+        yield _make_fp32_example("all in fp16", lambda x: _build_linear(x, np.float16), dtype=types.fp16, reason="")
 
 
 def _list_ops(program: Program) -> list[Operation]:
     """List all ops, in an order that a clone of the program shares."""
     return [op for function in program.functions.values() for op in iterate_nested_ops(function)]
-
-
-def _check_names(names: Collection[str], ops: Iterable[Operation]) -> None:
-    """Raise InputError for a name that is neither an op type nor the name of a value."""
-    known = {name for op in ops for name in (op.op_type, *(var.name for var in op.outputs))} if names else set()
-    for name in sorted(set(names) - known):
-        raise InputError(
-            f"fp16_compute: keep: no op of type '{name}' and no value of that name{suggest_nearest(name, known)}"
-        )
-
-
-def _judge_ops(
-    program: Program,
-    ops: Sequence[Operation],
-    wish: PrecisionOptions,
-    measured: Mapping[Var, Range] | None,
-    halves: Fp16Constants,
-) -> dict[int, str]:
-    """Return the ops that might go to fp16, by number, each with the reason why it stays in fp32, if any."""
-    numbers = {op: number for number, op in enumerate(ops)}
-    found: dict[int, str] = {}
-    for function in program.functions.values():
-        own = list(iterate_nested_ops(function))
-        mixed = not wish.mixed and any(map(is_computed_in_fp16, own))
-        candidates = [op for op in own if is_fp32_computation(op) and not (mixed and _is_fp32_by_constants(op))]
-        if not candidates:  # entering a function walks over all of it
-            continue
-        with function:  # the inputs that an op accepts depend on the opset of the current function
-            for op in candidates:
-                found[numbers[op]] = _find_fp32_reason(op, wish, measured, halves, mixed) or (
-                    "" if can_read_fp16(op) else
-                    f"kept fp32: no fp16 for {op.op_type} in {function.opset_version.name}")
-    return found
 
 
 def _is_fp32_by_constants(op: Operation) -> bool:
@@ -311,90 +208,96 @@ def _is_fp32_by_constants(op: Operation) -> bool:
     return not any(map(is_fp32, op.outputs)) and all(is_const(var) for var in get_flat_inputs(op) if is_fp32(var))
 
 
-def _find_fp32_reason(
-    op: Operation, wish: PrecisionOptions, measured: Mapping[Var, Range] | None, halves: Fp16Constants, mixed: bool
-) -> str:
-    """Return why `op` stays in fp32, "" when it need not."""
-    if mixed:
-        return "fp32 beside ops in fp16, kept so by whoever converted the model; mixed=true converts it too"
-    if op.op_type in wish.keep or wish.keep.intersection(var.name for var in op.outputs):
-        return "kept fp32: asked for by name"
-    lost = describe_constant_loss(op, halves) or (
-        describe_value_loss(op, measured, wish.wide_sums) if measured else None
-    )
-    return f"kept fp32: {lost}" if lost else ""
-
-
-class _Fp16Trial:
-    """Trial runs of the program with some of its ops in fp16, on a clone each time."""
-
-    def __init__(self, program: Program, halves: Fp16Constants) -> None:
-        self._program, self._halves = program, halves
-
-    def program(self, some: Iterable[int]) -> Program:
-        return self._made(some)[0]
-
-    def refused(self, some: Iterable[int]) -> list[int]:
-        """Return the ops among `some` that coremltools does not let read fp16."""
-        return self._made(some)[1]
-
-    def _made(self, some: Iterable[int]) -> tuple[Program, list[int]]:
-        twin = clone_program(self._program)
-        ops = _list_ops(twin)
-        refused = convert_to_fp16(twin, add_compressed_weights(ops[number] for number in some), self._halves)
-        return twin, [number for number in some if ops[number] in refused]
-
-
-def describe_constant_loss(op: Operation, halves: Fp16Constants) -> str | None:
+def _describe_constant_loss(op: Operation, constants: Fp16Constants) -> str | None:
     """Describe which constant of `op` fp16 cannot represent; None when it can represent all."""
     for name, var in iterate_fp16_operands(op):
         if not is_const(var):
             continue
-        extent = halves.extent(var)
-        if extent.largest > FP16_MAX:
-            return f"its {name} holds {extent.largest:.3g}, {_FP16_LIMIT_TEXT}"
-        if extent.beyond and op.op_type not in _INFINITY_SAFE_OPS:
+        summary = constants.summarize(var)
+        if summary.largest > FP16_MAX:
+            return f"its {name} holds {summary.largest:.3g}, {_FP16_LIMIT_TEXT}"
+        if summary.beyond and op.op_type not in _INFINITY_SAFE_OPS:
             return f"its {name} would be infinite in fp16, and 0 times it NaN"
-        if extent.is_below_fp16 and name != "epsilon" and op.op_type not in _UNDERFLOW_SAFE_OPS:
-            return f"its {name} ends at {extent.largest:.3g}, below what fp16 holds ({FP16_MIN_SUBNORMAL:.1e})"
+        if summary.is_below_fp16 and name != "epsilon" and op.op_type not in _UNDERFLOW_SAFE_OPS:
+            return f"its {name} ends at {summary.largest:.3g}, below what fp16 holds ({FP16_MIN_SUBNORMAL:.1e})"
     return None
 
 
-def describe_value_loss(op: Operation, seen: Mapping[Var, Range], sums: bool) -> str | None:
+def _describe_value_loss(op: Operation, measured: Mapping[Var, Range], wide_sums: bool) -> str | None:
     """Describe which value that `op` reads or computes fp16 cannot represent; None when it can represent all.
 
-    With `sums`, partial sums beyond 32768 count as lost, too.
+    With `wide_sums`, partial sums beyond 32768 count as lost, too.
     """
-    for name, found in _iterate_value_ranges(op, seen):
-        if FP16_MAX < found.largest < INFINITY_THRESHOLD:
-            return f"{name} reaches {found.largest:.3g}, {_FP16_LIMIT_TEXT}"
-        if found.largest >= INFINITY_THRESHOLD and op.op_type not in _INFINITY_SAFE_OPS:
-            return f"{name} would be infinite in fp16 ({found.largest:.3g}), and 0 times it NaN"
-        if name == "its result" and 0 < found.largest < FP16_MIN_SUBNORMAL:
-            return f"{name} ends at {found.largest:.3g}, below what fp16 holds ({FP16_MIN_SUBNORMAL:.1e})"
-        if sums and found.partial is not None and found.partial > 32768:
-            return f"its partial sums may reach {found.partial:.3g}, beyond 32768"
+    values = [*iterate_fp16_operands(op), *((_RESULT, var) for var in op.outputs if is_fp32(var))]
+    for name, var in values:
+        if var not in measured or is_const(var):
+            continue
+        largest, partial = measured[var].largest, measured[var].partial
+        if FP16_MAX < largest < INFINITY_THRESHOLD:
+            return f"{name} reaches {largest:.3g}, {_FP16_LIMIT_TEXT}"
+        if largest >= INFINITY_THRESHOLD and op.op_type not in _INFINITY_SAFE_OPS:
+            return f"{name} would be infinite in fp16 ({largest:.3g}), and 0 times it NaN"
+        if name == _RESULT and 0 < largest < FP16_MIN_SUBNORMAL:
+            return f"{name} ends at {largest:.3g}, below what fp16 holds ({FP16_MIN_SUBNORMAL:.1e})"
+        if wide_sums and partial is not None and partial > _ACCUMULATOR_LIMIT:
+            return f"its partial sums may reach {partial:.3g}, beyond 32768"
     return None
 
 
-def _iterate_value_ranges(op: Operation, seen: Mapping[Var, Range]) -> Iterator[tuple[str, Range]]:
-    values = [*iterate_fp16_operands(op), *(("its result", var) for var in op.outputs if is_fp32(var))]
-    yield from ((name, seen[var]) for name, var in values if var in seen and not is_const(var))
+class _Fp16Trial:
+    """Trial conversions of the program with some of its ops in fp16, on a clone each time."""
+
+    def __init__(self, program: Program, constants: Fp16Constants) -> None:
+        self._program, self._constants = program, constants
+
+    def make_program(self, numbers: Iterable[int]) -> Program:
+        return self._convert(numbers)[0]
+
+    def find_unsupported_ops(self, numbers: Sequence[int]) -> list[int]:
+        """Return the ops among `numbers` that coremltools does not let read fp16."""
+        return self._convert(numbers)[1]
+
+    def _convert(self, numbers: Iterable[int]) -> tuple[Program, list[int]]:
+        clone = clone_program(self._program)
+        ops = _list_ops(clone)
+        chosen = _add_compressed_weights(ops[number] for number in numbers)
+        unsupported = convert_to_fp16(clone, chosen, self._constants)
+        return clone, [number for number in numbers if ops[number] in unsupported]
+
+
+def _add_compressed_weights(chosen: Iterable[Operation]) -> set[Operation]:
+    """Return the ops `chosen` together with the compressed weights that only they read."""
+    converted = set(chosen)
+    pending = [weight for op in converted for weight in _collect_compressed_weights(op)]
+    while pending:
+        weight = pending.pop()
+        var = weight.outputs[0]
+        if weight not in converted and not var.consuming_blocks and converted.issuperset(get_consumers(var)):
+            converted.add(weight)
+            pending += _collect_compressed_weights(weight)
+    return converted
+
+
+def _collect_compressed_weights(op: Operation) -> list[Operation]:
+    sources = [var.op for var in op.get_flattened_inputs() if is_fp32(var) and var.op is not None]
+    return [each for each in sources if each.op_type.startswith("constexpr_") and not is_opaque(each)]
 
 
 class PrecisionSearch:
-    """A search for the largest part of `ops` that can be in fp16 together with an output error of at most `most`.
+    """A search for the largest part of `ops` that can be in fp16 together with an output error of at most `max_error`.
 
-    `error` measures the output error for some of the ops. A set that exceeds it is tried in halves, down to single ops.
-    After `trials` runs the ops that have not been tried stay out.
+    `measure_error` measures the output error for some of the ops. A set that exceeds the error is tried in halves, down
+    to single ops. After `max_runs` runs the ops that have not been tried stay out.
     """
 
-    def __init__(self, ops: Sequence[int], error: Callable[[Sequence[int]], float], most: float, trials: int) -> None:
-        self._error, self._most, self._left = error, most, trials
-        self.taken: list[int] = []
+    def __init__(
+        self, ops: Sequence[int], measure_error: Callable[[Sequence[int]], float], max_error: float, max_runs: int
+    ) -> None:
+        self._measure_error, self._max_error, self._runs_left = measure_error, max_error, max_runs
+        self.accepted: list[int] = []
         self.error = 0.0
-        "Output error with the ops `taken`."
-        self.refused: dict[int, float] = {}
+        "Output error with the ops `accepted`."
+        self.rejected: dict[int, float] = {}
         "Output error with one op more, by op."
         self.untried_ops: list[int] = []
         self._try_ops(list(ops))
@@ -402,17 +305,55 @@ class PrecisionSearch:
     def _try_ops(self, ops: list[int]) -> None:
         if not ops:
             return
-        if not self._left:
+        if not self._runs_left:
             self.untried_ops += ops
             return
-        self._left -= 1
-        wanted = sorted([*self.taken, *ops])
-        error = self._error(wanted)
-        if error <= self._most:
-            self.taken, self.error = wanted, error
+        self._runs_left -= 1
+        together = sorted([*self.accepted, *ops])
+        error = self._measure_error(together)
+        if error <= self._max_error:
+            self.accepted, self.error = together, error
         elif len(ops) == 1:
-            self.refused[ops[0]] = error
+            self.rejected[ops[0]] = error
         else:
-            half = len(ops) // 2
-            self._try_ops(ops[:half])
-            self._try_ops(ops[half:])
+            middle = len(ops) // 2
+            self._try_ops(ops[:middle])
+            self._try_ops(ops[middle:])
+
+
+def _describe_error(error: float, max_error: float) -> str:
+    if math.isinf(error):
+        return "with it in fp16 an output loses numbers (infinite, NaN, or all zeros), or a label changes"
+    return (f"with it in fp16 the outputs are off by {error:.1e} of their largest value (of integers, that share "
+            f"changes), more than {max_error:g}")
+
+
+def _format_summary(chosen: int, kept: int, error: float | None) -> str:
+    summary = f"{chosen} of {chosen + kept} ops in fp16; "
+    if error is None:
+        return f"{summary}nothing was run, so only constants were judged"
+    return f"{summary}largest error in the runs {error:.1e} of an output's largest value"
+
+
+def _make_fp32_example(name: str, body: Callable[[Var], Any], dtype: Any = types.fp32, **settings: Any) -> Example:
+    return make_example(name, body, dtype=dtype, x=(1, 8), **settings)
+
+
+def _build_linear(x: Var, dtype: Any = np.float32) -> Any:
+    y = Builder.linear(x=x, weight=make_weight(4, 8, dtype=dtype), bias=make_weight(4, dtype=dtype))
+    return Builder.relu(x=y, name="y")
+
+
+def _build_shared_weight(x: Var) -> Any:
+    weight = Builder.const(val=make_weight(8, 8, dtype=np.float32))
+    return Builder.matmul(x=Builder.tanh(x=Builder.linear(x=x, weight=weight)), y=weight, name="y")
+
+
+def _build_argmax_use(x: Var) -> Any:
+    index = Builder.add(x=Builder.reduce_argmax(x=Builder.relu(x=x), axis=-1, keep_dims=True), y=np.int32(1))
+    return Builder.add(x=Builder.tanh(x=x), y=Builder.cast(x=index, dtype="fp32"), name="y")
+
+
+def _build_mixed_precision(x: Var) -> Any:
+    half = Builder.relu(x=Builder.cast(x=x, dtype="fp16"))
+    return Builder.tanh(x=Builder.cast(x=half, dtype="fp32"), name="y")

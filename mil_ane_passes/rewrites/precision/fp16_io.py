@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import coremltools as ct
 import numpy as np
-from coremltools.converters.mil.mil import Builder, Function, Operation, Program, Var, types
+from coremltools.converters.mil.mil import Builder, Function, Program, Var, types
 
 from ...ir.block_editor import BlockEditor, rebind_inputs
 from ...ir.builder import RewriteBuilder, UniqueNames
 from ...ir.value_ranges import Range
 from ...passes.contract import Community, Exactness, Example, Hit, Miss, ProgramRewrite, Vendor
-from ...passes.examples import build_program
+from ...passes.examples import make_example
 from ...utils.errors import InputError, suggest_nearest
-from ._fp16_conversion import FP16_MAX, FP16_MIN_SUBNORMAL
-
-__all__ = ["describe_fp16_loss", "is_fp16_internally", "narrow_input", "narrow_output"]
+from ._fp16_conversion import FP16_MAX, FP16_MIN_SUBNORMAL, is_cast_to_fp16
 
 
 class Fp16Io(ProgramRewrite):
@@ -70,16 +68,8 @@ class Fp16Io(ProgramRewrite):
                 op = var.op or next(iter(var.child_ops), None)
                 if op is None or var.dtype != types.fp32 or (only and var.name not in only):
                     continue
-                reason = _find_io_obstacle(function, var) or describe_fp16_loss(var, self.measured or {})
+                reason = _find_io_obstacle(function, var) or _describe_fp16_loss(var, self.measured or {})
                 yield Miss(op, reason) if reason else Hit(op, note=_describe_change(var), function=name, end=var.name)
-
-    def rewrite_program(self, hits: list[Hit], program: Program) -> None:
-        for hit in hits:
-            function = program.functions[hit.function]
-            if hit.end in function.inputs:
-                narrow_input(function, function.inputs[hit.end])
-            else:
-                narrow_output(function, next(var for var in function.outputs if var.name == hit.end))
 
     def _parse_names(self, program: Program) -> set[str]:
         """Return the requested names; empty for all.
@@ -94,18 +84,28 @@ class Fp16Io(ProgramRewrite):
                              f"{', '.join(sorted(known))}){suggest_nearest(name, known)}")
         return only
 
+    def rewrite_program(self, hits: list[Hit], program: Program) -> None:
+        for hit in hits:
+            function = program.functions[hit.function]
+            if hit.end in function.inputs:
+                _narrow_input(function, function.inputs[hit.end])
+            else:
+                _narrow_output(function, next(var for var in function.outputs if var.name == hit.end))
+
     def examples(self) -> Iterable[Example]:
-        yield Example("casts at both ends", _build_interface_casts)
-        yield Example("fp32 inside", lambda: _build_relu(ct.target.iOS16))
-        yield Example("the input only", _build_interface_casts, options={"outputs": False})
-        yield Example("one by name", _build_two_outputs, options={"names": "x"})
-        yield Example("too old", lambda: _build_relu(ct.target.iOS15),
-                      reason="inputs and outputs in fp16 need iOS16; the function is for iOS15")
-        yield Example("returned as it is", _build_returned_input, options={"names": "x"},
-                      reason="input 'x' is returned as it is and has to keep its type")
-        yield Example("beyond fp16", _build_large_output, options={"inputs": False},
-                      reason="'y' reaches 1.2e+05, fp16 ends at 65504")
-        yield Example("fp16 already", lambda: _build_relu(ct.target.iOS17, types.fp16), reason="")
+        yield _make_fp32_example("casts at both ends", _build_interface_casts)
+        yield _make_fp32_example("fp32 inside", _build_relu, opset=ct.target.iOS16)
+        yield _make_fp32_example("the input only", _build_interface_casts, options={"outputs": False})
+        yield _make_fp32_example("one by name", lambda x: [_build_relu(x), Builder.abs(x=x, name="w")],
+                                 options={"names": "x"})
+        yield _make_fp32_example("too old", _build_relu, opset=ct.target.iOS15,
+                                 reason="inputs and outputs in fp16 need iOS16; the function is for iOS15")
+        yield _make_fp32_example("returned as it is", lambda x: [x, _build_relu(x)], options={"names": "x"},
+                                 reason="input 'x' is returned as it is and has to keep its type")
+        yield _make_fp32_example(
+            "beyond fp16", lambda x: Builder.add(x=x, y=np.float32(123456), name="y"), options={"inputs": False},
+            reason="'y' reaches 1.2e+05, fp16 ends at 65504")
+        yield _make_fp32_example("fp16 already", _build_relu, dtype=types.fp16, reason="")
 
 
 def _find_io_obstacle(function: Function, var: Var) -> str:
@@ -121,55 +121,17 @@ def _find_io_obstacle(function: Function, var: Var) -> str:
 
 def _collect_image_names(function: Function) -> set[str]:
     """Collect the inputs and outputs that are images by the package, or by the types passed to `ct.convert`."""
-    given = [kind.name for kind in function.input_types if isinstance(kind, ct.ImageType)]
-    made = [var.name for var, kind in zip(function.outputs, function.output_types or ())
-            if isinstance(kind, ct.ImageType)]
-    return {*getattr(function, "images", ()), *given, *made}
+    inputs = [kind.name for kind in function.input_types if isinstance(kind, ct.ImageType)]
+    outputs = [var.name for var, kind in zip(function.outputs, function.output_types or ())
+               if isinstance(kind, ct.ImageType)]
+    return {*getattr(function, "images", ()), *inputs, *outputs}
 
 
-def _describe_change(var: Var) -> str:
-    end, left = (("input", "cast to fp32 where it is read so") if var.op is None
-                 else ("output", "it is computed in fp32 and cast"))
-    return f"{end} '{var.name}' in fp16; {'its cast is gone' if is_fp16_internally(var) else left}"
-
-
-def _build_interface_casts() -> Program:
-    def body(x: Any) -> Any:
-        return Builder.cast(x=Builder.relu(x=Builder.cast(x=x, dtype="fp16")), dtype="fp32", name="y")
-
-    return build_program(body, dtype=types.fp32, x=(1, 8))
-
-
-def _build_relu(opset: Any, dtype: Any = types.fp32) -> Program:
-    return build_program(lambda x: Builder.relu(x=x, name="y"), opset=opset, dtype=dtype, x=(1, 8))
-
-
-def _build_large_output() -> Program:
-    return build_program(lambda x: Builder.add(x=x, y=np.float32(123456), name="y"), dtype=types.fp32, x=(1, 8))
-
-
-def _build_two_outputs() -> Program:
-    return build_program(
-        lambda x: (Builder.relu(x=x, name="y"), Builder.abs(x=x, name="w")), dtype=types.fp32, x=(1, 8)
-    )
-
-
-def _build_returned_input() -> Program:
-    return build_program(lambda x: (x, Builder.relu(x=x, name="y")), dtype=types.fp32, x=(1, 8))
-
-
-def is_fp16_internally(var: Var) -> bool:
-    """Return whether ops read the input `var` only as fp16, or compute the output `var` from fp16."""
-    if var.op is None:
-        return all(map(_is_cast_to_fp16, var.child_ops))
-    return bool(var.op.op_type == "cast" and var.op.x.dtype == types.fp16)
-
-
-def describe_fp16_loss(var: Var, seen: Mapping[Var, Range]) -> str:
+def _describe_fp16_loss(var: Var, measured: Mapping[Var, Range]) -> str:
     """Describe what fp16 cannot represent of an input or output that is fp32 inside the function, or return ""."""
-    if var not in seen or is_fp16_internally(var):
+    if var not in measured or _is_fp16_internally(var):
         return ""
-    largest = seen[var].largest
+    largest = measured[var].largest
     if largest > FP16_MAX:
         return f"'{var.name}' reaches {largest:.2g}, fp16 ends at {FP16_MAX:.0f}"
     if 0 < largest < FP16_MIN_SUBNORMAL:
@@ -177,15 +139,28 @@ def describe_fp16_loss(var: Var, seen: Mapping[Var, Range]) -> str:
     return ""
 
 
-def narrow_input(function: Function, var: Var) -> None:
+def _is_fp16_internally(var: Var) -> bool:
+    """Return whether ops read the input `var` only as fp16, or compute the output `var` from fp16."""
+    if var.op is None:
+        return all(map(is_cast_to_fp16, var.child_ops))
+    return bool(var.op.op_type == "cast" and var.op.x.dtype == types.fp16)
+
+
+def _describe_change(var: Var) -> str:
+    end, remaining_cast = (("input", "cast to fp32 where it is read so") if var.op is None
+                           else ("output", "it is computed in fp32 and cast"))
+    return f"{end} '{var.name}' in fp16; {'its cast is gone' if _is_fp16_internally(var) else remaining_cast}"
+
+
+def _narrow_input(function: Function, var: Var) -> None:
     """Declare the fp32 input `var` fp16: drop its casts to fp16, and cast it back for ops that read it in fp32."""
     function.placeholder_inputs[var.name].dtype = types.fp16
     var._sym_type = types.tensor(types.fp16, var.shape)
     with function, BlockEditor() as editor:
         mb = RewriteBuilder(function, UniqueNames(function))
-        wide: Var | None = None
+        wide: Any = None
         for op in list(dict.fromkeys(var.child_ops)):
-            if _is_cast_to_fp16(op):
+            if is_cast_to_fp16(op):
                 if not op.outputs[0].consuming_blocks:
                     editor.replace(op.outputs[0], var)
                     editor.remove_if_unused([op])
@@ -196,11 +171,10 @@ def narrow_input(function: Function, var: Var) -> None:
                 with mb.at(mb.find_insertion_point(var)):
                     wide = mb.cast(x=var, dtype="fp32", name=f"{var.name}_to_fp32")
                     mb.adopt_scopes(op.scopes)
-            assert wide is not None
             op.set_inputs(no_check_var_types=True, **rebind_inputs(op, var, wide))
 
 
-def narrow_output(function: Function, var: Var) -> None:
+def _narrow_output(function: Function, var: Var) -> None:
     """Return the fp32 output `var` in fp16, under its name: the value it was cast from, or a cast of it."""
     names = UniqueNames(function)
     name, source = var.name, var.op.x if var.op.op_type == "cast" else None
@@ -218,5 +192,13 @@ def narrow_output(function: Function, var: Var) -> None:
         editor.remove_if_unused([var.op])
 
 
-def _is_cast_to_fp16(op: Operation) -> bool:
-    return bool(op.op_type == "cast" and op.outputs[0].dtype == types.fp16)
+def _make_fp32_example(name: str, body: Callable[[Var], Any], dtype: Any = types.fp32, **settings: Any) -> Example:
+    return make_example(name, body, dtype=dtype, x=(1, 8), **settings)
+
+
+def _build_interface_casts(x: Var) -> Any:
+    return Builder.cast(x=Builder.relu(x=Builder.cast(x=x, dtype="fp16")), dtype="fp32", name="y")
+
+
+def _build_relu(x: Var) -> Any:
+    return Builder.relu(x=x, name="y")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
-from coremltools.converters.mil.mil import Block, Builder, Operation, Program, Var, types
+from coremltools.converters.mil.mil import Block, Builder, Operation, Var, types
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
 from ...ir.builder import RewriteBuilder
@@ -15,11 +15,10 @@ from ...ir.clone import clone_op, infer_outputs, map_inputs
 from ...ir.large_values import list_groups, merge_groups
 from ...ir.query import get_consumers, get_flat_inputs, is_const, is_opaque
 from ...passes.contract import BlockRewrite, Exactness, Example, Hit, Miss
-from ...passes.examples import build_program, make_example
-from ...rules.fp32_compute_left import Fp32ComputeLeft
+from ...passes.examples import make_example, make_op_example
+from ...rules.dtypes import Fp32ComputeLeft
 from ...utils.text_format import format_count
-
-__all__ = ["convert_to_fp16", "is_cast_to_fp16", "is_fp32_data_movement", "match_region"]
+from ._fp16_conversion import is_cast_to_fp16
 
 _DATA_MOVEMENT_OPS = frozenset({
     "concat", "depth_to_space", "expand_dims", "gather", "identity", "pixel_shuffle", "pixel_unshuffle", "reshape",
@@ -62,119 +61,81 @@ class Fp32Island(BlockRewrite):
     preset = "full"
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
-        ends: dict[Operation, bool] = {}
-        for op in reversed(block.operations):
-            if is_fp32_data_movement(op):
-                readers = [reader for var in op.outputs for reader in get_consumers(var)]
-                ends[op] = bool(readers) and not any(var.consuming_blocks for var in op.outputs) and all(
-                    is_cast_to_fp16(reader) or ends.get(reader, False) for reader in readers)
         islands: dict[Operation, list[Operation]] = {}
-        for op in [each for each in block.operations if ends.get(each)] if any(ends.values()) else []:
+        for op in _find_ops_before_casts(block):
             islands[op] = [op]
             for var in get_flat_inputs(op):
                 if var.op in islands:
                     merge_groups(islands, var.op, op)
-        yield from map(match_region, list_groups(islands))
+        yield from map(_match_island, list_groups(islands))
 
     def rewrite_block(self, hit: Hit, mb: RewriteBuilder) -> dict[Var, Var]:
         halves, replaced = dict[Var, Var](), dict[Var, Var]()
         for op in hit.members:
             for var in get_flat_inputs(op):
                 if var.dtype == types.fp32 and var not in halves:
-                    halves[var] = convert_to_fp16(mb, var)
+                    halves[var] = _read_as_fp16(mb, var)
             with mb.at(op):
-                made = mb.insert(infer_outputs(clone_op(op, map_inputs(op, halves)), op))
-            halves.update(zip(op.outputs, made))
+                outputs = mb.insert(infer_outputs(clone_op(op, map_inputs(op, halves)), op))
+            halves.update(zip(op.outputs, outputs))
             for var in op.outputs:
-                replaced.update(
-                    {reader.outputs[0]: halves[var] for reader in get_consumers(var) if is_cast_to_fp16(reader)}
-                )
+                casts = filter(is_cast_to_fp16, get_consumers(var))
+                replaced.update({cast.outputs[0]: halves[var] for cast in casts})
         return replaced
 
     def examples(self) -> Iterable[Example]:
-        yield Example("turned before it is cast", lambda: _build_moved(lambda x: Builder.transpose(
-            x=Builder.expand_dims(x=x, axes=[0]), perm=[1, 0, 2])))
-        yield Example("split", lambda: _build_moved(lambda x: Builder.split(x=x, num_splits=2, axis=1)))
-        yield Example("between two casts", _build_between_fp16)
-        yield Example("with a constant", lambda: _build_moved(lambda x: Builder.concat(
-            values=[x, np.ones((1, 8), np.float32)], axis=0)))
-        yield Example(
-            "a part of it",
-            lambda: _build_moved(lambda x: Builder.slice_by_index(x=x, begin=[0, 0], end=[2, 3])),
-            reason="16 elements would be cast, 6 are now",
-        )
-        yield Example("computed", lambda: _build_moved(lambda x: Builder.exp(x=x)), reason="")
-        yield make_example(
-            "read in fp32",
-            lambda x: Builder.reshape(x=x, shape=[4, 4], name="y"),
-            reason="",
-            dtype=types.fp32,
-            x=(2, 8),
-        )
+        yield _make_moved_example("turned before it is cast", lambda x: Builder.transpose(
+            x=Builder.expand_dims(x=x, axes=[0]), perm=[1, 0, 2]))
+        yield _make_moved_example("split", lambda x: Builder.split(x=x, num_splits=2, axis=1))
+        yield make_example("between two casts", _build_between_fp16, x=(2, 8))
+        yield _make_moved_example("with a constant", lambda x: Builder.concat(
+            values=[x, np.ones((1, 8), np.float32)], axis=0))
+        yield _make_moved_example("a part of it", lambda x: Builder.slice_by_index(x=x, begin=[0, 0], end=[2, 3]),
+                                  reason="16 elements would be cast, 6 are now")
+        yield _make_moved_example("computed", lambda x: Builder.exp(x=x), reason="")
+        yield make_op_example("read in fp32", "reshape", (2, 8), {"shape": [4, 4]}, reason="", dtype=types.fp32)
 
 
-def _build_moved(move: Any) -> Program:
-    def body(x: Var) -> list[Var]:
-        made = move(x)
-        parts = made if isinstance(made, (list, tuple)) else [made]
-        return [Builder.tanh(x=Builder.cast(x=part, dtype="fp16")) for part in parts]
-
-    return build_program(body, dtype=types.fp32, x=(2, 8))
-
-
-def _build_between_fp16() -> Program:
-    def body(x: Var) -> Var:
-        wide = Builder.cast(x=Builder.tanh(x=x), dtype="fp32")
-        turned = Builder.transpose(x=wide, perm=[1, 0])
-        result: Var = Builder.cast(x=Builder.concat(values=[turned, turned], axis=1), dtype="fp16", name="y")
-        return result
-
-    return build_program(body, x=(2, 8))
+def _find_ops_before_casts(block: Block) -> list[Operation]:
+    """Find the ops that move fp32 and all of whose results end in casts to fp16, in program order."""
+    ends: set[Operation] = set()
+    for op in reversed(block.operations):
+        if _is_fp32_data_movement(op) and not any(var.consuming_blocks for var in op.outputs):
+            readers = [reader for var in op.outputs for reader in get_consumers(var)]
+            if readers and all(is_cast_to_fp16(reader) or reader in ends for reader in readers):
+                ends.add(op)
+    return [op for op in block.operations if op in ends] if ends else []
 
 
-def is_fp32_data_movement(op: Operation) -> bool:
+def _is_fp32_data_movement(op: Operation) -> bool:
     if op.op_type not in _DATA_MOVEMENT_OPS or is_opaque(op) or any(var.dtype != types.fp32 for var in op.outputs):
         return False
     return op.op_type != "gather" or is_const(op.indices)
 
 
-def is_cast_to_fp16(op: Operation) -> bool:
-    return op.op_type == "cast" and bool(op.outputs[0].dtype == types.fp16)
-
-
-def _is_cast_from_fp16(var: Var) -> bool:
-    return var.op is not None and var.op.op_type == "cast" and bool(var.op.x.dtype == types.fp16)
-
-
-def match_region(members: list[Operation]) -> Hit | Miss:
-    made = {var for op in members for var in op.outputs}
-    read = {var for op in members for var in get_flat_inputs(op) if var.dtype == types.fp32 and var not in made}
-    heavy = next(
-        (
-            var
-            for var in read
-            if var.op is not None
-            and var.op.op_type.startswith("const")
-            and not (
-                is_const(var)
-                and var.val.nbytes <= _MAX_CONST_BYTES
-                and np.array_equal(_round_to_fp16(var), var.val, equal_nan=True)
-            )
-        ),
-        None,
-    )
-    if heavy is not None:
-        return Miss(members[0], f"it moves the constant '{heavy.name}', which fp16 does not hold, or which is large")
-    before = sum(_count_elements(var) for var in made if any(map(is_cast_to_fp16, get_consumers(var))))
-    after = sum(_count_elements(var) for var in read if not _is_cast_from_fp16(var) and not is_const(var))
+def _match_island(members: list[Operation]) -> Hit | Miss:
+    outputs = {var for op in members for var in op.outputs}
+    operands = {var for op in members for var in get_flat_inputs(op) if var.dtype == types.fp32 and var not in outputs}
+    obstacle = next((var for var in operands if _is_constant(var) and not _can_store_in_fp16(var)), None)
+    if obstacle is not None:
+        return Miss(members[0], f"it moves the constant '{obstacle.name}', which fp16 does not hold, or which is large")
+    before = sum(_count_elements(var) for var in outputs if any(map(is_cast_to_fp16, get_consumers(var))))
+    after = sum(_count_elements(var) for var in operands if not _is_cast_from_fp16(var) and not is_const(var))
     if after > before:
         return Miss(members[0], f"{after} elements would be cast, {before} are now")
     return Hit(members[0], note=f"{format_count(len(members), 'op')} that move fp32", members=members,
                covers=members)
 
 
-def _count_elements(var: Var) -> int:
-    return math.prod(int(size) for size in var.shape if not is_symbolic(size))
+def _is_constant(var: Var) -> bool:
+    """Return whether `var` is a const or a compressed weight."""
+    return var.op is not None and var.op.op_type.startswith("const")
+
+
+def _can_store_in_fp16(var: Var) -> bool:
+    """Return whether `var` is a small const whose numbers are all exact in fp16."""
+    return is_const(var) and var.val.nbytes <= _MAX_CONST_BYTES and np.array_equal(
+        _round_to_fp16(var), var.val, equal_nan=True)
 
 
 def _round_to_fp16(var: Var) -> np.ndarray[Any, Any]:
@@ -182,12 +143,34 @@ def _round_to_fp16(var: Var) -> np.ndarray[Any, Any]:
         return np.asarray(var.val).astype(np.float16)
 
 
-def convert_to_fp16(mb: RewriteBuilder, var: Var) -> Var:
+def _count_elements(var: Var) -> int:
+    return math.prod(int(size) for size in var.shape if not is_symbolic(size))
+
+
+def _is_cast_from_fp16(var: Var) -> bool:
+    return var.op is not None and var.op.op_type == "cast" and bool(var.op.x.dtype == types.fp16)
+
+
+def _read_as_fp16(mb: RewriteBuilder, var: Var) -> Any:
+    """Return what the island reads in place of fp32 `var`."""
     if _is_cast_from_fp16(var):
         return var.op.x
     if is_const(var):
-        made: Var = mb.once(("half", var), lambda: mb.const(val=_round_to_fp16(var)[()], name=f"{var.name}_fp16"))
-        return made
+        return mb.once(("half", var), lambda: mb.const(val=_round_to_fp16(var)[()], name=f"{var.name}_fp16"))
     with mb.at(mb.find_insertion_point(var), var.name):
-        made = mb.once(("half", var), lambda: mb.cast(x=var, dtype="fp16"))
-    return made
+        return mb.once(("half", var), lambda: mb.cast(x=var, dtype="fp16"))
+
+
+def _make_moved_example(name: str, move: Callable[[Var], Any], **settings: Any) -> Example:
+    """Make an example of what `move` returns, cast to fp16."""
+    def body(x: Var) -> list[Var]:
+        moved = move(x)
+        parts = moved if isinstance(moved, (list, tuple)) else [moved]
+        return [Builder.tanh(x=Builder.cast(x=part, dtype="fp16")) for part in parts]
+
+    return make_example(name, body, dtype=types.fp32, x=(2, 8), **settings)
+
+
+def _build_between_fp16(x: Var) -> Any:
+    turned = Builder.transpose(x=Builder.cast(x=Builder.tanh(x=x), dtype="fp32"), perm=[1, 0])
+    return Builder.cast(x=Builder.concat(values=[turned, turned], axis=1), dtype="fp16", name="y")

@@ -6,18 +6,30 @@ results one concat, without squeezes or stacks between.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
+import coremltools as ct
 import numpy as np
-from coremltools.converters.mil.mil import Operation, Var, types
+from coremltools.converters.mil.mil import Builder, Operation, Var, types
 
 from ...ane.limits import find_exceeded_limit
 from ...ir.builder import RewriteBuilder
 from ...ir.query import get_const_value, is_all_zero, is_const, is_symbolic, is_used
-from ...passes.contract import FP32_UNSUPPORTED_REASON, Community, Evidence, Exactness, Hit, Miss, Rewrite, Vendor
+from ...passes.contract import (
+    FP32_UNSUPPORTED_REASON,
+    Community,
+    Evidence,
+    Exactness,
+    Example,
+    Hit,
+    Miss,
+    Rewrite,
+    Vendor,
+)
 from ...passes.evidence import cite_m4_study, cite_private_route
+from ...passes.examples import make_example, make_weight
 from ...passes.targets import Generation
 from ...utils.text_format import format_count
 from ..control_flow._unrolled_size import MAX_CHAIN_PRODUCTS, MAX_FUNCTION_OPS, UnrolledSize, measure_unrolled_size
@@ -25,6 +37,7 @@ from ..control_flow._unrolled_size import MAX_CHAIN_PRODUCTS, MAX_FUNCTION_OPS, 
 __all__ = [
     "EVIDENCE",
     "Direction",
+    "States",
     "UnrollRecurrent",
     "add_if_present",
     "apply_activation",
@@ -33,6 +46,8 @@ __all__ = [
     "split_equally",
 ]
 
+States = Sequence[Any]
+"States of a cell between two steps, the output first, and what else is passed to the next step."
 _SUPPORTED_ACTIVATIONS = ("tanh", "sigmoid", "relu", "linear")
 _UNSUPPORTED_ACTIVATIONS = {
     "scaled_tanh": "whose constants are not documented",
@@ -65,7 +80,7 @@ class Direction(NamedTuple):
 
 
 class UnrollRecurrent(Rewrite):
-    """What the three have in common; each says by `step` how it gets from one state to the next."""
+    """Base of the rewrites of rnn, gru and lstm; each defines a step of its cell by `step`."""
 
     stage = "decompose"
     exactness = Exactness.ROUNDING
@@ -73,6 +88,8 @@ class UnrollRecurrent(Rewrite):
     states: ClassVar[tuple[str, ...]] = ("initial_h",)
     activations: ClassVar[tuple[str, ...]] = ("activation",)
 
+    gates: ClassVar[int]
+    "Number of gates of the cell: rows of its weights for each unit."
     step_ops: ClassVar[int]
     "Number of ops that a step of one direction adds."
 
@@ -86,23 +103,20 @@ class UnrollRecurrent(Rewrite):
     "The most ops that all functions may have with layers unrolled: compile time and file size grow with them."
 
     def match(self, op: Operation) -> Hit | Miss:
-        reason = self._reason(op)
+        reason = self._find_obstacle(op)
         if reason:
             return Miss(op, reason)
-        steps = int(op.x.shape[0])
-        size = measure_unrolled_size(op, self._size, UnrolledSize(self.max_chain, self.max_ops), self.functions)
+        steps = format_count(int(op.x.shape[0]), "step")
+        most = UnrolledSize(self.max_chain, self.max_ops)
+        size = measure_unrolled_size(op, self._estimate_size, most, self.functions)
         if size.chain > self.max_chain:
-            return Miss(
-                op,
-                f"{format_count(steps, 'step')} would make {size.chain} products that depend on each other in "
-                f"the function, more than {self.max_chain} (max_chain)",
-            )
+            return Miss(op, f"{steps} would make {size.chain} products that depend on each other in the function, "
+                            f"more than {self.max_chain} (max_chain)")
         if size.ops > self.max_ops:
-            return Miss(op, f"{format_count(steps, 'step')} would make a program of {size.ops} ops, more than "
-                            f"{self.max_ops} (max_ops)")
-        return Hit(op, note=f"{format_count(steps, 'step')} written out")
+            return Miss(op, f"{steps} would make a program of {size.ops} ops, more than {self.max_ops} (max_ops)")
+        return Hit(op, note=f"{steps} written out")
 
-    def _reason(self, op: Operation) -> str | None:
+    def _find_obstacle(self, op: Operation) -> str | None:
         """Return why the layer cannot be unrolled, whatever else is in the function."""
         steps = op.x.shape[0]
         if is_symbolic(steps):
@@ -117,52 +131,98 @@ class UnrollRecurrent(Rewrite):
             or _find_batch_obstacle(op, self.states)
         )
 
-    def _size(self, op: Operation) -> UnrolledSize | None:
+    def _estimate_size(self, op: Operation) -> UnrolledSize | None:
         """Estimate the size of the unrolled layer; None for another op or a layer that is not unrolled."""
-        if op.op_type not in self.roots or self._reason(op):
+        if op.op_type not in self.roots or self._find_obstacle(op):
             return None
         steps = int(op.x.shape[0])
-        return UnrolledSize(
-            1 + steps * self.count_products_per_step(op), 1 + len(_list_directions(op)) * steps * self.step_ops
-        )
+        chain = 1 + steps * self.count_products_per_step(op)
+        return UnrolledSize(chain, 1 + len(_list_directions(op)) * steps * self.step_ops)
 
     def count_products_per_step(self, op: Operation) -> int:
         """Count the products of a step that depend on each other."""
         return 1
 
-    def step(self, mb: RewriteBuilder, op: Operation, way: Direction, now: Any, states: Sequence[Any]) -> Sequence[Any]:
-        """Build a step and return the states after it, the output first.
-
-        Values after the layer's states are passed to the next step only. `now` is what `inputs` built for the step.
-        """
-        raise AssertionError(f"{type(self).__name__} must define step()")
-
-    def inputs(self, mb: RewriteBuilder, op: Operation, way: Direction) -> Sequence[Any]:
-        """Build, for each step in order of time, its input times the weights, with the bias."""
-        bias = op.inputs.get(f"bias{way.suffix}")
-        return split_equally(mb, build_linear(mb, op.x, op.inputs[f"weight_ih{way.suffix}"], bias), int(op.x.shape[0]))
-
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> list[Var]:
         op = hit.op
-        ways = _list_directions(op)
-        first = [
-            _split_initial_state(mb, _collapse_equal_rows(mb, op.inputs[name], op.x.shape[1]), len(ways))
-            for name in self.states
-        ]
+        directions = _list_directions(op)
+        initial = [_split_initial_state(mb, op, name, len(directions)) for name in self.states]
         hidden, last = [], []
-        for number, way in enumerate(ways):
-            states, seen = [parts[number] for parts in first], []
-            steps = self.inputs(mb, op, way)
-            for now in reversed(steps) if way.backward else steps:
-                states = list(self.step(mb, op, way, now, states))
-                seen.append(states[0])
-            hidden.append(seen)
+        for number, direction in enumerate(directions):
+            states, outputs = [parts[number] for parts in initial], []
+            steps = self.inputs(mb, op, direction)
+            for x in reversed(steps) if direction.backward else steps:
+                states = list(self.step(mb, op, direction, x, states))
+                outputs.append(states[0])
+            hidden.append(outputs)
             last.append(states)
-        made = [_join_sequence(mb, op, hidden) if is_used(op.outputs[0]) else op.outputs[0]]
+        results = [_join_sequence(mb, op, hidden) if is_used(op.outputs[0]) else op.outputs[0]]
         for number, old in enumerate(op.outputs[1:]):
-            final = _concat_directions(mb, [states[number] for states in last]) if is_used(old) else None
-            made.append(old if final is None else mb.squeeze(x=final, axes=[0]))
-        return made
+            if is_used(old):
+                final = _concat_directions(mb, [states[number] for states in last])
+                results.append(mb.squeeze(x=final, axes=[0]))
+            else:
+                results.append(old)
+        return results
+
+    def step(self, mb: RewriteBuilder, op: Operation, direction: Direction, x: Any, states: States) -> States:
+        """Build a step and return the states after it; `x` is what `inputs` built for the step."""
+        raise AssertionError(f"{type(self).__name__} must define step()")
+
+    def inputs(self, mb: RewriteBuilder, op: Operation, direction: Direction) -> Sequence[Any]:
+        """Build, for each step in order of time, its input times the weights, with the bias."""
+        bias = op.inputs.get(f"bias{direction.suffix}")
+        product = build_linear(mb, op.x, op.inputs[f"weight_ih{direction.suffix}"], bias)
+        return split_equally(mb, product, int(op.x.shape[0]))
+
+    def make_example(
+        self,
+        name: str,
+        steps: int | None,
+        *,
+        batch: int | None = 1,
+        dtype: Any = types.fp16,
+        opset: Any = ct.target.iOS17,
+        reason: str | None = None,
+        options: dict[str, Any] | None = None,
+        within: float = float("inf"),
+        **parameters: Any,
+    ) -> Example:
+        """Make an example of a layer of 8 units whose initial states are inputs of the program."""
+        weight = make_weight(self.gates * 8, 8, dtype=types.nptype_from_builtin(dtype))
+
+        def body(x: Var, **states: Var) -> Any:
+            return getattr(Builder, self.roots[0])(
+                x=x, **dict(zip(self.states, states.values())), weight_ih=weight, weight_hh=weight[::-1], name="y",
+                **parameters)
+
+        states: dict[str, Any] = {short: (batch, 8) for short, _ in zip("hc", self.states)}
+        return make_example(name, body, reason=reason, options=options, within=within, opset=opset, dtype=dtype,
+                            x=(steps, batch, 8), **states)
+
+    def make_constant_state_example(
+        self, name: str, value: float, *, opset: Any = ct.target.iOS17, **parameters: Any
+    ) -> Example:
+        """Make an example of a layer of 8 units whose initial states are all `value`."""
+        weight = make_weight(self.gates * 8, 8)
+        states = dict.fromkeys(self.states, np.full((2, 8), value, np.float16))
+
+        def body(x: Var) -> Any:
+            return getattr(Builder, self.roots[0])(
+                x=x, **states, weight_ih=weight, weight_hh=weight, output_sequence=True, name="y", **parameters)[0]
+
+        return make_example(name, body, opset=opset, x=(3, 2, 8))
+
+    def iterate_limit_examples(self, chain: int, ops: int) -> Iterator[Example]:
+        """Yield the layers that no cell unrolls; `chain` and `ops` are the sizes that four steps would make."""
+        yield self.make_example("flexible length", None, reason=(
+            "the number of steps is known only at run time; fix the length of the sequence"))
+        yield self.make_example("long", 4, options={"max_steps": 3}, reason="4 steps, above max_steps=3")
+        yield self.make_example("too long a chain", 4, options={"max_chain": 4}, reason=(
+            f"4 steps would make {chain} products that depend on each other in the function, more than 4 (max_chain)"))
+        yield self.make_example("too many ops", 4, options={"max_ops": 9}, reason=(
+            f"4 steps would make a program of {ops} ops, more than 9 (max_ops)"))
+        yield self.make_example("fp32", 2, dtype=types.fp32, reason=FP32_UNSUPPORTED_REASON)
 
 
 def split_equally(mb: RewriteBuilder, x: Var, count: int, axis: int = 0) -> list[Var]:
@@ -244,17 +304,17 @@ def _list_directions(op: Operation) -> tuple[Direction, ...]:
     return (Direction("", direction == "reverse"),)
 
 
-def _collapse_equal_rows(mb: RewriteBuilder, state: Var, batch: Any) -> Var:
-    """Return the constant `state` with a row for each of `batch`, or with one row that equals all."""
-    if not is_const(state) or state.shape[0] in (1, batch):
-        return state
-    return mb.weight(state, "one_row", lambda: state.val[:1])
+def _split_initial_state(mb: RewriteBuilder, op: Operation, name: str, count: int) -> list[Var]:
+    """Split an initial state [batch, count * features] into one [1, batch, features] for each direction.
 
-
-def _split_initial_state(mb: RewriteBuilder, state: Var, count: int) -> list[Var]:
-    """Split an initial state [batch, count * features] into one [1, batch, features] for each direction."""
+    A constant whose rows are not those of the batch has equal rows, of which one is kept.
+    """
+    state: Var = op.inputs[name]
     if not is_const(state):
         return split_equally(mb, mb.expand_dims(x=state, axes=[0]), count, -1)
+    if state.shape[0] not in (1, op.x.shape[1]):
+        rows = state
+        state = mb.weight(rows, "one_row", lambda: rows.val[:1])
     if count == 1:
         return [mb.reshaped(state, (1, *state.shape))]
     return [mb.weight(state, f"way_{number}", partial(_slice_state, state, number, count)) for number in range(count)]
@@ -272,11 +332,11 @@ def _join_sequence(mb: RewriteBuilder, op: Operation, hidden: Sequence[list[Var]
     returns them in the order of computation, as coremltools' own op tests have it.
     """
     if not get_const_value(op.output_sequence):
-        return _concat_directions(mb, [seen[-1] for seen in hidden])
-    ways = [seen if number == 0 else seen[::-1] for number, seen in enumerate(hidden)]
-    return _concat_directions(mb, [seen[0] if len(seen) == 1 else mb.concat(values=seen, axis=0) for seen in ways])
+        return _concat_directions(mb, [outputs[-1] for outputs in hidden])
+    in_order = [outputs if number == 0 else outputs[::-1] for number, outputs in enumerate(hidden)]
+    return _concat_directions(mb, [each[0] if len(each) == 1 else mb.concat(values=each, axis=0) for each in in_order])
 
 
-def _concat_directions(mb: RewriteBuilder, ways: list[Var]) -> Var:
-    made: Var = ways[0] if len(ways) == 1 else mb.concat(values=ways, axis=-1)
+def _concat_directions(mb: RewriteBuilder, directions: list[Var]) -> Var:
+    made: Var = directions[0] if len(directions) == 1 else mb.concat(values=directions, axis=-1)
     return made

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
-from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+from coremltools.converters.mil.mil import Builder, Operation, Var, types
 
 from ...ir.builder import RewriteBuilder
 from ...ir.query import get_const_value, is_const
-from ...passes.contract import FP32_UNSUPPORTED_REASON, Example, Hit, Miss
-from ...passes.examples import build_program, make_weight
-from ...rules.recurrent import Recurrent
+from ...passes.contract import Example, Hit, Miss
+from ...passes.examples import make_example, make_weight
+from ...rules.unsupported_ops import Recurrent
 from ._recurrent_unrolling import (
     EVIDENCE,
     Direction,
+    States,
     UnrollRecurrent,
     add_if_present,
     apply_activation,
@@ -23,18 +25,16 @@ from ._recurrent_unrolling import (
     split_equally,
 )
 
-__all__ = ["add_with_compensation", "build_gates", "build_peephole_gates", "build_peephole_output_gate"]
-
 _GATE_ACTIVATION = "recurrent_activation"
 
 
 class UnrollLstm(UnrollRecurrent):
-    """Write an lstm of known length out into linear, split, sigmoid, tanh, mul and add, which is supported on the ANE.
+    """Unroll an lstm of known length into linear, split, sigmoid, tanh, mul and add, which are supported on the ANE.
 
     why     An lstm runs on the CPU, and what stands around it changes processor twice.
     when    fp16; a sequence of known length up to `max_steps`. Any direction, peepholes, clipping; weights and biases
             may be compressed: they are read as they are, and each stays one const. A first hidden state of constant
-            zeros spares its product. hard_sigmoid is unsupported (its 0.2 is no fp16) and scaled_tanh (not documented); so
+            zeros saves its product. hard_sigmoid is unsupported (its 0.2 is no fp16) and scaled_tanh (not documented); so
             are gates wider together than an axis may be (16384 up to M3). A first state of another batch than x must be
             constant, with equal rows.
     exact   rounding: at full precision nothing changes. i, f, o = sigmoid(W x + b + R h), z = tanh(W x + b + R h) with
@@ -70,6 +70,7 @@ class UnrollLstm(UnrollRecurrent):
 
     fixes = (Recurrent,)
     roots = ("lstm",)
+    gates = 4
     step_ops = 16
     states = ("initial_h", "initial_c")
     activations = ("recurrent_activation", "cell_activation", "activation")
@@ -89,165 +90,81 @@ class UnrollLstm(UnrollRecurrent):
             return Miss(op, "its peephole is compressed")
         return answer
 
-    def step(self, mb: RewriteBuilder, op: Operation, way: Direction, now: Any, states: Sequence[Any]) -> Sequence[Any]:
-        hidden, cell, *rounded = states
-        kept = self.exact_cell and get_const_value(op.recurrent_activation).lower() == "sigmoid"
-        before = add_if_present(mb, now, build_state_product(mb, hidden, op.inputs[f"weight_hh{way.suffix}"]))
-        peephole = op.inputs.get(f"peephole{way.suffix}")
-        i, f, o, z = build_gates(mb, op, before, kept) if peephole is None else \
-            build_peephole_gates(mb, op, before, kept, cell, peephole)
-        if kept:  # f is the forgotten part
+    def step(self, mb: RewriteBuilder, op: Operation, direction: Direction, x: Any, states: States) -> States:
+        hidden, cell, *compensation = states
+        exact = self.exact_cell and get_const_value(op.recurrent_activation).lower() == "sigmoid"
+        total = add_if_present(mb, x, build_state_product(mb, hidden, op.inputs[f"weight_hh{direction.suffix}"]))
+        peephole = op.inputs.get(f"peephole{direction.suffix}")
+        if peephole is None:
+            i, f, o, z = _build_gates(mb, op, total, exact)
+        else:
+            i, f, o, z = _build_peephole_gates(mb, op, total, exact, cell, peephole)
+        if exact:  # f is the forgotten part, 1 - f
             change = mb.sub(x=mb.mul(x=i, y=z), y=mb.mul(x=f, y=cell))
-            new, rounded = add_with_compensation(mb, cell, change, *rounded)
+            new, compensation = _add_with_compensation(mb, cell, change, *compensation)
         else:
             new = mb.add(x=mb.mul(x=f, y=cell), y=mb.mul(x=i, y=z))
         if op.inputs.get("clip") is not None:
             most = op.clip.val
-            new, rounded = mb.clip(x=new, alpha=-most, beta=most), []
+            new, compensation = mb.clip(x=new, alpha=-most, beta=most), []
         if peephole is not None:
-            o = build_peephole_output_gate(mb, op, o, new, peephole)
-        return [mb.mul(x=o, y=apply_activation(mb, op, "activation", new)), new, *rounded]
+            o = _build_peephole_output_gate(mb, op, o, new, peephole)
+        return [mb.mul(x=o, y=apply_activation(mb, op, "activation", new)), new, *compensation]
 
     def examples(self) -> Iterable[Example]:
         plain = {"exact_cell": False}
-        yield Example("one step, its states kept outside", lambda: _build_lstm(1), within=2.0)
-        yield Example("two steps", lambda: _build_lstm(2, output_sequence=True), options=plain)
-        yield Example("the last step", lambda: _build_lstm(3, bias=make_weight(32)), within=2.0)
-        yield Example(
-            "reverse",
-            lambda: _build_lstm(3, direction="reverse", output_sequence=True, bias=make_weight(32)),
-            options=plain,
-        )
-        yield Example(
-            "bidirectional", lambda: _build_bidirectional(output_sequence=True, bias=make_weight(32)), within=2.0
-        )
-        yield Example(
-            "bidirectional, the last step", lambda: _build_bidirectional(bias_back=make_weight(32)), options=plain
-        )
-        yield Example("bidirectional, from other constants each way", _build_from_two_states, options=plain)
-        yield Example("from zeros", lambda: _build_from_state(0.0))
-        yield Example(
-            "peepholes, clipped", lambda: _build_from_state(0.0, peephole=make_weight(24), clip=np.float16(0.25))
-        )
-        yield Example("from constants", lambda: _build_from_state(0.5))
-        yield Example(
-            "other activations",
-            lambda: _build_lstm(
-                2, recurrent_activation="tanh", cell_activation="relu", activation="linear", bias=make_weight(32)
-            ),
-            within=100.0,
-        )
-        yield Example("flexible batch", lambda: _build_lstm(2, batch=None), within=2.0)
-        yield Example(
-            "flexible length",
-            lambda: _build_lstm(None),
-            reason="the number of steps is known only at run time; fix the length of the sequence",
-        )
-        yield Example("long", lambda: _build_lstm(4), options={"max_steps": 3}, reason="4 steps, above max_steps=3")
-        yield Example("too long a chain", lambda: _build_lstm(4), options={"max_chain": 4},
-                      reason="4 steps would make 5 products that depend on each other in the function, more than 4 "
-                             "(max_chain)")
-        yield Example("too many ops", lambda: _build_lstm(4), options={"max_ops": 9},
-                      reason="4 steps would make a program of 65 ops, more than 9 (max_ops)")
-        yield Example("fp32", lambda: _build_lstm(2, dtype=types.fp32), reason=FP32_UNSUPPORTED_REASON)
-        yield Example("hard_sigmoid", lambda: _build_lstm(2, recurrent_activation="hard_sigmoid"),
-                      reason="recurrent_activation is hard_sigmoid, which multiplies by 0.2, no number of fp16")
-        yield Example("scaled_tanh", lambda: _build_lstm(2, activation="scaled_tanh"),
-                      reason="activation is scaled_tanh, whose constants are not documented")
+        bias = make_weight(32)
+        yield self.make_example("one step, its states kept outside", 1, within=2.0)
+        yield self.make_example("two steps", 2, output_sequence=True, options=plain)
+        yield self.make_example("the last step", 3, bias=bias, within=2.0)
+        yield self.make_example("reverse", 3, direction="reverse", output_sequence=True, bias=bias, options=plain)
+        yield make_example("bidirectional", partial(_build_bidirectional, output_sequence=True, bias=bias), within=2.0,
+                           x=(3, 1, 8), h=(1, 8))
+        yield make_example("bidirectional, the last step", partial(_build_bidirectional, bias_back=bias),
+                           options=plain, x=(3, 1, 8), h=(1, 8))
+        yield make_example("bidirectional, from other constants each way", _build_from_two_states, options=plain,
+                           x=(3, 2, 8))
+        yield self.make_constant_state_example("from zeros", 0.0)
+        yield self.make_constant_state_example("peepholes, clipped", 0.0, peephole=make_weight(24),
+                                               clip=np.float16(0.25))
+        yield self.make_constant_state_example("from constants", 0.5)
+        yield self.make_example("other activations", 2, recurrent_activation="tanh", cell_activation="relu",
+                                activation="linear", bias=bias, within=100.0)
+        yield self.make_example("flexible batch", 2, batch=None, within=2.0)
+        yield from self.iterate_limit_examples(chain=5, ops=65)
+        yield self.make_example("hard_sigmoid", 2, recurrent_activation="hard_sigmoid", reason=(
+            "recurrent_activation is hard_sigmoid, which multiplies by 0.2, no number of fp16"))
+        yield self.make_example("scaled_tanh", 2, activation="scaled_tanh",
+                                reason="activation is scaled_tanh, whose constants are not documented")
 
 
-def _build_lstm(steps: int | None, *, batch: int | None = 1, dtype: Any = types.fp16, **parameters: Any) -> Program:
-    held = make_weight(32, 8, dtype=types.nptype_from_builtin(dtype))
-
-    def body(x: Var, h: Var, c: Var) -> Any:
-        return Builder.lstm(x=x, initial_h=h, initial_c=c, weight_ih=held, weight_hh=held[::-1], name="y", **parameters)
-
-    return build_program(body, dtype=dtype, x=(steps, batch, 8), h=(batch, 8), c=(batch, 8))
-
-
-def _build_bidirectional(**parameters: Any) -> Program:
-    def body(x: Var, h: Var) -> Any:
-        both = Builder.concat(values=[h, Builder.relu(x=h)], axis=-1)
-        return Builder.lstm(
-            x=x,
-            initial_h=both,
-            initial_c=both,
-            weight_ih=make_weight(32, 8),
-            weight_hh=make_weight(32, 8),
-            weight_ih_back=make_weight(32, 8),
-            weight_hh_back=make_weight(32, 8)[::-1],
-            direction="bidirectional",
-            name="y",
-            **parameters,
-        )
-
-    return build_program(body, x=(3, 1, 8), h=(1, 8))
-
-
-def _build_from_two_states() -> Program:
-    states = {name: np.concatenate([np.full((2, 8), first), np.full((2, 8), second)], -1).astype(np.float16)
-              for name, first, second in (("initial_h", 0.5, -0.25), ("initial_c", 0.75, -1.0))}
-    return build_program(
-        lambda x: Builder.lstm(
-            x=x,
-            **states,
-            weight_ih=make_weight(32, 8),
-            weight_hh=make_weight(32, 8),
-            weight_ih_back=make_weight(32, 8)[::-1],
-            weight_hh_back=make_weight(32, 8)[::-1],
-            direction="bidirectional",
-            output_sequence=True,
-            name="y",
-        )[0],
-        x=(3, 2, 8),
-    )
-
-
-def _build_from_state(first: float, **parameters: Any) -> Program:
-    state = np.full((2, 8), first, np.float16)
-    return build_program(
-        lambda x: Builder.lstm(
-            x=x,
-            initial_h=state,
-            initial_c=state,
-            weight_ih=make_weight(32, 8),
-            weight_hh=make_weight(32, 8),
-            output_sequence=True,
-            name="y",
-            **parameters,
-        )[0],
-        x=(3, 2, 8),
-    )
-
-
-def build_gates(mb: RewriteBuilder, op: Operation, before: Var, lost: bool) -> Sequence[Var]:
+def _build_gates(mb: RewriteBuilder, op: Operation, total: Var, complement: bool) -> Sequence[Var]:
     """Build the input, forget and output gate, which have one activation, and the new cell.
 
-    With `lost` the forget gate f is returned as 1 - f = sigmoid(-x): fp16 has few numbers near 1, and many near 0.
+    With `complement` the forget gate f is returned as 1 - f = sigmoid(-x): fp16 has few numbers near 1, many near 0.
     """
-    size = int(before.shape[-1]) // 4
-    ifo, z = mb.split(x=before, split_sizes=[3 * size, size], axis=-1)
-    if lost:
-        kind = types.nptype_from_builtin(before.dtype)
+    size = int(total.shape[-1]) // 4
+    ifo, z = mb.split(x=total, split_sizes=[3 * size, size], axis=-1)
+    if complement:
+        kind = types.nptype_from_builtin(total.dtype)
         signs = mb.weight(op.weight_hh, "signs", lambda: np.repeat([1, -1, 1], size).astype(kind))
         ifo = mb.mul(x=ifo, y=signs)
-    return *split_equally(mb, apply_activation(mb, op, _GATE_ACTIVATION, ifo), 3, -1), apply_activation(
-        mb, op, "cell_activation", z
-    )
+    i, f, o = split_equally(mb, apply_activation(mb, op, _GATE_ACTIVATION, ifo), 3, -1)
+    return i, f, o, apply_activation(mb, op, "cell_activation", z)
 
 
-def build_peephole_gates(
-    mb: RewriteBuilder, op: Operation, before: Var, lost: bool, cell: Var, peephole: Var,
+def _build_peephole_gates(
+    mb: RewriteBuilder, op: Operation, total: Var, complement: bool, cell: Var, peephole: Var,
 ) -> Sequence[Var]:
     """Build the same gates with peepholes to the cell.
 
     The output gate is returned before its peephole and activation, as its peephole reads the new cell.
     """
-    i, f, o, z = split_equally(mb, before, 4, -1)
+    i, f, o, z = split_equally(mb, total, 4, -1)
     i, f = (
         mb.add(x=gate, y=mb.mul(x=cell, y=_slice_peephole(mb, peephole, number))) for number, gate in enumerate((i, f))
     )
-    if lost:
+    if complement:
         f = mb.mul(x=f, y=types.nptype_from_builtin(f.dtype)(-1))
     return (
         apply_activation(mb, op, _GATE_ACTIVATION, i),
@@ -257,25 +174,41 @@ def build_peephole_gates(
     )
 
 
-def build_peephole_output_gate(mb: RewriteBuilder, op: Operation, before: Var, cell: Var, peephole: Var) -> Var:
-    """Build the output gate with its peephole to the new cell."""
-    return apply_activation(
-        mb, op, _GATE_ACTIVATION, mb.add(x=before, y=mb.mul(x=cell, y=_slice_peephole(mb, peephole, 2)))
-    )
+def _slice_peephole(mb: RewriteBuilder, peephole: Var, number: int) -> Var:
+    third: Var = mb.weight(peephole, f"gate_{number}", lambda: np.split(peephole.val, 3)[number])
+    return third
 
 
-def add_with_compensation(
-    mb: RewriteBuilder, cell: Var, change: Var, old: Var | None = None, wanted: Var | None = None,
+def _add_with_compensation(
+    mb: RewriteBuilder, cell: Var, change: Var, old_cell: Var | None = None, old_change: Var | None = None,
 ) -> tuple[Var, list[Var]]:
     """Add `change` to the cell; return the new cell and what the next step needs to compensate for the rounding.
 
     That is the old cell and the exact change. The rounded change is the difference of the two cells, exactly.
     """
-    if old is not None:
-        change = mb.add(x=change, y=mb.sub(x=wanted, y=mb.sub(x=cell, y=old)))
+    if old_cell is not None:
+        change = mb.add(x=change, y=mb.sub(x=old_change, y=mb.sub(x=cell, y=old_cell)))
     return mb.add(x=cell, y=change), [cell, change]
 
 
-def _slice_peephole(mb: RewriteBuilder, peephole: Var, number: int) -> Var:
-    third: Var = mb.weight(peephole, f"gate_{number}", lambda: np.split(peephole.val, 3)[number])
-    return third
+def _build_peephole_output_gate(mb: RewriteBuilder, op: Operation, before: Var, cell: Var, peephole: Var) -> Var:
+    """Build the output gate with its peephole to the new cell."""
+    total = mb.add(x=before, y=mb.mul(x=cell, y=_slice_peephole(mb, peephole, 2)))
+    return apply_activation(mb, op, _GATE_ACTIVATION, total)
+
+
+def _build_bidirectional(x: Var, h: Var, **parameters: Any) -> Any:
+    both = Builder.concat(values=[h, Builder.relu(x=h)], axis=-1)
+    return _build_both_directions(x, make_weight(32, 8), initial_h=both, initial_c=both, **parameters)
+
+
+def _build_both_directions(x: Var, weight_ih_back: Any, **parameters: Any) -> Any:
+    weight = make_weight(32, 8)
+    return Builder.lstm(x=x, weight_ih=weight, weight_hh=weight, weight_ih_back=weight_ih_back,
+                        weight_hh_back=weight[::-1], direction="bidirectional", name="y", **parameters)
+
+
+def _build_from_two_states(x: Var) -> Any:
+    states = {name: np.concatenate([np.full((2, 8), first), np.full((2, 8), second)], -1).astype(np.float16)
+              for name, first, second in (("initial_h", 0.5, -0.25), ("initial_c", 0.75, -1.0))}
+    return _build_both_directions(x, make_weight(32, 8)[::-1], output_sequence=True, **states)[0]

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import coremltools as ct
 import numpy as np
-from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+from coremltools.converters.mil.mil import Builder, Operation, Var, types
 
 from ...ir.builder import RewriteBuilder
 from ...ir.query import get_const_value, is_const, is_symbolic
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_m4_study, cite_private_quirk
-from ...passes.examples import build_program, make_example
-from ...rules.crop_resize import CropResize
+from ...passes.examples import make_example
+from ...rules.unsupported_ops import CropResize
 from ..indexing._index_patterns import (
     IndexPattern,
     Run,
@@ -25,11 +25,8 @@ from ..indexing._index_patterns import (
     take_indices,
 )
 
-__all__ = ["Crop", "build_crop", "plan_crops"]
-
-
 _BOX_INPUTS = ("boxes", "box_indices", "roi")
-Array = np.ndarray[Any, Any]
+_Array = np.ndarray[Any, Any]
 
 
 class CropResizeBySlices(Rewrite):
@@ -76,14 +73,14 @@ class CropResizeBySlices(Rewrite):
     "The most slices for all boxes together."
 
     def match(self, op: Operation) -> Hit | Miss:
-        computed = [name for name in _BOX_INPUTS if op.inputs.get(name) is not None and not is_const(op.inputs[name])]
-        if computed:
-            return Miss(op, f"its {computed[0]} are computed when the model runs")
+        for name in _BOX_INPUTS:
+            if op.inputs.get(name) is not None and not is_const(op.inputs[name]):
+                return Miss(op, f"its {name} are computed when the model runs")
         if op.x.dtype != types.fp16:
             return Miss(op, FP32_UNSUPPORTED_REASON)
         if any(map(is_symbolic, op.x.shape[2:])):
             return Miss(op, "an image whose height or width is known only at run time")
-        crops = plan_crops(op)
+        crops = _plan_crops(op)
         if isinstance(crops, str):
             return Miss(op, crops)
         parts = sum(crop.parts for crop in dict.fromkeys(crops))
@@ -95,66 +92,83 @@ class CropResizeBySlices(Rewrite):
                    moves=0.0 if all(crop.exact for crop in crops) else self.moves)
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
-        made = {crop: build_crop(mb, hit.op.x, crop) for crop in dict.fromkeys(hit.crops)}
-        values = [made[crop] for crop in hit.crops]
-        if hit.op.outputs[0].rank == hit.op.x.rank:
-            joined: Var = values[0] if len(values) == 1 else mb.concat(values=values, axis=0)
-            return joined
-        stacked: Var = mb.expand_dims(x=values[0], axes=[0]) if len(values) == 1 else mb.stack(values=values, axis=0)
-        return stacked
+        built = {crop: _build_crop(mb, hit.op.x, crop) for crop in dict.fromkeys(hit.crops)}
+        values = [built[crop] for crop in hit.crops]
+        has_box_axis = hit.op.outputs[0].rank > hit.op.x.rank
+        if len(values) == 1:
+            return mb.expand_dims(x=values[0], axes=[0]) if has_box_axis else values[0]
+        joined: Var = mb.stack(values=values, axis=0) if has_box_axis else mb.concat(values=values, axis=0)
+        return joined
 
     def examples(self) -> Iterable[Example]:
-        yield Example("corners on elements", lambda: _build_crop([[1, 2, 4, 6]]))
-        yield Example("patches", lambda: _build_crop([[0, 0, 3, 3], [2, 2, 5, 5], [0, 0, 3, 3]]))
-        yield Example("two images, backwards", lambda: _build_crop(
-            [[4, 0, 0.5, 3], [1, 5.25, 3, 2]], indices=[1, 0], shape=(2, 2, 6, 7)))
-        yield Example("between elements", lambda: _build_crop(
-            [[0.296875, 0.203125, 0.8984375, 0.703125]], normalized_coordinates=True, sampling_mode="OFFSET_CORNERS"))
-        yield Example("leaves the image", lambda: _build_crop([[-1, 0.5, 4, 9]]))
-        yield Example("all images, iOS15", lambda: _build_roi_crop([[0, 0, 4, 4], [1, 1.5, 3, 3]]))
-        yield Example(
-            "by index, iOS16", lambda: _build_roi_crop([[0, 1, 1, 4, 4]], shape=(1, 2, 6, 6), opset=ct.target.iOS16)
-        )
-        yield Example("leaves the image, filled with 1", lambda: _build_crop([[-1, 0, 4, 4]], pad_value=np.float16(1)),
-                      reason="a box that leaves the image, filled with 1: only zeros are padded")
-        yield Example("outside", lambda: _build_crop([[-4, 0, -2, 4]]),
-                      reason="a box whose points are all outside of the image")
-        yield Example("NaN", lambda: _build_crop([[0, 0, np.nan, 4]]), reason="a box with an infinite or NaN corner")
-        yield Example("many", lambda: _build_crop([[0, 0, at, 4] for at in range(1, 6)] * 2, shape=(1, 2, 6, 7)),
-                      options={"max_parts": 4}, reason="5 slices for 10 boxes, max_parts=4")
-        yield Example("symbolic", lambda: _build_crop([[0, 0, 2, 2]], shape=(1, 2, None, 7)),
-                      reason="an image whose height or width is known only at run time")
-        yield Example("by index of two images", lambda: _build_roi_crop([[0, 1, 1, 4, 4]], shape=(2, 2, 6, 6)), reason=(
+        crop, crop_roi = _make_crop_example, _make_roi_example
+        yield crop("corners on elements", [[1, 2, 4, 6]])
+        yield crop("patches", [[0, 0, 3, 3], [2, 2, 5, 5], [0, 0, 3, 3]])
+        yield crop("two images, backwards", [[4, 0, 0.5, 3], [1, 5.25, 3, 2]], indices=[1, 0], x=(2, 2, 6, 7))
+        yield crop("between elements", [[0.296875, 0.203125, 0.8984375, 0.703125]], normalized_coordinates=True,
+                   sampling_mode="OFFSET_CORNERS")
+        yield crop("leaves the image", [[-1, 0.5, 4, 9]])
+        yield crop_roi("all images, iOS15", [[0, 0, 4, 4], [1, 1.5, 3, 3]])
+        yield crop_roi("by index, iOS16", [[0, 1, 1, 4, 4]], x=(1, 2, 6, 6), opset=ct.target.iOS16)
+        yield crop("leaves the image, filled with 1", [[-1, 0, 4, 4]], pad_value=np.float16(1),
+                   reason="a box that leaves the image, filled with 1: only zeros are padded")
+        yield crop("outside", [[-4, 0, -2, 4]], reason="a box whose points are all outside of the image")
+        yield crop("NaN", [[0, 0, np.nan, 4]], reason="a box with an infinite or NaN corner")
+        yield crop("many", [[0, 0, at, 4] for at in range(1, 6)] * 2, options={"max_parts": 4},
+                   reason="5 slices for 10 boxes, max_parts=4")
+        yield crop("symbolic", [[0, 0, 2, 2]], x=(1, 2, None, 7),
+                   reason="an image whose height or width is known only at run time")
+        yield crop_roi("by index of two images", [[0, 1, 1, 4, 4]], reason=(
             "one image for each box, of 2: its shape is documented with one image and inferred with all"))
-        yield make_example(
-            "computed",
-            lambda x, boxes: Builder.crop_resize(
-                x=x, boxes=boxes, box_indices=np.zeros(2, np.int32), target_height=2, target_width=2, name="y"
-            ),
-            reason="its boxes are computed when the model runs",
-            x=(1, 2, 6, 7),
-            boxes=(2, 4),
-        )
-        yield Example("fp32", lambda: _build_crop([[0, 0, 2, 2]], dtype=types.fp32), reason=FP32_UNSUPPORTED_REASON)
+        yield make_example("computed", lambda x, boxes: Builder.crop_resize(
+            x=x, boxes=boxes, box_indices=np.zeros(2, np.int32), target_height=2, target_width=2, name="y"),
+            reason="its boxes are computed when the model runs", x=(1, 2, 6, 7), boxes=(2, 4))
+        yield crop("fp32", [[0, 0, 2, 2]], dtype=types.fp32, reason=FP32_UNSUPPORTED_REASON)
 
 
-def _build_crop(
-    boxes: Any, indices: Any = None, shape: Any = (1, 2, 6, 7), dtype: Any = types.fp16, **how: Any
-) -> Program:
-    size = {"target_height": 4, "target_width": 4, "sampling_mode": "ALIGN_CORNERS"} | how
-    return build_program(lambda x: Builder.crop_resize(
-        x=x, boxes=np.array(boxes, np.float32), box_indices=np.array(indices or [0] * len(boxes), np.int32), name="y",
-        **size), dtype=dtype, x=shape)
-
-
-def _build_roi_crop(boxes: Any, shape: Any = (2, 2, 6, 6), opset: Any = ct.target.iOS15) -> Program:
-    roi = np.array(boxes, np.float16)
-    return build_program(lambda x: Builder.crop_resize(
-        x=x, roi=roi.reshape(len(roi), 1, -1, 1, 1), target_height=3, target_width=4, name="y"), opset=opset, x=shape)
+def _plan_crops(op: Operation) -> list[_Crop] | str:
+    """Plan the crop of each box, or return why one cannot be computed."""
+    boxes = np.asarray((op.inputs.get("boxes") or op.inputs["roi"]).val).astype(np.float64)
+    boxes = boxes.reshape(boxes.shape[0], -1 if boxes.size else 4)
+    if not len(boxes):
+        return "no box at all"
+    if not np.isfinite(boxes).all():
+        return "a box with an infinite or NaN corner"
+    indices = _read_image_indices(op, boxes)
+    if isinstance(indices, str):
+        return indices
+    found = []
+    for index, corners in zip(indices, boxes[:, -4:]):
+        crop = _plan_crop(op, index, corners)
+        if isinstance(crop, str):
+            return crop
+        found.append(crop)
+    return found
 
 
 @dataclass(frozen=True)
-class AxisSampling:
+class _Crop:
+    """A box of the image `index` (None: of all images); `resized` where a slice and a resize_bilinear compute it."""
+
+    index: int | None
+    lines: tuple[_AxisSampling, _AxisSampling]
+    resized: tuple[int, int, str] | None = None
+
+    @property
+    def parts(self) -> int:
+        return 1 + sum(line.parts for line in self.lines)
+
+    @property
+    def is_bitwise(self) -> bool:
+        return self.resized is None and not any(line.weights for line in self.lines)
+
+    @property
+    def exact(self) -> bool:
+        return all(line.exact for line in self.lines)
+
+
+@dataclass(frozen=True)
+class _AxisSampling:
     """The sample points along one axis: elements `low` of the slice `window`, mixed with `high` by `weights`.
 
     Without `low` it is the slice unchanged. `pad` counts the points before and after that lie outside of the image.
@@ -172,46 +186,7 @@ class AxisSampling:
         return sum(each.parts for each in (self.low, self.high) if each is not None)
 
 
-@dataclass(frozen=True)
-class Crop:
-    """A box of the image `index` (None: of all images); `resized` where a slice and a resize_bilinear compute it."""
-
-    index: int | None
-    lines: tuple[AxisSampling, AxisSampling]
-    resized: tuple[int, int, str] | None = None
-
-    @property
-    def parts(self) -> int:
-        return 1 + sum(line.parts for line in self.lines)
-
-    @property
-    def is_bitwise(self) -> bool:
-        return self.resized is None and not any(line.weights for line in self.lines)
-
-    @property
-    def exact(self) -> bool:
-        return all(line.exact for line in self.lines)
-
-
-def plan_crops(op: Operation) -> list[Crop] | str:
-    """Plan the crop of each box, or return why one cannot be computed."""
-    boxes = np.asarray((op.inputs.get("boxes") or op.inputs["roi"]).val).astype(np.float64)
-    boxes = boxes.reshape(boxes.shape[0], -1 if boxes.size else 4)
-    if not len(boxes) or not np.isfinite(boxes).all():
-        return "no box at all" if not len(boxes) else "a box with an infinite or NaN corner"
-    indices = _read_image_indices(op, boxes)
-    if isinstance(indices, str):
-        return indices
-    found = []
-    for index, corners in zip(indices, boxes[:, -4:]):
-        crop = _plan_crop(op, index, corners)
-        if isinstance(crop, str):
-            return crop
-        found.append(crop)
-    return found
-
-
-def _read_image_indices(op: Operation, boxes: Array) -> Sequence[int | None] | str:
+def _read_image_indices(op: Operation, boxes: _Array) -> Sequence[int | None] | str:
     """Return the image index of each box, or why it cannot be read."""
     images = op.x.shape[0]
     if "boxes" in op.inputs:
@@ -224,7 +199,7 @@ def _read_image_indices(op: Operation, boxes: Array) -> Sequence[int | None] | s
     return f"a box of image {wrong[0]}" if wrong else indices
 
 
-def _plan_crop(op: Operation, index: int | None, corners: Array) -> Crop | str:
+def _plan_crop(op: Operation, index: int | None, corners: _Array) -> _Crop | str:
     sizes = get_const_value(op.target_height, 1), get_const_value(op.target_width, 1)
     mode, extents = get_const_value(op.sampling_mode, "DEFAULT"), [int(extent) for extent in op.x.shape[2:]]
     fill = get_const_value(op.inputs.get("pad_value"), 0.0)
@@ -240,12 +215,12 @@ def _plan_crop(op: Operation, index: int | None, corners: Array) -> Crop | str:
     inside = all(end == int(end) and 0 <= end < extent for pair, extent in zip(ends, extents) for end in pair)
     forward = all(first <= last for first, last in ends)
     if inside and forward and any(line.low is not None for line in lines):
-        rows, columns = (AxisSampling(Run(int(first), 1, int(last - first) + 1)) for first, last in ends)
-        return Crop(index, (rows, columns), (*sizes, mode))
-    return Crop(index, (lines[0], lines[1]))
+        rows, columns = (_AxisSampling(Run(int(first), 1, int(last - first) + 1)) for first, last in ends)
+        return _Crop(index, (rows, columns), (*sizes, mode))
+    return _Crop(index, (lines[0], lines[1]))
 
 
-def _compute_box_ends(op: Operation, corners: Array, extents: list[int]) -> list[tuple[float, float]]:
+def _compute_box_ends(op: Operation, corners: _Array, extents: list[int]) -> list[tuple[float, float]]:
     """Return the first and last row, and the first and last column, in elements."""
     mode = get_const_value(op.box_coordinate_mode, "CORNERS_HEIGHT_FIRST")
     a, b, c, d = (float(each) for each in corners)
@@ -258,23 +233,7 @@ def _compute_box_ends(op: Operation, corners: Array, extents: list[int]) -> list
     return [(a * scale * rows, c * scale * rows), (b * scale * columns, d * scale * columns)]
 
 
-def _compute_sample_points(first: float, last: float, count: int, mode: str) -> Array:
-    """Compute the points of the documented sampling modes. No point leaves the interval, which may run backwards."""
-    index, length = np.arange(count, dtype=np.float64), abs(last - first)
-    if mode in ("STRICT_ALIGN_CORNERS", "ALIGN_CORNERS"):
-        single = length / 2 if mode == "ALIGN_CORNERS" else 0.0
-        steps = index * (length / (count - 1)) if count > 1 else single + index
-    elif mode == "OFFSET_CORNERS":
-        steps = (index + 0.5) * (max(length, 1.0) / count)
-    elif mode == "UNALIGN_CORNERS":
-        steps = (index + 0.5) * ((length + 1) / count) - 0.5
-    else:
-        steps = index * ((length + 1) / count)
-    points: Array = first + np.sign(last - first) * np.minimum(np.maximum(steps, 0.0), length)
-    return points
-
-
-def _plan_axis_sampling(x: Var, points: Array, extent: int) -> AxisSampling | str:
+def _plan_axis_sampling(x: Var, points: _Array, extent: int) -> _AxisSampling | str:
     """Plan the slices and weights for `points`, or return why they cannot be sampled."""
     inside = np.flatnonzero((points >= 0) & (points <= extent - 1))
     if not len(inside):
@@ -290,17 +249,34 @@ def _plan_axis_sampling(x: Var, points: Array, extent: int) -> AxisSampling | st
     high = np.where(weights == 0, low, low + 1)
     plain = find_index_pattern(low)
     if not weights.any() and isinstance(plain, Run) and plain.step > 0:
-        return AxisSampling(plain, pad=pad, exact=exact)
+        return _AxisSampling(plain, pad=pad, exact=exact)
     start = int(low.min())
-    line = AxisSampling(
-        Run(start, 1, int(high.max()) - start + 1), find_index_pattern(low - start),
-        find_index_pattern(high - start) if weights.any() else None,
-        tuple(np.where(weights == 0, np.float16(0.5), weights).tolist()) if weights.any() else (), pad, exact)
-    reasons = [find_take_obstacle(x, each) for each in (line.low, line.high) if each is not None]
-    return next(filter(None, reasons), "") or line
+    window = Run(start, 1, int(high.max()) - start + 1)
+    line = _AxisSampling(window, find_index_pattern(low - start), pad=pad, exact=exact)
+    if weights.any():
+        mixed = tuple(np.where(weights == 0, np.float16(0.5), weights).tolist())
+        line = replace(line, high=find_index_pattern(high - start), weights=mixed)
+    obstacles = [find_take_obstacle(x, each) for each in (line.low, line.high) if each is not None]
+    return next(filter(None, obstacles), line)
 
 
-def build_crop(mb: RewriteBuilder, x: Var, crop: Crop) -> Var:
+def _compute_sample_points(first: float, last: float, count: int, mode: str) -> _Array:
+    """Compute the points of the documented sampling modes. No point leaves the interval, which may run backwards."""
+    index, length = np.arange(count, dtype=np.float64), abs(last - first)
+    if mode in ("STRICT_ALIGN_CORNERS", "ALIGN_CORNERS"):
+        single = length / 2 if mode == "ALIGN_CORNERS" else 0.0
+        steps = index * (length / (count - 1)) if count > 1 else single + index
+    elif mode == "OFFSET_CORNERS":
+        steps = (index + 0.5) * (max(length, 1.0) / count)
+    elif mode == "UNALIGN_CORNERS":
+        steps = (index + 0.5) * ((length + 1) / count) - 0.5
+    else:
+        steps = index * ((length + 1) / count)
+    points: _Array = first + np.sign(last - first) * np.minimum(np.maximum(steps, 0.0), length)
+    return points
+
+
+def _build_crop(mb: RewriteBuilder, x: Var, crop: _Crop) -> Var:
     """Build the output of the op for one box: [1 or all images, channels, height, width]."""
     rows, columns = crop.lines
     windows = {2: rows.window, 3: columns.window}
@@ -309,8 +285,7 @@ def build_crop(mb: RewriteBuilder, x: Var, crop: Crop) -> Var:
     y = slice_runs(mb, x, windows)
     if crop.resized is not None:
         height, width, mode = crop.resized
-        resized: Var = mb.resize_bilinear(x=y, target_size_height=height, target_size_width=width,
-                                          sampling_mode=mode)
+        resized: Var = mb.resize_bilinear(x=y, target_size_height=height, target_size_width=width, sampling_mode=mode)
         return resized
     y = _interpolate_axis(mb, _interpolate_axis(mb, y, 3, columns), 2, rows)
     if any(rows.pad + columns.pad):
@@ -318,28 +293,69 @@ def build_crop(mb: RewriteBuilder, x: Var, crop: Crop) -> Var:
     return y
 
 
-def _interpolate_axis(mb: RewriteBuilder, x: Var, axis: int, line: AxisSampling) -> Var:
+def _interpolate_axis(mb: RewriteBuilder, x: Var, axis: int, line: _AxisSampling) -> Var:
     """Interpolate `x` at the points of `line`.
 
     Columns are swapped with rows meanwhile, as joined slices of the last axis are reported to go wrong on M1 and M2.
     """
     if line.low is None:
         return x
-    aside = axis == 3 and not (isinstance(line.low, Run) and isinstance(line.high, (Run, type(None))))
-    if aside:
-        turned: Var = mb.transpose(
-            x=_interpolate_axis(mb, mb.transpose(x=x, perm=[0, 1, 3, 2]), 2, line), perm=[0, 1, 3, 2]
-        )
-        return turned
+    is_joined = not (isinstance(line.low, Run) and (line.high is None or isinstance(line.high, Run)))
+    if axis == 3 and is_joined:
+        swapped = _interpolate_axis(mb, mb.transpose(x=x, perm=[0, 1, 3, 2]), 2, line)
+        back: Var = mb.transpose(x=swapped, perm=[0, 1, 3, 2])
+        return back
     y = take_indices(mb, x, axis, line.low)
     if line.high is None:
         return y
     weights = np.array(line.weights, np.float16).reshape((-1, 1) if axis == 2 else (1, -1))[None, None]
     below = mb.mul(x=y, y=_build_shared_const(mb, np.float16(1) - weights))
-    mixed: Var = mb.add(x=below, y=mb.mul(x=take_indices(mb, x, axis, line.high), y=_build_shared_const(mb, weights)))
+    above = mb.mul(x=take_indices(mb, x, axis, line.high), y=_build_shared_const(mb, weights))
+    mixed: Var = mb.add(x=below, y=above)
     return mixed
 
 
-def _build_shared_const(mb: RewriteBuilder, array: Array) -> Var:
+def _build_shared_const(mb: RewriteBuilder, array: _Array) -> Var:
     made: Var = mb.once(("crop", array.shape, array.tobytes()), lambda: mb.const(val=array))
     return made
+
+
+def _make_crop_example(
+    name: str,
+    boxes: Any,
+    *,
+    indices: list[int] | None = None,
+    x: tuple[int | None, ...] = (1, 2, 6, 7),
+    dtype: Any = types.fp16,
+    reason: str | None = None,
+    options: dict[str, Any] | None = None,
+    **parameters: Any,
+) -> Example:
+    """Make an example of crops to 4x4, by default of image 0 and with aligned corners."""
+    parameters = {"target_height": 4, "target_width": 4, "sampling_mode": "ALIGN_CORNERS"} | parameters
+
+    def body(x: Var) -> Var:
+        images = np.array(indices or [0] * len(boxes), np.int32)
+        built: Var = Builder.crop_resize(x=x, boxes=np.array(boxes, np.float32), box_indices=images, name="y",
+                                         **parameters)
+        return built
+
+    return make_example(name, body, reason=reason, options=options, dtype=dtype, x=x)
+
+
+def _make_roi_example(
+    name: str,
+    boxes: Any,
+    *,
+    x: tuple[int | None, ...] = (2, 2, 6, 6),
+    opset: Any = ct.target.iOS15,
+    reason: str | None = None,
+) -> Example:
+    """Make an example of crops to 3x4 in the form of iOS15 and iOS16, whose boxes are `roi`."""
+    roi = np.array(boxes, np.float16).reshape(len(boxes), 1, -1, 1, 1)
+
+    def body(x: Var) -> Var:
+        built: Var = Builder.crop_resize(x=x, roi=roi, target_height=3, target_width=4, name="y")
+        return built
+
+    return make_example(name, body, reason=reason, opset=opset, x=x)

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from functools import partial
 
 import coremltools as ct
 import numpy as np
-from coremltools.converters.mil.mil import Builder, Operation, Program, Var, types
+from coremltools.converters.mil.mil import Builder, Operation, Var, types
 
 from ...ane.limits import collect_evidence, find_limit
 from ...ir.builder import RewriteBuilder
 from ...ir.query import get_const_value, is_symbolic
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_2020_layer_list, cite_m4_study
-from ...passes.examples import build_program, make_example
+from ...passes.examples import make_example
 from ...passes.targets import Gate
-from ...rules.old_upsampling import OldUpsampling
+from ...rules.resizing import OldUpsampling
 from .._target_gate import skip_if_supported
 
 _NEAREST_OPS = ("upsample_nearest_neighbor", "resize_nearest_neighbor")
@@ -65,29 +65,27 @@ class SplitUpsampling(Rewrite):
         factors = _compute_factors(op)
         if factors is None:
             return Miss(op, "not an image whose size is known", near=False)
-        shown = " x ".join(f"{factor:g}" for factor in factors)
+        size = " x ".join(f"{factor:g}" for factor in factors)
         bound = find_limit("upsampling", self.generations)
-        most = bound.most if bound else 2
+        most = bound.most if bound else 2  # a factor of 2 is supported everywhere
         if all(factor in (1, most) for factor in factors) or max(factors) < 1:
-            return Miss(op, f"by {shown}", near=False)
+            return Miss(op, f"by {size}", near=False)
         if op.x.dtype != types.fp16:
             return Miss(op, FP32_UNSUPPORTED_REASON)
-        back = skip_if_supported(self, op, self.always)
-        if back is not None:
-            return back
-        if op.op_type in _LINEAR_OPS or (
-            op.op_type == "resize" and get_const_value(op.interpolation_mode) != "NEAREST_NEIGHBOR"
-        ):
-            return Miss(op, f"linear interpolation by {shown}: twice by 2 is not once by 4")
+        supported = skip_if_supported(self, op, self.always)
+        if supported is not None:
+            return supported
+        if _is_linear(op):
+            return Miss(op, f"linear interpolation by {size}: twice by 2 is not once by 4")
         if any(factor != int(factor) for factor in factors) or not _is_plain_upsampling(op, factors):
-            return Miss(op, f"by {shown}, and which elements are repeated how often is not the same for all")
+            return Miss(op, f"by {size}, and which elements are repeated how often is not the same for all")
         whole = [int(factor) for factor in factors]
-        odd = [factor // (factor & -factor) for factor in whole]
+        odd = [factor // (factor & -factor) for factor in whole]  # without its powers of two
         if max(odd) > 1 and (op.x.rank > 4 or sum(map(is_symbolic, op.x.shape)) > 1):
-            return Miss(op, f"by {shown}: copies have no dimension left to be stacked in")
+            return Miss(op, f"by {size}: copies have no dimension left to be stacked in")
         if max(odd) > self.max_parts:
-            return Miss(op, f"by {shown}: {max(odd)} copies, max_parts={self.max_parts}")
-        return Hit(op, note=f"by {shown}, in steps of 2", odd=odd, twos=[f // o for f, o in zip(whole, odd)])
+            return Miss(op, f"by {size}: {max(odd)} copies, max_parts={self.max_parts}")
+        return Hit(op, note=f"by {size}, in steps of 2", odd=odd, twos=[f // o for f, o in zip(whole, odd)])
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         x = hit.op.x
@@ -101,26 +99,21 @@ class SplitUpsampling(Rewrite):
         return x
 
     def examples(self) -> Iterable[Example]:
-        anyway = {"always": True}
-        yield Example("by 4", lambda: _build_upsampling(4, 4), options=anyway)
-        yield Example("by 8 and 1", lambda: _build_upsampling(8, 1), options=anyway)
-        yield Example(
-            "by 3 and 6, for iOS15", lambda: _build_upsampling(3.0, 6.0, opset=ct.target.iOS15), options=anyway
-        )
-        yield make_example(
-            "to a size",
-            lambda x: Builder.resize_nearest_neighbor(x=x, target_size_height=8, target_size_width=20, name="y"),
-            options=anyway,
-            x=(2, 3, 2, 4),
-        )
-        yield Example("resize", lambda: _build_resize("NEAREST_NEIGHBOR"), options=anyway)
-        yield Example("linear", lambda: _build_resize("LINEAR"), options=anyway,
+        example = partial(make_example, options={"always": True}, x=(1, 2, 4, 4))
+        resized = partial(make_example, options={"always": True}, x=(1, 2, 2, 4))
+        yield example("by 4", _make_upsampling(4, 4))
+        yield example("by 8 and 1", _make_upsampling(8, 1))
+        yield example("by 3 and 6, for iOS15", _make_upsampling(3.0, 6.0), opset=ct.target.iOS15)
+        yield example("to a size", lambda x: Builder.resize_nearest_neighbor(
+            x=x, target_size_height=8, target_size_width=20, name="y"), x=(2, 3, 2, 4))
+        yield resized("resize", _make_resize("NEAREST_NEIGHBOR"))
+        yield resized("linear", _make_resize("LINEAR"),
                       reason="linear interpolation by 4 x 4: twice by 2 is not once by 4")
-        yield Example("taken", lambda: _build_upsampling(4, 4), reason=(
+        yield example("taken", _make_upsampling(4, 4), options=None, reason=(
             "taken on M1, M2, M3, M4, A18, M5 and M6; name an older target, or always=true"))
-        yield Example("by 1.5", lambda: _build_upsampling(1.5, 4.0), options=anyway,
+        yield example("by 1.5", _make_upsampling(1.5, 4.0),
                       reason="by 1.5 x 4, and which elements are repeated how often is not the same for all")
-        yield Example("by 2", lambda: _build_upsampling(2, 2), options=anyway, reason="by 2 x 2")
+        yield example("by 2", _make_upsampling(2, 2), reason="by 2 x 2")
 
 
 def _compute_factors(op: Operation) -> list[float] | None:
@@ -133,13 +126,18 @@ def _compute_factors(op: Operation) -> list[float] | None:
     return [int(extents[axis + 2]) / int(extents[axis]) for axis in range(2)]
 
 
+def _is_linear(op: Operation) -> bool:
+    """Return whether the op interpolates linearly."""
+    if op.op_type == "resize":
+        return bool(get_const_value(op.interpolation_mode) != "NEAREST_NEIGHBOR")
+    return op.op_type in _LINEAR_OPS
+
+
 def _is_plain_upsampling(op: Operation, factors: list[float]) -> bool:
     """Return whether the factors are exactly the op's parameters, and no other axis is resized."""
     if op.op_type == "upsample_nearest_neighbor":
-        return [
-            float(get_const_value(op.scale_factor_height, 1)),
-            float(get_const_value(op.scale_factor_width, 1)),
-        ] == factors
+        scales = get_const_value(op.scale_factor_height, 1), get_const_value(op.scale_factor_width, 1)
+        return [float(scale) for scale in scales] == factors
     if op.op_type == "resize":
         return bool(get_const_value(op.sampling_mode) == "DEFAULT" and op.x.shape[:-2] == op.outputs[0].shape[:-2])
     return True
@@ -154,13 +152,11 @@ def _repeat_elements(mb: RewriteBuilder, x: Var, axis: int, times: int) -> Var:
     return merged
 
 
-def _build_upsampling(height: float, width: float, opset: Any = ct.target.iOS17) -> Program:
-    return build_program(lambda x: Builder.upsample_nearest_neighbor(
-        x=x, scale_factor_height=height, scale_factor_width=width, name="y"), opset=opset, x=(1, 2, 4, 4))
+def _make_upsampling(height: float, width: float) -> Callable[[Var], Var]:
+    return lambda x: Builder.upsample_nearest_neighbor(
+        x=x, scale_factor_height=height, scale_factor_width=width, name="y")
 
 
-def _build_resize(mode: str) -> Program:
-    return build_program(
-        lambda x: Builder.resize(x=x, shape=[8, 16], resized_dims=np.uint32(2), interpolation_mode=mode, name="y"),
-        x=(1, 2, 2, 4),
-    )
+def _make_resize(mode: str) -> Callable[[Var], Var]:
+    return lambda x: Builder.resize(
+        x=x, shape=[8, 16], resized_dims=np.uint32(2), interpolation_mode=mode, name="y")

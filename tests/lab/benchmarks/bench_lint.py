@@ -22,7 +22,7 @@ import coremltools as ct
 import numpy as np
 from coremltools.converters.mil.frontend.milproto.load import load as host_load
 
-from mil_ane_passes.cli.main import main as command
+from mil_ane_passes.commands.main import main as command
 from mil_ane_passes.ir.query import count_ops
 from mil_ane_passes.package import load
 from tests.lab.benchmarks.command import Benchmark

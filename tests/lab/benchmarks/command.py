@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import inspect
-import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.lab import records
 from tests.lab.benchmarks.rounds import COLUMNS, Comparison, describe_machine, show_progress
 
 NAMES = ("start", "package", "lint", "passes", "runtime", "convert", "proof")
@@ -75,7 +75,7 @@ def format_rows(rows: Iterable[Comparison]) -> str:
 
 def read_record(record: Path) -> dict[str, Any]:
     """What a record holds: by benchmark the run and its rows."""
-    found: dict[str, Any] = json.loads(record.read_text()) if record.exists() else {}
+    found: dict[str, Any] = records.read_record(record, {})
     return found
 
 
@@ -88,4 +88,4 @@ def add_entries(record: Path, entries: Mapping[str, Any]) -> None:
     """Put `entries` into a record; what else it holds stays."""
     held = read_record(record) | dict(entries)
     ordered = {name: held[name] for name in sorted(held, key=lambda name: (NAMES.index(name.split(",")[0]), name))}
-    record.write_text(json.dumps(ordered, indent=1) + "\n")
+    records.write_record(record, ordered)

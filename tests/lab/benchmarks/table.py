@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.lab import records
 from tests.lab.benchmarks.command import RECORD, format_heading, read_record, read_rows
 from tests.lab.benchmarks.rounds import COLUMNS
 
@@ -26,9 +27,8 @@ CODE_CELLS = (
 
 def format_table(record: Path = RECORD) -> str:
     """All comparisons: medians of both sides, the median of the rounds' ratios, and from where to where they go."""
-    cells = [list(COLUMNS), ["---"] * len(COLUMNS)]
-    cells += [_mark_code_cells(row.cells()) for entry in read_record(record).values() for row in read_rows(entry)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
+    return records.format_table(COLUMNS, (
+        _mark_code_cells(row.cells()) for entry in read_record(record).values() for row in read_rows(entry)))
 
 
 def format_conditions(record: Path = RECORD) -> str:

@@ -11,7 +11,6 @@ draws: a result that is equal there is a false alarm. `--only` prints the progra
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import sys
 import time
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from mil_ane_passes.ir.printer import format_program
+from tests.lab.records import write_record
 
 from .draft import generate_program
 from .kinds import KINDS
@@ -87,7 +87,7 @@ def main(argv: list[str] | None = None) -> int:
             made = record.to_dict(command, time.monotonic() - started)
             print(seed + 1, made["failures"], f"{made['seconds']} s", file=sys.stderr, flush=True)
             if given.record:
-                RESULT.write_text(json.dumps(made, indent=1) + "\n")
+                write_record(RESULT, made)
     return 1 if record.failures else 0
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import mil_ane_passes as ane
-from mil_ane_passes.api.equivalence_check import _combine_promises
+from mil_ane_passes.commands.rewrite_steps import combine_promises
 from mil_ane_passes.equivalence.equivalence import compare_programs
 from mil_ane_passes.ir.clone import clone_program
 
@@ -105,7 +105,7 @@ def _classify_rejection(drawn: RandomProgram, target: str, settings: dict[str, A
     """Judge what the equivalence check rejected: at float64, on other draws."""
     report = ane.rewrite(drawn.program, verify=False, **settings)
     verdict = compare_programs(
-        drawn.program, report.package, seeds=_SEED_COUNT, exactness=_combine_promises(report.traces), locate=False
+        drawn.program, report.package, seeds=_SEED_COUNT, exactness=combine_promises(report.traces), locate=False
     )
     kind = "false alarm" if verdict.equal else "different" if verdict.status == "different" else "not verified"
     if kind == "false alarm" and _has_new_nonfinite(drawn, report.package):

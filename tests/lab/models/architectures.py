@@ -30,6 +30,7 @@ from torch import nn
 
 import mil_ane_passes as ane
 from tests.lab.models.zoo import ARCHITECTURES, Architecture, Tensors
+from tests.lab.records import format_head, format_row
 
 FLOAT32_BOUND = 1e-4
 MAX_HALF_PRECISION_FACTOR = 4
@@ -142,20 +143,20 @@ def measure_architecture(architecture: Architecture, folder: Path) -> Measuremen
 
 
 def main(names: Sequence[str]) -> int:
-    print("| architecture | kind | source | ops | parameters | float32 error | float16 error | torch half | seconds |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    print(format_head(("architecture", "kind", "source", "ops", "parameters", "float32 error", "float16 error",
+                       "torch half", "seconds")))
     failed = [f"{name}: unknown" for name in names if name not in {each.name for each in ARCHITECTURES}]
     for each in ARCHITECTURES:
         if names and each.name not in names:
             continue
         if each.missing():
-            print(f"| {each.name} | {each.missing()} |")
+            print(format_row((each.name, each.missing())))
             continue
         with tempfile.TemporaryDirectory() as folder:
             found = measure_architecture(each, Path(folder))
-        print(f"| {each.name} | {each.kind} | {each.package} {version(each.package)} | {found.ops} "
-              f"| {found.parameters / 1e6:.2f} M | {found.float32:.1e} | {found.float16:.1e} | {found.half:.1e} "
-              f"| {found.seconds:.1f} |", flush=True)
+        errors = (f"{error:.1e}" for error in (found.float32, found.float16, found.half))
+        print(format_row((each.name, each.kind, f"{each.package} {version(each.package)}", found.ops,
+                          f"{found.parameters / 1e6:.2f} M", *errors, f"{found.seconds:.1f}")), flush=True)
         failed += [f"{each.name}: {fault}" for fault in found.faults()]
         if each.coremltools_fault:
             print(f"{each.name}: compared with what coremltools converted, not with the module ({found.host:.1e} off): "

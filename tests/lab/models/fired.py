@@ -32,10 +32,12 @@ import numpy as np
 import torch
 
 import mil_ane_passes as ane
+from tests.lab import records
 from tests.lab.models.architectures import capture_model
 from tests.lab.models.more import ALL_ARCHITECTURES
 from tests.lab.models.tools import summarize_equivalence
 from tests.lab.models.zoo import Architecture, Tensors
+from tests.lab.records import format_head, format_row
 
 RECORD = Path(__file__).with_name("fired.json")
 PRESETS = ("safe", "full")
@@ -173,8 +175,8 @@ def _format_row(found: RewriteResult) -> str:
     fired = ", ".join(f"{name} × {places}" for name, places in found.fired.items()) or "-"
     near = ", ".join(f"{name} × {sum(reasons.values())}" for name, reasons in found.near.items()) or "-"
     proved = found.proved.splitlines()[0]
-    return (f"| {found.architecture} | {found.frontend} | {found.ops} -> {found.ops_after} | {fired} | {near} "
-            f"| {proved} | {found.before:.1e} -> {found.after:.1e} | {found.seconds:.1f} |")
+    return format_row((found.architecture, found.frontend, f"{found.ops} -> {found.ops_after}", fired, near, proved,
+                       f"{found.before:.1e} -> {found.after:.1e}", f"{found.seconds:.1f}"))
 
 
 def _format_near_misses(found: Sequence[RewriteResult]) -> Iterator[str]:
@@ -184,15 +186,14 @@ def _format_near_misses(found: Sequence[RewriteResult]) -> Iterator[str]:
         for name, reasons in each.near.items():
             for reason, count in reasons.items():
                 places.setdefault((name, reason), Counter())[each.architecture] += count
-    yield "| pass | left alone because | places | architectures |"
-    yield "|---|---|---|---|"
+    yield format_head(("pass", "left alone because", "places", "architectures"))
     for (name, reason), where in sorted(places.items()):
-        yield f"| {name} | {reason} | {where.total()} | {', '.join(where)} |"
+        yield format_row((name, reason, where.total(), ", ".join(where)))
 
 
 def read_record() -> dict[str, dict[str, Any]]:
     """The table of each preset, by architecture."""
-    return dict(json.loads(RECORD.read_text())) if RECORD.exists() else {}
+    return dict(records.read_record(RECORD, {}))
 
 
 def _write_record(found: Sequence[RewriteResult]) -> None:
@@ -219,13 +220,13 @@ def main(arguments: Sequence[str]) -> int:
     presets = PRESETS if given.preset == "both" else (given.preset,)
     failed = [f"{name}: unknown" for name in given.names if name not in {each.name for each in ALL_ARCHITECTURES}]
     found: list[RewriteResult] = []
-    print("| architecture | frontend | ops | fired | almost | verified | error against PyTorch | seconds |")
-    print("|---|---|---|---|---|---|---|---|")
+    print(format_head(("architecture", "frontend", "ops", "fired", "almost", "verified", "error against PyTorch",
+                       "seconds")))
     for each in ALL_ARCHITECTURES:
         if given.names and each.name not in given.names:
             continue
         if each.missing():
-            print(f"| {each.name} | {each.missing()} |")
+            print(format_row((each.name, each.missing())))
             continue
         try:
             with tempfile.TemporaryDirectory() as folder:

@@ -62,7 +62,7 @@ def measure_or_skip(name: str, tmp_path, presets=fired.PRESETS) -> list[fired.Re
     return fired.measure_presets(BY_NAME[name], tmp_path, presets)
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", [pytest.param(QUICK[0], marks=pytest.mark.slow), QUICK[1]])
 def test_a_quick_one_is_as_recorded(name, tmp_path):
     (found,) = measure_or_skip(name, tmp_path, ("safe",))
     assert fired.is_correct(found), str(found)

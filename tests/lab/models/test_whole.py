@@ -49,7 +49,9 @@ def test_growth_by_fixes_of_wrong_numbers_counts_too():
 NEEDS_COREMLTOOLS_9 = coremltools_from("9.0", "leaves the indices of a gather alone: fewer ops than are recorded")
 
 
-@pytest.mark.parametrize("name", ["ViT", pytest.param("GPT-2", marks=NEEDS_COREMLTOOLS_9), "DETR"])
+@pytest.mark.parametrize("name", [
+    "ViT", pytest.param("GPT-2", marks=[NEEDS_COREMLTOOLS_9, pytest.mark.slow]),
+    pytest.param("DETR", marks=pytest.mark.slow)])
 def test_a_few_are_still_as_recorded(name, tmp_path):
     pytest.importorskip("torch")
     from tests.lab.models.more import ALL_ARCHITECTURES

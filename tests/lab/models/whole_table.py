@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from tests.lab import records
 
 RECORD = Path(__file__).with_name("whole.json")
 TARGETS = ("m4", "m1")
@@ -65,34 +66,30 @@ def read_record() -> list[ArchitectureResult]:
             ArchitectureResult(
                 **{name: tuple(value) if isinstance(value, list) else value for name, value in each.items()}
             )
-            for each in json.loads(RECORD.read_text())
+            for each in records.read_record(RECORD, [])
         ]
-        if RECORD.exists()
-        else []
     )
 
 
-TABLE_HEAD = (
-    "| architecture | target | ops | weight bytes | refused ops | off the ANE | predicted ms | with fixes alone "
-    "| transitions | verified | error against PyTorch |\n|---|---|---|---|---|---|---|---|---|---|---|"
-)
+TABLE_HEAD = records.format_head((
+    "architecture", "target", "ops", "weight bytes", "refused ops", "off the ANE", "predicted ms", "with fixes alone",
+    "transitions", "verified", "error against PyTorch"))
 
 
 def format_row(found: ArchitectureResult) -> str:
     pairs = (found.ops, found.weight_bytes, found.refused, found.off)
-    return (f"| {found.architecture} | {found.target} | {' | '.join(f'{a} -> {b}' for a, b in pairs)} "
-            f"| {found.cost[0]:.3f} -> {found.cost[1]:.3f} | {found.cures:.3f} "
-            f"| {found.switches[0]} -> {found.switches[1]} | {found.proved.splitlines()[0]} "
-            f"| {found.error[0]:.1e} -> {found.error[1]:.1e} |")
+    return records.format_row((
+        found.architecture, found.target, *(f"{a} -> {b}" for a, b in pairs),
+        f"{found.cost[0]:.3f} -> {found.cost[1]:.3f}", f"{found.cures:.3f}",
+        f"{found.switches[0]} -> {found.switches[1]}", found.proved.splitlines()[0],
+        f"{found.error[0]:.1e} -> {found.error[1]:.1e}"))
 
 
 def format_summary() -> str:
     """Both targets in a few lines."""
     table = read_record()
-    lines = ["| | " + " | ".join(TARGETS) + " |", "|---|" + "---|" * len(TARGETS)]
     columns = [_count_results([each for each in table if each.target == target]) for target in TARGETS]
-    lines += [f"| {what} | {' | '.join(column[what] for column in columns)} |" for what in columns[0]]
-    return "\n".join(lines)
+    return records.format_table(["", *TARGETS], ([what, *(column[what] for column in columns)] for what in columns[0]))
 
 
 def _count_results(rows: Sequence[ArchitectureResult]) -> dict[str, str]:

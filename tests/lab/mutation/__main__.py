@@ -10,7 +10,6 @@ changes no result there is equivalent, any other is missed.
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import sys
 import time
@@ -19,6 +18,8 @@ from collections import Counter
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
+
+from tests.lab.records import read_record, write_record
 
 from .mutants import MUTANTS
 from .trial import Verdict, run_trial
@@ -41,7 +42,7 @@ def make_record(verdicts: list[Verdict], seconds: float) -> dict[str, Any]:
 
 def merge_verdicts(verdicts: list[Verdict]) -> list[Verdict]:
     """The recorded verdicts with `verdicts` in the place of those of the same names."""
-    held = {each["name"]: Verdict(**each) for each in json.loads(RESULT.read_text())["verdicts"]}
+    held = {each["name"]: Verdict(**each) for each in read_record(RESULT)["verdicts"]}
     held |= {verdict.name: verdict for verdict in verdicts}
     return [held[mutant.name] for mutant in MUTANTS if mutant.name in held]
 
@@ -67,12 +68,12 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{verdict.outcome:<11} {mutant.name} ({mutant.rule}): {where}: {verdict.reason}", flush=True)
     seconds = time.monotonic() - started
     if given.names and given.record:
-        verdicts, seconds = merge_verdicts(verdicts), json.loads(RESULT.read_text())["seconds"]
+        verdicts, seconds = merge_verdicts(verdicts), read_record(RESULT)["seconds"]
     made = make_record(verdicts, seconds)
     print({name: made[name] for name in ("mutants", "caught", "missed", "equivalent", "not_tried", "score", "seconds")},
           file=sys.stderr)
     if given.record:
-        RESULT.write_text(json.dumps(made, indent=1) + "\n")
+        write_record(RESULT, made)
     return 1 if made["missed"] or made["not_tried"] else 0
 
 

@@ -140,7 +140,7 @@ def _collect_examples(rule: str) -> tuple[_Subject, ...]:
 def _rewrite_subject(rule: str, subject: _Subject) -> tuple[str, Any]:
     """(how the error is noticed, "" if it is not; the rewritten program and what it promises, None where none)."""
     import mil_ane_passes as ane
-    from mil_ane_passes.api.equivalence_check import _combine_promises
+    from mil_ane_passes.commands.rewrite_steps import combine_promises
 
     program = subject.build()
     settings: dict[str, Any] = {}
@@ -155,7 +155,7 @@ def _rewrite_subject(rule: str, subject: _Subject) -> tuple[str, Any]:
         return ("the pass was left out", None) if report.left_out_passes else ("", None)
     if report.status == "not verified" or report.left_out_passes:
         return str(report.faulty_pass or report.left_out_passes or report.verify), None
-    return "", (report.package, _combine_promises(report.traces))
+    return "", (report.package, combine_promises(report.traces))
 
 
 def _make_scaled_feeds(program: Any, scale: float, within: float) -> dict[str, Any]:

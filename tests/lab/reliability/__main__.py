@@ -18,6 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.lab.records import read_record, write_record
+
 from ...package.real import given
 from . import full_disk, kills, together
 from .job import SaveJob
@@ -72,10 +74,10 @@ def main() -> int:
         figures: dict[str, Any] = measure_figures(Path(folder), options.quick, options.only)
     failures = sum(figure.get("failures", 0) for figure in figures.values())
     if options.record:
-        figures = {**(json.loads((HERE / "figures.json").read_text()) if options.only else {}), **figures}
+        figures = {**(read_record(HERE / "figures.json") if options.only else {}), **figures}
         figures["run"] = {"command": "python -m tests.lab.reliability --record", "date": f"{datetime.date.today()}",
                           "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"}
-        (HERE / "figures.json").write_text(json.dumps(figures, indent=1) + "\n")
+        write_record(HERE / "figures.json", figures)
     print(json.dumps(figures))
     return 1 if failures else 0
 

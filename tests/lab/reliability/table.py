@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
+
+from tests.lab import records
 
 HERE = Path(__file__).parent
 FIGURES, FUZZ = HERE / "figures.json", HERE.parent / "fuzz" / "result.json"
@@ -25,7 +26,7 @@ _ROWS = [
 
 def read_figures() -> dict[str, Any]:
     """The figures by name."""
-    found: dict[str, Any] = json.loads(FIGURES.read_text())
+    found: dict[str, Any] = records.read_record(FIGURES)
     return found
 
 
@@ -33,19 +34,20 @@ def format_table() -> str:
     """What was tried, how often, what has to come of it, and how often it did not."""
     figures = read_figures()
     run = figures["run"]
-    lines = [f"| tried ({run['machine']}, {run['date']}) | times | what has to be there afterwards | failures |",
-             "|---|---|---|---|"]
+    head = (f"tried ({run['machine']}, {run['date']})", "times", "what has to be there afterwards", "failures")
+    rows: list[tuple[object, ...]] = []
     for what, names, wanted in _ROWS:
         measured = [figures[name] for name in names if figures.get(name, {}).get("tries")]
         if measured:
-            lines.append(f"| {what} | {sum(each['tries'] for each in measured):,} | {wanted} | "
-                         f"{sum(each['failures'] for each in measured)} |")
+            failures = sum(each["failures"] for each in measured)
+            rows.append((what, f"{sum(each['tries'] for each in measured):,}", wanted, failures))
     if FUZZ.exists():
-        fuzz = json.loads(FUZZ.read_text())
-        lines.append(f"| damaged packages read (fuzzing) | {fuzz['tries']:,} | {fuzz['refused']:,} refused, "
-                     f"{fuzz['loaded']:,} loaded; no crash, at most {fuzz['slowest_seconds']:.1f} s and "
-                     f"{fuzz['most_megabytes']:.0f} MB each | {_count_failures(fuzz['failures'])} |")
-    return "\n".join(lines)
+        fuzz = records.read_record(FUZZ)
+        rows.append(("damaged packages read (fuzzing)", f"{fuzz['tries']:,}",
+                     f"{fuzz['refused']:,} refused, {fuzz['loaded']:,} loaded; no crash, at most "
+                     f"{fuzz['slowest_seconds']:.1f} s and {fuzz['most_megabytes']:.0f} MB each",
+                     _count_failures(fuzz["failures"])))
+    return records.format_table(head, rows)
 
 
 def _count_failures(failures: Any) -> int:

@@ -25,6 +25,7 @@ def figures(tmp_path_factory):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_killed_runs_leave_a_whole_package_or_none(figures):
     for name in ("kills", "kill_steps"):
         assert figures[name]["tries"] >= 2 and figures[name]["failures"] == 0

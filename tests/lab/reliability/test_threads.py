@@ -20,15 +20,14 @@ import pytest
 from coremltools.converters.mil.mil import Builder as mb
 
 import mil_ane_passes as ane
-from mil_ane_passes.api.mac_measurement import write_mac_script
+from mil_ane_passes.commands.mac_script import write_mac_script
 from mil_ane_passes.passes.pipeline import NAMESPACE
 from mil_ane_passes.utils.garbage_collection import pause_garbage_collection
 from mil_ane_passes.utils.locking import exclusive, is_synchronized
 
 REWRITTEN, IDLE = "conv_transpose_1d.mlpackage", "nothing_to_do.mlpackage"
 THREADS = 8
-PUBLIC = ("mil_ane_passes", "mil_ane_passes.api", "mil_ane_passes.package", "mil_ane_passes.runtime",
-          "mil_ane_passes.torch_frontend", "mil_ane_passes.batching")
+PUBLIC = ("mil_ane_passes", "mil_ane_passes.package", "mil_ane_passes.runtime", "mil_ane_passes.torch_frontend")
 WITHOUT_LOCK = {
     "exclusive": "is the lock",
     "batch": "its jobs take the lock, in whatever process or thread they run",

@@ -60,6 +60,7 @@ def lint_and_rewrite_examples(names, folder: Path) -> int:
     return count
 
 
+@pytest.mark.slow
 def test_rules_make_nothing_of_the_size_that_a_package_declares(tmp_path):
     assert lint_and_rewrite_examples(FAST, tmp_path) > 50
 

@@ -29,6 +29,8 @@ from typing import Any
 
 import coremltools
 
+from tests.lab.records import write_record
+
 from .compare import compare_results
 from .explained import EXPLAINED, find_explanation
 
@@ -68,7 +70,7 @@ def main() -> int:
             report_unused(suite, results)
         good = good and not broken and counts.reached > 0 and counts.unexplained == 0
     if arguments.record and good:
-        COUNTS.write_text(json.dumps({"versions": get_versions(), **counted}, indent=2) + "\n")
+        write_record(COUNTS, {"versions": get_versions(), **counted}, indent=2)
     return 0 if good else 1
 
 

@@ -42,7 +42,9 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., SampleRun
     return sample
 
 
-@pytest.mark.parametrize("suite, one_in, least", [("mil", 20, 500), ("torch", 20, 400), ("stateful", 10, 8)])
+@pytest.mark.parametrize("suite, one_in, least", [
+    pytest.param("mil", 20, 500, marks=pytest.mark.slow), pytest.param("torch", 20, 400, marks=pytest.mark.slow),
+    ("stateful", 10, 8)])
 def test_a_sample_of_each_suite(sampled: Callable[..., SampleRun], suite: str, one_in: int, least: int) -> None:
     done, _ = sampled(suite, one_in)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
@@ -51,6 +53,7 @@ def test_a_sample_of_each_suite(sampled: Callable[..., SampleRun], suite: str, o
 
 
 @coremltools_from("9.0", "has other tests of its own; which of them look at the host's ops is said of 9.0's")
+@pytest.mark.slow
 @pytest.mark.parametrize("suite, one_in", [("torch", 20), ("stateful", 10)])
 def test_with_the_patches_no_less_passes(
     sampled: Callable[..., SampleRun], suite: str, one_in: int, capsys: pytest.CaptureFixture[str]

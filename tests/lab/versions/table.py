@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
+
+from tests.lab.records import format_table, read_record, write_record
 
 from .cells import CELLS, Result
 
@@ -15,7 +16,7 @@ RESULTS = Path(__file__).with_name("results.json")
 
 def recorded(path: Path = RESULTS) -> list[Result]:
     """What is recorded of each cell, in the order of the cells."""
-    rows = {row["cell"]: Result(**row) for row in json.loads(path.read_text())} if path.exists() else {}
+    rows = {row["cell"]: Result(**row) for row in read_record(path, [])}
     return [rows[cell.name] for cell in CELLS if cell.name in rows]
 
 
@@ -23,7 +24,7 @@ def record(results: list[Result], path: Path = RESULTS) -> None:
     """Put new results in the place of those of the same cells."""
     rows = {result.cell: result for result in (*recorded(path), *results)}
     kept = [asdict(rows[cell.name]) for cell in CELLS if cell.name in rows]
-    path.write_text(json.dumps(kept, indent=1) + "\n")
+    write_record(path, kept)
 
 
 def table() -> str:
@@ -33,14 +34,14 @@ def table() -> str:
 
 def as_table(results: list[Result]) -> str:
     """One row for each cell."""
-    lines = ["| Python | numpy | coremltools | torch | tests | passed | failed | skipped | minutes |",
-             "|---|---|---|---|---|---|---|---|---|"]
+    rows: list[list[str]] = []
     for each in results:
         if each.refused:
-            lines.append(f"| {each.python} | | | | none | | | | {each.refused} |")
+            rows.append([each.python, "", "", "", "none", "", "", "", each.refused])
             continue
         tests = "all" if each.one_in == 1 else f"1 in {each.one_in}"
         versions = (each.python, each.numpy, each.coremltools, each.torch)
         counts = (f"{count:,}" for count in (each.passed, each.failed, each.skipped))
-        lines.append(f"| {' | '.join((*versions, tests, *counts))} | {each.minutes:.0f} |")
-    return "\n".join(lines)
+        rows.append([*versions, tests, *counts, f"{each.minutes:.0f}"])
+    return format_table(("Python", "numpy", "coremltools", "torch", "tests", "passed", "failed", "skipped", "minutes"),
+                        rows)

@@ -1,4 +1,4 @@
-"""A rewrite and a finding in a distribution of their own. Two classes in one module: each has a `name`."""
+"""A rewrite and a finding in a distribution of their own. A module may have several."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ class DropDoubleAbs(Rewrite):
         %y: fp16[1, 4] = square(x=%0)
     """
 
-    name = "drop_double_abs"
     code, slug = "ACME101", "double-abs"
     stage = "cleanup"
     exactness = Exactness.BITWISE
@@ -51,7 +50,6 @@ class DropDoubleAbs(Rewrite):
 class SoftmaxOfOne(Rule):
     """A softmax over an axis of extent 1 gives ones, whatever it reads."""
 
-    name = "softmax_of_one"
     code, slug = "ACME201", "softmax-of-one"
     roots = ("softmax",)
     confidence = "high"

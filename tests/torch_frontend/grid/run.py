@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.lab.records import format_table, read_record
+
 RESULTS = Path(__file__).parent / "results.json"
 LEAST = 0.97
 _VERDICTS = ("right", "refused", "wrong")
@@ -91,9 +93,10 @@ def _verdict(counts: dict[str, list[Counter[str]]]) -> int:
 
 def table() -> str:
     """The README's table, from results.json."""
-    results: dict[str, list[dict[str, int]]] = json.loads(RESULTS.read_text())
-    lines = ["| captured by | cases | coremltools alone: right | refused | silently wrong | with the patches: right | "
-             "refused | silently wrong |", "|---|---|---|---|---|---|---|---|"]
+    results: dict[str, list[dict[str, int]]] = read_record(RESULTS)
+    head = ("captured by", "cases", "coremltools alone: right", "refused", "silently wrong", "with the patches: right",
+            "refused", "silently wrong")
+    lines: list[list[str]] = []
     names = {"trace": "`torch.jit.trace`", "script": "`torch.jit.script`, one op", "export": "`torch.export`",
              "modules": "`torch.jit.script`, whole modules"}
     rows: dict[str, list[dict[str, Any]]] = {names[frontend]: both for frontend, both in results.items()}
@@ -102,5 +105,5 @@ def table() -> str:
     for name, (alone, patched) in rows.items():
         cells = [f"{side[verdict]:,} ({side[verdict] / sum(side.values()):.1%})" if verdict == "right"
                  else f"{side[verdict]:,}" for side in (alone, patched) for verdict in _VERDICTS]
-        lines.append(f"| {name} | {sum(patched.values()):,} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append([name, f"{sum(patched.values()):,}", *cells])
+    return format_table(head, lines)

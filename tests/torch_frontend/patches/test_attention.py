@@ -41,10 +41,6 @@ def test_a_constant_mask_with_an_empty_row():
     check(lambda q: scaled_dot_product_attention(q, q, q, mask), Q)
 
 
-def test_a_constant_float_mask():
-    check(lambda q: scaled_dot_product_attention(q, q, q, torch.tensor([[0.0, 1, 2]])), Q)
-
-
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_mask_of_the_whole_batch_in_half_precision_is_finite(target):
     def model(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -65,22 +61,10 @@ def test_grouped_heads(frontend, target):
     check(model, Q, K[:, :2], V[:, :2], frontend=frontend, target=target)
 
 
-@pytest.mark.parametrize("frontend", ["trace", "script", "export"])
-def test_causal_with_a_scale_and_other_lengths(frontend):
-    def model(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.2)
-
-    check(model, Q, K, V, frontend=frontend)
-
-
 @pytest.mark.parametrize("target", TARGETS)
 def test_causal_of_a_flexible_length(target):
     check(lambda q: scaled_dot_product_attention(q, q, q, is_causal=True), Q, flexible=(2,), target=target,
           at=[(torch.randn(2, 4, 7, 8),)])
-
-
-def test_rank_two_without_a_mask():
-    check(lambda q, k, v: scaled_dot_product_attention(q, k, v), Q[0, 0], K[0, 0], V[0, 0], target=ct.target.iOS18)
 
 
 def test_dropout_is_refused():

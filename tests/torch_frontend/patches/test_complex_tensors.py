@@ -84,16 +84,6 @@ def test_sizes_and_angles_at_the_axes_and_beyond_the_squares_of_fp16(z):
     np.testing.assert_allclose(angle, expected, atol=4e-3)
 
 
-def test_a_script_with_complex_numbers():
-    @torch.jit.script
-    def model(v: torch.Tensor) -> torch.Tensor:
-        z = torch.view_as_complex(v) * 2j
-        z = torch.cat([z, z.conj()], 1)
-        return torch.view_as_real(z[..., 1:] + torch.exp(z[..., :-1] * 1j))
-
-    check(model, PAIRS, frontend="script", rtol=1e-3, atol=1e-4)
-
-
 class Rotary(torch.nn.Module):
     """Rotary embedding as Llama has it: a complex buffer, queries viewed as complex numbers."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import coremltools as ct
@@ -80,9 +81,14 @@ def test_nested_containers_and_what_is_outside_of_a_dict() -> None:
 def test_a_model_output_of_transformers(frontend: str) -> None:
     utils = pytest.importorskip("transformers.utils")
 
+    @dataclass
+    class Output(utils.ModelOutput):
+        last: torch.Tensor | None = None
+        first: torch.Tensor | None = None
+
     class Model(torch.nn.Module):
         def forward(self, x):
-            return utils.ModelOutput(last=x + 1, first=x * 2)
+            return Output(last=x + 1, first=x * 2)
 
     assert names(converted(taken(Model(), frontend), frontend)) == ["last", "first"]
 

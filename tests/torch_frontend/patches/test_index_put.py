@@ -98,8 +98,3 @@ def test_bools_do_not_add_up() -> None:
 
     with pytest.raises(NotConverted, match="accumulates into bools"):
         convert(write, [X])
-
-
-def test_masked_scatter() -> None:
-    check(lambda x: x.masked_scatter(x > 3, x * 100), X)
-    check(lambda x: x.masked_scatter(x[:, :1] > -100, x + 1), X, frontend="export")

@@ -49,12 +49,6 @@ def test_flexible_sizes(dim: int) -> None:
     check(lambda x: torch.log_softmax(x, dim), x, flexible=[0], at=[(other,)])
 
 
-def test_scalars_and_other_dtypes() -> None:
-    check(lambda x: torch.log_softmax(x[0, 0, 0], 0), X)
-    check(lambda x: torch.logcumsumexp(x[0, 0, 0], 0), X)
-    check(lambda x: torch.log_softmax(x, 1, dtype=torch.float32), X.int())
-
-
 def test_two_equal_infinities() -> None:
     """Their difference is NaN."""
     x = torch.tensor([[-np.inf, -np.inf, 1.0, -np.inf, 2.0], [3.0, np.inf, 1.0, np.inf, -np.inf]])

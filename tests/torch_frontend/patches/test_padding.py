@@ -25,11 +25,6 @@ def test_circular(frontend, widths):
     check(scripted if frontend == "script" else model, X, frontend=frontend)
 
 
-def test_circular_of_two_axes_and_of_a_flexible_one():
-    check(lambda x: pad(x, (1, 2, 0, 1), mode="circular"), X.reshape(2, 1, 3, 5), flexible=(2,),
-          at=[(torch.rand(2, 1, 6, 5),)])
-
-
 def test_a_convolution_with_circular_padding():
     torch.manual_seed(0)
     check(torch.nn.Conv1d(3, 4, 3, padding=2, padding_mode="circular"), X, rtol=1e-3)
@@ -39,11 +34,6 @@ def test_a_convolution_with_circular_padding():
 @pytest.mark.parametrize("widths", [(-1, 2), (1, -2, -1, 1), (-1, -1), (0, 0, 0, 0, -1, 1)])
 def test_negative_widths_crop(frontend, widths):
     check(lambda x: pad(x, widths, value=2.5), X, frontend=frontend)
-
-
-def test_bools_and_integers():
-    check(lambda x: (pad(x > 7, (1, 0), value=True).int(), pad(x.int(), (-1, 1, 2, 0), value=3) // 2), X,
-          flexible=(0,), at=[(torch.rand(4, 3, 5),)])
 
 
 @pytest.mark.parametrize("mode", ["constant", "reflect", "replicate"])

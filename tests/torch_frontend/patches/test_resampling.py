@@ -43,18 +43,3 @@ def test_trilinear() -> None:
     video = torch.randn(1, 2, 3, 4, 5)
     check(lambda x: interpolate(x, size=(5, 3, 7), mode="trilinear"), video)
     check(lambda x: interpolate(x, scale_factor=2, mode="trilinear", align_corners=True), video)
-
-
-@pytest.mark.parametrize("frontend", ["trace", "export"])
-def test_nearest(frontend: str) -> None:
-    check(lambda x: interpolate(x, size=(9, 5), mode="nearest-exact"), IMAGE, frontend=frontend)
-    check(lambda x: interpolate(x, scale_factor=1.7, mode="nearest-exact"), IMAGE[0], frontend=frontend)
-
-
-def test_nearest_of_a_video() -> None:
-    check(lambda x: interpolate(x, scale_factor=(2, 1, 1.5), mode="nearest"), torch.randn(1, 2, 3, 4, 5))
-
-
-def test_flexible_size_is_refused() -> None:
-    with pytest.raises(Exception, match="resizes an image of flexible size"):
-        check(lambda x: interpolate(x, size=(9, 9), mode="bicubic"), IMAGE, flexible=[2])

@@ -64,14 +64,3 @@ def test_numbers_of_one_element_tensors(frontend: str) -> None:
             return x * int(self.size)
 
     check(Model().eval(), X, frontend=frontend)
-
-
-def test_item_of_a_computed_number() -> None:
-    def function(x: torch.Tensor) -> torch.Tensor:
-        return x * int(x.max()) + float(x.sum()) * x.max().item()
-
-    check(function, X, frontend="script")
-
-
-def test_root_of_an_exported_flexible_size() -> None:
-    check(lambda x: x / (x.shape[1] ** 0.5), X, frontend="export", flexible=(1,), at=[[torch.ones(2, 9, 3)]])

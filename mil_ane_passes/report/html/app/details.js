@@ -119,7 +119,7 @@ const details = {
         ...(finding.origin >= 0 ? [["Made by", [named(text(finding.origin))]]] : []),
       ]),
       this.covered(finding),
-      this.evidence("Evidence", rule.evidence),
+      this.evidence("Evidence", finding.evidence || rule.evidence),
     );
   },
 

@@ -22,6 +22,7 @@ function tilesOf(report) {
 
 function verdict(report) {
   const { ops, predicted_on_ane: on, transitions, ane_unknown: unknown } = report.summary;
+  const support = report.support ? `; ${report.support}` : "";
   if (!ops) return ["This program has no ops: there is nothing to place.", ""];
   const what =
     on === ops
@@ -29,10 +30,8 @@ function verdict(report) {
       : on === 0
         ? `None of ${count(ops, "op")} is predicted to run on the ANE`
         : `${on.toLocaleString("en")} of ${count(ops, "op")} are predicted to run on the ANE, with ${count(transitions, "transition")}`;
-  const open = unknown
-    ? ` For ${count(unknown, "op")} nobody has published what this target does: there the nearest evidence decides.`
-    : "";
-  return [`${what}.`, `${idle(report)}${open}`.trim()];
+  const open = unknown ? " Where nobody measured an op on this target, the nearest evidence decides." : "";
+  return [`${what}${support}.`, `${idle(report)}${open}`.trim()];
 }
 
 /** Ops that the ANE would take, and that are predicted to run on the CPU all the same. */

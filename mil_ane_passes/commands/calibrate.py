@@ -1,0 +1,278 @@
+"""Run a package on your own feeds and print, per op, range, room in fp16, first overflow, and what fixes it."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from .._version import __version__
+from ..report.table import format_table
+from ..utils.budget import DEFAULT_MAX_STEPS, share_budget
+from ..utils.errors import InputError
+from ..utils.option_spelling import format_option
+from ..utils.text_format import format_count, format_lines, format_short_repr
+from .options import (
+    DEFAULT_SEEDS,
+    FEEDS,
+    MAX_SECONDS,
+    MAX_STEPS,
+    RANGES,
+    Progress,
+    add_format_option,
+    add_options,
+    argument,
+    command,
+    flag,
+    ignore_progress,
+    positive_int,
+    read_options,
+)
+from .output import print_report, show_progress
+
+if TYPE_CHECKING:
+    from coremltools.converters.mil.mil import Program
+
+    from ..equivalence.calibration import Calibration, CalibrationRow
+    from ..equivalence.user_inputs import Feeds, Ranges
+    from ..passes.contract import Rule
+
+__all__ = ["CalibrateOptions", "CalibrateReport", "calibrate"]
+
+HELP = "where fp16 overflows on your feeds, and what fixes it"
+EXAMPLE = "calibrate in.mlpackage --feeds feeds.npz --worst 10"
+_DEFAULT_WORST = 30
+
+
+@dataclass(frozen=True)
+class CalibrateOptions:
+    """The options of `calibrate`."""
+
+    src: Any = field(metadata=argument("IN"))
+    "the .mlpackage to run"
+    _: KW_ONLY
+    feeds: Feeds | None = field(default=None, metadata=FEEDS)
+    ranges: Ranges | None = field(default=None, metadata=RANGES)
+    max_seconds: float | None = field(default=None, metadata=MAX_SECONDS)
+    max_steps: int | None = field(default=DEFAULT_MAX_STEPS, metadata=MAX_STEPS)
+    target: str = field(default="all", metadata=flag())
+    "chip or device to look at (default: all)"
+    worst: int | None = field(default=None, metadata=flag(type=positive_int, metavar="N"))
+    """how many values are shown: those with the least room, in the program's order (default: 30); JSON has all"""
+    progress: Progress = ignore_progress
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    add_options(parser, CalibrateOptions)
+    add_format_option(parser)
+    parser.set_defaults(run=run, worst=_DEFAULT_WORST)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    with show_progress() as progress:
+        report = calibrate(**read_options(arguments, CalibrateOptions), progress=progress)
+    print_report(report, arguments.format)
+    return 0
+
+
+@command(CalibrateOptions)
+def calibrate(options: CalibrateOptions) -> CalibrateReport:
+    """Run a model on `feeds` (a mapping from input name to array, or several) or within `ranges` (input name to (low,
+    high), both included), at float32, and report for each value its range, its fp16 headroom, the bound on its partial
+    sums, the rules that match, and the rewrites that fix what does not fit: each rule that fires is tried on a copy.
+    Without feeds and ranges the model runs on random feeds, those of the equivalence check: normal values, and indices
+    that are valid; the report has `sampled` set.
+
+    Raises InputError where feeds or ranges do not fit, NotSupported for an op the runtime lacks, and LimitReached if
+    runs take more than `max_steps` loop steps each or `max_seconds` together (None: no limit).
+    """
+    from ..equivalence.calibration import calibrate_program
+    from ..equivalence.execution import build_plans
+    from ..equivalence.user_inputs import UserInputs
+    from ..passes.registry import get_all_rules
+    from ..passes.targets import parse_target
+    from .sources import open_source
+
+    parse_target(options.target)
+    inputs = UserInputs.of(options.feeds, options.ranges)
+    model = open_source(options.src)
+
+    def make(program: Program) -> Any:
+        return inputs.plans(program, model.describe) if inputs else build_plans(program, DEFAULT_SEEDS, model.describe)
+
+    rules = [rule for rule in get_all_rules().values() if _is_numerics_rule(rule)]
+    try:
+        with share_budget(options.max_steps, options.max_seconds, options.progress):
+            found = calibrate_program(model.program, make, rules, target=options.target, progress=options.progress)
+    except InputError as error:
+        if not inputs.ranges:
+            raise
+        raise InputError(f"{error}; both ends of {format_option('ranges')} are included") from error
+    return CalibrateReport(model.name, options.target, found.runs, found, options.worst, sampled=not inputs)
+
+
+def _is_numerics_rule(rule: type[Rule]) -> bool:
+    """Return whether a rule is about numerics: 3xx.
+
+    Rules that change the interface or all types are not fixes of a value.
+    """
+    from ..passes.contract import ProgramRewrite, Rewrite
+
+    return rule.code.startswith("ANE3") and not (
+        issubclass(rule, Rewrite) and (rule.interface or issubclass(rule, ProgramRewrite)))
+
+
+@dataclass
+class CalibrateReport:
+    """Ranges and fp16 headroom for each value of `source` over `runs` runs.
+
+    The text lists the `worst` values with the least headroom. `sampled`: neither feeds nor ranges were supplied, so the
+    runs are on random feeds.
+    """
+
+    source: str
+    target: str
+    runs: int
+    found: Calibration
+    worst: int | None = None
+    sampled: bool = False
+
+    @property
+    def first(self) -> CalibrationRow | None:
+        """The first value that is beyond fp16 although its operands are not."""
+        return next((row for row in self.found.rows if row.trace.starts), None)
+
+    @property
+    def beyond(self) -> list[CalibrationRow]:
+        """The values that do not fit fp16: the value itself, or the partial sums it is computed from."""
+        return [row for row in self.found.rows if row.beyond]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON that `calibrate --format json` prints; headroom is null for integers and for all zeros."""
+        from ..passes.registry import get_all_rules
+
+        rules = get_all_rules()
+        return {
+            "schema": 1, "tool": "mil-ane-passes", "version": __version__, "command": "calibrate",
+            "source": self.source, "target": self.target, "runs": self.runs,
+            "sampled": self.sampled,
+            "first_overflow": self.first.trace.value if self.first else None,
+            "rules": [{"rule": name, "pass": _find_pass_name(rules[name]), "code": rules[name].code,
+                       "slug": rules[name].slug, "places": places}
+                      for name, places in self.found.fires.items()],
+            "ops": [row.to_dict() for row in self.found.rows],
+            **({"failed_rules": [each.to_dict() for each in self.found.failed]} if self.found.failed else {}),
+        }
+
+    def __repr__(self) -> str:
+        return format_short_repr(
+            self,
+            source=self.source,
+            target=self.target,
+            runs=self.runs,
+            values=len(self.found.rows),
+            beyond_fp16=len(self.beyond),
+        )
+
+    def __str__(self) -> str:
+        rows = self.found.rows
+        most = len(rows) if self.worst is None else self.worst
+        kept = sorted(
+            range(len(rows)), key=lambda place: (not rows[place].trace.starts, _compute_headroom(rows[place]))
+        )[:most]
+        shown = format_table(
+            _TABLE_HEAD,
+            _ALIGNMENTS,
+            [_format_cells(rows[place], self._has_several_functions) for place in sorted(kept)],
+        )
+        if len(rows) > most:
+            shown.append(
+                f"  and {len(rows) - most} more values, with more room ({format_option('worst')} says how many are "
+                "shown)"
+            )
+        origin = (
+            [
+                f"on random feeds, as no {format_option('feeds')} or {format_option('ranges')} were given: values of "
+                f"your own "
+                "inputs may be larger"
+            ]
+            if self.sampled
+            else []
+        )
+        return format_lines([*shown, *origin, *self._format_verdict()])
+
+    @property
+    def _has_several_functions(self) -> bool:
+        return len({row.function for row in self.found.rows}) > 1
+
+    def _format_verdict(self) -> list[str]:
+        lines, several = [], self._has_several_functions
+        if self.first is not None:
+            lines += [f"first to overflow fp16: %{self.first.trace.value} in {' > '.join(self.first.trace.place)}",
+                      f"  {self.found.first}"]
+        for row in self.beyond[:self.worst]:
+            what = "overflows fp16" if row.beyond == "overflow" else f"sums up to {row.partial:.4g}, beyond 32768"
+            fixes = ", ".join(f"ane::{name}" for name in row.fixed_by) or "no rewrite alone"
+            lines.append(f"{_format_value_name(row, several)} {what}; fixed by {fixes}")
+        if self.worst is not None and len(self.beyond) > self.worst:
+            lines.append(f"and {len(self.beyond) - self.worst} more values are beyond fp16")
+        if (nan := self._nan()) is not None:
+            lines.append(nan)
+        if not lines:
+            lines = [f"everything fits fp16 in {format_count(self.runs, 'run')}"]
+        lines += [f"{each.code} {each.slug} failed {each}" for each in self.found.failed]
+        from ..passes.registry import get_all_rules
+
+        rules = get_all_rules()
+        return lines + [
+            f"{rules[name].code} {rules[name].slug}: {format_count(places, 'match', 'matches')}"
+            f"{_describe_fix(rules[name])}"
+            for name, places in self.found.fires.items()
+        ]
+
+    def _nan(self) -> str | None:
+        """Describe the first value that holds NaN, if one does."""
+        trace = next((row.trace for row in self.found.rows if row.trace.nan), None)
+        if trace is None:
+            return None
+        return (f"first NaN: %{trace.value} in {' > '.join(trace.place)}, {trace.nan} of "
+                f"{format_count(trace.elements, 'element')}; NaN is left out of min, max and headroom")
+
+
+def _find_pass_name(rule: type[Rule]) -> str | None:
+    from ..report.lint_finding import find_fix
+
+    fix = find_fix(rule)
+    return None if fix is None else fix.name
+
+
+def _describe_fix(rule: type[Rule]) -> str:
+    """Return the pass that fixes the findings of `rule`, for a line of text; empty if no rewrite does."""
+    name = _find_pass_name(rule)
+    return "" if name is None else f" (ane::{name})"
+
+
+def _compute_headroom(row: CalibrationRow) -> float:
+    sums = 32768.0 / row.partial if row.partial else math.inf
+    return min(row.headroom, sums)
+
+
+_TABLE_HEAD = ("  value", "op", "type", "min", "max", "headroom", "sums up to", "overflow", "underflow", "rules")
+_ALIGNMENTS = (str.ljust, str.ljust, str.ljust, *(str.rjust,) * 6, str.ljust)
+
+
+def _format_value_name(row: CalibrationRow, several: bool) -> str:
+    """Return the value of a row, with its function where there are several."""
+    return f"{row.function}:%{row.trace.value}" if several else f"%{row.trace.value}"
+
+
+def _format_cells(row: CalibrationRow, several: bool) -> Sequence[str]:
+    trace = row.trace
+    name = f"{'> ' if trace.starts else '  '}{'  ' * (len(trace.place) - 1)}{_format_value_name(row, several)}"
+    ends = ("" if end is None else f"{end:.4g}" for end in (trace.minimum, trace.maximum))
+    room = "" if math.isinf(row.headroom) else f"{row.headroom:.3g}x"
+    sums = "" if row.partial is None else f"{row.partial:.4g}"
+    counts = (str(count) if count else "" for count in (trace.overflow + trace.inf, trace.underflow))
+    return (name, trace.op_type, trace.type, *ends, room, sums, *counts, ", ".join(row.codes))

@@ -1,0 +1,372 @@
+"""Edit an .mlpackage without rebuilding it: names, inputs and outputs. Names are those of IN in all options."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .._version import __version__
+from ..package.copy_ahead import CopyAhead
+from ..package.destination import check_destination
+from ..transforms.contract import PART_SUFFIXES, build_part_path
+from ..utils.errors import InputError
+from ..utils.garbage_collection import pause_garbage_collection
+from ..utils.option_spelling import format_option_values
+from ..utils.text_format import format_lines, format_short_repr
+from .options import LINK, add_format_option, add_options, argument, command, flag, read_options
+from .output import print_report, start_copying
+
+if TYPE_CHECKING:
+    from ..transforms.contract import Edit, EditRecord
+    from ..transforms.document import Document
+
+__all__ = ["EditOptions", "EditReport", "edit"]
+
+HELP = "rename, expose or drop values of a package, change its interface, split it"
+EXAMPLE = "edit in.mlpackage -o out.mlpackage --rename var_123=logits --io fp16"
+
+Names = str | Sequence[str]
+"A name, or several."
+IoTypes = str | Mapping[str, Names] | None
+"A type for all float inputs and outputs, or the names that get one."
+Shapes = Mapping[str, Sequence[int]]
+"New shapes of inputs, by input name."
+FixShapes = str | Sequence[str] | Shapes | Sequence[Shapes] | Mapping[str, Shapes]
+"Texts in the command's syntax, one set of shapes, one set for each function to make, or sets by function name."
+_EDITS = ("fix_shape", "expose", "drop_output", "io", "rename", "split_at", "dedup_weights")
+"The options that edit, in the order in which the edits are made."
+_MAX_CHANGES_LISTED = 12
+"The most changes that the text lists per option; the JSON has all."
+
+
+def _parse_io(texts: list[list[str]]) -> dict[str, list[str]]:
+    """Group the names by type. InputError when a type is used with names and without."""
+    found: dict[str, list[str]] = {}
+    for dtype, *names in texts:
+        if dtype in found and not (names and found[dtype]):
+            raise InputError(
+                f"{format_option_values('io', dtype)} is given for all names, and again; expected it once"
+            )
+        found[dtype] = [*found.get(dtype, []), *names]
+    return found
+
+
+def _parse_renames(texts: list[str]) -> dict[str, str]:
+    """Parse `A=B` texts to a mapping. InputError for a text that is not of that form, or for two with the same A."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (name and equals and value):
+            raise InputError(f"{format_option_values('rename', text)}: expected A=B, such as "
+                             f"{format_option_values('rename', name or 'var_12')}=logits")
+        if name in found:
+            raise InputError(
+                f"{format_option_values('rename', text)}: '{name}' is given twice ({name}={found[name]} before)"
+            )
+        found[name] = value
+    return found
+
+
+@dataclass(frozen=True)
+class EditOptions:
+    """The options of `edit`."""
+
+    src: Any = field(metadata=argument("IN"))
+    "the .mlpackage to read; never changed"
+    dst: str | os.PathLike[str] | None = field(default=None, metadata=flag("-o", "--output", metavar="OUT"))
+    "the .mlpackage to write"
+    _: KW_ONLY
+    fix_shape: FixShapes | None = field(default=None, metadata=flag(metavar="NAME=1,3,8,8", action="append"))
+    """give the flexible input NAME this shape; repeat it for other inputs; an input again makes another function, which
+    may be named: FUNCTION:NAME=1,3,8,8"""
+    expose: Names = field(default=(), metadata=flag(metavar="VALUE", action="append"))
+    "return this inner value as well, behind the other outputs; may be repeated"
+    drop_output: Names = field(default=(), metadata=flag(metavar="NAME", action="append"))
+    "return this no more, and remove all that only it needed; may be repeated"
+    io: IoTypes = field(
+        default=None, metadata=flag(metavar=("TYPE", "NAME"), nargs="+", action="append", parse=_parse_io))
+    "make these inputs and outputs (default: all of floats) fp16 or fp32; may be repeated"
+    rename: Mapping[str, str] | None = field(
+        default=None, metadata=flag(metavar="A=B", action="append", parse=_parse_renames))
+    "call the input, output, state or inner value A from now on B; may be repeated"
+    split_at: Names = field(default=(), metadata=flag(metavar="VALUE", nargs="+", action="extend"))
+    "make two packages that run one after the other, OUT_1 and OUT_2, cut behind these values"
+    dedup_weights: bool = field(default=False, metadata=flag())
+    "keep weights of equal bytes once"
+    function: str | None = field(default=None, metadata=flag(metavar="F"))
+    "edit this function alone (default: each that has what is named)"
+    dry_run: bool = field(default=False, metadata=flag())
+    "say what would be done; write nothing"
+    overwrite: bool = field(default=False, metadata=flag())
+    "replace OUT if it exists"
+    link: bool = field(default=False, metadata=LINK)
+    ahead: CopyAhead | None = None
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The suffixes of the packages to write."""
+        return PART_SUFFIXES if self.split_at else ("",)
+
+    @property
+    def packed(self) -> bool:
+        """True if files are packed again or linked, so that copying them ahead is of no use."""
+        return bool(self.split_at or self.dedup_weights or self.link)
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "%(prog)s IN -o OUT EDIT ... [options]"  # after --io, IN would be one of its names
+    add_options(parser, EditOptions)
+    add_format_option(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    keywords = read_options(arguments, EditOptions)
+    options = EditOptions(**keywords)
+    with start_copying(arguments.src, arguments.dst, options.overwrite, options.dry_run, options.packed,
+                       options.parts) as ahead:
+        report = edit(**keywords, ahead=ahead)
+    print_report(report, arguments.format)
+    return 0
+
+
+@command(EditOptions)
+def edit(options: EditOptions) -> EditReport:
+    """Edit the ML Program package `src` and write the result to `dst`; the rest of the package is unchanged.
+
+    `src` is a path, a `Package` as it was loaded, or an MLModel that is a package on disk. `fix_shape` gives inputs
+    with flexible shapes one shape: a mapping from name to shape; a list of such mappings, or a mapping from function
+    names to them, makes a function of each, which share the weights (the first is the default). `expose` names inner
+    values to return as well; a type that is not allowed in the interface is cast, and the report says so.
+    `drop_output` names outputs to remove, with all ops that only they needed. `io` is "fp16" or "fp32", the type that
+    all float inputs and outputs get, or maps one or both to the names that get it. `rename` maps names of inputs,
+    outputs, states or inner values to their new names. `split_at` makes two packages that run one after the other, cut
+    behind the values it names: OUT_1.mlpackage and OUT_2.mlpackage for the `dst` OUT.mlpackage, both or neither; with
+    `function` they do not contain the other functions. `dedup_weights` stores weights of equal bytes once. `function`
+    edits that function alone (default: each that has the named values). All names are those of `src`, regardless of
+    other edits. `dry_run` writes nothing. `link`: unchanged files become hard links where they cannot be cloned, so
+    that the packages share them. `ahead`: copies of the source's large files that the caller has already started.
+
+    The order is fixed: fix_shape, expose, drop_output, io, rename, split_at, dedup_weights.
+
+    Raises InputError for anything that cannot be done, with the reason; nothing is written then.
+    """
+    from ..transforms.contract import apply_edits
+    from ..transforms.sources import get_source_path, open_document
+
+    started = time.perf_counter()
+    edits = _make_edits(options)
+    source = get_source_path(options.src)
+    target = None if options.dry_run else _check_target(options, source)
+    with (
+        _start_copying_ahead(source, target, options) as ahead,
+        pause_garbage_collection(),
+    ):
+        documents = apply_edits(open_document(options.src), edits)
+        report = EditReport(
+            str(source), done=_collect_done_edits(documents), weight_bytes_before=_count_weight_bytes(source)
+        )
+        if target is not None:
+            report.outputs = _write_documents(documents, target, options, ahead)
+            report.status = "written" if report.changed else "unchanged"
+            report.weight_bytes_after = sum(_count_weight_bytes(Path(path)) for path in report.outputs)
+    report.seconds = time.perf_counter() - started
+    return report
+
+
+def _make_edits(options: EditOptions) -> list[Edit]:
+    """Make the requested edits. Raises InputError if there are none, or if two contradict each other.
+
+    Names are those of the source. Edits that make functions come first, then those that change outputs and types, then
+    renames, and last the edits of the entire package.
+    """
+    from ..transforms.dedup_weights import DedupWeights
+    from ..transforms.drop_output import DropOutput
+    from ..transforms.expose import Expose
+    from ..transforms.fix_shape import FixShape
+    from ..transforms.io import Io
+    from ..transforms.rename import Rename
+    from ..transforms.split_at import SplitAt
+
+    function = options.function
+    edits: list[Edit] = []
+    if options.fix_shape:
+        edits.append(FixShape(options.fix_shape, function))
+    if options.expose:
+        edits.append(Expose(_list_names(options.expose, "expose"), function))
+    if options.drop_output:
+        edits.append(DropOutput(_list_names(options.drop_output, "drop_output"), function))
+    edits += [Io(dtype, names, function) for dtype, names in _group_names_by_type(options.io).items()]
+    renamed = _check_renames(options.rename) if options.rename else {}
+    if renamed:
+        edits.append(Rename(renamed, function))
+    if options.split_at:
+        names = [renamed.get(name, name) for name in _list_names(options.split_at, "split_at")]
+        edits.append(SplitAt(names, function))
+    if options.dedup_weights:
+        edits.append(DedupWeights())
+    if not edits:
+        raise InputError(
+            "nothing to edit was asked for; expected at least one of "
+            f"{', '.join(map(format_option_values, _EDITS[:-1]))} and {format_option_values(_EDITS[-1])}"
+        )
+    return edits
+
+
+def _list_names(names: Names, option: str) -> list[str]:
+    """Return `names` as a list, without the % that reports print before values. InputError for anything but names."""
+    from ..transforms.names import strip_percent
+
+    listed = [names] if isinstance(names, str) else list(names) if isinstance(names, Iterable) else [names]
+    if any(not isinstance(name, str) for name in listed):
+        raise InputError(
+            f"{format_option_values(option)}: found {names!r}; expected the name of a value, or a list of names"
+        )
+    return [strip_percent(name) for name in listed]
+
+
+def _check_renames(renames: Mapping[str, str]) -> dict[str, str]:
+    from ..transforms.names import strip_percent
+
+    if not isinstance(renames, Mapping) or any(not isinstance(name, str) for pair in renames.items() for name in pair):
+        raise InputError(
+            f"{format_option_values('rename')}: found {renames!r}; expected a mapping from names to new names"
+        )
+    return {strip_percent(old): new for old, new in renames.items()}
+
+
+def _group_names_by_type(io: IoTypes) -> dict[str, list[str]]:
+    """Group names by their new type. InputError when two types are requested for one of them."""
+    if io is not None and not isinstance(io, (str, Mapping)):
+        raise InputError(
+            f"{format_option_values('io')}: found {io!r}; expected 'fp16', 'fp32' or a mapping from these to names"
+        )
+    groups = {} if io is None else {io: []} if isinstance(io, str) else {key: _list_names(io[key], "io") for key in io}
+    twice = sorted(set.intersection(*map(set, groups.values()))) if len(groups) > 1 else []
+    if twice or (len(groups) > 1 and not all(groups.values())):
+        raise InputError(
+            f"{format_option_values('io')}: both {' and '.join(groups)} are asked for "
+            f"{', '.join(twice) or 'all names'}; "
+            "expected each name with one type"
+        )
+    return groups
+
+
+def _check_target(options: EditOptions, source: Path) -> Path:
+    """Return the path to write to. Raises InputError if a part of the result could not be written at the end."""
+    if options.dst is None:
+        raise InputError("no output; expected a path that ends in .mlpackage, or a dry run")
+    for part in options.parts:
+        check_destination(source, build_part_path(Path(options.dst), part), options.overwrite)
+    return Path(options.dst)
+
+
+def _start_copying_ahead(
+    source: Path, target: Path | None, options: EditOptions
+) -> AbstractContextManager[CopyAhead | None]:
+    """Start copying large files, unless the caller has started that."""
+    if options.ahead is not None or target is None or options.packed:
+        return nullcontext(options.ahead)
+    return CopyAhead(source, target)
+
+
+def _write_documents(
+    documents: list[Document], target: Path, options: EditOptions, ahead: CopyAhead | None
+) -> list[str]:
+    """Write all documents or none; returns the paths."""
+    from ..package.package_writer import PackageOutput, write_models
+    from ..package.weight_plan import WeightPlan
+
+    outputs = []
+    for document in documents:
+        plan = document.plan or (WeightPlan(document.files) if document.repack else None)
+        if plan is not None:
+            plan.dead_limit = document.dead_limit
+        path = Path(os.path.abspath(build_part_path(target, document.part)))
+        outputs.append(PackageOutput(document.layout, document.files, document.emit(), path, plan))
+    write_models(outputs, overwrite=options.overwrite, link=options.link, ahead=ahead)
+    return [os.fspath(build_part_path(target, document.part)) for document in documents]
+
+
+def _collect_done_edits(documents: list[Document]) -> list[EditRecord]:
+    """Collect the applied edits, each once: documents made from one source start with the same edits."""
+    return list(dict.fromkeys(each for document in documents for each in document.done))
+
+
+def _count_weight_bytes(root: Path) -> int:
+    return sum(file.stat().st_size for file in root.rglob("*.bin"))
+
+
+@dataclass
+class EditReport:
+    """The outcome of one edit of a package.
+
+    `status`: "written", "unchanged" (nothing to do; the package was copied as it is) or "dry run". `outputs` are the
+    paths written (or that would be), `done` the changes by option. `weight_bytes_*` are the sizes of all weight files
+    of the source and of the outputs, in bytes (after: None in a dry run), `seconds` wall time.
+    """
+
+    source: str
+    outputs: list[str] = field(default_factory=list)
+    status: str = "dry run"
+    done: list[EditRecord] = field(default_factory=list)
+    weight_bytes_before: int = 0
+    weight_bytes_after: int | None = None
+    seconds: float = 0.0
+
+    @property
+    def changed(self) -> bool:
+        return any(each.changed for each in self.done)
+
+    @property
+    def exact(self) -> bool:
+        """True unless an edit reports that results may change: all results then have the same bits."""
+        return all(each.exact is not False for each in self.done)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON that `--format json` prints."""
+        return {
+            "schema": 1, "tool": "mil-ane-passes", "version": __version__, "command": "edit",
+            "source": self.source, "outputs": self.outputs, "status": self.status, "changed": self.changed,
+            "exact": self.exact, "done": [each.to_dict() for each in self.done],
+            "weight_bytes": {"before": self.weight_bytes_before, "after": self.weight_bytes_after},
+            "seconds": round(self.seconds, 6),
+        }
+
+    def __repr__(self) -> str:
+        return format_short_repr(
+            self, source=self.source, status=self.status, outputs=self.outputs, changes=len(self.done)
+        )
+
+    def __str__(self) -> str:
+        lines: list[str] = []
+        for option in dict.fromkeys(each.option for each in self.done):
+            notes = [
+                f"{option}  {_format_function_prefix(each.function)}{each.note}"
+                for each in self.done
+                if each.option == option
+            ]
+            lines += notes[:_MAX_CHANGES_LISTED]
+            if len(notes) > _MAX_CHANGES_LISTED:
+                lines.append(f"{option}  ... and {len(notes) - _MAX_CHANGES_LISTED} more")
+        if self.weight_bytes_after not in (None, self.weight_bytes_before):
+            lines.append(f"weights: {self.weight_bytes_before} -> {self.weight_bytes_after} bytes")
+        return format_lines([*lines, self._format_outcome()])
+
+    def _format_outcome(self) -> str:
+        where = f" to {', '.join(self.outputs)}" if self.outputs else ""
+        if self.status == "dry run":
+            return "dry run: nothing written"
+        if self.status == "unchanged":
+            return f"nothing to do; the package was copied as it is{where}"
+        return f"written{where} in {self.seconds:.1f} s"
+
+
+def _format_function_prefix(function: str) -> str:
+    return "" if function in ("", "main") else f"{function}: "

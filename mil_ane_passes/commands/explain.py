@@ -1,0 +1,101 @@
+"""The page of one rule (why, when, how exact, before and after, options, evidence), of a patch of the torch frontend,
+or of a part of the tool.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from ..utils.errors import InputError
+from .options import add_format_option
+from .output import print_report
+from .passes import Page
+from .patches import PatchPage
+
+__all__ = ["TOPICS", "Contents", "Topic"]
+
+HELP = "the page of one rule, patch or topic"
+EXAMPLE = "explain ANE301"
+TOPICS = {
+    "equivalence": "equivalence",
+    "prediction": "ane",
+    "guard": "passes.guard",
+    "numbers": "equivalence.calibration",
+    "packages": "package",
+    "runtime": "runtime",
+    "frontend": "torch_frontend",
+    "threads": "utils.locking",
+}
+"""Topics, and the modules whose docstrings are their pages; imported by name to avoid a dependency on them."""
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("code", metavar="CODE", nargs="?",
+                        help="a code (ANE301), a slug, the name of a pass or patch, or a topic; without it, the "
+                             "topics are listed")
+    add_format_option(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.code is None:
+        print_report(Contents(), arguments.format)
+    elif arguments.code.lower() in TOPICS:
+        print_report(Topic(arguments.code.lower()), arguments.format)
+    else:
+        print_report(_find_page(arguments.code), arguments.format)
+    return 0
+
+
+def _find_page(key: str) -> Page | PatchPage:
+    """Find the page of a rule or of a patch; InputError if neither exists."""
+    from ..ane.measured_otherwise import MeasuredOtherwise
+    from ..passes.registry import find_rule
+    from ..torch_frontend.registry import find_patch_status
+
+    try:
+        return Page(find_rule(key, MeasuredOtherwise))
+    except InputError:
+        found = find_patch_status(key)
+        if found is None:
+            raise
+    return PatchPage(found)
+
+
+@dataclass(frozen=True)
+class Topic:
+    """One part of the tool: what it guarantees, and what it does not."""
+
+    name: str
+
+    @property
+    def text(self) -> str:
+        package = __name__.partition(".")[0]
+        return inspect.getdoc(import_module(f"{package}.{TOPICS[self.name]}")) or ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"schema": 1, "command": "explain", "topic": self.name, "text": self.text}
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class Contents:
+    """The list of all topics."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"schema": 1, "command": "explain",
+                "topics": {name: Topic(name).text.splitlines()[0] for name in TOPICS}}
+
+    def __str__(self) -> str:
+        width = max(map(len, TOPICS))
+        lines = [f"  {name:<{width}}  {Topic(name).text.splitlines()[0]}" for name in TOPICS]
+        return "\n".join(["topics", *lines, "",
+                          "Rules by code, slug or pass name (explain ANE301); mil-ane-passes passes lists them.",
+                          "Patches of the torch frontend by code or name (explain TORCH114); mil-ane-passes patches "
+                          "lists them."])

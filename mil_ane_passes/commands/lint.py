@@ -1,0 +1,261 @@
+"""Say which ops leave the ANE, why, on whose evidence, and what fixes it; nothing runs, all of it is predicted.
+
+Exit code 0: clean; 1: findings. With --fail-under or --baseline these are the gates instead, and findings alone fail
+nothing. What the gates look at is IN. Defaults of the options may stand in setup.cfg or pyproject.toml.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass, field, replace
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..utils.errors import InputError
+from ..utils.garbage_collection import pause_garbage_collection
+from ..utils.text_format import escape_text, format_count, format_lines
+from .options import add_options, argument, command, flag, read_options
+from .output import check_output_file, write_text_file
+from .settings import Settings, parse_percent, read_settings
+
+if TYPE_CHECKING:
+    from ..ane.compute_plan import Measurement, MeasurementSource
+    from ..passes.contract import Rule
+    from ..report.lint import LintReport
+    from ..report.lint_finding import LintFinding
+    from .sources import OpenedSource
+
+__all__ = ["FORMATS", "LintOptions", "LintSettings", "add_gate_options", "lint", "read_lint_settings"]
+
+HELP = "which ops leave the ANE, why, and what fixes it"
+EXAMPLE = "lint in.mlpackage --target m4"
+FORMATS = ("text", "json", "sarif", "html")
+
+Names = Iterable[str] | str
+Cuts = tuple[tuple[str, ...], ...]
+_MAX_TRIED_CUTS = 16
+"""Cuts tried for one report: each writes the program again, so the limit bounds the time for many findings."""
+
+
+@dataclass(frozen=True)
+class LintOptions:
+    """The options of `lint`."""
+
+    src: Any = field(metadata=argument("IN"))
+    "the .mlpackage to look at"
+    _: KW_ONLY
+    target: str = field(default="all", metadata=flag())
+    "chip or device to look at (default: all)"
+    select: Names | None = field(default=None, metadata=flag(metavar="RULES"))
+    "report these only: codes, beginnings of codes, slugs or names, e.g. 'ANE3,int-inputs'"
+    ignore: Names | None = field(default=None, metadata=flag(metavar="RULES"))
+    "do not report these; in the prediction they still count"
+    options: Mapping[str, Mapping[str, Any]] | None = None
+    baseline: str | PathLike[str] | None = field(default=None, metadata=flag(metavar="FILE", batch=False))
+    "gate: no findings but those in this JSON report"
+    measured: MeasurementSource | None = field(default=None, metadata=flag(metavar="RESULT.json", batch=False))
+    """what Core ML said on a Mac: the result.json of measure.py (see mac-script), or a dumped compute plan"""
+    after: Any = field(default=None, metadata=flag(metavar="B.mlpackage", batch=False))
+    "a second package to set beside IN"
+
+
+@dataclass(frozen=True)
+class LintSettings:
+    """The options of one run of the command: those on the command line, and otherwise those in the settings file.
+
+    `keywords` are those of `lint`, `from_file` the names of those that the file has set.
+    """
+
+    keywords: Mapping[str, Any]
+    from_file: frozenset[str]
+    file: Path | None
+    fail_under: float | None
+
+    @contextmanager
+    def name_file(self) -> Iterator[None]:
+        """Prefix errors about values of the settings file with the name of that file."""
+        try:
+            yield
+        except InputError as error:
+            if error.option not in self.from_file:
+                raise
+            raise InputError(f"{self.file}: {error}") from error
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--format", choices=FORMATS, default="text", help="text for people (default)")
+    parser.add_argument("-o", "--output", metavar="FILE", help="where the report goes; replaced if it exists")
+    parser.add_argument("--all", action="store_true", help="in the text, all places of each finding")
+    add_options(parser, LintOptions)
+    add_gate_options(parser)
+    parser.set_defaults(run=run, keeps_all=True)
+
+
+def add_gate_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the gate, and of the settings file."""
+    parser.add_argument("--fail-under", metavar="PCT", help="gate: percent of ops predicted on the ANE")
+    parser.add_argument("--config", metavar="FILE", help="the setup.cfg or pyproject.toml to read (default: the "
+                                                         "nearest one that speaks of us, from here upwards)")
+    parser.add_argument("--no-config", action="store_true", help="read no such file")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if not arguments.src.strip():
+        raise InputError("no path given; expected the path of an .mlpackage")
+    settings = read_lint_settings(arguments)
+    target = None if arguments.output is None else check_output_file(
+        arguments.output, [settings.keywords.get("baseline"), arguments.measured, settings.file])
+    with settings.name_file():
+        report = lint(**settings.keywords)
+    if arguments.format == "html" and target is None and isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")  # the encoding that the page declares
+    from ..report.formats import format_report
+
+    _print_or_write(report, format_report(report, arguments.format, everything=arguments.all), target)
+    failed = list(_iterate_failed_gates(report, settings.fail_under))
+    for message in failed:
+        print(f"mil-ane-passes: {escape_text(message)}", file=sys.stderr)
+    gated = settings.fail_under is not None or report.baseline is not None
+    return 1 if failed or (report.warnings and not gated) else 0
+
+
+def read_lint_settings(arguments: argparse.Namespace) -> LintSettings:
+    """Read the settings file, and the options on the command line, which win."""
+    if arguments.no_config and arguments.config is not None:
+        raise InputError("--config and --no-config contradict each other; give one of them")
+    settings = Settings() if arguments.no_config else read_settings(arguments.config)
+    share = settings.fail_under if arguments.fail_under is None else parse_percent(arguments.fail_under, "--fail-under")
+    typed = read_options(arguments, LintOptions)
+    found = {name: value for name in ("target", "select", "ignore", "options", "baseline")
+             if name not in typed and (value := getattr(settings, name)) is not None}
+    return LintSettings({**found, **typed}, frozenset(found), settings.file, share)
+
+
+def _print_or_write(report: LintReport, made: str, target: Path | None) -> None:
+    if target is None:
+        print(made)
+        return
+    from ..report.lint_text import format_headline
+
+    write_text_file(target, f"{made}\n")
+    print(format_lines([format_headline(report), f"written to {target}"]))
+
+
+def _iterate_failed_gates(report: LintReport, share: float | None) -> Iterator[str]:
+    """Yield a message for each gate that failed."""
+    if share is not None and report.share < share:
+        yield (f"--fail-under: {report.on_ane} of {len(report.plan.rows)} ops ({report.share:.2f} %) are predicted on "
+               f"the ANE, under the bar of {share:g} %")
+    if report.baseline is not None:
+        new = sum(item.level != "note" for item in report.baseline.new)
+        if new:
+            yield f"--baseline: {format_count(new, 'finding')} that {report.baseline.file} does not have"
+
+
+@command(LintOptions)
+def lint(options: LintOptions) -> LintReport:
+    """Find the ops of `src` that leave the ANE of `target`, with the rule, its evidence, and the fix of each.
+
+    `select` and `ignore` choose the reported rules (codes, beginnings of codes such as ANE3, slugs or names; `ignore`
+    wins). A rule that finds unsupported ops always counts in the prediction: hiding a finding does not get an op onto
+    the ANE. `options` sets options of rules, by name. `after` is a second source that is checked in the same way,
+    `baseline` the JSON of an earlier report. `measured` is Core ML's answer on a Mac (the result.json of `measure.py`,
+    a dumped compute plan, or its data): it overrides the prediction where both differ and its chip is the target, and
+    is reported beside the predicted backends and costs. Raises InputError for input that cannot be read and for
+    unknown names.
+    """
+    from ..ane.compute_plan import read_measurements
+    from ..ane.fixes import names_of_fixes
+    from ..passes.rule_selection import configure_rules, select_rule_names
+    from ..passes.targets import parse_target
+    from ..report.baseline import read_baseline
+
+    with pause_garbage_collection():
+        parse_target(options.target)
+        names, rules = select_rule_names(options.select, options.ignore), configure_rules(options.options)
+        known = None if options.baseline is None else read_baseline(options.baseline)
+        helping = names_of_fixes(rule for name, rule in rules.items() if name in names)
+        requested = [rule for name, rule in rules.items() if name in names or name in helping or rule.refuses]
+        plans = [] if options.measured is None else read_measurements(options.measured)
+        report = _lint_source(options.src, options.target, requested, names, plans)
+        if options.after is not None:
+            taken = None if report.measured is None else report.measured.match.measurement
+            unused = [each for each in plans if taken is not None and each is not taken]
+            report.after = _lint_source(options.after, options.target, requested, names, unused)
+        report.baseline = None if known is None else known.compare(report.findings)
+        return report
+
+
+def _lint_source(
+    src: Any, target: str, rules: Iterable[Rule], names: frozenset[str], plans: Sequence[Measurement]
+) -> LintReport:
+    """Predict one source with `rules`, and report the findings of those in `names`."""
+    from ..ane import predict_plan
+    from ..ane.agreement import apply_measurement, compare_with_measurement
+    from ..ane.compute_plan import find_best_match
+    from ..ane.fixes import attach_fixes
+    from ..ane.measured_otherwise import MeasuredOtherwise, iterate_contradictions
+    from ..ane.prediction import update_unmeasured
+    from ..report.lint import LintReport
+    from .sources import open_source
+
+    source = open_source(src)
+    # What changes the interface is not for the parts of a pipeline, which have neighbours.
+    fitting = [rule for rule in rules if not (source.is_pipeline and getattr(rule, "interface", False))]
+    plan, found = predict_plan(source.program, fitting, target=target, package=source.package)
+    agreement = compare_with_measurement(plan, find_best_match(plan, plans, source.name)) if plans else None
+    if agreement is not None:
+        apply_measurement(plan, agreement)
+        found = [*update_unmeasured(plan, found), *iterate_contradictions(agreement)]
+    report = LintReport.of(source.name, target, plan, attach_fixes(found, names), {*names, MeasuredOtherwise.name})
+    report.measured = agreement
+    report.findings = _keep_possible_cuts(report.findings, source)
+    report.left_out = {} if source.package is None else source.package.members.others
+    return report
+
+
+def _keep_possible_cuts(findings: list[LintFinding], source: OpenedSource) -> list[LintFinding]:
+    """Remove from `findings` the cuts that `edit --split-at` cannot make in the source; each cut is tried.
+
+    If one rule found several ops of a function, such as lookups, each of which one cut separates, a single cut for all
+    of them is tried first.
+    """
+    groups: dict[tuple[type, str], list[LintFinding]] = defaultdict(list)
+    for item in findings:
+        if item.split_at:
+            groups[item.rule, item.function].append(item)
+    possible: dict[int, Cuts] = {}
+    tries = iter(range(_MAX_TRIED_CUTS))
+    for (_, function), items in groups.items():
+        joined: Cuts = (tuple(dict.fromkeys(name for item in items for cut in item.split_at for name in cut)),)
+        together = all(len(item.split_at) == 1 for item in items) and len(items) > 1
+        if together and next(tries, None) is not None and _can_cut(source, function, joined):
+            possible |= dict.fromkeys(map(id, items), joined)
+            continue
+        possible |= {id(item): item.split_at for item in items
+                     if next(tries, None) is not None and _can_cut(source, function, item.split_at)}
+    return [replace(item, split_at=possible.get(id(item), ())) if item.split_at else item for item in findings]
+
+
+def _can_cut(source: OpenedSource, function: str, cuts: Cuts) -> bool:
+    """Return whether `edit` can make these cuts, each in the first part of the one before."""
+    if source.package is None:
+        return False
+    from ..transforms.contract import apply_edits
+    from ..transforms.sources import open_document
+    from ..transforms.split_at import SplitAt
+
+    several = len(source.program.functions) > 1
+    try:
+        document = open_document(source.package)
+        for values in cuts:
+            document = apply_edits(document, [SplitAt(values, function if several else None)])[0]
+    except InputError:
+        return False
+    return True

@@ -1,0 +1,194 @@
+"""Write a folder that somebody with a Mac runs: packages, feeds, expected outputs, a script. One file comes back.
+
+The script compares CPU_ONLY with ALL and CPU_AND_NE, times predictions and reads Core ML's compute plan. It was never
+run on a Mac by its authors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import KW_ONLY, dataclass, field
+from os import PathLike
+from shlex import quote
+from typing import TYPE_CHECKING, Any
+
+from .._version import __version__
+from ..utils.errors import InputError
+from ..utils.option_spelling import choose_spelling, format_option
+from ..utils.text_format import escape_text, format_lines, format_short_repr
+from .options import (
+    DEFAULT_SEEDS,
+    FEEDS,
+    Progress,
+    add_format_option,
+    add_options,
+    argument,
+    command,
+    flag,
+    ignore_progress,
+    positive_int,
+    read_options,
+)
+from .output import print_report, show_progress
+from .rewrite import rewrite
+
+if TYPE_CHECKING:
+    from ..equivalence.user_inputs import Feeds
+    from ..passes.pipeline import Passes
+
+__all__ = ["MacFolder", "MacScriptOptions", "format_readme", "write_mac_script"]
+
+HELP = "write what somebody with a Mac runs to measure a package"
+EXAMPLE = "mac-script folder in.mlpackage --preset safe"
+_COREMLTOOLS_VERSION = "9.0"
+"The version of coremltools that the script was written against."
+
+
+@dataclass(frozen=True)
+class MacScriptOptions:
+    """The options of `write_mac_script`."""
+
+    src: Any = field(metadata=argument("IN"))
+    "the .mlpackage to measure"
+    folder: str | PathLike[str]
+    _: KW_ONLY
+    after: Any = field(default=None, metadata=argument("AFTER", nargs="?"))
+    "a second package, measured beside it"
+    preset: str | None = field(default=None, metadata=flag())
+    "measure IN rewritten beside it: safe or full"
+    passes: Passes | None = field(default=None, metadata=flag(metavar="LIST"))
+    "measure IN rewritten by exactly these passes beside it"
+    target: str = field(default="all", metadata=flag())
+    "chip to rewrite for (default: all)"
+    feeds: Feeds | None = field(default=None, metadata=FEEDS)
+    "inputs by name; may be given several times; default: seeded draws"
+    seeds: int = field(default=DEFAULT_SEEDS, metadata=flag(type=positive_int, metavar="N"))
+    "how many draws (default 3)"
+    progress: Progress = ignore_progress
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", metavar="DIR", help="the folder to write; free, or empty")
+    add_options(parser, MacScriptOptions)
+    add_format_option(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    keywords = read_options(arguments, MacScriptOptions)
+    with show_progress() as progress:
+        report = write_mac_script(folder=arguments.folder, **keywords, progress=progress)
+    print_report(report, arguments.format)
+    return 0
+
+
+@command(MacScriptOptions)
+def write_mac_script(options: MacScriptOptions) -> MacFolder:
+    """Write a folder with which a user with a Mac measures `src`, and `after` or its rewrite beside it.
+
+    The folder is written entirely or not at all.
+
+    The default function gets `feeds` (a mapping from input name to array, or several). Every other function, and all
+    without `feeds`, get `seeds` seeded random feeds. Expected outputs are the reference runtime's at float32.
+
+    Raises InputError for a source that is not a package, a folder that is not empty, feeds that do not fit, and a
+    rewrite that is not verified.
+    """
+    from ..equivalence.user_inputs import UserInputs
+    from .mac_folder import FolderWriter, require_package, stage_folder
+    from .sources import open_source
+
+    rewritten = options.preset is not None or options.passes is not None
+    if options.after is not None and rewritten:
+        raise InputError("both a package to compare with and a rewrite; expected "
+                         f"{choose_spelling('AFTER.mlpackage, or --preset or --passes', 'after, or preset or passes')}")
+    inputs = UserInputs.of(options.feeds, None)
+    before = require_package(open_source(options.src))
+    made = MacFolder(before.name, os.fspath(options.folder))
+    with stage_folder(options.folder) as staged:
+        sides = {"before": before}
+        if options.after is not None:
+            sides["after"] = require_package(open_source(options.after))
+        elif rewritten:
+            report = rewrite(before.package, preset=options.preset or "safe", passes=options.passes,
+                             target=options.target, feeds=options.feeds, progress=options.progress)
+            if report.status == "not verified":
+                raise InputError(
+                    "the rewrite is not verified equivalent, so nothing was written; mil-ane-passes rewrite says "
+                    f"why; give fewer {format_option('passes')}"
+                )
+            if report.changed:
+                sides["after"] = open_source(report.package)
+            else:
+                made.notes.append("the rewrite changes nothing here, so there is no package 'after'")
+        FolderWriter(staged, made, sides, options.progress).write(inputs, options.seeds)
+    return made
+
+
+@dataclass
+class MacFolder:
+    """A folder to be run by somebody with a Mac; `notes` list what is left out of it and why."""
+
+    source: str
+    folder: str
+    packages: list[str] = field(default_factory=list)
+    feeds: int = 0
+    expected: int = 0
+    images: bool = False
+    notes: list[str] = field(default_factory=list)
+
+    def build_provenance(self) -> dict[str, str]:
+        """Return the origin recorded in manifest.json and then in result.json."""
+        return {"tool": "mil-ane-passes", "version": __version__, "source": self.source, "expected": "float32"}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON that `mac-script --format json` prints."""
+        return {"schema": 1, "tool": "mil-ane-passes", "version": __version__, "command": "mac-script",
+                "source": self.source, "folder": self.folder, "packages": self.packages, "feeds": self.feeds,
+                "expected": self.expected, "run": _format_command(self.images), "notes": self.notes}
+
+    def __repr__(self) -> str:
+        return format_short_repr(self, source=self.source, folder=self.folder, packages=self.packages, feeds=self.feeds)
+
+    def __str__(self) -> str:
+        return format_lines([
+            f"wrote {self.folder}: {' and '.join(self.packages)}, {self.feeds} feeds, expected outputs for "
+            f"{self.expected} of them, measure.py, README.txt",
+            *[f"note: {note}" for note in self.notes],
+            f"on a Mac, in that folder: {_format_command(self.images)}",
+            f"then here: mil-ane-passes calibrate-plan {quote(f'{self.folder}/result.json')}"])
+
+
+def _format_command(images: bool) -> str:
+    return f"pip install coremltools=={_COREMLTOOLS_VERSION}{' pillow' * images}; python measure.py"
+
+
+def format_readme(folder: MacFolder, tolerances: dict[str, float]) -> str:
+    """Format README.txt: instructions, contents, and what was never tested."""
+    shares = "\n".join(f"  {name}: {share:g} of an output's largest value" for name, share in tolerances.items())
+    notes = "".join(f"\n- {note}" for note in folder.notes)
+    return f"""Made by mil-ane-passes {__version__} from {escape_text(folder.source)}.
+
+On a Mac (macOS 13 or later, Python 3.9 or later), in this folder:
+
+    {_format_command(folder.images)}
+
+Core ML's compute plan needs macOS 14.4, a model with states macOS 15. It takes minutes, as Core ML compiles the model
+for each choice of units; what is done is kept. It writes result.json: send that file back. It holds the Mac's model and
+chip, the versions of macOS and libraries, differences of outputs with the worst element of each, times and compute
+plans; no weights, no whole outputs.
+
+What is here
+- {', '.join(folder.packages)}: the packages to measure.
+- feeds/: the inputs, one .npz for each run; states/ what states hold at the start.
+- expected/: outputs of the same package by the reference runtime of mil-ane-passes, computed at float32 from the
+  package's stored weights. They are no Core ML outputs. A difference is told where it is more than the tolerance that
+  `mil-ane-passes verify` uses between a model and something that computes it elsewhere:
+{shares}
+  Integers and texts have to be equal. CPU_AND_NE and ALL are held against CPU_ONLY with the same tolerance.
+- manifest.json: what belongs to what. measure.py: the script; plain coremltools and numpy, nothing else.
+
+The authors of measure.py had no Mac and never ran it on one. A step that fails is written to result.json as text, and
+the rest goes on.
+{f'{chr(10)}Notes{notes}{chr(10)}' if notes else ''}"""

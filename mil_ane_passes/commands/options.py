@@ -1,0 +1,207 @@
+"""Options of commands: one dataclass per command, from which flags, Python keywords and batch settings are derived.
+
+A field's name, type and default are those of the keyword in Python. `argument(...)` or `flag(...)` in its metadata adds
+it to the command line, where the string below the field is the help text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, fields
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+from ..passes.coremltools_setup import freeze_imported_objects
+from ..passes.options import read_field_docs
+from ..utils.budget import DEFAULT_MAX_STEPS
+from ..utils.errors import InputError
+from ..utils.garbage_collection import pause_garbage_collection
+from ..utils.locking import synchronized
+from ..utils.npz import read_arrays
+from ..utils.option_spelling import format_option_values
+
+__all__ = [
+    "DEFAULT_SEEDS",
+    "FEEDS",
+    "LINK",
+    "MAX_SECONDS",
+    "MAX_STEPS",
+    "NOT_IN_BATCH",
+    "RANGES",
+    "Progress",
+    "add_format_option",
+    "add_options",
+    "argument",
+    "command",
+    "flag",
+    "get_batch_options",
+    "ignore_progress",
+    "positive_int",
+    "read_options",
+]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+O = TypeVar("O")  # noqa: E741
+
+Progress = Callable[[str], None]
+Metadata = Mapping[str, Any]
+
+DEFAULT_SEEDS = 3
+"Number of seeded random feeds, for the equivalence check and for rules that accept such feeds."
+NOT_IN_BATCH: Metadata = {"batch": False}
+"Metadata of a keyword that is neither a flag nor a setting of `batch`."
+
+
+def ignore_progress(text: str) -> None:
+    """Ignore a progress message."""
+
+
+@dataclass(frozen=True)
+class _Flag:
+    """The command line form of a field. `names` is empty for a flag that is named after its field.
+
+    `parse` converts what argparse found, when the command runs; `settings` are argparse's own.
+    """
+
+    names: tuple[str, ...]
+    parse: Callable[[Any], Any] | None
+    help: str
+    settings: Mapping[str, Any]
+
+
+def argument(metavar: str, **settings: Any) -> Metadata:
+    """Describe a field that is a positional argument on the command line."""
+    return {"flag": _Flag((metavar,), None, "", {"metavar": metavar, **settings}), "batch": False}
+
+
+def flag(
+    *names: str, batch: bool = True, parse: Callable[[Any], Any] | None = None, help: str = "", **settings: Any
+) -> Metadata:
+    """Describe a field that is a flag on the command line; `help` is for flags that several commands share, where
+    the field has no text of its own."""
+    return {"flag": _Flag(names, parse, help, settings), "batch": batch}
+
+
+def positive_int(text: str) -> int:
+    """Parse a whole number of 1 or more, for argparse."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is less than 1")
+    return number
+
+
+def _parse_limit(name: str, kind: type[float], text: str) -> float | None:
+    if text == "none":
+        return None
+    try:
+        return kind(text)
+    except ValueError as error:
+        raise InputError(
+            f"{format_option_values(name, text)}: expected a number above 0, or none for no limit"
+        ) from error
+
+
+def _parse_ranges(text: str) -> Any:
+    from ..equivalence.user_inputs import parse_ranges
+
+    return parse_ranges(text)
+
+
+FEEDS = flag(metavar="F.npz", action="append", parse=lambda paths: [read_arrays(path) for path in paths],
+             help="inputs by name; may be given several times")
+RANGES = flag(metavar="LIST", parse=_parse_ranges,
+              help="range of values of inputs, both ends included, e.g. 'image=0:1,ids=0:29999'")
+MAX_SECONDS = flag(metavar="S", parse=lambda text: _parse_limit("max_seconds", float, text),
+                   help="stop when the model has run so long, all runs together (default: none, no limit)")
+MAX_STEPS = flag(metavar="N", parse=lambda text: _parse_limit("max_steps", int, text),
+                 help=f"stop a run after so many steps of loops, or none: no limit (default: {DEFAULT_MAX_STEPS})")
+LINK = flag(help="files that stay as they are become hard links where they cannot be cloned: the packages then share "
+                 "them, so never edit one in place")
+
+
+def add_format_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="text for people (default), or json")
+
+
+def add_options(parser: argparse.ArgumentParser, options: type, *, batch: bool = False) -> None:
+    """Add the flags of an options dataclass to a parser; with `batch`, those that `batch` has for each package.
+
+    An option that is not on the command line is None there, so that the default is stated once, in the dataclass.
+    """
+    docs = read_field_docs(options)
+    for each, form in _iterate_flags(options, batch):
+        settings: dict[str, Any] = {"default": None, "help": (docs.get(each.name) or form.help).replace("%", "%%")}
+        names = form.names or (f"--{each.name.replace('_', '-')}",)
+        if not names[0].startswith("-"):
+            names = (each.name,)
+        elif each.default is False:
+            settings |= {"action": "store_true", "dest": each.name}
+        elif each.default is True:
+            settings |= {"action": argparse.BooleanOptionalAction, "dest": each.name}
+        else:
+            settings["dest"] = each.name
+        parser.add_argument(*names, **settings, **form.settings)
+
+
+def read_options(
+    arguments: argparse.Namespace, options: type, *, batch: bool = False, unparsed: Collection[str] = ()
+) -> dict[str, Any]:
+    """Return the options on the command line as keywords of the dataclass; those in `unparsed` stay as they are.
+
+    `batch` as for `add_options`.
+    """
+    found = {}
+    for each, form in _iterate_flags(options, batch):
+        value = getattr(arguments, each.name, None)
+        if value is not None:
+            found[each.name] = value if form.parse is None or each.name in unparsed else form.parse(value)
+    return found
+
+
+def _iterate_flags(options: type, batch: bool) -> Iterator[tuple[Field[Any], _Flag]]:
+    for each in fields(options):
+        if "flag" in each.metadata and (each.metadata["batch"] or not batch):
+            yield each, each.metadata["flag"]
+
+
+def get_batch_options(options: type) -> dict[str, Any]:
+    """Return the options that `batch` has for each package, with their defaults."""
+    return {each.name: None if each.default is MISSING else each.default
+            for each in fields(options) if each.metadata.get("batch", True)}
+
+
+def command(options: Callable[P, O]) -> Callable[[Callable[[O], R]], Callable[P, R]]:
+    """Make a public function of a function of an options dataclass: its parameters are the fields.
+
+    It is synchronized, and coremltools is imported before it is called: here, as the parser of the command line needs
+    the dataclass without waiting for that.
+    """
+
+    def decorate(function: Callable[[O], R]) -> Callable[P, R]:
+        @synchronized
+        @wraps(function)
+        def call(*arguments: P.args, **named: P.kwargs) -> R:
+            try:
+                made = options(*arguments, **named)
+            except TypeError as error:  # wrong arguments: name the function, not the dataclass
+                raise TypeError(str(error).replace(f"{options.__name__}.__init__", function.__name__)) from None
+            _import_coremltools()
+            return function(made)
+
+        signature = inspect.signature(options)
+        hints = {name: each.annotation for name, each in signature.parameters.items()}
+        returned = function.__annotations__.get("return")
+        vars(call)["__signature__"] = signature.replace(return_annotation=returned)
+        call.__annotations__ = {**hints, "return": returned}
+        return call
+
+    return decorate
+
+
+def _import_coremltools() -> None:
+    with pause_garbage_collection():
+        import coremltools  # noqa: F401
+    freeze_imported_objects()

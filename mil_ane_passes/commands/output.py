@@ -1,0 +1,177 @@
+"""Shared output functions of commands: reports, progress, output files, and copies that are made ahead."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from ..package.copy_ahead import CopyAhead
+from ..package.destination import check_destination, find_enclosing_package
+from ..package.file_replacement import replace_file
+from ..package.write_errors import convert_write_errors
+from ..transforms.contract import build_part_path
+from ..utils.errors import AnePassesError, InputError, format_memory_error
+from ..utils.npz import write_npz
+from ..utils.option_spelling import format_option
+from ..utils.text_format import escape_text
+
+__all__ = [
+    "check_output_file",
+    "format_error",
+    "format_example",
+    "print_report",
+    "show_progress",
+    "start_copying",
+    "write_arrays",
+    "write_atomically",
+    "write_text_file",
+]
+
+_LOG_INTERVAL = 10.0
+"Seconds between two lines of progress if stderr is not a terminal."
+
+
+def format_example(words: str) -> str:
+    """Format the example at the end of a command's help."""
+    return f"example: mil-ane-passes {words}"
+
+
+def print_report(report: Any, form: str) -> None:
+    """Print a report: its text, or exactly its `to_dict()` as JSON."""
+    print(json.dumps(report.to_dict(), indent=2, allow_nan=False) if form == "json" else str(report))
+
+
+def format_error(error: Exception) -> str:
+    """Format the message for an error that ends the run."""
+    if isinstance(error, AnePassesError):
+        return str(error)
+    if isinstance(error, MemoryError):
+        return f"{format_memory_error(error)}; nothing was written"
+    if isinstance(error, OSError):
+        return f"{error.strerror or error}: {error.filename or ''}".rstrip(": ")
+    if isinstance(error, RecursionError):
+        return "the model's blocks are nested too deep for this machine's Python"
+    # Last resort: an internal error must neither look like a user error nor print a traceback.
+    logging.getLogger("mil_ane_passes").debug("internal error", exc_info=True)
+    return (f"internal error ({type(error).__name__}: {error}); nothing was written; please report it with the package "
+            "or the line that leads to it")
+
+
+@contextmanager
+def show_progress() -> Iterator[Callable[[str], None]]:
+    """Show progress on stderr: on a terminal in a line that is overwritten and finally cleared, elsewhere in a line
+    every ten seconds."""
+    if not sys.stderr.isatty():
+        with _log_progress() as note:
+            yield note
+        return
+
+    def say(text: str) -> None:
+        sys.stderr.write(f"\r\x1b[K{escape_text(text)[:100]}")
+        sys.stderr.flush()
+
+    try:
+        yield say
+    finally:
+        sys.stderr.write("\r\x1b[K")
+        sys.stderr.flush()
+
+
+@contextmanager
+def _log_progress() -> Iterator[Callable[[str], None]]:
+    """Log progress on stderr: every ten seconds a line with the elapsed time and the last message, if any.
+
+    Therefore an error at the start (a wrong path) is a single line even if imports take long.
+    """
+    started, last, over = time.monotonic(), [""], threading.Event()
+
+    def note(text: str) -> None:
+        last[0] = text
+
+    def write() -> None:
+        while not over.wait(_LOG_INTERVAL):
+            if not last[0]:
+                continue
+            with suppress(OSError, ValueError):  # nobody reads, or stderr is closed
+                passed = time.monotonic() - started
+                print(f"mil-ane-passes: {passed:.0f} s: {escape_text(last[0])}", file=sys.stderr, flush=True)
+
+    writer = threading.Thread(target=write, name="mil-ane-passes progress", daemon=True)
+    writer.start()
+    try:
+        yield note
+    finally:
+        over.set()
+        writer.join()
+
+
+def check_output_file(path: str, inputs: Iterable[str | os.PathLike[str] | None], what: str = "a file") -> Path:
+    """Check the file to write.
+
+    Raises InputError for a folder, for a file in a missing folder or inside a package, and for one of the `inputs` of
+    the same run (None: not given), which the result would replace.
+    """
+    target = Path(path)
+    if not path.strip() or target.is_dir():
+        raise InputError(f"'{path}' is a folder; expected the name of {what} to write")
+    if not target.absolute().parent.is_dir():
+        raise InputError(f"no folder '{target.parent}' to write '{target.name}' to; create it first")
+    if (around := find_enclosing_package(target)) is not None:
+        raise InputError(f"'{path}' lies in the package {around}, which is never changed; expected another place")
+    for each in inputs:
+        if each is not None and target.exists() and target.is_file() and os.path.exists(each) \
+                and os.path.samefile(target, each):
+            raise InputError(f"'{path}' is what this run reads ('{os.fspath(each)}'), and would be replaced; expected "
+                             "another file")
+    return target
+
+
+def write_text_file(target: Path, text: str) -> None:
+    """Write a text as `write_atomically` does."""
+    write_atomically(target, lambda file: file.write(text.encode("utf-8", "surrogateescape")))
+
+
+def write_atomically(target: Path, fill: Callable[[IO[bytes]], object]) -> None:
+    """Let `fill` write a file atomically. An existing file is replaced; a link is followed to its target.
+
+    A path that is not a regular file, such as /dev/null or a pipe, is written to and not replaced.
+    """
+    if target.exists() and not target.is_file():
+        with convert_write_errors(target, "the file"), open(target, "wb") as device:
+            fill(device)
+        return
+    replace_file(Path(os.path.realpath(target)), fill)
+
+
+def write_arrays(target: Path, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
+    """Write an .npz atomically; an existing file is replaced."""
+    write_atomically(target, lambda file: write_npz(file, arrays))
+
+
+def start_copying(
+    source: str, output: str | None, overwrite: bool, dry_run: bool, packed: bool = False, parts: Sequence[str] = ("",),
+) -> AbstractContextManager[CopyAhead | None]:
+    """Start copying the large files of a package while coremltools is imported; none if weights are `packed` again.
+
+    `parts` are the suffixes of the packages to write for `output`. Raises InputError if `output` is missing or could
+    not be written.
+    """
+    if output is None and not dry_run:
+        raise InputError(f"no output; expected -o OUT.mlpackage, or {format_option('dry_run')}")
+    if not source.strip():
+        raise InputError("no path given; expected the path of an .mlpackage")
+    if output is None or dry_run:
+        return nullcontext()
+    for part in parts:
+        check_destination(source, build_part_path(Path(output), part), overwrite)
+    return nullcontext() if packed else CopyAhead(Path(source), Path(output))

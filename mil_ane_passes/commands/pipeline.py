@@ -1,0 +1,92 @@
+"""The pipeline for `ct.convert`, and the predictions and measures that its passes use."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import coremltools as ct
+from coremltools.converters.mil.mil import Program
+
+from ..ane import predict_plan
+from ..ane.buffers import list_buffers
+from ..equivalence.execution import build_plans
+from ..equivalence.range_measurement import make_measurer
+from ..equivalence.user_inputs import Feeds, Ranges, UserInputs
+from ..ir.value_ranges import Measure
+from ..package import Package
+from ..passes import pipeline as passes_of
+from ..passes.forecast import Forecast, Forecaster
+from ..passes.guard import Guard
+from ..passes.max_growth import DEFAULT_MAX_GROWTH, check_max_growth
+from ..passes.rule_selection import configure_rules
+from ..passes.targets import parse_target
+from ..utils.locking import synchronized
+from .options import DEFAULT_SEEDS
+
+__all__ = ["make_forecaster", "make_guard", "make_measures", "pipeline"]
+
+
+@synchronized
+def pipeline(
+    base: ct.PassPipeline | None = None, *, preset: str = "safe", target: str = "all",
+    passes: passes_of.Passes | None = None, options: passes_of.Options | None = None,
+    feeds: Feeds | None = None, ranges: Ranges | None = None, max_growth: float | None = DEFAULT_MAX_GROWTH,
+    strict: bool = False,
+) -> ct.PassPipeline:
+    """Build a new pipeline: coremltools' `base` (default: `ct.PassPipeline.DEFAULT`) followed by our passes.
+
+    Ours come last, so that no pass of coremltools folds them back (`fuse_conv_bias` would). `base` is never changed.
+    Our passes in `base` are replaced, not duplicated. Names, options, preset and target are checked here, and a wrong
+    one raises InputError with the nearest right one. Passes that need value ranges run the program on `feeds` (a
+    mapping from input name to array, or several) and within `ranges` (input name to (low, high)); that needs torch.
+
+    `max_growth`: rewrites that a preset includes for placement and speed are reverted if the predicted cost grows by
+    more than this share, or if more ops than before are unsupported on the ANE. Passes requested by name, and fixes of
+    wrong numbers, are not reverted. None reverts nothing. A pass that fails leaves the program unchanged and logs a
+    warning; with `strict` it stops the conversion.
+
+    The names in the result's `passes` do the same without the object, in any process that has imported mil_ane_passes:
+    `ct.PassPipeline(names)` after a JSON round trip, or ExecuTorch's `pass_names`. Settings and guard are in the name
+    `ane::guard_begin{target=m4 ...}`; only feeds and ranges cannot be part of names. Written by hand, a preset is one
+    name, `ane::full{target=m4 max_growth=0.01}`, and a pass is `ane::triangle_cumsum{target=m4}`.
+    """
+    measure, draw = make_measures(UserInputs.of(feeds, ranges), lambda function: None)
+    parse_target(target)
+    return passes_of.pipeline(base, preset=preset, target=target, passes=passes, options=options, measure=measure,
+                              draw=draw, guard=make_guard(make_forecaster(target), max_growth), strict=strict)
+
+
+def make_measures(
+    inputs: UserInputs, describe: Any, seeds: int = DEFAULT_SEEDS, progress: Any = None
+) -> tuple[Measure | None, Measure]:
+    """Make the measures of a program: on the user's feeds and ranges (None without any), and on seeded random feeds."""
+    report = progress or (lambda text: None)
+
+    def plan_sampled(program: Program) -> Any:
+        return build_plans(program, seeds, describe)
+
+    def plan_user_inputs(program: Program) -> Any:
+        return inputs.plans(program, describe)
+
+    return (make_measurer(plan_user_inputs, report) if inputs else None), make_measurer(plan_sampled, report)
+
+
+def make_forecaster(target: str, package: Package | None = None) -> Forecaster:
+    """Make the function that predicts programs for `target`; `package` describes the shapes of its inputs."""
+    rules = [rule for rule in configure_rules(None).values() if rule.refuses]
+
+    def forecast(program: Program) -> Forecast:
+        found = Forecast.of(predict_plan(program, rules, target=target, package=package)[0])
+        return replace(found, padded=sum(each.padded for each in list_buffers(program)))
+
+    return forecast
+
+
+def make_guard(forecast: Forecaster, share: float | None) -> Guard | None:
+    """Make the guard that lets the predicted cost grow by `most`; None for no guard.
+
+    Raises InputError for an invalid share.
+    """
+    share = check_max_growth(share)
+    return None if share is None else Guard(forecast, share)

@@ -1,0 +1,364 @@
+"""Rewrite an .mlpackage, verify the result equal, and write it whole or not at all."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from shlex import join
+from typing import TYPE_CHECKING, Any
+
+from .._version import __version__
+from ..package.copy_ahead import CopyAhead
+from ..passes.max_growth import DEFAULT_MAX_GROWTH, parse_max_growth
+from ..utils.budget import DEFAULT_MAX_STEPS, share_budget
+from ..utils.option_spelling import format_no_verify_option, format_option
+from ..utils.text_format import format_count, format_duration, format_lines, format_short_repr
+from .options import (
+    DEFAULT_SEEDS,
+    FEEDS,
+    LINK,
+    MAX_SECONDS,
+    MAX_STEPS,
+    NOT_IN_BATCH,
+    RANGES,
+    Progress,
+    add_format_option,
+    add_options,
+    argument,
+    command,
+    flag,
+    ignore_progress,
+    read_options,
+)
+from .output import print_report, show_progress, start_copying
+
+if TYPE_CHECKING:
+    from ..equivalence.equivalence import VerifyReport
+    from ..equivalence.user_inputs import Feeds, Ranges
+    from ..passes.engine import PassTrace
+    from ..passes.forecast import Forecast
+    from ..passes.pipeline import Options, Passes
+    from ..passes.rule_class import RuleFailure
+    from .rewrite_steps import FaultyPass
+
+__all__ = ["RewriteOptions", "RewriteReport", "rewrite"]
+
+HELP = "rewrite a package and verify the result before writing it"
+EXAMPLE = "rewrite in.mlpackage -o out.mlpackage"
+
+_MAX_MATCHES_LISTED = 3
+"The most matches that the text lists per pass; the JSON has all."
+
+
+@dataclass(frozen=True)
+class RewriteOptions:
+    """The options of `rewrite`."""
+
+    src: Any = field(metadata=argument("IN"))
+    "the .mlpackage to read; never changed"
+    dst: Any = field(default=None, metadata=flag("-o", "--output", metavar="OUT", batch=False))
+    "the .mlpackage to write"
+    _: KW_ONLY
+    preset: str = field(default="safe", metadata=flag())
+    "safe (default) or full"
+    passes: Passes | None = field(default=None, metadata=flag(metavar="LIST"))
+    "exactly these, e.g. 'safe,split_conv_transpose_bias' or 'lift_conv_transpose_1d{axis=2}'"
+    options: Options | None = None
+    target: str = field(default="all", metadata=flag())
+    "chip or device to rewrite for (default: all)"
+    verify: bool = field(default=True, metadata=flag())
+    "verify before writing (default), or do not"
+    max_growth: float | None = field(default=DEFAULT_MAX_GROWTH, metadata=flag(metavar="PCT", parse=parse_max_growth))
+    """undo what a preset brings for place and speed where the predicted cost grows by more (default: 1%), or none: undo
+    nothing"""
+    strict: bool = field(default=False, metadata=flag())
+    "stop where a pass fails, instead of rolling it back and going on without it"
+    link: bool = field(default=False, metadata=LINK)
+    feeds: Feeds | None = field(default=None, metadata=FEEDS)
+    ranges: Ranges | None = field(default=None, metadata=RANGES)
+    seeds: int = DEFAULT_SEEDS
+    max_seconds: float | None = field(default=None, metadata=MAX_SECONDS)
+    max_steps: int | None = field(default=DEFAULT_MAX_STEPS, metadata=MAX_STEPS)
+    dry_run: bool = field(default=False, metadata=flag())
+    "say what would be done; verify and write nothing"
+    diff: bool = field(default=False, metadata=flag(batch=False))
+    "show the MIL before and after"
+    overwrite: bool = field(default=False, metadata=flag(batch=False))
+    "replace OUT if it exists"
+    progress: Progress = field(default=ignore_progress, metadata=NOT_IN_BATCH)
+    ahead: CopyAhead | None = field(default=None, metadata=NOT_IN_BATCH)
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    add_options(parser, RewriteOptions)
+    add_format_option(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    begun = start_copying(arguments.src, arguments.dst, bool(arguments.overwrite), bool(arguments.dry_run),
+                          packed=bool(arguments.link))
+    with begun as ahead, show_progress() as progress:
+        report = rewrite(**read_options(arguments, RewriteOptions), progress=progress, ahead=ahead)
+    print_report(report, arguments.format)
+    return 1 if report.status == "not verified" else 0
+
+
+@command(RewriteOptions)
+def rewrite(options: RewriteOptions) -> RewriteReport:
+    """Rewrite a model and verify that the result is equivalent before anything is written.
+
+    `src` is a path to an .mlpackage, an MLModel, a `Package` or a `mil.Program`; none of them is changed, except
+    `rewrite(program, dst=program)`, which rewrites in place once verified. `dst` is the path of the new package, or
+    None: then the result is only in the report's `package`. `passes`, `options` and `max_growth` as in `pipeline()`,
+    `link` as in `save`, `max_steps` and `max_seconds` as in `run`. `feeds` (from input name to array, or several such)
+    and `ranges` (input name to (low, high)) describe the inputs: passes that need value ranges use them, and the
+    equivalence check runs on them besides its own random feeds (approximate rewrites are judged on them alone).
+    `ahead`: copies that were already started.
+
+    Raises InputError for input that cannot be used (nothing is written then). A preset's passes that break the
+    equivalence check are left out (the report's `left_out_passes`), and those that fail are rolled back (`failed`).
+    This does not apply to passes requested by name: such a pass is reported as `faulty_pass`, or raises RuleError;
+    with `strict` every pass that fails raises RuleError. A result that is not verified is not written: the report's
+    `status` is "not verified".
+    """
+    from . import rewrite_steps as steps
+    from .sources import open_source
+
+    started = time.perf_counter()
+    plan = steps.plan_rewrite(options)
+    path = steps.resolve_destination(options.src, options.dst)
+    report = RewriteReport("", None if path is None or options.dry_run else str(path), options.preset, options.target,
+                           passes=[rule.name for rule in plan.rules])
+    with (
+        steps.start_copying_ahead(options, None if options.dry_run else path) as ahead,
+        share_budget(options.max_steps, options.max_seconds, options.progress),
+    ):
+        before = open_source(options.src)
+        steps.check_source(plan, before)
+        options.progress("rewriting")
+        outcome = steps.apply_and_verify(plan, before)
+        steps.fill_report(report, plan, before, outcome)
+        if options.dry_run:
+            report.status = "dry run" if report.changed else "unchanged"
+        elif report.status != "not verified":
+            steps.write_result(report, plan, before, outcome, path, ahead)
+    report.seconds = time.perf_counter() - started
+    return report
+
+
+@dataclass
+class RewriteReport:
+    """The outcome of one rewrite.
+
+    `status`: "written" (verified, or verification was not requested), "unchanged" (no rule fired; the package was
+    copied as it is), "not verified" (different or not executable; nothing was written), "dry run" or "in memory"
+    (nothing to write to). `weight_bytes_*` are sizes of the package's weight files in bytes, `seconds` wall time.
+    """
+
+    source: str
+    output: str | None
+    preset: str
+    target: str
+    passes: list[str]
+    status: str = "in memory"
+    traces: list[PassTrace] = field(default_factory=list)
+    verify: VerifyReport | None = None
+    ops_before: int = 0
+    ops_after: int = 0
+    weight_bytes_before: int | None = None
+    weight_bytes_after: int | None = None
+    seconds: float = 0.0
+    diff: str | None = None
+    predicted: tuple[Forecast, Forecast] | None = None
+    "The predictions before and after, for the target; None if no rule fired."
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    "The parts of a pipeline that are not ML Programs, with their kinds; they stay as they are."
+    left_out_passes: list[FaultyPass] = field(default_factory=list)
+    "The passes of a preset that failed the equivalence check, in the order in which they were left out."
+    faulty_pass: FaultyPass | None = None
+    "A pass requested by name that breaks the equivalence check; nothing is written then."
+    outside: list[str] = field(default_factory=list)
+    "The passes requested by name that are for none of the target's chips; they did not run."
+    package: Any = None
+    "The rewritten `Package` or program; not part of the JSON."
+
+    @property
+    def changed(self) -> bool:
+        return any(trace.fired for trace in self.traces)
+
+    @property
+    def reverted(self) -> list[PassTrace]:
+        """The passes that the guard reverted."""
+        return [trace for trace in self.traces if trace.reverted]
+
+    @property
+    def failed(self) -> list[RuleFailure]:
+        """The passes of a preset that failed with an error and were rolled back."""
+        return [trace.failed for trace in self.traces if trace.failed]
+
+    @property
+    def verified(self) -> bool:
+        return not self.changed or (self.verify is not None and self.verify.equal)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON that `--format json` prints."""
+        return {
+            "schema": 1, "tool": "mil-ane-passes", "version": __version__, "command": "rewrite",
+            "source": self.source, "output": self.output, "status": self.status, "preset": self.preset,
+            "target": self.target, "passes": self.passes, "changed": self.changed, "verified": self.verified,
+            "traces": [trace.to_dict() for trace in self.traces],
+            "verify": self.verify.to_dict() if self.verify else None,
+            "ops": {"before": self.ops_before, "after": self.ops_after},
+            "weight_bytes": {"before": self.weight_bytes_before, "after": self.weight_bytes_after},
+            "predicted": None if self.predicted is None else {
+                "before": self.predicted[0].to_dict(), "after": self.predicted[1].to_dict()},
+            "left_out_passes": [each.to_dict() for each in self.left_out_passes],
+            "blamed": self.faulty_pass.to_dict() if self.faulty_pass else None,
+            "failed_passes": [each.to_dict() for each in self.failed],
+            "seconds": round(self.seconds, 6), "diff": self.diff,
+            **({"left_out": dict(self.left_out)} if self.left_out else {}),
+            **({"outside": self.outside} if self.outside else {}),
+        }
+
+    def __repr__(self) -> str:
+        return format_short_repr(
+            self,
+            source=self.source,
+            status=self.status,
+            output=self.output,
+            verified=self.verified,
+            passes_fired=sum(bool(trace.fired) for trace in self.traces),
+            ops_before=self.ops_before,
+            ops_after=self.ops_after,
+        )
+
+    def __str__(self) -> str:
+        from ..passes.registry import get_all_rewrites
+        from ..passes.targets import format_generations
+
+        lines = [] if self.predicted is None else [_describe_change(*self.predicted)]
+        lines += [line for trace in self.traces for line in _format_trace(trace)]
+        lines += [f"ane::{trace.rule}  reverted at {format_count(trace.places, 'match', 'matches')}: {trace.reverted}"
+                  for trace in self.reverted]
+        lines += [f"ane::{each.rule}  failed and was rolled back, {each}" for each in self.failed]
+        lines += [
+            f"ane::{each.rule}  left out, as it breaks the equivalence check {each}" for each in self.left_out_passes
+        ]
+        lines += [f"ane::{name}  did not look at the program: it is for "
+                  f"{format_generations(get_all_rewrites()[name].targets.generations)}, and the target is {self.target}"
+                  for name in self.outside]
+        near = [f"  %{miss.value}  {miss.code}  {miss.note}" for trace in self.traces for miss in trace.near_misses]
+        if near:
+            lines += ["not rewritten (near misses):", *near[:_MAX_MATCHES_LISTED], *_format_remainder_lines(near)]
+        if self.changed:
+            lines.append(f"ops: {self.ops_before} -> {self.ops_after}" + self._weights())
+        lines += [f"{name}: a {kind}, left as it is" for name, kind in self.left_out.items()]
+        if self.verify is not None:
+            lines += str(self.verify).split("\n")
+        if self.diff:
+            lines += self.diff.split("\n")
+        return format_lines([*lines, *self._format_outcome()])
+
+    def _weights(self) -> str:
+        if self.weight_bytes_before is None or self.weight_bytes_after is None:
+            return ""
+        return f", weights: {self.weight_bytes_before} -> {self.weight_bytes_after} bytes"
+
+    def _format_outcome(self) -> list[str]:
+        where = f" to {self.output}" if self.output else ""
+        if self.status == "unchanged":
+            left = " and ".join(["reverted"] * bool(self.reverted) + ["left out"] * bool(self.left_out_passes)
+                                + ["rolled back"] * bool(self.failed))
+            said = f"nothing left: what fired was {left}" if left else "nothing to do: no rule fired"
+            return [said + (f"; the package was copied as it is{where}" if where else ""), *self._next()]
+        if self.status == "dry run":
+            return ["dry run: nothing verified, nothing written"]
+        if self.status == "not verified":
+            return [self._explain_refusal()]
+        unverified = "" if self.verified else f", not verified ({format_no_verify_option()})"
+        names = [*(each.rule for each in self.left_out_passes), *(each.rule for each in self.failed)]
+        without = ", ".join(f"ane::{name}" for name in names)
+        done = f"{self.status}{where}{unverified} in {self.seconds:.1f} s" + (f", without {without}" if without else "")
+        if not self.output:
+            return [done]
+        return [done, f"next: {self._lint(self.output)} says what is still off the ANE"]
+
+    def _next(self) -> list[str]:
+        """Suggest what to try if nothing was done."""
+        from ..passes.registry import get_all_rewrites
+
+        safe = all(name in get_all_rewrites() and get_all_rewrites()[name].preset == "safe" for name in self.passes)
+        tries = ["--preset full tries more"] * safe
+        tries += ["--max-growth none keeps what was reverted"] * bool(self.reverted)
+        if self.output:
+            tries.append(f"{self._lint(self.source)} says what is off the ANE, and why")
+        return [f"next: {'; '.join(tries)}"] if tries else []
+
+    def _lint(self, path: str) -> str:
+        """Format the command that lints `path` for the same target."""
+        return join(["mil-ane-passes", "lint", path, *([] if self.target == "all" else ["--target", self.target])])
+
+    def _explain_refusal(self) -> str:
+        """Explain what broke the equivalence check, and what to try."""
+        if self.left_out_passes and self.faulty_pass is None:
+            return (
+                f"nothing written: {len(self.left_out_passes)} passes were left out, and the rest is not verified "
+                f"equal either; name the passes to try with {format_option('passes')} ({format_no_verify_option()} "
+                f"writes without a "
+                "proof)"
+            )
+        if self.faulty_pass is None:
+            return ("nothing written: the rewritten program is not verified equivalent "
+                    f"({format_no_verify_option()} writes it all the same)")
+        return (
+            f"nothing written: ane::{self.faulty_pass.rule} breaks the equivalence check {self.faulty_pass}. It was "
+            f"asked for by name, "
+            f"so it was not left out; leave it out of {format_option('passes')}, or write all the same with "
+            f"{format_no_verify_option()}"
+        )
+
+
+def _describe_change(before: Forecast, after: Forecast) -> str:
+    """Summarize the prediction before and after: ops and time on the ANE, transitions, estimated time, what is left."""
+    return (f"on the ANE: {before.on_ane} of {before.ops} -> {after.on_ane} of {format_count(after.ops, 'op')}, "
+            f"{before.time_share:.0f} -> {after.time_share:.0f} % of estimated time; "
+            f"transitions {before.transitions} -> {after.transitions}; "
+            f"estimated {format_duration(before.cost)} -> {format_duration(after.cost)}"
+            + (f"; not fixed: {left}" if (left := str(after.support)) else ""))
+
+
+def _format_trace(trace: PassTrace) -> list[str]:
+    if not trace.fired:
+        return []
+    first = trace.fired[0]
+    strength = trace.strength.value if trace.strength else ""
+    lines = [
+        f"ane::{trace.rule}  {first.code} {first.slug}  {format_count(len(trace.fired), 'match', 'matches')}, "
+        f"{strength}"
+    ]
+    alike: dict[str, list[str]] = {}
+    for hit in trace.fired:
+        alike.setdefault(hit.note, []).append(f"{_format_function_prefix(hit.function)}%{hit.value}")
+    found = [
+        f"  {', '.join(names[:_MAX_MATCHES_LISTED])}{_format_remainder(names)}  {note}" for note, names in alike.items()
+    ]
+    return lines + found[:_MAX_MATCHES_LISTED] + _format_remainder_lines(found)
+
+
+def _format_function_prefix(function: str) -> str:
+    return "" if function == "main" else f"{function}:"
+
+
+def _format_remainder(names: list[str]) -> str:
+    return f" and {len(names) - _MAX_MATCHES_LISTED} more" if len(names) > _MAX_MATCHES_LISTED else ""
+
+
+def _format_remainder_lines(lines: list[str]) -> list[str]:
+    return (
+        [f"  ... and {len(lines) - _MAX_MATCHES_LISTED} more (--format json has all)"]
+        if len(lines) > _MAX_MATCHES_LISTED
+        else []
+    )

@@ -1,0 +1,280 @@
+"""Execute a package with the reference runtime, on any machine; arrays in, arrays out."""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .._version import __version__
+from ..passes.coremltools_setup import silence_coremltools
+from ..report.table import format_table
+from ..utils.budget import DEFAULT_MAX_STEPS, share_budget
+from ..utils.errors import InputError
+from ..utils.npz import read_arrays
+from ..utils.text_format import format_lines, format_short_repr
+from .options import (
+    MAX_SECONDS,
+    MAX_STEPS,
+    Progress,
+    add_format_option,
+    add_options,
+    argument,
+    command,
+    flag,
+    ignore_progress,
+    read_options,
+)
+from .output import check_output_file, print_report, show_progress, write_arrays
+
+if TYPE_CHECKING:
+    from ..equivalence.trace import TraceRow
+
+__all__ = ["RunOptions", "RunReport", "TraceReport", "add_quirk_list", "run", "trace"]
+
+HELP = "execute a package on any machine"
+EXAMPLE = "run in.mlpackage --feeds feeds.npz -o out.npz"
+
+Array = np.ndarray[Any, Any]
+_LIST_MARK = "\0quirks"
+"Marks the place of the list of quirks, at the end of the epilog."
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """The options of `run` and `trace`."""
+
+    src: Any = field(metadata=argument("IN"))
+    "the .mlpackage to run"
+    feeds: Mapping[str, Array] = field(
+        metadata=flag(metavar="F.npz", required=True, parse=lambda path: read_arrays(path) or {}))
+    "inputs by name"
+    _: KW_ONLY
+    precision: str = field(default="float32", metadata=flag(choices=("float64", "float32", "float16")))
+    "float16 rounds each value to its declared dtype; default float32"
+    function: str | None = field(default=None, metadata=flag())
+    "the function to run (default: the package's default function)"
+    state: dict[str, Array] | None = field(
+        default=None, metadata=flag(metavar="S.npz", parse=lambda path: read_arrays(path, "state", "state") or {}))
+    "what the states hold at the start, by name (default: zeros)"
+    max_seconds: float | None = field(default=None, metadata=MAX_SECONDS)
+    max_steps: int | None = field(default=DEFAULT_MAX_STEPS, metadata=MAX_STEPS)
+    quirks: Sequence[str] = field(default=(), metadata=flag("--quirk", metavar="NAME", action="append"))
+    "a published fault to imitate in this run; may be given more than once; see below"
+    progress: Progress = ignore_progress
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    add_options(parser, RunOptions)
+    parser.add_argument("-o", "--output", metavar="OUT.npz",
+                        help="where the outputs go; replaced if it exists; may be left out with --trace")
+    parser.add_argument("--state-out", metavar="OUT.npz", help="where goes what is left in the states")
+    parser.add_argument("--trace", action="store_true",
+                        help="a line for each op: range, NaN, infinities, what fp16 cannot hold, and where that starts")
+    add_quirk_list(parser)
+    add_format_option(parser)
+    parser.set_defaults(run=_run_command)
+
+
+def add_quirk_list(parser: argparse.ArgumentParser) -> None:
+    """Add the list of quirks to the end of the help."""
+    parser.formatter_class = _QuirkHelpFormatter
+    parser.epilog = f"{parser.epilog or ''}{_LIST_MARK}"
+
+
+class _QuirkHelpFormatter(argparse.HelpFormatter):
+    """Help formatter that inserts the list when help is printed: building it imports coremltools."""
+
+    def add_text(self, text: str | None) -> None:
+        words, listed, _ = (text or "").partition(_LIST_MARK)
+        super().add_text(words or None)
+        if not listed:
+            return
+        with silence_coremltools():
+            from ..runtime.quirks import describe_quirks
+
+        self.start_section("quirks (they model published faults and verify nothing about a given chip)")
+        for quirk in describe_quirks():
+            self._add_item(_format_quirk_entry, [quirk.name, quirk.summary, self._width])
+        self.end_section()
+
+
+def _format_quirk_entry(name: str, summary: str, width: int) -> str:
+    """Format a name with the description of the fault below it."""
+    return f"  {name}\n{textwrap.indent(textwrap.fill(summary, width - 4), ' ' * 4)}\n"
+
+
+def _run_command(arguments: argparse.Namespace) -> int:
+    if arguments.output is None and not arguments.trace:
+        raise InputError("no output; expected -o OUT.npz, or --trace")
+    # The final states may overwrite the file of the initial ones, so that the next run continues from there.
+    inputs = {arguments.output: [arguments.feeds, arguments.state], arguments.state_out: [arguments.feeds]}
+    targets = [None if path is None else check_output_file(path, inputs[path], "an .npz file")
+               for path in (arguments.output, arguments.state_out)]
+    if targets[0] is not None and targets[0] == targets[1]:
+        raise InputError(f"outputs and states would both be written to '{targets[0]}'; expected two files")
+    report = _execute_package(arguments)
+    if targets[1] is not None and not report.states:
+        raise InputError("--state-out: the function has no states, so there is nothing to write; leave it out")
+    from ..equivalence.comparison import to_arrays
+
+    for target, arrays in zip(targets, (report.outputs, report.states)):
+        if target is not None:
+            write_arrays(target, to_arrays(arrays))
+    print_report(report, arguments.format)
+    return 0
+
+
+def _execute_package(arguments: argparse.Namespace) -> RunReport:
+    keywords = {"state": {}, **read_options(arguments, RunOptions)}
+    with show_progress() as progress:
+        if arguments.trace:
+            return trace(**keywords, progress=progress)
+        outputs = run(**keywords, progress=progress)
+    options = RunOptions(**keywords)
+    return RunReport(options.src, options.function, options.precision, tuple(options.quirks), outputs,
+                     options.state or {})
+
+
+@command(RunOptions)
+def run(options: RunOptions) -> dict[str, Array]:
+    """Execute a model on the reference runtime, on any machine; returns the outputs by name.
+
+    All parts of a pipeline are run, one after the other, unless `function` names one (`PART/FUNCTION`). `state`
+    contains the states by name and is updated in place; an empty dict receives all of them. `quirks` names published
+    faults to imitate. `max_steps` limits the loop steps of one run, `max_seconds` the total time; None means no limit.
+    Raises InputError for feeds with wrong names, shapes or dtypes and for an unknown quirk, NotSupported for an op the
+    runtime lacks, and LimitReached (a NotSupported) if a run exceeds a limit on steps, time or memory.
+    """
+    from ..runtime import PipelineRuntime, Runtime
+    from .sources import open_source
+
+    model = open_source(options.src)
+    options.progress("running")
+    with share_budget(options.max_steps, options.max_seconds, options.progress):
+        if options.function is None and model.package is not None and model.package.is_pipeline:
+            return PipelineRuntime(model.package, precision=options.precision, quirks=options.quirks)(
+                options.feeds, options.state)
+        runtime = Runtime(model.program, function=options.function, precision=options.precision, quirks=options.quirks,
+                          description=model.describe(options.function or model.program.default_function_name))
+        return dict(runtime(options.feeds, options.state))
+
+
+@command(RunOptions)
+def trace(options: RunOptions) -> TraceReport:
+    """Execute as `run` does and report on each op's results: range, NaN, infinities, values lost in fp16.
+
+    At float32 and float64 this finds where fp16 would overflow, at float16 where it does: see `TraceReport`. For a
+    pipeline, `function` names the part to execute.
+    """
+    from ..equivalence.trace import trace_function
+    from .sources import open_source
+
+    model = open_source(options.src)
+    if options.function is None and model.is_pipeline:
+        raise InputError(f"{model.name} is a pipeline; name the function of it to trace: "
+                         f"{', '.join(model.program.functions)}")
+    options.progress("running")
+    with share_budget(options.max_steps, options.max_seconds, options.progress):
+        found = trace_function(
+            model.program, options.feeds, function=options.function, precision=options.precision, state=options.state,
+            quirks=options.quirks, description=model.describe(options.function or model.program.default_function_name))
+    return TraceReport(model.name, found.function, options.precision, tuple(options.quirks), found.outputs,
+                       dict(options.state or {}), found.rows, found.first)
+
+
+@dataclass
+class RunReport:
+    """One run of `function` (None: the default one) at `precision`: `outputs` and the final `states`, by name."""
+
+    source: str
+    function: str | None
+    precision: str
+    quirks: tuple[str, ...] = ()
+    outputs: dict[str, Any] = field(default_factory=dict)
+    states: dict[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON that `run --format json` prints: dtypes and shapes of arrays, not the numbers."""
+        return {
+            "schema": 1,
+            "tool": "mil-ane-passes",
+            "version": __version__,
+            "command": "run",
+            "source": self.source,
+            "function": self.function,
+            "precision": self.precision,
+            "quirks": list(self.quirks),
+            "outputs": _describe_arrays(self.outputs),
+            "states": _describe_arrays(self.states),
+            "first_overflow": None,
+            "trace": None,
+        }
+
+    def __repr__(self) -> str:
+        return format_short_repr(self, source=self.source, function=self.function, precision=self.precision,
+                                 outputs=list(self.outputs), states=len(self.states))
+
+    def __str__(self) -> str:
+        from ..equivalence.comparison import to_arrays
+
+        return format_lines(f"{name}: {value.dtype}{list(value.shape)}"
+                            for name, value in to_arrays(self.outputs).items())
+
+
+@dataclass(repr=False)
+class TraceReport(RunReport):
+    """A run op by op: `rows` has one entry for each value, in the order in which they were first computed.
+
+    `first` is the first row whose value is beyond fp16 although its operands are not, `first_overflow_mil` its op.
+    """
+
+    rows: list[TraceRow] = field(default_factory=list)
+    first_overflow_mil: str = ""
+
+    @property
+    def first(self) -> TraceRow | None:
+        return next((row for row in self.rows if row.starts), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON that `run --trace --format json` prints."""
+        return super().to_dict() | {"first_overflow": self.first.value if self.first else None,
+                                    "trace": [row.to_dict() for row in self.rows]}
+
+    def __str__(self) -> str:
+        return format_lines(
+            [*format_table(_TABLE_HEAD, _ALIGNMENTS, map(_format_cells, self.rows)), *self._format_verdict()]
+        )
+
+    def _format_verdict(self) -> list[str]:
+        row = self.first
+        if row is None:
+            beyond = any(row.inf or row.overflow for row in self.rows)
+            within = "what is beyond its range was given" if beyond else "every value is within its range"
+            return [f"no op overflows fp16: {within} ({self.precision})"]
+        found = f"{row.overflow} of magnitude 65520 or more" if row.overflow else f"{row.inf} infinite"
+        return [f"first to overflow fp16 ({self.precision}): %{row.value} in {' > '.join(row.place)}, {found} of "
+                f"{row.elements} elements", f"  {self.first_overflow_mil}"]
+
+
+def _describe_arrays(arrays: dict[str, Any]) -> dict[str, Any]:
+    from ..equivalence.comparison import to_arrays
+
+    return {name: {"dtype": str(value.dtype), "shape": list(value.shape)} for name, value in to_arrays(arrays).items()}
+
+
+_TABLE_HEAD = ("  value", "op", "type", "min", "max", "nan", "inf", "overflow", "underflow")
+_ALIGNMENTS = (str.ljust, str.ljust, str.ljust, *(str.rjust,) * 6)
+
+
+def _format_cells(row: TraceRow) -> tuple[str, ...]:
+    """Format one line: nested values indented, `x3` for a value computed three times, counts of zero left blank."""
+    times = f" x{row.runs}" if row.runs > 1 else ""
+    name = f"{'> ' if row.starts else '  '}{'  ' * (len(row.place) - 1)}%{row.value}{times}"
+    ends = ("" if end is None else f"{end:.4g}" for end in (row.minimum, row.maximum))
+    counts = (str(count) if count else "" for count in (row.nan, row.inf, row.overflow, row.underflow))
+    return (name, row.op_type, row.type, *ends, *counts)

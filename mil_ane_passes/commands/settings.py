@@ -1,0 +1,179 @@
+"""Settings of `lint` in a project's setup.cfg or pyproject.toml.
+
+    [mil_ane_passes]                       in setup.cfg; in pyproject.toml: [tool.mil_ane_passes]
+    select = ANE2, ANE3                    as the command's option of that name; lists may be lists in TOML
+    ignore = int-inputs
+    target = m4
+    fail-under = 90
+    baseline = lint.json                   relative to the folder of the file
+
+    [mil_ane_passes.options.RULE]          options of one rule
+    name = value
+"""
+
+from __future__ import annotations
+
+import configparser
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..utils.errors import InputError, suggest_nearest
+from ..utils.option_spelling import format_option
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = ["Settings", "parse_percent", "read_settings"]
+
+SECTION = "mil_ane_passes"
+KEYS = ("select", "ignore", "options", "target", "fail-under", "baseline")
+FILES = ("pyproject.toml", "setup.cfg")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings found in `file`; a field is None if the file does not set it."""
+
+    file: Path | None = None
+    select: tuple[str, ...] | None = None
+    ignore: tuple[str, ...] | None = None
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    target: str | None = None
+    fail_under: float | None = None
+    baseline: Path | None = None
+
+
+def read_settings(file: str | os.PathLike[str] | None = None, start: str | os.PathLike[str] = ".") -> Settings:
+    """Read the settings in `file`, or in the nearest pyproject.toml or setup.cfg from `start` upwards that has any.
+
+    Of two files in one folder, pyproject.toml wins. Raises InputError for a file that cannot be read, one that was
+    named but has no section of ours, unknown keys (with the nearest) and values of the wrong kind.
+    """
+    if file is not None:
+        inputs = Path(file)
+        if not inputs.is_file():
+            raise InputError(f"{inputs}: no such file; expected a setup.cfg or a pyproject.toml")
+        found = _read_section(inputs)
+        if found is None:
+            raise InputError(f"{inputs}: has no section {_format_heading(inputs)}; add it, or name another file")
+        return _make_settings(inputs, found)
+    folder = Path(os.path.abspath(start))
+    for path in (parent / name for parent in (folder, *folder.parents) for name in FILES):
+        if os.path.isfile(path) and os.access(path, os.R_OK):
+            found = _read_section(path)
+            if found is not None:
+                return _make_settings(path, found)
+    return Settings()
+
+
+def _is_toml(path: Path) -> bool:
+    return path.suffix == ".toml"
+
+
+def _format_heading(path: Path) -> str:
+    return f"[tool.{SECTION}]" if _is_toml(path) else f"[{SECTION}]"
+
+
+def _read_section(path: Path) -> dict[str, Any] | None:
+    """Read our section of the file, or return None. A file that does not mention our name is not parsed."""
+    text = path.read_text(encoding="utf-8-sig", errors="replace")
+    if not re.search(r"mil[_-]ane[_-]passes", text):
+        return None
+    return _read_toml_section(path, text) if _is_toml(path) else _read_ini_section(path, text)
+
+
+def _read_toml_section(path: Path, text: str) -> dict[str, Any] | None:
+    try:
+        tools = tomllib.loads(text).get("tool", {})
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise InputError(
+            f"{path}: cannot be read as TOML ({error}); fix it, or use {format_option('no_config')}"
+        ) from error
+    tools = tools if isinstance(tools, dict) else {}
+    _reject_misspelt_section(path, tools)
+    found = tools.get(SECTION)
+    if found is not None and not isinstance(found, dict):
+        raise InputError(f"{path}: found {found!r} as tool.{SECTION}; expected a table")
+    return found
+
+
+def _read_ini_section(path: Path, text: str) -> dict[str, Any] | None:
+    parser = configparser.ConfigParser(interpolation=None, default_section="")
+    try:
+        parser.read_string(text, source=str(path))
+    except configparser.Error as error:
+        words = " ".join(str(error).split())
+        raise InputError(f"{path}: cannot be read ({words}); fix it, or use {format_option('no_config')}") from error
+    _reject_misspelt_section(path, parser.sections())
+    ours = [name for name in parser.sections() if name == SECTION or name.startswith(f"{SECTION}.")]
+    if not ours:
+        return None
+    found: dict[str, Any] = dict(parser.items(SECTION)) if parser.has_section(SECTION) else {}
+    for name in ours:
+        rule = name.removeprefix(f"{SECTION}.options.")
+        if rule == name and name != SECTION:
+            raise InputError(f"{path}: no section [{name}] is known; expected [{SECTION}] or [{SECTION}.options.RULE]")
+        if rule != name:
+            found.setdefault("options", {})
+            if not isinstance(found["options"], dict):
+                raise InputError(f"{path}: found {found['options']!r} as options; expected sections "
+                                 f"[{SECTION}.options.RULE]")
+            found["options"][rule] = dict(parser.items(name))
+    return found
+
+
+def _reject_misspelt_section(path: Path, names: Any) -> None:
+    wrong = next((name for name in names if name != SECTION and name.replace("-", "_") == SECTION), None)
+    if wrong is not None:
+        raise InputError(f"{path}: found a section '{wrong}'; expected {_format_heading(path)}")
+
+
+def _make_settings(path: Path, found: dict[str, Any]) -> Settings:
+    said = {key.replace("_", "-"): value for key, value in found.items()}
+    for key in said:
+        if key not in KEYS:
+            raise InputError(f"{path}: no key '{key}' in {_format_heading(path)}; expected {', '.join(KEYS)}"
+                             f"{suggest_nearest(key, KEYS)}")
+    options = said.get("options", {})
+    if not isinstance(options, dict) or not all(isinstance(each, dict) for each in options.values()):
+        raise InputError(f"{path}: found {options!r} as options; expected a table for each rule")
+    baseline, target = _read_text(path, "baseline", said), _read_text(path, "target", said)
+    return Settings(
+        path, _read_list(path, "select", said), _read_list(path, "ignore", said), options, target,
+        parse_percent(said["fail-under"], f"{path}: fail-under") if "fail-under" in said else None,
+        path.parent / baseline if baseline is not None else None)
+
+
+def _read_text(path: Path, key: str, said: Mapping[str, Any]) -> str | None:
+    value = said.get(key)
+    if value is not None and (not isinstance(value, str) or not value.strip()):
+        raise InputError(f"{path}: found {value!r} as {key}; expected a text")
+    return value
+
+
+def _read_list(path: Path, key: str, said: Mapping[str, Any]) -> tuple[str, ...] | None:
+    if key not in said:
+        return None
+    value = said[key]
+    parts = [part for part in re.split(r"[\s,]+", value) if part] if isinstance(value, str) else value
+    if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
+        raise InputError(f"{path}: found {value!r} as {key}; expected rules, e.g. ANE3, int-inputs")
+    return tuple(parts) or None
+
+
+def parse_percent(value: Any, who: str) -> float:
+    """Parse a number from 0 to 100. Raises InputError for anything else."""
+    try:
+        number = float("nan") if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        number = float("nan")
+    if not 0 <= number <= 100:
+        raise InputError(f"{who}: found {value!r}; expected a number of percent, 0 to 100")
+    return number

@@ -1,0 +1,78 @@
+"""Sources of the public functions, opened as programs with their package data."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from os import PathLike, fspath
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Program
+
+from ..ir.clone import clone_program
+from ..ir.scopes import copy_scopes
+from ..package import Package, load, package_of_mlmodel
+from ..utils.errors import InputError, suggest_nearest
+
+__all__ = ["Array", "OpenedSource", "copy_source", "open_source", "select_function"]
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass
+class OpenedSource:
+    """A source as a program, with its package, if any, and its name."""
+
+    program: Program
+    package: Package | None
+    name: str
+
+    @property
+    def is_pipeline(self) -> bool:
+        return self.package is not None and self.package.is_pipeline
+
+    def describe(self, function: str) -> Any:
+        return None if self.package is None else self.package.description(function)
+
+
+def open_source(source: Any) -> OpenedSource:
+    if isinstance(source, Program):
+        return OpenedSource(source, None, "a program in memory")
+    if isinstance(source, Package):
+        return OpenedSource(source.program, source, str(source.path))
+    if isinstance(source, (str, PathLike)):
+        package = load(source)
+        return OpenedSource(package.program, package, fspath(source))
+    if hasattr(source, "get_spec"):
+        package = package_of_mlmodel(source)
+        converted = getattr(source, "_mil_program", None)
+        if isinstance(converted, Program):
+            copy_scopes(converted, package.program)
+        return OpenedSource(package.program, package, str(package.path))
+    spec = "; save a spec first: ct.models.MLModel(spec, weights_dir=...).save(path)"
+    raise InputError(f"cannot read a {type(source).__name__}; expected a path to an .mlpackage, an MLModel, a Package "
+                     f"or a mil.Program{spec if hasattr(source, 'specificationVersion') else ''}")
+
+
+def select_function(source: OpenedSource, function: str | None) -> OpenedSource:
+    """Limit the source to one function, if one is named. Raises InputError if it has no function of that name."""
+    if function is None:
+        return source
+    functions = source.program.functions
+    if function not in functions:
+        raise InputError(f"{source.name}: no function '{function}'; expected {' or '.join(functions)}"
+                         f"{suggest_nearest(function, functions)}")
+    view = copy.copy(source.program)
+    view.functions, view.default_function_name, view.chain = {function: functions[function]}, function, ()
+    return OpenedSource(view, source.package, source.name)
+
+
+def copy_source(source: OpenedSource) -> OpenedSource:
+    """Copy the program of a source for rewriting; the weights are shared and stay mapped."""
+    clone = clone_program(source.program)
+    if source.package is None:
+        return OpenedSource(clone, None, source.name)
+    package = copy.copy(source.package)
+    package.program = clone
+    return OpenedSource(clone, package, source.name)

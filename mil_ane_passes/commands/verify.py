@@ -1,0 +1,267 @@
+"""Compare two packages, or a package and a torch module, on the same feeds; name the first op that differs.
+
+For models that are meant to differ, such as one and its compressed form, give limits on the error: --atol and --rtol
+for each element, --snr and --cosine for each output. All that are given have to hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..utils.budget import DEFAULT_MAX_STEPS, share_budget
+from ..utils.errors import InputError, LimitReached, suggest_nearest
+from ..utils.npz import read_arrays
+from ..utils.option_spelling import format_option, format_option_values
+from .options import (
+    DEFAULT_SEEDS,
+    MAX_SECONDS,
+    MAX_STEPS,
+    Progress,
+    add_format_option,
+    add_options,
+    argument,
+    command,
+    flag,
+    ignore_progress,
+    positive_int,
+    read_options,
+)
+from .output import print_report, show_progress
+from .run import add_quirk_list
+
+if TYPE_CHECKING:
+    from ..equivalence.comparison import Strictness
+    from ..equivalence.equivalence import VerifyReport
+
+__all__ = ["VerifyOptions", "verify"]
+
+HELP = "are two packages equal"
+EXAMPLE = "verify in.mlpackage out.mlpackage"
+
+Array = np.ndarray[Any, Any]
+_PRECISIONS = ("float64", "float32", "float16")
+_EXACTNESS = ("bitwise", "rounding")
+
+
+@dataclass(frozen=True)
+class VerifyOptions:
+    """The options of `verify`."""
+
+    before: Any = field(metadata=argument("A"))
+    "an .mlpackage"
+    after: Any = field(metadata=argument("B", nargs="?"))
+    "the .mlpackage to compare with it"
+    _: KW_ONLY
+    atol: float | None = field(default=None, metadata=flag(type=float, metavar="X"))
+    "largest absolute error of an element, beside --rtol"
+    rtol: float | None = field(default=None, metadata=flag(type=float, metavar="X"))
+    "largest error of an element as a share of A's, beside --atol"
+    snr: float | None = field(default=None, metadata=flag(type=float, metavar="DB"))
+    "lowest signal-to-noise ratio of an output, in dB"
+    cosine: float | None = field(default=None, metadata=flag(type=float, metavar="X"))
+    "lowest cosine similarity of an output"
+    feeds: Mapping[str, Array] | None = field(default=None, metadata=flag(metavar="F.npz", parse=read_arrays))
+    "inputs by name; default: seeded draws"
+    function: str | None = field(default=None, metadata=flag(metavar="F"))
+    "compare this function alone (default: all; with --feeds the default function)"
+    precision: str = field(default="float64", metadata=flag(choices=_PRECISIONS))
+    "float64 asks whether the algebra is the same; float16 rounds each value to its dtype"
+    exactness: str = field(default="rounding", metadata=flag(choices=_EXACTNESS))
+    "how to judge"
+    seeds: int = field(default=DEFAULT_SEEDS, metadata=flag(type=positive_int))
+    "seeded draws per function (default 3)"
+    tolerance: float | None = None
+    fixes_nonfinite: bool = field(default=False, metadata=flag())
+    """what is NaN or infinite in A may be finite in B; judged with A's infinite constants read as large finite
+    numbers"""
+    widths: bool = field(default=False, metadata=flag())
+    "inputs and outputs may be fp32 in one and fp16 in the other, as after ane::fp16_io"
+    max_seconds: float | None = field(default=None, metadata=MAX_SECONDS)
+    max_steps: int | None = field(default=DEFAULT_MAX_STEPS, metadata=MAX_STEPS)
+    quirks: Sequence[str] = field(default=(), metadata=flag("--quirk", metavar="NAME", action="append"))
+    """a published fault to imitate in B only: A with itself shows whether the fault hits it, A with a rewrite whether
+    that fixes it; may be given more than once; see below"""
+    progress: Progress = ignore_progress
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    add_options(parser, VerifyOptions)
+    parser.add_argument("--torch", metavar="MODULE:FACTORY",
+                        help="compare A with a torch module in place of B: what FACTORY of the Python module (a name, "
+                             "or a .py file) is or returns; it is put in eval mode")
+    add_quirk_list(parser)
+    add_format_option(parser)
+    parser.set_defaults(run=run, proves=True, misused=parser.error)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    before, after = _choose_sides(arguments)
+    with show_progress() as progress:
+        keywords = {**read_options(arguments, VerifyOptions), "before": before, "after": after}
+        report = verify(**keywords, progress=progress)
+    print_report(report, arguments.format)
+    return 0 if report.equal else 1
+
+
+def _choose_sides(arguments: argparse.Namespace) -> tuple[Any, Any]:
+    """Return the two models to compare, the reference first."""
+    if arguments.after is None and arguments.torch is None:
+        arguments.misused("without --torch the following arguments are required: B")
+    if arguments.after is not None and arguments.torch is not None:
+        arguments.misused("B and --torch exclude each other: give the one to compare A with")
+    if arguments.torch is None:
+        return arguments.before, arguments.after
+    return _load_torch_module(arguments.torch), arguments.before
+
+
+def _load_torch_module(text: str) -> Any:
+    """Load the object named by `MODULE:FACTORY`, called if it is a class or a function.
+
+    Raises InputError if it is not usable.
+    """
+    name, colon, factory = text.rpartition(":")
+    if not (colon and name and factory):
+        raise InputError(f"{format_option_values('torch', text)}: expected MODULE:FACTORY, such as "
+                         "my_models.vocoder:make_model or model.py:Net")
+    expected = "expected a torch module, or a class or function without arguments that makes one"
+    try:
+        module = _import_module(name)
+        found = module
+        for part in factory.split("."):
+            found = getattr(found, part)
+        if isinstance(found, type) or not hasattr(found, "eval"):
+            found = found()
+    except InputError:
+        raise
+    except Exception as error:  # the user's own code may raise anything
+        raise InputError(f"{format_option_values('torch', text)}: {type(error).__name__}: {error}; {expected}"
+                         ) from error
+    if not (callable(found) and hasattr(found, "eval")):
+        raise InputError(f"{format_option_values('torch', text)}: found a {type(found).__name__}; {expected}")
+    return found.eval()
+
+
+def _import_module(name: str) -> Any:
+    """Import the Python module of this name, or of this file.
+
+    It can import modules in the folder of the file, or in the working directory.
+    """
+    path = Path(name)
+    sys.path.insert(0, os.fspath(path.parent.absolute()) if path.suffix == ".py" else os.getcwd())
+    try:
+        if path.suffix != ".py":
+            return importlib.import_module(name)
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        if spec is None or spec.loader is None or not path.is_file():
+            raise InputError(f"{format_option_values('torch')}: no file '{name}'")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules.setdefault(path.stem, module)
+        spec.loader.exec_module(module)
+        return module
+    finally:
+        sys.path.pop(0)
+
+
+@command(VerifyOptions)
+def verify(options: VerifyOptions) -> VerifyReport:
+    """Compare two models on the same feeds; the report's `first` names the first op that differs.
+
+    `precision` is float64 (checks the algebra), float32 or float16 (typed execution, judged against the float64 run of
+    `before`). `exactness` is "bitwise" or "rounding". Without `feeds`, each function runs on `seeds` seeded random
+    feeds and on adversarial feeds (`sampled` of the report; under "rounding" a NaN may spread). With `feeds`, the
+    default function (of a pipeline all parts) runs on those. `function` names the only one to compare (`PART/FUNCTION`
+    of a pipeline). `quirks` names published faults to imitate in `after`. With `fixes_nonfinite`, values that are NaN
+    or infinite in `before` may be finite in `after`, judged with infinite constants read as large finite ones. With
+    `widths`, float inputs and outputs may have different widths, as after `ane::fp16_io`. `max_steps` and
+    `max_seconds` as in `run`: beyond them the result is "not verified".
+
+    `atol`, `rtol`, `snr`, `cosine` limit the error of models that are expected to differ; see `Accuracy`. An entire
+    pipeline may be compared with a single model. One side may be a torch module (in eval mode) or any callable, which
+    gets the model's inputs by position, or by name if it has parameters of those names. Its outputs pass within
+    `tolerance` times the largest value (default 1e-4 for a model entirely in fp32, else 2e-2); integers have to be
+    equal.
+
+    Raises InputError for feeds or interfaces that do not fit and for a callable that raises, NotSupported (nothing
+    run) for an op the reference runtime lacks.
+    """
+    from ..equivalence.callables import is_callable_side
+    from ..equivalence.comparison import Accuracy, Strictness
+    from ..equivalence.equivalence import VerifyReport
+    from ..passes.contract import Exactness
+
+    if options.exactness not in _EXACTNESS:
+        raise InputError(f"exactness '{options.exactness}' is not known; expected bitwise or rounding"
+                         f"{suggest_nearest(options.exactness, _EXACTNESS)}")
+    judged_as = Exactness(options.exactness)
+    accuracy = Accuracy(options.atol, options.rtol, options.snr, options.cosine) or None
+    bitwise = options.exactness == "bitwise"
+    if accuracy is not None and (bitwise or options.tolerance is not None or options.fixes_nonfinite):
+        raise InputError(
+            f"{accuracy}: limits on the error take the place of exactness, tolerance and fixes_nonfinite; give one"
+        )
+    with share_budget(options.max_steps, options.max_seconds, options.progress):
+        try:
+            if is_callable_side(options.before) or is_callable_side(options.after):
+                return _verify_callable(options, accuracy)
+            return _verify_models(
+                options, Strictness(judged_as, options.fixes_nonfinite, keeps_nonfinite=bitwise, accuracy=accuracy))
+        except LimitReached as reached:
+            return VerifyReport("not verified", judged_as, reason=str(reached), quirks=tuple(options.quirks),
+                                tolerance=options.tolerance)
+
+
+def _collect_run_settings(options: VerifyOptions) -> dict[str, Any]:
+    return {"feeds": options.feeds, "seeds": options.seeds, "quirks": options.quirks, "progress": options.progress}
+
+
+def _verify_models(options: VerifyOptions, strictness: Strictness) -> VerifyReport:
+    from ..equivalence.equivalence import compare_programs, compare_with_pipeline
+    from .sources import open_source, select_function
+
+    if options.tolerance is not None:
+        raise InputError("tolerance is for a torch module or a callable; two models are judged by exactness")
+    old, new = (select_function(open_source(each), options.function) for each in (options.before, options.after))
+    precisions = (options.precision,) if options.precision == "float64" else ("float64", options.precision)
+    how = {"precisions": precisions, "exactness": strictness, **_collect_run_settings(options)}
+    if old.is_pipeline != new.is_pipeline and options.function is None:
+        single, pipeline = (new, old) if old.is_pipeline else (old, new)
+        return compare_with_pipeline(single.program, pipeline.package, program_first=single is old,
+                                     describe=single.describe, **how)
+    return compare_programs(old.program, new.program, widths=options.widths, describe=old.describe, **how)
+
+
+def _verify_callable(options: VerifyOptions, accuracy: Any) -> VerifyReport:
+    from ..equivalence.callable_comparison import compare_with_callable
+    from ..equivalence.callables import is_callable_side
+    from .sources import open_source, select_function
+
+    before, after, tolerance = options.before, options.after, options.tolerance
+    program_first = is_callable_side(after)
+    if program_first and is_callable_side(before):
+        raise InputError("both sides are callables; expected a model on one side: its inputs say what to feed")
+    if options.exactness == "bitwise":
+        raise InputError("exactness 'bitwise' is for two models; a torch module or a callable is judged by tolerance")
+    if tolerance is not None and not 0 <= tolerance < float("inf"):
+        raise InputError(f"tolerance {tolerance}: expected 0 or more, a share of the output's largest value")
+    if options.quirks and program_first:
+        raise InputError("quirks are imitated in the second model, which here is a callable; give the callable first")
+    if options.fixes_nonfinite or options.widths:
+        raise InputError("fixes_nonfinite and widths are for two models; a callable says itself what is right")
+    model = open_source(before if program_first else after)
+    if model.is_pipeline and options.function is None:
+        raise InputError(f"{model.name} is a pipeline, and a torch module or a callable stands for one ML Program; "
+                         f"name the part's function: {format_option('function')}{next(iter(model.program.functions))}")
+    return compare_with_callable(
+        select_function(model, options.function).program, after if program_first else before,
+        program_first=program_first, tolerance=tolerance, accuracy=accuracy, precision=options.precision,
+        describe=model.describe, **_collect_run_settings(options))

@@ -1,0 +1,192 @@
+"""Attention, softmax, and linears on sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from math import prod
+
+import coremltools as ct
+from coremltools.converters.mil.mil import Block, Builder, Function, Operation, Program, Var
+from coremltools.converters.mil.mil.types.symbolic import is_symbolic
+
+from ..ir.query import get_const_value, get_type_info, is_compressed, is_const, is_opaque
+from ..passes.contract import BlockRule, Community, Example, Hit, Miss, Vendor
+from ..passes.evidence import cite_apple_authoring_rules, cite_m4_study
+from ..passes.examples import build_program, make_weight
+from ..utils.text_format import format_count
+
+_ATTENTION_OP = "scaled_dot_product_attention"
+
+
+class SeveralAttentions(BlockRule):
+    """Two fused attentions in one function may send the whole model to the CPU.
+
+    why     Reported for attentions over all of a long sequence with large heads: with two of them in one function the
+            ANE's compiler fails ("live input tensor not used in network"), and the model runs on the CPU without a
+            word; with one it compiles, and attentions over a sliding window did no harm. One alone is accepted on an
+            M4, with and without a mask; Apple's own advice for the ANE is to write attention out.
+    when    A function, nested blocks included, with two and more scaled_dot_product_attention. Which of them are too
+            large is not known, so the longest keys and the largest head are named.
+    fix     Write it out: matmul, softmax, matmul (rounded otherwise), one head at a time as Apple does; converting for
+            iOS17 and before does it. coremltools' scaled_dot_product_attention_sliced_q slices the queries.
+    """
+
+    code, slug = "ANE232", "several-fused-attentions"
+    confidence = "medium"
+    advice = "Write attention out as matmul, softmax, matmul (rounded otherwise), or convert for iOS17."
+    evidence = (
+        Community("with two or more fused attentions over long keys in one function ANECCompile fails and the model "
+                  "falls back to the CPU without an error; 9 layers with one compile, 10 layers with two do not",
+                  source="https://github.com/kasper0406/stablehlo-coreml/pull/89", os="macOS 26.5 and 26.6",
+                  date="2026-08-26"),
+        cite_m4_study("one scaled_dot_product_attention is accepted, with a mask, too"),
+        cite_apple_authoring_rules("no fused attention on the ANE's path: split heads, einsum, softmax, einsum"),
+    )
+
+    def match_block(self, block: Block) -> Iterator[Hit | Miss]:
+        if not isinstance(block, Function):
+            return
+        found = list(_iterate_attentions(block))
+        if len(found) == 1:
+            yield Miss(found[0], "one fused attention in the function, two are reported to fail")
+        elif found:
+            keys, heads = (max((op.key.shape[at] for op in found), key=_to_number) for at in (-2, -1))
+            yield Hit(found[0], covers=found, note=f"{len(found)} fused attentions in one function (keys up to {keys} "
+                                                   f"long, heads up to {heads}); two large ones are reported to fail")
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("two", lambda: _build_attentions(2))
+        yield Example(
+            "one", lambda: _build_attentions(1), reason="one fused attention in the function, two are reported to fail"
+        )
+        yield Example("none", lambda: _build_attentions(0), reason="")
+
+
+def _iterate_attentions(block: Block) -> Iterator[Operation]:
+    pending = [block]
+    while pending:
+        for op in pending.pop().operations:
+            pending.extend(op.blocks)
+            if op.op_type == _ATTENTION_OP and not is_opaque(op):
+                yield op
+
+
+def _to_number(extent: object) -> int:
+    return int(str(extent)) if str(extent).isdigit() else 0
+
+
+def _build_attentions(count: int) -> Program:
+    def body(q: Var, k: Var, v: Var) -> Var:
+        for _ in range(count):
+            q = Builder.scaled_dot_product_attention(query=q, key=k, value=v)
+        result: Var = Builder.relu(x=q, name="y")
+        return result
+
+    return build_program(body, opset=ct.target.iOS18, q=(1, 2, 3, 4), k=(1, 2, 5, 4), v=(1, 2, 5, 4))
+
+
+class SequenceLinears(BlockRule):
+    """Linear layers on (batch, sequence, channels) are the form that Apple advises against on the ANE.
+
+    why     Apple's transformers for the ANE write every linear layer as a 1x1 conv on (B, C, 1, S), so that the longer
+            axis is last and no transposes are needed; its rules for Core AI say the same. Others measured it both ways:
+            an audio encoder became 1.5 times faster with that, other models loaded faster and ran no faster, and Core
+            ML on an M4 accepts linear and matmul as they are. So nothing leaves the ANE for it.
+    when    `least` and more linears, or matmuls with a stored operand, on values of rank 3 whose sequence is longer
+            than 1. One finding for each block.
+    fix     In the model: (B, C, 1, S) throughout and Conv2d(1x1) for Linear, the weight with two more axes (rounded
+            otherwise). Turning single layers only adds transposes. Measure both.
+    """
+
+    code, slug = "ANE519", "linears-on-sequences"
+    level, confidence = "note", "medium"
+    advice = "Try the layout (B, C, 1, S) with 1x1 convs for the linear layers, and measure both."
+    evidence = (
+        Vendor("linear layers become 1x1 convs on (B, C, 1, S), the data format that suits the ANE", date="2022-06",
+               source="https://machinelearning.apple.com/research/neural-engine-transformers"),
+        cite_apple_authoring_rules("the same for Core AI, where a linear layer may fall back"),
+        cite_m4_study("contradicts it: linear and matmul are accepted"),
+        Community("an encoder with 1x1 convs for linears, (B, C, 1, S) and attention head by head runs in 7.60 ms, "
+                  "before in 11.61 ms", source="https://github.com/FluidInference/FluidAudio/pull/410", chip="M4 Max",
+                  date="2026-03-22"),
+    )
+    least: int = 4
+    "Fewest such layers that are reported; the number is ours."
+
+    def match_block(self, block: Block) -> Iterator[Hit | Miss]:
+        found = [op for op in block.operations if op.op_type in ("linear", "matmul") and _is_on_sequence(op)]
+        if len(found) >= self.least:
+            shape = "x".join("?" if is_symbolic(extent) else str(extent) for extent in found[0].x.shape)
+            yield Hit(found[0], covers=found,
+                      note=f"{format_count(len(found), 'linear layer')} on sequences, the first on {shape}")
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("a stack", lambda: _build_linears(4, (1, 16, 8)))
+        yield Example("a few", lambda: _build_linears(3, (1, 16, 8)), reason="")
+        yield Example("no sequence", lambda: _build_linears(4, (16, 8)), reason="")
+
+
+def _is_on_sequence(op: Operation) -> bool:
+    if is_opaque(op) or op.x.rank != 3:
+        return False
+    stored = op.op_type == "linear" or is_const(op.y) or is_compressed(op.y)
+    return bool(stored and (is_symbolic(op.x.shape[1]) or op.x.shape[1] > 1))
+
+
+def _build_linears(count: int, shape: tuple[int, ...]) -> Program:
+    def body(x: Var) -> Var:
+        for number in range(count):
+            x = Builder.linear(x=x, weight=make_weight(8, 8), name=f"y{number}")
+        return x
+
+    return build_program(body, x=shape)
+
+
+class SoftmaxAxis(BlockRule):
+    """A large softmax runs over height or width, which keeps the ANE's compiler from splitting the work there.
+
+    why     Apple's rules for the Neural Engine: a softmax over a spatial axis of a large tensor limits how the tensor
+            can be split; over the channels it does not. Any axis is accepted on an M4, so this is about speed alone.
+            Nobody published a time.
+    when    softmax of a value of rank 4 over axis 2 or 3, of `least` elements and more. One finding for each block.
+    fix     Write attention in the layout (1, C, 1, S), keys on the channel axis, so that the softmax is over axis 1, as
+            Apple's transformers do. A transpose there and back only pays where it can be cancelled.
+    """
+
+    code, slug = "ANE518", "softmax-axis"
+    level, confidence = "note", "high"
+    advice = "Lay attention out so that the softmax is over axis 1, the channels."
+    evidence = (
+        cite_apple_authoring_rules(
+            "softmax over a spatial axis of a large tensor limits spatial splitting: put the axis on the channels"
+        ),
+        Vendor(
+            "attention with the keys on axis 1, softmax over it",
+            date="2022",
+            source="apple/ml-ane-transformers ane_transformers/reference/multihead_attention.py",
+        ),
+        cite_m4_study("softmax over any axis is accepted"),
+    )
+    least: int = 1 << 20
+    "Elements from which a tensor counts as large; the number is ours (2 MiB in fp16)."
+
+    def match_block(self, block: Block) -> Iterator[Hit | Miss]:
+        found = [op for op in block.operations if op.op_type == "softmax" and not is_opaque(op) and self._large(op)]
+        if found:
+            largest = max(found, key=lambda op: prod(get_type_info(op.x).shape or ()))
+            shape = "x".join(map(str, largest.x.shape))
+            yield Hit(found[0], covers=found, note=f"{format_count(len(found), 'op')} over height or width, the "
+                                                   f"largest of {shape}")
+
+    def _large(self, op: Operation) -> bool:
+        shape, axis = get_type_info(op.x).shape, get_const_value(op.axis, -1)
+        return shape is not None and len(shape) == 4 and axis % 4 > 1 and prod(shape) >= self.least
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("heads", lambda: _build_softmax((1, 8, 512, 512), -1))
+        yield Example("channels", lambda: _build_softmax((1, 512, 8, 512), 1), reason="")
+        yield Example("small", lambda: _build_softmax((1, 8, 16, 16), -1), reason="")
+
+
+def _build_softmax(shape: tuple[int, ...], axis: int) -> Program:
+    return build_program(lambda x: Builder.softmax(x=x, axis=axis, name="y"), x=shape)

@@ -1,0 +1,319 @@
+"""Where a plan puts ops: what stays on the CPU, and what leaves the ANE and comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+
+from coremltools.converters.mil.mil import Block, Builder, Function, Var
+
+from ..ane.partitions import CpuPartition, StrandedOps, find_cpu_partitions, find_stranded_ops, iterate_rows_by_function
+from ..ane.segments import find_cheapest_partition
+from ..ir.query import get_flat_inputs
+from ..passes.contract import BlockRule, Community, Example, Hit, Miss, PlanRule
+from ..passes.evidence import cite_2020_layer_list, cite_private_quirk
+from ..passes.examples import make_example
+from ..passes.plan import ENTER_ANE_MS, TRANSITION_MS, Plan, Row
+from ..utils.text_format import format_count, format_duration
+from ._plan_rules import COST_MODEL, format_list, format_op_name, format_op_range, format_op_types, make_chain_builder
+
+_MAX_PARTITIONS_NAMED = 4
+"Most CPU partitions that a note names."
+_MAX_LISTED = 3
+"Most partitions that a note names."
+
+
+class CpuShare(PlanRule):
+    """The whole function is predicted on the CPU, although most of its ops are supported on the ANE.
+
+    why     Taking an op and being given it are two things. Core ML's segmenter gives the ANE a stretch only where that
+            saves more than the way there and back, and refused ops cut stretches short. What it decides here is
+            predicted from its published constants and estimated costs on an M4; nobody ran it.
+    when    A function none of whose ops is predicted on the ANE, although it takes at least `share` of them. The note
+            names the stretch that comes closest, what it would save and what it would have to.
+    fix     If nothing is unsupported, the model is too small to pay: that is no fault, and the CPU is the faster
+            place. A larger batch changes it. Otherwise fix the refused ops that cut off the stretch named.
+    """
+
+    code, slug = "ANE516", "all-on-the-cpu"
+    level, confidence = "note", "high"
+    advice = "Fix the refused ops that cut off the stretch named; if there are none, the model is too small to pay."
+    evidence = (
+        COST_MODEL,
+        Community("every op is reported as supported by the ANE, and the CPU is preferred all the same",
+                  source="https://developer.apple.com/forums/thread/740317"),
+        Community("625 of 625 ops eligible and on the ANE at 10M parameters; 217 of 217 eligible at 50K, and none of "
+                  "them on it", source="https://ask-meridian.uk/blog/apple-neural-engine-eligibility-vs-placement/"),
+    )
+    share: float = 0.5
+    "Smallest share of ops supported on the ANE; the number is ours."
+
+    def match_plan(self, plan: Plan) -> Iterator[Hit | Miss]:
+        for function, rows in iterate_rows_by_function(plan):
+            taken = [row for row in rows if row.takes]
+            if len(taken) < max(1, self.share * len(rows)) or any(row.backend == "ane" for row in rows):
+                continue
+            ends = frozenset(plan.program.functions[function].outputs)
+            best = max(find_stranded_ops(rows, ends), key=lambda stretch: stretch.saved_ms - stretch.needs)
+            yield Hit(
+                best.rows[0].op,
+                covers=[row.op for row in rows],
+                note=f"{len(taken)} of {len(rows)} ops are supported on the ANE, and all are predicted on the CPU: "
+                     f"the best "
+                f"stretch, {format_op_range(best.rows)}, would save {format_duration(best.saved_ms)} and cost "
+                f"{format_duration(best.needs)} to get there and back{_describe_unsupported_ops(rows)}",
+            )
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("small", make_chain_builder("ttt", 1, 8))
+        yield Example("cut apart", make_chain_builder("ttctt", 8, 64))
+        yield Example("large", make_chain_builder("tttt"), reason="")
+        yield Example("mostly refused", make_chain_builder("ctcc", 1, 8), reason="")
+
+
+def _describe_unsupported_ops(rows: list[Row]) -> str:
+    refused = [row for row in rows if not row.takes and not row.depth]
+    if not refused:
+        return "; nothing is unsupported, the model is too small to pay"
+    kinds = format_op_types(row.op for row in refused)
+    return f"; {format_count(len(refused), 'op')} unsupported on the ANE cut it off ({kinds})"
+
+
+class LateDeparture(PlanRule):
+    """An op that the ANE rejects stands near the end, and all that follows is predicted on the CPU.
+
+    why     Core ML runs the first part of such a model on the ANE and leaves it for the rest. Split in two, the first
+            part stays on the ANE, and you choose how the second is run: by a model of its own, or by code that
+            Core ML need not plan for. Where the ANE is left is predicted by a published cost model; nobody ran it.
+    when    The last ops of a function are predicted on the CPU, some of them since they are unsupported on the ANE, and
+            at least `share` of its ops come before them. The first part is predicted on its own, each value that it
+            passes on being an output that costs time on the ANE; where fewer of its ops would stay there than now, the
+            cut is not advised.
+    fix     Cut the model at the values named (edit --split-at). A single unsupported op at the very end costs little;
+            several, or one that takes supported ops to the CPU with it, are worth it.
+    """
+
+    code, slug = "ANE508", "late-departure"
+    level, confidence = "note", "medium"
+    advice = "Split the model at the values named and run the second part on its own."
+    evidence = (
+        cite_2020_layer_list(
+            "where what is unsupported on the ANE stands near the end, split the model and run one part after the "
+            "other: the first can use the ANE; may be faster than running all on CPU or GPU"
+        ),
+        cite_2020_layer_list("Core ML may run the first part on the ANE and then switch for the rest"),
+        COST_MODEL,
+    )
+    share: float = 0.5
+    "Smallest share of a function's ops before the departure; the number is ours."
+
+    def match_plan(self, plan: Plan) -> Iterator[Hit | Miss]:
+        for _, rows in iterate_rows_by_function(plan):
+            last = next(iter(find_cpu_partitions(rows)[-1:]), None)
+            if last is None or not last.last or not last.refused or last.first:
+                continue
+            before = len(rows) - len(last.rows)
+            if before < self.share * len(rows):
+                yield Miss(last.rows[0].op, f"{before} of {len(rows)} ops stand before the last departure, less than "
+                                            f"{self.share:.0%}")
+                continue
+            crossing = _find_crossing_values(rows, last)
+            now = sum(row.backend == "ane" for row in rows[:before])
+            then = _count_on_ane(rows[:before], {*crossing, *plan.program.functions[rows[0].function].outputs})
+            if then < now:
+                yield Miss(last.rows[0].op, f"of the {before} ops before the last departure {now} are predicted on the "
+                                            f"ANE, and {then} in a model of their own")
+                continue
+            where = f"{before} ops before, {then} of them predicted on the ANE, {len(last.rows)} after"
+            note = f"{_format_departure_note(rows, last, crossing)}: {where}"
+            yield Hit(last.refused[0].op, note=note, covers=[row.op for row in last.rows],
+                      split_at=[[var.name for var in crossing]])
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("one refused op, another behind it", make_chain_builder("ttttct"))
+        yield Example("at the very end", make_chain_builder("ttttc"))
+        yield Example(
+            "early",
+            make_chain_builder("ttctctctct"),
+            reason="2 of 10 ops stand before the last departure, less than 50%",
+        )
+        yield Example("it comes back", make_chain_builder("ttcttt"), reason="")
+        yield Example("nowhere on the ANE", make_chain_builder("tct", 1, 8), reason="")
+
+
+def _count_on_ane(rows: list[Row], outputs: set[Var]) -> int:
+    """Count the `rows` that are predicted on the ANE in a model of their own that returns `outputs`."""
+    made = [sum(var in outputs for var in row.op.outputs) for row in rows]
+    engines, _ = find_cheapest_partition([row.cost for row in rows], made)
+    return sum(engine == "ane" for engine in engines)
+
+
+def _format_departure_note(rows: list[Row], tail: CpuPartition, crossing: list[Var]) -> str:
+    after = len(tail.rows)
+    dragged = f", {format_count(len(tail.stranded), 'supported op')} among them" if tail.stranded else ""
+    cut = [f"%{var.name}" for var in crossing]
+    last = f"the last {after} of {len(rows)} ops are" if after > 1 else f"the last of {len(rows)} ops is"
+    return (f"{last} predicted on the CPU ({format_duration(tail.milliseconds)}), because of "
+            f"{format_op_types(row.op for row in tail.refused)}{dragged}; cut at {format_list(cut, 3, 'value')}")
+
+
+def _find_crossing_values(rows: list[Row], tail: CpuPartition) -> list[Var]:
+    """Return the values that are computed before the tail and read by it, in the order of the reads."""
+    behind = {row.op for row in tail.rows}
+    made = {var for row in rows if row.op not in behind for var in row.op.outputs}
+    return list(dict.fromkeys(var for row in tail.rows for var in get_flat_inputs(row.op) if var in made))
+
+
+class PingPong(PlanRule):
+    """The model is predicted to change between the ANE and the CPU many times.
+
+    why     Each change costs 0.125 ms and each ANE segment 0.125 ms to enter, by the constants of Core ML's segmenter
+            on an M4, whatever is computed. A few refused ops in the middle of a model cost more that way than in
+            themselves. The changes are predicted from those constants and from estimated costs; nobody ran it.
+    when    A function with at least `changes` transitions. One finding for each, the CPU partitions that cost most
+            first, each with the ops that are unsupported there. A partition costs its own time, two changes and an
+            entry.
+    fix     Fix the partitions in the order given: the findings at the ops named say how. One fixed partition saves
+            all it costs. Where none can be fixed, moving refused ops next to one another joins their partitions.
+    """
+
+    code, slug = "ANE509", "ping-pong"
+    confidence = "high"
+    advice = "Fix the refused ops of the CPU partitions named, the costliest first."
+    evidence = (
+        COST_MODEL,
+        cite_2020_layer_list(
+            "changes ANE, CPU, ANE, CPU do happen, and each involves overhead; replace the one or two layers that "
+            "cause them"
+        ),
+        Community(
+            "with more ops on the ANE a model became slower through partitioning: 24.6 to 31.8 ms (fp16, all "
+            "compute units)",
+            source="https://github.com/kasper0406/stablehlo-coreml/issues/105",
+            chip="M4",
+        ),
+    )
+    changes: int = 4
+    "Fewest transitions that are reported; the number is ours."
+
+    def match_plan(self, plan: Plan) -> Iterator[Hit | Miss]:
+        for _, rows in iterate_rows_by_function(plan):
+            changes = sum(one.backend != other.backend for one, other in pairwise(rows))
+            inner = [island for island in find_cpu_partitions(rows) if island.inner]
+            if changes < self.changes:
+                if changes > 1:
+                    yield Miss(inner[0].rows[0].op if inner else rows[0].op,
+                               f"{changes} transitions, reported from {self.changes} on")
+                continue
+            inner.sort(key=_estimate_cost, reverse=True)
+            causes = [row.op for island in inner for row in island.refused] or [row.op for row in inner[0].rows]
+            yield Hit(causes[0], note=_format_partitions_note(rows, changes, inner), covers=causes)
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("two partitions", make_chain_builder("ttttcttttctttt"))
+        yield Example("one partition", make_chain_builder("ttttctttt"), reason="2 transitions, reported from 4 on")
+        yield Example("nothing refused", make_chain_builder("tttt"), reason="")
+
+
+def _estimate_cost(island: CpuPartition) -> float:
+    return island.milliseconds + 2 * TRANSITION_MS + ENTER_ANE_MS
+
+
+def _format_partitions_note(rows: list[Row], changes: int, inner: list[CpuPartition]) -> str:
+    entries = sum(row.backend == "ane" and (not at or rows[at - 1].backend == "cpu") for at, row in enumerate(rows))
+    spent = changes * TRANSITION_MS + entries * ENTER_ANE_MS
+    each = [
+        f"{format_op_types(row.op for row in island.refused) or 'none unsupported'} at "
+        f"{format_op_name(island.rows[0].op)} "
+        f"({_describe_stranded_ops(island)}{format_duration(_estimate_cost(island))})"
+        for island in inner
+    ]
+    return (f"{changes} transitions and {entries} entries into the ANE cost {format_duration(spent)}; "
+            f"{format_count(len(inner), 'CPU partition')}: {format_list(each, _MAX_PARTITIONS_NAMED)}")
+
+
+def _describe_stranded_ops(island: CpuPartition) -> str:
+    return f"{format_count(len(island.stranded), 'stranded op')}, " if island.stranded else ""
+
+
+class SmallSegment(PlanRule):
+    """A stretch of ops supported on the ANE is predicted on the CPU, since it saves less than the way there and back.
+
+    why     Entering an ANE segment costs 0.125 ms, and each transition as much again. A stretch between two ops
+            that the ANE rejects has to save 0.375 ms to be worth it, one at the model's start 0.25 ms; an output on
+            the ANE costs 0.125 ms more. These are constants of Core ML's own segmenter, published for an M4; that it is
+            so in the model at hand is predicted from them and from estimated costs, nobody ran it.
+    when    Neighbours supported on the ANE, in a function part of which is predicted on the ANE. One finding for each
+            function, the stretch that would save most first. A function all on the CPU is ANE516's.
+    fix     What cuts the stretch off is the ops that the ANE rejects on either side: replace those, or move them to the
+            model's start or end. A larger batch makes a stretch save more. A single op at the end is nothing to fix.
+    """
+
+    code, slug = "ANE507", "small-segment"
+    level, confidence = "note", "high"
+    advice = "Replace or move away the refused ops that cut the stretch off, or give the model a larger batch."
+    evidence = (
+        COST_MODEL,
+        Community("the same architecture is placed on the ANE in full at 10M parameters and not at all at 50K, "
+                  "although every op is eligible in both",
+                  source="https://ask-meridian.uk/blog/apple-neural-engine-eligibility-vs-placement/"),
+    )
+    least: int = 1
+    "Fewest ops of a reported partition; the number is ours."
+
+    def match_plan(self, plan: Plan) -> Iterator[Hit | Miss]:
+        for function, rows in iterate_rows_by_function(plan):
+            if all(row.backend == "cpu" for row in rows):
+                continue
+            ends = frozenset(plan.program.functions[function].outputs)
+            found = [stretch for stretch in find_stranded_ops(rows, ends)
+                     if len(stretch.rows) >= self.least and stretch.saved_ms > 0]
+            if found:
+                found.sort(key=lambda stretch: stretch.saved_ms, reverse=True)
+                yield Hit(found[0].rows[0].op, note=_format_stretches_note(found),
+                          covers=[row.op for stretch in found for row in stretch.rows])
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("between two refused ops", make_chain_builder("ttctcttt"))
+        yield Example("behind the last refused op", make_chain_builder("tttct"))
+        yield Example("worth the way", make_chain_builder("ttctttcttt"), reason="")
+        yield Example("all on the CPU", make_chain_builder("tct", 1, 8), reason="")
+        yield Example("none so short", make_chain_builder("ttctcttt"), reason="", options={"least": 2})
+
+
+def _format_stretches_note(stretches: list[StrandedOps]) -> str:
+    each = [f"{format_op_range(one.rows)}, which would save {format_duration(one.saved_ms)} there and cost "
+            f"{format_duration(one.needs)} for the way"
+            for one in stretches]
+    return f"predicted on the CPU although it is supported on the ANE: {format_list(each, _MAX_LISTED, 'stretch')}"
+
+
+class PassthroughOutput(BlockRule):
+    """An output is an input handed through without an op between.
+
+    why     By a private route such a program crashed. That Core ML is struck as well is not known: coremltools itself
+            puts an `identity` between when it converts, other tools need not.
+    when    A function that returns one of its own inputs.
+    fix     Leave the output out, the caller has the value; or multiply by one, which the same source used. An
+            `identity` says the same, and was not tried by it.
+    """
+
+    code, slug = "ANE515", "passthrough-output"
+    level, confidence = "note", "low"
+    advice = "Leave the output out, since the caller has the value, or multiply it by one."
+    evidence = (
+        cite_private_quirk("an output that is an input crashes in Espresso; a multiplication by one fixes it"),
+    )
+
+    def match_block(self, block: Block) -> Iterator[Hit | Miss]:
+        if not isinstance(block, Function):
+            return
+        inputs = {var: name for name, var in block.inputs.items()}
+        first = next((op for op in block.operations if op.op_type != "const"), None)
+        for var in block.outputs:
+            if var in inputs and first is not None:
+                yield Hit(first, note=f"output '{var.name}' is the input '{inputs[var]}'")
+
+    def examples(self) -> Iterable[Example]:
+        yield make_example("beside another", lambda x: (Builder.relu(x=x, name="y"), x), x=(2, 3))
+        yield make_example("an identity", lambda x: Builder.identity(x=x, name="y"), reason="", x=(2, 3))

@@ -1,0 +1,138 @@
+"""Resizing and padding in forms that the ANE does not support."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from coremltools.converters.mil.mil import Builder, Operation, Program, types
+from coremltools.converters.mil.mil.types.symbolic import is_symbolic
+
+from ..ane.limits import collect_evidence
+from ..ir.query import get_const_value
+from ..passes.contract import Community, Example, Hit, Miss, Rule
+from ..passes.evidence import cite_2020_layer_list, cite_m4_study
+from ..passes.examples import build_program, make_example
+from ..passes.targets import Gate
+
+_RESIZE_OPS = ("resize_bilinear", "resize_nearest_neighbor", "resize")
+
+
+class OldUpsampling(Rule):
+    """Upsampling by another factor than 2, which the ANE of older chips does not take.
+
+    why     A log of Core ML of 2020 says that only a factor of 2 is supported; the newest chip of that day was A13. An
+            M4 accepts all modes with 2, 3 and fractions.
+    when    Chips up to A13: upsample_* and resize* whose height or width grows by another factor than 2.
+    fix     Nearest neighbour by 4: twice by 2 (the same bits). Bilinear by 4 is not twice by 2: use a depthwise
+            conv_transpose with the weights of the interpolation, or leave it.
+    """
+
+    code, slug = "ANE230", "old-upsampling"
+    roots = ("upsample_nearest_neighbor", "upsample_bilinear", *_RESIZE_OPS)
+    targets = Gate(last="a13")
+    refuses, confidence = True, "medium"
+    advice = "Nearest neighbour by 4 is twice by 2 (the same bits); bilinear needs a depthwise conv_transpose."
+    evidence = (
+        *collect_evidence("upsampling"),
+        cite_2020_layer_list(
+            "upsampling by more than 2 is among the layers that leave the ANE, some of them guessed; upsampling as "
+            "such works there"
+        ),
+        cite_m4_study("contradicts it for M4: all upsampling modes and scales are accepted"),
+    )
+
+    def match(self, op: Operation) -> Hit | Miss:
+        extents = zip(op.x.shape[-2:], op.outputs[0].shape[-2:])
+        factors = [_compute_factor(before, after) for before, after in extents]
+        if any(factor is None for factor in factors):
+            return Miss(op, "sizes that are known only at run time", near=False)
+        shown = [factor for factor in factors if factor is not None]
+        if all(factor <= 1 or factor == 2 for factor in shown):
+            return Miss(op, f"by {_format_factors(shown)}", near=False)
+        return Hit(op, note=f"upsampling by {_format_factors(shown)}: only 2 is supported up to A13")
+
+    def examples(self) -> Iterable[Example]:
+        yield make_example(
+            "by 4",
+            lambda x: Builder.upsample_nearest_neighbor(x=x, scale_factor_height=4, scale_factor_width=4, name="y"),
+            x=(1, 2, 4, 4),
+        )
+        yield make_example(
+            "to a size",
+            lambda x: Builder.resize_bilinear(x=x, target_size_height=6, target_size_width=6, name="y"),
+            x=(1, 2, 4, 4),
+        )
+        yield make_example(
+            "by 2",
+            lambda x: Builder.upsample_bilinear(x=x, scale_factor_height=2, scale_factor_width=2, name="y"),
+            reason="by 2 x 2",
+            x=(1, 2, 4, 4),
+        )
+        yield make_example(
+            "smaller and by 2",
+            lambda x: Builder.resize_bilinear(x=x, target_size_height=8, target_size_width=2, name="y"),
+            reason="by 2 x 0.5",
+            x=(1, 2, 4, 4),
+        )
+        yield make_example(
+            "flexible",
+            lambda x: Builder.upsample_nearest_neighbor(x=x, scale_factor_height=4, scale_factor_width=4, name="y"),
+            reason="sizes that are known only at run time",
+            x=(1, 2, None, 4),
+        )
+
+
+def _compute_factor(before: object, after: object) -> float | None:
+    return None if is_symbolic(before) or is_symbolic(after) else int(str(after)) / int(str(before))
+
+
+def _format_factors(factors: Sequence[float]) -> str:
+    return " x ".join(f"{factor:g}" for factor in factors)
+
+
+class PadConstantNonzero(Rule):
+    """A pad with a constant that is not zero may not run on the ANE.
+
+    why     Core ML holds a message that pads with other values than zero are not supported on the ANE. When it says
+            so is not known: nobody published a model that was unsupported for it.
+    when    pad with mode constant and a value that is not zero, or known only at run time.
+    fix     concat constant blocks; or pad with zero and add a constant that holds the fill around -0.0. The same bits.
+    """
+
+    code, slug = "ANE226", "pad-constant-nonzero"
+    roots = ("pad",)
+    refuses, confidence = True, "medium"
+    advice = "Concat constant blocks instead, or pad with zero and add a border of -0.0 around which the fill stands."
+    evidence = (
+        Community('a string in Core ML: "Constnt Pad fill mode with non-zero values is not supported on ANE"',
+                  source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/coreml_dispatch.md", date="2026"),
+    )
+
+    def match(self, op: Operation) -> Hit | Miss:
+        if get_const_value(op.mode, "constant") != "constant":
+            return Miss(op, "repeats values", near=False)
+        if not types.is_float(op.x.dtype):
+            return Miss(op, "no numbers", near=False)
+        fill = (
+            get_const_value(op.constant_val, 0.0)
+            if op.constant_val is None or op.constant_val.val is not None
+            else None
+        )
+        if fill == 0:
+            return Miss(op, "pads with zero", near=False)
+        what = "a value known at run time only" if fill is None else f"{fill:g}"
+        return Hit(op, sure=False, note=f"pads with {what}; by a message in Core ML the ANE pads with zero only; no "
+                                        "refusal was measured")
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("ones", lambda: _build_pad("constant", 1.0))
+        yield Example("a mask's filler", lambda: _build_pad("constant", -1e4))
+        yield Example("zeros", lambda: _build_pad("constant", 0.0), reason="pads with zero")
+        yield Example("reflect", lambda: _build_pad("reflect", 0.0), reason="repeats values")
+
+
+def _build_pad(mode: str, fill: float) -> Program:
+    return build_program(
+        lambda x: Builder.pad(x=x, pad=[1, 1, 1, 1], mode=mode, constant_val=np.float16(fill), name="y"), x=(1, 2, 4, 4)
+    )

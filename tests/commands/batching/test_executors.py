@@ -1,0 +1,181 @@
+"""Whatever does the work, the results are the same; what dies takes only its own package with it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import mil_ane_passes
+from mil_ane_passes import InputError, batch
+from mil_ane_passes.commands.batch_executors import WorkerPool, connect_to_dask
+from mil_ane_passes.commands.main import main
+
+from .helpers import IDLE, REWRITTEN, ByPost, Deadly, files, packages, shown, statuses
+
+ROOT = Path(mil_ane_passes.__file__).parent.parent
+DONE = {"c": "unchanged", "b": "written", "a": "unchanged"}
+
+
+@pytest.fixture(scope="module")
+def three(fixtures, tmp_path_factory):
+    return packages(fixtures, tmp_path_factory.mktemp("in"), c=IDLE, b=REWRITTEN, a=IDLE)
+
+
+@pytest.fixture(scope="module")
+def expected(three, tmp_path_factory):
+    out = tmp_path_factory.mktemp("here")
+    assert statuses(batch("rewrite", three, out)) == DONE
+    return {name: files(out / name) for name in shown(out)}
+
+
+def check(report, out, expected, without=""):
+    assert statuses(report) == {**DONE, **dict.fromkeys(without, "failed")}
+    assert list(statuses(report)) == ["c", "b", "a"]
+    assert shown(out) == [name for name in expected if name[0] not in without]
+    assert all(files(out / name) == expected[name] for name in shown(out))
+
+
+def test_threads_take_turns(three, expected, tmp_path):
+    with ThreadPoolExecutor(3) as executor:
+        check(batch("rewrite", three, tmp_path, executor=executor), tmp_path, expected)
+
+
+def test_an_executor_that_only_has_submit_and_small_jobs(three, expected, tmp_path):
+    post = ByPost()
+    check(batch("rewrite", three, tmp_path, executor=post), tmp_path, expected)
+    assert len(post.posted) == 3 and max(post.posted) < 2000
+
+
+@pytest.mark.slow
+def test_a_process_pool(three, expected, tmp_path):
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as executor:
+        check(batch("rewrite", three, tmp_path, executor=executor), tmp_path, expected)
+
+
+def test_a_pool_that_breaks_is_said_and_loses_nothing(three, tmp_path):
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as executor:
+        report = batch("rewrite", three, tmp_path, executor=Deadly(executor, executor, "c", "b", "a"))
+    assert set(statuses(report).values()) == {"failed"} and report.exit_code == 2
+    assert "the process that worked on it, or one beside it, died" in report.items[0].error
+    with pytest.raises(InputError, match="both jobs and an executor"):
+        batch("rewrite", three, tmp_path, executor=executor, jobs=2)
+    ended = ThreadPoolExecutor(1)
+    ended.shutdown()
+    over = batch("rewrite", three, tmp_path, executor=ended)
+    assert "cannot schedule new futures after shutdown" in over.items[0].error
+
+
+def test_of_our_processes_only_one_dies_and_the_next_takes_its_place(three, expected, tmp_path, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    before = dict(os.environ)
+    with WorkerPool(1) as workers:
+        first = workers.submit(os.getpid).result()
+        report = batch("rewrite", three, tmp_path, executor=Deadly(workers, ByPost(), "c"))
+        check(report, tmp_path, expected, without="c")
+        assert "the process that worked on it, or one beside it, died" in report.items[0].error
+        assert workers.submit(os.getpid).result() != first
+        assert workers.submit(os.getenv, "OMP_NUM_THREADS").result() == str(os.cpu_count())
+    assert dict(os.environ) == before
+    report = batch("rewrite", three, tmp_path)
+    assert statuses(report) == {"c": "unchanged", "b": "up to date", "a": "up to date"}
+
+
+ORPHAN = """
+import os, sys, time
+sys.argv = ["mil-ane-passes"]
+from mil_ane_passes.commands.batch_executors import WorkerPool
+if __name__ == "__main__":
+    workers = WorkerPool(1)
+    print(workers.submit(os.getpid).result(), flush=True)
+    workers.submit(time.sleep, 600)
+    time.sleep(600)
+"""
+
+
+def test_a_worker_does_not_outlive_its_parent(tmp_path):
+    (tmp_path / "parent.py").write_text(ORPHAN)
+    with subprocess.Popen([sys.executable, tmp_path / "parent.py"], stdout=subprocess.PIPE, text=True,
+                          env=os.environ | {"PYTHONPATH": str(ROOT)}) as parent:
+        worker = int(parent.stdout.readline())
+        time.sleep(0.3)  # so that it is at work
+        os.kill(worker, 0)
+        parent.kill()
+    deadline = time.monotonic() + 30
+    with pytest.raises(ProcessLookupError):
+        while time.monotonic() < deadline:
+            os.kill(worker, 0)
+            time.sleep(0.05)
+
+
+def test_the_cores_are_shared():
+    with WorkerPool(2) as workers:
+        assert os.environ["OPENBLAS_NUM_THREADS"] == str(max(1, os.cpu_count() // 2))
+        assert workers.submit(len, "abc").result() == 3
+
+
+def test_a_dask_cluster_of_two_workers(three, expected, tmp_path, capsys):
+    import dask
+    from distributed import LocalCluster
+
+    with dask.config.set({"distributed.scheduler.allowed-failures": 0}), LocalCluster(
+            n_workers=2, processes=True, threads_per_worker=1, dashboard_address=None) as cluster:
+        address = cluster.scheduler_address
+        assert main(["batch", "rewrite", *three, "-o", str(tmp_path / "a"), "--dask", address]) == 0
+        assert "3 packages" in capsys.readouterr().out
+        report = batch("rewrite", three, tmp_path / "a")
+        assert set(statuses(report).values()) == {"up to date"}
+        assert {name: files(tmp_path / "a" / name) for name in shown(tmp_path / "a")} == expected
+        said = []
+        with connect_to_dask(address, say=said.append) as executor:
+            report = batch("rewrite", three[1], tmp_path / "a", executor=Deadly(executor, executor, "b"), again=True)
+    assert said == [] and statuses(report) == {"b": "failed"} and "KilledWorker" in report.items[0].error
+    assert set(statuses(batch("rewrite", three, tmp_path / "a")).values()) == {"up to date"}
+
+
+def test_a_cluster_without_workers_is_waited_for_and_said():
+    from distributed import LocalCluster
+
+    said = []
+    with LocalCluster(n_workers=0, processes=False, dashboard_address=None, protocol="tcp://") as cluster, \
+            connect_to_dask(cluster.scheduler_address, say=said.append):
+        assert said == [f"the cluster at {cluster.scheduler_address} has no workers yet; waiting for some"]
+
+
+@pytest.mark.parametrize(("address", "words"), [("nonsense", "missing port"), ("tcp://127.0.0.1:1", "127.0.0.1:1")])
+def test_a_scheduler_that_is_not_there(address, words, three, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("mil_ane_passes.commands.batch_executors._CONNECT_TIMEOUT", 1)
+    assert main(["batch", "rewrite", *three, "-o", str(tmp_path), "--dask", address]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"mil-ane-passes: no Dask scheduler answers at {address} (") and words in said
+    assert said.count("\n") == 1
+
+
+def test_without_dask_the_extra_is_named(three, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(__import__("sys").modules, "distributed", None)
+    assert main(["batch", "rewrite", *three, "-o", str(tmp_path), "--dask", "tcp://127.0.0.1:1"]) == 2
+    assert "pip install 'mil-ane-passes[dask]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "there", "words"), [
+    ("describe_tool", lambda: {"version": "7.7", "code": "0123456789", "coremltools": "9.0", "plugins": []},
+     "another mil-ane-passes or coremltools: found 7.7 (01234567, coremltools 9.0), expected "),
+    ("RECORDS_FOLDER", "not-there", "does not see {folder}; workers need the same paths"),
+])
+def test_a_worker_elsewhere_must_be_the_same_tool_and_see_the_same_files(name, there, words, three, tmp_path,
+                                                                         monkeypatch):
+    class Elsewhere(ByPost):
+        def submit(self, fn, /, *args, **kwargs):
+            with monkeypatch.context() as context:
+                context.setattr(f"mil_ane_passes.commands.batch_jobs.{name}", there)
+                return super().submit(fn, *args, **kwargs)
+
+    report = batch("rewrite", three, tmp_path, executor=Elsewhere())
+    assert set(statuses(report).values()) == {"failed"} and shown(tmp_path) == []
+    assert words.format(folder=tmp_path) in report.items[0].error

@@ -1,0 +1,60 @@
+"""Commands on a disk that is full: one line, exit code 2, nothing left, in each format."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from mil_ane_passes.commands.main import main
+from mil_ane_passes.package import staging
+
+FIXTURE = str(Path(__file__).parents[2] / "fixtures" / "conv_transpose_1d.mlpackage")
+COMMANDS = {
+    "rewrite": ("out.mlpackage", ["rewrite", FIXTURE, "--no-verify"]),
+    "edit": ("out.mlpackage", ["edit", FIXTURE, "--dedup-weights"]),
+    "lint": ("out.json", ["lint", FIXTURE]),
+}
+
+
+@pytest.fixture
+def full(tmp_path, monkeypatch):
+    """A disk that holds names and nothing else."""
+    real = os.fsync
+
+    def fsync(handle):
+        if os.fstat(handle).st_size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    return tmp_path
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_full_disk_is_one_line(full, capsys, command, form):
+    name, words = COMMANDS[command]
+    assert main([*words, "-o", str(full / name), "--format", form]) == 2
+    out, err = capsys.readouterr()
+    what = "the file" if command == "lint" else "the package"
+    assert err == (f"mil-ane-passes: {full / name}: {what} cannot be written (No space left on device); nothing was "
+                   "left there: free some space, or choose another disk\n")
+    assert out == "" and os.listdir(full) == []
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_folder_that_takes_nothing_is_one_line(tmp_path, capsys, monkeypatch, command):
+    name, words = COMMANDS[command]
+
+    def mkdtemp(**_options):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), os.fspath(tmp_path))
+
+    monkeypatch.setattr(staging.tempfile, "mkdtemp", mkdtemp)
+    assert main([*words, "-o", str(tmp_path / name)]) == 2
+    out, err = capsys.readouterr()
+    assert "cannot be written (Read-only file system: " in err
+    assert err.endswith("choose a folder that you may write to\n")
+    assert out == "" and err.count("\n") == 1

@@ -1,0 +1,46 @@
+"""A slip on the command line is answered with what was meant, by the command that it was made in."""
+
+from __future__ import annotations
+
+import pytest
+
+from mil_ane_passes.commands.main import main
+
+
+@pytest.mark.parametrize("arguments, error", [
+    (["rewrite", "a", "--presets", "full"],
+     "mil-ane-passes rewrite: error: no option --presets; mil-ane-passes rewrite --help tells more; "
+     "did you mean '--preset'?"),
+    (["edit", "a", "-o", "b", "--drop-outptu=c"],
+     "mil-ane-passes edit: error: no option --drop-outptu; mil-ane-passes edit --help tells more; "
+     "did you mean '--drop-output'?"),
+    (["batch", "lint", "a", "--zzzz"],
+     "mil-ane-passes batch lint: error: no option --zzzz; mil-ane-passes batch lint --help tells more"),
+])
+def test_an_option_that_is_not_there(arguments, error, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    said = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2 and said[-1] == error and said[0].startswith(error.partition(": error")[0].join(
+        ("usage: ", " ")))
+
+
+@pytest.mark.parametrize("arguments, near", [
+    (["rewrit", "a"], "did you mean 'rewrite'?"),
+    (["lint", "a", "--format", "htm"], "did you mean 'html'?"),
+    (["verify", "a", "b", "--precision", "flt32"], "did you mean 'float32'?"),
+    (["qqqqqq"], "mil-ane-passes --help tells more"),
+    (["verify", "a"], "required: B; mil-ane-passes verify --help tells more"),
+])
+def test_a_choice_that_is_not_there(arguments, near, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2 and capsys.readouterr().err.endswith(f"{near}\n")
+
+
+def test_no_command_shows_the_commands(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([])
+    said = capsys.readouterr()
+    assert ended.value.code == 2 and not said.out
+    assert "rewrite a package and verify the result before writing it" in said.err and "Exit codes:" in said.err

@@ -1,0 +1,155 @@
+"""Every command that a report prints is run, on the package that it was printed for, as a user would paste it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import coremltools as ct
+import numpy as np
+import pytest
+from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import types
+
+import mil_ane_passes as ane
+from mil_ane_passes.commands.main import main
+from mil_ane_passes.passes.examples import build_program, make_weight
+
+COMMAND = re.compile(r"mil-ane-passes [^`;\n]*?(?= \(\w+, |$| says )", re.M)
+
+
+def vocoder():
+    """A cumsum and a 1-D conv with a wide kernel, which are unsupported on an M4, and a 1-D conv_transpose."""
+    def body(x):
+        x = mb.conv(x=x, weight=make_weight(16, 16, 31), pad_type="same", name="smooth")
+        x = mb.cumsum(x=x, axis=2, name="sum")
+        return mb.conv_transpose(x=x, weight=make_weight(16, 4, 8), bias=make_weight(4), strides=[4], name="y")
+
+    return build_program(body, x=(1, 16, 64))
+
+
+def lookups():
+    """Two embedding lookups by token and position."""
+    def body(ids, positions):
+        one = mb.gather(x=make_weight(50, 16), indices=ids, axis=0, name="words")
+        two = mb.gather(x=make_weight(20, 16), indices=positions, axis=0, name="places")
+        return mb.linear(x=mb.add(x=one, y=two, name="both"), weight=make_weight(8, 16), name="y")
+
+    return build_program(body, dtype=types.int32, opset=ct.target.iOS17, ids=(1, 8), positions=(1, 8))
+
+
+def late():
+    """Large layers on the ANE, then a random op and a cumsum on the CPU until the end."""
+    def body(x):
+        for number in range(6):
+            x = mb.tanh(x=x, name=f"t{number}")
+        return mb.add(x=mb.cumsum(x=x, axis=1, name="sum"), y=np.float16(1), name="y")
+
+    return build_program(body, x=(1, 64, 256, 256))
+
+
+def loop():
+    """A loop whose end values decide, between two layers."""
+    def body(x):
+        first = mb.tanh(x=x, name="first")
+        last = mb.while_loop(
+            _cond=lambda v: mb.less(x=mb.reduce_sum(x=mb.abs(x=v), keep_dims=False), y=np.float16(100)),
+            _body=lambda v: (mb.mul(x=v, y=np.float16(2)),), loop_vars=(first,), name="loop")
+        return mb.relu(x=last, name="y")
+
+    return build_program(body, x=(2, 8))
+
+
+MODELS = {made.__name__: made for made in (vocoder, lookups, late, loop)}
+
+
+@pytest.fixture(params=MODELS)
+def package(request, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "a model's.mlpackage"
+    ct.convert(MODELS[request.param](), minimum_deployment_target=ct.target.iOS17, skip_model_load=True,
+               pass_pipeline=ct.PassPipeline.EMPTY).save(str(path))
+    return path
+
+
+def printed(text):
+    return list(dict.fromkeys(COMMAND.findall(text)))
+
+
+def run(command, capsys, clean):
+    """Run a printed line as a shell would; returns what it printed."""
+    outs = []
+    for step in command.split(" && "):
+        name, *arguments = shlex.split(step)
+        assert name == "mil-ane-passes"
+        code = main(arguments)
+        outs.append(capsys.readouterr().out)
+        assert code == 0 or (code == 1 and arguments[0] == "lint"), (step, outs)
+    for made in clean.glob("OUT*"):
+        made.rename(clean / f"done {len(list(clean.iterdir()))} {made.name}")
+    return "\n".join(outs)
+
+
+def test_every_command_of_lint_and_rewrite_runs_as_printed(package, tmp_path, capsys):
+    text = str(ane.lint(package, target="m4"))
+    commands = printed(text)
+    assert commands and len(commands) >= text.count("mil-ane-passes") - text.count(" && "), text
+    for command in commands:
+        assert not re.search(r"\b(IN|VALUE|OUT)(?!\.mlpackage|_)\b", command), command
+        shown = run(command, capsys, tmp_path)
+        if "rewrite" in command:
+            assert "--target m4" in command and "nothing to do" not in shown, shown
+        for after in printed(shown):
+            assert shlex.split(after)[1] == "lint" and "--target m4" in after
+
+
+def test_lookups_are_cut_off_by_one_command_and_what_is_left_has_none(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    ct.convert(lookups(), minimum_deployment_target=ct.target.iOS17, skip_model_load=True,
+               pass_pipeline=ct.PassPipeline.EMPTY).save("m.mlpackage")
+    report = ane.lint("m.mlpackage", target="m4")
+    assert {item.split_at for item in report.findings if item.rule.name == "runtime_gather"} == {(("words", "places"),)}
+    (command,) = [each for each in printed(str(report)) if "--split-at" in each]
+    for step in command.split(" && "):
+        assert main(shlex.split(step)[1:]) == 0
+    capsys.readouterr()
+    kinds = {op.op_type for op in ane.load("OUT_2.mlpackage").program.functions["main"].operations}
+    assert "gather" not in kinds and "linear" in kinds
+
+
+def test_a_late_departure_promises_what_the_first_part_keeps(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    ct.convert(late(), minimum_deployment_target=ct.target.iOS17, skip_model_load=True,
+               pass_pipeline=ct.PassPipeline.EMPTY).save("m.mlpackage")
+    report = ane.lint("m.mlpackage", target="m4")
+    (found,) = [item for item in report.findings if item.rule.name == "late_departure"]
+    (promised,) = re.findall(r"(\d+) of them predicted on the ANE", found.reason)
+    (command,) = [each for each in printed(str(report)) if "--split-at" in each]
+    assert main(shlex.split(command)[1:]) == 0
+    capsys.readouterr()
+    assert ane.lint("OUT_1.mlpackage", target="m4").on_ane == int(promised) > 0
+
+
+def test_a_cut_that_edit_refuses_is_not_printed(tmp_path, monkeypatch):
+    """The lookup makes the model's output: nothing is left behind it to make a second part of."""
+    monkeypatch.chdir(tmp_path)
+    built = build_program(
+        lambda ids: mb.gather(x=make_weight(50, 16), indices=ids, axis=0, name="y"),
+        dtype=types.int32,
+        opset=ct.target.iOS17,
+        ids=(1, 8),
+    )
+    ct.convert(built, minimum_deployment_target=ct.target.iOS17, skip_model_load=True,
+               pass_pipeline=ct.PassPipeline.EMPTY).save("m.mlpackage")
+    report = ane.lint("m.mlpackage", target="m4")
+    (found,) = [item for item in report.findings if item.rule.name == "runtime_gather"]
+    assert found.split_at == () and "mil-ane-passes edit" not in str(report)
+
+
+@pytest.mark.parametrize("arguments", [["--split-at", "%t2"], ["--expose", "%t1"], ["--rename", "%t0=first"],
+                                       ["--io", "fp16", "%x"]])
+def test_edit_takes_values_as_reports_print_them(tmp_path, capsys, arguments):
+    source = tmp_path / "m.mlpackage"
+    ct.convert(late(), minimum_deployment_target=ct.target.iOS17, skip_model_load=True,
+               pass_pipeline=ct.PassPipeline.EMPTY).save(str(source))
+    assert main(["edit", str(source), "-o", str(tmp_path / "out.mlpackage"), *arguments]) == 0, capsys.readouterr()

@@ -1,0 +1,715 @@
+"""Operators whose programs, refusals or flexible sizes are looked at, beyond the table in test_values.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import coremltools as ct
+import numpy as np
+import pytest
+import torch
+from coremltools.converters.mil.mil import Builder as mb
+from torch import nn
+from torch.nn import functional as F
+
+import mil_ane_passes as ane
+from mil_ane_passes import torch_frontend
+from mil_ane_passes.torch_frontend import NotConverted, patched
+
+from ..checks import FRONTENDS, captured, check, convert, input_types, outputs
+
+torch.manual_seed(0)
+
+
+# `trunc`, `hypot`, `cdist`, `bucketize`.
+ARITHMETIC_X = torch.randn(3, 4) * 3
+ARITHMETIC_Y = torch.randn(3, 4)
+
+
+@pytest.mark.parametrize("power", [0.0, 3.0, float("inf")])
+def test_arithmetic_distances(power: float) -> None:
+    check(lambda x, y: torch.cdist(x, y, power), ARITHMETIC_X[None], ARITHMETIC_Y[None, :2])
+
+
+# `where` of numbers; bitwise ops of bools and ints; shifts.
+CHOOSING_NUMBERS = torch.tensor([[3, -1, 2], [0, 5, -7]], dtype=torch.int32)
+
+
+@pytest.mark.parametrize(("function", "why"), [(lambda x: x | 4, "'or' of ints has no lowering"),
+                                               (lambda x: x & 4, "known for constant masks")])
+def test_choosing_other_patterns_are_refused(function, why: str) -> None:
+    with pytest.raises(Exception, match=why):
+        check(function, CHOOSING_NUMBERS)
+
+
+# Scatters of constants keep what is there, as their mode says.
+CONSTANT_SCATTER_DATA, CONSTANT_SCATTER_INDICES = (
+    torch.arange(12.0).reshape(3, 4) + 4,
+    torch.tensor([[0, 0, 2, 1], [2, 0, 2, 1]]),
+)
+CONSTANT_SCATTER_UPDATES = torch.full((2, 4), 10.)
+
+
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+@pytest.mark.parametrize("axis", [0, -1])
+def test_constant_scatter_added_constants_are_added(frontend: str, axis: int) -> None:
+    check(
+        lambda x: (
+            x
+            + CONSTANT_SCATTER_DATA.scatter_add(
+                axis,
+                CONSTANT_SCATTER_INDICES if axis == 0 else CONSTANT_SCATTER_INDICES[:, :3],
+                CONSTANT_SCATTER_UPDATES,
+            )
+        ),
+        torch.randn(3, 4),
+        frontend=frontend,
+    )
+
+
+@pytest.mark.parametrize("reduce", ["sum", "prod", "amax", "amin"])
+def test_constant_scatter_reduced_constants(reduce: str) -> None:
+    check(
+        lambda x: (
+            x + CONSTANT_SCATTER_DATA.scatter_reduce(0, CONSTANT_SCATTER_INDICES, CONSTANT_SCATTER_UPDATES, reduce)
+        ),
+        torch.randn(3, 4),
+    )
+
+
+@pytest.mark.parametrize("mode", ["add", "sub", "mul", "div", "max", "min", "update"])
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+def test_constant_scatter_a_fold_gives_what_the_op_gives(mode: str, dtype: type) -> None:
+    """As the runtime computes the op on values that it is fed."""
+    def build(data: object, indices: object, updates: object) -> object:
+        return mb.scatter_along_axis(data=data, indices=indices, updates=updates, axis=0, mode=mode, name="y")
+
+    data, indices = np.array([4, 5, 6], dtype), np.array([2, 0, 2] if mode != "update" else [2, 0, 1], np.int32)
+    updates = np.array([10, 3, 2], dtype)
+    types = ct.converters.mil.mil.types
+    fed = mb.program(input_specs=[mb.TensorSpec((3,), dtype=types.numpy_type_to_builtin_type(each))
+                                  for each in (dtype, np.int32, dtype)])(
+        lambda data, indices, updates: build(data, indices, updates))
+    wanted = ane.run(fed, {"data": data, "indices": indices, "updates": updates})["y"]
+    with patched():
+        folded = mb.program(input_specs=[mb.TensorSpec((1,))])(
+            lambda x: mb.cast(x=build(data, indices, updates), dtype="fp32"))
+    (value,) = [op.outputs[0].val for op in folded.functions["main"].operations if op.op_type == "scatter_along_axis"]
+    if value is None:
+        assert mode == "div" and dtype == np.int32, "left to the runtime"
+    else:
+        np.testing.assert_array_equal(value, wanted)
+
+
+# Rounded divisions and remainders.
+DIVISION_I = torch.tensor([[-7, 7, 2 ** 30 + 1], [5, -5, 0]])
+DIVISION_J = torch.tensor([2, -2, 3])
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+def test_division_ints_stay_ints(frontend: str) -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x % y, x // y, torch.div(x, y, rounding_mode="floor"),
+                          torch.div(x, y, rounding_mode="trunc"), x // 1, x % 1])
+
+    mlmodel = check(function, DIVISION_I, DIVISION_J, frontend=frontend)
+    assert not mlmodel._mil_program.find_ops(op_type="floor")
+
+
+def test_division_ints_keep_the_host_cleanup() -> None:
+    mlmodel = convert(lambda x: (x // 1) * 2, (DIVISION_I,))
+    assert not mlmodel._mil_program.find_ops(op_type="floor_div")
+
+
+# `zeros`, `ones`, `full`, `new_*`, `*_like`, `fill_`, `zero_`.
+FILLED_NUMBERS = torch.tensor([[3, -1, 2], [0, 5, 7]], dtype=torch.int32)
+
+
+def filled_new(x: torch.Tensor) -> torch.Tensor:
+    return x / x.new_ones((2, 3)) + x.new_full((2, 3), 3) / 2 + x.new_zeros([3]) + x.new_ones((1,), dtype=torch.float32)
+
+
+def filled_like(x: torch.Tensor) -> torch.Tensor:
+    ones = torch.ones_like(x) + torch.full_like(x, 3) // 2 + torch.zeros_like(x, dtype=torch.float32)
+    return ones + torch.full_like(x, 0.5, dtype=torch.float32) + x
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+@pytest.mark.parametrize("function", [filled_new, filled_like])
+def test_filled_dtype_is_kept(function, frontend: str) -> None:
+    check(function, FILLED_NUMBERS, frontend=frontend)
+
+
+def test_filled_known_sizes_become_consts() -> None:
+    mlmodel = check(lambda x: torch.full_like(x, 2.0) * x + x.new_ones(x.shape), torch.randn(2, 3))
+    kinds = {op.op_type for op in mlmodel._mil_program.functions["main"].operations}
+    assert not kinds & {"fill", "fill_like", "shape"}
+
+
+# `chunk` and `split` along a flexible axis.
+FLEXIBLE_SPLITS_X = torch.arange(24.0).reshape(2, 4, 3)
+FLEXIBLE_SPLITS_Y = torch.arange(63.0).reshape(3, 7, 3)
+
+
+@pytest.mark.parametrize("at", [FLEXIBLE_SPLITS_Y, FLEXIBLE_SPLITS_Y[:, :5], FLEXIBLE_SPLITS_Y[:, :6]])
+def test_flexible_splits_chunk(at: torch.Tensor) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        first, second = x.chunk(2, 1)
+        return torch.cat([second, first], -2)
+
+    check(function, FLEXIBLE_SPLITS_X, flexible=(0, 1), at=[[at]])
+
+
+def flexible_splits_indexed(x: torch.Tensor) -> torch.Tensor:
+    return x.chunk(2, -1)[0].sum() + x.chunk(3, 0)[1] * x.split(2, 1)[0].sum()
+
+
+def test_flexible_splits_pieces_that_a_script_indexes() -> None:
+    check(flexible_splits_indexed, torch.randn(4, 5), frontend="script")
+
+
+# `torch.fmod`.
+@pytest.mark.parametrize("frontend", FRONTENDS)
+def test_fmod_sign_of_the_dividend(frontend: str) -> None:
+    def fmod(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.fmod(x, y) + torch.fmod(x, -1.5)
+
+    x = torch.tensor([[-7.5, 7.5, -0.5], [5.0, -5.0, 0.0]])
+    check(fmod, x, torch.tensor([2.0, -2.0, 3.0]), frontend=frontend)
+
+
+# fold of blocks that overlap.
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+@pytest.mark.parametrize(("size", "kernel", "options"), [
+    ((4, 5), (2, 2), {}), ((6, 6), (3, 3), {"stride": 2, "padding": 1}), ((6, 8), (2, 3), {"stride": (1, 2)}),
+    ((7, 7), (3, 2), {"dilation": 2, "padding": 1, "stride": 2}), ((4, 4), (2, 2), {"stride": 2}),
+], ids=str)
+def test_folding_blocks(size: tuple[int, int], kernel: tuple[int, int], options: dict[str, int], frontend: str) -> None:
+    x = F.unfold(torch.randn(2, 3, *size), kernel, **options)
+    check(lambda x: F.fold(x, size, kernel, **options), torch.randn_like(x), frontend=frontend)
+
+
+def test_folding_one_image_and_a_flexible_batch() -> None:
+    x = torch.randn(3, 12, 9)
+    check(lambda x: F.fold(x, (4, 4), 2), x, flexible=[0], at=[(torch.randn(7, 12, 9),)])
+    check(lambda x: F.fold(x, (4, 4), 2), x[0])
+
+
+# rms_norm, cosine_similarity, mse_loss and cross.
+FORMULAS_X = torch.rand(2, 4, 6) - 0.5
+
+
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+def test_formulas_rms_norm(frontend: str) -> None:
+    weight = torch.rand(4, 6)
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x, (6,)) + F.rms_norm(x, (4, 6), weight, 0.01) + F.rms_norm(x * 0, (6,))
+
+    check(model, FORMULAS_X * 1e-2, frontend=frontend, at=[(FORMULAS_X * 1e3,)])
+
+
+def test_formulas_rms_norm_does_not_overflow_in_half_precision() -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x, (6,), eps=1e-5)
+
+    mlmodel = convert(model, [FORMULAS_X], precision=ct.precision.FLOAT16)
+    found = outputs(mlmodel, [FORMULAS_X * 4e3], precision="float16")[0]
+    assert torch.allclose(torch.tensor(found).float(), model(FORMULAS_X * 4e3), atol=2e-2)
+
+
+# torch.fft with and without its arguments, and the conjugate.
+FOURIER_X = torch.randn(2, 4, 6)
+
+
+@pytest.mark.parametrize("frontend", ["trace", "script", "export"])
+@pytest.mark.parametrize("name", ["fft", "fft2", "fftn", "rfft", "rfft2", "rfftn"])
+def test_fourier_forward_with_default_arguments(frontend, name):
+    transform = getattr(torch.fft, name)
+
+    def model(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = transform(x)
+        return y.real, y.imag
+
+    check(model, FOURIER_X, frontend="trace" if frontend == "script" else frontend, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["irfft", "ifft2"])
+def test_fourier_the_inverse_of_real_numbers(name):
+    transform = getattr(torch.fft, name)
+    check(lambda x: transform(x) if name == "irfft" else transform(x).real, FOURIER_X, rtol=1e-3, atol=1e-4)
+
+
+# Exported programs that write into their input.
+def test_input_mutation_outputs_are_right_and_the_mutation_is_no_output() -> None:
+    def write(x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return x * 2
+
+    mlmodel = check(write, torch.arange(6.).reshape(2, 3), frontend="export")
+    assert len(mlmodel._mil_program.functions["main"].outputs) == 1
+
+
+# InstanceNorm in eval mode: running statistics are used where they are tracked, the input's own elsewhere.
+INSTANCE_STATISTICS_X = torch.randn(2, 4, 7, generator=torch.Generator().manual_seed(0)) * 3 + 1
+
+
+def instance_statistics_norm(**settings: bool) -> nn.Module:
+    made = nn.InstanceNorm1d(4, **settings)
+    for _ in range(3):
+        made(INSTANCE_STATISTICS_X)  # running statistics that are not those of INSTANCE_STATISTICS_X
+    return made.eval()
+
+
+@pytest.mark.parametrize("frontend", ["trace", "script", "export"])
+@pytest.mark.parametrize("tracked", [True, False])
+@pytest.mark.parametrize("affine", [True, False])
+def test_instance_statistics_statistics(frontend: str, tracked: bool, affine: bool) -> None:
+    check(
+        instance_statistics_norm(track_running_stats=tracked, affine=affine), INSTANCE_STATISTICS_X, frontend=frontend
+    )
+
+
+# `len` in scripts.
+LENGTH_X = torch.rand(3, 4)
+
+
+def length_of_tensor(x: torch.Tensor) -> torch.Tensor:
+    return x * len(x)
+
+
+def length_of_shape(x: torch.Tensor) -> torch.Tensor:
+    return x * len(x.shape)
+
+
+def length_of_parts(x: torch.Tensor) -> torch.Tensor:
+    return x * len(torch.unbind(x, 1))
+
+
+@pytest.mark.parametrize("function", [length_of_tensor, length_of_shape, length_of_parts])
+def test_length_a_fixed_size(function) -> None:
+    check(function, LENGTH_X, frontend="script")
+
+
+@pytest.mark.parametrize("function", [length_of_tensor, length_of_shape])
+def test_length_a_flexible_size(function) -> None:
+    check(function, LENGTH_X, frontend="script", flexible=[0], at=[(torch.rand(7, 4),)])
+
+
+# Loops over ranges in scripts.
+def loop_ranges_ranges(x: torch.Tensor) -> torch.Tensor:
+    total = x[0] * 0
+    for i in range(1, x.shape[0]):
+        total += x[i] * i
+    for i in range(4, 0, -2):
+        total += i
+    for _ in range(2, 2):
+        total += 100
+    return total
+
+
+def test_loop_ranges_every_range_has_its_turns() -> None:
+    check(loop_ranges_ranges, torch.arange(12.).reshape(4, 3), frontend="script")
+
+
+def test_loop_ranges_a_range_up_to_a_flexible_size() -> None:
+    check(loop_ranges_ranges, torch.arange(12.).reshape(4, 3), frontend="script", flexible=(0,),
+          at=[[torch.arange(18.).reshape(6, 3)], [torch.arange(6.).reshape(2, 3)]])
+
+
+# A transformer encoder with a padding mask: refused on the path of nested tensors, right on the slow one.
+NESTED_X, NESTED_PADDED = torch.randn(2, 5, 8), torch.tensor([[0.0] * 5, [0, 0, 0, 1, 1]])
+
+
+class Padded(torch.nn.Module):
+    def __init__(self, **options: bool) -> None:
+        super().__init__()
+        layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.encoder = torch.nn.TransformerEncoder(layer, 1, **options)
+
+    def forward(self, x: torch.Tensor, padded: torch.Tensor) -> torch.Tensor:
+        return self.encoder(x, src_key_padding_mask=padded > 0.5)
+
+
+def test_nested_the_fast_path_is_refused_with_the_way_out():
+    with torch.no_grad(), pytest.raises(torch_frontend.NotConverted, match=r"nested tensor.*set_fastpath_enabled"):
+        convert(Padded().eval(), (NESTED_X, NESTED_PADDED))
+
+
+def test_nested_the_slow_path_converts():
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with torch.no_grad():
+            check(Padded().eval(), NESTED_X, NESTED_PADDED)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(True)
+
+
+def test_nested_without_nested_tensors_it_converts():
+    with torch.no_grad():
+        check(Padded(enable_nested_tensor=False).eval(), NESTED_X, NESTED_PADDED, rtol=1e-3, atol=1e-4)
+
+
+# Max pools with dilation, average pools with a divisor.
+POOLING_X = torch.randn(2, 3, 9, 8)
+POOLING_SIZES = [
+    (torch.randn(2, 3, rows, columns),) for rows, columns in ((1, 2), (2, 1), (3, 5), (4, 4), (5, 7), (12, 13))
+]
+
+
+@pytest.mark.parametrize("pool", [F.max_pool2d, F.avg_pool2d])
+@pytest.mark.parametrize("kernel, stride", [(1, 2), (1, 3), (2, 3), ((1, 2), (4, 2)), ((2, 1), (5, 7))])
+def test_pooling_a_window_behind_a_flexible_size_is_dropped(pool, kernel, stride) -> None:
+    reach = kernel if isinstance(kernel, tuple) else (kernel, kernel)
+    sizes = [size for size in POOLING_SIZES if all(have >= need for have, need in zip(size[0].shape[-2:], reach))]
+    check(lambda x: pool(x, kernel, stride, ceil_mode=True), POOLING_X, flexible=[2, 3], at=sizes)
+
+
+# `arange` and `linspace` of torch's dtype.
+RANGES_X = torch.rand(3, 4)
+RANGES_FLOAT = torch.float32
+
+
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+def test_ranges_the_dtype_counts(frontend: str) -> None:
+    def model(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        mean = x + torch.arange(4, dtype=RANGES_FLOAT).mean() + torch.linspace(0, 5, 4, dtype=torch.int64) / 2
+        return (
+            mean,
+            x * torch.softmax(torch.arange(1, 5, dtype=RANGES_FLOAT), 0),
+            x[:, torch.arange(0.0, 3, dtype=torch.long)],
+        )
+
+    mlmodel = check(model, RANGES_X, frontend=frontend)
+    assert "range_1d" not in {op.op_type for op in mlmodel._mil_program.functions["main"].operations}
+
+
+# Reductions of ints, bools and with a dtype.
+REDUCED_DTYPES_N = torch.tensor([[1, -2, 4], [4, 0, 3]])
+
+
+def test_reduced_dtypes_flexible_sizes() -> None:
+    more = torch.ones(4, 7) * 3
+    check(lambda x: x.mean(1) + x.sum(1) + (x > 2).sum(1), torch.ones(2, 3), flexible=(0, 1), at=[[more]])
+
+
+def test_reduced_dtypes_refusal() -> None:
+    with pytest.raises(NotConverted, match="dtype"):
+        convert(lambda x: x.sum(1, dtype=torch.uint8), (REDUCED_DTYPES_N,))
+
+
+def test_reduced_dtypes_truth_over_no_axis_is_that_of_each_element() -> None:
+    x = torch.tensor([[1., -1.], [0., 2.]])
+    check(lambda x: torch.any(x > 0, dim=[]).float() + torch.all(x, dim=[]).float(), x)
+
+
+# Variance with corrections, `prod`, `median`, `kthvalue`, `argmax` over everything.
+def test_reductions_the_mean_of_a_layer_norm_by_hand_is_computed_once() -> None:
+    def norm(x: torch.Tensor) -> torch.Tensor:
+        variance = x.var(-1, keepdim=True, unbiased=False)
+        return (x - x.mean(-1, keepdim=True)) / torch.sqrt(variance + 1e-5)
+
+    mlmodel = check(norm, torch.randn(2, 3, 4))
+    assert len(mlmodel._mil_program.find_ops(op_type="reduce_mean")) == 2
+
+
+# LSTMCell, GRUCell and RNNCell, traced and scripted, with and without a first state.
+RECURRENT_CELLS_X = torch.randn(3, 6, generator=torch.Generator().manual_seed(0))
+
+
+class Cells(nn.Module):
+    def __init__(self, kind: type[nn.Module], **settings: object) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.cell = kind(6, 4, **settings)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.cell(x * 2, self.cell(x))
+
+
+class LstmCells(Cells):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.cell(x * 2, self.cell(x))
+
+
+@pytest.mark.parametrize("frontend", ["trace", "script", "export"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_recurrent_cells_cells_step(frontend: str, bias: bool) -> None:
+    check(LstmCells(nn.LSTMCell, bias=bias).eval(), RECURRENT_CELLS_X, frontend=frontend)
+    check(Cells(nn.GRUCell, bias=bias).eval(), RECURRENT_CELLS_X, frontend=frontend)
+    check(Cells(nn.RNNCell, bias=bias, nonlinearity="relu").eval(), RECURRENT_CELLS_X, frontend=frontend)
+
+
+# repeat_interleave by constants, embedding_bag.
+@pytest.mark.parametrize("frontend", FRONTENDS)
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_repeated_bags(mode: str, frontend: str) -> None:
+    weight = torch.randn(5, 4)
+
+    def model(i: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        same = F.embedding_bag(i.reshape(3, 2), weight, mode=mode)
+        return same, F.embedding_bag(i, weight, torch.tensor([0, 2, 2, 5]), mode=mode)
+
+    check(model, torch.tensor([0, 1, 2, 0, 4, 4]), frontend=frontend)
+
+
+# A tensor returned twice.
+def repeated_outputs_twice(x: torch.Tensor) -> list[torch.Tensor]:
+    y = x + 1
+    return [y, y * 2, y, y.detach()]
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+def test_repeated_outputs_every_output_has_its_name(frontend: str) -> None:
+    mlmodel = check(repeated_outputs_twice, torch.randn(2, 3), frontend=frontend)
+    names = [output.name for output in mlmodel.get_spec().description.output]
+    assert len(set(names)) == 4
+
+
+# cumsum along any axis.
+RUNNING_SUMS_X = torch.arange(-12.0, 12.0).reshape(2, 3, 4)
+
+
+@pytest.mark.parametrize("axis", [0, 2, -1, -3])
+def test_running_sums_any_axis_of_bools_and_integers(axis):
+    check(
+        lambda x: (torch.cumsum(x > 0, axis) // 2, torch.cumsum(x.int(), axis, dtype=torch.float32) / 2),
+        RUNNING_SUMS_X,
+        flexible=(0,),
+        at=[(torch.randn(5, 3, 4),)],
+    )
+
+
+# Sums with a factor, mixed dtypes.
+SCALED_SUMS_N = torch.tensor([[1, -2, 3], [4, 0, 2]])
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+def test_scaled_sums_ints_stay_ints(frontend: str) -> None:
+    check(lambda n: torch.add(n, n, alpha=3) // 2, SCALED_SUMS_N, frontend="trace")
+    big = torch.tensor([2 ** 30 + 1])
+    check(lambda n: n + 2, big, frontend="trace" if frontend == "script" else frontend)
+
+
+# `gather`, `scatter`, `scatter_add`, `scatter_reduce`, `index_select`, and const indices.
+SCATTER_GATHER_X = torch.arange(24.0).reshape(2, 4, 3)
+SCATTER_GATHER_INDEX = torch.tensor([[[0, 3, 2], [1, 1, 0]]])
+
+
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+@pytest.mark.parametrize("target", [ct.target.iOS15, ct.target.iOS18])
+def test_scatter_gather_const_indices(frontend: str, target: object) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        gathered = torch.gather(x, 1, SCATTER_GATHER_INDEX) + x[:1, [0, 2]] + x[:1, [-1, 1]] + x[[0], :2]
+        chosen = torch.index_select(x, 1, torch.tensor([0, 2])) + torch.index_select(x, 1, torch.tensor(3))
+        return torch.cat([gathered, chosen, x[[0, -1], [2, 3]].unsqueeze(0).repeat(1, 1, 1)])
+
+    check(function, SCATTER_GATHER_X, frontend=frontend, target=target)
+
+
+def test_scatter_gather_fixed_index_of_flexible_data() -> None:
+    more = torch.arange(60.0).reshape(5, 4, 3)
+    check(lambda x: torch.gather(x, 1, SCATTER_GATHER_INDEX), SCATTER_GATHER_X, flexible=(0,), at=[[more]])
+    with pytest.raises(NotConverted, match="smaller than the data"):
+        convert(lambda x: torch.scatter(x, 1, SCATTER_GATHER_INDEX, 3), (SCATTER_GATHER_X,), flexible=(0,))
+
+
+def test_scatter_gather_refusal() -> None:
+    with pytest.raises(NotConverted, match="include_self"):
+        convert(
+            lambda x: torch.scatter_reduce(x, 1, SCATTER_GATHER_INDEX, x, "sum", include_self=False),
+            (SCATTER_GATHER_X,),
+        )
+
+
+def test_scatter_gather_a_source_larger_than_the_index() -> None:
+    index = torch.tensor([[0, 1]])
+    check(lambda x, i: torch.zeros(2, 4).scatter_add(1, i, x), SCATTER_GATHER_X[0, :, :], index)
+    check(lambda x, i: torch.zeros(2, 4).scatter_add(1, i, x), SCATTER_GATHER_X[0, :, :], index, flexible=[0, 1],
+          at=[(torch.rand(2, 2), index)])
+    check(lambda x: torch.zeros(4, 3).scatter_add(1, (x[:, :2] > 9).long(), x), SCATTER_GATHER_X[0], flexible=[1],
+          at=[(torch.rand(4, 7) * 20,)])
+
+
+# Windows of signals.
+SIGNAL_WINDOWS_X = torch.rand(2, 6)
+
+
+def signal_windows_windows(x: torch.Tensor) -> torch.Tensor:
+    one = torch.hann_window(6) + torch.hann_window(6, periodic=False) + torch.blackman_window(6)
+    two = torch.bartlett_window(6, periodic=False) + torch.hamming_window(6, True, 0.5, 0.4)
+    return x * (one + two + torch.kaiser_window(6, True, 8.0))
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+def test_signal_windows_windows(frontend: str) -> None:
+    mlmodel = check(signal_windows_windows, SIGNAL_WINDOWS_X, frontend=frontend)
+    assert [op.op_type for op in mlmodel._mil_program.functions["main"].operations] == ["const", "mul"]
+
+
+# Scripted sizes.
+SIZE_ITEMS_X = torch.arange(24.0).reshape(2, 4, 3)
+SIZE_ITEMS_Y = torch.arange(45.0).reshape(3, 5, 3)
+
+
+@pytest.mark.parametrize("flexible", [(), (0, 1)])
+def test_size_items_items_of_a_shape(flexible: tuple[int, ...]) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        sizes = x.shape
+        return x.reshape(sizes[0] * sizes[1], sizes[-1]) * x.size(1) + sizes[0] * x.shape[1] + x.dim()
+
+    check(function, SIZE_ITEMS_X, frontend="script", flexible=flexible, at=[[SIZE_ITEMS_Y]] if flexible else [])
+
+
+@pytest.mark.parametrize("flexible", [(), (0, 1)])
+def test_size_items_count_of_elements(flexible: tuple[int, ...]) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x / x.numel()
+
+    check(function, SIZE_ITEMS_X, frontend="script", flexible=flexible, at=[[SIZE_ITEMS_Y]] if flexible else [])
+
+
+# torch.tensor and torch.as_tensor in scripts.
+def tensors_numbers(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return x + torch.tensor(5), x * torch.tensor(2.5) + torch.tensor([1, 2]), x * torch.tensor([[True], [False]])
+
+
+def tensors_of_sizes(x: torch.Tensor) -> torch.Tensor:
+    sizes = torch.tensor([x.shape[0], x.shape[1]]) + torch.tensor(x.shape[0] / 4)
+    return x + sizes + torch.as_tensor(x, dtype=torch.int32)
+
+
+def test_tensors_dtypes_and_lists() -> None:
+    check(tensors_numbers, torch.tensor([[1., 2.], [3., 4.]]), frontend="script")
+
+
+def test_tensors_numbers_the_model_computes() -> None:
+    check(tensors_of_sizes, torch.ones(3, 2), frontend="script", flexible=(0,), at=[[torch.ones(5, 2)]])
+
+
+# `triu`, `tril`, `roll`.
+def test_triangles_a_roll_beyond_a_flexible_size_needs_no_gather() -> None:
+    mlmodel = check(lambda x: torch.roll(x, 5, 0) - torch.roll(x, -3, 0), torch.randn(4, 3), flexible=[0],
+                    at=[[torch.randn(size, 3)] for size in (2, 5, 7)])
+    assert "gather" not in {op.op_type for op in mlmodel._mil_program.functions["main"].operations}
+
+
+# `Tensor.unfold`.
+UNFOLDING_X = torch.arange(24.0).reshape(2, 12)
+
+
+@pytest.mark.parametrize(("dim", "size", "step"), [(0, 2, 1), (1, 5, 3), (1, 12, 1), (-1, 1, 5), (1, 3, 4)])
+def test_unfolding_every_dimension(dim: int, size: int, step: int) -> None:
+    check(lambda x: x.unfold(dim, size, step), UNFOLDING_X)
+
+
+@pytest.mark.parametrize("precision", [ct.precision.FLOAT32, ct.precision.FLOAT16])
+@pytest.mark.parametrize("size", [2, 7])
+def test_unfolding_rank_5_whose_windows_are_of_rank_6(precision: ct.precision, size: int) -> None:
+    def windows(x: torch.Tensor) -> torch.Tensor:
+        return torch.einsum("abcdlk,abk->abcdl", x.unfold(4, size, 2), torch.ones(1, 2, size))
+
+    x = torch.rand(1, 2, 3, 4, 10)
+    model = ane.convert(captured(windows, [x], "trace"), inputs=input_types([x]), skip_model_load=True,
+                        compute_precision=precision)
+    np.testing.assert_allclose(outputs(model, [x])[0], windows(x), rtol=2e-3)
+
+
+# `prelu` of every rank.
+PRELU_SHAPES = [(2, 3), (2, 3, 4), (2, 3, 4, 2), (2, 3, 2, 2, 2)]
+
+
+def prelu_layer(channels: int) -> nn.PReLU:
+    prelu = nn.PReLU(channels).eval()
+    with torch.no_grad():
+        prelu.weight.copy_(torch.tensor([0.1, -0.5, 2.0])[:channels])
+    return prelu
+
+
+def prelu_points(*shape: int) -> torch.Tensor:
+    return torch.linspace(-3, 3, torch.Size(shape).numel()).reshape(shape)
+
+
+@pytest.mark.parametrize("shape", PRELU_SHAPES)
+@pytest.mark.parametrize("frontend", FRONTENDS)
+def test_prelu_one_slope_a_channel(shape: tuple[int, ...], frontend: str) -> None:
+    check(prelu_layer(3), prelu_points(*shape), frontend=frontend)
+
+
+@pytest.mark.parametrize("shape", [(5,), *PRELU_SHAPES])
+def test_prelu_one_slope(shape: tuple[int, ...]) -> None:
+    check(prelu_layer(1), prelu_points(*shape))
+
+
+@pytest.mark.parametrize("shape", PRELU_SHAPES)
+def test_prelu_flexible_batch(shape: tuple[int, ...]) -> None:
+    check(prelu_layer(3), prelu_points(*shape), flexible=(0,), at=[[prelu_points(5, *shape[1:])]])
+
+
+def test_prelu_flexible_channels_with_one_slope() -> None:
+    check(prelu_layer(1), prelu_points(2, 3), flexible=(1,), at=[[prelu_points(2, 7)]])
+
+
+def test_prelu_after_a_linear_layer() -> None:
+    torch.manual_seed(0)
+    check(nn.Sequential(nn.Linear(4, 3), prelu_layer(3)).eval(), prelu_points(2, 4))
+
+
+def test_prelu_computed_slopes() -> None:
+    check(lambda x, slopes: nn.functional.prelu(x, slopes * 2), prelu_points(2, 3, 4), torch.tensor([0.1, -0.5, 2.0]))
+
+
+def test_prelu_rank_4_stays_the_op_of_its_own() -> None:
+    mlmodel = check(prelu_layer(3), prelu_points(2, 3, 4, 2))
+    assert mlmodel._mil_program.find_ops(op_type="prelu")
+
+
+# diagonal, narrow, unbind.
+VIEW_READS_X = torch.arange(60.).reshape(3, 4, 5)
+
+
+@pytest.mark.parametrize("target", [ct.target.iOS15, ct.target.iOS18])
+@pytest.mark.parametrize("offset, first, second", [(0, 0, 1), (1, -2, -1), (-2, 1, 2), (2, 2, 0), (4, 1, 2)])
+def test_view_reads_diagonal(offset: int, first: int, second: int, target: Any) -> None:
+    check(lambda x: x.diagonal(offset, first, second) + 1, VIEW_READS_X, target=target)
+
+
+def test_view_reads_diagonal_of_flexible_sizes() -> None:
+    def square(x: torch.Tensor) -> torch.Tensor:
+        return (x.unsqueeze(0) * x.unsqueeze(1)).diagonal() + 0
+
+    check(square, torch.arange(5.), flexible=(0,), at=[[torch.arange(3.)]])
+    with pytest.raises(NotConverted, match="flexible sizes that differ"):
+        convert(lambda x: x.diagonal(1) + 0, [torch.ones(4, 5)], flexible=(0, 1))
+
+
+def view_reads_parts(x: torch.Tensor) -> list[torch.Tensor]:
+    return [x.narrow(1, 1, 2) * 2, x.narrow(-1, -2, 2) + 1, x.unbind(1)[2] * 3]
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+def test_view_reads_narrow_and_unbind(frontend: str) -> None:
+    check(view_reads_parts, VIEW_READS_X, frontend=frontend)
+    if frontend != "script":
+        check(
+            view_reads_parts,
+            VIEW_READS_X,
+            frontend=frontend,
+            flexible=(0, 2),
+            at=[[torch.arange(48.0).reshape(4, 4, 3)]],
+            lowest=3,
+        )
+
+
+def test_view_reads_unbind_of_a_flexible_axis_is_refused() -> None:
+    with pytest.raises(NotConverted, match="unbinds an axis of flexible size"):
+        convert(lambda x: x.unbind(0)[0] * 1, [torch.ones(4, 5)], flexible=(0,))
+
+
+class Computed(torch.nn.Module):
+    def forward(self, x: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
+        return x.narrow(1, int(start), 2) * 1
+
+
+def test_view_reads_narrow_from_a_computed_start() -> None:
+    check(Computed(), VIEW_READS_X, torch.tensor([1]), frontend="script", at=[[VIEW_READS_X, torch.tensor([2])]])
