@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .commands.pipeline import pipeline
     from .commands.rewrite import rewrite
     from .commands.run import run, trace
+    from .commands.upgrade import upgrade
     from .commands.verify import verify
     from .package import Package, load, save
     from .torch_frontend.convert import convert
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AnePassesError", "InputError", "LimitReached", "NotSupported", "Package", "RuleError", "__version__", "batch",
     "calibrate", "convert", "edit", "exclusive", "lint", "load", "pipeline", "rewrite", "run", "runtime", "save",
-    "torch_frontend", "trace", "verify",
+    "torch_frontend", "trace", "upgrade", "verify",
 ]
 
 _HOMES = {
@@ -50,6 +51,7 @@ _HOMES = {
     ".commands.pipeline": ("pipeline",),
     ".commands.rewrite": ("rewrite",),
     ".commands.run": ("run", "trace"),
+    ".commands.upgrade": ("upgrade",),
     ".commands.verify": ("verify",),
     ".utils.errors": ("AnePassesError", "InputError", "LimitReached", "NotSupported", "RuleError"),
     ".utils.locking": ("exclusive",),

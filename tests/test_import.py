@@ -167,6 +167,7 @@ ALLOWED = {
     "rules": {"rules", "ane", "passes", "ir", "utils"},
     "rewrites": {"rewrites", "rules", "ane", "passes", "ir", "utils"},
     "package": {"package", "passes", "ir", "utils"},
+    "neuralnetwork": {"neuralnetwork", "package", "passes", "ir", "utils"},
     "transforms": {"transforms", "package", "passes", "ir", "utils"},
     "runtime": {"runtime", "package", "passes", "ir", "utils"},
     "equivalence": {"equivalence", "runtime", "passes", "ir", "utils"},
@@ -175,6 +176,7 @@ ALLOWED = {
     "report": {"report", "transforms", "ane", "passes", "ir", "utils", "_version"},
     "commands": {
         "commands",
+        "neuralnetwork",
         "report",
         "transforms",
         "equivalence",

@@ -22,8 +22,8 @@ _MAX_RANK = 5
 class Feature:
     """One declared input or output.
 
-    `shape` has None for flexible dimensions; that of an image is [1, channels, height, width], and that of an output may
-    be empty: it was not declared. `proto` is the FeatureDescription.
+    `shape` has None for flexible dimensions; that of an image is [1, channels, height, width], and that of an output
+    may be empty: it was not declared. `proto` is the FeatureDescription.
     """
 
     name: str
@@ -64,8 +64,10 @@ def _read_feature(proto: Any, where: str) -> Feature:
         return Feature(name, proto, is_label=True)
     if kind == "dictionaryType":
         return Feature(name, proto, is_dictionary=True)
-    raise InputError(f"{where}: '{escape_text(name)}' is of type {kind}; expected an array, an image, or a classifier's "
-                     "label and probabilities")
+    raise InputError(
+        f"{where}: '{escape_text(name)}' is of type {kind}; expected an array, an image, or a classifier's "
+        "label and probabilities"
+    )
 
 
 def _read_array_shape(array: Any, name: str, where: str) -> tuple[int | None, ...]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import math
 import pkgutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
-
 
 import numpy as np
 from coremltools.converters.mil.mil import Builder as mb
@@ -44,6 +44,7 @@ class ConvertedNetwork:
     outputs: tuple[Feature, ...]
     names: dict[str, str]
     probabilities: str | None = None
+    expanded: dict[str, int] = field(default_factory=dict)
 
 
 def convert_network(spec: Any, opset: Any, where: str) -> ConvertedNetwork:
@@ -56,8 +57,10 @@ def convert_network(spec: Any, opset: Any, where: str) -> ConvertedNetwork:
     kind = spec.WhichOneof("Type")
     network = getattr(spec, kind)
     if spec.isUpdatable:
-        raise InputError(f"{where}: the model is updatable (trained on the device), which ML Programs are not; expected a "
-                         "model for predictions: save it with isUpdatable off")
+        raise InputError(
+            f"{where}: the model is updatable (trained on the device), which ML Programs are not; expected "
+            "a model for predictions: save it with isUpdatable off"
+        )
     classic = network.arrayInputShapeMapping == NeuralNetwork_pb2.RANK5_ARRAY_MAPPING
     inputs, outputs = read_features(spec.description.input, where), read_features(spec.description.output, where)
     probabilities = _find_probabilities(network, kind)
@@ -72,7 +75,7 @@ def convert_network(spec: Any, opset: Any, where: str) -> ConvertedNetwork:
         convert_statements(list(network.layers), context)
         function.set_outputs(_make_outputs(outputs, probabilities, context, names, where))
     program.add_function("main", function)
-    return ConvertedNetwork(program, inputs, outputs, names, probabilities)
+    return ConvertedNetwork(program, inputs, outputs, names, probabilities, context.weights.expanded)
 
 
 def _load_converters() -> None:
@@ -120,8 +123,8 @@ def _preprocess(feature: Feature, x: Var, network: Any) -> Var:
             mean = np.array(each.meanImage.meanImage, np.float32)
             shape = tuple(int(extent) for extent in feature.shape if extent is not None)
             if mean.size != int(np.prod(shape)):
-                raise InputError(f"input '{escape_text(feature.name)}': its mean image has {mean.size} numbers; expected "
-                                 f"{int(np.prod(shape))}: take a fresh copy of the model")
+                raise InputError(f"input '{escape_text(feature.name)}': its mean image has {mean.size} numbers; "
+                                 f"expected {int(np.prod(shape))}: take a fresh copy of the model")
             x = mb.sub(x=x, y=mean.reshape(shape))
         elif kind == "scaler":
             scaler = each.scaler
@@ -169,8 +172,8 @@ def _make_outputs(
         if each.is_dictionary:  # a classifier's probabilities: the value has the name of a layer's output
             value = context.values.get(probabilities or each.name)
             if value is None:
-                raise InputError(f"{where}: no layer makes the probabilities '{escape_text(probabilities or each.name)}'; "
-                                 "take a fresh copy of the model")
+                raise InputError(f"{where}: no layer makes the probabilities "
+                                 f"'{escape_text(probabilities or each.name)}'; take a fresh copy of the model")
             flat = mb.reshape(x=value, shape=[-1])
             made.append(mb.identity(x=flat, name=names[each.name]))
             continue
@@ -187,13 +190,15 @@ def _make_outputs(
 
 
 def _shape_output(feature: Feature, x: Var, classic: bool) -> Var:
-    """Return `x` in the declared shape where it has as many elements; in the classic mapping else as [C, H, W] or [C]."""
+    """Return `x` in the declared shape where it has as many elements; else, in the classic mapping, as [C, H, W]."""
     if feature.image is not None or not classic:
         return x
     extents = [int(each) if isinstance(each, (int, np.integer)) else None for each in x.shape]
     declared = feature.shape
-    if declared and None not in declared and None not in extents and int(np.prod(declared)) == int(np.prod(extents)):
-        return mb.reshape(x=x, shape=[int(each) for each in declared if each is not None])
+    sizes, made = [each for each in declared if each is not None], [each for each in extents if each is not None]
+    fixed = len(sizes) == len(declared) > 0 and len(made) == len(extents)
+    if fixed and math.prod(sizes) == math.prod(made):
+        return mb.reshape(x=x, shape=sizes)
     if extents[0] == 1:
         return mb.squeeze(x=x, axes=[0, 2, 3] if extents[2:] == [1, 1] else [0])
     return mb.expand_dims(x=x, axes=[1])  # [sequence, batch, C, H, W]

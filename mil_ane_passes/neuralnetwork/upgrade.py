@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +13,13 @@ import coremltools as ct
 from coremltools import proto
 from google.protobuf.message import DecodeError
 
-from ..package import Package, package_of_mlmodel, save
+from ..package import Package, package_of_mlmodel
 from ..passes.coremltools_setup import silence_coremltools
 from ..utils.errors import InputError
-from ..utils.locking import synchronized
 from .interface import Feature
 from .program import NETWORK_KINDS, ConvertedNetwork, convert_network
 
-__all__ = ["DEFAULT_TARGET", "TARGETS", "upgrade"]
+__all__ = ["DEFAULT_TARGET", "TARGETS", "UpgradedModel", "read_network", "upgrade_model"]
 
 TARGETS = ("iOS15", "iOS16", "iOS17", "iOS18")
 DEFAULT_TARGET = "iOS16"
@@ -26,27 +28,36 @@ DEFAULT_TARGET = "iOS16"
 _PRECISIONS = {"fp16": ct.precision.FLOAT16, "fp32": ct.precision.FLOAT32}
 
 
-@synchronized
-def upgrade(
-    src: Any, dst: str | os.PathLike[str] | None = None, *, deployment_target: str = DEFAULT_TARGET,
-    precision: str = "fp16", overwrite: bool = False,
-) -> Package:
-    """Convert a NeuralNetwork to an ML Program of the same interface, and save it to `dst` where that is set.
+@dataclass(frozen=True)
+class UpgradedModel:
+    """The ML Program of a network.
+
+    `model` is a `ct.models.MLModel` that is not loaded, `layers` the number of layers of each kind, and `renamed` the
+    names of inputs and outputs that ML Programs do not accept, with the identifiers that replace them. `expanded` lists
+    quantized vectors (biases) that were decompressed, by layer, with their sizes.
+    """
+
+    source: str
+    model: Any
+    layers: dict[str, int]
+    renamed: dict[str, str]
+    expanded: dict[str, int]
+
+    @cached_property
+    def package(self) -> Package:
+        """The model as a package, to edit, verify and save."""
+        return package_of_mlmodel(self.model)
+
+
+def upgrade_model(src: Any, deployment_target: str = DEFAULT_TARGET, precision: str = "fp16") -> UpgradedModel:
+    """Convert a NeuralNetwork to an ML Program of the same interface.
 
     `src` is the path of an .mlmodel, or of an .mlpackage that holds a network, a `ct.models.MLModel` or a Model proto.
-    Names that ML Programs do not accept become identifiers (letters, digits, _). `precision` is that of the ops; arrays
-    of the interface stay fp32 (doubles become fp32, which ML Programs have instead) and int32.
+    `precision` ("fp16" or "fp32") is that of the ops; arrays of the interface stay fp32 and int32, and doubles, which
+    ML Programs do not have, become fp32.
 
     Raises InputError for a model that is not a network, and for layers that have no form in an ML Program.
     """
-    package = package_of_mlmodel(convert_to_mlmodel(src, deployment_target, precision))
-    if dst is not None:
-        save(package, dst, overwrite=overwrite)
-    return package
-
-
-def convert_to_mlmodel(src: Any, deployment_target: str = DEFAULT_TARGET, precision: str = "fp16") -> Any:
-    """Return the ML Program of a network as a `ct.models.MLModel`; arguments and errors as for `upgrade`."""
     if deployment_target not in TARGETS:
         raise InputError(f"deployment target '{deployment_target}'; expected {', '.join(TARGETS)}")
     if precision not in _PRECISIONS:
@@ -55,7 +66,10 @@ def convert_to_mlmodel(src: Any, deployment_target: str = DEFAULT_TARGET, precis
     opset = ct.target[deployment_target]
     with silence_coremltools():
         network = convert_network(spec, opset, where)
-        return _convert_program(network, spec, opset, precision, where)
+        model = _convert_program(network, spec, opset, precision, where)
+    kinds = Counter(layer.WhichOneof("layer") for layer in getattr(spec, spec.WhichOneof("Type")).layers)
+    renamed = {name: new for name, new in network.names.items() if name != new}
+    return UpgradedModel(where, model, dict(kinds.most_common()), renamed, network.expanded)
 
 
 def read_network(src: Any) -> tuple[Any, str]:
@@ -67,11 +81,15 @@ def read_network(src: Any) -> tuple[Any, str]:
     elif isinstance(src, (str, os.PathLike)):
         spec, where = _read_file(Path(src)), str(src)
     else:
-        raise InputError(f"cannot upgrade a {type(src).__name__}; expected the path of an .mlmodel, an MLModel or its spec")
+        raise InputError(
+            f"cannot upgrade a {type(src).__name__}; expected the path of an .mlmodel, an MLModel or its spec"
+        )
     kind = spec.WhichOneof("Type")
     if kind not in NETWORK_KINDS:
-        raise InputError(f"{where}: the model is of type {kind or 'none'}; expected a NeuralNetwork "
-                         f"({', '.join(NETWORK_KINDS)})" + ("; it is an ML Program already" if kind == "mlProgram" else ""))
+        raise InputError(
+            f"{where}: the model is of type {kind or 'none'}; expected a NeuralNetwork "
+            f"({', '.join(NETWORK_KINDS)})" + ("; it is an ML Program already" if kind == "mlProgram" else "")
+        )
     return spec, where
 
 
@@ -80,7 +98,9 @@ def _read_file(path: Path) -> Any:
     if path.is_dir():
         found = sorted(path.glob("Data/*/*.mlmodel"))
         if len(found) != 1:
-            raise InputError(f"{path}: it has {len(found)} model files; expected an .mlmodel, or an .mlpackage with one")
+            raise InputError(
+                f"{path}: it has {len(found)} model files; expected an .mlmodel, or an .mlpackage with one"
+            )
         file = found[0]
     try:
         raw = file.read_bytes()
@@ -89,7 +109,9 @@ def _read_file(path: Path) -> Any:
     try:
         return proto.Model_pb2.Model.FromString(raw)
     except DecodeError as error:
-        raise InputError(f"{path}: the file is not a Core ML model, or it is damaged ({error}); take a fresh copy") from error
+        raise InputError(
+            f"{path}: the file is not a Core ML model, or it is damaged ({error}); take a fresh copy"
+        ) from error
 
 
 def _convert_program(network: ConvertedNetwork, spec: Any, opset: Any, precision: str, where: str) -> Any:

@@ -7,7 +7,7 @@ value of the weight, which is exact; linear quantization with a scale for each o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import coremltools as ct
@@ -27,16 +27,28 @@ _LUT_BITS = (1, 2, 4, 6, 8)
 
 @dataclass
 class WeightReader:
-    """Reads the WeightParams of one model. `where` names the layer in errors."""
+    """Reads the WeightParams of one model.
+
+    `where` names the layer in errors; `expanded` lists the quantized vectors that were decompressed, with their sizes.
+    """
 
     opset: Any
     where: str = ""
+    expanded: dict[str, int] = field(default_factory=dict)
 
     def read(self, params: Any, shape: tuple[int, ...], what: str = "weights") -> Array:
-        """Return unquantized `params` as float32 in `shape`. Raises InputError for quantized ones and wrong counts."""
+        """Return `params` as float32 in `shape`. Raises InputError for quantized tensors and wrong counts.
+
+        Quantized vectors (biases, statistics) are expanded, and listed in `expanded`: MIL's ops take constants for them.
+        """
+        if is_quantized(params) and len(shape) == 1:
+            self.expanded[f"{self.where}: {what}"] = shape[0]
+            codes, table, scale, bias = self._read_codes(params, shape, what, 0)
+            numbers: Array = codes * scale + bias if table is None else table[codes]
+            return numbers.astype(np.float32)
         if is_quantized(params):
-            raise InputError(f"{self.where}: its {what} are quantized, which the ML Program op of this layer has no form "
-                             "of; expected float weights: convert the source model with coremltools instead")
+            raise InputError(f"{self.where}: its {what} are quantized, which the ML Program op of this layer has no "
+                             "form of; expected float weights: convert the source model with coremltools instead")
         return self._read_numbers(params, shape, what)
 
     def read_optional(self, present: bool, params: Any, shape: tuple[int, ...], what: str) -> Array | None:
@@ -65,37 +77,49 @@ class WeightReader:
             raise self._damaged(what, f"{found.size} numbers", f"{count} for the shape {shape}")
         return found.reshape(shape)
 
-    def _make_compressed(self, params: Any, shape: tuple[int, ...], what: str, axis: int) -> Var:
+    def _read_codes(
+        self, params: Any, shape: tuple[int, ...], what: str, axis: int
+    ) -> tuple[Array, Array | None, Array, Array]:
+        """Return the codes in `shape`, and their table, or None with the scale and bias of linear quantization."""
         bits = int(params.quantization.numberOfBits)
         if not 1 <= bits <= 8:
             raise self._damaged(what, f"{bits} bits", "1 to 8")
         codes = self._unpack(params, bits, int(np.prod(shape, dtype=np.int64)), what).reshape(shape)
+        one, zero = np.ones(1, np.float32), np.zeros(1, np.float32)
         if params.quantization.WhichOneof("QuantizationType") == "lookUpTableQuantization":
             table = np.array(params.quantization.lookUpTableQuantization.floatValue, np.float32)
             if table.size != 2 ** bits:
                 raise self._damaged(what, f"a table of {table.size} numbers", f"{2 ** bits} for {bits} bits")
-            return self._make_lut(codes, table, bits)
+            return codes, table, one, zero
         linear = params.quantization.linearQuantization
-        scale = np.array(linear.scale or [1.0], np.float32)
-        bias = np.array(linear.bias or [0.0], np.float32)
-        signed = bool(params.int8RawValue)
-        channels = shape[axis]
+        scale = np.array(linear.scale or one, np.float32)
+        bias = np.array(linear.bias or zero, np.float32)
         for name, found in (("scales", scale), ("biases", bias)):
-            if found.size not in (1, channels):
-                raise self._damaged(what, f"{found.size} {name}", f"1 or {channels}")
+            if found.size not in (1, shape[axis]):
+                raise self._damaged(what, f"{found.size} {name}", f"1 or {shape[axis]}")
+        return codes.view(np.int8) if params.int8RawValue else codes, None, scale, bias
+
+    def _make_compressed(self, params: Any, shape: tuple[int, ...], what: str, axis: int) -> Var:
+        bits = int(params.quantization.numberOfBits)
+        codes, table, scale, bias = self._read_codes(params, shape, what, axis)
+        if table is not None:
+            return self._make_lut(codes, table, bits)
         if scale.size == 1 and bias.size == 1:
-            levels = np.arange(2 ** bits, dtype=np.float32)
-            if signed:
-                levels = levels.astype(np.uint8).view(np.int8).astype(np.float32)
-            return self._make_lut(codes, levels * scale + bias, bits)
-        return self._make_scaled(codes, scale, bias, signed, what, axis)
+            levels = np.arange(2 ** bits, dtype=np.uint8).view(codes.dtype).astype(np.float32)
+            return self._make_lut(codes.view(np.uint8), levels * scale + bias, bits)
+        return self._make_scaled(codes, scale, bias, what, axis)
 
     def _make_lut(self, codes: Array, table: Array, bits: int) -> Var:
         """Make a lookup of `codes` (uint8) in `table`."""
         wide = next(each for each in _LUT_BITS if each >= bits)
         table = np.concatenate([table, np.full(2 ** wide - table.size, table[-1], np.float32)])
         if self.opset >= ct.target.iOS18:
-            from coremltools.converters.mil.mil.types import np_uint1_dtype, np_uint2_dtype, np_uint4_dtype, np_uint6_dtype
+            from coremltools.converters.mil.mil.types import (
+                np_uint1_dtype,
+                np_uint2_dtype,
+                np_uint4_dtype,
+                np_uint6_dtype,
+            )
 
             kinds = {1: np_uint1_dtype, 2: np_uint2_dtype, 4: np_uint4_dtype, 6: np_uint6_dtype, 8: np.uint8}
             lut = table.reshape((1,) * codes.ndim + (table.size, 1))
@@ -104,19 +128,21 @@ class WeightReader:
         packed = _pack_bits(codes.reshape(-1), wide)
         return mb.constexpr_lut_to_dense(indices=packed, lut=table, shape=np.array(codes.shape, np.uint32))
 
-    def _make_scaled(self, codes: Array, scale: Array, bias: Array, signed: bool, what: str, axis: int) -> Var:
+    def _make_scaled(self, codes: Array, scale: Array, bias: Array, what: str, axis: int) -> Var:
         """Make `scale * (codes - offset)` with one scale for each output channel; offset = -bias / scale, in floats."""
         if self.opset < ct.target.iOS18:
-            raise InputError(f"{self.where}: its {what} have a scale and a bias for each output channel, which ML Programs "
-                             "store from iOS18 on; expected a deployment target of iOS18 or later (--deployment-target "
-                             "iOS18): they are not decompressed")
+            raise InputError(
+                f"{self.where}: its {what} have a scale and a bias for each output channel, which ML "
+                "Programs store from iOS18 on; expected a deployment target of iOS18 or later (--deployment-target "
+                "iOS18): they are not decompressed"
+            )
         count = codes.shape[axis]
         scale, bias = (np.broadcast_to(each, (count,)).astype(np.float32) for each in (scale, bias))
         if not scale.all():
             raise self._damaged(what, "a scale of 0", "scales other than 0")
         shape = tuple(count if each == axis else 1 for each in range(codes.ndim))
         result: Var = mb.constexpr_blockwise_shift_scale(
-            data=codes.view(np.int8) if signed else codes, scale=scale.reshape(shape),
+            data=codes, scale=scale.reshape(shape),
             offset=(-bias / scale).reshape(shape))
         return result
 
@@ -130,7 +156,8 @@ class WeightReader:
             return raw
         unpacked = np.unpackbits(raw)[:count * bits].reshape(count, bits)
         powers = (1 << np.arange(bits - 1, -1, -1)).astype(np.uint8)
-        return (unpacked * powers).sum(axis=1, dtype=np.uint8)
+        codes: Array = (unpacked * powers).sum(axis=1, dtype=np.uint8)
+        return codes
 
     def _damaged(self, what: str, found: str, expected: str) -> InputError:
         return InputError(f"{self.where}: its {what} have {found}; expected {expected}: take a fresh copy of the model")

@@ -13,7 +13,8 @@ from ..layer_converter import LayerContext, cast, register_layer
 
 
 def _get_mode(params: Any) -> str:
-    return NeuralNetwork_pb2.ScatterMode.Name(params.mode).removeprefix("SCATTER_").lower()
+    name: str = NeuralNetwork_pb2.ScatterMode.Name(params.mode)
+    return name.removeprefix("SCATTER_").lower()
 
 
 @register_layer("gather")

@@ -52,7 +52,7 @@ def _pool(x: Var, kind: str, settings: dict[str, Any], exclude: bool) -> Var:
 def _pool_with_last_pixel(
     x: Var, params: Any, kind: str, kernel: list[int], strides: list[int], context: LayerContext
 ) -> Var:
-    """Pool as Caffe does: symmetric pads, and the last window of an axis may be partial, unless it starts in the pad."""
+    """Pool as Caffe does: symmetric pads, and the last window may be partial, unless it starts in the pad."""
     amounts = [int(each) for each in params.includeLastPixel.paddingAmounts] or [0, 0]
     sizes = x.shape[-2:]
     if any(not isinstance(each, (int, np.integer)) for each in sizes):

@@ -1,7 +1,7 @@
 """Convert recurrent layers: simple RNN, GRU, LSTM in one or two directions.
 
-Layers that a MIL op has no form of (other activations, parameters of activations, coupled gates) are written out step by
-step where the length of the sequence is fixed.
+Layers that a MIL op has no form of (other activations, parameters of activations, coupled gates) are written out step
+by step where the length of the sequence is fixed.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ Step = Callable[[Var, "list[Var]"], "list[Var]"]
 _MAX_UNROLLED_STEPS = 512
 "Steps up to which a layer is written out: each costs about ten ops."
 
-_NAMES = {"ReLU": "relu", "tanh": "tanh", "sigmoid": "sigmoid", "linear": "linear", "sigmoidHard": "sigmoid_hard",
-          "scaledTanh": "scaled_tanh"}
+_NAMES = {"ReLU": "relu", "tanh": "tanh", "sigmoid": "sigmoid", "linear": "linear", "sigmoidHard": "sigmoid_hard"}
+_FIXED = {"linear": (1.0, 0.0), "sigmoidHard": (0.2, 0.5)}
 
 
 def _get_activation(params: Any) -> str | None:
     """Return the name of an activation in MIL's recurrent ops; None where they have no form of it."""
     kind = params.WhichOneof("NonlinearityType")
-    chosen = getattr(params, kind) if kind else None
-    fits = {"linear": lambda: (chosen.alpha, chosen.beta) == (1.0, 0.0),
-            "sigmoidHard": lambda: np.allclose((chosen.alpha, chosen.beta), (0.2, 0.5)),
-            "scaledTanh": lambda: False}
-    return _NAMES[kind] if kind in _NAMES and fits.get(kind, lambda: True)() else None
+    if kind in _FIXED:  # MIL's op takes these functions with one pair of parameters
+        chosen = getattr(params, kind)
+        if not np.allclose((chosen.alpha, chosen.beta), _FIXED[kind]):
+            return None
+    return _NAMES.get(kind)
 
 
 def _get_sequence(x: Var, context: LayerContext) -> tuple[Var, Callable[[Var], Var]]:

@@ -152,7 +152,8 @@ def convert_slice_dynamic(params: Any, context: LayerContext) -> Var:
     begin = whole[0]
     end = whole[1] if len(whole) > 1 else [int(each) for each in params.endIds]
     stride: Any = [int(each) for each in params.strides] or [1] * rank
-    masks = {"begin_mask": list(params.beginMasks) or [False] * rank, "end_mask": list(params.endMasks) or [False] * rank}
+    masks = {"begin_mask": list(params.beginMasks) or [False] * rank,
+             "end_mask": list(params.endMasks) or [False] * rank}
     squeeze = list(params.squeezeMasks)
     if len(whole) > 2:
         stride = whole[2]

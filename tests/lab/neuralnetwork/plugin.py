@@ -1,8 +1,10 @@
 """A pytest plugin under which coremltools' own tests of NeuralNetwork models predict through `upgrade` and the runtime.
 
-`MLModel.predict` upgrades the model to an ML Program at fp32 and runs it on the reference runtime. Nothing of the tests
-is changed. A description of the classic array mapping leaves sequence and batch open, which ML Programs do not; an array
-that is fed with more elements than declared therefore replaces the declared shape before the upgrade.
+    python -m pytest -p tests.lab.neuralnetwork.plugin COREMLTOOLS/test/neural_network/test_numpy_nn_layers.py
+
+`MLModel.predict` upgrades the model to an ML Program at fp32 and runs it on the reference runtime. Nothing of the
+tests is changed. A description of the classic array mapping leaves sequence and batch open, which ML Programs do not:
+the shape of an array that is fed replaces the declared one where they differ.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from coremltools.models.model import MLModel
 
 from mil_ane_passes.neuralnetwork.interface import make_identifiers
 from mil_ane_passes.neuralnetwork.program import NETWORK_KINDS
-from mil_ane_passes.neuralnetwork.upgrade import convert_to_mlmodel
+from mil_ane_passes.neuralnetwork.upgrade import upgrade_model
 from mil_ane_passes.runtime import predictor
 
 MACOS_VERSION = (15, 5)
@@ -56,7 +58,7 @@ def _predict(self: Any, data: Any, state: Any = None) -> Any:
                 array.ClearField("shape")
                 array.shape.extend(value.shape)
     names = make_identifiers([each.name for part in (spec.description.input, spec.description.output) for each in part])
-    found = predictor(convert_to_mlmodel(spec, TARGET, "fp32")).predict({names[name]: fed[name] for name in fed})
+    found = predictor(upgrade_model(spec, TARGET, "fp32").model).predict({names[name]: fed[name] for name in fed})
     given = {new: name for name, new in names.items()}
     return {given.get(name, name): value for name, value in found.items()}
 

@@ -1,0 +1,114 @@
+"""Convert a NeuralNetwork model (.mlmodel) to an ML Program of the same interface, which the other commands read."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import KW_ONLY, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from .._version import __version__
+from ..utils.errors import InputError
+from ..utils.text_format import escape_text, format_count, format_lines
+from .options import add_format_option, add_options, argument, command, flag, read_options
+from .output import print_report, show_progress
+
+if TYPE_CHECKING:
+    from ..neuralnetwork.upgrade import UpgradedModel
+    from ..package import Package
+
+__all__ = ["UpgradeOptions", "UpgradeReport", "upgrade"]
+
+HELP = "convert a NeuralNetwork (.mlmodel) to an ML Program"
+EXAMPLE = "upgrade in.mlmodel -o out.mlpackage --deployment-target iOS17"
+
+
+@dataclass(frozen=True)
+class UpgradeOptions:
+    """The options of `upgrade`."""
+
+    src: Any = field(metadata=argument("IN"))
+    "the .mlmodel to read, or an .mlpackage that holds a network; never changed"
+    dst: str | os.PathLike[str] | None = field(default=None, metadata=flag("-o", "--output", metavar="OUT"))
+    "the .mlpackage to write"
+    _: KW_ONLY
+    deployment_target: str = field(default="iOS16", metadata=flag(choices=("iOS15", "iOS16", "iOS17", "iOS18")))
+    "the oldest system that is to run the result (default: iOS16, the first that stores compressed weights)"
+    precision: str = field(default="fp16", metadata=flag(choices=("fp16", "fp32")))
+    "of the ops: fp16 (default), which the ANE computes in, or fp32; the interface keeps its types"
+    overwrite: bool = field(default=False, metadata=flag())
+    "replace OUT if it exists"
+
+
+@dataclass(frozen=True)
+class UpgradeReport:
+    """The outcome of an upgrade: the path written, the number of layers by kind, and the names that changed."""
+
+    source: str
+    output: str
+    layers: dict[str, int]
+    renamed: dict[str, str]
+    expanded: dict[str, int]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"schema": 1, "tool": "mil-ane-passes", "version": __version__, "command": "upgrade",
+                "source": self.source, "output": self.output, "layers": self.layers, "renamed": self.renamed,
+                "expanded": self.expanded}
+
+    def __str__(self) -> str:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in self.layers.items())
+        lines = [f"{format_count(sum(self.layers.values()), 'layer')} converted: {kinds}"]
+        lines += [f"renamed: {escape_text(old)} is {new} now, as ML Programs take identifiers only"
+                  for old, new in self.renamed.items()]
+        if self.expanded:
+            lines.append(f"decompressed: {format_count(len(self.expanded), 'quantized vector')} (biases and the like) of "
+                         f"{sum(self.expanded.values())} numbers, which ops of ML Programs take as floats")
+        lines.append(f"written to {escape_text(self.output)}; next: mil-ane-passes lint {escape_text(self.output)}")
+        return format_lines(lines)
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    add_options(parser, UpgradeOptions)
+    add_format_option(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    options = read_options(arguments, UpgradeOptions)
+    if "dst" not in options:
+        raise InputError("no output; expected -o OUT.mlpackage")
+    with show_progress() as progress:
+        progress(f"converting {options['src']}")
+        upgraded = _upgrade_source(**options)
+    print_report(UpgradeReport(upgraded.source, os.fspath(options["dst"]), upgraded.layers, upgraded.renamed,
+                               upgraded.expanded), arguments.format)
+    return 0
+
+
+@command(UpgradeOptions)
+def upgrade(options: UpgradeOptions) -> Package:
+    """Convert the NeuralNetwork `src` to an ML Program of the same interface, and save it to `dst` where that is set.
+
+    `src` is the path of an .mlmodel, or of an .mlpackage that holds a network, a `ct.models.MLModel` or its spec.
+    `precision` is that of the ops; arrays of the interface stay fp32 and int32, and doubles, which ML Programs do not
+    have, become fp32. Names that are not identifiers become ones. Quantized weights stay quantized.
+
+    Raises InputError for a model that is not a network, and for layers that have no form in an ML Program, each by its
+    name and kind.
+    """
+    return _convert_and_save(options).package
+
+
+def _convert_and_save(options: UpgradeOptions) -> UpgradedModel:
+    from ..neuralnetwork.upgrade import upgrade_model
+    from ..package import check_destination, save
+
+    if options.dst is not None and isinstance(options.src, (str, os.PathLike)):
+        check_destination(options.src, options.dst, options.overwrite)
+    upgraded = upgrade_model(options.src, options.deployment_target, options.precision)
+    if options.dst is not None:
+        save(upgraded.package, options.dst, overwrite=options.overwrite)
+    return upgraded
+
+
+_upgrade_source = command(UpgradeOptions)(_convert_and_save)

@@ -1,0 +1,203 @@
+"""Networks of .mlmodel files as ML Programs: values against PyTorch and numpy, interfaces, refusals, damaged files."""
+
+import json
+
+import coremltools as ct
+import numpy as np
+import pytest
+import torch
+from coremltools.models import datatypes, neural_network
+from coremltools.models.neural_network.quantization_utils import quantize_weights
+from coremltools.proto import NeuralNetwork_pb2
+from PIL import Image
+
+import mil_ane_passes as ane
+from mil_ane_passes.commands.main import main
+from mil_ane_passes.ir.query import iterate_ops
+from mil_ane_passes.neuralnetwork.layer_converter import CONVERTERS
+from mil_ane_passes.neuralnetwork.upgrade import upgrade_model
+
+RNG = np.random.default_rng(7)
+
+
+def draw(*shape):
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def predict(source, feeds, **options):
+    return ane.runtime.predictor(upgrade_model(source, **{"precision": "fp32", **options}).model).predict(feeds)
+
+
+def make_builder(exact=False, **inputs):
+    features = [(name, datatypes.Array(*shape)) for name, shape in inputs.items()]
+    return neural_network.NeuralNetworkBuilder(features, [("out", None)], disable_rank5_shape_mapping=exact)
+
+
+def make_conv_net(weight, bias):
+    builder = make_builder(data=(3, 8, 8))
+    builder.add_convolution("conv", 3, 4, 3, 3, 2, 2, "same", 1, weight.transpose(2, 3, 1, 0), bias, True,
+                            input_name="data", output_name="a")
+    builder.add_activation("relu", "RELU", "a", "b")
+    builder.add_pooling("pool", 2, 2, 1, 1, "AVERAGE", "VALID", "b", "c")
+    builder.add_flatten("flatten", 0, "c", "d")
+    builder.add_softmax("softmax", "d", "out")
+    return builder
+
+
+def test_every_kind_of_layer_has_a_decision():
+    upgrade_model(make_conv_net(draw(4, 3, 3, 3), draw(4)).spec)  # loads the converters
+    fields = NeuralNetwork_pb2.NeuralNetworkLayer.DESCRIPTOR.oneofs_by_name["layer"].fields
+    assert {each.name for each in fields} - set(CONVERTERS) == {"custom"}
+    assert len(fields) == 158
+
+
+def test_a_convolutional_network_gives_the_values_of_pytorch():
+    weight, bias, x = draw(4, 3, 3, 3), draw(4), draw(3, 8, 8)
+    found = predict(make_conv_net(weight, bias).spec, {"data": x})["out"]
+    padded = torch.nn.functional.pad(torch.tensor(x[None]), (0, 1, 0, 1))  # the bottom and right get the odd element
+    y = torch.relu(torch.nn.functional.conv2d(padded, torch.tensor(weight), torch.tensor(bias), stride=2))
+    y = torch.nn.functional.avg_pool2d(y, 2, 1).flatten().softmax(0)
+    assert found.shape == (36,)
+    np.testing.assert_allclose(found, y.numpy(), rtol=1e-5, atol=1e-7)
+
+
+def test_the_interface_stays_and_the_package_can_be_rewritten(tmp_path):
+    builder = make_conv_net(draw(4, 3, 3, 3), draw(4))
+    builder.spec.description.input[0].shortDescription = "an image"
+    builder.spec.description.metadata.author = "nobody"
+    package = ane.upgrade(builder.spec, tmp_path / "out.mlpackage")
+    described = ane.load(tmp_path / "out.mlpackage").spec.description
+    assert [each.name for each in described.input] == ["data"] and list(described.input[0].type.multiArrayType.shape) == [3, 8, 8]
+    assert described.input[0].shortDescription == "an image" and described.metadata.author == "nobody"
+    assert [each.name for each in described.output] == ["out"]
+    assert any(op.op_type == "conv" for _, op in iterate_ops(package.program))
+    assert ane.lint(tmp_path / "out.mlpackage", target="m4").to_dict()["summary"]["ops"] > 0
+
+
+@pytest.mark.parametrize(("mode", "bits"), [("linear_lut", 4), ("linear_lut", 3), ("linear", 8), ("linear_symmetric", 8)])
+def test_quantized_weights_stay_quantized(mode, bits):
+    weight, bias, x = draw(4, 3, 3, 3), draw(4), draw(3, 8, 8)
+    model = ct.models.MLModel(make_conv_net(weight, bias).spec, skip_model_load=True)
+    spec = quantize_weights(model, bits, quantization_mode=mode)
+    spec = spec if hasattr(spec, "SerializeToString") else spec.get_spec()
+    upgraded = upgrade_model(spec, "iOS18")
+    kinds = [op.op_type for _, op in iterate_ops(upgraded.package.program)]
+    assert sum(kind.startswith("constexpr_") for kind in kinds) == 1
+    found = predict(spec, {"data": x}, deployment_target="iOS18")["out"]
+    exact = predict(make_conv_net(weight, bias).spec, {"data": x})["out"]
+    np.testing.assert_allclose(found, exact, atol=0.1 if bits < 8 else 0.01)
+
+
+def test_scales_by_channel_need_ios18():
+    model = ct.models.MLModel(make_conv_net(draw(4, 3, 3, 3), draw(4)).spec, skip_model_load=True)
+    spec = quantize_weights(model, 8, quantization_mode="linear")
+    spec = spec if hasattr(spec, "SerializeToString") else spec.get_spec()
+    with pytest.raises(ane.InputError, match="a scale and a bias for each output channel.*iOS18"):
+        upgrade_model(spec, "iOS16")
+
+
+def test_an_image_is_scaled_and_shifted_by_channel():
+    builder = make_builder(data=(3, 4, 4))
+    builder.add_activation("copy", "LINEAR", "data", "out", [1.0, 0.0])
+    builder.set_pre_processing_parameters(["data"], is_bgr=True, red_bias=1.0, green_bias=2.0, blue_bias=3.0,
+                                          image_scale=0.5)
+    pixels = RNG.integers(0, 255, (4, 4, 3), dtype=np.uint8)
+    found = predict(builder.spec, {"data": Image.fromarray(pixels)})["out"]
+    bgr = pixels[:, :, ::-1].transpose(2, 0, 1).astype(np.float32)
+    np.testing.assert_allclose(found.reshape(3, 4, 4), bgr * 0.5 + np.array([3.0, 2.0, 1.0]).reshape(3, 1, 1))
+
+
+def test_a_classifier_keeps_its_labels():
+    features = [("data", datatypes.Array(3))]
+    builder = neural_network.NeuralNetworkBuilder(features, [("probs", None)], mode="classifier")
+    builder.add_softmax("softmax", "data", "probs")
+    builder.set_class_labels(["cat", "dog", "owl"], predicted_feature_name="animal", prediction_blob="probs")
+    found = predict(builder.spec, {"data": np.array([0.0, 3.0, 1.0], np.float32)})
+    assert found["animal"] == "dog"
+    (scores,) = (value for name, value in found.items() if name != "animal")
+    assert max(scores, key=scores.get) == "dog" and sum(scores.values()) == pytest.approx(1)
+
+
+def test_an_lstm_of_two_directions_gives_the_values_of_pytorch():
+    inner, hidden, steps = 3, 4, 5
+    lstm = torch.nn.LSTM(inner, hidden, bidirectional=True)
+    gates = {"i": 0, "f": 1, "o": 3, "z": 2}
+
+    def part(name, gate):
+        return getattr(lstm, name).detach().numpy().reshape(4, hidden, -1)[gates[gate]].squeeze()
+
+    def stack(prefix, suffix=""):
+        return [part(f"{prefix}_l0{suffix}", gate) for gate in "ifoz"]
+
+    def bias(suffix=""):
+        return [a + b for a, b in zip(stack("bias_ih", suffix), stack("bias_hh", suffix))]
+
+    builder = neural_network.NeuralNetworkBuilder(
+        [("data", datatypes.Array(steps, 1, inner, 1, 1))], [("out", None)], disable_rank5_shape_mapping=True)
+    builder.add_bidirlstm(
+        "lstm", stack("weight_hh"), stack("weight_ih"), bias(), stack("weight_hh", "_reverse"),
+        stack("weight_ih", "_reverse"), bias("_reverse"), hidden, inner, ["data"], ["out"], output_all=True)
+    x = draw(steps, 1, inner)
+    found = predict(builder.spec, {"data": x.reshape(steps, 1, inner, 1, 1)})["out"]
+    with torch.no_grad():
+        y, _ = lstm(torch.tensor(x))
+    np.testing.assert_allclose(found.reshape(y.shape), y.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_loop_with_a_break_runs_as_python_does():
+    builder = make_builder(exact=True, data=(1,))
+    builder.add_copy("start", "data", "out")
+    loop = builder.add_loop("loop", max_iterations=10)
+    body = neural_network.NeuralNetworkBuilder(nn_spec=loop.loop.bodyNetwork, disable_rank5_shape_mapping=True)
+    body.add_elementwise("double", ["out"], "next", "MULTIPLY", alpha=2.0)
+    body.add_copy("assign", "next", "out")
+    body.add_greater_than("large", ["out"], "is_large", alpha=20.0)
+    branch = body.add_branch("stop", "is_large")
+    inner = neural_network.NeuralNetworkBuilder(nn_spec=branch.branch.ifBranch, disable_rank5_shape_mapping=True)
+    inner.add_loop_break("leave")
+    body.add_elementwise("one", ["out"], "more", "ADD", alpha=1.0)
+    body.add_copy("assign_more", "more", "out")
+    value = 1.0
+    for _ in range(10):
+        value *= 2
+        if value > 20:
+            break
+        value += 1
+    assert predict(builder.spec, {"data": np.ones(1, np.float32)})["out"] == pytest.approx(value)
+
+
+def test_a_custom_layer_is_refused_by_name():
+    builder = make_builder(data=(3, 4, 4))
+    builder.add_custom("mine", ["data"], ["out"])
+    with pytest.raises(ane.InputError, match=r"layer 'mine' \(custom\): it is a custom layer, whose code is in an app"):
+        upgrade_model(builder.spec)
+
+
+def test_weights_of_a_wrong_size_are_named():
+    builder = make_conv_net(draw(4, 3, 3, 3), draw(4))
+    del builder.spec.neuralNetwork.layers[0].convolution.weights.floatValue[5:]
+    with pytest.raises(ane.InputError, match=r"layer 'conv' \(convolution\): its weights have 5 numbers; expected 108"):
+        upgrade_model(builder.spec)
+
+
+def test_an_input_that_no_layer_makes_is_named():
+    builder = make_conv_net(draw(4, 3, 3, 3), draw(4))
+    builder.spec.neuralNetwork.layers[1].input[0] = "gone"
+    with pytest.raises(ane.InputError, match="its input 'gone' is made by no layer before it"):
+        upgrade_model(builder.spec)
+
+
+def test_the_command_writes_a_package_or_says_why_not(tmp_path, capsys):
+    source = tmp_path / "in.mlmodel"
+    ct.models.utils.save_spec(make_conv_net(draw(4, 3, 3, 3), draw(4)).spec, str(source))
+    assert main(["upgrade", str(source), "-o", str(tmp_path / "out.mlpackage"), "--format", "json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["command"] == "upgrade" and report["layers"]["convolution"] == 1 and report["renamed"] == {}
+    assert main(["verify", str(tmp_path / "out.mlpackage"), str(tmp_path / "out.mlpackage")]) == 0
+    capsys.readouterr()
+    source.write_bytes(source.read_bytes()[:200])
+    assert main(["upgrade", str(source), "-o", str(tmp_path / "other.mlpackage")]) == 2
+    assert "is not a Core ML model, or it is damaged" in capsys.readouterr().err
+    assert not (tmp_path / "other.mlpackage").exists()
+    assert main(["upgrade", str(tmp_path / "out.mlpackage"), "-o", str(tmp_path / "other.mlpackage")]) == 2
+    assert "it is an ML Program already" in capsys.readouterr().err
