@@ -16,11 +16,9 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ..utils.budget import DEFAULT_MAX_STEPS, share_budget
 from ..utils.errors import InputError, LimitReached, suggest_nearest
-from ..utils.npz import read_arrays
+from ..utils.npz import Array, read_arrays
 from ..utils.option_spelling import format_option, format_option_values
 from .options import (
     DEFAULT_SEEDS,
@@ -48,7 +46,6 @@ __all__ = ["VerifyOptions", "verify"]
 HELP = "are two packages equal"
 EXAMPLE = "verify in.mlpackage out.mlpackage"
 
-Array = np.ndarray[Any, Any]
 _PRECISIONS = ("float64", "float32", "float16")
 _EXACTNESS = ("bitwise", "rounding")
 
