@@ -32,7 +32,7 @@ _FLAT_INPUTS = frozenset({"nonzero_data"})
 _RESHAPABLE_OPS = frozenset({"constexpr_affine_dequantize", "constexpr_lut_to_dense", "constexpr_sparse_to_dense",
                              "constexpr_blockwise_shift_scale"})
 _UNIFORM_READERS: WeakKeyDictionary[Operation, tuple[int, Any]] = WeakKeyDictionary()
-"Weights with uniform readers: the number of readers and their settings. Every reader asks, but it is computed once."
+"Weights with uniform readers: how many, and their settings. Every reader needs this, and it is computed once."
 
 
 def find_reshape_obstacle(var: Var) -> str | None:
@@ -90,7 +90,8 @@ def has_uniform_readers(op: Operation, block: Block, settings: Callable[[Operati
     count, common = _UNIFORM_READERS.get(op.weight.op, (0, None))
     if common == own and len(op.weight.child_ops) <= count:  # some of the uniform readers were removed since
         return True
-    is_uniform = all((each.op_type, each.enclosing_block, settings(each)) == own for each in get_consumers(op.weight))
+    is_uniform = all(each.op_type == op.op_type and each.enclosing_block is block and settings(each) == own[-1]
+                     for each in get_consumers(op.weight))
     if is_uniform:
         _UNIFORM_READERS[op.weight.op] = len(op.weight.child_ops), own
     return is_uniform
