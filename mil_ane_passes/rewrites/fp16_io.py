@@ -61,7 +61,7 @@ class Fp16Io(ProgramRewrite):
         only = self._parse_names(program)
         for name, function in program.functions.items():
             ends = [*(function.inputs.values() if self.inputs else ()), *(function.outputs if self.outputs else ())]
-            for var in dict.fromkeys(each for each in ends if types.is_tensor(each.sym_type)):
+            for var in dict.fromkeys(filter(_is_array, ends)):
                 op = var.op or next(iter(var.child_ops), None)
                 if op is None or var.dtype != types.fp32 or (only and var.name not in only):
                     continue
@@ -94,6 +94,7 @@ class Fp16Io(ProgramRewrite):
         yield Example("fp32 inside", lambda: _build_relu(ct.target.iOS16))
         yield Example("the input only", _build_interface_casts, options={"outputs": False})
         yield Example("one by name", _build_two_outputs, options={"names": "x"})
+        yield Example("rank 0", _build_total, options={"inputs": False})
         yield Example("too old", lambda: _build_relu(ct.target.iOS15),
                       reason="inputs and outputs in fp16 need iOS16; the function is for iOS15")
         yield Example("returned as it is", _build_returned_input, options={"names": "x"},
@@ -101,6 +102,11 @@ class Fp16Io(ProgramRewrite):
         yield Example("beyond fp16", _build_large_output, options={"inputs": False},
                       reason="'y' reaches 1.2e+05, fp16 ends at 65504")
         yield Example("fp16 already", lambda: _build_relu(ct.target.iOS17, types.fp16), reason="")
+
+
+def _is_array(var: Var) -> bool:
+    """Return whether an input or output is a tensor or, with rank 0, a number."""
+    return bool(types.is_tensor(var.sym_type) or types.is_scalar(var.sym_type))
 
 
 def _find_io_obstacle(function: Function, var: Var) -> str:
@@ -137,6 +143,12 @@ def _build_interface_casts() -> Program:
 
 def _build_relu(opset: Any, dtype: Any = types.fp32) -> Program:
     return build_program(lambda x: Builder.relu(x=x, name="y"), opset=opset, dtype=dtype, x=(1, 8))
+
+
+def _build_total() -> Program:
+    return build_program(lambda x: Builder.cast(
+        x=Builder.reduce_sum(x=Builder.cast(x=x, dtype="fp16"), keep_dims=False), dtype="fp32", name="y"),
+        dtype=types.fp32, x=(1, 8))
 
 
 def _build_large_output() -> Program:
