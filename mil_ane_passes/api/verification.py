@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from coremltools.converters.mil.mil import Program, Var, types
+from coremltools.converters.mil.mil.types.symbolic import is_symbolic
+
 from ..core.budget import DEFAULT_MAX_STEPS, share_budget
 from ..core.contract import Exactness
 from ..core.errors import InputError, LimitReached, suggest_nearest
@@ -85,8 +88,33 @@ def _verify_models(
         single, pipeline = (new, old) if old.is_pipeline else (old, new)
         return compare_with_pipeline(single.program, pipeline.package, program_first=single is old,
                                      precisions=precisions, exactness=strictness, describe=single.describe, **how)
+    if how.get("feeds") is None:
+        _check_shapes_accepted(old.program, new.program)
     return compare_programs(old.program, new.program, precisions=precisions, exactness=strictness, widths=widths,
                             describe=old.describe, **how)
+
+
+def _check_shapes_accepted(before: Program, after: Program) -> None:
+    """Raise InputError when an input of `after` has a fixed size and that of `before` another, or a flexible one.
+
+    Without user-supplied feeds, the shapes of `before` are run; those of one form of it are less than that.
+    """
+    for name, function in before.functions.items():
+        taken = after.functions[name].inputs if name in after.functions else {}
+        for old, new in ((var, taken[key]) for key, var in function.inputs.items() if key in taken):
+            if not (types.is_tensor(old.sym_type) and types.is_tensor(new.sym_type)):
+                continue
+            if len(old.shape) != len(new.shape) or any(
+                    not is_symbolic(size) and (is_symbolic(known) or known != size)
+                    for known, size in zip(old.shape, new.shape)):
+                raise InputError(
+                    f"the two programs have different inputs: '{old.name}' of function '{name}' has shape "
+                    f"{_format_shape(old)} in the first and {_format_shape(new)} in the second; expected the same "
+                    f"shapes, or {format_option('feeds')} of a shape that both have")
+
+
+def _format_shape(var: Var) -> str:
+    return f"({', '.join('any' if is_symbolic(size) else str(size) for size in var.shape)})"
 
 
 def _verify_callable(
