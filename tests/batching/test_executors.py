@@ -100,7 +100,7 @@ if __name__ == "__main__":
 """
 
 
-def test_a_script_without_a_guard_is_told_what_to_do(three, tmp_path):
+def test_a_script_without_a_guard_gets_advice(three, tmp_path):
     (tmp_path / "script.py").write_text(
         f"import mil_ane_passes as ane\nane.batch('lint', {three!r}, {str(tmp_path / 'out')!r}, jobs=2)\n")
     done = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True,
