@@ -63,7 +63,7 @@ class Fp16Io(ProgramRewrite):
         only = self._parse_names(program)
         for name, function in program.functions.items():
             ends = [*(function.inputs.values() if self.inputs else ()), *(function.outputs if self.outputs else ())]
-            for var in dict.fromkeys(each for each in ends if types.is_tensor(each.sym_type)):
+            for var in dict.fromkeys(filter(_is_array, ends)):
                 op = var.op or next(iter(var.child_ops), None)
                 if op is None or var.dtype != types.fp32 or (only and var.name not in only):
                     continue
@@ -97,6 +97,7 @@ class Fp16Io(ProgramRewrite):
         yield _make_fp32_example("the input only", _build_interface_casts, options={"outputs": False})
         yield _make_fp32_example("one by name", lambda x: [_build_relu(x), Builder.abs(x=x, name="w")],
                                  options={"names": "x"})
+        yield _make_fp32_example("rank 0", _build_total, options={"inputs": False})
         yield _make_fp32_example("too old", _build_relu, opset=ct.target.iOS15,
                                  reason="inputs and outputs in fp16 need iOS16; the function is for iOS15")
         yield _make_fp32_example("returned as it is", lambda x: [x, _build_relu(x)], options={"names": "x"},
@@ -105,6 +106,11 @@ class Fp16Io(ProgramRewrite):
             "beyond fp16", lambda x: Builder.add(x=x, y=np.float32(123456), name="y"), options={"inputs": False},
             reason="'y' reaches 1.2e+05, fp16 ends at 65504")
         yield _make_fp32_example("fp16 already", _build_relu, dtype=types.fp16, reason="")
+
+
+def _is_array(var: Var) -> bool:
+    """Return whether an input or output is a tensor or, with rank 0, a number."""
+    return bool(types.is_tensor(var.sym_type) or types.is_scalar(var.sym_type))
 
 
 def _find_io_obstacle(function: Function, var: Var) -> str:
@@ -149,3 +155,8 @@ def _build_interface_casts(x: Var) -> Any:
 
 def _build_relu(x: Var) -> Any:
     return Builder.relu(x=x, name="y")
+
+
+def _build_total(x: Var) -> Any:
+    total = Builder.reduce_sum(x=Builder.cast(x=x, dtype="fp16"), keep_dims=False)
+    return Builder.cast(x=total, dtype="fp32", name="y")
