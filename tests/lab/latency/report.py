@@ -23,8 +23,8 @@ Made by `python -m tests.lab.latency --record`; `mil_ane_passes/ane/latency_term
 measured by us. Errors are absolute, relative to the measured time. *Held out*: predicted with parameters fitted without
 the row's group, which is its file of the source, its chip and its kind, so that no sweep is on both sides.
 
-The record is of more rows than `fixtures/latency` has: of sources that state no licence, only fitted parameters and cited
-figures are in this repository. `python -m tests.lab.latency` makes the same report of the rows that are here.
+The record is of more rows than `fixtures/latency` has: of sources that state no licence, only fitted parameters and
+cited figures are in this repository. `python -m tests.lab.latency` makes the same report of the rows that are here.
 """
 
 
