@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
+from multiprocessing import current_process, get_context
 from multiprocessing.connection import wait
 from types import FrameType
 from typing import Any
@@ -31,6 +31,7 @@ from .batch_report import BatchItem, BatchReport
 __all__ = ["InProcessExecutor", "JobRunner", "WorkerPool", "connect_to_dask"]
 
 
+_GUARD = 'put what the script does under `if __name__ == "__main__":`'
 _CLEANUP_SECONDS = 60.0
 "Seconds for a job to clean up after its parent has died."
 _THREAD_SETTINGS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
@@ -53,10 +54,14 @@ class WorkerPool(Executor):
 
     A job whose process dies raises BrokenProcessPool, and a new process replaces it. While there are workers, the
     environment variables that set the number of threads of numeric libraries are set in this process, unless they are
-    set already: the workers inherit them.
+    set already: the workers inherit them. Raises InputError in a process that is only starting as a worker; its jobs
+    raise OptionsError where no worker could start.
     """
 
     def __init__(self, count: int) -> None:
+        if getattr(current_process(), "_inheriting", False):  # as multiprocessing asks before it starts a process
+            raise InputError(f"batch: the script that called it with jobs={count} is imported by each worker process, "
+                             f"and called it again there; {_GUARD}")
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="mil-ane-passes")
         self._own = threading.local()
         self._pools: dict[ProcessPoolExecutor, Future[int]] = {}
@@ -73,10 +78,13 @@ class WorkerPool(Executor):
         pool = self._pool()
         try:
             return pool.submit(_run_interruptibly, fn, *args, **kwargs).result()
-        except BrokenProcessPool:
+        except BrokenProcessPool as error:
             self._own.pool = None
-            self._pools.pop(pool, None)
+            started = self._pools.pop(pool, None)
             pool.shutdown()
+            if started is not None and started.exception() is not None:
+                raise OptionsError(f"batch: a worker process ended while it started, and may have printed why; in a "
+                                   f"script, {_GUARD}") from error
             raise
 
     def _pool(self) -> ProcessPoolExecutor:

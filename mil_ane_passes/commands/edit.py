@@ -1,4 +1,4 @@
-"""Edit an .mlpackage without rebuilding it: names, inputs and outputs. Names are those of IN in all options."""
+"""Edit an .mlpackage; what is not edited stays as it is. Names are those of IN in all options."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ from .options import LINK, add_format_option, add_options, argument, command, fl
 from .output import print_report, start_copying
 
 if TYPE_CHECKING:
-    from ..transforms.contract import Edit, EditRecord
-    from ..transforms.document import Document
+    from coremltools.converters.mil.mil import Program
+
+    from ..equivalence.equivalence import VerifyReport
+    from ..transforms.contract import Draft, EditRecord, Transform
 
 __all__ = ["EditOptions", "EditReport", "edit"]
 
@@ -103,6 +105,8 @@ class EditOptions:
     "edit this function alone (default: each that has what is named)"
     dry_run: bool = field(default=False, metadata=flag())
     "say what would be done; write nothing"
+    verify: bool = field(default=False, metadata=flag())
+    "compare the results with those of the source on random feeds; if they differ, nothing is written: exit code 1"
     overwrite: bool = field(default=False, metadata=flag())
     "replace OUT if it exists"
     link: bool = field(default=False, metadata=LINK)
@@ -133,7 +137,7 @@ def run(arguments: argparse.Namespace) -> int:
                        options.parts) as ahead:
         report = edit(**keywords, ahead=ahead)
     print_report(report, arguments.format)
-    return 0
+    return 1 if report.status == "rejected" else 0
 
 
 @command(EditOptions)
@@ -150,41 +154,61 @@ def edit(options: EditOptions) -> EditReport:
     behind the values it names: OUT_1.mlpackage and OUT_2.mlpackage for the `dst` OUT.mlpackage, both or neither; with
     `function` they do not contain the other functions. `dedup_weights` stores weights of equal bytes once. `function`
     edits that function alone (default: each that has the named values). All names are those of `src`, regardless of
-    other edits. `dry_run` writes nothing. `link`: unchanged files become hard links where they cannot be cloned, so
-    that the packages share them. `ahead`: copies of the source's large files that the caller has already started.
+    other edits. `dry_run` writes nothing. `verify` runs the source and the result on random feeds, mapped across the
+    change, on the reference runtime; if results differ, nothing is written and the status is "rejected". `link`:
+    unchanged files become hard links where they cannot be cloned, so that the packages share them. `ahead`: copies of
+    the source's large files that the caller has already started.
 
     The order is fixed: fix_shape, expose, drop_output, io, rename, split_at, dedup_weights.
 
     Raises InputError for anything that cannot be done, with the reason; nothing is written then.
     """
-    from ..transforms.contract import apply_edits
-    from ..transforms.sources import get_source_path, open_document
+    from ..ir.clone import clone_program
+    from ..transforms.contract import apply_transforms
+    from ..transforms.sources import get_source_path, open_draft
 
     started = time.perf_counter()
-    edits = _make_edits(options)
+    transforms = _make_transforms(options)
     source = get_source_path(options.src)
     target = None if options.dry_run else _check_target(options, source)
     with (
         _start_copying_ahead(source, target, options) as ahead,
         pause_garbage_collection(),
     ):
-        documents = apply_edits(open_document(options.src), edits)
+        draft = open_draft(options.src)
+        before = clone_program(draft.program) if options.verify else None
+        drafts = apply_transforms(draft, transforms)
         report = EditReport(
-            str(source), done=_collect_done_edits(documents), weight_bytes_before=_count_weight_bytes(source)
+            str(source), done=_collect_done_edits(drafts), weight_bytes_before=_count_weight_bytes(source)
         )
-        if target is not None:
-            report.outputs = _write_documents(documents, target, options, ahead)
+        report.verification = None if before is None else _verify_drafts(before, drafts)
+        if report.verification is not None and report.verification.status == "different":
+            report.status = "rejected"
+        elif target is not None:
+            report.outputs = _write_drafts(drafts, target, options, ahead)
             report.status = "written" if report.changed else "unchanged"
             report.weight_bytes_after = sum(_count_weight_bytes(Path(path)) for path in report.outputs)
     report.seconds = time.perf_counter() - started
     return report
 
 
-def _make_edits(options: EditOptions) -> list[Edit]:
-    """Make the requested edits. Raises InputError if there are none, or if two contradict each other.
+def _verify_drafts(before: Program, drafts: list[Draft]) -> VerifyReport:
+    """Compare the source's program with what became of it."""
+    from ..equivalence.changed_interfaces import compare_across_interfaces
+    from ..passes.contract import Exactness
 
-    Names are those of the source. Edits that make functions come first, then those that change outputs and types, then
-    renames, and last the edits of the entire package.
+    package = drafts[0].package
+    exact = all(each.exact is not False for draft in drafts for each in draft.done)
+    return compare_across_interfaces(
+        before, drafts, exactness=Exactness.BITWISE if exact else Exactness.ROUNDING,
+        describe=(lambda name: None) if package is None else package.description)
+
+
+def _make_transforms(options: EditOptions) -> list[Transform]:
+    """Make the requested transforms. Raises InputError if there are none, or if two contradict each other.
+
+    Names are those of the source. Those that make functions come first, then those that change outputs and types, then
+    renames, and last those of the entire package.
     """
     from ..transforms.dedup_weights import DedupWeights
     from ..transforms.drop_output import DropOutput
@@ -195,28 +219,28 @@ def _make_edits(options: EditOptions) -> list[Edit]:
     from ..transforms.split_at import SplitAt
 
     function = options.function
-    edits: list[Edit] = []
+    transforms: list[Transform] = []
     if options.fix_shape:
-        edits.append(FixShape(options.fix_shape, function))
+        transforms.append(FixShape(options.fix_shape, function))
     if options.expose:
-        edits.append(Expose(_list_names(options.expose, "expose"), function))
+        transforms.append(Expose(_list_names(options.expose, "expose"), function))
     if options.drop_output:
-        edits.append(DropOutput(_list_names(options.drop_output, "drop_output"), function))
-    edits += [Io(dtype, names, function) for dtype, names in _group_names_by_type(options.io).items()]
+        transforms.append(DropOutput(_list_names(options.drop_output, "drop_output"), function))
+    transforms += [Io(dtype, names, function) for dtype, names in _group_names_by_type(options.io).items()]
     renamed = _check_renames(options.rename) if options.rename else {}
     if renamed:
-        edits.append(Rename(renamed, function))
+        transforms.append(Rename(renamed, function))
     if options.split_at:
         names = [renamed.get(name, name) for name in _list_names(options.split_at, "split_at")]
-        edits.append(SplitAt(names, function))
+        transforms.append(SplitAt(names, function))
     if options.dedup_weights:
-        edits.append(DedupWeights())
-    if not edits:
+        transforms.append(DedupWeights())
+    if not transforms:
         raise InputError(
             "nothing to edit was asked for; expected at least one of "
             f"{', '.join(map(format_option_values, _EDITS[:-1]))} and {format_option_values(_EDITS[-1])}"
         )
-    return edits
+    return transforms
 
 
 def _list_names(names: Names, option: str) -> list[str]:
@@ -276,27 +300,25 @@ def _start_copying_ahead(
     return CopyAhead(source, target)
 
 
-def _write_documents(
-    documents: list[Document], target: Path, options: EditOptions, ahead: CopyAhead | None
+def _write_drafts(
+    drafts: list[Draft], target: Path, options: EditOptions, ahead: CopyAhead | None
 ) -> list[str]:
-    """Write all documents or none; returns the paths."""
+    """Write all drafts or none; returns the paths."""
     from ..package.package_writer import PackageOutput, write_models
-    from ..package.weight_plan import WeightPlan
 
     outputs = []
-    for document in documents:
-        plan = document.plan or (WeightPlan(document.files) if document.repack else None)
-        if plan is not None:
-            plan.dead_limit = document.dead_limit
-        path = Path(os.path.abspath(build_part_path(target, document.part)))
-        outputs.append(PackageOutput(document.layout, document.files, document.emit(), path, plan))
+    for draft in drafts:
+        assert draft.package is not None
+        model, plan = draft.emit()
+        path = Path(os.path.abspath(build_part_path(target, draft.part)))
+        outputs.append(PackageOutput(draft.package.layout, draft.package.files, model, path, plan))
     write_models(outputs, overwrite=options.overwrite, link=options.link, ahead=ahead)
-    return [os.fspath(build_part_path(target, document.part)) for document in documents]
+    return [os.fspath(build_part_path(target, draft.part)) for draft in drafts]
 
 
-def _collect_done_edits(documents: list[Document]) -> list[EditRecord]:
-    """Collect the applied edits, each once: documents made from one source start with the same edits."""
-    return list(dict.fromkeys(each for document in documents for each in document.done))
+def _collect_done_edits(drafts: list[Draft]) -> list[EditRecord]:
+    """Collect the actions, each once: drafts made from one source start with the same actions."""
+    return list(dict.fromkeys(each for draft in drafts for each in draft.done))
 
 
 def _count_weight_bytes(root: Path) -> int:
@@ -307,9 +329,11 @@ def _count_weight_bytes(root: Path) -> int:
 class EditReport:
     """The outcome of one edit of a package.
 
-    `status`: "written", "unchanged" (nothing to do; the package was copied as it is) or "dry run". `outputs` are the
+    `status`: "written", "unchanged" (nothing to do; the package was copied as it is), "dry run", or "rejected" (the
+    comparison with the source failed; nothing was written). `outputs` are the
     paths written (or that would be), `done` the changes by option. `weight_bytes_*` are the sizes of all weight files
-    of the source and of the outputs, in bytes (after: None in a dry run), `seconds` wall time.
+    of the source and of the outputs, in bytes (after: None in a dry run), `verification` the comparison of the results
+    with the source, if it was requested, `seconds` wall time.
     """
 
     source: str
@@ -318,6 +342,7 @@ class EditReport:
     done: list[EditRecord] = field(default_factory=list)
     weight_bytes_before: int = 0
     weight_bytes_after: int | None = None
+    verification: VerifyReport | None = None
     seconds: float = 0.0
 
     @property
@@ -337,6 +362,7 @@ class EditReport:
             "exact": self.exact, "done": [each.to_dict() for each in self.done],
             "weight_bytes": {"before": self.weight_bytes_before, "after": self.weight_bytes_after},
             "seconds": round(self.seconds, 6),
+            **({} if self.verification is None else {"verification": self.verification.to_dict()}),
         }
 
     def __repr__(self) -> str:
@@ -357,12 +383,16 @@ class EditReport:
                 lines.append(f"{option}  ... and {len(notes) - _MAX_CHANGES_LISTED} more")
         if self.weight_bytes_after not in (None, self.weight_bytes_before):
             lines.append(f"weights: {self.weight_bytes_before} -> {self.weight_bytes_after} bytes")
+        if self.verification is not None:
+            lines.append(f"compared with the source: {self.verification}")
         return format_lines([*lines, self._format_outcome()])
 
     def _format_outcome(self) -> str:
         where = f" to {', '.join(self.outputs)}" if self.outputs else ""
         if self.status == "dry run":
             return "dry run: nothing written"
+        if self.status == "rejected":
+            return "nothing written: the results are not those of the source"
         if self.status == "unchanged":
             return f"nothing to do; the package was copied as it is{where}"
         return f"written{where} in {self.seconds:.1f} s"

@@ -245,17 +245,18 @@ def _keep_possible_cuts(findings: list[LintFinding], source: OpenedSource) -> li
 
 def _can_cut(source: OpenedSource, function: str, cuts: Cuts) -> bool:
     """Return whether `edit` can make these cuts, each in the first part of the one before."""
-    if source.package is None:
+    if source.package is None or source.is_pipeline:
         return False
-    from ..transforms.contract import apply_edits
-    from ..transforms.sources import open_document
+    from ..transforms.contract import Draft, apply_transforms
     from ..transforms.split_at import SplitAt
 
     several = len(source.program.functions) > 1
     try:
-        document = open_document(source.package)
-        for values in cuts:
-            document = apply_edits(document, [SplitAt(values, function if several else None)])[0]
+        draft = Draft(source.program, source.name, source.package)
+        edits = [SplitAt(values, function if several else None) for values in cuts]
+        for edit in edits[:-1]:
+            draft = apply_transforms(draft, [edit])[0]
+        edits[-1].check(draft)
     except InputError:
         return False
     return True

@@ -25,10 +25,10 @@ from ..package.swap import move_to_free_path
 from ..runtime.feeds import split_inputs
 from ..runtime.images import array_from_image, pixels_from_array
 from ..utils.errors import InputError, NotSupported
-from ..utils.npz import write_npz
+from ..utils.npz import Array, write_npz
 from .mac_script import MacFolder, format_readme
 from .options import Progress
-from .sources import Array, OpenedSource
+from .sources import OpenedSource
 
 __all__ = ["FolderWriter", "require_package", "stage_folder"]
 

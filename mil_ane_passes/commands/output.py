@@ -13,15 +13,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from pathlib import Path
 from typing import IO, Any
 
-import numpy as np
-
 from ..package.copy_ahead import CopyAhead
 from ..package.destination import check_destination, find_enclosing_package
 from ..package.file_replacement import replace_file
 from ..package.write_errors import convert_write_errors
 from ..transforms.contract import build_part_path
 from ..utils.errors import AnePassesError, InputError, format_memory_error
-from ..utils.npz import write_npz
+from ..utils.npz import Array, write_npz
 from ..utils.option_spelling import format_option
 from ..utils.text_format import escape_text
 
@@ -153,7 +151,7 @@ def write_atomically(target: Path, fill: Callable[[IO[bytes]], object]) -> None:
     replace_file(Path(os.path.realpath(target)), fill)
 
 
-def write_arrays(target: Path, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
+def write_arrays(target: Path, arrays: Mapping[str, Array]) -> None:
     """Write an .npz atomically; an existing file is replaced."""
     write_atomically(target, lambda file: write_npz(file, arrays))
 

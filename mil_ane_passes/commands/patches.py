@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ..utils.text_format import format_lines
 from .options import add_format_option
 from .output import print_report
+
+if TYPE_CHECKING:
+    from ..torch_frontend.registry import PatchStatus
 
 __all__ = ["PatchPage", "Patches"]
 
@@ -30,51 +33,23 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-class _Patch(Protocol):
-    """The fields of a patch that are printed."""
-
-    code: str
-    name: str
-    title: str
-    text: str
-
-    @property
-    def ops(self) -> Mapping[str, Any]: ...
-
-    @property
-    def replacements(self) -> Sequence[Any]: ...
-
-    @property
-    def upstream(self) -> tuple[str, ...]: ...
-
-
-class _Finding(Protocol):
-    """A patch and the reason why the installed coremltools needs it; `reason` is None if it does not."""
-
-    @property
-    def patch(self) -> _Patch: ...
-
-    @property
-    def reason(self) -> str | None: ...
-
-
 @dataclass(frozen=True)
 class Patches:
     """All patches, by name, and whether the installed coremltools needs them."""
 
-    findings: Sequence[_Finding]
+    statuses: Sequence[PatchStatus]
 
     def to_dict(self) -> dict[str, Any]:
         return {"schema": 1, "command": "patches", "patches": [
             {"code": each.patch.code, "name": each.patch.name, "title": each.patch.title,
              "needed": each.reason is not None, "why": each.reason, "upstream": list(each.patch.upstream)}
-            for each in self.findings]}
+            for each in self.statuses]}
 
     def __str__(self) -> str:
-        width = max((len(each.patch.name) for each in self.findings), default=0)
-        indent = max((len(each.patch.code) for each in self.findings), default=0) + width + 12
+        width = max((len(each.patch.name) for each in self.statuses), default=0)
+        indent = max((len(each.patch.code) for each in self.statuses), default=0) + width + 12
         lines: list[str] = []
-        for each in self.findings:
+        for each in self.statuses:
             patch, needed = each.patch, "needed" if each.reason else "off   "
             lines.append(f"{patch.code}  {patch.name:<{width}}  {needed}  {patch.title}")
             lines.append(f"{'':<{indent}}{each.reason or NOT_NEEDED}")
@@ -85,16 +60,16 @@ class Patches:
 class PatchPage:
     """The page of one patch: what goes wrong without it, what it does, what it changes, where it was reported."""
 
-    finding: _Finding
+    status: PatchStatus
 
     def to_dict(self) -> dict[str, Any]:
-        patch = self.finding.patch
+        patch = self.status.patch
         return {"schema": 1, "command": "explain", "code": patch.code, "patch": patch.name, "title": patch.title,
-                "needed": self.finding.reason is not None, "why": self.finding.reason, "text": patch.text,
+                "needed": self.status.reason is not None, "why": self.status.reason, "text": patch.text,
                 "ops": sorted(patch.ops), "replaces": self._replaced(), "upstream": list(patch.upstream)}
 
     def __str__(self) -> str:
-        patch, reason = self.finding.patch, self.finding.reason
+        patch, reason = self.status.patch, self.status.reason
         lines = [f"{patch.code} {patch.name}", f"patch of the torch frontend; without it: {patch.title}",
                  f"needed here: {reason}" if reason else f"off here: {NOT_NEEDED}", "", patch.text]
         lines += ["", f"converts: {', '.join(sorted(patch.ops))}"] if patch.ops else []
@@ -102,4 +77,4 @@ class PatchPage:
         return "\n".join([*lines, "", "reported in", *(f"    {each}" for each in patch.upstream)])
 
     def _replaced(self) -> list[str]:
-        return [f"{each.module}.{each.attribute}" for each in self.finding.patch.replacements]
+        return [f"{each.module}.{each.attribute}" for each in self.status.patch.replacements]

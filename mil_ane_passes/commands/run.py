@@ -8,14 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from .._version import __version__
 from ..passes.coremltools_setup import silence_coremltools
 from ..report.table import format_table
 from ..utils.budget import DEFAULT_MAX_STEPS, share_budget
 from ..utils.errors import InputError
-from ..utils.npz import read_arrays
+from ..utils.npz import Array, read_arrays
 from ..utils.text_format import format_lines, format_short_repr
 from .options import (
     MAX_SECONDS,
@@ -39,7 +37,6 @@ __all__ = ["RunOptions", "RunReport", "TraceReport", "add_quirk_list", "run", "t
 HELP = "execute a package on any machine"
 EXAMPLE = "run in.mlpackage --feeds feeds.npz -o out.npz"
 
-Array = np.ndarray[Any, Any]
 _LIST_MARK = "\0quirks"
 "Marks the place of the list of quirks, at the end of the epilog."
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from os import PathLike, fspath
 from typing import Any
 
-import numpy as np
 from coremltools.converters.mil.mil import Program
 
 from ..ir.clone import clone_program
@@ -15,9 +14,7 @@ from ..ir.scopes import copy_scopes
 from ..package import Package, load, package_of_mlmodel
 from ..utils.errors import InputError, suggest_nearest
 
-__all__ = ["Array", "OpenedSource", "copy_source", "open_source", "select_function"]
-
-Array = np.ndarray[Any, Any]
+__all__ = ["OpenedSource", "copy_source", "open_source", "select_function"]
 
 
 @dataclass

@@ -16,11 +16,9 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ..utils.budget import DEFAULT_MAX_STEPS, share_budget
 from ..utils.errors import InputError, LimitReached, suggest_nearest
-from ..utils.npz import read_arrays
+from ..utils.npz import Array, read_arrays
 from ..utils.option_spelling import format_option, format_option_values
 from .options import (
     DEFAULT_SEEDS,
@@ -40,6 +38,8 @@ from .output import print_report, show_progress
 from .run import add_quirk_list
 
 if TYPE_CHECKING:
+    from coremltools.converters.mil.mil import Program, Var
+
     from ..equivalence.comparison import Strictness
     from ..equivalence.equivalence import VerifyReport
 
@@ -48,7 +48,6 @@ __all__ = ["VerifyOptions", "verify"]
 HELP = "are two packages equal"
 EXAMPLE = "verify in.mlpackage out.mlpackage"
 
-Array = np.ndarray[Any, Any]
 _PRECISIONS = ("float64", "float32", "float16")
 _EXACTNESS = ("bitwise", "rounding")
 
@@ -237,7 +236,37 @@ def _verify_models(options: VerifyOptions, strictness: Strictness) -> VerifyRepo
         single, pipeline = (new, old) if old.is_pipeline else (old, new)
         return compare_with_pipeline(single.program, pipeline.package, program_first=single is old,
                                      describe=single.describe, **how)
+    if options.feeds is None:
+        _check_shapes_accepted(old.program, new.program)
     return compare_programs(old.program, new.program, widths=options.widths, describe=old.describe, **how)
+
+
+def _check_shapes_accepted(before: Program, after: Program) -> None:
+    """Raise InputError when an input of `after` has a fixed size and that of `before` another, or a flexible one.
+
+    Without user-supplied feeds, the shapes of `before` are run; those of one form of it are less than that.
+    """
+    from coremltools.converters.mil.mil import types
+    from coremltools.converters.mil.mil.types.symbolic import is_symbolic
+
+    for name, function in before.functions.items():
+        accepted = after.functions[name].inputs if name in after.functions else {}
+        for old, new in ((var, accepted[key]) for key, var in function.inputs.items() if key in accepted):
+            if not (types.is_tensor(old.sym_type) and types.is_tensor(new.sym_type)):
+                continue
+            if len(old.shape) != len(new.shape) or any(
+                    not is_symbolic(size) and (is_symbolic(known) or known != size)
+                    for known, size in zip(old.shape, new.shape)):
+                raise InputError(
+                    f"the two programs have different inputs: '{old.name}' of function '{name}' has shape "
+                    f"{_format_shape(old)} in the first and {_format_shape(new)} in the second; expected the same "
+                    f"shapes, or {format_option('feeds')} of a shape that both have")
+
+
+def _format_shape(var: Var) -> str:
+    from coremltools.converters.mil.mil.types.symbolic import is_symbolic
+
+    return f"({', '.join('any' if is_symbolic(size) else str(size) for size in var.shape)})"
 
 
 def _verify_callable(options: VerifyOptions, accuracy: Any) -> VerifyReport:

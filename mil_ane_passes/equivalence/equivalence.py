@@ -36,7 +36,16 @@ from .execution import (
 )
 from .feeds import get_symbol_sizes
 from .interface_widths import find_interface_widths, holds_floats, round_feeds, round_results
-from .propagate import MOVED, NOT_JUDGED, RAISED, departing, largest_moves, made_of_nan, made_of_roundings
+from .propagate import (
+    MOVED,
+    NOT_JUDGED,
+    RAISED,
+    ROUNDED,
+    departing,
+    largest_moves,
+    made_of_nan,
+    made_of_roundings,
+)
 
 __all__ = ["Case", "VerifyReport", "compare_programs", "compare_with_pipeline", "judge_executions"]
 
@@ -214,12 +223,13 @@ def _compared(old: Run, new: Run, precision: str, promised: Exactness | Strictne
     If the program before was also run with constants raised as rewrites declare, equality with that run suffices.
     """
     typed = precision == "float16"
+    moved = old.moved_stored if typed and old.moved_stored is not None else old.moved
     found: list[list[OutputDifference]] = []
     for runs in filter(None, (old.results, old.raised)):
         truth = runs.get("float64") if precision != "float64" else None
         found.append(compare_outputs(
             runs[precision], new.results[precision], promised, truth, old.plan.adversarial == SPECIAL,
-            old.stepped if typed and runs is old.results else None, old.moved))
+            old.stepped if typed and runs is old.results else None, moved))
         if typed and old.rounding:
             found[-1] = [each if each.passed or each.output not in old.rounding
                          else replace(each, passed=True, reason=NOT_JUDGED) for each in found[-1]]
@@ -336,6 +346,8 @@ def _judged_with_changes(
             notes.append(RAISED)
         if fails(run, other) and largest_moves(before, run, promised.changes):
             notes.append(MOVED)
+        if fails(run, other) and largest_moves(before, run, promised.changes, stored=True):
+            notes.append(ROUNDED)
         if fails(run, other):
             break
     report = judge_executions(old, new, promised)

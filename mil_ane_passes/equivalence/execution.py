@@ -62,8 +62,8 @@ class Run:
 
     The following are set if they were needed: `stepped` are outputs at float16 with each step of recurrent layers
     rounded, `raised` outputs with constants raised as rewrites declare, `moved` how far outputs move under rewrites'
-    declared changes, and `rounding` the outputs computed from ops that only round, which are not judged at float16 on
-    extreme values.
+    declared changes, `moved_stored` how far if these are also rounded to the stored dtypes, and `rounding` the outputs
+    computed from ops that only round, which are not judged at float16 on extreme values.
     """
 
     plan: Plan
@@ -71,6 +71,7 @@ class Run:
     stepped: dict[str, Array] | None = None
     raised: dict[str, dict[str, Array]] | None = None
     moved: dict[str, Array] | None = None
+    moved_stored: dict[str, Array] | None = None
     rounding: frozenset[str] = frozenset()
     error: str = ""
 

@@ -12,6 +12,8 @@ from coremltools.converters.mil.mil import Function, Var, types
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
 from ..ir.query import get_static_shape
+from ..utils.errors import InputError
+from ..utils.text_format import format_count
 from .input_domains import choose_integer_range, infer_input_domains
 from .interval_propagation import Interval
 
@@ -54,7 +56,7 @@ def list_shape_choices(function: Function, description: Any = None) -> list[Shap
     `description` is the function's `ModelDescription` or `FunctionDescription` proto, None for a program in memory.
     """
     features = {feature.name: feature.type for feature in description.input} if description is not None else {}
-    offers = {name: _list_shapes(var, features.get(name)) for name, var in function.inputs.items()
+    offers = {name: _list_valid_shapes(var, features.get(name)) for name, var in function.inputs.items()
               if not types.is_state(var.sym_type)}
     labels = list(dict.fromkeys(label for offer in offers.values() for label in offer))
     choices: list[ShapeChoice] = []
@@ -178,6 +180,17 @@ def get_symbol_sizes(function: Function, shapes: dict[str, tuple[int, ...]]) -> 
     """Return the extent of each symbol when the inputs have these shapes."""
     return {dim: extent for name, shape in shapes.items() for dim, extent in zip(function.inputs[name].shape, shape)
             if is_symbolic(dim)}
+
+
+def _list_valid_shapes(var: Var, feature: Any) -> dict[str, tuple[int, ...]]:
+    """Return `_list_shapes`; raise InputError for one that no array has."""
+    offers = _list_shapes(var, feature)
+    for label, shape in offers.items():
+        if len(shape) != var.rank or min(shape, default=1) < 0:
+            raise InputError(
+                f"input '{var.name}': its description allows the shape {tuple(map(int, shape))} ({label}); expected "
+                f"{format_count(var.rank, 'size')} of 0 or more; the package is damaged: take a fresh copy")
+    return offers
 
 
 def _list_shapes(var: Var, feature: Any) -> dict[str, tuple[int, ...]]:

@@ -20,19 +20,21 @@ from ..runtime.departure import TRIALS, Departure
 from .execution import Run, copy_state, execute_plans
 from .value_matching import FunctionValues, find_ancestors
 
-__all__ = ["MOVED", "NOT_JUDGED", "RAISED", "departing", "largest_moves", "made_of_nan", "made_of_roundings"]
+__all__ = ["MOVED", "NOT_JUDGED", "RAISED", "ROUNDED", "departing", "largest_moves", "made_of_nan", "made_of_roundings"]
 
 Array = np.ndarray[Any, Any]
 RAISED = ("what depends on a constant too small for fp16, such as an epsilon, is held against the same program with "
           "2^-24 in its place")
 MOVED = ("a change that a rewrite declares for one op was propagated by running: results may move twice as far as in "
          "the same program with that op so changed")
+ROUNDED = ("the rounding of what a rewrite replaced was propagated by running: at float16, results may move twice as "
+           "far as in the same program with that op's result one unit in the last place off")
 NOT_JUDGED = "not judged at float16 on extreme values, as what it is made of only rounds"
 STATE = "state "
 
 
 def departing(
-    program: Program, changes: Sequence[Change], trial: int | None = None
+    program: Program, changes: Sequence[Change], trial: int | None = None, stored: bool = False
 ) -> Callable[[str], Departure | None]:
     """Return a function that makes the departure of a function of `program` at the ops that `changes` name.
 
@@ -40,7 +42,7 @@ def departing(
     """
     def depart(function: str) -> Departure | None:
         found = _found(program, function, changes)
-        return Departure(found, trial) if found else None
+        return Departure(found, trial, stored) if found else None
 
     return depart
 
@@ -52,22 +54,28 @@ def _found(program: Program, function: str, changes: Sequence[Change]) -> dict[O
     return {op: change for op, change in places if change is not None}
 
 
-def largest_moves(program: Program, run: Run, changes: Sequence[Change]) -> bool:
+def largest_moves(program: Program, run: Run, changes: Sequence[Change], stored: bool = False) -> bool:
     """Measure how far each element of the outputs of `run` moves at float64 when results of ops move as declared.
 
-    The result is stored in `run.moved`. Returns whether any element moves.
+    The result is stored in `run.moved`; with `stored`, in `run.moved_stored`, and results move by their rounding to the
+    stored dtypes at least. Returns whether any element moves.
     """
-    moving = [change for change in changes if change.moves or change.reach < math.inf]
+    moving = [change for change in changes if change.moves or (change.reach < math.inf and not stored)]
     if not _found(program, run.plan.function, moving):
         return False
     base, *trials = (
-        execute_plans(program, [run.plan], ("float64",), lambda text: None, depart=departing(program, changes, trial))
+        execute_plans(program, [run.plan], ("float64",), lambda text: None,
+                      depart=departing(program, changes, trial, stored))
         for trial in (None, *range(TRIALS)))
     outputs = [each.runs[0].results.get("float64", {}) for each in trials]
-    run.moved = {
-        name: np.max([_gap(value, moved.get(name)) for moved in outputs], axis=0)
+    moved = {
+        name: np.max([_gap(value, other.get(name)) for other in outputs], axis=0)
         for name, value in base.runs[0].results.get("float64", {}).items() if value.dtype.kind in "fiub"}
-    return any(np.any(gap) for gap in run.moved.values())
+    if stored:
+        run.moved_stored = moved
+    else:
+        run.moved = moved
+    return any(np.any(gap) for gap in moved.values())
 
 
 def made_of_roundings(program: Program, run: Run, changes: Sequence[Change]) -> frozenset[str]:

@@ -56,6 +56,11 @@ class BlockEditor:
                 continue
             pending.extend(self._remove(op))
 
+    def remove(self, ops: Iterable[Operation]) -> None:
+        """Remove `ops`, whichever they are: the users of each have to be among those before it."""
+        for op in ops:
+            self._remove(op)
+
     def flush(self) -> None:
         """Drop removed ops from the consumer lists of shared consts."""
         for var in self._stale:

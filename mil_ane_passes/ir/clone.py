@@ -19,7 +19,7 @@ from coremltools.converters.mil.mil.utils import CacheDoublyLinkedList
 from .query import get_flat_inputs
 from .type_inference import infer_types, raise_not_evaluated, refine_type
 
-__all__ = ["Rollback", "clone_op", "clone_program", "infer_outputs", "insert_op", "map_inputs"]
+__all__ = ["Rollback", "clone_function", "clone_op", "clone_program", "infer_outputs", "insert_op", "map_inputs"]
 
 _LOADER_ATTRIBUTES = ("origin", "synthetic", "blob", "value_inference")
 "Attributes that the loader sets on an op to refer to the op in the file."
@@ -30,7 +30,7 @@ _MAX_EVALUATED_BYTES = 1 << 16
 def clone_program(program: Program) -> Program:
     """Clone a program: ops and vars are new, const values and read-only data are shared."""
     clone = copy.copy(program)
-    clone.functions = {name: _clone_function(function) for name, function in program.functions.items()}
+    clone.functions = {name: clone_function(function) for name, function in program.functions.items()}
     return clone
 
 
@@ -46,7 +46,7 @@ class Rollback:
     def keep(self, name: str) -> None:
         """Copy the function `name` before it is changed; the weights are shared."""
         if name not in self._kept:
-            self._kept[name] = _clone_function(self._program.functions[name])
+            self._kept[name] = clone_function(self._program.functions[name])
 
     def save_all_functions(self) -> None:
         """Copy all functions before the program is changed; the weights are shared."""
@@ -63,7 +63,8 @@ class Rollback:
         del host_block.BLOCK_STACK[self._open_blocks:]
 
 
-def _clone_function(function: Function) -> Function:
+def clone_function(function: Function) -> Function:
+    """Clone a function: ops and vars are new, const values and read-only data are shared."""
     env: dict[Var, Var] = {}
     clone = copy.copy(function)
     clone.placeholder_inputs = {}

@@ -11,7 +11,8 @@ leaves are removed by the next run to that target. Where a file system cannot sw
 and a kill between them leaves it in the hidden folder, from which the next run restores it. A damaged package is
 rejected with a message that states what was found where. The source is never changed.
 
-`mil-ane-passes edit` changes a package as a file, mostly without building a program. `mil-ane-passes batch` processes
+`mil-ane-passes edit` changes functions, inputs, outputs and states (see `transforms/README.md`): they are written with
+the same care (`save(..., interface=True)`), and the model's description follows. `mil-ane-passes batch` processes
 many packages, on the cores of one machine, any `concurrent.futures.Executor`, or a Dask cluster whose workers see the
 same paths; when it is run again, it processes only packages that are not done yet.
 """

@@ -73,10 +73,13 @@ class Package:
         return sum(file.size for file in self.files.files.values())
 
     @synchronized
-    def emit(self) -> tuple[bytes, WeightPlan]:
-        """Return the model file for the program as it is now, and the plan for its weights."""
+    def emit(self, *, interface: bool = False) -> tuple[bytes, WeightPlan]:
+        """Return the model file for the program as it is now, and the plan for its weights.
+
+        With `interface`, functions, inputs, outputs and states may differ from those that were loaded.
+        """
         plan = WeightPlan(self.files)
-        model = emit_model(self.raw, self.spec, self.program, self.origins, plan)
+        model = emit_model(self.raw, self.spec, self.program, self.origins, plan, interface)
         return model, plan
 
     @synchronized

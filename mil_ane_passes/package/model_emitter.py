@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from coremltools import proto
 from coremltools.converters.mil.mil import Block, Function, Operation, Program, Var
 
 from ..ir.block_editor import check_op_order
 from ..utils.errors import InputError
 from . import wire
-from .interface import find_changed_widths, is_same_except_width, update_description
+from .description import DESCRIPTION_FIELD, Description
+from .interface import find_changed_widths, get_file_name, is_same_except_width, iterate_renamed, update_section
 from .members import ML_PROGRAM_FIELD, Member, replace_members
 from .names import assign_unique_names, walk_ops
 from .op_exporter import Exporter, is_embedded, serialize_message
@@ -28,86 +30,156 @@ from .origin import (
     get_origin,
     get_stored_value,
     is_kept,
+    is_same_arg,
 )
-from .program_reader import BLOCK_INPUTS, BLOCK_OUTPUTS, FUNCTIONS, OPERATIONS, SPECIALIZATIONS, FunctionOrigin
+from .program_reader import (
+    BLOCK_INPUTS,
+    BLOCK_OUTPUTS,
+    FUNCTIONS,
+    OPERATIONS,
+    OPSET,
+    SPECIALIZATIONS,
+    FunctionOrigin,
+    choose_default_function,
+    make_new_origin,
+)
 from .weight_plan import WeightPlan
 
-_NAME_FIELD = 1
+_NAME_FIELD = _ARGUMENTS_FIELD = 1
 _FUNCTION_INPUTS_FIELD = 1
+NAMED_TYPE = proto.MIL_pb2.NamedValueType
 
 
 def emit_model(
-    raw: bytes, spec: Any, program: Program, origins: Mapping[str, FunctionOrigin], plan: WeightPlan
+    raw: bytes, spec: Any, program: Program, origins: Mapping[str, FunctionOrigin], plan: WeightPlan,
+    interface: bool = False,
 ) -> bytes:
     """Emit the model file for `program`, whose source is `raw` with the message `spec`.
 
-    The model's description is kept, except for the dtypes of inputs and outputs that now hold floats of another width.
-    Raises InputError when functions were added or removed, or when function inputs changed in any other way, as the
-    description would not fit; in a pipeline also when float widths changed. Raises RuleError when an op uses a value
-    that is defined after it.
+    With `interface`, functions, inputs, outputs and states that were added, removed, renamed or changed are written,
+    and the model's description is updated accordingly. Without it, floats of inputs and outputs may have another width
+    (but not in a pipeline); InputError is raised when functions were added or removed, or inputs changed in any other
+    way. Raises RuleError when an op uses a value that is defined after it.
     """
-    if list(program.functions) != list(origins):
+    if not interface and list(program.functions) != list(origins):
         raise InputError(
             f"the program has the functions {list(program.functions)}; expected {list(origins)} as loaded: "
             "functions cannot be added or removed when a package is saved"
         )
-    by_member: dict[Member, dict[str, str]] = {}
-    for full, origin in origins.items():
-        by_member.setdefault(origin.member, {})[origin.name] = full
-    new = {}
-    for member, names in by_member.items():
-        functions = {name: program.functions[full] for name, full in names.items()}
-        data = _emit_member(member, functions, {name: origins[full] for name, full in names.items()}, plan)
+    members = list(dict.fromkeys(origin.member for origin in origins.values()))
+    for function in program.functions.values():
+        if not hasattr(function, "origin"):
+            function.origin = make_new_origin(members[0], function)
+    new: dict[tuple[int, ...], bytes] = {}
+    renamed: dict[str, str] = {}
+    for member in members:
+        functions = {name.removeprefix(member.prefix): function for name, function in program.functions.items()
+                     if function.origin.member is member}
+        emitter = _MemberEmitter(member, functions, plan, interface)
+        default = str(program.default_function_name).removeprefix(member.prefix)
+        data = emitter.emit(default if interface else "")
         if data != member.raw:
             new[member.path] = data
-    return replace_members(raw, spec, new) if new else raw
+        if member.path and interface:
+            renamed |= {old: name for function in functions.values() for old, name in iterate_renamed(function)}
+    made = replace_members(raw, spec, new) if new else raw
+    return _rename_pipeline_features(made, renamed) if renamed else made
 
 
-def _emit_member(
-    member: Member, functions: Mapping[str, Function], origins: Mapping[str, FunctionOrigin], plan: WeightPlan
-) -> bytes:
-    """Emit the model message of one ML Program."""
-    version = member.spec.specificationVersion
-    blocks = {name: _emit_function(functions[name], origin, version, plan) for name, origin in origins.items()}
-    changed = {
-        name: find_changed_widths(functions[name], origin.inputs, origin.outputs) for name, origin in origins.items()
-    }
-    if member.path and any(changed.values()):
-        raise InputError(
-            f"the part {member.prefix[:-1]!r} of a pipeline has other widths of floats at its inputs or outputs now; "
-            "expected those of before, which its neighbours and the pipeline declare: change the packages before they "
-            "are made a pipeline"
-        )
+def _rename_pipeline_features(raw: bytes, renamed: Mapping[str, str]) -> bytes:
+    described = Description(b"".join(wire.get_payloads(raw, DESCRIPTION_FIELD)))
+    described.model.rename(renamed)
+    return wire.replace_fields(raw, DESCRIPTION_FIELD, [described.emit()])
 
-    def in_function(name: str, data: bytes) -> bytes:
-        if changed[name]:
-            data = _replace_inputs(functions[name], data, Exporter(version, plan, lambda block: b""))
+
+class _MemberEmitter:
+    """Emits the model message of one ML Program."""
+
+    def __init__(self, member: Member, functions: Mapping[str, Function], plan: WeightPlan, interface: bool) -> None:
+        self._member, self._functions, self._interface = member, functions, interface
+        self._version, self._plan = int(member.spec.specificationVersion), plan
+        self._program = wire.get_payloads(member.raw, ML_PROGRAM_FIELD)[0]
+        self._entries = {wire.get_entry_key(each): each for each in wire.get_payloads(self._program, FUNCTIONS)}
+
+    def emit(self, default: str) -> bytes:
+        """Emit the message; `default` is the function that runs by default, empty for the one of before."""
+        ordered = sorted(self._functions, key=list(self._entries).index) if (
+            self._functions.keys() == self._entries.keys()) else list(self._functions)
+        entries = [self._entry(name, self._functions[name]) for name in ordered]
+        raw = wire.replace_fields(
+            self._member.raw, ML_PROGRAM_FIELD, [wire.replace_fields(self._program, FUNCTIONS, entries)])
+        old = b"".join(wire.get_payloads(raw, DESCRIPTION_FIELD))
+        described = self._describe(Description(old), default)
+        return raw if described == old else wire.replace_fields(raw, DESCRIPTION_FIELD, [described])
+
+    def _entry(self, name: str, function: Function) -> bytes:
+        origin = function.origin
+        data = wire.get_entry_value(self._entries[origin.name]) if origin.name else _start_function(origin)
+        block = _emit_function(function, origin, self._version, self._plan, self._interface)
+        if self._member.path and find_changed_widths(function) and not self._interface:
+            raise InputError(
+                f"the part {self._member.prefix[:-1]!r} of a pipeline has other widths of floats at its inputs or "
+                "outputs now; expected those of before, which its neighbours and the pipeline declare: change the "
+                "packages before they are made a pipeline"
+            )
+        data = self._replace_inputs(function, data)
 
         def change(f: wire.Field, payload: bytes) -> bytes | None:
-            if f.number != SPECIALIZATIONS or wire.get_entry_key(payload) != origins[name].opset:
+            if f.number != SPECIALIZATIONS or wire.get_entry_key(payload) != origin.opset:
                 return None
-            return _replace_entry_value(payload, blocks[name]) if blocks[name] != origins[name].data else None
+            return _replace_entry_value(payload, block) if block != origin.data else None
 
-        return wire.edit_payloads(data, change)
+        data = wire.edit_payloads(data, change)
+        if name not in self._entries:
+            return wire.encode_entry(name, data)
+        return wire.replace_fields(self._entries[name], wire.VALUE, [data])
 
-    def in_program(f: wire.Field, payload: bytes) -> bytes | None:
-        if f.number != FUNCTIONS:
-            return None
-        return _replace_entry_value(payload, in_function(wire.get_entry_key(payload), wire.get_entry_value(payload)))
+    def _replace_inputs(self, function: Function, data: bytes) -> bytes:
+        """Return the bytes `data` of a function with its current inputs and states."""
+        export = Exporter(self._version, self._plan, lambda block: b"")
+        then = dict(function.origin.inputs)
+        old = {wire.get_payloads(each, _NAME_FIELD)[-1].decode(): each
+               for each in wire.get_payloads(data, _FUNCTION_INPUTS_FIELD)}
+        declared = []
+        for name, var in function.inputs.items():
+            source = get_file_name(function, name)
+            if source not in old or not export.has_same_type(var.sym_type, then[source]):
+                declared.append(export.output(var))
+            else:
+                declared.append(wire.replace_fields(old[source], _NAME_FIELD, [name.encode()]))
+        return wire.replace_fields(data, _FUNCTION_INPUTS_FIELD, declared)
 
-    made = wire.edit_payloads(
-        member.raw, lambda f, payload: wire.edit_payloads(payload, in_program) if f.number == ML_PROGRAM_FIELD else None
-    )
-    return update_description(made, changed)
+    def _describe(self, description: Description, default: str) -> bytes:
+        """Return the description of the current functions."""
+        sources = [function.origin.name for function in self._functions.values()]
+        first, single = description.default, not description.functions
+        for name, function in self._functions.items():
+            if not function.origin.name:
+                for each in self._entries:
+                    description.make_own_section(each)
+                description.make_own_section(name)
+            elif name != function.origin.name:
+                description.functions.append(description.make_own_section(function.origin.name).copy(name))
+            elif sources.count(name) > 1:
+                description.make_own_section(name)
+        if self._functions.keys() != self._entries.keys() and description.functions:
+            known = {section.name: section for section in description.functions}
+            description.functions = [known[name] for name in self._functions if name in known]
+        for name, function in self._functions.items():
+            for section in description.of(name):
+                update_section(section, function, self._interface)
+        names = list(self._entries)
+        loaded = choose_default_function(self._member, [self._member.prefix + each for each in names])
+        if description.functions and default in self._functions and not self._member.path:
+            if first != default and (default != loaded or first or single):
+                description.default = default
+        return description.emit()
 
 
-def _replace_inputs(function: Function, data: bytes, export: Exporter) -> bytes:
-    """Return the bytes `data` of a function with its inputs' current types."""
-    now = {name.encode(): export.output(var) for name, var in function.inputs.items()}
-    old = wire.get_payloads(data, _FUNCTION_INPUTS_FIELD)
-    return wire.replace_fields(
-        data, _FUNCTION_INPUTS_FIELD, [now[wire.get_payloads(each, _NAME_FIELD)[-1]] for each in old]
-    )
+def _start_function(origin: FunctionOrigin) -> bytes:
+    """Return the bytes of a function without inputs and ops."""
+    block = wire.encode_field(SPECIALIZATIONS, wire.encode_entry(origin.opset, b""))
+    return wire.encode_field(OPSET, origin.opset.encode()) + block
 
 
 def _replace_entry_value(entry: bytes, value: bytes) -> bytes | None:
@@ -115,10 +187,12 @@ def _replace_entry_value(entry: bytes, value: bytes) -> bytes | None:
     return None if wire.get_entry_value(entry) == value else wire.replace_fields(entry, wire.VALUE, [value])
 
 
-def _emit_function(function: Function, origin: FunctionOrigin, version: int, plan: WeightPlan) -> bytes:
+def _emit_function(
+    function: Function, origin: FunctionOrigin, version: int, plan: WeightPlan, interface: bool
+) -> bytes:
     emitter = _Emitter(function, version, plan)
     now = tuple((name, var.sym_type) for name, var in function.inputs.items())
-    if not emitter.has_same_inputs(now, origin.inputs, widths=True):
+    if not interface and not emitter.has_same_inputs(now, origin.inputs, widths=True):
         raise InputError(
             f"the function has the inputs {[name for name, _ in now]}; "
             f"expected {[name for name, _ in origin.inputs]} with "
@@ -133,6 +207,8 @@ class _Emitter:
     def __init__(self, function: Function, version: int, plan: WeightPlan) -> None:
         self._export = Exporter(version, plan, lambda block: self.block(block, b"", new=True))
         self._used = _find_used_vars(function)
+        # Sizes may be known now that the file lacks, also those that loading infers.
+        self._sized = bool(getattr(function, "sizes_inferred", False))
         self.written = {op for op in walk_ops(function) if self._is_written(op)}
 
     def _is_written(self, op: Operation) -> bool:
@@ -153,6 +229,9 @@ class _Emitter:
             now = tuple((var.name, var.sym_type) for var in block.inputs)
             if new or not self.has_same_inputs(now, then):
                 data = wire.replace_fields(data, BLOCK_INPUTS, [self._export.output(var) for var in block.inputs])
+            elif self._sized:
+                old = zip(wire.get_payloads(data, BLOCK_INPUTS), block.inputs, strict=True)
+                data = wire.replace_fields(data, BLOCK_INPUTS, [self._add_sizes(each, var) for each, var in old])
         data = wire.replace_fields(data, BLOCK_OUTPUTS, [var.name.encode() for var in block.outputs])
         ops = [part for op in block.operations if op in self.written for part in self._operation(op)]
         return wire.replace_fields(data, OPERATIONS, ops)
@@ -192,7 +271,14 @@ class _Emitter:
             return _set_entry(data, field, bound.key, None)
         if field == ATTRIBUTES and is_embedded(op, bound.param, now[0]):
             return _set_entry(data, field, bound.key, serialize_message(self._export.get_milproto_value(now[0])))
-        return _set_entry(data, INPUTS, bound.key, self._export.argument(op, bound.param, now))
+        new = wire.get_payloads(self._export.argument(op, bound.param, now), _ARGUMENTS_FIELD)
+        if len(bound.args) == len(now):  # an argument that is still the same keeps its bytes, also a literal
+            entries = wire.get_payloads(data, INPUTS)
+            entry = next((each for each in entries if wire.get_entry_key(each) == bound.key), b"")
+            old = wire.get_payloads(wire.get_entry_value(entry), _ARGUMENTS_FIELD)
+            new = [before if is_same_arg(arg, var) else after
+                   for before, after, arg, var in zip(old, new, bound.args, now)] if len(old) == len(now) else new
+        return _set_entry(data, INPUTS, bound.key, b"".join(wire.encode_field(_ARGUMENTS_FIELD, each) for each in new))
 
     def _update_outputs(self, op: Operation, origin: Origin, part: Part, data: bytes) -> bytes:
         changed = []
@@ -200,11 +286,33 @@ class _Emitter:
         for index, declared in zip(part.outputs, old, strict=True):
             var = op.outputs[index]
             if not self._export.has_same_type(var.sym_type, origin.sym_types[index]):
-                declared = self._export.output(var)
+                declared = self._redeclare(declared, var)
+            elif self._sized:
+                declared = self._add_sizes(declared, var)
+                if var.name != origin.names[index]:
+                    declared = wire.replace_fields(declared, _NAME_FIELD, [var.name.encode()])
             elif var.name != origin.names[index]:
                 declared = wire.replace_fields(declared, _NAME_FIELD, [var.name.encode()])
             changed.append(declared)
         return data if changed == old else wire.replace_fields(data, OUTPUTS, changed)
+
+    def _redeclare(self, declared: bytes, var: Var) -> bytes:
+        """Return the declaration of `var` with its current type; other fields of the one in the file stay."""
+        made, old = (NAMED_TYPE.FromString(each) for each in (self._export.output(var), declared))
+        if not (made.type.HasField("tensorType") and old.type.HasField("tensorType")):
+            return serialize_message(made)
+        made.type.tensorType.attributes.MergeFrom(old.type.tensorType.attributes)
+        return serialize_message(made)
+
+    def _add_sizes(self, declared: bytes, var: Var) -> bytes:
+        """Return a declaration with the sizes that are known now; the same bytes if it has them all."""
+        old = NAMED_TYPE.FromString(declared).type
+        if old.WhichOneof("type") != "tensorType" or all(
+            each.WhichOneof("dimension") == "constant" for each in old.tensorType.dimensions
+        ):
+            return declared
+        made = self._redeclare(declared, var)
+        return declared if NAMED_TYPE.FromString(made).type == old else made
 
     def _update_blocks(self, op: Operation, origins: tuple[NestedOrigin, ...], data: bytes) -> bytes:
         # By index, not by identity: a copy of the program has blocks of its own.
@@ -254,5 +362,7 @@ def _find_used_vars(function: Function) -> set[Var]:
                 used.update(var for arg, var in zip(bound.args, now) if isinstance(arg, str))
                 continue
             in_file = bound.args if bound is not None else ()
-            used.update(var for var in now if var.name in in_file or not is_embedded(op, param, var))
+            aligned = in_file if len(in_file) == len(now) else (None,) * len(now)
+            used.update(var for arg, var in zip(aligned, now) if (arg is None or isinstance(arg, str) or
+                        not is_same_arg(arg, var)) and (var.name in in_file or not is_embedded(op, param, var)))
     return used

@@ -52,18 +52,28 @@ def _partition_vars(function: Function, written: set[Operation]) -> tuple[list[V
         origin = get_origin(op)
         names = origin.names if origin is not None else ()
         for index, var in enumerate(op.outputs):
-            kept = index < len(names) and names[index] == var.name
+            kept = (index < len(names) and names[index] == var.name) or _is_requested(op, var)
             (old if kept else new)[var] = None
         nested = origin.blocks if origin is not None else ()
         for index, block in enumerate(op.blocks):
             known = {name for name, _ in nested[index].inputs} if index < len(nested) else set()
             for var in block.inputs:
-                (old if var.name in known else new)[var] = None
+                (old if var.name in known or _is_requested(op, var) else new)[var] = None
     claimed = {var.name for var in function.outputs if var in new}
     for var in [var for var in old if var.name in claimed and var not in function.outputs]:
         del old[var]
         new[var] = None
     return list(old), list(new)
+
+
+def rename_var(op: Operation, var: Var, name: str) -> None:
+    """Rename an output of `op` or an input of its blocks; it is written as it is, even if blocks share it."""
+    var.name = name
+    op.requested_names = getattr(op, "requested_names", frozenset()) | {name}
+
+
+def _is_requested(op: Operation, var: Var) -> bool:
+    return var.name in getattr(op, "requested_names", ())
 
 
 def _find_new_ops(function: Function, written: set[Operation]) -> list[Operation]:

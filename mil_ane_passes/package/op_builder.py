@@ -31,7 +31,7 @@ _MAX_EVALUATED_BYTES = 64 * 1024
 # pymil keeps the users of a var in a list that it searches, so one shared default serves so many ops at most.
 _MAX_SHARED_USES = 64
 
-_COREMLTOOLS_ERRORS = (
+COREMLTOOLS_ERRORS = (
     ArithmeticError, AssertionError, AttributeError, LookupError, NameError, RuntimeError, TypeError, ValueError)
 "Errors that coremltools raises on inputs it does not accept; NameError: `conv_transpose` with an unknown `pad_type`."
 _GATE_COUNTS = {"lstm": 4, "gru": 3, "rnn": 1}
@@ -89,7 +89,7 @@ class OpBuilder:
             _check_recurrent(op)
             op.build_nested_blocks()
             result = _infer_output_types(op, declared)
-        except (*_COREMLTOOLS_ERRORS, Rejected) as error:
+        except (*COREMLTOOLS_ERRORS, Rejected) as error:
             # The op is kept as an opaque one then.
             _detach_op(op, inputs)
             raise Rejected(f"{name}: {error}") from error
@@ -168,7 +168,7 @@ class OpBuilder:
         make = _make_plain_outputs if all(map(_is_plain_type, result)) else _make_special_outputs
         try:
             make(op, result)
-        except _COREMLTOOLS_ERRORS:
+        except COREMLTOOLS_ERRORS:
             # coremltools cannot compute the value, so the outputs get types only.
             op._output_vars = None
             op.value_inference = raise_not_evaluated

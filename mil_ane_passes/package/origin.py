@@ -82,10 +82,11 @@ def get_file_inputs(op: Operation) -> dict[str, tuple[Var, ...]]:
 
 def is_kept(bound: InputBinding, now: tuple[Var, ...]) -> bool:
     """Return whether an input is still bound as in the file."""
-    return len(bound.args) == len(now) and all(map(_is_same_arg, bound.args, now))
+    return len(bound.args) == len(now) and all(map(is_same_arg, bound.args, now))
 
 
-def _is_same_arg(arg: str | Var, var: Var) -> bool:
+def is_same_arg(arg: str | Var, var: Var) -> bool:
+    """Return whether one argument, a name or the const made for a literal, is still `var`."""
     if isinstance(arg, str):
         return bool(var.name == arg)
     if arg is var or (arg._sym_val is not None and arg._sym_val is var._sym_val):

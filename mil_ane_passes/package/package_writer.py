@@ -36,18 +36,19 @@ Writer = Callable[[Path], None]
 @synchronized
 def save(
     package: Package, path: str | os.PathLike[str], *, overwrite: bool = False, link: bool = False,
-    ahead: CopyAhead | None = None,
+    interface: bool = False, ahead: CopyAhead | None = None,
 ) -> None:
     """Write `package` to `path`: every byte as in the source, except for what changed in the program.
 
     The package is complete when it appears; on any failure nothing is left. The source stays as it is. With `overwrite`
     an existing package is swapped for the new one in one step. With `link`, files that stay as they are become hard
-    links where they cannot be cloned: the two packages then share them, so never edit either in place. `ahead` holds
-    copies of the source's large files that were started earlier.
+    links where they cannot be cloned: the two packages then share them, so never edit either in place. With
+    `interface`, functions, inputs, outputs and states that were added, removed or changed are written, and described.
+    `ahead` holds copies of the source's large files that were started earlier.
 
     Raises InputError when `path` exists (and not `overwrite`), is the source, inside it or around it, when the source
-    changed on disk after it was loaded, when the interface changed, or when writing fails; RuleError when the program's
-    ops are out of order.
+    changed on disk after it was loaded, when the interface changed (and not `interface`), or when writing fails;
+    RuleError when the program's ops are out of order.
     """
     if not isinstance(package, Package):
         raise InputError(f"cannot save a {type(package).__name__}; expected a Package, as load gives it (an MLModel "
@@ -56,7 +57,7 @@ def save(
     check_destination(package.path, target, overwrite)
     with convert_write_errors(target):
         package.check_source()
-    model, plan = package.emit()
+    model, plan = package.emit(interface=interface)
     changed = plan if model != package.raw else None
     write_model(package.layout, package.files, model, target, plan=changed, overwrite=overwrite, link=link, ahead=ahead)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import ChainMap, Counter
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +23,7 @@ from .operations import BlockReader
 from .origin import BLOCKS, NestedOrigin
 from .values import TypeReader, ValueReader
 
-FUNCTIONS, SPECIALIZATIONS = 2, 3
+FUNCTIONS, OPSET, SPECIALIZATIONS = 2, 2, 3
 BLOCK_INPUTS, BLOCK_OUTPUTS, OPERATIONS = 1, 2, 3
 _REMEDY = "the package is damaged: take a fresh copy"
 
@@ -33,6 +33,8 @@ class FunctionOrigin:
     """A function as it was in the file: its ML Program, name, opset, block and interface.
 
     `data` are the bytes of its block for that opset; `name` is its name in the file, without the prefix of `member`.
+    `features` are the FeatureDescriptions of its inputs, outputs and states by name, `predicted` the names of a
+    classifier's outputs. Functions in pymil refer to it as `origin`, and so do their clones.
     """
 
     member: Member
@@ -42,6 +44,8 @@ class FunctionOrigin:
     data: bytes
     inputs: tuple[tuple[str, Any], ...]
     outputs: tuple[tuple[str, Any], ...]
+    features: Mapping[str, Any]
+    predicted: tuple[str, ...]
 
 
 class ProgramReader:
@@ -60,13 +64,15 @@ class ProgramReader:
             for name, data in self._function_bytes(member.raw).items():
                 origin = self._function(member, name, data)
                 program.functions[member.prefix + name] = origin.function
-                origin.function.images = _find_image_features(member.spec.description, name)
+                origin.function.origin = origin
+                origin.function.images = frozenset(
+                    name for name, feature in origin.features.items() if feature.type.HasField("imageType"))
                 origins[member.prefix + name] = origin
         names = list(program.functions)
         first = members[0]
-        program.default_function_name = _choose_default_function(first, names)
+        program.default_function_name = choose_default_function(first, names)
         program.export_as_multifunction = bool(first.spec.description.functions)
-        program.chain = tuple(_choose_default_function(member, names) for member in members if member.path)
+        program.chain = tuple(choose_default_function(member, names) for member in members if member.path)
         return program, origins
 
     def _function_bytes(self, raw: bytes) -> dict[str, bytes]:
@@ -96,7 +102,11 @@ class ProgramReader:
             self._block(function, spec.block_specializations[spec.opset], blocks[spec.opset], scope, where)
         signature = tuple((input_name, var.sym_type) for input_name, var in function.inputs.items())
         results = tuple((var.name, var.sym_type) for var in function.outputs)
-        return FunctionOrigin(member, name, spec.opset, function, blocks[spec.opset], signature, results)
+        described = _get_descriptions(member.spec.description, name)
+        features = {each.name: each for one in described for each in (*one.input, *one.output, *one.state)}
+        predicted = [name for one in described for name in (one.predictedFeatureName, one.predictedProbabilitiesName)]
+        return FunctionOrigin(member, name, spec.opset, function, blocks[spec.opset], signature, results, features,
+                              tuple(dict.fromkeys(filter(None, predicted))))
 
     @staticmethod
     def _check_names(inputs: Any, who: str) -> None:
@@ -153,17 +163,23 @@ class ProgramReader:
         return Var(name, sym_type)
 
 
-def _choose_default_function(member: Member, names: Sequence[str]) -> str:
+def choose_default_function(member: Member, names: Sequence[str]) -> str:
     """Return the function among `names` that runs when `member` is run and none is named."""
     default = member.prefix + str(member.spec.description.defaultFunctionName or "main")
     own = [name for name in names if name.startswith(member.prefix)]
     return default if default in own or not own else own[0]
 
 
-def _find_image_features(description: Any, function: str) -> frozenset[str]:
-    """Return the inputs and outputs that are images: only the description declares their types."""
-    ends = next((found for found in description.functions if found.name == function), description)
-    return frozenset(feature.name for feature in (*ends.input, *ends.output) if feature.type.HasField("imageType"))
+def make_new_origin(member: Member, function: Function) -> FunctionOrigin:
+    """Make the origin of a function that is in no file, to be written to the ML Program `member`."""
+    opset = _OPSET[function.opset_version]
+    return FunctionOrigin(member, "", opset, function, b"", (), (), {}, ())
+
+
+def _get_descriptions(description: Any, function: str) -> list[Any]:
+    """Return the parts of a model description that describe `function`: its own, or that of the entire model."""
+    own = [found for found in description.functions if found.name == function]
+    return own or [description]
 
 
 def _target_from_opset(opset: str, version: int) -> AvailableTarget:

@@ -106,7 +106,11 @@ def _build_prefix(name: str) -> str:
 def _make_folder(target: Path) -> tuple[Path, int]:
     """Return a new folder and the open file whose lock marks it as in use."""
     while True:
-        folder = Path(tempfile.mkdtemp(prefix=_build_prefix(target.name), suffix=_SUFFIX, dir=target.parent))
+        try:
+            made = tempfile.mkdtemp(prefix=_build_prefix(target.name), suffix=_SUFFIX, dir=target.parent)
+        except OSError as error:  # names a folder that nobody has heard of
+            raise OSError(error.errno, error.strerror, str(target)) from error
+        folder = Path(made)
         try:
             handle = _open_lock(folder)
         except FileNotFoundError:

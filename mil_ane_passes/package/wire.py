@@ -121,9 +121,21 @@ def encode_entry(key: str, value: bytes) -> bytes:
 
 
 def replace_fields(data: bytes, number: int, new: Sequence[bytes]) -> bytes:
-    """Return `data` with its fields `number` replaced by `new`, in the place of the first; the rest byte for byte."""
-    if get_payloads(data, number) == list(new):
+    """Return `data` with its fields `number` replaced by `new`, the rest byte for byte.
+
+    As many as before stay in their places, one by one; otherwise all are written in the place of the first.
+    """
+    old = get_payloads(data, number)
+    if old == list(new):
         return data
+    if len(old) == len(new):
+        left = iter(zip(old, new, strict=True))
+
+        def change(f: Field, payload: bytes) -> bytes | None:
+            before, after = next(left) if f.number == number else (payload, payload)
+            return None if before == after else after
+
+        return edit_payloads(data, change)
     out: list[bytes] = []
     written = False
     for f in iterate_fields(data):

@@ -107,7 +107,7 @@ def make_with_options(cls: type[T], values: Mapping[str, Any]) -> T:
     return rule
 
 
-_PASS_ITEM = re.compile(r"\s*(?P<name>[A-Za-z_][\w:]*)\s*(?:\{(?P<options>[^{}]*)\})?\s*(?:,|$)")
+_PASS_ITEM = re.compile(r"\s*(?P<name>[A-Za-z_][\w:-]*)\s*(?:\{(?P<options>[^{}]*)\})?\s*(?:,|$)")
 
 
 def parse_passes(text: str) -> dict[str, dict[str, str]]:

@@ -24,7 +24,8 @@ class Change:
 
     Its result moves by at most `moves` times the largest of its `moves_of` ("operands" or "result"). With `raises` its
     scalar constants from 0 to below 2^-24 are read as 2^-24, except where an operand is exactly 0. Operands above
-    `reach` are not covered. `rounds` means that it fixes nothing and gives the same result up to rounding.
+    `reach` are not covered. `rounds` means that it fixes nothing and gives the same result up to rounding. `ulps` is
+    how many units in the last place of its dtype the result may be off in addition.
     """
 
     function: str
@@ -35,15 +36,16 @@ class Change:
     raises: bool = False
     reach: float = math.inf
     rounds: bool = False
+    ulps: float = 0.0
 
     @classmethod
-    def of(cls, rule: Rewrite, finding: Finding, strength: Exactness, moves: float) -> Change:
-        """Build the guarantee of `rule` for `finding`; `moves` is how far its results may move."""
+    def of(cls, rule: Rewrite, finding: Finding, strength: Exactness, moves: float, ulps: float) -> Change:
+        """Build the guarantee of `rule` for `finding`; `moves` and `ulps` are how far its results may move."""
         rounds = strength is Exactness.ROUNDING
         declared = moves if rule.moves_of else 0.0
         return cls(finding.function, finding.op_type, finding.value, declared or (_ROUNDED if rounds else 0.0),
                    rule.moves_of if declared else "result", rule.raises_constants, rule.reach,
-                   rounds and not rule.fixes_nonfinite)
+                   rounds and not rule.fixes_nonfinite, ulps)
 
     @property
     def says(self) -> bool:
@@ -142,9 +144,10 @@ def record_result(trace: PassTrace, rule: Rule, function: str, answer: Hit | Mis
             trace.fixes_nonfinite |= rule.fixes_nonfinite
             moves = answer.facts.get("moves", rule.moves)
             trace.moves = max(trace.moves, moves)
-            change = Change.of(rule, trace.fired[-1], strength, answer.facts.get("moves_at_op", moves))
+            ulps = answer.facts.get("ulps", rule.ulps)
+            change = Change.of(rule, trace.fired[-1], strength, answer.facts.get("moves_at_op", moves), ulps)
             trace.changes += [change] * change.says
-            trace.ulps = max(trace.ulps, answer.facts.get("ulps", rule.ulps))
+            trace.ulps = max(trace.ulps, ulps)
             low, high = answer.facts.get("within", rule.within)
             trace.within = (max(trace.within[0], low), min(trace.within[1], high))
             trace.largest_size = min(trace.largest_size, answer.facts.get("largest_size", math.inf))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 from coremltools.converters.mil.mil import Operation, Var, types
 
 from ..passes.pass_trace import Change
@@ -27,6 +28,8 @@ _ENDS, _SIGNED = 2, 4
 """The first trial that draws random moves (all elements move alike before it), and the first trial in which an element
 may move by less than it is allowed to.
 """
+_FLOAT64_EPSILON = 2.0**-52
+"The rounding error of float64 next to 1."
 _POINTWISE = "elementwise_"
 "The prefix of kernel modules whose results depend only on the operands' elements at the same position."
 
@@ -40,6 +43,11 @@ class Departure(Quirk):
     only underflow leaves it, the result is NaN in trial 0; in the other trials it moves by at most the largest
     magnitude in the result.
 
+    What moves is also rounded, once next to 1 and once where it is stored. A rounding next to 1, as in log(1 + exp(x)),
+    may exceed the result, and factors of the op enlarge it. With `stored`, results move by at least one unit in the
+    last place of their dtype (and the units that the rewrite declares), at the largest magnitude in the result: what
+    they would be allowed if they were outputs.
+
     Raised constants do not change what an elementwise op returns where an operand is exactly 0. Such a result depends
     on the constant alone, and a rewrite may raise the constant only if later ops do not expose it.
     """
@@ -48,8 +56,10 @@ class Departure(Quirk):
     source: ClassVar[str] = ""
     op_types: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, changes: Mapping[Operation, Change], trial: int | None = None) -> None:
-        self._changes, self._trial = changes, trial
+    def __init__(
+        self, changes: Mapping[Operation, Change], trial: int | None = None, stored: bool = False
+    ) -> None:
+        self._changes, self._trial, self._stored = changes, trial, stored
         self._random: Any = None
 
     def affects(self, op: Any) -> bool:
@@ -82,9 +92,15 @@ class Departure(Quirk):
             return outputs
         operands = list(_computed(op, inputs))
         scale = max(map(_largest, outputs if change.moves_of == "result" else operands), default=0.0)
+        least = _FLOAT64_EPSILON * max(1.0, *map(_largest, operands)) if change.moves else 0.0
         pointwise = _is_pointwise(op, inputs)
-        return [self._moved(y, change.moves * scale, operands, change.reach, pointwise) if y.is_floating_point() else y
-                for y in outputs]
+
+        def move(var: Var, y: torch.Tensor) -> torch.Tensor:
+            unit = _compute_unit(var, _largest(y)) if self._stored and change.moves else 0.0
+            by = max(change.moves * scale, least, (1 + change.ulps) * unit)
+            return self._moved(y, by, operands, change.reach, pointwise)
+
+        return [move(var, y) if y.is_floating_point() else y for var, y in zip(op.outputs, outputs, strict=True)]
 
     def _moved(
         self, y: torch.Tensor, by: float, operands: Sequence[torch.Tensor], reach: float, pointwise: bool
@@ -125,6 +141,13 @@ class Departure(Quirk):
             self._random = torch.Generator().manual_seed(self._trial)
         drawn = torch.rand(y.shape, generator=self._random, dtype=y.dtype) * 2 - 1
         return drawn.sign() if self._trial < _SIGNED else drawn
+
+
+def _compute_unit(var: Var, size: float) -> float:
+    """Return one unit in the last place of the dtype of `var` at `size`, or at the largest number it holds."""
+    dtype = types.nptype_from_builtin(var.dtype)
+    below = float(np.nextafter(np.finfo(dtype).max, dtype(0)))
+    return float(np.spacing(dtype(min(size, below))))
 
 
 def _is_scalar_float(var: Any) -> bool:

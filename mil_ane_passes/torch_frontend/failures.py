@@ -28,6 +28,10 @@ _converted_nodes: ContextVar[dict[str, Any] | None] = ContextVar("mil_ane_passes
 
 _ADVICE_IN_PASS = ("try compute_precision=coremltools.precision.FLOAT32 or a pass_pipeline without this pass, or write "
                    "that part of the model with other ops")
+_ADVICE_IN_TORCH_PASS = ("give the inputs fixed sizes, or scale by a number (a scale_factor) in place of a computed "
+                         "size, or write that part of the model with other ops")
+_TORCH_PASS_PREFIX = "torch::"
+"The prefix of passes that lower ops of the torch dialect: no pipeline and no precision can do without them."
 _ADVICE_IN_READING = ("write that part of the model with other ops, or convert what torch.export or torch.jit.trace "
                       "makes of it")
 _ADVICE_AT_END = ("use another form of that op, or a newer minimum_deployment_target")
@@ -98,7 +102,9 @@ def _find_failed_stage(error: Exception) -> tuple[str, str]:
     stage = "", ""
     for frame, module, function in frames:
         if function == "apply_pipeline":
-            stage = f"the pass '{frame.f_locals.get('pass_name')}'", _ADVICE_IN_PASS
+            name = str(frame.f_locals.get("pass_name"))
+            advice = _ADVICE_IN_TORCH_PASS if name.startswith(_TORCH_PASS_PREFIX) else _ADVICE_IN_PASS
+            stage = f"the pass '{name}'", advice
         elif not stage[0] and (module.startswith(_BACKEND_MODULE_PREFIX) or function == _PROGRAM_CHECK_FUNCTION):
             stage = "writing the program", _ADVICE_AT_END
         elif not stage[0] and (module, function) == (_FRONTEND_MODULE, "convert"):

@@ -1,6 +1,5 @@
-"""Edits of existing packages at the level of the file: unedited parts keep their bytes.
+"""Transforms: whole-model changes on pymil that may alter the interface, on request.
 
-`document.py` and `program_parts.py` hold a model file in pieces that keep their own bytes, `description.py` the
-descriptions of inputs and outputs, `uses.py` the dependencies between values. Each edit is one file; `contract.py`
-defines the interface of edits, and applies several edits in order.
+`contract.py` defines a transform, the draft that it changes, and how changes of the interface are declared; README.md
+is its page. The other modules hold one transform each, with what it needs.
 """

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..package.blob_refs import redirect_refs
+from ..package.blob_refs import find_refs
 from ..package.duplicates import DuplicateGroup, Duplicates, find_duplicates
 from ..utils.errors import InputError
-from .contract import EditRecord
-from .document import Document
+from .contract import Draft, EditRecord, Transform
 
 __all__ = ["DedupWeights"]
 
@@ -18,27 +17,29 @@ _MAX_GROUPS_LISTED = 10
 
 
 @dataclass(frozen=True)
-class DedupWeights:
+class DedupWeights(Transform):
     """Redirects all references to equal bytes of one dtype to one blob, across functions and weight files.
 
-    Consts of different shapes may share bytes. Values written into the model file itself stay as they are.
+    Consts of different shapes may share bytes. Values written into the model file itself stay as they are. It works on
+    the references in the model file: the values in pymil are mapped, and remain the same.
     """
 
-    def apply(self, document: Document) -> list[Document]:
+    def apply(self, draft: Draft) -> list[Draft]:
         """Deduplicate; no value changes. InputError when a weight file is damaged or cannot be read."""
-        raw = document.emit()
+        assert draft.package is not None
+        model, plan = draft.emit()
+        added = {(plan.target, blob.offset) for blob in plan.added} if plan is not None else set()  # in no file yet
         try:
-            found = find_duplicates(document.files, document.stored(raw))
+            found = find_duplicates(draft.package.files, find_refs(model) - added)
         except OSError as error:
-            raise InputError(f"{document.where}: the weights cannot be read ({error.strerror or error})") from error
+            raise InputError(f"{draft.where}: the weights cannot be read ({error.strerror or error})") from error
         if found.equal:
             places = {other: group.places[0] for group in found.equal for other in group.places[1:]}
-            document = document.again(redirect_refs(raw, places))
-            document.repack, document.dead_limit = True, 0.0
-        document.done += [EditRecord(_OPTION, "", _format_blob_location(group), note, changed=changed)
-                          for group, note, changed in _iterate_notes(found)]
-        document.done += _iterate_dtype_mismatches(found)
-        return [document]
+            draft.redirected, draft.dead_limit = places, 0.0
+        draft.done += [EditRecord(_OPTION, "", _format_blob_location(group), note, changed=changed)
+                       for group, note, changed in _iterate_notes(found)]
+        draft.done += _iterate_dtype_mismatches(found)
+        return [draft]
 
 
 def _iterate_notes(found: Duplicates) -> Iterator[tuple[DuplicateGroup | None, str, bool]]:

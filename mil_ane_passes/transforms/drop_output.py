@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from coremltools.converters.mil.mil import Function
+
+from ..package.interface import get_predicted_names
+from ..passes.interface_change import InterfaceChange
 from ..utils.errors import InputError
 from ..utils.option_spelling import format_option_values
 from ..utils.text_format import format_count
-from .contract import EditRecord
-from .document import Document
+from .contract import Draft, EditRecord, Transform
+from .dead_ops import find_dead_ops, find_unread_updates, remove_dead_ops
 from .names import make_unknown_name_error
-from .program_parts import Function
-from .uses import find_dead_ops, get_read_names, remove_dead_ops
 
 __all__ = ["DropOutput"]
 
@@ -20,64 +22,61 @@ _OPTION = "--drop-output"
 
 
 @dataclass(frozen=True)
-class DropOutput:
+class DropOutput(Transform):
     """Removes outputs from each function that has them, or from `function`."""
 
     names: Sequence[str]
     function: str | None = None
 
-    def apply(self, document: Document) -> list[Document]:
+    def apply(self, draft: Draft) -> list[Draft]:
         """Drop in place.
 
         Raises InputError for an unknown output, for a function's last one, and for a classifier's predictions.
         """
-        functions = document.chosen(self.function)
-        present = {name for function in functions for name in function.block.outputs}
+        functions = draft.select_functions(self.function)
+        present = {var.name for function in functions.values() for var in function.outputs}
         for name in self.names:
             if name not in present:
                 raise make_unknown_name_error(name, format_option_values("drop_output", name), present, "output")
-        for function in functions:
-            dropped = [name for name in dict.fromkeys(self.names) if name in function.block.outputs]
+        for name, function in functions.items():
+            outputs = {var.name for var in function.outputs}
+            dropped = [each for each in dict.fromkeys(self.names) if each in outputs]
             if dropped:
-                self._check(document, function, dropped)
-                _drop_outputs(document, function, dropped)
-        return [document]
-
-    @staticmethod
-    def _check(document: Document, function: Function, dropped: list[str]) -> None:
-        if set(function.block.outputs) <= set(dropped):
-            raise InputError(
-                f"{format_option_values('drop_output')}: function '{function.name}' would have no output left "
-                f"({', '.join(dropped)}); expected at least one to stay"
-            )
-        for section in document.description.of(function.name):
-            for name in dropped:
-                who = format_option_values("drop_output", name)
-                if name in section.predicted:
-                    raise InputError(f"{who}: '{name}' is what the classifier predicts by; it has to stay")
+                _check_droppable(name, function, dropped)
+                _drop_outputs(draft, name, function, dropped)
+        return [draft]
 
 
-def _drop_outputs(document: Document, function: Function, dropped: list[str]) -> None:
-    before = find_dead_ops(function.block)
+def _check_droppable(name: str, function: Function, dropped: list[str]) -> None:
+    if {var.name for var in function.outputs} <= set(dropped):
+        raise InputError(
+            f"{format_option_values('drop_output')}: function '{name}' would have no output left "
+            f"({', '.join(dropped)}); expected at least one to stay"
+        )
+    for each in dropped:
+        if each in get_predicted_names(function):
+            raise InputError(f"{format_option_values('drop_output', each)}: '{each}' is what the classifier predicts "
+                             "by; it has to stay")
+
+
+def _drop_outputs(draft: Draft, name: str, function: Function, dropped: list[str]) -> None:
+    before = {*find_dead_ops(function), *find_unread_updates(function)}
     read_before = _find_read_inputs(function)
-    function.block.outputs = [name for name in function.block.outputs if name not in dropped]
-    gone = remove_dead_ops(function.block, before)
-    document.gone |= {*dropped, *(name for op in gone for name in op.outputs)}
-    document.repack = document.repack or bool(gone)
-    for section in document.description.of(function.name):
-        section.put("output", [each for each in section.features("output") if each.name not in dropped])
-    for name in dropped:
-        document.done.append(EditRecord(_OPTION, function.name, name, f"'{name}' is no output any more"))
-    ops = sum(op.type != "const" for op in gone)
+    function.set_outputs([var for var in function.outputs if var.name not in dropped])
+    gone = remove_dead_ops(function, before)
+    draft.gone |= {*dropped, *(var.name for op in gone for var in op.outputs)}
+    draft.change_interface(name, *(InterfaceChange("output", each, None, "removed") for each in dropped))
+    for each in dropped:
+        draft.done.append(EditRecord(_OPTION, name, each, f"'{each}' is no output any more"))
+    ops = sum(op.op_type != "const" for op in gone)
     if gone:
         note = f"{format_count(ops, 'op')} and {len(gone) - ops} consts are gone that nothing else needed"
-        document.done.append(EditRecord(_OPTION, function.name, "", note))
-    for name in sorted(read_before - _find_read_inputs(function)):
-        note = f"input '{name}' stays; nothing reads it any more"
-        document.done.append(EditRecord(_OPTION, function.name, name, note, changed=False))
+        draft.done.append(EditRecord(_OPTION, name, "", note))
+    for each in sorted(read_before - _find_read_inputs(function)):
+        note = f"input '{each}' stays; nothing reads it any more"
+        draft.done.append(EditRecord(_OPTION, name, each, note, changed=False))
 
 
 def _find_read_inputs(function: Function) -> set[str]:
     """Return the inputs that ops read or that are returned."""
-    read = set(function.block.outputs).union(*map(get_read_names, function.block.ops))
-    return read & {declared.name for declared in function.inputs}
+    return {name for name, var in function.inputs.items() if var.child_ops or var.consuming_blocks}

@@ -6,35 +6,52 @@ unneeded ops are removed. Several shapes make several functions of one, which sh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from coremltools import proto
-from coremltools.converters.mil.mil import Function as HostFunction
+import numpy as np
+from coremltools.converters.mil.backend.mil.load import should_use_weight_file
+from coremltools.converters.mil.mil import Block, Function, Operation, Var, types
 
-from ..package.weight_plan import WeightPlan
-from ..utils.errors import suggest_nearest
-from ..utils.option_spelling import format_option
+from ..ir.block_editor import BlockEditor
+from ..ir.clone import clone_function
+from ..ir.constants import make_const
+from ..ir.query import iterate_nested_ops, plain_type
+from ..package.interface import describe_feature, get_feature, get_predicted_names, get_specification_version
+from ..package.names import rename_var
+from ..package.origin import get_file_inputs
+from ..passes.interface_change import InterfaceChange
+from ..utils.errors import InputError, suggest_nearest
+from ..utils.option_spelling import choose_spelling, format_option, format_option_values
 from ..utils.text_format import format_count
-from .contract import EditRecord
-from .description import Description, Feature, Section
-from .document import Document
-from .fix_shape_folding import plan_folding
-from .fix_shape_inference import get_sizes, infer_function, iterate_rejected_ops
-from .fix_shape_inputs import check_shape, fix_feature_shape, fix_type_sizes, has_flexible_size
-from .fix_shape_requests import Shape, Variant, format_shape, make_request_error, name_variants, parse_variants
-from .fix_shape_writer import WriteResult, write_function
-from .program_parts import Function, ValueDeclaration
+from .contract import Draft, EditRecord, Transform
+from .dead_ops import has_effects
+from .names import check_identifier, strip_percent
+from .shape_inference import ShapeInference, Sizes, get_sizes, set_input_shape
 
 __all__ = ["FixShape"]
+
 
 _OPTION = "--fix-shape"
 _MIN_VERSION_FUNCTIONS = 9
 "The specification version (iOS 18) from which a model may have several functions."
 _MAX_NAMES_LISTED = 3
+Shape = tuple[int, ...]
+_MAX_INLINE_BYTES = 1 << 20
+"The largest value written into the model file, for types that weight files do not hold: a mask of 1024 x 1024."
+_MAX_BLOB_BYTES = 32 << 20
+"The largest value written to a weight file: a package should not grow by values that its ops compute quickly."
+_EXACT_OPS = frozenset((
+    "abs", "add", "broadcast_to", "cast", "ceil", "clip", "concat", "cond", "const", "equal", "expand_dims", "fill",
+    "fill_like", "floor", "gather", "gather_along_axis", "gather_nd", "identity", "maximum", "minimum", "mul",
+    "one_hot", "pad", "real_div", "relu", "reshape", "reverse", "round", "select", "sign", "slice_by_index",
+    "slice_by_size", "slice_update", "split", "sqrt", "squeeze", "stack", "sub", "tile", "transpose", "while_loop"))
+"Ops that compute the same floats on every machine: they move them, or round the true result once."
 
 
-class FixShape:
+class FixShape(Transform):
     """Fixes the shapes of inputs.
 
     `given` is in the format of `parse_variants`; `function` names a function of the source.
@@ -44,31 +61,31 @@ class FixShape:
         self._variants = parse_variants(given)
         self._function = function
 
-    def apply(self, document: Document) -> list[Document]:
-        """Make the edit (see `Edit.apply`).
+    def apply(self, draft: Draft) -> list[Draft]:
+        """Fix the shapes (see `Transform.apply`).
 
         The functions made of one replace it; the first becomes the default if it was.
         """
-        functions = self._chosen(document)
+        functions = self._select_functions(draft)
         several = len(self._variants) > 1 or self._variants[0].name is not None
         if several and len(functions) > 1:
             raise make_request_error(
-                f"several functions have these inputs ({_format_names([f.name for f in functions])}); "
+                f"several functions have these inputs ({_format_names(list(functions))}); "
                 f"expected {format_option('function')} to say which one to make others of"
             )
-        for function in functions:
-            if several and not (len(self._variants) == 1 and self._variants[0].name == function.name):
-                self._make_several(document, function)
+        for name, function in functions.items():
+            if several and not (len(self._variants) == 1 and self._variants[0].name == name):
+                self._make_several(draft, name, function)
             else:
-                self._fix_one(document, function)
-        return [document]
+                self._fix_one(draft, name, function)
+        return [draft]
 
-    def _chosen(self, document: Document) -> list[Function]:
+    def _select_functions(self, draft: Draft) -> dict[str, Function]:
         """Return the functions that have all the named inputs."""
-        functions = document.chosen(self._function)
+        functions = draft.select_functions(self._function)
         for name in dict.fromkeys(name for variant in self._variants for name in variant.shapes):
-            known = {declared.name for function in functions for declared in function.inputs}
-            functions = [each for each in functions if name in {declared.name for declared in each.inputs}]
+            known = {each for function in functions.values() for each in function.inputs}
+            functions = {key: each for key, each in functions.items() if name in each.inputs}
             if not functions:
                 beside = " beside the others" if name in known else ""
                 raise make_request_error(
@@ -77,155 +94,125 @@ class FixShape:
                 )
         return functions
 
-    def _fix_one(self, document: Document, function: Function) -> None:
-        shapes = _select_shapes_to_fix(document, function, self._variants[0])
-        if not shapes:
-            note = f"fixed already: {_format_shapes(self._variants[0].shapes)}"
-            document.done.append(EditRecord(_OPTION, function.name, "", note, changed=False))
+    def _fix_one(self, draft: Draft, name: str, function: Function) -> None:
+        shapes = _select_shapes_to_fix(function, self._variants[0])
+        if shapes:
+            _fix_function(draft, name, function, shapes)
             return
-        outputs = _fix_function(document, function, shapes)
-        for section in document.description.of(function.name):
-            _update_section(section, {**shapes, **outputs})
+        note = f"fixed already: {_format_shapes(self._variants[0].shapes)}"
+        draft.done.append(EditRecord(_OPTION, name, "", note, changed=False))
 
-    def _make_several(self, document: Document, function: Function) -> None:
-        _check_several_functions(document, function)
-        names = name_variants(self._variants, function.name, document.functions.keys() - {function.name})
-        made: dict[str, Function] = {}
-        description = document.description
-        section = _get_own_section(description, function.name)
-        sections, was_default = [], description.default in ("", function.name)
-        for variant, name in zip(self._variants, names, strict=True):
-            twin = function.copy(function.name)
-            shapes = _select_shapes_to_fix(document, function, variant)
-            twin_section = section.copy(name)
-            twin.name = name
+    def _make_several(self, draft: Draft, source: str, function: Function) -> None:
+        _check_several_functions(source, function)
+        program = draft.program
+        names = name_variants(self._variants, source, program.functions.keys() - {source})
+        made = {name: clone_function(function) for name in names}
+        was_default = program.default_function_name == source
+        draft.replace_function(source, made)
+        for variant, (name, each) in zip(self._variants, made.items(), strict=True):
+            shapes = _select_shapes_to_fix(each, variant)
             if shapes:
-                _update_section(
-                    twin_section, {**shapes, **_fix_function(document, twin, shapes, described_as=function.name)}
-                )
-            sections.append(twin_section)
-            made[name] = twin
-        place = description.functions.index(section)
-        description.functions[place : place + 1] = sections
+                _fix_function(draft, name, each, shapes, source)
         if was_default:
-            description.default = names[0]
-        document.functions = {new: each for name, old in document.functions.items()
-                              for new, each in (made.items() if name == function.name else [(name, old)])}
+            program.default_function_name = names[0]
 
 
-def _check_several_functions(document: Document, function: Function) -> None:
+def _check_several_functions(name: str, function: Function) -> None:
     """Raise InputError if the model cannot have several functions, or if this one cannot be one of them."""
-    if document.version < _MIN_VERSION_FUNCTIONS:
+    version = get_specification_version(function)
+    if version < _MIN_VERSION_FUNCTIONS:
         raise make_request_error(
             f"several functions, or one with a name of its own, need a model for iOS 18 or later "
-            f"(specification version {_MIN_VERSION_FUNCTIONS}; this one has {document.version}); convert the source "
+            f"(specification version {_MIN_VERSION_FUNCTIONS}; this one has {version}); convert the source "
             f"model with "
             "minimum_deployment_target=ct.target.iOS18, or make a package for each shape"
         )
-    if any(section.predicted for section in document.description.of(function.name)):
-        raise make_request_error(f"'{function.name}' is a classifier, and coremltools makes none with several "
+    if get_predicted_names(function):
+        raise make_request_error(f"'{name}' is a classifier, and coremltools makes none with several "
                                  "functions; make a package for each shape")
 
 
-def _select_shapes_to_fix(document: Document, function: Function, variant: Variant) -> dict[str, Shape]:
+def _select_shapes_to_fix(function: Function, variant: Variant) -> dict[str, Shape]:
     """Return the shapes of a variant that change something. Raises InputError for one that an input cannot have."""
-    features = {feature.name: feature.message for section in document.description.of(function.name)
-                for kind in ("input", "state") for feature in section.features(kind)}
-    types = {declared.name: declared.message.type for declared in function.inputs}
     return {name: shape for name, shape in variant.shapes.items()
-            if check_shape(name, shape, types[name], features.get(name))}
+            if check_shape(name, shape, get_sizes(function.inputs[name].sym_type), get_feature(function, name))}
 
 
 def _fix_function(
-    document: Document, function: Function, shapes: dict[str, Shape], described_as: str = ""
-) -> dict[str, Shape]:
-    """Fix inputs of `function` and infer all other values.
+    draft: Draft, name: str, function: Function, shapes: dict[str, Shape], reported_as: str = ""
+) -> None:
+    """Fix inputs of `function`, infer all other values, and fold those that are constant now."""
+    inferred = ShapeInference(function, [set_input_shape(function, each, shape) for each, shape in shapes.items()])
+    _check_inferred(inferred, shapes)
+    for each in shapes:
+        feature = get_feature(function, each)
+        if feature is not None:
+            describe_feature(function, fix_feature_shape(feature, shapes))
+    plan = plan_folding(function, get_specification_version(function))
+    folded, dropped = fold_constants(function, plan)
+    function.sizes_inferred = True
+    draft.change_interface(name, *(
+        InterfaceChange("state" if types.is_state(function.inputs[each].sym_type) else "input", each, each, "reshaped",
+                        shape=shape) for each, shape in shapes.items()))
+    done = partial(_record, draft, reported_as or name)
+    for each, shape in shapes.items():
+        done(each, f"'{each}' fixed to {format_shape(shape)}")
+    _record_changes(done, function, inferred, plan, folded, dropped)
 
-    Returns the shapes of the outputs as far as they are fixed.
-    """
-    flexible = function.copy(described_as or function.name)
-    function.inputs = [ValueDeclaration.of_type(each.name, fix_type_sizes(each.message.type, shapes[each.name]))
-                       if each.name in shapes else each for each in function.inputs]
-    twin = function.copy(described_as or function.name)
-    host = infer_function(document, twin)
-    contradicted = _check_inferred(document, flexible, host, shapes)
-    if document.plan is None:
-        document.plan = WeightPlan(document.files)
-    written = write_function(function, host, plan_folding(host, document.version), document.version, document.plan)
-    _record_changes(document, function, shapes, written, contradicted)
-    sizes = {var.name: get_sizes(var.sym_type) for var in host.outputs}
-    return {name: tuple(size for size in each if size is not None)
-            for name, each in sizes.items() if each and None not in each}
 
-
-def _check_inferred(document: Document, flexible: Function, host: HostFunction, shapes: dict[str, Shape]) -> list[str]:
-    """Return the values whose declared types coremltools contradicts only since the shapes were fixed.
-
-    Raises InputError where an op cannot have such inputs.
-    """
-    failed = {op.outputs[0].name: (op, why) for op, why in iterate_rejected_ops(host) if op.outputs}
-    if not failed:
-        return []
-    for op, _ in iterate_rejected_ops(infer_function(document, flexible)):
-        for var in op.outputs:
-            failed.pop(var.name, None)
-    for name, (op, why) in failed.items():
+def _check_inferred(inferred: ShapeInference, shapes: dict[str, Shape]) -> None:
+    """Raise InputError where an op cannot have inputs of such shapes."""
+    for op, why in inferred.rejected.items():
         if why:
-            raise make_request_error(f"with {_format_shapes(shapes)} the op '{name}' ({op.op_type.split()[0]}) is "
+            raise make_request_error(f"with {_format_shapes(shapes)} the op '{op.outputs[0].name}' ({op.op_type}) is "
                                      f"impossible: {why}; expected shapes that go together")
-    return list(failed)
 
 
-def _update_section(section: Section, shapes: dict[str, Shape]) -> None:
-    for kind in ("input", "output", "state"):
-        features = section.features(kind)
-        made = [fix_feature_shape(feature.message, shapes) for feature in features]
-        if any(new is not old.message for new, old in zip(made, features)):
-            section.put(kind, [old if new is old.message else Feature.of(new) for new, old in zip(made, features)])
-
-
-def _get_own_section(description: Description, function: str) -> Section:
-    """Return the section of `function` alone; it is made of the model's section when the model has one function."""
-    own = next((section for section in description.functions if section.name == function), None)
-    if own is not None:
-        return own
-    made = proto.Model_pb2.FunctionDescription(name=function)
-    section = Section(made.SerializeToString(), of_function=True)
-    for kind in ("input", "output", "state"):
-        section.put(kind, description.model.features(kind))
-        description.model.put(kind, [])
-    description.functions.append(section)
-    return section
+def _record(
+    draft: Draft, function: str, value: str, note: str, exact: bool | None = True, changed: bool = True
+) -> None:
+    draft.done.append(EditRecord(_OPTION, function, value, note, changed=changed, exact=exact))
 
 
 def _record_changes(
-    document: Document, function: Function, shapes: dict[str, Shape], written: WriteResult, contradicted: Sequence[str]
+    done: Callable[..., None], function: Function, inferred: ShapeInference, plan: FoldPlan, folded: Sequence[str],
+    dropped: Sequence[str],
 ) -> None:
-    """Add the actions to the document's list."""
-    def done(value: str, note: str, exact: bool | None = True, changed: bool = True) -> None:
-        document.done.append(EditRecord(_OPTION, function.name, value, note, changed=changed, exact=exact))
-
-    for name, shape in shapes.items():
-        done(name, f"'{name}' fixed to {format_shape(shape)}")
-    if written.consts:
-        what = f"{_format_op_count(written.consts)} became constants"
-        dropped = f"{_format_op_count(written.dropped)} went with them"
-        done("", f"{what} and {dropped}; {written.sized} values got their sizes")
-        if written.rounded:
-            done("", f"{written.rounded} constants hold floats as coremltools computes them here; a device may round "
-                 "them otherwise in the last bit", exact=False)
+    sizes = {var: (get_sizes(then), get_sizes(var.sym_type)) for var, then in inferred.declared.items()
+             if var in set(_iterate_vars(function))}
+    sized = sum(then != now for then, now in sizes.values())
+    if folded:
+        done("", f"{_format_op_count(folded)} became constants and {_format_op_count(dropped)} went with them; "
+                 f"{sized} values got their sizes")
     else:
-        done("", f"{written.sized} values got their sizes")
-    open_inputs = [each.name for each in function.inputs if has_flexible_size(each.message.type)]
-    if open_inputs:
-        done("", f"still flexible: {_format_names(open_inputs)}, for which no shape was given", changed=False)
-    if written.open:
-        names = list(dict.fromkeys(written.open))
+        done("", f"{sized} values got their sizes")
+    if plan.rounded:
+        done("", f"{len(plan.rounded)} constants hold floats as coremltools computes them here; a device may round "
+             "them otherwise in the last bit", exact=False)
+    flexible = [name for name, var in function.inputs.items() if _is_flexible(var)]
+    if flexible:
+        done("", f"still flexible: {_format_names(flexible)}, for which no shape was given", changed=False)
+    names = list(dict.fromkeys(var.name for var in _iterate_vars(function) if _is_flexible(var)))
+    if names:
         done("", f"{len(names)} values keep a flexible shape, which depends on data, on a flexible input or on "
              f"an op that coremltools cannot follow: {_format_names(names)}", changed=False)
+    contradicted = [op.outputs[0].name for op in inferred.rejected if op.outputs]
     if contradicted:
         done("", f"coremltools contradicts the file on {len(contradicted)} values, which keep their declared types: "
              f"{_format_names(contradicted)}", changed=False)
+
+
+def _iterate_vars(function: Function) -> Iterable[Var]:
+    """Yield the values made by the ops of a function, and the inputs of nested blocks."""
+    ops: list[Operation] = [op for op in iterate_nested_ops(function) if not getattr(op, "synthetic", False)]
+    for op in ops:
+        yield from op.outputs
+        yield from (var for block in op.blocks for var in block.inputs)
+
+
+def _is_flexible(var: Var) -> bool:
+    sizes = get_sizes(var.sym_type)
+    return types.is_tensor(var.sym_type) and (sizes is None or None in sizes)
 
 
 def _format_op_count(kinds: Sequence[str]) -> str:
@@ -240,3 +227,405 @@ def _format_names(names: Sequence[str]) -> str:
 
 def _format_shapes(shapes: dict[str, Shape]) -> str:
     return ", ".join(f"{name} = {format_shape(shape)}" for name, shape in shapes.items())
+
+
+def check_shape(name: str, shape: Shape, sizes: Sizes | None, feature: Any) -> bool:
+    """Return whether there is anything to fix.
+
+    `sizes` are those that the program declares for the input, `feature` is its FeatureDescription or None.
+
+    Raises InputError where the input cannot have the shape.
+    """
+    if sizes is None:
+        raise make_request_error(f"'{name}' is no array with a number of dimensions; its shape cannot be fixed")
+    if feature is not None and not sizes and shape == (1,):
+        return False  # Core ML presents a scalar as an array of one element
+    if len(shape) != len(sizes):
+        raise make_request_error(f"{format_shape(shape)} has {len(shape)} dimensions; '{name}' has {len(sizes)}: "
+                                 f"{_describe_allowed(sizes, feature)}")
+    allowed = _read_flexibility(feature, sizes)
+    fits = all(size is None or size == wanted for size, wanted in zip(sizes, shape))
+    if None not in sizes and allowed is None:
+        if fits:
+            return False
+        raise make_request_error(
+            f"the shape of '{name}' is {format_shape(sizes)} already and not flexible; expected that "
+            "or an input that is flexible; convert the source model again for another shape"
+        )
+    if not fits or (allowed is not None and not allowed.holds(shape)):
+        raise make_request_error(f"{format_shape(shape)} is not among the shapes of '{name}'; expected one of "
+                                 f"{_describe_allowed(sizes, feature)}; convert the source model again for others")
+    return True
+
+
+class _EnumeratedShapes:
+    """Enumerated shapes that an input may have."""
+
+    def __init__(self, shapes: Sequence[Shape]) -> None:
+        self.shapes = list(dict.fromkeys(shapes))
+
+    def holds(self, shape: Shape) -> bool:
+        return shape in self.shapes
+
+    def __str__(self) -> str:
+        more = f" and {len(self.shapes) - 8} more" if len(self.shapes) > 8 else ""
+        return ", ".join(map(format_shape, self.shapes[:8])) + more
+
+
+class _ShapeRange:
+    """A range for each dimension; a negative upper bound means unbounded."""
+
+    def __init__(self, ranges: Sequence[tuple[int, int]]) -> None:
+        self.ranges = ranges
+
+    def holds(self, shape: Shape) -> bool:
+        return len(shape) == len(self.ranges) and all(
+            low <= size and (high < 0 or size <= high) for size, (low, high) in zip(shape, self.ranges))
+
+    def __str__(self) -> str:
+        each = [str(low) if low == high else f"{low}..{high if high >= 0 else ''}" for low, high in self.ranges]
+        return f"({', '.join(each)})"
+
+
+def _describe_allowed(sizes: Sizes, feature: Any) -> str:
+    return str(_read_flexibility(feature, sizes) or format_shape(sizes))
+
+
+def _read_flexibility(feature: Any, sizes: Sizes) -> _EnumeratedShapes | _ShapeRange | None:
+    """Return the shapes that the description allows; None if it adds nothing to the program's declaration."""
+    kind = feature.type.WhichOneof("Type") if feature is not None else None
+    if kind == "multiArrayType":
+        return _read_array_flexibility(feature.type.multiArrayType, sizes)
+    if kind == "stateType":
+        return _read_array_flexibility(feature.type.stateType.arrayType, sizes)
+    if kind == "imageType" and len(sizes) >= 2:
+        return _read_image_flexibility(feature.type.imageType, sizes)
+    return None
+
+
+def _read_array_flexibility(array: Any, sizes: Sizes) -> _EnumeratedShapes | _ShapeRange | None:
+    kind = array.WhichOneof("ShapeFlexibility")
+    if kind == "enumeratedShapes":
+        return _EnumeratedShapes([tuple(map(int, one.shape)) for one in array.enumeratedShapes.shapes])
+    if kind == "shapeRange":
+        return _ShapeRange([_read_bounds(one) for one in array.shapeRange.sizeRanges])
+    return _EnumeratedShapes([tuple(map(int, array.shape))]) if array.shape and None in sizes else None
+
+
+def _read_image_flexibility(image: Any, sizes: Sizes) -> _EnumeratedShapes | _ShapeRange | None:
+    kind = image.WhichOneof("SizeFlexibility")
+    before = tuple(size or 1 for size in sizes[:-2])
+    if kind == "enumeratedSizes":
+        return _EnumeratedShapes([(*before, int(one.height), int(one.width)) for one in image.enumeratedSizes.sizes])
+    if kind == "imageSizeRange":
+        sides = (_read_bounds(image.imageSizeRange.heightRange), _read_bounds(image.imageSizeRange.widthRange))
+        return _ShapeRange([*((size, size) for size in before), *sides])
+    return _EnumeratedShapes([(*before, int(image.height), int(image.width))]) if None in sizes else None
+
+
+def _read_bounds(one: Any) -> tuple[int, int]:
+    return int(one.lowerBound), int(one.upperBound)
+
+
+def fix_feature_shape(feature: Any, shapes: Mapping[str, Sequence[int]]) -> Any:
+    """Return a FeatureDescription fixed to its shape in `shapes`; the same object if nothing changes."""
+    shape = shapes.get(feature.name)
+    kind = feature.type.WhichOneof("Type")
+    if not shape or kind not in ("multiArrayType", "stateType", "imageType"):
+        return feature
+    made = type(feature)()
+    made.CopyFrom(feature)
+    if kind == "imageType":
+        made.type.imageType.height, made.type.imageType.width = shape[-2:]
+        made.type.imageType.ClearField("enumeratedSizes")
+        made.type.imageType.ClearField("imageSizeRange")
+    else:
+        array = made.type.multiArrayType if kind == "multiArrayType" else made.type.stateType.arrayType
+        array.shape[:] = list(shape)
+        array.ClearField("enumeratedShapes")
+        array.ClearField("shapeRange")
+    return feature if made == feature else made
+
+
+def make_request_error(words: str) -> InputError:
+    """Make the error for a request that cannot be fulfilled."""
+    return InputError(f"{format_option_values('fix_shape')}: {words}")
+
+
+@dataclass
+class Variant:
+    """One function to make: its name, None if the user gave none, and the shapes of inputs by name."""
+
+    name: str | None = None
+    shapes: dict[str, Shape] = field(default_factory=dict)
+
+
+def parse_variants(given: Any) -> list[Variant]:
+    """Parse the requested functions, in order.
+
+    `given` is a list of texts in the command's format; a mapping from input to shape; a list of such mappings (a
+    function for each); or a mapping from a function's name to such a mapping. Raises InputError for anything else, and
+    where it is ambiguous which inputs of a function are to be fixed.
+    """
+    if isinstance(given, str):
+        given = [given]
+    if isinstance(given, Mapping):
+        inner = [value for value in given.values() if isinstance(value, Mapping)]
+        if not inner:
+            return [Variant(None, _parse_shapes(given))]
+        return [Variant(_check_function_name(name), _parse_shapes(shapes)) for name, shapes in given.items()]
+    if not isinstance(given, Sequence) or not given:
+        raise make_request_error(f"found {given!r}; {_format_expected()}")
+    if all(isinstance(each, Mapping) for each in given):
+        return [Variant(None, _parse_shapes(each)) for each in given]
+    return _group_variants([_parse_text(text) for text in given])
+
+
+def _group_variants(parsed: Sequence[tuple[str | None, str, Shape]]) -> list[Variant]:
+    """Group shapes by function: a repeated input starts another function, as does another function's name."""
+    if any(name is None for name, _, _ in parsed) and any(name is not None for name, _, _ in parsed):
+        raise make_request_error("some shapes are given with a function's name and some without; "
+                                 "expected all of them as FUNCTION:NAME=SHAPE, or none")
+    found: list[Variant] = []
+    for function, name, shape in parsed:
+        if function is not None:
+            variant = next((each for each in found if each.name == function), None)
+            if variant is not None and name in variant.shapes:
+                raise make_request_error(f"input '{name}' of function '{function}' is given twice; expected one "
+                                         "shape; give the other function a name of its own")
+        else:
+            variant = found[-1] if found and name not in found[-1].shapes else None
+        if variant is None:
+            variant = Variant(function)
+            found.append(variant)
+        variant.shapes[name] = shape
+    _check_same_inputs(found)
+    return found
+
+
+def _check_same_inputs(variants: Sequence[Variant]) -> None:
+    """Check that functions without names fix the same inputs: otherwise a slip would leave one flexible."""
+    first = variants[0]
+    for other in variants[1:]:
+        lacking = sorted(first.shapes.keys() ^ other.shapes.keys())
+        if first.name is None and lacking:
+            raise make_request_error(
+                f"input '{lacking[0]}' has a shape for some of the {len(variants)} functions "
+                "asked for and none for others; expected one for each, or FUNCTION:NAME=SHAPE for all, "
+                "which may leave inputs flexible"
+            )
+
+
+def _parse_text(text: Any) -> tuple[str | None, str, Shape]:
+    if not isinstance(text, str) or "=" not in text:
+        raise make_request_error(f"found {text!r}; {_format_expected()}")
+    who, _, sizes = text.rpartition("=")
+    function, colon, name = who.rpartition(":")
+    if not name.strip():
+        raise make_request_error(f"'{text}' names no input; {_format_expected()}")
+    name = strip_percent(name.strip())
+    return (_check_function_name(function) if colon else None), name, _parse_shape(name, sizes.split(","))
+
+
+def _format_expected() -> str:
+    texts = "NAME=1,3,224,224 or FUNCTION:NAME=1,3,224,224"
+    return f"expected {choose_spelling(texts, 'a mapping from an input to its shape, or texts ' + texts)}"
+
+
+def _check_function_name(name: Any) -> str:
+    text = name.strip() if isinstance(name, str) else repr(name)
+    check_identifier(text, f"{format_option_values('fix_shape')}: function")
+    return text
+
+
+def _parse_shapes(given: Any) -> dict[str, Shape]:
+    if not isinstance(given, Mapping) or not given:
+        raise make_request_error(f"found {given!r}; expected a mapping from an input's name to its shape")
+    found = {}
+    for name, sizes in given.items():
+        if not isinstance(name, str) or isinstance(sizes, (str, bytes)) or not hasattr(sizes, "__iter__"):
+            raise make_request_error(f"found {name!r}: {sizes!r}; expected a name and a shape as (1, 3, 8, 8)")
+        found[name] = _parse_shape(name, list(sizes))
+    return found
+
+
+def _parse_shape(name: str, sizes: Sequence[Any]) -> Shape:
+    try:
+        shape = tuple(int(size) for size in sizes)
+        whole = all(isinstance(size, str) or size == number for size, number in zip(sizes, shape, strict=True))
+    except (TypeError, ValueError):
+        shape, whole = (), False
+    if not whole or not shape or any(not 0 < size < 1 << 31 for size in shape):
+        raise make_request_error(f"the shape of '{name}' is {','.join(map(str, sizes))}; expected whole numbers "
+                                 "of 1 or more, such as 1,3,224,224")
+    return shape
+
+
+def name_variants(variants: Sequence[Variant], source: str, taken: set[str]) -> list[str]:
+    """Return a name for each function made of `source`: the user's name, or one that contains its shapes.
+
+    Raises InputError if two have one name, or one has the name of another function (`taken`).
+    """
+    if len(variants) == 1:
+        names = [variants[0].name or source]
+    else:
+        differing = [name for name in variants[0].shapes
+                     if len({variant.shapes.get(name) for variant in variants}) > 1]
+        names = [variant.name or "_".join([source, *("x".join(map(str, variant.shapes[name])) for name in differing)])
+                 for variant in variants]
+    twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
+    if twice is not None:
+        raise make_request_error(f"two functions of the same shapes would be called '{twice}'; expected shapes "
+                                 "that differ")
+    held = next((name for name in names if name in taken), None)
+    if held is not None:
+        raise make_request_error(f"the model has another function '{held}'; expected a free name: give one as "
+                                 "FUNCTION:NAME=SHAPE")
+    return names
+
+
+def format_shape(shape: Sequence[int | None]) -> str:
+    """Format a shape; `?` for flexible sizes."""
+    return f"({', '.join('?' if size is None else str(size) for size in shape)})"
+
+
+@dataclass
+class FoldPlan:
+    """The plan for the ops of a function: `values` become consts, `kept` ops stay, the others in `known` are removed.
+
+    `rounded` are the values that another machine may compute to other bits.
+    """
+
+    values: dict[Operation, list[Var]] = field(default_factory=dict)
+    kept: set[Operation] = field(default_factory=set)
+    known: set[Operation] = field(default_factory=set)
+    rounded: set[Var] = field(default_factory=set)
+
+
+def plan_folding(function: Function, version: int) -> FoldPlan:
+    """Plan the folding of the ops of `function`.
+
+    An op that was unneeded before stays, as does one with side effects, and one that makes an output of the function.
+    """
+    before = _classify_ops(function, lambda var: False, set())
+    moving, outputs = _find_dependent_vars(function, lambda op: False, *function.inputs.values()), set(function.outputs)
+
+    def is_value(var: Var) -> bool:
+        return var in moving and var not in outputs and _can_be_written(var, version)
+
+    known = _collect_file_ops(function)
+    fates = _classify_ops(function, is_value, known - before.kept)
+    fates.known = known
+    rounded = _find_dependent_vars(
+        function, lambda op: op.op_type not in _EXACT_OPS and any(map(_is_float, op.outputs))
+    )
+    fates.rounded = {var for values in fates.values.values() for var in values if var in rounded}
+    return fates
+
+
+def fold_constants(function: Function, plan: FoldPlan) -> tuple[list[str], list[str]]:
+    """Apply a plan: values become consts under their names, and unneeded ops are removed.
+
+    Returns the types of the ops that became consts, and of those that were removed.
+    """
+    folded, dropped = [op.op_type for op in plan.values], []
+    with BlockEditor() as editor:
+        for op, values in plan.values.items():
+            with op.enclosing_block:
+                for var in values:
+                    editor.replace(var, _make_const_of(var, op))
+        for op in _list_unneeded_ops(function, plan):
+            if op.enclosing_block is None:
+                continue  # inside an op that was removed
+            if op.op_type != "const" and op not in plan.values:
+                dropped.append(op.op_type)
+            editor.remove([op])
+    return folded, dropped
+
+
+def _list_unneeded_ops(block: Block, plan: FoldPlan) -> list[Operation]:
+    """List the ops that a plan does not keep, users first, those inside kept ops included."""
+    found = []
+    for op in reversed(list(block.operations)):
+        if op in plan.kept:
+            for inner in op.blocks:
+                found += _list_unneeded_ops(inner, plan)
+        elif op in plan.known and not getattr(op, "synthetic", False):
+            found.append(op)
+    return found
+
+
+def _make_const_of(var: Var, before: Operation) -> Var:
+    """Make a const of a value that coremltools knows, under the name of `var`."""
+    # coremltools' `select` holds a scalar as an array without dimensions, which its exporter rejects.
+    value = np.asarray(var.val) if types.is_tensor(var.sym_type) else np.asarray(var.val)[()]
+    const = make_const(value, var.dtype, var.name, before)
+    rename_var(const.op, const, var.name)
+    return const
+
+
+def _collect_file_ops(block: Block) -> set[Operation]:
+    return {op for op in iterate_nested_ops(block) if not getattr(op, "synthetic", False)}
+
+
+def _classify_ops(function: Function, is_value: Callable[[Var], bool], always: set[Operation]) -> FoldPlan:
+    fates, needed = FoldPlan(), set(function.outputs)
+
+    def visit(block: Block) -> None:
+        for op in reversed(list(block.operations)):
+            wanted = [var for var in op.outputs if var in needed]
+            if wanted and op not in always and all(map(is_value, wanted)):
+                fates.values[op] = wanted
+            elif wanted or op in always or has_effects(plain_type(op)) or _has_state(op):
+                keep(op)
+
+    def keep(op: Operation) -> None:
+        fates.kept.add(op)
+        for inner in op.blocks:
+            needed.update(inner.outputs)
+            visit(inner)
+        for now in get_file_inputs(op).values():
+            needed.update(now)
+
+    visit(function)
+    return fates
+
+
+def _has_state(op: Operation) -> bool:
+    return any(types.is_state(var.sym_type) for now in get_file_inputs(op).values() for var in now)
+
+
+def _find_dependent_vars(function: Function, begins: Callable[[Operation], bool], *given: Var) -> set[Var]:
+    """Return the values that depend on those `given`, in value or in shape, or on an op for which `begins` is true."""
+    found: set[Var] = set(given)
+
+    def visit(block: Block) -> bool:
+        any_found = False
+        for op in block.operations:
+            inner = begins(op) and any(var.val is not None for var in op.outputs)
+            for nested in op.blocks:
+                if given:
+                    found.update(nested.inputs)
+                inner |= visit(nested)
+            if inner or any(var in found for now in get_file_inputs(op).values() for var in now):
+                found.update(op.outputs)
+                any_found = True
+        return any_found
+
+    visit(function)
+    return found
+
+
+def _is_float(var: Var) -> bool:
+    return bool(types.is_tensor(var.sym_type) or types.is_scalar(var.sym_type)) and bool(types.is_float(var.dtype))
+
+
+def _can_be_written(var: Var, version: int) -> bool:
+    """Return whether coremltools knows the value of `var`, as its type declares, and it is small enough to write."""
+    value: Any = var.val if types.is_tensor(var.sym_type) or types.is_scalar(var.sym_type) else None
+    if value is None or types.is_sub_byte(var.dtype) or var.dtype == types.str:
+        return False
+    array = np.asarray(value)
+    if array.shape != tuple(var.shape) or array.dtype != np.dtype(types.nptype_from_builtin(var.dtype)):
+        return False
+    return bool(array.nbytes <= (_MAX_BLOB_BYTES if should_use_weight_file(array, version) else _MAX_INLINE_BYTES))

@@ -1,14 +1,18 @@
-"""User-supplied names: identifiers that Core ML accepts, and errors for unknown ones."""
+"""Names of values: those in a function, identifiers that Core ML accepts, and errors for unknown ones."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Iterator
 
+from coremltools.converters.mil.mil import Block, Function, Var
+
+from ..package.origin import get_origin
 from ..utils.errors import InputError, suggest_nearest
 from ..utils.option_spelling import format_option
 
-__all__ = ["check_identifier", "format_known_names", "make_unknown_name_error", "strip_percent"]
+__all__ = ["check_identifier", "collect_names", "find_value", "format_known_names", "get_interface_vars",
+           "iterate_values", "make_unknown_name_error", "strip_percent"]
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_@]*")
 "Identifiers as the model format defines them."
@@ -53,3 +57,33 @@ def format_known_names(names: Iterable[str], what: str) -> str:
     listed = sorted(names)
     more = f" and {len(listed) - _MAX_NAMES_LISTED} more" if len(listed) > _MAX_NAMES_LISTED else ""
     return f"; its {what}s are {', '.join(listed[:_MAX_NAMES_LISTED])}{more}" if listed else f"; it has no {what}s"
+
+
+def iterate_values(block: Block) -> Iterator[Var]:
+    """Yield the values of a function or block that have a name in a file, including those inside nested blocks."""
+    yield from block.inputs.values() if isinstance(block, Function) else block.inputs
+    for op in block.operations:
+        if getattr(op, "synthetic", False):
+            continue
+        origin = get_origin(op)
+        yield from op.outputs if origin is None else op.outputs[: len(origin.names)]
+        for inner in op.blocks:
+            yield from iterate_values(inner)
+
+
+def collect_names(function: Function) -> set[str]:
+    """Return the names of all values of a function, including those inside nested blocks."""
+    return {var.name for var in iterate_values(function)}
+
+
+def find_value(function: Function, name: str) -> Var | None:
+    """Return the input, or the output of an op at the top of the function, of that name; None if there is no such."""
+    if name in function.inputs:
+        return function.inputs[name]
+    found = (var for op in function.operations if not getattr(op, "synthetic", False) for var in op.outputs)
+    return next((var for var in found if var.name == name), None)
+
+
+def get_interface_vars(function: Function) -> dict[str, Var]:
+    """Return the inputs, states and outputs of a function by name."""
+    return {**function.inputs, **{var.name: var for var in function.outputs}}

@@ -1,4 +1,4 @@
-"""Opening of packages as documents."""
+"""Opening of packages as drafts."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ..package.manifest import Layout, read_layout
-from ..package.model import Package, package_of_mlmodel, parse_model, read_model, require_ml_programs
+from ..ir.clone import clone_program
+from ..package import Package, load, package_of_mlmodel
 from ..utils.errors import InputError
-from .document import Document
-from .pipeline import Pipeline
+from .contract import Draft
 
-__all__ = ["get_source_path", "open_document"]
+__all__ = ["get_source_path", "open_draft"]
 
 
 def get_source_path(source: Any) -> Path:
@@ -28,8 +27,8 @@ def get_source_path(source: Any) -> Path:
     return Path(found)
 
 
-def open_document(source: Any) -> Document:
-    """Open the package at a path, of a `Package` or of an MLModel (with changes to its spec) as a document.
+def open_draft(source: Any) -> Draft:
+    """Open the package at a path, of a `Package` or of an MLModel (with changes to its spec) as a draft.
 
     Raises InputError when it is not an ML Program package, its model file contradicts itself, or the program of the
     `Package` was changed since it was loaded.
@@ -38,20 +37,21 @@ def open_document(source: Any) -> Document:
         if not source.is_unchanged():
             raise InputError(f"{source.path}: the program of this Package was changed after it was loaded; save it, "
                              "and edit what was saved")
-        return _make_document(source.layout, source.raw, source.spec)
-    if not isinstance(source, (str, os.PathLike)):
-        package = package_of_mlmodel(source)
-        return _make_document(package.layout, package.raw, package.spec)
-    layout = read_layout(source)
-    raw = read_model(layout)
-    return _make_document(layout, raw, parse_model(raw, layout.root))
+        package, program = source, clone_program(source.program)
+    else:
+        package = load(source) if isinstance(source, (str, os.PathLike)) else package_of_mlmodel(source)
+        program = package.program
+    _check_opsets(package)
+    return Draft(program, str(package.path), package)
 
 
-def _make_document(layout: Layout, raw: bytes, spec: Any) -> Document:
-    members = require_ml_programs(raw, spec, layout)
-    try:
-        return Pipeline(layout, raw, spec, members) if members.programs[0].path else Document(layout, raw, spec)
-    except (ValueError, UnicodeDecodeError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{layout.root}: {layout.model} is damaged ({error}); take a fresh copy") from error
+def _check_opsets(package: Package) -> None:
+    """Raise InputError for a function with blocks for other opsets than its own, which would not be changed with it."""
+    for member in package.members.programs:
+        for name, function in member.spec.mlProgram.functions.items():
+            if list(function.block_specializations) != [function.opset]:
+                found = ", ".join(sorted(function.block_specializations)) or "none"
+                raise InputError(
+                    f"{package.path}: function {name!r} is for opset {function.opset!r} and has blocks for {found}; "
+                    "expected one block, for its opset: others would not be edited with it"
+                )

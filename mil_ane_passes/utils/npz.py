@@ -17,7 +17,7 @@ import numpy as np
 from .errors import InputError
 from .option_spelling import choose_spelling
 
-__all__ = ["StoredArray", "read_arrays", "write_npz"]
+__all__ = ["Array", "StoredArray", "read_arrays", "write_npz"]
 
 Array = np.ndarray[Any, Any]
 

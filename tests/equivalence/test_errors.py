@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import types
 
+import mil_ane_passes as ane
 from mil_ane_passes.equivalence.equivalence import compare_programs
 from mil_ane_passes.equivalence.execution import Plan
 from mil_ane_passes.equivalence.interface_widths import InterfaceWidths, find_interface_widths
@@ -100,3 +102,17 @@ def test_with_widths_other_dtypes_still_have_to_agree():
     whole = build_program(lambda x: mb.cast(x=x, dtype="int32", name="y"), dtype=types.fp32, x=(1, 4))
     with pytest.raises(InputError, match="different inputs or outputs"):
         compare_programs(wide(), whole, widths=True)
+
+
+def test_one_form_of_a_flexible_model_has_another_interface():
+    def relu(*sizes):
+        return build_program(lambda x: mb.relu(x=x, name="y"), x=sizes)
+
+    for other, shape in (((1, 4), "(1, 4)"), ((1, 5), "(1, 5)"), ((1, 1, 4), "(1, 1, 4)")):
+        with pytest.raises(InputError, match=rf"'x' of function 'main' has shape \(1, any\) in the first and "
+                                             rf"{re.escape(shape)} in the second; expected the same shapes, or feeds="):
+            ane.verify(relu(1, None), relu(*other))
+    with pytest.raises(InputError, match=r"shape \(1, 4\) in the first and \(1, 5\)"):
+        ane.verify(relu(1, 4), relu(1, 5))
+    assert ane.verify(relu(1, 4), relu(1, None)).equal
+    assert ane.verify(relu(1, None), relu(1, 4), feeds={"x": np.ones((1, 4), np.float16)}).equal

@@ -10,6 +10,7 @@ from coremltools.converters.mil.mil import Function, Program, types
 from coremltools.converters.mil.mil.program import get_new_symbol
 from coremltools.proto import FeatureTypes_pb2, Model_pb2
 
+import mil_ane_passes as ane
 from mil_ane_passes.equivalence.equivalence import build_plans
 from mil_ane_passes.equivalence.feeds import ShapeChoice, list_shape_choices, make_feeds
 from mil_ane_passes.passes.examples import build_program
@@ -146,6 +147,14 @@ def test_every_enumerated_shape_is_tried():
     description = described(x=array((2, 4, 8), enumerated=[(2, 4, 8), (1, 4, 6), (3, 4, 9)]))
     tried = [choice.shapes["x"] for choice in list_shape_choices(made, description)]
     assert tried == [(2, 4, 8), (1, 4, 6), (3, 4, 9)]
+
+
+@pytest.mark.parametrize("shape", [(2, 4, -8), (2, 4)])
+def test_shapes_that_no_array_has_are_refused(shape):
+    description = described(x=array((2, 4, 8), enumerated=[(2, 4, 8), shape]))
+    with pytest.raises(ane.InputError, match=r"^input 'x': its description allows the shape \(2, 4.*\) \(enum.* 1\); "
+                                             r"expected 3 sizes of 0 or more; the package is damaged"):
+        list_shape_choices(function(x=(types.fp32, (N, 4, M))), description)
 
 
 def test_both_ends_of_a_range_and_the_default_are_tried():

@@ -11,7 +11,7 @@ from coremltools.converters.mil.mil import Builder as mb
 import mil_ane_passes as ane
 from mil_ane_passes.equivalence.comparison import Strictness, compare_outputs
 from mil_ane_passes.equivalence.equivalence import compare_programs
-from mil_ane_passes.equivalence.propagate import MOVED, RAISED
+from mil_ane_passes.equivalence.propagate import MOVED, RAISED, ROUNDED
 from mil_ane_passes.ir.clone import clone_program
 from mil_ane_passes.passes.contract import Exactness
 from mil_ane_passes.passes.engine import apply_rewrite
@@ -273,3 +273,55 @@ def test_results_that_lie_beyond_what_a_rewrite_declares_prove_nothing():
     report = held(remainder(1), remainder(1000), promised)
     assert report.status == "not verified"
     assert report.reason.startswith("every element of the output 'y' of function 'main' was beyond what")
+
+
+def softplus(added=0.0, behind=lambda x, y: mb.mul(x=x, y=y)):
+    """The logarithm of 1 + exp(x), which is rounded next to 1 where x is far below 0, and what `behind` makes of it."""
+    def body(x):
+        y = mb.log(x=mb.exp(x=x), epsilon=np.float16(1), name="soft")
+        return behind(x, mb.add(x=y, y=np.float16(added)) if added else y)
+
+    return build_program(lambda x: mb.identity(x=body(mb.mul(x=x, y=np.float16(30))), name="y"), x=(1,))
+
+
+@pytest.mark.parametrize(("passes", "behind"), [
+    ("stable_softplus", lambda x, y: mb.mul(x=x, y=y)), ("stable_mish", lambda x, y: mb.mul(x=mb.tanh(x=y), y=x)),
+], ids=["softplus", "mish"])
+def test_a_rounding_next_to_1_is_allowed_behind_what_enlarges_it(passes, behind):
+    report = ane.rewrite(softplus(behind=behind), passes=passes, feeds={"x": np.array([-1.194], np.float16)})
+    assert report.status == "in memory", str(report)
+
+
+def test_more_than_a_rounding_next_to_1_is_different():
+    promised = Strictness(Exactness.ROUNDING, fixes_nonfinite=True, changes=(Change("main", "log", "soft", 2.0**-40),))
+    feeds = {"x": np.array([-1.194], np.float16)}
+    for added, equal in ((0.0, True), (2.0**-24, False)):
+        report = compare_programs(softplus(), softplus(added), precisions=BOTH, exactness=promised, feeds=feeds)
+        assert report.equal == equal, str(report)
+
+
+def small_part(factor=1.0, offset=0.0):
+    """A small element of a crop between large ones; what is behind it returns nothing of the large ones."""
+    def body(x):
+        y = mb.crop_resize(x=x, boxes=np.array([[0, 0.25, 0, 2.25]], np.float32), box_indices=np.zeros(1, np.int32),
+                           target_height=1, target_width=3, sampling_mode="ALIGN_CORNERS", name="crop")
+        y = mb.mul(x=y, y=np.float16(factor)) if factor != 1 else y
+        y = mb.sub(x=mb.add(x=y, y=np.float16(offset)), y=np.float16(offset)) if offset else y
+        return mb.relu(x=y, name="y")
+
+    return build_program(body, x=(1, 1, 1, 4))
+
+
+def test_the_rounding_of_an_op_is_allowed_behind_what_leaves_its_small_results_only():
+    report = ane.rewrite(small_part(), passes="crop_resize_by_slices")
+    assert report.status == "in memory", str(report)
+    assert ROUNDED in report.verify.notes
+
+
+@pytest.mark.parametrize("wrong", [{"factor": 1 + 2.0**-7}, {"offset": 64.0}], ids=["factor", "typed runs only"])
+def test_more_than_the_rounding_of_an_op_is_different(wrong):
+    promised = Strictness(Exactness.ROUNDING, changes=(Change("main", "crop_resize", "crop", 2.0**-40, rounds=True),))
+    assert held(small_part(), small_part(**wrong), promised).status == "different"
+    right = small_part()
+    assert apply_rewrite(find_rewrite("crop_resize_by_slices").configured(), right).fired
+    assert held(small_part(), right, promised).equal

@@ -377,3 +377,9 @@ def test_files_are_cloned_where_the_file_system_can(tmp_path, monkeypatch):
     (tmp_path / "one").write_bytes(b"data")
     files.copy_file(tmp_path / "one", tmp_path / "two")
     assert (tmp_path / "two").read_bytes() == b"data"
+
+
+def test_where_no_folder_can_be_made_the_target_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError) as error:
+        Staging(tmp_path / "gone" / "out")
+    assert error.value.filename == str(tmp_path / "gone" / "out")

@@ -140,6 +140,7 @@ def test_instances_do_not_share_options():
         ("a{axis=2 limit=-1},b", {"a": {"axis": "2", "limit": "-1"}, "b": {}}),
         ("a{x=1,y=2;z=3}", {"a": {"x": "1", "y": "2", "z": "3"}}),
         ("a{x=1},a{y=2}", {"a": {"x": "1", "y": "2"}}),
+        ("a-b,c-d{x=1}", {"a-b": {}, "c-d": {"x": "1"}}),  # no pass is called so: the look-up suggests one
     ],
 )
 def test_passes_are_read(text, expected):

@@ -14,8 +14,7 @@ from coremltools import proto
 from coremltools.converters.mil.mil import types
 
 import mil_ane_passes as ane
-from mil_ane_passes.transforms.sources import open_document
-from mil_ane_passes.transforms.split_at_graph import FunctionGraph
+from mil_ane_passes.transforms.split_at import FunctionGraph
 from tests.package.helpers import proto_ops
 
 from .helpers import host_takes
@@ -23,7 +22,7 @@ from .helpers import host_takes
 
 def values(path: Path, function: str = "main") -> list[str]:
     """All values a cut can be asked for at."""
-    return FunctionGraph(open_document(path).functions[function]).values()
+    return FunctionGraph(ane.load(path).program.functions[function]).values()
 
 
 def draws(path: Path, function: str | None = None, sizes: Mapping[str, Any] = {}, seed: int = 0) -> dict:

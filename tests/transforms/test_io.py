@@ -184,3 +184,16 @@ def test_exactness_is_said_of_each(tmp_path):
         report = ane.edit(source, dry_run=True, io="fp16")
         kinds[name] = [each.exact for each in report.done]
     assert kinds == {"bare": [True, True], "inside": [False, False]}
+
+
+def test_a_branch_that_returns_the_input_itself_returns_a_cast_of_it(tmp_path):
+    def body(x):
+        positive = mb.greater(x=mb.reduce_sum(x=x, axes=[0, 1], keep_dims=False), y=np.float32(0))
+        return mb.cond(pred=positive, _true_fn=lambda: x, _false_fn=lambda: mb.abs(x=x), name="out")
+
+    source = make(tmp_path / "in.mlpackage", made(body), ct.target.iOS17, pass_pipeline=ct.PassPipeline.EMPTY)
+    report = ane.edit(source, tmp_path / "out.mlpackage", io="fp16", verify=True)
+    assert report.verification.equal
+    host_takes(tmp_path / "out.mlpackage")
+    ane.rewrite(source, tmp_path / "rewritten.mlpackage", passes="fp16_io", verify=False)
+    assert Counter(ops_of(tmp_path / "out.mlpackage")) == Counter(ops_of(tmp_path / "rewritten.mlpackage"))

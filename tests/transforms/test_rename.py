@@ -9,8 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import mil_ane_passes as ane
+from mil_ane_passes.transforms.names import collect_names
 from mil_ane_passes.transforms.rename import Rename
-from mil_ane_passes.transforms.sources import open_document
+from mil_ane_passes.transforms.sources import open_draft
 from tests.package.helpers import main_block, make, spec_of, tree, write_spec
 from tests.transforms.helpers import (
     ONLY_MODEL,
@@ -20,6 +21,10 @@ from tests.transforms.helpers import (
     host_takes,
     same_outputs,
 )
+
+
+def names_in(path):
+    return collect_names(ane.load(path).program.functions["main"])
 
 
 def test_interface_and_inner_values_are_renamed_and_nothing_else(package, tmp_path):
@@ -37,10 +42,9 @@ def test_interface_and_inner_values_are_renamed_and_nothing_else(package, tmp_pa
 @pytest.mark.parametrize("kind", ["control_flow", "state", "classifier", "palettized16", "sparse18"])
 def test_every_name_in_a_program_can_be_another(package, tmp_path, kind):
     source, target = package(kind), tmp_path / "out.mlpackage"
-    function = open_document(source).functions["main"]
-    names = {name: f"{name}_2" for name in function.names()}
+    names = {name: f"{name}_2" for name in names_in(source)}
     ane.edit(source, target, rename=names)
-    assert open_document(target).functions["main"].names() == set(names.values())
+    assert names_in(target) == set(names.values())
     host_takes(target)
     same_outputs(source, target, names)
     ane.edit(target, tmp_path / "back.mlpackage", rename={new: old for old, new in names.items()})
@@ -96,16 +100,16 @@ def test_names_in_nested_blocks_that_hide_outer_ones_stay_apart(tmp_path):
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_permutations_give_each_value_the_other_names(package, data):
-    document = open_document(package("control_flow"))
-    function = document.functions["main"]
-    old = sorted(function.names())
+    draft = open_draft(package("control_flow"))
+    function = draft.program.functions["main"]
+    old = sorted(collect_names(function))
     new = data.draw(st.permutations(old))
     names = dict(zip(old, new))
-    Rename(names).apply(document)
-    assert function.names() == set(old)
-    assert [each.name for each in function.inputs] == [names["x"]]
-    Rename({new: old for old, new in names.items()}).apply(document)
-    assert document.emit() == document.raw
+    Rename(names).apply(draft)
+    assert collect_names(function) == set(old)
+    assert list(function.inputs) == [names["x"]]
+    Rename({new: old for old, new in names.items()}).apply(draft)
+    assert draft.emit() == (draft.package.raw, None)
 
 
 def test_two_values_swap_their_names(package, tmp_path):

@@ -9,13 +9,13 @@ from itertools import combinations_with_replacement, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
-from coremltools.converters.mil.mil import Operation, Var, types
+from coremltools.converters.mil.mil import Operation, Var
 
 from ...ane.limits import find_limit
-from ...ir.block_editor import get_first_op
 from ...ir.builder import RewriteBuilder
 from ...ir.query import get_const_value, is_symbolic
 from ...passes.targets import Generation
+from ..constants._generated_constants import build_shared_const
 
 _MAX_CONVS = 5
 "Most convs of one running sum; five of 13 ones cover more elements than any axis may have."
@@ -244,21 +244,10 @@ def _build_window_conv(mb: RewriteBuilder, x: Var, size: int, axis: int, pad: tu
     channels = 1 if is_symbolic(x.shape[1]) else int(x.shape[1])
     kernel = (size, 1) if axis == _HEIGHT_AXIS else (1, size)
     pads = [*pad, 0, 0] if axis == _HEIGHT_AXIS else [0, 0, *pad]
-    weight = build_shared_const(mb, x, ("ones", channels, *kernel), lambda: np.ones((channels, 1, *kernel)))
+    weight = build_shared_const(
+        mb, ("ones", channels, *kernel), lambda: np.ones((channels, 1, *kernel), np.float16))
     result: Var = mb.conv(x=x, weight=weight, groups=channels, pad_type="custom", pad=pads)
     return result
-
-
-def build_shared_const(mb: RewriteBuilder, like: Var, key: tuple[Any, ...], make: Callable[[], Any]) -> Var:
-    """Return a const in the dtype of `like`, shared by all running sums of the block that need the same one."""
-    dtype = types.nptype_from_builtin(like.dtype)
-
-    def build() -> Any:
-        with mb.at(get_first_op(mb.block), "_".join(map(str, key))):
-            return mb.const(val=np.ascontiguousarray(make().astype(dtype)))
-
-    const: Var = mb.once((key, dtype), build)
-    return const
 
 
 def slice_axis(mb: RewriteBuilder, x: Var, axis: int, begin: int, end: int) -> Var:

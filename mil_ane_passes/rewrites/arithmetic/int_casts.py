@@ -30,7 +30,10 @@ _DATA_MOVEMENT_OPS = frozenset({
     "slice_by_index", "slice_by_size", "split", "squeeze", "stack", "tile", "transpose",
 })
 "Ops whose results are elements of their inputs."
+_END_DTYPES = (types.fp16, types.fp32, types.bool)
+"Dtypes of the casts that end a chain."
 _IntegerRange = tuple[int, int]
+"""The least and the largest integer that a value may hold."""
 
 
 class IntCasts(BlockRewrite):
@@ -166,21 +169,21 @@ def _compute_range(op: Operation, ranges: Mapping[Var, _IntegerRange]) -> _Integ
 
     For ops that end a chain it is the range of the operand that reaches furthest.
     """
-    kind = op.op_type
+    op_type = op.op_type
     if _is_cast_from_bool(op):
         return 0, 1
-    if is_opaque(op) or (kind == "gather" and not is_const(op.indices)):
-        return f"a {kind} in it"
+    if is_opaque(op) or (op_type == "gather" and not is_const(op.indices)):
+        return f"a {op_type} in it"
     operands = [var for name in _DATA_INPUTS for var in _list_vars(op.inputs.get(name))]
     unbounded = next((var for var in operands if _is_computed_int32(var) and var not in ranges), None)
     if unbounded is not None:
         return f"'{unbounded.name}' may be any integer"
     bounds = [ranges[var] if var in ranges else _read_const_range(var) for var in operands]
-    if kind in _COMPARISON_OPS or (kind == "cast" and op.outputs[0].dtype in (types.fp16, types.fp32, types.bool)):
+    if op_type in _COMPARISON_OPS or (op_type == "cast" and op.outputs[0].dtype in _END_DTYPES):
         return max(bounds, key=_find_magnitude)
-    if kind in _DATA_MOVEMENT_OPS:
+    if op_type in _DATA_MOVEMENT_OPS:
         return min(low for low, _ in bounds), max(high for _, high in bounds)
-    return _RANGE_ARITHMETIC[kind](op, bounds) if kind in _RANGE_ARITHMETIC else f"a {kind} in it"
+    return _RANGE_ARITHMETIC[op_type](op, bounds) if op_type in _RANGE_ARITHMETIC else f"a {op_type} in it"
 
 
 def _find_magnitude(bounds: _IntegerRange) -> int:

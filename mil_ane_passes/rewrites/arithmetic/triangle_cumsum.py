@@ -15,9 +15,9 @@ from ...passes.contract import FP32_UNSUPPORTED_REASON, Community, Exactness, Ex
 from ...passes.evidence import cite_m4_study
 from ...passes.examples import make_example, make_op_example
 from ...rules.unsupported_ops import Cumsum
+from ..constants._generated_constants import build_shared_const
 from ._cumulative_sums import (
     build_running_sums,
-    build_shared_const,
     find_conv_limits,
     plan_windows,
     read_cumsum_settings,
@@ -175,10 +175,10 @@ def _build_triangle_matmul(mb: RewriteBuilder, op: Operation) -> Any:
     diagonal = int(exclusive)
 
     def make() -> Any:
-        square = np.ones((count, count))
+        square = np.ones((count, count), np.float16)
         return np.triu(square, diagonal) if upper else np.tril(square, -diagonal)
 
-    triangle = build_shared_const(mb, x, ("triangle", count, upper, diagonal), make)
+    triangle = build_shared_const(mb, ("triangle", count, upper, diagonal), make)
     if x.rank == 1:
         return mb.squeeze(x=mb.matmul(x=mb.expand_dims(x=x, axes=[0]), y=triangle), axes=[0])
     if last:

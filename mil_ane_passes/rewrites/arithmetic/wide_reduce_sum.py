@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from coremltools.converters.mil.mil import Operation, Var, types
 
-from ...ir.block_editor import get_first_op
 from ...ir.builder import RewriteBuilder
 from ...ir.query import get_const_value, is_symbolic
 from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_m4_study
 from ...passes.examples import make_op_example
+from ..constants._generated_constants import build_shared_const
 
 _ACCUMULATOR_LIMIT = 2.0**15
 "Limit that the partial sums of a matrix product must stay below."
@@ -157,19 +157,9 @@ def _sum_by_matmul(mb: RewriteBuilder, x: Var, axes: list[int], factor: float) -
     if len(axes) > 1 or not kept:
         outer = [-1 if is_symbolic(x.shape[axis]) else int(x.shape[axis]) for axis in kept]
         rows = mb.reshape(x=rows, shape=[*(outer or [1]), count])
-    total: Var = mb.matmul(x=rows, y=_build_column(mb, count, factor))
+    ones = build_shared_const(mb, ("ones", count, factor), lambda: np.full((count, 1), factor, np.float16))
+    total: Var = mb.matmul(x=rows, y=ones)
     return total
-
-
-def _build_column(mb: RewriteBuilder, count: int, factor: float) -> Var:
-    """Return a constant column, shared by all sums of this length in the block."""
-
-    def make() -> Any:
-        with mb.at(get_first_op(mb.block), f"ones_{count}"):
-            return mb.const(val=np.full((count, 1), factor, np.float16))
-
-    column: Var = mb.once(("column", count, factor), make)
-    return column
 
 
 def _restore_reduced_shape(mb: RewriteBuilder, total: Var, op: Operation, axes: list[int]) -> Any:

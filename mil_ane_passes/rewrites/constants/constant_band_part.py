@@ -90,8 +90,8 @@ class ConstantBandPart(Rewrite):
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         x = hit.op.x
         if hit.band is None:
-            whole: Var = mb.identity(x=x)
-            return whole
+            unchanged: Var = mb.identity(x=x)
+            return unchanged
         if hit.flexible:
             return self._select_by_comparison(mb, x, *hit.band[2:])
         if is_const(x):

@@ -84,7 +84,7 @@ class ConstantFill(BlockRewrite):
         extents = _read_extents(op)
         number: Any = np.asarray(op.value.val).astype(types.nptype_from_builtin(output.dtype))[()]
         if _can_all_readers_broadcast(op, extents):
-            return Hit(op, note="one element, which its readers broadcast", one=True, extents=extents, number=number)
+            return Hit(op, note="one element, which its readers broadcast", scalar=True, extents=extents, number=number)
         nbytes = math.prod(extent for extent in extents if isinstance(extent, int)) * number.itemsize
         if nbytes > self.max_bytes:
             return Miss(op, describe_size_excess(nbytes, self.max_bytes))
@@ -94,7 +94,7 @@ class ConstantFill(BlockRewrite):
             if reason:
                 return Miss(op, reason)
             note = "zeros of a size known at run time, and the number"
-        return Hit(op, note=note, one=False, extents=extents, number=number)
+        return Hit(op, note=note, scalar=False, extents=extents, number=number)
 
     def _find_dynamic_fill_obstacle(self, op: Operation, extents: list[ShapeSource], before_m4: bool) -> str:
         """Return why a fill of dynamic size is not rewritten, or ""."""
@@ -107,7 +107,7 @@ class ConstantFill(BlockRewrite):
         return ""
 
     def rewrite_block(self, hit: Hit, mb: RewriteBuilder) -> dict[Var, Var]:
-        if hit.one:
+        if hit.scalar:
             return _rebuild_readers_with_scalar(mb, hit.op, hit.number)
         output = hit.op.outputs[0]
         if not all(isinstance(extent, int) for extent in hit.extents):

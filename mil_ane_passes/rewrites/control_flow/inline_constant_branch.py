@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
-from coremltools.converters.mil.mil import Block, Builder, Operation, Program, Var
+from coremltools.converters.mil.mil import Block, Builder, Operation, Var
 
 from ...ir.builder import RewriteBuilder
 from ...passes.contract import Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_private_route
-from ...passes.examples import build_program, make_example, make_weight
+from ...passes.examples import make_example, make_weight
 from ...rules.control_flow import ControlFlow
 from ._block_inlining import can_replace_value, make_replacement_outputs
 
@@ -48,51 +48,35 @@ class InlineConstantBranch(Rewrite):
     )
 
     def match(self, op: Operation) -> Hit | Miss:
-        known = op.pred.val
-        if known is None:
+        pred = op.pred.val
+        if pred is None:
             return Miss(op, f"the branch depends on '{op.pred.name}', which is known only at run time")
-        taken = op.blocks[0 if known else 1]
-        for made, old in zip(taken.outputs, op.outputs):
-            if not can_replace_value(made, old):
+        branch = op.blocks[0 if pred else 1]
+        for new, old in zip(branch.outputs, op.outputs):
+            if not can_replace_value(new, old):
                 return Miss(op, f"'{old.name}' is declared with other sizes than the branch that is taken gives it")
-        return Hit(op, note=f"the predicate is always {'true' if known else 'false'}", taken=taken)
+        return Hit(op, note=f"the predicate is always {'true' if pred else 'false'}", branch=branch)
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> list[Var]:
-        taken: Block = hit.taken
-        for op in list(taken.operations):
+        branch: Block = hit.branch
+        for op in list(branch.operations):
             mb.moved(op)
-        return make_replacement_outputs(mb, hit.op, taken.outputs)
+        return make_replacement_outputs(mb, hit.op, branch.outputs)
 
     def examples(self) -> Iterable[Example]:
-        yield Example("always", lambda: _build_constant_cond(np.bool_(True)))
-        yield Example("never", lambda: _build_constant_cond(np.bool_(False)))
-        yield make_example(
-            "from a shape",
-            lambda x: _build_cond(x, Builder.greater(x=Builder.reduce_prod(x=Builder.shape(x=x)), y=np.int32(5))),
-            x=(2, 3),
-        )
-        yield Example("weights and several outputs", _build_several_outputs)
-        yield make_example(
-            "passed through",
-            lambda x: Builder.cond(
-                pred=Builder.const(val=np.bool_(True)),
-                _true_fn=lambda: (x, x),
-                _false_fn=lambda: (Builder.relu(x=x), Builder.exp(x=x)),
-            ),
-            x=(2, 3),
-        )
-        yield Example("inside another", _build_nested_cond)
-        yield make_example(
-            "decided by values",
-            lambda x: _build_cond(x, Builder.greater(x=Builder.reduce_sum(x=x), y=np.float16(0), name="positive")),
-            reason="the branch depends on 'positive', which is known only at run time",
-            x=(2, 3),
-        )
+        yield make_example("always", lambda x: _build_cond(x, Builder.const(val=np.bool_(True))), x=(2, 3))
+        yield make_example("never", lambda x: _build_cond(x, Builder.const(val=np.bool_(False))), x=(2, 3))
+        yield make_example("from a shape", lambda x: _build_cond(
+            x, Builder.greater(x=Builder.reduce_prod(x=Builder.shape(x=x)), y=np.int32(5))), x=(2, 3))
+        yield make_example("weights and several outputs", _build_several_outputs, x=(2, 8))
+        yield make_example("passed through", lambda x: Builder.cond(
+            pred=Builder.const(val=np.bool_(True)), _true_fn=lambda: (x, x),
+            _false_fn=lambda: (Builder.relu(x=x), Builder.exp(x=x))), x=(2, 3))
+        yield make_example("inside another", _build_nested_cond, x=(2, 3))
+        yield make_example("decided by values", lambda x: _build_cond(
+            x, Builder.greater(x=Builder.reduce_sum(x=x), y=np.float16(0), name="positive")),
+            reason="the branch depends on 'positive', which is known only at run time", x=(2, 3))
         yield make_example("plain", lambda x: Builder.relu(x=x, name="y"), reason="", x=(2, 3))
-
-
-def _build_constant_cond(known: np.bool_) -> Program:
-    return build_program(lambda x: _build_cond(x, Builder.const(val=known)), x=(2, 3))
 
 
 def _build_cond(x: Var, pred: Var) -> Var:
@@ -101,24 +85,22 @@ def _build_cond(x: Var, pred: Var) -> Var:
     return result
 
 
-def _build_several_outputs() -> Program:
-    def body(x: Var) -> list[Var]:
-        def taken() -> tuple[Var, ...]:
-            first = Builder.linear(x=x, weight=make_weight(4, 8))
-            return Builder.tanh(x=first), first, first
-
-        made = Builder.cond(pred=Builder.const(val=np.bool_(True)), _true_fn=taken,
-                            _false_fn=lambda: tuple(Builder.linear(x=x, weight=make_weight(4, 8)) for _ in range(3)))
-        return [*made, Builder.relu(x=made[2])]
-
-    return build_program(body, x=(2, 8))
-
-
-def _build_nested_cond() -> Program:
-    def body(x: Var) -> Var:
-        known = Builder.const(val=np.bool_(False))
-        result: Var = Builder.cond(pred=known, _true_fn=lambda: Builder.exp(x=x),
-                                   _false_fn=lambda: Builder.abs(x=_build_cond(x, known)), name="z")
+def _build_several_outputs(x: Var) -> list[Var]:
+    def linear() -> Var:
+        result: Var = Builder.linear(x=x, weight=make_weight(4, 8))
         return result
 
-    return build_program(body, x=(2, 3))
+    def branch() -> tuple[Var, ...]:
+        first = linear()
+        return Builder.tanh(x=first), first, first
+
+    outputs = Builder.cond(pred=Builder.const(val=np.bool_(True)), _true_fn=branch,
+                           _false_fn=lambda: (linear(), linear(), linear()))
+    return [*outputs, Builder.relu(x=outputs[2])]
+
+
+def _build_nested_cond(x: Var) -> Var:
+    known = Builder.const(val=np.bool_(False))
+    result: Var = Builder.cond(pred=known, _true_fn=lambda: Builder.exp(x=x),
+                               _false_fn=lambda: Builder.abs(x=_build_cond(x, known)), name="z")
+    return result

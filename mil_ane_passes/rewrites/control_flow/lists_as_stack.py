@@ -9,14 +9,14 @@ from itertools import groupby
 from typing import Any
 
 import numpy as np
-from coremltools.converters.mil.mil import Block, Builder, ListVar, Operation, Program, Var, types
+from coremltools.converters.mil.mil import Block, Builder, ListVar, Operation, Var, types
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
 from ...ir.builder import RewriteBuilder
 from ...ir.query import get_const_value, get_consumers, is_const
 from ...passes.contract import BlockRewrite, Exactness, Example, Hit, Miss
 from ...passes.evidence import cite_m4_study, cite_private_route
-from ...passes.examples import build_program, make_example
+from ...passes.examples import make_example
 from ...rules.control_flow import ControlFlow
 from ...utils.text_format import format_count
 from ..constants._compile_time_constants import get_constant_value
@@ -84,47 +84,42 @@ class ListsAsStack(BlockRewrite):
         if not any(op.op_type in _WRITE_OPS for op in block.operations):
             return
         reads = _RowReads(block, self.max_parts)
-        found = reads.replaced()
+        found = reads.find_replaced_values()
         yield from reads.misses
         if found:
             adds = any(op.op_type == "scatter" for op in reads.write_ops)
-            count = len(reads.write_ops)
-            yield Hit(reads.write_ops[0], note=f"{format_count(count, 'op')} that write rows", covers=reads.write_ops,
-                      exactness=None if adds else Exactness.BITWISE, found=found, needed=reads.needed(found))
+            yield Hit(reads.write_ops[0], note=f"{format_count(len(reads.write_ops), 'op')} that write rows",
+                      covers=reads.write_ops, exactness=None if adds else Exactness.BITWISE, found=found,
+                      needed=reads.find_needed_values(found))
 
     def rewrite_block(self, hit: Hit, mb: RewriteBuilder) -> dict[Var, Var]:
-        made, taken = dict[Var, Var](), set[Var]()
-        values = _RowValueBuilder(mb, _collect_single_rows(hit.found[var] for var in hit.found), made)
+        replaced, used = dict[Var, Var](), set[Var]()
+        values = _RowValueBuilder(mb, _collect_single_rows(hit.found.values()), replaced)
         for op in list(mb.block.operations):
             old = op.outputs[0] if op.outputs else None
-            if old is not None and old in hit.needed:
-                rows = hit.found[old]
-                with mb.at(op):
-                    new = (
-                        values.bare(rows.rows[0], rows.axis)
-                        if _is_axis_dropped(op)
-                        else values.join_rows(rows.rows, rows.axis)
-                    )
-                    made[old] = mb.identity(x=new) if old.consuming_blocks and new in taken else new
-                    taken.add(new)
-        return made
+            if old is None or old not in hit.needed:
+                continue
+            rows = hit.found[old]
+            with mb.at(op):
+                if _is_axis_dropped(op):
+                    new = values.build_bare_row(rows.rows[0], rows.axis)
+                else:
+                    new = values.join_rows(rows.rows, rows.axis)
+                # Two outputs of a block are two values.
+                replaced[old] = mb.identity(x=new) if old.consuming_blocks and new in used else new
+                used.add(new)
+        return replaced
 
     def examples(self) -> Iterable[Example]:
-        yield Example("written and read back", _build_row_writes)
-        yield Example("a list", _build_list_writes)
-        yield Example("scattered and gathered list", _build_list_scatter)
-        yield Example("turned", lambda: _build_row_writes(lambda x: Builder.reverse(x=x, axes=[0])))
-        yield Example(
-            "by a computed place", _build_computed_scatter, reason="its indices are known only at run time"
-        )
-        yield make_example(
-            "adds to values",
-            lambda x: Builder.scatter(
-                data=x, indices=np.array([1], np.int32), updates=np.ones((1, 3), np.float16), axis=0, name="y"
-            ),
-            reason="it adds to what may not be zero",
-            x=(2, 3),
-        )
+        yield make_example("written and read back", _build_row_writes, x=(2, 8))
+        yield make_example("a list", _build_list_writes, x=(2, 3))
+        yield make_example("scattered and gathered list", _build_list_scatter, x=(2, 3))
+        yield make_example("turned", lambda x: _build_row_writes(Builder.reverse(x=x, axes=[0])), x=(2, 8))
+        yield make_example("by a computed place", _build_computed_scatter, x=(2, 3),
+                           reason="its indices are known only at run time")
+        yield make_example("adds to values", lambda x: Builder.scatter(
+            data=x, indices=np.array([1], np.int32), updates=np.ones((1, 3), np.float16), axis=0, name="y"),
+            reason="it adds to what may not be zero", x=(2, 3))
         yield make_example("plain", lambda x: Builder.relu(x=x, name="y"), reason="", x=(2, 3))
 
 
@@ -157,27 +152,24 @@ class _RowReads:
     def _find_rows(self, op: Operation) -> _Rows | None:
         if op.op_type == "squeeze":
             rows = self._rows_by_read.get(op.x)
-            same = (
-                rows is not None
-                and len(rows.rows) == 1
-                and get_const_value(op.axes) in ([rows.axis], [rows.axis - op.x.rank])
-            )
-            return rows if same and not _is_axis_dropped(op.x.op) else None
+            if rows is None or len(rows.rows) != 1 or _is_axis_dropped(op.x.op):
+                return None
+            return rows if get_const_value(op.axes) in ([rows.axis], [rows.axis - op.x.rank]) else None
         if op.op_type not in ("slice_by_index", "reverse"):
             return self._table.read(op)
         for axis in range(op.x.rank if op.x.rank == op.outputs[0].rank else 0):
             if op.op_type == "reverse" or op.x.shape[axis] != op.outputs[0].shape[axis]:
-                rows = self._table.of(op.outputs[0], axis)
+                rows = self._table.find_rows(op.outputs[0], axis)
                 if rows is not None and rows.written:
                     return rows
         return None
 
-    def replaced(self) -> dict[Var, _Rows]:
+    def find_replaced_values(self) -> dict[Var, _Rows]:
         """Return the values that are replaced, with their rows; nothing where a list is read at unknown indices."""
         found = {var: rows for var, rows in self._rows_by_read.items() if rows.written}
         for op in self._find_fully_read_writers(found):
             var = op.outputs[0]
-            rows = None if isinstance(var, ListVar) else self._table.of(var, int(op.axis.val) % var.rank)
+            rows = None if isinstance(var, ListVar) else self._table.find_rows(var, int(op.axis.val) % var.rank)
             if rows is None:
                 self.misses.append(Miss(op, "it is read at places that are not known, or were not written to"))
                 return {}
@@ -188,33 +180,40 @@ class _RowReads:
 
     def _find_fully_read_writers(self, found: Mapping[Var, _Rows]) -> list[Operation]:
         """Return the writers whose output has a reader of the entire value rather than of rows."""
-        done, whole = set(self.write_ops), dict[Var, bool]()
+        writers, fully_read = set(self.write_ops), dict[Var, bool]()
+
+        def reads_all(reader: Operation) -> bool:
+            if reader in writers or any(out in found for out in reader.outputs):
+                return False
+            return reader.op_type not in _ROW_PRESERVING_OPS or fully_read.get(reader.outputs[0], True)
+
         for op in reversed(self._ops):
             for var in op.outputs:
-                whole[var] = bool(var.consuming_blocks) or any(
-                    reader not in done and not any(out in found for out in reader.outputs)
-                    and (reader.op_type not in _ROW_PRESERVING_OPS or whole.get(reader.outputs[0], True))
-                    for reader in get_consumers(var))
-        return [op for op in self.write_ops if whole[op.outputs[0]]]
+                fully_read[var] = bool(var.consuming_blocks) or any(map(reads_all, get_consumers(var)))
+        return [op for op in self.write_ops if fully_read[op.outputs[0]]]
 
     def _find_unwritten_reads(self, found: Mapping[Var, _Rows]) -> dict[Var, _Rows]:
         """Find reads of unwritten rows: of tensors that are read row by row, and of rows that come from elsewhere."""
-        often = _count_single_reads(_collect_single_rows(self._rows_by_read.values()))
-        beside = dict[Var, _Rows]()
+        counts = _count_single_reads(_collect_single_rows(self._rows_by_read.values()))
+        unwritten = dict[Var, _Rows]()
         for var, rows in self._rows_by_read.items():
             if var in found or len(rows.rows) != 1 or rows.rows[0] is None:
                 continue
             source = rows.rows[0].source
-            came = var.op.op_type == "gather" and source is not var.op.x
-            if var.op.x in beside or came or (often.get((source, rows.axis), 0) > 1 and not is_const(source)):
-                beside[var] = rows
-        return beside
+            is_from_elsewhere = var.op.op_type == "gather" and source is not var.op.x
+            is_split = counts.get((source, rows.axis), 0) > 1 and not is_const(source)
+            if var.op.x in unwritten or is_from_elsewhere or is_split:
+                unwritten[var] = rows
+        return unwritten
 
-    def needed(self, found: Mapping[Var, _Rows]) -> set[Var]:
+    def find_needed_values(self, found: Mapping[Var, _Rows]) -> set[Var]:
         """Return the values of `found` with a reader that is not replaced itself."""
-        done = set(self.write_ops)
-        needed = {var for var in found if var.consuming_blocks or any(
-            reader not in done and not any(out in found for out in reader.outputs) for reader in get_consumers(var))}
+        writers = set(self.write_ops)
+
+        def is_kept(reader: Operation) -> bool:
+            return reader not in writers and not any(out in found for out in reader.outputs)
+
+        needed = {var for var in found if var.consuming_blocks or any(map(is_kept, get_consumers(var)))}
         pending = list(needed)
         while pending:
             for row in found[pending.pop()].rows:
@@ -234,13 +233,13 @@ class _RowTable:
         self.bare: dict[Var, _Row] = {}
         "Values read without the axis, as rows."
 
-    def of(self, var: Var, axis: int) -> _Rows | None:
+    def find_rows(self, var: Var, axis: int) -> _Rows | None:
         """Return the rows of `var` along `axis`; None where their number is unknown or too large."""
         if isinstance(var, ListVar):
             return self._list_rows.get(var)
         key = (var, axis)
         if key not in self._found:
-            self._found[key] = self._derive_rows(var, axis) or self._plain(var, axis)
+            self._found[key] = self._derive_rows(var, axis) or self._enumerate_rows(var, axis)
         return self._found[key]
 
     def write(self, op: Operation) -> str | None:
@@ -253,47 +252,45 @@ class _RowTable:
                 return f"a list of {'unknown length' if length is None else f'{length} elements'}"
             self._list_rows[op.outputs[0]] = _Rows(0, (None,) * length)
             return None
-        rows, places = self._list_rows.get(op.ls), self.places(op.index if op.op_type == "list_write" else op.indices)
-        if rows is None or places is None:
-            return "the list is not known" if places is not None else "its index is known only at run time"
+        is_single = op.op_type == "list_write"
+        rows, places = self._list_rows.get(op.ls), self._read_places(op.index if is_single else op.indices)
+        if places is None:
+            return "its index is known only at run time"
+        if rows is None:
+            return "the list is not known"
         if max(places, default=0) >= self._most or min(places, default=0) < 0:
             return f"an index beyond {self._most} rows (max_parts)"
-        made = (
-            (self._find_bare_row(op.value),)
-            if op.op_type == "list_write"
-            else self._read_update_rows(op.value, 0, len(places))
-        )
-        if made is None:
+        new = (self._find_bare_row(op.value),) if is_single else self._read_update_rows(op.value, 0, len(places))
+        if new is None:
             return "the number of values is not known"
-        self._list_rows[op.outputs[0]] = self._put(rows, places, made)
+        self._list_rows[op.outputs[0]] = self._replace_rows(rows, places, new)
         return None
 
     def read(self, op: Operation) -> _Rows | None:
         """Return the rows that `op` reads at constant indices; None where it does something else."""
         if op.op_type in ("list_read", "list_gather"):
-            source = self._list_rows.get(op.ls)
-            places = self.places(op.index if op.op_type == "list_read" else op.indices)
-            return _select_rows(source, places)
-        if op.op_type == "gather":
-            axis, places = get_const_value(op.axis), self.places(op.indices)
-            if axis is None or not op.x.rank or op.indices.rank > 1 or get_const_value(op.inputs.get("batch_dims"), 0):
-                return None
-            source = self.of(op.x, int(axis) % op.x.rank)
-            if source is None or places is None:
-                return None
-            return _select_rows(source, [place + len(source.rows) if place < 0 else place for place in places])
-        return None
+            places = self._read_places(op.index if op.op_type == "list_read" else op.indices)
+            return _select_rows(self._list_rows.get(op.ls), places)
+        if op.op_type != "gather":
+            return None
+        axis, places = get_const_value(op.axis), self._read_places(op.indices)
+        if axis is None or not op.x.rank or op.indices.rank > 1 or get_const_value(op.inputs.get("batch_dims"), 0):
+            return None
+        source = self.find_rows(op.x, int(axis) % op.x.rank)
+        if source is None or places is None:
+            return None
+        return _select_rows(source, [place + len(source.rows) if place < 0 else place for place in places])
 
-    def places(self, var: Var) -> list[int] | None:
+    def _read_places(self, var: Var) -> list[int] | None:
         """Return the constant indices in `var`, or None."""
-        held = get_constant_value(var) if types.is_int(var.dtype) else None
-        return None if held is None else [int(place) for place in np.ravel(held)]
+        value = get_constant_value(var) if types.is_int(var.dtype) else None
+        return None if value is None else [int(place) for place in np.ravel(value)]
 
     def _find_bare_row(self, var: Var) -> _Row:
         return self.bare.get(var, _Row(var, bare=True))
 
     def _write_scatter(self, op: Operation) -> str | None:
-        axis, places, mode = get_const_value(op.axis), self.places(op.indices), get_const_value(op.mode)
+        axis, places, mode = get_const_value(op.axis), self._read_places(op.indices), get_const_value(op.mode)
         if places is None or axis is None:
             return "its indices are known only at run time"
         if mode not in ("add", "update") or op.indices.rank != 1:
@@ -301,38 +298,36 @@ class _RowTable:
         if op.data.rank == 1 and len(places) > 1:  # an assignment to a slice, flattened: a mask is cheaper
             return "single elements of a flat tensor"
         axis = int(axis) % op.data.rank
-        rows, made = self.of(op.data, axis), self._read_update_rows(op.updates, axis, len(places))
-        if rows is None or made is None:
+        rows, new = self.find_rows(op.data, axis), self._read_update_rows(op.updates, axis, len(places))
+        if rows is None or new is None:
             return f"a number of rows that is not known, or more than {self._most} (max_parts)"
         if len(set(places)) < len(places) or not all(0 <= place < len(rows.rows) for place in places):
             return "it writes twice to one place, or to none"
         if mode == "add" and not all(_is_zero(rows.rows[place], axis) for place in places):
             return "it adds to what may not be zero"
-        self._found[op.outputs[0], axis] = self._put(rows, places, made)
+        self._found[op.outputs[0], axis] = self._replace_rows(rows, places, new)
         return None
 
-    def _put(self, rows: _Rows, places: Sequence[int], made: Sequence[_Row]) -> _Rows:
-        now = list(rows.rows) + [None] * (max(places, default=-1) + 1 - len(rows.rows))
-        for place, row in zip(places, made):
-            now[place] = row
-        return _Rows(rows.axis, tuple(now), True)
+    def _replace_rows(self, rows: _Rows, places: Sequence[int], new: Sequence[_Row]) -> _Rows:
+        """Return `rows` with `new` at `places`; a list grows where a place is beyond its end."""
+        result = list(rows.rows) + [None] * (max(places, default=-1) + 1 - len(rows.rows))
+        for place, row in zip(places, new):
+            result[place] = row
+        return _Rows(rows.axis, tuple(result), True)
 
     def _read_update_rows(self, var: Var, axis: int, count: int) -> tuple[_Row, ...] | None:
-        rows = self.of(var, axis)
+        rows = self.find_rows(var, axis)
         if rows is None or len(rows.rows) != count or any(row is None for row in rows.rows):
             return None
         return tuple(row for row in rows.rows if row is not None)
 
-    def _plain(self, var: Var, axis: int) -> _Rows | None:
-        extent = var.shape[axis]
+    def _enumerate_rows(self, var: Var, axis: int) -> _Rows | None:
+        """Return the rows of `var` itself; of an expand_dims, its input without the axis."""
+        extent, op = var.shape[axis], var.op
         if is_symbolic(extent) or not 0 < int(extent) <= self._most:
             return None
-        if (
-            var.op is not None
-            and var.op.op_type == "expand_dims"
-            and get_const_value(var.op.axes) in ([axis], [axis - var.rank])
-        ):
-            return _Rows(axis, (self._find_bare_row(var.op.x),))
+        if op is not None and op.op_type == "expand_dims" and get_const_value(op.axes) in ([axis], [axis - var.rank]):
+            return _Rows(axis, (self._find_bare_row(op.x),))
         count = int(extent)
         return _Rows(axis, (_Row(var),) if count == 1 else tuple(_Row(var, place) for place in range(count)))
 
@@ -342,15 +337,12 @@ class _RowTable:
         if op is None or op.op_type not in _ROW_PRESERVING_OPS | {"gather"}:
             return None
         if op.op_type == "gather":
-            same = (
-                get_const_value(op.axis) is not None
-                and op.indices.rank == 1
-                and int(get_const_value(op.axis)) % op.x.rank == axis
-            )
+            gathered = get_const_value(op.axis)
+            same = gathered is not None and op.indices.rank == 1 and int(gathered) % op.x.rank == axis
             return self.read(op) if same else None
         if op.op_type == "concat":
             return self._concat_rows(op, axis)
-        before = self.of(op.x, axis)
+        before = self.find_rows(op.x, axis)
         if before is None or op.op_type == "identity":
             return before
         if op.op_type == "cast":
@@ -359,17 +351,13 @@ class _RowTable:
             axes = get_const_value(op.axes)
             same = axes is not None and [each % var.rank for each in axes] == [axis]
             return replace(before, rows=before.rows[::-1]) if same else None
-        places = _read_slice_indices(op, axis)
-        return _select_rows(before, places)
+        return _select_rows(before, _read_slice_indices(op, axis))
 
     def _concat_rows(self, op: Operation, axis: int) -> _Rows | None:
-        if (
-            get_const_value(op.axis) is None
-            or int(get_const_value(op.axis)) % op.outputs[0].rank != axis
-            or get_const_value(op.interleave, False)
-        ):
+        joined = get_const_value(op.axis)
+        if joined is None or int(joined) % op.outputs[0].rank != axis or get_const_value(op.interleave, False):
             return None
-        parts = [self.of(var, axis) for var in op.values]
+        parts = [self.find_rows(var, axis) for var in op.values]
         found = [part for part in parts if part is not None]
         rows = tuple(row for part in found for row in part.rows)
         if len(found) < len(parts) or len(rows) > self._most:
@@ -400,8 +388,8 @@ class _Row:
 def _select_rows(rows: _Rows | None, places: Sequence[int] | None) -> _Rows | None:
     if rows is None or places is None or not all(0 <= place < len(rows.rows) for place in places):
         return None
-    taken = tuple(rows.rows[place] for place in places)
-    return None if any(row is None for row in taken) or not taken else _Rows(rows.axis, taken, rows.written)
+    selected = tuple(rows.rows[place] for place in places)
+    return _Rows(rows.axis, selected, rows.written) if selected and None not in selected else None
 
 
 def _is_zero(row: _Row | None, axis: int) -> bool:
@@ -412,8 +400,8 @@ def _is_zero(row: _Row | None, axis: int) -> bool:
         return bool(get_const_value(row.source.op.inputs.get("value"), 0) == 0)
     if not is_const(row.source):
         return False
-    held: Any = np.asarray(row.source.val)
-    return not np.any(held if row.place is None else held.take(row.place, axis))
+    value: Any = np.asarray(row.source.val)
+    return not np.any(value if row.place is None else value.take(row.place, axis))
 
 
 def _cast_rows(rows: _Rows, op: Operation) -> _Rows | None:
@@ -425,10 +413,10 @@ def _cast_rows(rows: _Rows, op: Operation) -> _Rows | None:
 
 def _cast_row(row: _Row, to: str) -> _Row:
     """Cast `row`; an fp16 row that is cast back to fp16 is the row itself."""
-    held = _FLOAT_NAMES.get(row.source.dtype, "")
-    if row.casts == ("fp32",) and to == "fp16" and held == "fp16":
+    own = _FLOAT_NAMES.get(row.source.dtype, "")
+    if row.casts == ("fp32",) and to == "fp16" and own == "fp16":
         return replace(row, casts=())
-    if (row.casts[-1] if row.casts else held) == to:
+    if (row.casts[-1] if row.casts else own) == to:
         return row
     return replace(row, casts=(*row.casts, to))
 
@@ -439,21 +427,23 @@ def _read_slice_indices(op: Operation, axis: int) -> list[int] | None:
     begin, end = get_const_value(op.begin), get_const_value(op.end)
     if begin is None or end is None or is_symbolic(size) or any(get_const_value(op.squeeze_mask) or ()):
         return None
-    free, ends = (get_const_value(given) or [False] * rank for given in (op.begin_mask, op.end_mask))
+    from_front, to_end = (get_const_value(mask) or [False] * rank for mask in (op.begin_mask, op.end_mask))
     stride = get_const_value(op.stride) or [1] * rank
     for each in range(rank):
-        whole = stride[each] == 1 and (free[each] or begin[each] == 0) and (ends[each] or end[each] == op.x.shape[each])
-        if each != axis and not whole:
+        has_all_in_front = from_front[each] or begin[each] == 0
+        has_all_behind = to_end[each] or end[each] == op.x.shape[each]
+        if each != axis and not (stride[each] == 1 and has_all_in_front and has_all_behind):
             return None
-    first, last = (None if masked[axis] else given[axis] + int(size) * (given[axis] < 0)
-                   for given, masked in ((begin, free), (end, ends)))
+    first, last = (None if masked[axis] else indices[axis] + int(size) * (indices[axis] < 0)
+                   for indices, masked in ((begin, from_front), (end, to_end)))
     return list(range(int(size))[first:last:stride[axis]])
 
 
 def _is_axis_dropped(op: Operation | None) -> bool:
     """Return whether a read returns one row without the axis."""
-    return op is not None and (op.op_type in ("list_read", "squeeze") or (op.op_type == "gather" and
-                                                                          op.indices.rank == 0))
+    if op is None:
+        return False
+    return op.op_type in ("list_read", "squeeze") or (op.op_type == "gather" and op.indices.rank == 0)
 
 
 def _count_single_reads(single: Iterable[tuple[int, _Row]]) -> Counter[tuple[Var, int]]:
@@ -469,61 +459,59 @@ def _collect_single_rows(reads: Iterable[_Rows]) -> Sequence[tuple[int, _Row]]:
 class _RowValueBuilder:
     """A builder of the values that readers need.
 
-    `single` are the rows read one by one: a source of several is split. `instead` maps replaced values to their
-    replacements.
+    `single` are the rows read one by one: a source of several is split. `replacements` has the new values of replaced
+    ones.
     """
 
-    def __init__(self, mb: RewriteBuilder, single: Iterable[tuple[int, _Row]], instead: Mapping[Var, Var]) -> None:
-        self._mb, self._replacements = mb, instead
+    def __init__(self, mb: RewriteBuilder, single: Iterable[tuple[int, _Row]], replacements: Mapping[Var, Var]) -> None:
+        self._mb, self._replacements = mb, replacements
         self._single_read_counts = _count_single_reads(single)
         self._memo: dict[Any, Var] = {}
 
-    def bare(self, row: _Row, axis: int) -> Var:
+    def build_bare_row(self, row: _Row, axis: int) -> Var:
         """Return `row` without the axis."""
         def make() -> Var:
-            held = (
-                self._find_replacement(row.source)
-                if row.bare
-                else self._mb.squeeze(x=self._kept(row, axis), axes=[axis])
-            )
-            return self._cast(row, held)
+            if row.bare:
+                return self._cast(row, self._find_replacement(row.source))
+            return self._cast(row, self._mb.squeeze(x=self._read_row(row, axis), axes=[axis]))
 
-        return self._made(("bare", row, axis), make)
+        return self._build_once(("bare", row, axis), make)
 
-    def kept(self, row: _Row, axis: int) -> Var:
+    def build_row(self, row: _Row, axis: int) -> Var:
         """Return `row` with an extent of 1 at the axis."""
-        return self._made(("kept", row, axis), lambda: self._cast(row, self._kept(row, axis)))
+        return self._build_once(("row", row, axis), lambda: self._cast(row, self._read_row(row, axis)))
 
     def join_rows(self, rows: Sequence[_Row], axis: int) -> Var:
         """Join all of `rows` in order along the axis."""
         if len(rows) > 1 and all(row.bare for row in rows):
-            return self._mb.stack(values=[self.bare(row, axis) for row in rows], axis=axis)
+            return self._mb.stack(values=[self.build_bare_row(row, axis) for row in rows], axis=axis)
         runs = ([row for _, row in run] for _, run in groupby(enumerate(rows), _make_run_key))
-        pieces = [piece for run in runs for piece in self._piece(run, axis)]
+        pieces = [piece for run in runs for piece in self._build_run(run, axis)]
         return pieces[0] if len(pieces) == 1 else self._mb.concat(values=pieces, axis=axis)
 
-    def _piece(self, rows: Sequence[_Row], axis: int) -> list[Var]:
+    def _build_run(self, rows: Sequence[_Row], axis: int) -> list[Var]:
+        """Build rows that follow one another in their source, as one value where possible."""
         first = rows[0]
         if first.place is None or len(rows) == 1:
-            return [self.kept(row, axis) for row in rows]
+            return [self.build_row(row, axis) for row in rows]
         if len(rows) == first.source.shape[axis]:
             return [self._cast(first, self._find_replacement(first.source))]
         return [self._cast(first, self._slice_rows(first.source, first.place, len(rows), axis))]
 
-    def _kept(self, row: _Row, axis: int) -> Var:
+    def _read_row(self, row: _Row, axis: int) -> Var:
         if row.bare:
             return self._mb.expand_dims(x=self._find_replacement(row.source), axes=[axis])
         if row.place is None:
             return self._find_replacement(row.source)
         if self._single_read_counts[row.source, axis] < 2:
             return self._slice_rows(row.source, row.place, 1, axis)
-        return self._parts(row.source, axis)[row.place]
+        return self._split_rows(row.source, axis)[row.place]
 
-    def _parts(self, source: Var, axis: int) -> list[Var]:
+    def _split_rows(self, source: Var, axis: int) -> list[Var]:
         def split() -> Any:
-            now = self._find_replacement(source)
-            with self._mb.at(self._mb.find_insertion_point(now), source.name):
-                return list(self._mb.split(x=now, num_splits=int(source.shape[axis]), axis=axis))
+            x = self._find_replacement(source)
+            with self._mb.at(self._mb.find_insertion_point(x), source.name):
+                return list(self._mb.split(x=x, num_splits=int(source.shape[axis]), axis=axis))
 
         parts: list[Var] = self._mb.once(("rows", source, axis), split)
         return parts
@@ -541,7 +529,7 @@ class _RowValueBuilder:
             var = self._mb.cast(x=var, dtype=dtype)
         return var
 
-    def _made(self, key: Any, make: Any) -> Var:
+    def _build_once(self, key: Any, make: Any) -> Var:
         if key not in self._memo:
             self._memo[key] = make()
         return self._memo[key]
@@ -556,47 +544,35 @@ def _make_run_key(numbered: tuple[int, _Row]) -> Any:
     return (None, number) if row.place is None else (row.source, row.casts, row.place - number)
 
 
-def _build_row_writes(first: Any = None) -> Program:
-    def body(x: Var) -> Var:
-        x = first(x) if first else x
-        held = Builder.fill(shape=[3, 8], value=np.float16(0))
-        for step in range(2):
-            row = Builder.gather(x=x, indices=np.array([step], np.int32), axis=0)
-            before = Builder.gather(x=held, indices=np.array([step], np.int32), axis=0)
-            held = Builder.scatter(data=held, indices=np.array([step + 1], np.int32), axis=0, mode="add",
-                                   updates=Builder.tanh(x=Builder.add(x=row, y=before)))
-        result: Var = Builder.slice_by_index(x=held, begin=[1, 0], end=[3, 8], name="y")
-        return result
-
-    return build_program(body, x=(2, 8))
+def _build_row_writes(x: Var) -> Var:
+    rows = Builder.fill(shape=[3, 8], value=np.float16(0))
+    for step in range(2):
+        row = Builder.gather(x=x, indices=np.array([step], np.int32), axis=0)
+        before = Builder.gather(x=rows, indices=np.array([step], np.int32), axis=0)
+        rows = Builder.scatter(data=rows, indices=np.array([step + 1], np.int32), axis=0, mode="add",
+                               updates=Builder.tanh(x=Builder.add(x=row, y=before)))
+    result: Var = Builder.slice_by_index(x=rows, begin=[1, 0], end=[3, 8], name="y")
+    return result
 
 
-def _build_list_writes() -> Program:
-    def body(x: Var) -> list[Var]:
-        held = Builder.make_list(init_length=2, dynamic_length=False, elem_shape=(2, 3), dtype="fp16")
-        held = Builder.list_write(ls=held, index=np.int32(0), value=x)
-        again = Builder.list_read(ls=held, index=np.int32(0))
-        held = Builder.list_write(ls=held, index=np.int32(1), value=Builder.relu(x=again))
-        return [Builder.list_gather(ls=held, indices=np.array([0, 1, 0], np.int32), name="y")]
-
-    return build_program(body, x=(2, 3))
+def _build_list_writes(x: Var) -> Var:
+    rows = Builder.make_list(init_length=2, dynamic_length=False, elem_shape=(2, 3), dtype="fp16")
+    rows = Builder.list_write(ls=rows, index=np.int32(0), value=x)
+    first = Builder.list_read(ls=rows, index=np.int32(0))
+    rows = Builder.list_write(ls=rows, index=np.int32(1), value=Builder.relu(x=first))
+    result: Var = Builder.list_gather(ls=rows, indices=np.array([0, 1, 0], np.int32), name="y")
+    return result
 
 
-def _build_list_scatter() -> Program:
-    def body(x: Var) -> list[Var]:
-        held = Builder.make_list(init_length=2, dynamic_length=False, elem_shape=(3,), dtype="fp16")
-        held = Builder.list_scatter(ls=held, indices=np.array([1, 0], np.int32), value=x)
-        return [Builder.list_gather(ls=held, indices=np.array([0, 1], np.int32), name="y"),
-                Builder.list_read(ls=held, index=np.int32(1), name="z")]
-
-    return build_program(body, x=(2, 3))
+def _build_list_scatter(x: Var) -> list[Var]:
+    rows = Builder.make_list(init_length=2, dynamic_length=False, elem_shape=(3,), dtype="fp16")
+    rows = Builder.list_scatter(ls=rows, indices=np.array([1, 0], np.int32), value=x)
+    return [Builder.list_gather(ls=rows, indices=np.array([0, 1], np.int32), name="y"),
+            Builder.list_read(ls=rows, index=np.int32(1), name="z")]
 
 
-def _build_computed_scatter() -> Program:
-    def body(x: Var) -> Var:
-        first = Builder.slice_by_size(x=x, begin=[0, 0], size=[1, 3])
-        place = Builder.cast(x=Builder.reduce_max(x=first, axes=[1]), dtype="int32")
-        result: Var = Builder.scatter(data=x, indices=place, updates=first, axis=0, name="y")
-        return result
-
-    return build_program(body, x=(2, 3))
+def _build_computed_scatter(x: Var) -> Var:
+    first = Builder.slice_by_size(x=x, begin=[0, 0], size=[1, 3])
+    place = Builder.cast(x=Builder.reduce_max(x=first, axes=[1]), dtype="int32")
+    result: Var = Builder.scatter(data=x, indices=place, updates=first, axis=0, name="y")
+    return result

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+import copy
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
-from coremltools.converters.mil.mil import Block, Builder, Function, Operation, Program, Var
+from coremltools.converters.mil.mil import Block, Builder, Function, Operation, Program, Var, types
+from coremltools.converters.mil.mil.utils import CacheDoublyLinkedList
 
 from ...ir.builder import RewriteBuilder
+from ...ir.clone import clone_op, infer_outputs, map_inputs
 from ...ir.loop_steps import UnknownStepCount, count_steps
 from ...ir.query import is_opaque
 from ...passes.contract import Exactness, Example, Hit, Miss, Rewrite
@@ -17,7 +21,8 @@ from ...passes.evidence import cite_private_route
 from ...passes.examples import build_program, make_example, make_weight
 from ...rules.control_flow import ControlFlow
 from ...utils.text_format import format_count
-from ._block_inlining import BlockCopier, can_replace_value, make_replacement_outputs
+from ..constants._compile_time_constants import Float64Values, is_compile_time_constant
+from ._block_inlining import can_replace_value, make_replacement_outputs
 from ._unrolled_size import (
     MAX_CHAIN_PRODUCTS,
     MAX_FUNCTION_OPS,
@@ -27,6 +32,14 @@ from ._unrolled_size import (
 )
 
 __all__ = ["build_counted_loop", "build_nested_loops"]
+
+_LOSSLESS_CASTS = frozenset({(types.fp16, types.fp32), *((small, types.int32) for small in (
+    types.int8, types.uint8, types.int16, types.uint16)), (types.int8, types.int16), (types.uint8, types.uint16)})
+"Pairs of dtypes of which the second can represent every value of the first."
+_MAX_FOLDED_BYTES = 1 << 12
+"Largest size in bytes of a compile-time constant that a copy stores as a const."
+_LoopStep = Callable[[Var, Var, Var], "tuple[Var, Var]"]
+"(counter, x, z) of a step: x and z of the next one."
 
 
 class UnrollWhileLoop(Rewrite):
@@ -38,7 +51,7 @@ class UnrollWhileLoop(Rewrite):
             starts and ends at constants: condition and counter are worked out until it stops. Not more than `max_steps`
             steps, and not where the functions together would have more than `max_ops` ops: steps of a loop in a loop
             multiply, which is counted before anything is written. No random numbers and no states in the body, and no
-            sizes that change. Not in a loop that is not written out itself: that runs on the CPU as a whole.
+            sizes that change. Not in a loop that is not written out itself: that runs on the CPU entirely.
     exact   bitwise: the same ops on the same values in the same order. What depends on the counter alone is a constant
             in each step; what is the same in all steps is computed once.
     cost    The ops of the body once a step. Weights are not copied: every step reads the same ones.
@@ -87,39 +100,34 @@ class UnrollWhileLoop(Rewrite):
         self._expansions: WeakKeyDictionary[Operation, tuple[int, int]] = WeakKeyDictionary()
 
     def match(self, op: Operation) -> Hit | Miss:
-        wrong = next(filter(None, map(_find_unroll_obstacle, _iterate_computing_ops(op))), None)
-        if wrong is not None:
-            return Miss(op, wrong)
-        around = _find_enclosing_loop(op)
-        if around is not None:
-            outer = self.match(around)
-            return Miss(op, f"it stands in a loop that is not written out: {outer.reason}") if isinstance(outer, Miss) \
-                else Miss(op, "it is written out with the loop around it, a copy a step", near=False)
+        reason = next(filter(None, map(_find_unroll_obstacle, _iterate_computing_ops(op))), None)
+        if reason is not None:
+            return Miss(op, reason)
+        outer_loop = _find_enclosing_loop(op)
+        if outer_loop is not None:
+            outer = self.match(outer_loop)
+            if isinstance(outer, Miss):
+                return Miss(op, f"it stands in a loop that is not written out: {outer.reason}")
+            return Miss(op, "it is written out with the loop around it, a copy a step", near=False)
         try:
             steps, ops = self._measure_expansion(op)
         except UnknownStepCount as reason:
             return Miss(op, str(reason))
-        nested = (
-            ", with the loops in it written out,"
-            if any(each.op_type == "while_loop" for each in _iterate_computing_ops(op))
-            else ""
-        )
+        has_nested = any(each.op_type == "while_loop" for each in _iterate_computing_ops(op))
+        nested = ", with the loops in it written out," if has_nested else ""
+        product = f"{steps} steps of {ops} ops{nested} make {steps * ops}"
         if steps * ops > self.max_ops:
-            return Miss(op, f"{steps} steps of {ops} ops{nested} make {steps * ops}, more than {self.max_ops} "
-                            "(max_ops)")
+            return Miss(op, f"{product}, more than {self.max_ops} (max_ops)")
         beside = self._count_other_ops(op)
         if steps * ops + beside > self.max_ops:
-            return Miss(op, f"{steps} steps of {ops} ops{nested} make {steps * ops}, and with the {beside} beside "
-                            f"them more than {self.max_ops} (max_ops)")
-        chain = measure_unrolled_size(op, self._size, UnrolledSize(self.max_chain, self.max_ops), self.functions).chain
+            return Miss(op, f"{product}, and with the {beside} beside them more than {self.max_ops} (max_ops)")
+        most = UnrolledSize(self.max_chain, self.max_ops)
+        chain = measure_unrolled_size(op, self._measure_size, most, self.functions).chain
         if chain > self.max_chain:
-            return Miss(
-                op,
-                f"{format_count(steps, 'step')} would make {chain} products that depend on each other in the "
-                f"function, more than {self.max_chain} (max_chain)",
-            )
-        for var, made, old in zip(op.loop_vars, op.blocks[1].outputs, op.outputs):
-            if not (can_replace_value(var, old) and can_replace_value(made, old)):
+            return Miss(op, f"{format_count(steps, 'step')} would make {chain} products that depend on each other in "
+                            f"the function, more than {self.max_chain} (max_chain)")
+        for initial, new, old in zip(op.loop_vars, op.blocks[1].outputs, op.outputs):
+            if not (can_replace_value(initial, old) and can_replace_value(new, old)):
                 return Miss(op, f"the sizes of '{old.name}' change from step to step")
         return Hit(op, note=f"{format_count(steps, 'step')} of {format_count(ops, 'op')}", steps=steps)
 
@@ -134,7 +142,7 @@ class UnrollWhileLoop(Rewrite):
             self._expansions[op] = steps, self._count_block_ops(op.blocks[1], counting)
         return self._expansions[op]
 
-    def _size(self, op: Operation) -> UnrolledSize | None:
+    def _measure_size(self, op: Operation) -> UnrolledSize | None:
         """Return the size of the unrolled loop; None for another op, a loop that is not unrolled, or a nested loop."""
         if op.op_type != "while_loop" or _find_enclosing_loop(op) is not None:
             return None
@@ -172,52 +180,49 @@ class UnrollWhileLoop(Rewrite):
         top, block = op, op.enclosing_block
         while not isinstance(block, Function):
             top, block = block.outer_op, block.outer_op.enclosing_block
-        total, before = 0, True
+        total, is_before = 0, True
         for each in (each for function in self.functions or [block] for each in function.operations):
-            before = before and each is not top
+            is_before = is_before and each is not top
             if each.op_type.startswith("const") or each is op:
                 continue
-            written = self._count_op(each) if before and each.op_type == "while_loop" else 0
-            plain = 1 + sum(1 for _ in _iterate_computing_ops(each)) if each.blocks else 1
-            total += written if 0 < written and total + written <= self.max_ops else plain
+            unrolled = self._count_op(each) if is_before and each.op_type == "while_loop" else 0
+            if unrolled and total + unrolled <= self.max_ops:
+                total += unrolled
+            else:
+                total += 1 + sum(1 for _ in _iterate_computing_ops(each))
         return total
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> list[Var]:
-        copies, now = BlockCopier(mb), list(hit.op.loop_vars)
+        copier, values = _BlockCopier(mb), list(hit.op.loop_vars)
         for _ in range(hit.steps):
-            now = copies.step(hit.op.blocks[1], now)
-        return make_replacement_outputs(mb, hit.op, [copies.real(var) for var in now])
+            values = copier.copy_block(hit.op.blocks[1], values)
+        return make_replacement_outputs(mb, hit.op, [copier.materialize(var) for var in values])
 
     def examples(self) -> Iterable[Example]:
-        yield Example("counted", lambda: build_counted_loop(2))
-        yield Example("with weights", _build_weighted_loop)
-        yield Example("a loop in a loop", _build_dependent_loops)
-        yield Example("a branch by the step", _build_alternating_loop)
-        yield Example("no step", lambda: build_counted_loop(0))
-        yield Example(
-            "passed through", lambda: build_counted_loop(3, lambda i, x, z: (x, Builder.add(x=x, y=z)))
-        )
-        yield Example("decided by values", _build_data_dependent_loop,
-                      reason="the number of steps depends on 'x', which is known only at run time")
-        yield Example("many steps", lambda: build_counted_loop(9), options={"max_steps": 8},
-                      reason="it runs more than 8 steps (max_steps)")
-        yield Example("many ops", lambda: build_counted_loop(9), options={"max_ops": 8},
-                      reason="9 steps of 3 ops make 27, more than 8 (max_ops)")
-        yield Example("many ops in a nest", lambda: build_nested_loops(4, 5), options={"max_ops": 19},
-                      reason="5 steps of 4 ops, with the loops in it written out, make 20, more than 19 (max_ops)")
+        counted = _make_counted_example
+        yield counted("counted", 2)
+        yield make_example("with weights", _build_weighted_loop, x=(2, 8))
+        yield counted("a loop in a loop", 3, lambda i, x, z: (_build_loop_up_to(i, x), z))
+        yield counted("a branch by the step", 3, lambda i, x, z: (_build_branch_by_step(i, x), z))
+        yield counted("no step", 0)
+        yield counted("passed through", 3, lambda i, x, z: (x, Builder.add(x=x, y=z)))
+        yield make_example("decided by values", _build_data_dependent_loop, x=(2, 3),
+                           reason="the number of steps depends on 'x', which is known only at run time")
+        yield counted("many steps", 9, options={"max_steps": 8}, reason="it runs more than 8 steps (max_steps)")
+        yield counted("many ops", 9, options={"max_ops": 8}, reason="9 steps of 3 ops make 27, more than 8 (max_ops)")
+        yield Example("many ops in a nest", lambda: build_nested_loops(4, 5), options={"max_ops": 19}, reason=(
+            "5 steps of 4 ops, with the loops in it written out, make 20, more than 19 (max_ops)"))
         yield Example("a nest", lambda: build_nested_loops(4, 5))
-        yield Example("one after the other", lambda: _build_sequential_loops(5))
-        yield Example("in one that stays", lambda: build_nested_loops(4, None),
-                      reason="it stands in a loop that is not written out: the number of steps depends on 'x', which "
-                             "is known only at run time")
-        yield Example("random numbers", lambda: build_counted_loop(3, lambda i, x, z: (Builder.add(
-            x=x, y=Builder.random_normal(shape=[2, 3], mean=np.float16(0), stddev=np.float16(1))), z)),
+        yield make_example("one after the other", lambda x: _build_halving_loop(5, _build_halving_loop(5, x)),
+                           x=(2, 3))
+        yield Example("in one that stays", lambda: build_nested_loops(4, None), reason=(
+            "it stands in a loop that is not written out: the number of steps depends on 'x', which is known only at "
+            "run time"))
+        yield counted("random numbers", 3, lambda i, x, z: (Builder.add(
+            x=x, y=Builder.random_normal(shape=[2, 3], mean=np.float16(0), stddev=np.float16(1))), z),
             reason="random_normal in it makes others each time")
-        yield Example(
-            "growing",
-            lambda: build_counted_loop(3, lambda i, x, z: (Builder.concat(values=[x, z], axis=0), z)),
-            reason="the sizes of 'y_1' change from step to step",
-        )
+        yield counted("growing", 3, lambda i, x, z: (Builder.concat(values=[x, z], axis=0), z),
+                      reason="the sizes of 'y_1' change from step to step")
         yield make_example("plain", lambda x: Builder.relu(x=x, name="y"), reason="", x=(2, 3))
 
 
@@ -250,71 +255,169 @@ def _find_enclosing_loop(op: Operation) -> Operation | None:
     return None
 
 
-def build_counted_loop(steps: int, step: Any = None) -> Program:
-    def ordinary(i: Var, x: Var, z: Var) -> tuple[Var, Var]:
-        return Builder.mul(x=Builder.add(x=x, y=Builder.cast(x=i, dtype="fp16")), y=z), z
+class _BlockCopier:
+    """Copies of the ops of blocks in the block that `mb` builds in; compile-time constants are not computed.
+
+    A const of the block, and a compressed weight, is moved out and serves all copies. An op with the same inputs as in
+    an earlier copy is not built again, and a branch that is always executed is copied without its cond.
+    """
+
+    def __init__(self, mb: RewriteBuilder) -> None:
+        self._mb = mb
+        self._copies: dict[Any, list[Var]] = {}
+        self._values = Float64Values()
+        self._consts: dict[Any, Var] = {}
+
+    def copy_block(self, block: Block, inputs: Sequence[Var]) -> list[Var]:
+        """Return the outputs of `block` for its `inputs`; `materialize` builds those that are constants."""
+        env = dict(zip(block.inputs, inputs))
+        self._copy_ops(block, env, None)
+        return [env.get(var, var) for var in block.outputs]
+
+    def materialize(self, var: Var) -> Var:
+        """Return `var`, or a const with its known value where `var` is in no block."""
+        if var.op is None or var.op.enclosing_block is not None:
+            return var
+        value = np.asarray(var.val)
+        key = (var.sym_type, value.tobytes())
+        if key not in self._consts:
+            self._consts[key] = self._mb.const(val=var.val, name=var.name)
+        return self._consts[key]
+
+    def _copy_ops(self, block: Block, env: dict[Var, Var], into: Block | None) -> None:
+        for op in list(block.operations):
+            pred = env.get(op.pred, op.pred).val if op.op_type == "cond" else None
+            if op.op_type.startswith("const"):
+                if op.enclosing_block is not self._mb.block:
+                    self._mb.moved(op)
+            elif pred is not None:
+                branch = op.blocks[0 if pred else 1]
+                self._copy_ops(branch, env, into)
+                env.update(zip(op.outputs, [env.get(var, var) for var in branch.outputs]))
+            else:
+                env.update(zip(op.outputs, self._copy_op(op, env, into)))
+
+    def _copy_op(self, op: Operation, env: Mapping[Var, Var], into: Block | None) -> list[Var]:
+        bound = map_inputs(op, env)
+        key = (op, *_iterate_bound_vars(bound))
+        if key in self._copies:
+            return self._copies[key]
+        narrow = _find_value_before_widening(op, bound)
+        if narrow is not None:
+            return [narrow]
+        copied = clone_op(op, bound)
+        for block in op.blocks:
+            copied.blocks.append(self._copy_nested_block(block, copied, env))
+        is_folded = is_compile_time_constant(infer_outputs(copied, op), _MAX_FOLDED_BYTES)
+        if not is_folded or not self._values.are_exact_in_float64(copied):
+            self._insert_copy(copied, into)
+        outputs = list(copied.outputs)
+        if into is None and not op.blocks:
+            self._copies[key] = outputs
+        return outputs
+
+    def _copy_nested_block(self, block: Block, outer: Operation, env: Mapping[Var, Var]) -> Block:
+        own = copy.copy(block)
+        own.outer_op, own.operations = outer, CacheDoublyLinkedList()
+        own._internal_vars, own._outputs = set(), []
+        own._block_inputs = tuple(map(self._copy_input, block.inputs))
+        inner = {**env, **dict(zip(block.inputs, own.inputs))}
+        self._copy_ops(block, inner, own)
+        own.set_outputs([self.materialize(inner.get(var, var)) for var in block.outputs])
+        return own
+
+    def _copy_input(self, var: Var) -> Var:
+        own = copy.copy(var)
+        own._child_ops, own.consuming_blocks = [], []
+        own.name = self._mb.make_unique_name(var.name)
+        return own
+
+    def _insert_copy(self, copied: Operation, into: Block | None) -> None:
+        for name, bound in copied.inputs.items():
+            is_list = isinstance(bound, (list, tuple))
+            operand = tuple(map(self.materialize, bound)) if is_list else self.materialize(bound)
+            copied._input_vars[name] = operand
+            setattr(copied, name, operand)
+        self._mb.insert(copied, into)
+
+
+def _iterate_bound_vars(bound: Mapping[str, Any]) -> Iterator[Var]:
+    for operand in bound.values():
+        yield from operand if isinstance(operand, (list, tuple)) else [operand]
+
+
+def _find_value_before_widening(op: Operation, bound: Mapping[str, Any]) -> Var | None:
+    """Return the value before a lossless widening cast that `op`, a cast, undoes; None where there is no such cast.
+
+    A loop that keeps its state in a wider type has both casts between two steps.
+    """
+    wide = bound["x"].op if op.op_type == "cast" else None
+    if wide is None or wide.op_type != "cast" or is_opaque(wide):
+        return None
+    narrow: Var = wide.x
+    exact = (narrow.dtype, wide.outputs[0].dtype) in _LOSSLESS_CASTS
+    return narrow if exact and can_replace_value(narrow, op.outputs[0]) else None
+
+
+def _make_counted_example(name: str, steps: int, step: _LoopStep | None = None, **expected: Any) -> Example:
+    return Example(name, partial(build_counted_loop, steps, step), **expected)
+
+
+def build_counted_loop(steps: int, step: _LoopStep | None = None) -> Program:
+    """Build a loop of `steps` steps, by default of x = (x + i) * z."""
+    apply = step or _add_and_scale
 
     def body(x: Var) -> list[Var]:
         outputs = Builder.while_loop(
             _cond=lambda i, x, z: Builder.less(x=i, y=np.int32(steps)),
-            _body=lambda i, x, z: (Builder.add(x=i, y=np.int32(1)), *(step or ordinary)(i, x, z)),
+            _body=lambda i, x, z: (Builder.add(x=i, y=np.int32(1)), *apply(i, x, z)),
             loop_vars=(np.int32(0), x, Builder.abs(x=x)), name="y")
         return list(outputs[1:])
 
     return build_program(body, x=(2, 3))
 
 
-def _build_weighted_loop() -> Program:
-    def body(x: Var) -> Var:
-        outputs: tuple[Var, ...] = Builder.while_loop(
-            _cond=lambda i, x: Builder.less(x=i, y=np.int32(3)),
-            _body=lambda i, x: (Builder.add(x=i, y=np.int32(1)), Builder.linear(x=x, weight=make_weight(8, 8))),
-            loop_vars=(np.int32(0), x))
-        return outputs[1]
-
-    return build_program(body, x=(2, 8))
+def _add_and_scale(i: Var, x: Var, z: Var) -> tuple[Var, Var]:
+    return Builder.mul(x=Builder.add(x=x, y=Builder.cast(x=i, dtype="fp16")), y=z), z
 
 
-def _build_dependent_loops() -> Program:
-    def inner(i: Var, x: Var) -> Var:
-        outputs: tuple[Var, ...] = Builder.while_loop(
-            _cond=lambda j, x: Builder.less_equal(x=j, y=i),
-            _body=lambda j, x: (Builder.add(x=j, y=np.int32(1)), Builder.mul(x=x, y=np.float16(0.5))),
-            loop_vars=(np.int32(0), x))
-        return outputs[1]
-
-    return build_counted_loop(3, lambda i, x, z: (inner(i, x), z))
+def _build_weighted_loop(x: Var) -> Var:
+    return _count_up(x, lambda j: Builder.less(x=j, y=np.int32(3)),
+                     lambda x: Builder.linear(x=x, weight=make_weight(8, 8)))
 
 
-def _build_alternating_loop() -> Program:
-    def chosen(i: Var, x: Var) -> Var:
-        odd = Builder.equal(x=Builder.mod(x=i, y=np.int32(2)), y=np.int32(1))
-        made: Var = Builder.cond(pred=odd, _true_fn=lambda: Builder.relu(x=x), _false_fn=lambda: Builder.exp(x=x))
-        return made
+def _count_up(x: Var, condition: Callable[[Var], Var], step: Callable[[Var], Var]) -> Var:
+    """Build a loop that counts from 0 while `condition` holds and applies `step` to x."""
+    outputs: tuple[Var, ...] = Builder.while_loop(
+        _cond=lambda j, x: condition(j),
+        _body=lambda j, x: (Builder.add(x=j, y=np.int32(1)), step(x)),
+        loop_vars=(np.int32(0), x))
+    return outputs[1]
 
-    return build_counted_loop(3, lambda i, x, z: (chosen(i, x), z))
+
+def _build_loop_up_to(i: Var, x: Var) -> Var:
+    """Build a loop whose number of steps depends on the step `i` of the loop around it."""
+    return _count_up(x, lambda j: Builder.less_equal(x=j, y=i), lambda x: Builder.mul(x=x, y=np.float16(0.5)))
 
 
-def _build_data_dependent_loop() -> Program:
-    def body(x: Var) -> Var:
-        outputs: tuple[Var, ...] = Builder.while_loop(
-            _cond=lambda x: Builder.less(x=Builder.reduce_sum(x=Builder.abs(x=x)), y=np.float16(4)),
-            _body=lambda x: Builder.sub(x=Builder.mul(x=x, y=np.float16(2)), y=np.float16(1)), loop_vars=(x,))
-        return outputs[0] if isinstance(outputs, (list, tuple)) else outputs
+def _build_branch_by_step(i: Var, x: Var) -> Var:
+    odd = Builder.equal(x=Builder.mod(x=i, y=np.int32(2)), y=np.int32(1))
+    result: Var = Builder.cond(pred=odd, _true_fn=lambda: Builder.relu(x=x), _false_fn=lambda: Builder.exp(x=x))
+    return result
 
-    return build_program(body, x=(2, 3))
+
+def _build_data_dependent_loop(x: Var) -> Var:
+    outputs: tuple[Var, ...] = Builder.while_loop(
+        _cond=lambda x: Builder.less(x=Builder.reduce_sum(x=Builder.abs(x=x)), y=np.float16(4)),
+        _body=lambda x: Builder.sub(x=Builder.mul(x=x, y=np.float16(2)), y=np.float16(1)), loop_vars=(x,))
+    return outputs[0] if isinstance(outputs, (list, tuple)) else outputs
 
 
 def build_nested_loops(inner: int, outer: int | None) -> Program:
     """Build a loop of `inner` steps in one of `outer` steps (None: a dynamic number)."""
     def body(x: Var) -> Var:
         if outer is not None:
-            outputs: tuple[Var, ...] = Builder.while_loop(
-                _cond=lambda i, x: Builder.less(x=i, y=np.int32(outer)),
-                _body=lambda i, x: (Builder.add(x=i, y=np.int32(1)), _build_halving_loop(inner, x)),
-                loop_vars=(np.int32(0), x),
-            )
-            return outputs[1]
+            return _count_up(x, lambda i: Builder.less(x=i, y=np.int32(outer)), partial(_build_halving_loop, inner))
         outputs = Builder.while_loop(
             _cond=lambda x: Builder.greater(x=Builder.reduce_sum(x=Builder.abs(x=x)), y=np.float16(4)),
             _body=lambda x: _build_halving_loop(inner, x), loop_vars=(x,))
@@ -325,12 +428,4 @@ def build_nested_loops(inner: int, outer: int | None) -> Program:
 
 def _build_halving_loop(steps: int, x: Var) -> Var:
     """Build a loop of `steps` steps of one op."""
-    outputs: tuple[Var, ...] = Builder.while_loop(
-        _cond=lambda j, x: Builder.less(x=j, y=np.int32(steps)),
-        _body=lambda j, x: (Builder.add(x=j, y=np.int32(1)), Builder.mul(x=x, y=np.float16(0.5))),
-        loop_vars=(np.int32(0), x))
-    return outputs[1]
-
-
-def _build_sequential_loops(steps: int) -> Program:
-    return build_program(lambda x: _build_halving_loop(steps, _build_halving_loop(steps, x)), x=(2, 3))
+    return _count_up(x, lambda j: Builder.less(x=j, y=np.int32(steps)), lambda x: Builder.mul(x=x, y=np.float16(0.5)))

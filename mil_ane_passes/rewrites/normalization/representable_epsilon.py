@@ -87,22 +87,22 @@ class RepresentableEpsilon(Rewrite):
     "Epsilons below are raised to it; 6.1035e-05 suits machines that flush subnormal numbers, and is approximate."
 
     def match(self, op: Operation) -> Hit | Miss:
-        least = float(np.float16(max(self.smallest, _FP16_MIN_SUBNORMAL)))
+        new = float(np.float16(max(self.smallest, _FP16_MIN_SUBNORMAL)))
         parameter, old = _find_epsilon(op)
-        if old is None or not 0 <= old < least:
+        if old is None or not 0 <= old < new:
             return Miss(op, "no epsilon that is too small", near=False)
         if op.outputs[0].dtype != types.fp16:
             return Miss(op, f"computed in fp32, which holds {old:.3g}", near=op.op_type.endswith("_norm"))
-        reason, near = _find_epsilon_dependence(op, parameter, old, least)
+        reason, near = _find_epsilon_dependence(op, parameter, old, new)
         if reason:
             return Miss(op, reason, near=near)
         return Hit(
             op,
             parameter=parameter,
-            new=least,
-            exactness=None if least == _FP16_MIN_SUBNORMAL else Exactness.APPROXIMATE,
-            note=f"epsilon {old:.3g} becomes {least:.3g}; results move by at most {(least - old) / 2:.3g} / "
-            f"variance of themselves, less than half a unit of fp16 above a variance of {least * 1024:.3g}",
+            new=new,
+            exactness=None if new == _FP16_MIN_SUBNORMAL else Exactness.APPROXIMATE,
+            note=f"epsilon {old:.3g} becomes {new:.3g}; results move by at most {(new - old) / 2:.3g} / "
+            f"variance of themselves, less than half a unit of fp16 above a variance of {new * 1024:.3g}",
         )
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
@@ -155,15 +155,15 @@ def _find_epsilon(op: Operation) -> tuple[str, float | None]:
     return parameter, float(get_const_value(var))
 
 
-def _find_epsilon_dependence(op: Operation, parameter: str, old: float, least: float) -> tuple[str, bool]:
-    """Return (reason, near): why the epsilon `least` for `old` might change the result, and whether to report it.
+def _find_epsilon_dependence(op: Operation, parameter: str, old: float, new: float) -> tuple[str, bool]:
+    """Return (reason, near): why the epsilon `new` for `old` might change the result, and whether to report it.
 
     The reason is "" where the result stays the same.
     """
     if op.op_type in _NORM_OPS:
         return "", True
     if op.op_type == "batch_norm":
-        return _find_batch_norm_dependence(op, old, least)
+        return _find_batch_norm_dependence(op, old, new)
     source: Var = op.x if parameter != "x" else op.y
     if op.op_type in ("add", "maximum", "clip"):
         readers = get_consumers(op.outputs[0])
@@ -176,7 +176,7 @@ def _find_epsilon_dependence(op: Operation, parameter: str, old: float, least: f
     norm = None if op.op_type == "log" else match_norm(source, 2) or match_norm(source, 1)
     if norm is None:
         return f"at 0 the result of {op.op_type} is that of an epsilon of {old:.3g}", True
-    if any(kind in ("add", "maximum") and number >= least for kind, number in norm.steps):
+    if any(kind in ("add", "maximum") and number >= new for kind, number in norm.steps):
         return "beside the epsilon there is already this one does not count", False
     if op.op_type in ("rsqrt", "inverse") and not _is_only_multiplied(op.outputs[0]):
         return "the root is read by others than products, and at 0 it is the epsilon's", True
@@ -185,11 +185,11 @@ def _find_epsilon_dependence(op: Operation, parameter: str, old: float, least: f
     return "", True
 
 
-def _find_batch_norm_dependence(op: Operation, old: float, least: float) -> tuple[str, bool]:
+def _find_batch_norm_dependence(op: Operation, old: float, new: float) -> tuple[str, bool]:
     if op.variance.val is None:
         return "the variances are compressed", True
     variance = float(np.min(op.variance.val))
-    if variance >= least * _NEGLIGIBLE_EPSILON_RATIO:
+    if variance >= new * _NEGLIGIBLE_EPSILON_RATIO:
         return f"beside variances from {variance:.3g} an epsilon of {old:.3g} does not count", True
     return f"beside a variance of {variance:.3g} another epsilon than {old:.3g} gives another result", True
 

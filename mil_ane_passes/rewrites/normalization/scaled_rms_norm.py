@@ -310,10 +310,10 @@ def _build_reciprocal_norm(x: Var, number: Any) -> Any:
 
 
 def _build_prescaled_norm(x: Var, number: Any) -> Any:
-    most = Builder.reduce_max(x=Builder.abs(x=x), axes=[-1], keep_dims=True)
-    mean = Builder.reduce_mean(x=Builder.square(x=Builder.real_div(x=x, y=most)), axes=[-1], keep_dims=True)
+    largest = Builder.reduce_max(x=Builder.abs(x=x), axes=[-1], keep_dims=True)
+    mean = Builder.reduce_mean(x=Builder.square(x=Builder.real_div(x=x, y=largest)), axes=[-1], keep_dims=True)
     root = Builder.sqrt(x=Builder.add(x=mean, y=number(1e-5)))
-    return Builder.real_div(x=x, y=Builder.mul(x=root, y=most), name="y")
+    return Builder.real_div(x=x, y=Builder.mul(x=root, y=largest), name="y")
 
 
 def _build_reduce_l2_norm(x: Var, number: Any) -> Any:

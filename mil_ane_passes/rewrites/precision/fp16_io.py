@@ -9,8 +9,7 @@ import coremltools as ct
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Function, Program, Var, types
 
-from ...ir.block_editor import BlockEditor, rebind_inputs
-from ...ir.builder import RewriteBuilder, UniqueNames
+from ...ir.interface_casts import find_retype_obstacle, retype_input, retype_output
 from ...ir.value_ranges import Range
 from ...passes.contract import Community, Exactness, Example, Hit, Miss, ProgramRewrite, Vendor
 from ...passes.examples import make_example
@@ -64,7 +63,7 @@ class Fp16Io(ProgramRewrite):
         only = self._parse_names(program)
         for name, function in program.functions.items():
             ends = [*(function.inputs.values() if self.inputs else ()), *(function.outputs if self.outputs else ())]
-            for var in dict.fromkeys(each for each in ends if types.is_tensor(each.sym_type)):
+            for var in dict.fromkeys(filter(_is_array, ends)):
                 op = var.op or next(iter(var.child_ops), None)
                 if op is None or var.dtype != types.fp32 or (only and var.name not in only):
                     continue
@@ -88,9 +87,9 @@ class Fp16Io(ProgramRewrite):
         for hit in hits:
             function = program.functions[hit.function]
             if hit.end in function.inputs:
-                _narrow_input(function, function.inputs[hit.end])
+                retype_input(function, function.inputs[hit.end], "fp16")
             else:
-                _narrow_output(function, next(var for var in function.outputs if var.name == hit.end))
+                retype_output(function, next(var for var in function.outputs if var.name == hit.end), "fp16")
 
     def examples(self) -> Iterable[Example]:
         yield _make_fp32_example("casts at both ends", _build_interface_casts)
@@ -98,6 +97,7 @@ class Fp16Io(ProgramRewrite):
         yield _make_fp32_example("the input only", _build_interface_casts, options={"outputs": False})
         yield _make_fp32_example("one by name", lambda x: [_build_relu(x), Builder.abs(x=x, name="w")],
                                  options={"names": "x"})
+        yield _make_fp32_example("rank 0", _build_total, options={"inputs": False})
         yield _make_fp32_example("too old", _build_relu, opset=ct.target.iOS15,
                                  reason="inputs and outputs in fp16 need iOS16; the function is for iOS15")
         yield _make_fp32_example("returned as it is", lambda x: [x, _build_relu(x)], options={"names": "x"},
@@ -108,23 +108,16 @@ class Fp16Io(ProgramRewrite):
         yield _make_fp32_example("fp16 already", _build_relu, dtype=types.fp16, reason="")
 
 
+def _is_array(var: Var) -> bool:
+    """Return whether an input or output is a tensor or, with rank 0, a number."""
+    return bool(types.is_tensor(var.sym_type) or types.is_scalar(var.sym_type))
+
+
 def _find_io_obstacle(function: Function, var: Var) -> str:
     """Return why an input or output stays in fp32, "" when it need not."""
     if function.opset_version < ct.target.iOS16:
         return f"inputs and outputs in fp16 need iOS16; the function is for {function.opset_version.name}"
-    if var.name in _collect_image_names(function):
-        return f"'{var.name}' is an image, whose type the description gives"
-    if var.op is None and var in function.outputs:
-        return f"input '{var.name}' is returned as it is and has to keep its type"
-    return ""
-
-
-def _collect_image_names(function: Function) -> set[str]:
-    """Collect the inputs and outputs that are images by the package, or by the types passed to `ct.convert`."""
-    inputs = [kind.name for kind in function.input_types if isinstance(kind, ct.ImageType)]
-    outputs = [var.name for var, kind in zip(function.outputs, function.output_types or ())
-               if isinstance(kind, ct.ImageType)]
-    return {*getattr(function, "images", ()), *inputs, *outputs}
+    return find_retype_obstacle(function, var)
 
 
 def _describe_fp16_loss(var: Var, measured: Mapping[Var, Range]) -> str:
@@ -152,46 +145,6 @@ def _describe_change(var: Var) -> str:
     return f"{end} '{var.name}' in fp16; {'its cast is gone' if _is_fp16_internally(var) else remaining_cast}"
 
 
-def _narrow_input(function: Function, var: Var) -> None:
-    """Declare the fp32 input `var` fp16: drop its casts to fp16, and cast it back for ops that read it in fp32."""
-    function.placeholder_inputs[var.name].dtype = types.fp16
-    var._sym_type = types.tensor(types.fp16, var.shape)
-    with function, BlockEditor() as editor:
-        mb = RewriteBuilder(function, UniqueNames(function))
-        wide: Any = None
-        for op in list(dict.fromkeys(var.child_ops)):
-            if is_cast_to_fp16(op):
-                if not op.outputs[0].consuming_blocks:
-                    editor.replace(op.outputs[0], var)
-                    editor.remove_if_unused([op])
-                continue
-            if op.op_type in ("cast", "shape"):
-                continue  # these ops read any float dtype
-            if wide is None:
-                with mb.at(mb.find_insertion_point(var)):
-                    wide = mb.cast(x=var, dtype="fp32", name=f"{var.name}_to_fp32")
-                    mb.adopt_scopes(op.scopes)
-            op.set_inputs(no_check_var_types=True, **rebind_inputs(op, var, wide))
-
-
-def _narrow_output(function: Function, var: Var) -> None:
-    """Return the fp32 output `var` in fp16, under its name: the value it was cast from, or a cast of it."""
-    names = UniqueNames(function)
-    name, source = var.name, var.op.x if var.op.op_type == "cast" else None
-    with function, BlockEditor() as editor:
-        mb = RewriteBuilder(function, names)
-        if source is None or source.dtype != types.fp16:
-            new = mb.cast(x=var, dtype="fp16", name=f"{name}_to_fp16")
-        elif source.op is None or source.consuming_blocks:  # it has a name of its own already, which it must keep
-            new = mb.identity(x=source)
-        else:
-            new = source
-        mb.adopt_scopes(var.op.scopes)
-        function.set_outputs([new if each is var else each for each in function.outputs])
-        var.name, new.name = names.make_unique_name(f"{name}_in_fp32"), name
-        editor.remove_if_unused([var.op])
-
-
 def _make_fp32_example(name: str, body: Callable[[Var], Any], dtype: Any = types.fp32, **settings: Any) -> Example:
     return make_example(name, body, dtype=dtype, x=(1, 8), **settings)
 
@@ -202,3 +155,8 @@ def _build_interface_casts(x: Var) -> Any:
 
 def _build_relu(x: Var) -> Any:
     return Builder.relu(x=x, name="y")
+
+
+def _build_total(x: Var) -> Any:
+    total = Builder.reduce_sum(x=Builder.cast(x=x, dtype="fp16"), keep_dims=False)
+    return Builder.cast(x=total, dtype="fp32", name="y")

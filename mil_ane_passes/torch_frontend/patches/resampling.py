@@ -102,7 +102,8 @@ def _read_target_sizes(context: Any, node: Any, x: Var, axes: range, place: int)
     if scales is not None:
         scales = [scale if scale is None else find_written_literal(float(scale), node) for scale in scales]
     if any(not isinstance(x.shape[axis], int | np.integer) for axis in axes):
-        raise NotConverted.at(node, "resizes an image of flexible size", "fix the size, or use mode='bilinear'")
+        raise NotConverted.at(node, "resizes an image of flexible size",
+                              "fix the size, or use mode='bilinear' and a scale_factor")
     sizes = bind_arguments(context, node, before).output_size
     if sizes is None:
         if scales is None:

@@ -99,6 +99,18 @@ if __name__ == "__main__":
 """
 
 
+def test_a_script_without_a_guard_gets_advice(three, tmp_path):
+    (tmp_path / "script.py").write_text(
+        f"import mil_ane_passes as ane\nane.batch('lint', {three!r}, {str(tmp_path / 'out')!r}, jobs=2)\n")
+    done = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True,
+                          env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("mil_ane_passes.batching.job.OptionsError: batch: a worker process ended while it started")
+    assert last.endswith('under `if __name__ == "__main__":`')
+    assert "is imported by each worker process" in done.stderr and "bootstrapping" not in done.stderr
+
+
 def test_a_worker_does_not_outlive_its_parent(tmp_path):
     (tmp_path / "parent.py").write_text(ORPHAN)
     with subprocess.Popen([sys.executable, tmp_path / "parent.py"], stdout=subprocess.PIPE, text=True,

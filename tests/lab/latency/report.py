@@ -22,6 +22,9 @@ HEADER = """# The latency model against public measurements
 Made by `python -m tests.lab.latency --record`; `mil_ane_passes/ane/latency_terms.py` states the model. Nothing was
 measured by us. Errors are absolute, relative to the measured time. *Held out*: predicted with parameters fitted without
 the row's group, which is its file of the source, its chip and its kind, so that no sweep is on both sides.
+
+The record is of more rows than `fixtures/latency` has: of sources that state no licence, only fitted parameters and
+cited figures are in this repository. `python -m tests.lab.latency` makes the same report of the rows that are here.
 """
 
 

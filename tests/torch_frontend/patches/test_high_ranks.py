@@ -9,6 +9,7 @@ import torch
 from coremltools.converters.mil.mil import Builder as mb
 
 import mil_ane_passes as ane
+from mil_ane_passes.ir.query import iterate_ops
 
 from ..checks import captured, input_types, outputs
 
@@ -51,7 +52,7 @@ def test_a_value_of_rank_6_is_computed_in_fewer_axes(precision, pipeline):
         pipeline = ane.pipeline(passes=pipeline)
     before = list(pipeline.passes) if pipeline is not None else []
     model = converted(Merged(), pass_pipeline=pipeline, compute_precision=precision)
-    assert max(var.rank for _, op in ane.core.query.iterate_ops(model._mil_program) for var in op.outputs) <= 5
+    assert max(var.rank for _, op in iterate_ops(model._mil_program) for var in op.outputs) <= 5
     np.testing.assert_allclose(outputs(model, [X])[0], Merged()(X).numpy(), rtol=2e-3)
     assert pipeline is None or pipeline.passes == before, "the user's own pipeline was changed"
 

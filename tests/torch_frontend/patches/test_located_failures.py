@@ -149,6 +149,19 @@ def test_a_pass_that_fails_is_named_with_the_op_it_was_at(monkeypatch):
     assert isinstance(refused.value.__cause__, KeyError)
 
 
+def test_a_pass_that_no_conversion_can_do_without_is_not_to_be_left_out():
+    class Resized(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.interpolate(F.avg_pool2d(x, 2), size=x.shape[2:], mode="bilinear", align_corners=False)
+
+    size = ct.RangeDim(4, 16, default=8)
+    with pytest.raises(NotConverted, match=r"^op 'upsample_bilinear2d' .*core_upsample' fails: .*; give the inputs "
+                                           r"fixed sizes, or scale by a number .*, or write that part") as refused:
+        ane.convert(captured(Resized().eval(), [X], "trace"), inputs=[ct.TensorType(shape=(2, 3, size, size))],
+                    skip_model_load=True)
+    assert "compute_precision" not in str(refused.value)
+
+
 def test_a_failure_while_the_program_is_written_is_named(monkeypatch):
     from coremltools.converters.mil.backend.mil.load import MILProtoExporter
 

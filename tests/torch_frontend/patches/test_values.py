@@ -660,7 +660,7 @@ add_refused("reductions sorting a flexible size is refused", "sorts along a flex
 REPEATED_X = torch.rand(3, 4)
 
 
-@case(REPEATED_X, frontends=FRONTENDS)
+@case(REPEATED_X, frontends=TRACE_AND_EXPORT)
 def repeated_repeats(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     by_each = torch.repeat_interleave(x, torch.tensor([1, 0, 2, 3]), 1, output_size=6)
     return by_each, torch.repeat_interleave(x, 2, -1), torch.repeat_interleave(x > 0.5, 2).int()

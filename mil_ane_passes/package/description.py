@@ -2,28 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from coremltools import proto
 
-from ..package import wire
-from .piece import NAME_FIELD, Named
+from . import wire
 
-__all__ = ["Description", "Feature", "Section"]
+__all__ = ["DESCRIPTION_FIELD", "FEATURE_KINDS", "Description", "Feature", "Section"]
+
+DESCRIPTION_FIELD = proto.Model_pb2.Model.DESCRIPTOR.fields_by_name["description"].number
 
 _MODEL_DESCRIPTION, _FUNCTION_DESCRIPTION = proto.Model_pb2.ModelDescription, proto.Model_pb2.FunctionDescription
-_FEATURE_KINDS = ("input", "output", "state")
+NAME_FIELD = 1
+FEATURE_KINDS = ("input", "output", "state")
 _PREDICTED_NAME_FIELDS = ("predictedFeatureName", "predictedProbabilitiesName")
 _FUNCTIONS_FIELD, _DEFAULT_FUNCTION_FIELD = (
     _MODEL_DESCRIPTION.DESCRIPTOR.fields_by_name[name].number for name in ("functions", "defaultFunctionName")
 )
 
 
-class Feature(Named):
-    """The description of one input, output or state."""
+class Feature:
+    """The description of one input, output or state: its bytes, and the message in them."""
 
-    __slots__ = ()
-    KIND = proto.Model_pb2.FeatureDescription
+    __slots__ = ("_message", "data")
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self._message: Any = None
+
+    @classmethod
+    def of(cls, message: Any) -> Feature:
+        """Make a description of a FeatureDescription message."""
+        return cls(message.SerializeToString(deterministic=True))
+
+    @property
+    def message(self) -> Any:
+        """The message; do not change it (copy it for `of`)."""
+        if self._message is None:
+            self._message = proto.Model_pb2.FeatureDescription.FromString(self.data)
+        return self._message
+
+    @property
+    def name(self) -> str:
+        return str(self.message.name)
+
+    def named(self, name: str) -> Feature:
+        """Return the description under another name, the rest byte for byte."""
+        return self if name == self.name else Feature(wire.replace_fields(self.data, NAME_FIELD, [name.encode()]))
 
 
 class Section:
@@ -43,28 +69,20 @@ class Section:
         """Replace all features of `kind`."""
         self.data = wire.replace_fields(self.data, self._numbers[kind], [feature.data for feature in features])
 
-    @property
-    def predicted(self) -> tuple[str, ...]:
-        """The names of a classifier's outputs: the label and the probabilities."""
-        found = [wire.get_payloads(self.data, self._numbers[name]) for name in _PREDICTED_NAME_FIELDS]
-        return tuple(names[-1].decode() for names in found if names and names[-1])
-
-    def keep_predicted(self, names: Collection[str]) -> None:
-        """Remove the names of predicted features that are not in `names`."""
+    def rename_predicted(self, names: Mapping[str, str | None]) -> None:
+        """Rename predicted features; None removes one, and names that are not in `names` stay."""
         for field in _PREDICTED_NAME_FIELDS:
-            number = self._numbers[field]
-            kept = [name for name in wire.get_payloads(self.data, number) if name.decode() in names]
-            self.data = wire.replace_fields(self.data, number, kept)
+            old = [name.decode() for name in wire.get_payloads(self.data, self._numbers[field])]
+            new = [names.get(name, name) for name in old]
+            self.data = wire.replace_fields(
+                self.data, self._numbers[field], [name.encode() for name in new if name is not None]
+            )
 
     def rename(self, names: Mapping[str, str]) -> None:
         """Rename features, also in the names of predicted features."""
-        for kind in _FEATURE_KINDS:
+        for kind in FEATURE_KINDS:
             self.put(kind, [feature.named(names.get(feature.name, feature.name)) for feature in self.features(kind)])
-        for field in _PREDICTED_NAME_FIELDS:
-            old = [name.decode() for name in wire.get_payloads(self.data, self._numbers[field])]
-            self.data = wire.replace_fields(
-                self.data, self._numbers[field], [names.get(name, name).encode() for name in old]
-            )
+        self.rename_predicted(names)
 
     def copy(self, name: str) -> Section:
         """Return a copy of a function's section under another name."""
@@ -93,6 +111,18 @@ class Description:
         own = [section for section in self.functions if section.name == function]
         whole = not own or (function == self.default and bool(self.model.features("output")))
         return own + ([self.model] if whole else [])
+
+    def make_own_section(self, function: str) -> Section:
+        """Return the section of `function` alone; it is made of the model's when the model has no others."""
+        own = next((section for section in self.functions if section.name == function), None)
+        if own is not None:
+            return own
+        section = Section(wire.encode_field(NAME_FIELD, function.encode()), of_function=True)
+        for kind in FEATURE_KINDS:
+            section.put(kind, self.model.features(kind))
+            self.model.put(kind, [])
+        self.functions.append(section)
+        return section
 
     def emit(self) -> bytes:
         """Return the description's bytes; the original ones when nothing was changed."""

@@ -1,0 +1,188 @@
+"""Equivalence across changes of the interface: `old(feeds)` beside `unmap(new(map(feeds)))`, over steps of states.
+
+What a transform makes may be several functions of one, each of which stands for it, or several parts, which run one
+after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from coremltools.converters.mil.mil import Function, Program, types
+
+from ..passes.contract import Exactness
+from ..passes.interface_change import InterfaceMapping
+from ..utils.errors import InputError
+from .comparison import to_arrays
+from .equivalence import VerifyReport, judge_executions
+from .execution import Execution, Plan, Run
+from .feeds import ShapeChoice, list_shape_choices, make_feeds, make_state
+
+__all__ = ["ChangedPart", "compare_across_interfaces"]
+
+Progress = Callable[[str], None]
+
+
+class ChangedPart(Protocol):
+    """A program that transforms made, with the mapping from the source's functions to each of its own."""
+
+    program: Program
+    interfaces: dict[str, InterfaceMapping]
+
+
+def compare_across_interfaces(
+    before: Program, parts: Sequence[ChangedPart], *, seeds: int = 2, steps: int = 3,
+    precisions: Sequence[str] = ("float64",), exactness: Exactness = Exactness.ROUNDING,
+    describe: Callable[[str], Any] = lambda name: None, progress: Progress = lambda text: None,
+) -> VerifyReport:
+    """Compare a program with what transforms made of it, on random feeds.
+
+    One part has functions that each stand for one of `before`; several parts run one after the other, and the later
+    ones read what the earlier ones return. A function with states runs `steps` times in a row, with states of its own,
+    which are compared as well. Feeds and results are limited to what both interfaces can hold. Outputs that were
+    removed are not compared, nor are those that were added; the notes name them.
+    """
+    old, new = Execution([]), Execution([])
+    notes: dict[str, None] = {}
+    for chain in _find_chains(parts):
+        name = chain.mappings[0].function
+        for number, choice in enumerate(_list_choices(before.functions[name], chain, describe(name), seeds)):
+            progress(f"{chain.label}, seed {number}")
+            for precision in precisions:
+                runs = _run_steps(before, chain, choice, number, steps, precision, describe(name))
+                for first, second in runs:
+                    _merge_run(old, first, precision)
+                    _merge_run(new, second, precision)
+        notes |= dict.fromkeys(_describe_left_out(chain))
+    if not old.runs:
+        raise InputError("there is no function to compare; expected functions made of those of the source")
+    report = judge_executions(old, new, exactness)
+    report.notes += notes
+    return report
+
+
+@dataclass(frozen=True)
+class _Chain:
+    """The functions that run one after the other in place of a function of the source."""
+
+    parts: tuple[tuple[Program, str], ...]
+    mappings: tuple[InterfaceMapping, ...]
+
+    @property
+    def label(self) -> str:
+        return self.parts[0][1]
+
+
+def _find_chains(parts: Sequence[ChangedPart]) -> Iterator[_Chain]:
+    for name in parts[0].interfaces:
+        present = [part for part in parts if name in part.interfaces]
+        yield _Chain(tuple((part.program, name) for part in present), tuple(part.interfaces[name] for part in present))
+
+
+def _list_choices(function: Function, chain: _Chain, description: Any, seeds: int) -> list[ShapeChoice]:
+    """Return the input shapes to try, one for each seed, with the fixed ones of changes that accept one alone."""
+    choices = list_shape_choices(function, description)
+    fixed: dict[str, tuple[int, ...]] = {}
+    for mapping in chain.mappings:
+        names = {name: name for name in function.inputs}
+        for step in mapping.steps:
+            for change in step:
+                if change.shape is not None and change.old is not None:
+                    fixed[names.get(change.old, change.old)] = change.shape
+            renamed = {change.old: change.new for change in step if change.kind != "output"}
+            names = {new: names[old] for old in names if (new := renamed.get(old, old)) is not None}
+    if fixed:
+        choices = [ShapeChoice(choice.label, {**choice.shapes, **{
+            name: shape for name, shape in fixed.items() if name in choice.shapes}}) for choice in choices]
+    return [choices[number % len(choices)] for number in range(max(seeds, 1))]
+
+
+def _run_steps(
+    before: Program, chain: _Chain, choice: ShapeChoice, seed: int, steps: int, precision: str, description: Any
+) -> Iterator[tuple[Run, Run]]:
+    """Yield the runs of both sides, step by step; each side keeps its own states."""
+    from ..runtime import Runtime
+
+    name = chain.mappings[0].function
+    function = before.functions[name]
+    stateful = any(types.is_state(var.sym_type) for var in function.inputs.values())
+    state = make_state(function, seed)
+    old = Runtime(before, function=name, precision=precision)
+    new = [Runtime(program, function=each, precision=precision) for program, each in chain.parts]
+    states: list[dict[str, Any]] = []
+    for step in range(steps if stateful else 1):
+        feeds = make_feeds(function, choice, seed + step * 101, description)
+        for mapping in chain.mappings:
+            feeds = mapping.round_feeds(feeds)
+        if not states:
+            states = [_select(part, mapping.map_state(state, feeds)) for part, mapping in zip(chain.parts,
+                                                                                          chain.mappings)]
+        label = f"seed {seed}" + (f", step {step}" if stateful else "")
+        plan = Plan(chain.label, label, feeds, dict(state))
+        first, second = Run(plan), Run(plan)
+        try:
+            found = to_arrays(old(feeds, state))
+        except InputError as error:
+            first.error = second.error = str(error)
+            yield first, second
+            return
+        for mapping in chain.mappings:
+            found = {**found, **mapping.round_results(found)}
+        found |= _label_states({key: value.copy() for key, value in state.items()})
+        try:
+            made = _run_chain(new, chain, feeds, states)
+        except InputError as error:
+            first.results[precision], second.error = found, str(error)
+        else:
+            gone = {change.old for mapping in chain.mappings for change in mapping.changes if change.new is None}
+            kept = {key: value for key, value in found.items() if key in made or key not in gone}
+            first.results[precision], second.results[precision] = kept, made
+        yield first, second
+
+
+def _run_chain(
+    runtimes: Sequence[Any], chain: _Chain, feeds: Mapping[str, Any], states: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Run the parts one after the other; returns the outputs and states of the source's function."""
+    found: dict[str, Any] = {}
+    passed: dict[str, Any] = {}
+    for runtime, part, mapping, state in zip(runtimes, chain.parts, chain.mappings, states):
+        made = to_arrays(runtime(_select(part, {**passed, **mapping.map_feeds(feeds)}), state))
+        passed |= made
+        found |= mapping.unmap_results(made)
+        found |= _label_states(mapping.unmap_state({name: value.copy() for name, value in state.items()}))
+    return found
+
+
+def _select(part: tuple[Program, str], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of `values` that the function of a part has as inputs or states."""
+    program, name = part
+    return {key: value for key, value in values.items() if key in program.functions[name].inputs}
+
+
+def _label_states(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"state {name}": value for name, value in state.items()}
+
+
+def _merge_run(execution: Execution, run: Run, precision: str) -> None:
+    """Add the results of a run at one precision to the run of the same feeds, if there is one already."""
+    same = [each for each in execution.runs if (each.plan.function, each.plan.label) == (
+        run.plan.function, run.plan.label)]
+    if not same:
+        execution.runs.append(run)
+    elif precision in run.results:
+        same[0].results[precision] = run.results[precision]
+
+
+def _describe_left_out(chain: _Chain) -> Iterator[str]:
+    """Name the outputs and states that are not compared."""
+    changes = [change for mapping in chain.mappings for change in mapping.changes if change.kind != "input"]
+    made = {change.new for change in changes if change.action == "added"}
+    for action, why in (("removed", "is gone"), ("added", "is new")):
+        for change in changes:
+            name = change.old if action == "removed" else change.new
+            elsewhere = len(chain.parts) > 1 or name in made and action == "removed"
+            if change.action == action and not elsewhere:
+                yield f"{chain.label}: {change.kind} '{name}' {why}, so not compared"

@@ -1,0 +1,115 @@
+"""Change of the float type of a function's inputs and outputs, with the casts that this takes and no other.
+
+Used by the rewrite `fp16_io` and by `edit --io`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import coremltools as ct
+from coremltools.converters.mil.mil import Function, Operation, Var, types
+
+from .block_editor import BlockEditor, rebind_inputs
+from .builder import RewriteBuilder, UniqueNames
+from .query import is_const
+
+__all__ = ["FLOAT_TYPES", "Retyped", "find_retype_obstacle", "retype_input", "retype_output"]
+
+FLOAT_TYPES = {"fp16": types.fp16, "fp32": types.fp32}
+"The float types of inputs and outputs, by the names that `cast` uses."
+_OPS_READING_ANY_FLOAT = ("cast", "shape")
+"Ops that accept any float type, so that they need no cast back."
+
+
+class Retyped(NamedTuple):
+    """What became of the casts of an input or output, and whether results stay the same bits."""
+
+    note: str
+    exact: bool
+
+
+def find_retype_obstacle(function: Function, var: Var) -> str:
+    """Return why the type of an input or output has to stay, "" if it need not."""
+    if var.name in _collect_image_names(function):
+        return f"'{var.name}' is an image, whose type the description gives"
+    if var.op is None and var in function.outputs:
+        return f"input '{var.name}' is returned as it is and has to keep its type"
+    return ""
+
+
+def _collect_image_names(function: Function) -> set[str]:
+    """Collect the inputs and outputs that are images by the package, or by the types passed to `ct.convert`."""
+    given = [kind.name for kind in function.input_types if isinstance(kind, ct.ImageType)]
+    made = [var.name for var, kind in zip(function.outputs, function.output_types or ())
+            if isinstance(kind, ct.ImageType)]
+    return {*getattr(function, "images", ()), *given, *made}
+
+
+def retype_input(function: Function, var: Var, dtype: str) -> Retyped:
+    """Declare the float input `var` in `dtype`: drop its casts to that, and cast it back for ops that read the other.
+
+    `dtype` is "fp16" or "fp32", `var` has the other of the two.
+    """
+    old, new = _get_other(dtype), FLOAT_TYPES[dtype]
+    function.placeholder_inputs[var.name].dtype = new
+    var._sym_type = types.tensor(new, var.shape)
+    readers, inner_blocks = list(dict.fromkeys(var.child_ops)), list(dict.fromkeys(var.consuming_blocks))
+    removed = False
+    back: Var | None = None
+    with function, BlockEditor() as editor:
+        mb = RewriteBuilder(function, UniqueNames(function))
+
+        def cast_back(like: Operation) -> Var:
+            with mb.at(mb.find_insertion_point(var)):
+                made = mb.cast(x=var, dtype=old, name=f"{var.name}_to_{old}")
+                mb.adopt_scopes(like.scopes)
+            return made
+
+        for op in readers:
+            if _is_cast_to(op, new) and not op.outputs[0].consuming_blocks:
+                editor.replace(op.outputs[0], var)
+                editor.remove_if_unused([op])
+                removed = True
+            elif op.op_type not in _OPS_READING_ANY_FLOAT:
+                back = back or cast_back(op)
+                op.set_inputs(no_check_var_types=True, **rebind_inputs(op, var, back))
+        for block in inner_blocks:
+            back = back or cast_back(block.outer_op)
+            block.replace_block_output_var(var, back)
+    if back is not None:
+        return Retyped(f"it is cast to {old} where it is read so", dtype == "fp32")
+    exact = dtype == "fp32" or all(op.op_type == "shape" for op in readers if not _is_cast_to(op, new))
+    return Retyped("its cast is gone" if removed else "what reads it takes either", exact)
+
+
+def retype_output(function: Function, var: Var, dtype: str) -> Retyped:
+    """Return the float output `var` in `dtype`, under its name: the value it was cast from, or a cast of it."""
+    old = _get_other(dtype)
+    names = UniqueNames(function)
+    name, source = var.name, var.op.x if var.op.op_type == "cast" else None
+    # A cast to fp16 rounds: its fp32 operand has other values.
+    undone = source is not None and dtype == "fp16" and source.dtype == types.fp16
+    with function, BlockEditor() as editor:
+        mb = RewriteBuilder(function, names)
+        if source is None or not undone:
+            new = mb.cast(x=var, dtype=dtype, name=f"{name}_to_{dtype}")
+        elif source.op is None or source.consuming_blocks or is_const(source):  # it has to keep its own name
+            new = mb.identity(x=source)
+        else:
+            new = source
+        mb.adopt_scopes(var.op.scopes)
+        function.set_outputs([new if each is var else each for each in function.outputs])
+        var.name, new.name = names.make_unique_name(f"{name}_in_{old}"), name
+        editor.remove_if_unused([var.op])
+    if undone:
+        return Retyped("its cast is gone", True)
+    return Retyped(f"it is made in {old} and cast", dtype == "fp32")
+
+
+def _get_other(dtype: str) -> str:
+    return "fp32" if dtype == "fp16" else "fp16"
+
+
+def _is_cast_to(op: Operation, dtype: object) -> bool:
+    return bool(op.op_type == "cast" and op.outputs[0].dtype == dtype)

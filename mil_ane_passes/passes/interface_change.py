@@ -1,0 +1,123 @@
+"""Changes of a function's interface, with the mapping of feeds, states and results between old and new.
+
+A transform declares what it changes; a check across the change then compares `old(feeds)` with
+`unmap_results(new(map_feeds(feeds)))`, over several steps where there is state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+__all__ = ["InterfaceChange", "InterfaceMapping", "change_dtype"]
+
+Array = np.ndarray[Any, Any]
+
+
+def _keep(value: Any) -> Any:
+    return value
+
+
+@dataclass(frozen=True)
+class InterfaceChange:
+    """One change of an input, output or state.
+
+    `old` is its name before, None if it is new; `new` is its name after, None if it is gone. `map` converts an array of
+    the old form to the new one, `unmap` converts it back: `unmap(map(value))` is what both forms can hold of a value.
+    `make` computes a new input or the initial value of a new state from the feeds of before; without it, a new input
+    comes from a part of the model that runs earlier. `shape` is the only shape of the old form that the new one
+    accepts, where the old one accepted others.
+    """
+
+    kind: Literal["input", "output", "state"]
+    old: str | None
+    new: str | None
+    action: Literal["added", "removed", "renamed", "retyped", "reshaped"]
+    map: Callable[[Any], Any] = _keep
+    unmap: Callable[[Any], Any] = _keep
+    make: Callable[[Mapping[str, Any]], Any] | None = None
+    shape: tuple[int, ...] | None = None
+
+    def to_dict(self) -> dict[str, str | None]:
+        """Return the change as in JSON, without the functions that convert arrays."""
+        return {"kind": self.kind, "old": self.old, "new": self.new, "action": self.action}
+
+
+def change_dtype(kind: Literal["input", "output", "state"], name: str, old: Any, new: Any) -> InterfaceChange:
+    """Declare that an input, output or state has the numpy dtype `new` instead of `old`.
+
+    Results at full precision, float64, keep it: they are not what a device returns.
+    """
+    def convert(dtype: Any) -> Callable[[Any], Any]:
+        return lambda value: value if np.asarray(value).dtype == np.float64 else np.asarray(value).astype(dtype)
+
+    return InterfaceChange(kind, name, name, "retyped", convert(new), convert(old))
+
+
+@dataclass(frozen=True)
+class InterfaceMapping:
+    """The mapping between `function` of the source and a function made of it, over several changes in order.
+
+    Changes within one step of `steps` are made at once, so that names can be swapped.
+    """
+
+    function: str
+    steps: tuple[tuple[InterfaceChange, ...], ...] = ()
+
+    def followed_by(self, *changes: InterfaceChange) -> InterfaceMapping:
+        """Return the mapping with one more step."""
+        return replace(self, steps=(*self.steps, changes)) if changes else self
+
+    @property
+    def changes(self) -> tuple[InterfaceChange, ...]:
+        """All changes in order."""
+        return tuple(change for step in self.steps for change in step)
+
+    def map_feeds(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """Convert feeds of the old function to feeds of the new one."""
+        return self._map("input", feeds, feeds)
+
+    def map_state(self, state: Mapping[str, Any], feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """Convert states of the old function to states of the new one; `feeds` are those of the old function."""
+        return self._map("state", state, feeds)
+
+    def unmap_results(self, results: Mapping[str, Any]) -> dict[str, Any]:
+        """Convert outputs of the new function to those of the old one; outputs that it did not have are left out."""
+        return self._unmap("output", results)
+
+    def unmap_state(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Convert states of the new function to those of the old one."""
+        return self._unmap("state", state)
+
+    def round_feeds(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """Limit feeds of the old function to values that the new one can be fed with."""
+        return {**feeds, **self._unmap("input", self._map("input", feeds, feeds))}
+
+    def round_results(self, results: Mapping[str, Any]) -> dict[str, Any]:
+        """Limit results of the old function to what the new one returns, in its precision."""
+        return self._unmap("output", self._map("output", results, {}))
+
+    def _map(self, kind: str, values: Mapping[str, Any], feeds: Mapping[str, Any]) -> dict[str, Any]:
+        found = dict(values)
+        for step in self.steps:
+            changes = [change for change in step if change.kind == kind]
+            kept = {name: value for name, value in found.items() if name not in {each.old for each in changes}}
+            moved = {each.new: each.map(found[each.old]) for each in changes
+                     if each.new is not None and each.old is not None and each.old in found}
+            made = {each.new: each.make(feeds) for each in changes
+                    if each.old is None and each.new is not None and each.make is not None}
+            found = {**kept, **moved, **made}
+        return found
+
+    def _unmap(self, kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        found = dict(values)
+        for step in reversed(self.steps):
+            changes = [change for change in step if change.kind == kind]
+            kept = {name: value for name, value in found.items() if name not in {each.new for each in changes}}
+            moved = {each.old: each.unmap(found[each.new]) for each in changes
+                     if each.new is not None and each.old is not None and each.new in found}
+            found = {**kept, **moved}
+        return found

@@ -1,0 +1,151 @@
+"""Inference of all values of a function from the shapes of its inputs, in place, by coremltools.
+
+The file declares the types of loop variables; if the initial value has a known size, and the body returns the same size
+for it, that is the size of the loop variable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from coremltools.converters.mil.mil import Block, Function, Operation, Var, types
+from coremltools.converters.mil.mil.types.symbolic import is_symbolic
+
+from ..ir.query import get_flat_inputs, is_opaque
+from ..ir.type_inference import infer_types, refine_type
+from ..package.limits import EvaluationBudget, count_elements
+from ..package.op_builder import COREMLTOOLS_ERRORS
+from ..package.oversized_inputs import Rejected, reject_oversized_inputs
+
+__all__ = ["ShapeInference", "Sizes", "get_sizes", "set_input_shape"]
+
+Sizes = tuple[int | None, ...]
+_MAX_ROUNDS = 8
+"The most rounds of guesses about the sizes of one loop; afterwards the declared types are used without guesses."
+_EVALUATION_LIMITS = 1 << 22, 1 << 25
+"The most elements of one op's outputs, and of all, that are evaluated: masks of 2048 x 2048, and their operands."
+
+
+def get_sizes(sym_type: Any) -> Sizes | None:
+    """Return the sizes of a pymil type, None for unknown ones; None for what is not a tensor or has unknown rank."""
+    if types.is_state(sym_type):
+        return get_sizes(sym_type.wrapped_type())
+    if not types.is_tensor(sym_type):
+        return () if types.is_scalar(sym_type) else None
+    shape = sym_type.get_shape()
+    if any(is_symbolic(size) and str(size).startswith("*") for size in shape):
+        return None
+    return tuple(None if is_symbolic(size) else int(size) for size in shape)
+
+
+def set_input_shape(function: Function, name: str, shape: Iterable[int]) -> Var:
+    """Declare the shape of an input or state; `ShapeInference` infers what follows from it."""
+    var, sizes = function.inputs[name], tuple(shape)
+    function.placeholder_inputs[name].sym_shape = sizes
+    inner = var.sym_type.wrapped_type() if types.is_state(var.sym_type) else var.sym_type
+    made = types.tensor(inner.get_primitive(), sizes)
+    var._sym_type = types.state(made) if types.is_state(var.sym_type) else made
+    return var
+
+
+class ShapeInference:
+    """Infers the types and values that follow from `changed` values of a function.
+
+    `declared` are the types of before, of all values that were inferred again. Where coremltools' inference contradicts
+    these, the op keeps them, and is in `rejected` with coremltools' error, which is empty if it only infers others.
+    """
+
+    def __init__(self, function: Function, changed: Iterable[Var]) -> None:
+        self.declared: dict[Var, Any] = {}
+        self.rejected: dict[Operation, str] = {}
+        self._changed = set(changed)
+        self._budget = EvaluationBudget(*_EVALUATION_LIMITS)
+        with function:  # coremltools reads the opset of the current function
+            self._infer_block(function)
+
+    def _infer_block(self, block: Block) -> None:
+        for op in block.operations:
+            if op.op_type == "while_loop" and len(op.blocks) == 2 and hasattr(op, "loop_vars"):
+                self._infer_loop(op)
+            else:
+                for inner in op.blocks:
+                    self._infer_block(inner)
+            read = [*get_flat_inputs(op), *(var for inner in op.blocks for var in inner.outputs)]
+            if not is_opaque(op) and not self._changed.isdisjoint(read):
+                self._infer_op(op)
+
+    def _infer_op(self, op: Operation) -> None:
+        then = [self.declared.setdefault(var, var.sym_type) for var in op.outputs]
+        self.rejected.pop(op, None)
+        try:
+            reject_oversized_inputs(type(op), op.inputs, len(then))
+            found = infer_types(op)
+            found = found if isinstance(found, tuple) else (found,)
+            if len(found) != len(then) or not all(map(types.is_compatible_type, found, then)):
+                raise Rejected
+        except (*COREMLTOOLS_ERRORS, Rejected) as error:
+            self.rejected[op] = "" if isinstance(error, Rejected) else " ".join(str(error).split())
+            made, values = tuple(then), (None,) * len(then)
+        else:
+            made = tuple(map(refine_type, found, then))
+            values = self._evaluate(op, made)
+        for var, sym_type, value in zip(op.outputs, made, values, strict=True):
+            if sym_type is not var.sym_type or value is not None or var._sym_val is not None:
+                self._changed.add(var)
+            var._sym_type, var._sym_val = sym_type, value
+
+    def _evaluate(self, op: Operation, made: tuple[Any, ...]) -> tuple[Any, ...]:
+        count = sum(count_elements(each.get_shape()) if types.is_tensor(each) else 1 for each in made)
+        if not self._budget.allows(count):
+            return (None,) * len(made)
+        try:
+            values = tuple(op._auto_val(made))
+        except COREMLTOOLS_ERRORS:
+            return (None,) * len(made)
+        if any(value is not None for value in values):
+            self._budget.spend(count)
+        return values
+
+    def _infer_loop(self, op: Operation) -> None:
+        """Infer the blocks of a loop, with sizes for its variables that hold in every iteration."""
+        condition, body = op.blocks
+        then = [self.declared.setdefault(var, var.sym_type) for var in body.inputs]
+        for block in op.blocks:
+            for var in block.inputs:
+                self.declared.setdefault(var, var.sym_type)
+        wrong: set[tuple[int, int]] = set()
+        for last in (*[False] * _MAX_ROUNDS, True):
+            made = [kind if last else _guess_sizes(kind, first.sym_type, {axis for at, axis in wrong if at == place})
+                    for place, (kind, first) in enumerate(zip(then, op.loop_vars))]
+            for block in op.blocks:
+                for var, sym_type in zip(block.inputs, made, strict=True):
+                    if var.sym_type is not sym_type:
+                        self._changed.add(var)
+                        var._sym_type = sym_type
+            self._infer_block(condition)
+            self._infer_block(body)
+            failed = {(place, axis) for place, (kind, guess, out) in enumerate(zip(then, made, body.outputs))
+                      for axis in _find_other_sizes(kind, guess, out.sym_type)}
+            if not failed:
+                return
+            wrong |= failed
+
+
+def _guess_sizes(declared: Any, first: Any, wrong: set[int]) -> Any:
+    """Return the type of a loop variable with unknown sizes taken from its initial value, but for axes in `wrong`."""
+    sizes, known = get_sizes(declared), get_sizes(first)
+    if sizes is None or known is None or len(sizes) != len(known) or not types.is_tensor(declared):
+        return declared
+    shape = [old if size is not None or new is None or axis in wrong else new
+             for axis, (old, size, new) in enumerate(zip(declared.get_shape(), sizes, known))]
+    return declared if shape == list(declared.get_shape()) else types.tensor(declared.get_primitive(), shape)
+
+
+def _find_other_sizes(declared: Any, guess: Any, out: Any) -> list[int]:
+    """Return the axes of which a guessed size is not the one that the body returns."""
+    if guess is declared:
+        return []
+    sizes, guessed, made = get_sizes(declared) or (), get_sizes(guess) or (), get_sizes(out)
+    return [axis for axis, (size, new) in enumerate(zip(sizes, guessed)) if size is None and new is not None
+            and (made is None or axis >= len(made) or made[axis] != new)]
