@@ -86,8 +86,8 @@ class WeightReader:
             raise self._damaged(what, f"{bits} bits", "1 to 8")
         codes = self._unpack(params, bits, int(np.prod(shape, dtype=np.int64)), what).reshape(shape)
         one, zero = np.ones(1, np.float32), np.zeros(1, np.float32)
-        if params.quantization.WhichOneof("QuantizationType") == "lookUpTableQuantization":
-            table = np.array(params.quantization.lookUpTableQuantization.floatValue, np.float32)
+        if params.quantization.WhichOneof("QuantizationType") == "lookupTableQuantization":
+            table = np.array(params.quantization.lookupTableQuantization.floatValue, np.float32)
             if table.size != 2 ** bits:
                 raise self._damaged(what, f"a table of {table.size} numbers", f"{2 ** bits} for {bits} bits")
             return codes, table, one, zero
