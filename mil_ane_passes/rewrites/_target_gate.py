@@ -19,10 +19,10 @@ def find_limiting_generations(name: str, extent: int, generations: Sequence[Gene
     return [each for each in generations if find_exceeded_limit(name, extent, (each,))]
 
 
-def describe_supporting_targets(generations: Sequence[Generation], refused: Sequence[Generation]) -> str:
-    """Describe why an op is skipped: some of `generations` support it as it is."""
-    taking = format_generations([each for each in generations if each not in refused])
-    return f"taken on {taking}; name an older target, or always=true"
+def describe_supporting_targets(generations: Sequence[Generation], unsupported: Sequence[Generation]) -> str:
+    """Describe why an op is skipped: the `generations` that are not among `unsupported` support it as it is."""
+    supporting = format_generations([each for each in generations if each not in unsupported])
+    return f"taken on {supporting}; name an older target, or always=true"
 
 
 def skip_if_supported(rule: Rule, op: Operation, always: bool) -> Miss | None:
@@ -30,12 +30,10 @@ def skip_if_supported(rule: Rule, op: Operation, always: bool) -> Miss | None:
 
     Return None with `always`, too.
     """
-    refused = [each for each in rule.generations if rule.targets.includes(each)]
-    return (
-        None
-        if always or len(refused) == len(rule.generations)
-        else Miss(op, describe_supporting_targets(rule.generations, refused))
-    )
+    unsupported = [each for each in rule.generations if rule.targets.includes(each)]
+    if always or len(unsupported) == len(rule.generations):
+        return None
+    return Miss(op, describe_supporting_targets(rule.generations, unsupported))
 
 
 def find_length_obstacle(lengths: Iterable[object], generations: Sequence[Generation], before: int = 0) -> str:
@@ -44,6 +42,8 @@ def find_length_obstacle(lengths: Iterable[object], generations: Sequence[Genera
     The reason is a chip that supports the length `before`, but not the longest of `lengths`.
     """
     longest = max((int(str(length)) for length in lengths if not is_symbolic(length)), default=0)
-    found = None if longest <= before else find_exceeded_limit("spatial", longest, [
-        each for each in generations if not find_exceeded_limit("spatial", before, (each,))])
-    return f"a value of length {longest} would be made: {found.words}" if found else ""
+    if longest <= before:
+        return ""
+    supporting = [each for each in generations if not find_exceeded_limit("spatial", before, (each,))]
+    exceeded = find_exceeded_limit("spatial", longest, supporting)
+    return f"a value of length {longest} would be made: {exceeded.words}" if exceeded else ""

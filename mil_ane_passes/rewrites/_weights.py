@@ -1,4 +1,4 @@
-"""Reshaped weights: the same bytes, compressed or not, as long as the first axis stays."""
+"""Reshaped and sliced weights: the same bytes where possible, and whether all readers of a weight change alike."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ __all__ = [
 _PACKED_INPUTS = frozenset({"quantized_data", "indices", "data", "mask"})
 "Inputs with the weight's own shape, in the forms without a `shape` parameter."
 _TABLE_INPUTS = frozenset({"lut", "scale", "offset", "zero_point"})
+"Inputs with one entry for each block of the weight."
 _FLAT_INPUTS = frozenset({"nonzero_data"})
 _RESHAPABLE_OPS = frozenset({"constexpr_affine_dequantize", "constexpr_lut_to_dense", "constexpr_sparse_to_dense",
                              "constexpr_blockwise_shift_scale"})
 _UNIFORM_READERS: WeakKeyDictionary[Operation, tuple[int, Any]] = WeakKeyDictionary()
-"Weights whose readers were found uniform, with their number: every reader queries this, and it is computed once."
+"Weights with uniform readers: how many, and their settings. Every reader needs this, and it is computed once."
 
 
 def find_reshape_obstacle(var: Var) -> str | None:
@@ -66,7 +67,7 @@ def reshape_weight(mb: RewriteBuilder, var: Var, shape: tuple[int, ...]) -> Var:
                       if bound is not None}
             return getattr(mb, var.op.op_type)(**inputs)
 
-    made: Var = mb.once(("shown", var, shape), make)
+    made: Var = mb.once(("reshaped", var, shape), make)
     return made
 
 
@@ -78,22 +79,22 @@ def _reshape_input(mb: RewriteBuilder, var: Var, name: str, bound: Var, shape: t
     if name in _PACKED_INPUTS:
         return mb.reshaped(bound, shape)
     if name in _TABLE_INPUTS and bound.rank > 1:
-        beyond = tuple(bound.shape[var.rank:])
-        return mb.reshaped(bound, (int(bound.shape[0]), *[1] * (len(shape) - 1), *beyond))
+        table_axes = tuple(bound.shape[var.rank:])
+        return mb.reshaped(bound, (int(bound.shape[0]), *[1] * (len(shape) - 1), *table_axes))
     return bound
 
 
 def has_uniform_readers(op: Operation, block: Block, settings: Callable[[Operation], Any]) -> bool:
     """Return whether all readers of the weight of `op` are ops of its type in `block` with the same `settings`."""
-    mine = (op.op_type, block, settings(op))
-    readers, known = _UNIFORM_READERS.get(op.weight.op, (0, None))
-    if known == mine and len(op.weight.child_ops) <= readers:  # some of the uniform readers were removed since
+    own = (op.op_type, block, settings(op))
+    count, common = _UNIFORM_READERS.get(op.weight.op, (0, None))
+    if common == own and len(op.weight.child_ops) <= count:  # some of the uniform readers were removed since
         return True
-    alike = all(other.op_type == op.op_type and other.enclosing_block is block and settings(other) == mine[-1]
-                for other in get_consumers(op.weight))
-    if alike:
-        _UNIFORM_READERS[op.weight.op] = len(op.weight.child_ops), mine
-    return alike
+    is_uniform = all(each.op_type == op.op_type and each.enclosing_block is block and settings(each) == own[-1]
+                     for each in get_consumers(op.weight))
+    if is_uniform:
+        _UNIFORM_READERS[op.weight.op] = len(op.weight.child_ops), own
+    return is_uniform
 
 
 def split_evenly(length: int, most: int) -> list[tuple[int, int]]:
@@ -110,12 +111,11 @@ def slice_weight(mb: RewriteBuilder, var: Var, axis: int, start: int, stop: int)
     """
     at = axis % var.rank
 
-    def cut() -> np.ndarray[Any, Any]:
-        whole: np.ndarray[Any, Any] = np.asarray(var.val)
-        part: np.ndarray[Any, Any] = whole[(slice(None),) * at + (slice(start, stop),)]
+    def make() -> np.ndarray[Any, Any]:
+        part: np.ndarray[Any, Any] = np.asarray(var.val)[(slice(None),) * at + (slice(start, stop),)]
         return part
 
-    return mb.weight(var, f"{at}_{start}_{stop}", cut)
+    return mb.weight(var, f"{at}_{start}_{stop}", make)
 
 
 def _count_duplicated_bytes(var: Var, op: Operation, alike: Callable[[Operation], bool]) -> int:

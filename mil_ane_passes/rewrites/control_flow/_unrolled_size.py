@@ -49,11 +49,11 @@ def measure_unrolled_size(
         if own is None:
             continue
         chain = _measure_chain_through(_find_enclosing_function(each), each, {**chosen, each: own.chain})
-        whole = UnrolledSize(chain, total - 1 + own.ops)
+        unrolled = UnrolledSize(chain, total - 1 + own.ops)
         if each is op:
-            return whole
-        if whole.chain <= most.chain and whole.ops <= most.ops:
-            chosen[each], total = own.chain, whole.ops
+            return unrolled
+        if unrolled.chain <= most.chain and unrolled.ops <= most.ops:
+            chosen[each], total = own.chain, unrolled.ops
     return UnrolledSize(0, total)
 
 

@@ -51,7 +51,7 @@ class UnrollWhileLoop(Rewrite):
             starts and ends at constants: condition and counter are worked out until it stops. Not more than `max_steps`
             steps, and not where the functions together would have more than `max_ops` ops: steps of a loop in a loop
             multiply, which is counted before anything is written. No random numbers and no states in the body, and no
-            sizes that change. Not in a loop that is not written out itself: that runs on the CPU as a whole.
+            sizes that change. Not in a loop that is not written out itself: that runs on the CPU entirely.
     exact   bitwise: the same ops on the same values in the same order. What depends on the counter alone is a constant
             in each step; what is the same in all steps is computed once.
     cost    The ops of the body once a step. Weights are not copied: every step reads the same ones.

@@ -47,12 +47,11 @@ def compute_crop_window(op: Operation) -> _CropWindow | str:
         if lengths is not None and is_symbolic(extent):
             return "output_shape is given for an input of symbolic size"
         full = None if is_symbolic(extent) else (int(extent) - 1) * stride + _compute_kernel_extent(op, axis)
-        if kind in ("same", "same_lower"):  # without output_shape, extent * stride: the extent cancels out
-            rest = (
-                full - lengths[2 + axis]
-                if full is not None and lengths is not None
-                else _compute_kernel_extent(op, axis) - stride
-            )
+        if kind in ("same", "same_lower"):
+            if full is not None and lengths is not None:
+                rest = full - lengths[2 + axis]
+            else:  # the length is extent * stride, and the extent cancels out
+                rest = _compute_kernel_extent(op, axis) - stride
             small = max(rest, 0) // 2  # nothing to crop in front where the kernel is shorter than the stride
             large = rest - small
             before, after = (large, small) if kind == "same_lower" else (small, large)
@@ -75,13 +74,13 @@ def build_symmetric_crop(mb: RewriteBuilder, op: Operation, window: _CropWindow)
         lengths = get_const_value(op.output_shape)
         longer = [sum(pair) - 2 * pad for pair, pad in zip(window, pads)]
         changes["output_shape"] = lengths[:2] + [length + more for length, more in zip(lengths[2:], longer)]
-    whole = rebuild_op(mb, op, **changes)
+    y = rebuild_op(mb, op, **changes)
     starts = [0, 0, *(before - pad for (before, _), pad in zip(window, pads))]
     ends = [0, 0, *(pad - after for (_, after), pad in zip(window, pads))]
     if not any(starts) and not any(ends):
-        return whole
-    window_shown: Var = mb.slice_by_index(x=whole, begin=starts, end=ends, end_mask=[end == 0 for end in ends])
-    return window_shown
+        return y
+    cropped: Var = mb.slice_by_index(x=y, begin=starts, end=ends, end_mask=[end == 0 for end in ends])
+    return cropped
 
 
 def describe_crop(window: _CropWindow) -> str:

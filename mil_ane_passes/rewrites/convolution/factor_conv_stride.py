@@ -29,10 +29,10 @@ class FactorConvStride(Rewrite):
 
     why     Such strides (5, 7, 10, ...) made the ANE's compiler hang or take half a minute. An iPad whose log says
             "Strides of Conv needs to be product of at most 2 interleave factors" gave wrong outputs; that the stride
-            is the cause is not verified. The reports contradict each other: on an M4 strides 2 to 8 were all taken, in
+            is the cause is not verified. The reports contradict each other: on an M4 strides 2 to 8 all work, in
             the first report 13 and 14 compiled as fast as any, and one hang is of stride 6, which is left alone here.
     when    fp16; an undilated axis of known size, a constant weight that is read in no other way. Other axes keep their
-            stride. form=slice takes dilated, compressed, 3-D and symbolic ones as well. Not where the length that is
+            stride. form=slice supports dilated, compressed, 3-D and symbolic ones as well. Not where the length that is
             made is beyond a chip looked at and that of x is not.
     exact   rounding: the same products, added in another order. Where the kernel is longer than the stride and
             no multiple of it zeros are multiplied too: an infinite or NaN input may then reach outputs beside its own.
@@ -262,7 +262,7 @@ def _build_phase_weight(mb: RewriteBuilder, op: Operation, axes: list[int]) -> V
 
 def _split_weight_axis(weight: np.ndarray[Any, Any], at: int, stride: int) -> np.ndarray[Any, Any]:
     missing = -weight.shape[at] % stride
-    whole = np.pad(weight, [(0, missing if number == at else 0) for number in range(weight.ndim)])
-    shape, taps = whole.shape, whole.shape[at] // stride
-    apart = np.moveaxis(whole.reshape(*shape[:at], taps, stride, *shape[at + 1:]), at + 1, 2)
+    padded = np.pad(weight, [(0, missing if number == at else 0) for number in range(weight.ndim)])
+    shape, taps = padded.shape, padded.shape[at] // stride
+    apart = np.moveaxis(padded.reshape(*shape[:at], taps, stride, *shape[at + 1:]), at + 1, 2)
     return apart.reshape(shape[0], shape[1] * stride, *shape[2:at], taps, *shape[at + 1:])

@@ -19,11 +19,11 @@ from ._examples import make_conv_example
 class LiftConv1d(Rewrite):
     """Lift 1-D conv to 2-D with a dummy axis.
 
-    why     With axis=-1 the kernel lies on the height, where an M4 takes 31 against 15 on the width. The report behind
-            `ane::lift_conv_transpose_1d` advises Conv2d over Conv1d in general; its evidence is the transposed case.
-            Together with `ane::carry_lift` it keeps a whole 1-D network in one layout.
-    when    x of rank 3, and a kernel that covers more than the target takes on the width (where Core ML is predicted to
-            lay it): others are supported as they are. With `always` every conv of rank 3 is lifted.
+    why     With axis=-1 the kernel lies on the height, where an M4 supports 31 against 15 on the width. The report
+            behind `ane::lift_conv_transpose_1d` advises Conv2d over Conv1d in general, for the transposed case only.
+            Together with `ane::carry_lift` it keeps an entire 1-D network in one layout.
+    when    x of rank 3, and a kernel that covers more than the target supports on the width (where Core ML is predicted
+            to lay it): others are supported as they are. With `always` every conv of rank 3 is lifted.
     exact   bitwise: the dummy axis has kernel 1, stride 1 and no padding; the weight is a view of the same bytes.
     undone  axis=2 by coremltools' `common::compose_conv1d` (a second run of its default pipeline); axis=-1 by nothing
             there. `ane.pipeline()` places this pass after it.

@@ -24,8 +24,8 @@ class SplitConvTransposeBias(Rewrite):
             lift is bitwise, but the form of it that was verified makes rows of one element, 32 times the bytes at fp16.
             So the preset `safe` lifts, and `full` splits what the target supports without a lift.
     when    x of rank 3 (any rank with any_rank=true), a constant bias of the output's dtype. A bias that is all zero
-            is dropped, which is bitwise. A kernel that covers more than the target takes on the width is left to the
-            lift, which lays it on the height (any_kernel=true splits it, too).
+            is dropped, which is bitwise. A kernel that covers more than the target supports on the width is left to
+            the lift, which lays it on the height (any_kernel=true splits it, too).
     exact   rounding: the sum is rounded once before the bias is added and once after.
     cost    one add over the output; the layout stays. None for a bias that is dropped.
     undone  by coremltools' `common::fuse_conv_bias`, which folds the add back. In `ane.pipeline()` this pass stands

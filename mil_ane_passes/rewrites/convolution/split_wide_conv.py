@@ -54,7 +54,7 @@ class SplitWideConv(Rewrite):
     """Run a conv whose kernel is too large for the ANE as one of kernel 1 over windows, or as several that are added.
 
     why     Kernels end at 15 wide and 31 tall on an M4, at 13 wide on an M1, and on an M6 one that is larger takes the
-            model off the ANE. A square one of 16 is taken by an M4 after minutes and 11.7 GB.
+            model off the ANE. A square one of 16 compiles for an M4 after minutes and 11.7 GB.
     when    A kernel that is too large, or 14 to 16 square, in fp16, the weight stored. The first form that serves:
             frames where the large axes are strided, undilated and of known size: windows become channels of a conv
             with kernel 1 (patches, spectra). upright for 1xK up to 31: the last two axes change over. fold for a 1-D
@@ -62,7 +62,7 @@ class SplitWideConv(Rewrite):
             the kernel over shifted inputs, added. 1-D kernels below 32 are ane::lift_conv_1d's.
     exact   rounding: the same products; parts round each result and each sum once more, and a partial sum must stay
             below 65504. No element is multiplied that was not before, no weight is stored twice; a compressed
-            one stays so, and parts refuse it, as do frames that leave the kernel another axis.
+            one stays so; parts do not support it, nor do frames that leave the kernel another axis.
     cost    frames copy the input up to ceil(K / s) times on each axis, fold twice; upright takes two transposes, parts
             a pass over the input and an add each. On M1 and M2 slices of large values have a fault of their own,
             ane::last_axis_slice.

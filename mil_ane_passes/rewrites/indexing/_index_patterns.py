@@ -203,8 +203,7 @@ def split_points_by_axis(columns: Sequence[_Array]) -> list[_Array] | None:
         line = column[tuple(slice(None) if axis in vary else 0 for axis in range(len(shape)))]
         lists.append(line.reshape(-1))
         free = vary[-1] + 1 if vary else free
-    whole = math.prod(len(each) for each in lists) == math.prod(shape)
-    return lists if whole else None
+    return lists if math.prod(map(len, lists)) == math.prod(shape) else None
 
 
 def find_take_obstacle(var: Var, places: IndexPattern) -> str:
@@ -267,17 +266,17 @@ def slice_runs(mb: RewriteBuilder, var: Var, runs: dict[int, Run], squeeze: bool
     runs = {axis: run for axis, run in runs.items() if squeeze or run != Run(0, 1, var.shape[axis])}
     if not runs:
         return var
-    whole = [axis not in runs for axis in range(var.rank)]
+    is_uncut = [axis not in runs for axis in range(var.rank)]
     begin = [0 if axis not in runs else runs[axis].start for axis in range(var.rank)]
     end = [0 if axis not in runs else runs[axis].start + (runs[axis].count - 1) * runs[axis].step + 1
            for axis in range(var.rank)]
     parameters: dict[str, Any] = {"begin": begin, "end": end}
     if any(run.step != 1 for run in runs.values()):
         parameters["stride"] = [runs[axis].step if axis in runs else 1 for axis in range(var.rank)]
-    if any(whole):
-        parameters |= {"begin_mask": whole, "end_mask": whole}
+    if any(is_uncut):
+        parameters |= {"begin_mask": is_uncut, "end_mask": is_uncut}
     if squeeze:
-        parameters["squeeze_mask"] = [not each for each in whole]
+        parameters["squeeze_mask"] = [axis in runs for axis in range(var.rank)]
     sliced: Var = mb.slice_by_index(x=var, **parameters)
     return sliced
 

@@ -44,11 +44,11 @@ _LAST_AXIS_CONCAT_FAULT = Gate(first="a14", last="m2")
 class GatherAsSlices(Rewrite):
     """Turn a gather at constant places into slices and a concat, or one slice, a reverse or a transpose.
 
-    why     Before the M4 nobody saw a gather on the ANE through Core ML, while slices are taken everywhere; and what
+    why     Before the M4 nobody saw a gather on the ANE through Core ML, while slices work everywhere; and what
             is one slice, or all of the axis, needs no gather on any chip.
     when    gather, gather_nd and gather_along_axis with constant indices. One slice, reverse or none: on every target.
-            Where values have to be joined: on targets before the M4 only, which takes such a gather as it is, unless
-            `always`. Places of several axes are taken axis by axis, or of the axes shown as one.
+            Where values have to be joined: on targets before the M4 only, which supports such a gather, unless
+            `always`. Places of several axes are read axis by axis, or of the axes reshaped to one.
     exact   bitwise: elements are moved, none is computed with.
     cost    As many values are joined as there are runs of neighbours, `max_parts` at most. On M1 and M2, where joining
             slices of the last axis is reported to go wrong, two transposes, too.

@@ -34,7 +34,7 @@ _MAX_VALUES_VISITED = 64
 
 
 class PlainIndices(Rewrite):
-    """Use indices as they are where the ops that make them say that none is negative.
+    """Use indices as they are where the ops that compute them show that none is negative.
 
     why     coremltools adds n to negative indices of gather: greater_equal, add and select on int32, which the ANE does
             not take, with casts around them. What topk, argmax or a count of truth values give is never negative.

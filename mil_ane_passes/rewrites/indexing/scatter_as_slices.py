@@ -356,8 +356,8 @@ def _split_indices_by_axis(places: _Array, shape: tuple[int, ...]) -> list[_Arra
         return None
     lists = [np.moveaxis(line.reshape(counts), axis, 0).reshape(counts[axis], -1)[:, 0]
              for axis, line in enumerate(points)]
-    whole = np.ravel_multi_index(np.ix_(*lists), shape).reshape(-1)
-    return lists if np.array_equal(whole, places) else None
+    combinations = np.ravel_multi_index(np.ix_(*lists), shape).reshape(-1)
+    return lists if np.array_equal(combinations, places) else None
 
 
 def _find_shape_before_reshape(data: Var) -> tuple[int, ...] | None:
@@ -597,8 +597,8 @@ def _write_strided_window(
     shape = list(var.shape)
     grid = reshape_value(mb, var, [*shape[:axis], run.count, run.step, *shape[axis + 1:]])
     parts = _split_axis(mb, grid, axis + 1, [run.start, 1, run.step - run.start - 1])
-    taken = _write_window(mb, mb.squeeze(x=parts[1], axes=[axis + 1]), inner, new, combine)
-    parts[1] = mb.expand_dims(x=taken, axes=[axis + 1])
+    written = _write_window(mb, mb.squeeze(x=parts[1], axes=[axis + 1]), inner, new, combine)
+    parts[1] = mb.expand_dims(x=written, axes=[axis + 1])
     return reshape_value(mb, _concat_parts(mb, parts, axis + 1), shape)
 
 

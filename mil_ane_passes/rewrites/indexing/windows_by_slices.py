@@ -22,11 +22,11 @@ class WindowsBySlices(Rewrite):
     """Replace sliding_windows by slices that are joined.
 
     why     Core ML on an M4 rejects sliding_windows, which runs on no GPU either, and the ANE's compiler has no form
-            of it. Slices, concat, stack, reshape and pads of zero are taken.
+            of it. Slices, concat, stack, reshape and pads of zero are supported.
     when    fp16, an axis of known length; other axes may be symbolic. The way with the fewest slices is taken: windows
             that begin at multiples of the stride are rows of a reshape, ceil(size / stride) of which are joined to one;
             windows are cut out one by one; or each element of all windows is, where they begin one element apart.
-            Refused where that is more than `max_parts` slices, or the result has more than 5 dimensions.
+            Not where that is more than `max_parts` slices, or the result has more than 5 dimensions.
     exact   bitwise: elements are moved, none is computed with. Zeros that fill up the last row are not read.
     cost    each element of the result is moved twice, and each slice is counted as reading all of its input.
 

@@ -290,15 +290,15 @@ def _plan_slice(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
     if any(get_const_value(op.inputs[name]) is None for name in names):
         return "the slice is not constant"
     sizes = _extents_from_shape(op.x.shape)
-    taken = [_read_slice_range(op, axis, size) for axis, size in enumerate(sizes)]
-    keys = [axis if each is not None else None if sizes[axis] == 1 else -1 for axis, each in enumerate(taken)]
+    ranges = [_read_slice_range(op, axis, size) for axis, size in enumerate(sizes)]
+    keys = [axis if each is not None else None if sizes[axis] == 1 else -1 for axis, each in enumerate(ranges)]
     groups = _group_axes(keys, sizes, bounds.rank)
     shape = _compute_merged_shape(groups, sizes, bounds)
     if isinstance(shape, str):
         return shape
-    if any(each is not None and sizes[axis] is None for axis, each in enumerate(taken)):
+    if any(each is not None and sizes[axis] is None for axis, each in enumerate(ranges)):
         return "an open dimension is sliced"
-    cut = [next((taken[axis] for axis in group if taken[axis] is not None), None) for group in groups]
+    cut = [next((ranges[axis] for axis in group if ranges[axis] is not None), None) for group in groups]
     parameters = {
         "begin": [each.start if each else 0 for each in cut],
         "end": [each.stop if each else 0 for each in cut],

@@ -31,7 +31,7 @@ _OPERAND_NAMES = ("cond", "a", "b", "x", "y")
 
 
 class ChunkLopsided(BlockRewrite):
-    """Reshape [.., n] to [1, 1, a, b] around elementwise ops whose values are longer in one axis than the ANE holds.
+    """Reshape [.., n] to [1, 1, a, b] around elementwise ops whose values are longer in one axis than the ANE supports.
 
     why     Core ML rejects a width of 240000: 16384 is the most up to M3, 65536 from the M4 on. Elementwise ops do not
             care where an element stands.

@@ -21,7 +21,7 @@ class DropBroadcastTile(Rewrite):
     """Let an op broadcast where a tile (or a concat of a value with itself) repeated its operand first.
 
     why     Every form of broadcast is supported on an M4, and a tile only writes to memory what the op would read
-            anyway. A compiler of StableHLO that takes such tiles out got ops back on the ANE. Against it: with all
+            anyway. A compiler of StableHLO that removes such tiles got ops back on the ANE. Against it: with all
             units allowed its model became slower (24.6 to 31.8 ms), as it was cut in other places. Before the M4 nobody
             measured broadcasts: for a target that is older tiles stay, and `ane::tile_broadcast` puts them in.
     when    Arithmetic, comparisons and logic of two operands. The repeated axes had extent 1, the other operand has

@@ -17,7 +17,7 @@ from ._rank_lowering import BITWISE_OPS, RankBounds, build_region, plan_region
 
 
 class LowerRank(BlockRewrite):
-    """Show values of rank 6 and more in fewer axes: neighbours that every op treats alike become one axis.
+    """Reshape values of rank 6 and more to fewer axes: neighbours that every op treats alike become one axis.
 
     why     Five dimensions are the most for Core ML and for the ANE. Windows of Swin, patches, pixel shuffles and
             grouped heads are written as reshape to 6 axes, transpose, reshape. coremltools' own pass fixes just these

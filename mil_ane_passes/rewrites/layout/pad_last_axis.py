@@ -47,7 +47,7 @@ _POWERS_OF_TWO = np.exp2(np.arange(8)).astype(np.float16)
 
 
 class PadLastAxis(BlockRewrite):
-    """Run whole regions on a last axis that is a multiple of 64.
+    """Run regions on a last axis that is a multiple of 64.
 
     why     One source advises to pad the last axis to a multiple of 64, as "suggestions on bigger neural nets"; nobody
             has published a gain. Apple and a driver's author have rows aligned to 64 bytes, 32 numbers of fp16, whether
@@ -552,8 +552,8 @@ def _plan_join(op: Operation, rows: _RowPadding) -> _PaddedStep | None:
         return None
     if any(map(_is_compressed_weight, op.values)):
         return None
-    taken = tuple(dict.fromkeys(var for var in op.values if not is_const(var)))
-    if any(rows.extent(var) is None for var in taken):
+    padded = tuple(dict.fromkeys(var for var in op.values if not is_const(var)))
+    if any(rows.extent(var) is None for var in padded):
         return None
 
     def build(mb: Any, pad: _PadFunction) -> Any:
@@ -561,7 +561,7 @@ def _plan_join(op: Operation, rows: _RowPadding) -> _PaddedStep | None:
             rows.pad_const(mb, var, {-1: wide}) if is_const(var) else pad(var) for var in op.values])
 
     constants = sum(rows.count_padded_bytes(var, {-1: wide}) for var in op.values)
-    return _PaddedStep(taken, tuple(op.outputs), build, max(rows.get_reach(var) for var in op.values), constants)
+    return _PaddedStep(padded, tuple(op.outputs), build, max(rows.get_reach(var) for var in op.values), constants)
 
 
 def _plan_select(op: Operation, rows: _RowPadding) -> _PaddedStep | None:
@@ -721,9 +721,9 @@ def _swap_halves(x: Var) -> Var:
 def _reorder_rows(x: Var) -> Var:
     turned = Builder.transpose(x=x, perm=[1, 0, 2])
     long = Builder.reshape(x=Builder.expand_dims(x=turned, axes=[0]), shape=[1, -1, 8])
-    taken: Var = Builder.slice_by_index(x=long, begin=[0, 1, 0], end=[1, 5, 0], end_mask=[False, False, True],
-                                      squeeze_mask=[True, False, False])
-    return taken
+    rows: Var = Builder.slice_by_index(x=long, begin=[0, 1, 0], end=[1, 5, 0], end_mask=[False, False, True],
+                                       squeeze_mask=[True, False, False])
+    return rows
 
 
 def _build_self_product(x: Var) -> Var:

@@ -23,10 +23,10 @@ class SlicedPad(Rewrite):
     """Join a value with its own reversed edges, where the ANE has no reflecting pad.
 
     why     By a private route reflecting pads are native from M2 on and done by other means on M1. Through Core ML only
-            an M4 was measured, which takes them: there, and where one is looked at, nothing is changed.
+            an M4 was measured, which supports them: there, and where one is looked at, nothing is changed.
     when    pad with mode reflect and known amounts, in fp16, along axes of known length, to no more than all chips
-            looked at hold. All chips looked at are M1 or older; with `always`, one of them is. Replicating pads nobody
-            says to be refused. PyTorch's decomposed export holds a gather instead.
+            looked at hold. All chips looked at are M1 or older; with `always`, one of them is. Nobody reports
+            replicating pads as unsupported. PyTorch's decomposed export holds a gather instead.
     exact   bitwise: elements are moved, none is computed with.
     cost    a concat of the whole for each axis that is padded, slices and reversals of the edges.
 

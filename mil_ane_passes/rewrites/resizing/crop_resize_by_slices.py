@@ -32,7 +32,7 @@ _Array = np.ndarray[Any, Any]
 class CropResizeBySlices(Rewrite):
     """Cut the constant boxes of a crop_resize out by slices, resize those, and join them.
 
-    why     Core ML on an M4 rejects crop_resize, and it runs on no GPU either. Slices and resize_bilinear are taken.
+    why     Core ML on an M4 rejects crop_resize, and it runs on no GPU either. Slices and resize_bilinear are supported.
     when    crop_resize of fp16 values with constant boxes in an image of known height and width. Points that lie on
             elements, evenly apart: one slice. A box whose corners are elements of the image: a slice and a
             resize_bilinear. Any other box: the elements below and above each point are joined and mixed with constant

@@ -27,7 +27,7 @@ class SplitUpsampling(Rewrite):
     """Enlarge by nearest neighbours in steps of two, and by stacked copies where the factor is odd.
 
     why     A log of Core ML of 2020 says that only a factor of 2 is supported; the newest chip of that day was A13. An
-            M4 takes all modes and factors: there, and where a newer chip is looked at, nothing is changed.
+            M4 supports all modes and factors: there, and where a newer chip is looked at, nothing is changed.
     when    upsample_nearest_neighbor, resize_nearest_neighbor and resize (nearest, default sampling) of fp16 values by
             whole factors, one of them above 2. All chips looked at are A13 or older; with `always`, one of them is.
     exact   bitwise: each element is copied. For a whole factor f output i is element floor(i / f), with and without
@@ -79,13 +79,12 @@ class SplitUpsampling(Rewrite):
             return Miss(op, f"linear interpolation by {size}: twice by 2 is not once by 4")
         if any(factor != int(factor) for factor in factors) or not _is_plain_upsampling(op, factors):
             return Miss(op, f"by {size}, and which elements are repeated how often is not the same for all")
-        whole = [int(factor) for factor in factors]
-        odd = [factor // (factor & -factor) for factor in whole]  # without its powers of two
+        odd = [int(factor) // (int(factor) & -int(factor)) for factor in factors]  # without its powers of two
         if max(odd) > 1 and (op.x.rank > 4 or sum(map(is_symbolic, op.x.shape)) > 1):
             return Miss(op, f"by {size}: copies have no dimension left to be stacked in")
         if max(odd) > self.max_parts:
             return Miss(op, f"by {size}: {max(odd)} copies, max_parts={self.max_parts}")
-        return Hit(op, note=f"by {size}, in steps of 2", odd=odd, twos=[f // o for f, o in zip(whole, odd)])
+        return Hit(op, note=f"by {size}, in steps of 2", odd=odd, twos=[int(f) // o for f, o in zip(factors, odd)])
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         x = hit.op.x
