@@ -17,7 +17,7 @@ def leave_to_slow(items: list[pytest.Item]) -> None:
     for item in items:
         parameters = getattr(getattr(item, "callspec", None), "params", {})
         if any(name in parameters for name in WAYS_OF_CAPTURING):
-            # By the ids of the other parameters: their values may be functions, which print differently in each process.
+            # By the ids of the other parameters: values may be functions, which print differently in each process.
             ways = {str(parameters[name]) for name in WAYS_OF_CAPTURING if name in parameters}
             others = [part for part in item.callspec.id.split("-") if part not in ways]
             cases[item.nodeid.split("[")[0], "-".join(others)].append(item)
