@@ -17,8 +17,10 @@ def leave_to_slow(items: list[pytest.Item]) -> None:
     for item in items:
         parameters = getattr(getattr(item, "callspec", None), "params", {})
         if any(name in parameters for name in WAYS_OF_CAPTURING):
-            others = {name: value for name, value in parameters.items() if name not in WAYS_OF_CAPTURING}
-            cases[item.nodeid.split("[")[0], str(sorted(others.items(), key=str))].append(item)
+            # By the ids of the other parameters: values may be functions, which print differently in each process.
+            ways = {str(parameters[name]) for name in WAYS_OF_CAPTURING if name in parameters}
+            others = [part for part in item.callspec.id.split("-") if part not in ways]
+            cases[item.nodeid.split("[")[0], "-".join(others)].append(item)
     for case, ways in cases.items():
         chosen = zlib.crc32(str(case).encode()) % len(ways)
         for position, item in enumerate(ways):

@@ -157,6 +157,17 @@ def test_a_weight_read_at_another_stride_is_not_stored_twice():
     assert kinds(made)["slice_by_index"] == 1
 
 
+def test_a_weight_read_by_an_op_without_strides_stays():
+    def body(x):
+        weight = mb.const(val=np.zeros((6, 4, 10), np.float16), name="w")
+        return [mb.conv(x=x, weight=weight, strides=[5], name="y"), mb.relu(x=weight, name="z")]
+
+    trace = apply_rewrite(rule(), build_program(body, x=(1, 4, 40)))
+    assert not trace.fired
+    assert [miss.note for miss in trace.near_misses] == [
+        "weight is read in another way as well, so its phases would store it twice; form=slice keeps it"]
+
+
 def test_what_the_page_says_of_infinite_inputs():
     """With a kernel longer than the stride and no multiple of it, zeros meet elements beside the window."""
     made = build_program(

@@ -13,7 +13,7 @@ from coremltools.converters.mil.mil import types
 import mil_ane_passes as ane
 from tests.package.helpers import make, spec_of, tree, write_spec
 
-from .borders import PROGRAMS, bare, inside, made
+from .borders import PROGRAMS, bare, inside, made, single
 from .helpers import changed_ops, feeds_of, host_takes, ops_of, run, same_outputs
 
 ARRAY = ct.proto.FeatureTypes_pb2.ArrayFeatureType
@@ -197,3 +197,14 @@ def test_a_branch_that_returns_the_input_itself_returns_a_cast_of_it(tmp_path):
     host_takes(tmp_path / "out.mlpackage")
     ane.rewrite(source, tmp_path / "rewritten.mlpackage", passes="fp16_io", verify=False)
     assert Counter(ops_of(tmp_path / "out.mlpackage")) == Counter(ops_of(tmp_path / "rewritten.mlpackage"))
+    host_takes(tmp_path / "rewritten.mlpackage")
+
+
+def test_a_constant_output_leaves_the_constant_its_name(tmp_path):
+    def body(x):
+        return mb.relu(x=x, name="out"), single(mb.const(val=np.float16([1, 2]), name="kept"), "fixed")
+
+    source = make(tmp_path / "in.mlpackage", made(body), ct.target.iOS17, pass_pipeline=ct.PassPipeline.EMPTY)
+    report = ane.edit(source, tmp_path / "out.mlpackage", io="fp16", verify=True)
+    assert report.verification.equal and "kept" not in changed_ops(source, tmp_path / "out.mlpackage")
+    host_takes(tmp_path / "out.mlpackage")

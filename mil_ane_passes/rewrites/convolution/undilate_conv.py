@@ -34,8 +34,7 @@ _UP_TO_A13 = get_generations_between(last="a13")
 class UndilateConv(Rewrite):
     """Run a dilated conv undilated on every d-th element, the phases of the input as a batch.
 
-    why     A list of 2020 has dilated convs among the layers that leave the ANE. An M4 supports them, hence only by
-            name.
+    why     A list of 2020 has dilated convs among the layers that leave the ANE. An M4 supports them: only by name.
     when    fp16; a dilated axis of known size and stride 1 (not of a 3-D conv), or one whose stride is a multiple of
             the dilation: then one phase is read. Only where no chip after A13 is looked at, or with always=true.
     exact   rounding: output u * d + r is the sum over k of w[k] * x[(u + k) * d + r], the undilated conv at u of phase
