@@ -61,8 +61,9 @@ class UpgradeReport:
         lines += [f"renamed: {escape_text(old)} is {new} now, as ML Programs take identifiers only"
                   for old, new in self.renamed.items()]
         if self.expanded:
-            lines.append(f"decompressed: {format_count(len(self.expanded), 'quantized vector')} (biases and the like) of "
-                         f"{sum(self.expanded.values())} numbers, which ops of ML Programs take as floats")
+            vectors = format_count(len(self.expanded), "quantized vector")
+            lines.append(f"decompressed: {vectors} (biases and the like) of {sum(self.expanded.values())} numbers, which "
+                         "ops of ML Programs take as floats")
         lines.append(f"written to {escape_text(self.output)}; next: mil-ane-passes lint {escape_text(self.output)}")
         return format_lines(lines)
 

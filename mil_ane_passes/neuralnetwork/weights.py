@@ -39,7 +39,7 @@ class WeightReader:
     def read(self, params: Any, shape: tuple[int, ...], what: str = "weights") -> Array:
         """Return `params` as float32 in `shape`. Raises InputError for quantized tensors and wrong counts.
 
-        Quantized vectors (biases, statistics) are expanded, and listed in `expanded`: MIL's ops take constants for them.
+        Quantized vectors (biases, statistics) are expanded, and listed in `expanded`: MIL's ops take floats for them.
         """
         if is_quantized(params) and len(shape) == 1:
             self.expanded[f"{self.where}: {what}"] = shape[0]

@@ -67,7 +67,8 @@ def test_the_interface_stays_and_the_package_can_be_rewritten(tmp_path):
     builder.spec.description.metadata.author = "nobody"
     package = ane.upgrade(builder.spec, tmp_path / "out.mlpackage")
     described = ane.load(tmp_path / "out.mlpackage").spec.description
-    assert [each.name for each in described.input] == ["data"] and list(described.input[0].type.multiArrayType.shape) == [3, 8, 8]
+    assert [each.name for each in described.input] == ["data"]
+    assert list(described.input[0].type.multiArrayType.shape) == [3, 8, 8]
     assert described.input[0].shortDescription == "an image" and described.metadata.author == "nobody"
     assert [each.name for each in described.output] == ["out"]
     assert any(op.op_type == "conv" for _, op in iterate_ops(package.program))
@@ -80,7 +81,8 @@ def choose_levels(bits, weights):
     return table, np.abs(weights.flatten()[:, None] - table).argmin(axis=1).astype(np.uint8)
 
 
-@pytest.mark.parametrize(("mode", "bits"), [("custom_lut", 6), ("custom_lut", 5), ("linear", 8), ("linear_symmetric", 8)])
+@pytest.mark.parametrize(("mode", "bits"), [
+    ("custom_lut", 6), ("custom_lut", 5), ("linear", 8), ("linear_symmetric", 8)])
 def test_quantized_weights_stay_quantized(mode, bits):
     weight, bias, x = draw(4, 3, 3, 3), draw(4), draw(3, 8, 8)
     model = ct.models.MLModel(make_conv_net(weight, bias).spec, skip_model_load=True)
