@@ -125,12 +125,14 @@ class LatencyReport:
 
 @dataclass(frozen=True)
 class _Placed:
-    """An op, its backend, and its time on the CPU if it is there."""
+    """An op, its backend, and its work on the ANE or its time on the CPU."""
 
     index: int
     op: Operation
     backend: Backend
-    cpu_us: float
+    cpu_us: float = 0.0
+    work: Work = Work("free")
+    spill: bool = False
 
 
 def estimate_latency(
@@ -171,11 +173,16 @@ def _iterate_functions(program: Program, plan: Plan | None) -> Iterator[tuple[Fu
         sizes = make_sizes(function, package.description(name) if package is not None else None)
         if plan is None:
             ops = [op for op in function.operations if op.op_type != "const"]
-            placed = [_Placed(index, op, "ane", 0.0) for index, op in enumerate(ops)]
+            placed = [_place_on_ane(index, op, sizes) for index, op in enumerate(ops)]
         else:
-            placed = [_Placed(row.index, row.op, row.backend, 1e3 * min(row.cost.of(row.engine), row.cost.cpu))
-                      for row in plan.of(name)]
+            placed = [_place_on_ane(row.index, row.op, sizes) if row.backend == "ane" else
+                      _Placed(row.index, row.op, "cpu", 1e3 * row.cost.of(row.engine)) for row in plan.of(name)]
         yield function, name, sizes, [each for each in placed if not each.op.op_type.startswith("constexpr_")]
+
+
+def _place_on_ane(index: int, op: Operation, sizes: Sizes) -> _Placed:
+    work = describe_work(op, sizes)
+    return _Placed(index, op, "ane", work=work, spill=_may_leave_chip(op, work, sizes))
 
 
 def _estimate_on_chip(functions: Iterable[tuple[Function, str, Sizes, list[_Placed]]], chip: Chip, target: str,
@@ -184,7 +191,7 @@ def _estimate_on_chip(functions: Iterable[tuple[Function, str, Sizes, list[_Plac
     partitions: list[PartitionLatency] = []
     calls: list[FunctionLatency] = []
     for function, name, sizes, placed in functions:
-        mine = list(_estimate_ops(name, sizes, placed, chip))
+        mine = list(_estimate_ops(name, placed, chip))
         own = list(_group_partitions(name, mine))
         ops, partitions = ops + mine, partitions + own
         interface = sum(list_interface_bytes(function, sizes))
@@ -200,7 +207,7 @@ def _estimate_on_chip(functions: Iterable[tuple[Function, str, Sizes, list[_Plac
         calls, partitions, ops)
 
 
-def _estimate_ops(function: str, sizes: Sizes, placed: Sequence[_Placed], chip: Chip) -> Iterator[OpLatency]:
+def _estimate_ops(function: str, placed: Sequence[_Placed], chip: Chip) -> Iterator[OpLatency]:
     tiles = (chip.tile_bytes,) * 2 if "tile_bytes" in chip.measured else TILE_RANGE_BYTES[::-1]
     notches = NOTCH_RANGE if chip.notch > 1 else (1.0, 1.0)
     variants = [replace(chip, tile_bytes=tile, notch=notch) for tile, notch in zip(tiles, notches)]
@@ -211,13 +218,15 @@ def _estimate_ops(function: str, sizes: Sizes, placed: Sequence[_Placed], chip: 
             yield OpLatency(function, each.index, op.name, op.op_type, "cpu", each.cpu_us, each.cpu_us / CPU_SPREAD,
                             each.cpu_us * CPU_SPREAD, "CPU", "on the CPU: Core ML's own estimate, of an M4", True)
             continue
-        work = describe_work(op, sizes)
-        seen = {work.weight} & held
-        bounds = [compute_terms(work, variant, set(seen)).total_us for variant in variants]
+        work, seen = each.work, {each.work.weight} & held
         terms = compute_terms(work, chip, held)
+        bounds = [terms.total_us] * 2
+        if terms.weights_us:
+            bounds = [compute_terms(work, variant, set(seen)).total_us for variant in variants]
         spread, known = _find_spread(work, chip)
-        spill = SPILL_RANGE if _may_leave_chip(op, work, sizes) else 1.0
-        yield OpLatency(function, each.index, op.name, op.op_type, "ane", terms.total_us, bounds[0] / spread,
+        spill = SPILL_RANGE if each.spill else 1.0
+        yield OpLatency(function, each.index, op.name, op.op_type, "ane", terms.total_us,
+                        min(bounds[0], terms.total_us) / spread,
                         max(bounds[1], terms.total_us) * spread * spill, terms.cause,
                         terms.term + (": its operands may leave the chip" if spill > 1 else ""),
                         terms.total_us > 0 and not (known and _is_covered(work, terms, chip)))
