@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 from coremltools.converters.mil.mil import Function, Operation, Program, Var
 
@@ -212,24 +212,44 @@ def _estimate_ops(function: str, placed: Sequence[_Placed], chip: Chip) -> Itera
     notches = NOTCH_RANGE if chip.notch > 1 else (1.0, 1.0)
     variants = [replace(chip, tile_bytes=tile, notch=notch) for tile, notch in zip(tiles, notches)]
     held: set[Hashable] = set()
+    known: dict[tuple[Work, bool, bool], _Estimate] = {}
     for each in placed:
-        op = each.op
+        op, work = each.op, each.work
         if each.backend == "cpu":
             yield OpLatency(function, each.index, op.name, op.op_type, "cpu", each.cpu_us, each.cpu_us / CPU_SPREAD,
                             each.cpu_us * CPU_SPREAD, "CPU", "on the CPU: Core ML's own estimate, of an M4", True)
             continue
-        work, seen = each.work, {each.work.weight} & held
-        terms = compute_terms(work, chip, held)
-        bounds = [terms.total_us] * 2
-        if terms.weights_us:
-            bounds = [compute_terms(work, variant, set(seen)).total_us for variant in variants]
-        spread, known = _find_spread(work, chip)
-        spill = SPILL_RANGE if each.spill else 1.0
-        yield OpLatency(function, each.index, op.name, op.op_type, "ane", terms.total_us,
-                        min(bounds[0], terms.total_us) / spread,
-                        max(bounds[1], terms.total_us) * spread * spill, terms.cause,
-                        terms.term + (": its operands may leave the chip" if spill > 1 else ""),
-                        terms.total_us > 0 and not (known and _is_covered(work, terms, chip)))
+        again = work.weight is not None and work.weight in held
+        held.add(work.weight)
+        key = (work, again, each.spill)
+        if key not in known:  # repeated blocks are estimated once
+            known[key] = _estimate_work(work, again, each.spill, chip, variants)
+        yield OpLatency(function, each.index, op.name, op.op_type, "ane", *known[key])
+
+
+class _Estimate(NamedTuple):
+    """The last fields of an OpLatency."""
+
+    latency_us: float
+    latency_low_us: float
+    latency_high_us: float
+    cause: str
+    term: str
+    extrapolated: bool
+
+
+def _estimate_work(work: Work, again: bool, spill: bool, chip: Chip, variants: Sequence[Chip]) -> _Estimate:
+    """Estimate one op; `again`: its weight was used before. `variants` are the ends of what no row determines."""
+    held = {work.weight} if again else set()
+    terms = compute_terms(work, chip, set(held))
+    bounds = [terms.total_us] * 2
+    if terms.weights_us:
+        bounds = [compute_terms(work, variant, set(held)).total_us for variant in variants]
+    spread, known = _find_spread(work, chip)
+    high = max(bounds[1], terms.total_us) * spread * (SPILL_RANGE if spill else 1.0)
+    return _Estimate(terms.total_us, min(bounds[0], terms.total_us) / spread, high, terms.cause,
+                     terms.term + (": its operands may leave the chip" if spill else ""),
+                     terms.total_us > 0 and not (known and _is_covered(work, terms, chip)))
 
 
 def _find_spread(work: Work, chip: Chip) -> tuple[float, bool]:
