@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -34,3 +35,10 @@ def test_a_program_with_placeholders_for_weights_is_linted():
 def test_where_nothing_was_measured_the_json_says_so(target):
     program = programs.conv_chain((1, 512, 64, 64), (512, 512, 3, 3))
     assert ane.lint(program, target=target).to_dict()["summary"]["latency_extrapolated"] is True
+
+
+def test_a_rewrite_reports_the_latency_before_and_after():
+    fixture = Path(__file__).parents[2] / "fixtures" / "conv_transpose_1d.mlpackage"
+    predicted = ane.rewrite(fixture, target="m4", verify=False).to_dict()["predicted"]
+    for each in (predicted["before"], predicted["after"]):
+        assert 0 < each["latency_low_us"] < each["latency_us"] < each["latency_high_us"]
