@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 from coremltools.converters.mil.mil import Function, Operation, Program, Var
 
@@ -125,12 +125,14 @@ class LatencyReport:
 
 @dataclass(frozen=True)
 class _Placed:
-    """An op, its backend, and its time on the CPU if it is there."""
+    """An op, its backend, and its work on the ANE or its time on the CPU."""
 
     index: int
     op: Operation
     backend: Backend
-    cpu_us: float
+    cpu_us: float = 0.0
+    work: Work = Work("free")
+    spill: bool = False
 
 
 def estimate_latency(
@@ -171,11 +173,16 @@ def _iterate_functions(program: Program, plan: Plan | None) -> Iterator[tuple[Fu
         sizes = make_sizes(function, package.description(name) if package is not None else None)
         if plan is None:
             ops = [op for op in function.operations if op.op_type != "const"]
-            placed = [_Placed(index, op, "ane", 0.0) for index, op in enumerate(ops)]
+            placed = [_place_on_ane(index, op, sizes) for index, op in enumerate(ops)]
         else:
-            placed = [_Placed(row.index, row.op, row.backend, 1e3 * min(row.cost.of(row.engine), row.cost.cpu))
-                      for row in plan.of(name)]
+            placed = [_place_on_ane(row.index, row.op, sizes) if row.backend == "ane" else
+                      _Placed(row.index, row.op, "cpu", 1e3 * row.cost.of(row.engine)) for row in plan.of(name)]
         yield function, name, sizes, [each for each in placed if not each.op.op_type.startswith("constexpr_")]
+
+
+def _place_on_ane(index: int, op: Operation, sizes: Sizes) -> _Placed:
+    work = describe_work(op, sizes)
+    return _Placed(index, op, "ane", work=work, spill=_may_leave_chip(op, work, sizes))
 
 
 def _estimate_on_chip(functions: Iterable[tuple[Function, str, Sizes, list[_Placed]]], chip: Chip, target: str,
@@ -184,7 +191,7 @@ def _estimate_on_chip(functions: Iterable[tuple[Function, str, Sizes, list[_Plac
     partitions: list[PartitionLatency] = []
     calls: list[FunctionLatency] = []
     for function, name, sizes, placed in functions:
-        mine = list(_estimate_ops(name, sizes, placed, chip))
+        mine = list(_estimate_ops(name, placed, chip))
         own = list(_group_partitions(name, mine))
         ops, partitions = ops + mine, partitions + own
         interface = sum(list_interface_bytes(function, sizes))
@@ -200,27 +207,49 @@ def _estimate_on_chip(functions: Iterable[tuple[Function, str, Sizes, list[_Plac
         calls, partitions, ops)
 
 
-def _estimate_ops(function: str, sizes: Sizes, placed: Sequence[_Placed], chip: Chip) -> Iterator[OpLatency]:
+def _estimate_ops(function: str, placed: Sequence[_Placed], chip: Chip) -> Iterator[OpLatency]:
     tiles = (chip.tile_bytes,) * 2 if "tile_bytes" in chip.measured else TILE_RANGE_BYTES[::-1]
     notches = NOTCH_RANGE if chip.notch > 1 else (1.0, 1.0)
     variants = [replace(chip, tile_bytes=tile, notch=notch) for tile, notch in zip(tiles, notches)]
     held: set[Hashable] = set()
+    known: dict[tuple[Work, bool, bool], _Estimate] = {}
     for each in placed:
-        op = each.op
+        op, work = each.op, each.work
         if each.backend == "cpu":
             yield OpLatency(function, each.index, op.name, op.op_type, "cpu", each.cpu_us, each.cpu_us / CPU_SPREAD,
                             each.cpu_us * CPU_SPREAD, "CPU", "on the CPU: Core ML's own estimate, of an M4", True)
             continue
-        work = describe_work(op, sizes)
-        seen = {work.weight} & held
-        bounds = [compute_terms(work, variant, set(seen)).total_us for variant in variants]
-        terms = compute_terms(work, chip, held)
-        spread, known = _find_spread(work, chip)
-        spill = SPILL_RANGE if _may_leave_chip(op, work, sizes) else 1.0
-        yield OpLatency(function, each.index, op.name, op.op_type, "ane", terms.total_us, bounds[0] / spread,
-                        max(bounds[1], terms.total_us) * spread * spill, terms.cause,
-                        terms.term + (": its operands may leave the chip" if spill > 1 else ""),
-                        terms.total_us > 0 and not (known and _is_covered(work, terms, chip)))
+        again = work.weight is not None and work.weight in held
+        held.add(work.weight)
+        key = (work, again, each.spill)
+        if key not in known:  # repeated blocks are estimated once
+            known[key] = _estimate_work(work, again, each.spill, chip, variants)
+        yield OpLatency(function, each.index, op.name, op.op_type, "ane", *known[key])
+
+
+class _Estimate(NamedTuple):
+    """The last fields of an OpLatency."""
+
+    latency_us: float
+    latency_low_us: float
+    latency_high_us: float
+    cause: str
+    term: str
+    extrapolated: bool
+
+
+def _estimate_work(work: Work, again: bool, spill: bool, chip: Chip, variants: Sequence[Chip]) -> _Estimate:
+    """Estimate one op; `again`: its weight was used before. `variants` are the ends of what no row determines."""
+    held = {work.weight} if again else set()
+    terms = compute_terms(work, chip, set(held))
+    bounds = [terms.total_us] * 2
+    if terms.weights_us:
+        bounds = [compute_terms(work, variant, set(held)).total_us for variant in variants]
+    spread, known = _find_spread(work, chip)
+    high = max(bounds[1], terms.total_us) * spread * (SPILL_RANGE if spill else 1.0)
+    return _Estimate(terms.total_us, min(bounds[0], terms.total_us) / spread, high, terms.cause,
+                     terms.term + (": its operands may leave the chip" if spill else ""),
+                     terms.total_us > 0 and not (known and _is_covered(work, terms, chip)))
 
 
 def _find_spread(work: Work, chip: Chip) -> tuple[float, bool]:

@@ -127,7 +127,8 @@ class Work:
     dense_bytes: int = 0
     kept: float = 1.0
     format: str = "dense"
-    weight: Hashable = None
+    weight: Hashable = field(default=None, compare=False)
+    "Identifies the stored weight; works that differ in it alone are equal, and take as long."
     int8: bool = False
     elements: int = 0
     moved_bytes: int = 0

@@ -10,6 +10,7 @@ from coremltools.converters.mil.mil import Program
 
 from ..ane import predict_plan
 from ..ane.buffers import list_buffers
+from ..ane.latency import estimate_latency
 from ..equivalence.execution import build_plans
 from ..equivalence.range_measurement import make_measurer
 from ..equivalence.user_inputs import Feeds, Ranges, UserInputs
@@ -72,13 +73,21 @@ def make_measures(
     return (make_measurer(plan_user_inputs, report) if inputs else None), make_measurer(plan_sampled, report)
 
 
-def make_forecaster(target: str, package: Package | None = None) -> Forecaster:
-    """Make the function that predicts programs for `target`; `package` describes the shapes of its inputs."""
+def make_forecaster(target: str, package: Package | None = None, *, latency: bool = False) -> Forecaster:
+    """Make the function that predicts programs for `target`, with their run time if `latency` is set.
+
+    `package` describes the shapes of its inputs.
+    """
     rules = [rule for rule in configure_rules(None).values() if rule.refuses]
 
     def forecast(program: Program) -> Forecast:
-        found = Forecast.of(predict_plan(program, rules, target=target, package=package)[0])
-        return replace(found, padded=sum(each.padded for each in list_buffers(program)))
+        plan = predict_plan(program, rules, target=target, package=package)[0]
+        found = replace(Forecast.of(plan), padded=sum(each.padded for each in list_buffers(program)))
+        if not latency:
+            return found
+        spent = estimate_latency(program, plan, target)
+        return replace(found, latency_us=round(spent.latency_us, 3), latency_low_us=round(spent.latency_low_us, 3),
+                       latency_high_us=round(spent.latency_high_us, 3))
 
     return forecast
 

@@ -22,7 +22,8 @@ class Forecast:
     evidence is negative). `cost` is the estimated time in ms, transitions included; `transitions` counts the changes
     of processor from one op to the next. `padded` is the size of all values in the ANE's layout, in bytes, 0 if not
     computed. `on_ane` are the ops predicted to run on the ANE, fewer than the supported ones in a small model, None if
-    not predicted; `time_share` is the percentage of the estimated time spent there.
+    not predicted; `time_share` is the percentage of the estimated time spent there. `latency_us` is the estimated run
+    time in microseconds, with its range, None if not computed.
     """
 
     ops: int
@@ -34,6 +35,9 @@ class Forecast:
     on_ane: int | None = None
     unmeasured: int = 0
     time_share: float = 0.0
+    latency_us: float | None = None
+    latency_low_us: float | None = None
+    latency_high_us: float | None = None
 
     @classmethod
     def of(cls, plan: Plan) -> Forecast:
@@ -54,7 +58,10 @@ class Forecast:
     def to_dict(self) -> dict[str, Any]:
         return {"ops": self.ops, "predicted_on_ane": self.on_ane, "ane_unsupported": self.unsupported,
                 "ane_unknown": self.unmeasured, "off_ane": self.off, "est_ms": self.cost,
-                "predicted_time_share": round(self.time_share, 2), "transitions": self.transitions}
+                "predicted_time_share": round(self.time_share, 2), "transitions": self.transitions,
+                **({} if self.latency_us is None else {
+                    "latency_us": self.latency_us, "latency_low_us": self.latency_low_us,
+                    "latency_high_us": self.latency_high_us})}
 
 
 Forecaster = Callable[[Program], Forecast]

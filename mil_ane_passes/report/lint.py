@@ -10,6 +10,7 @@ from typing import Any
 from .._version import __version__
 from ..ane.agreement import Agreement
 from ..ane.buffers import Buffer, list_buffers
+from ..ane.latency import LatencyReport, OpLatency, estimate_latency
 from ..ane.prediction import RuleResult
 from ..ir.printer import format_op
 from ..passes.contract import Miss
@@ -33,7 +34,8 @@ class LintReport:
     of the JSON. `after` is the report of the model it is compared with, `baseline` the new and gone findings since an
     earlier report, `measured` Core ML's measurement on a Mac; all are None, and not part of the JSON, if they were not
     requested. The rules that failed with an error are in `plan.failed`, and in the JSON if there are any. `left_out`
-    are the parts of a pipeline that are not ML Programs, with their kinds.
+    are the parts of a pipeline that are not ML Programs, with their kinds. `latency` is the estimated run time, which
+    is not Core ML's estimate in `plan`.
     """
 
     model: str
@@ -46,6 +48,7 @@ class LintReport:
     baseline: BaselineComparison | None = None
     measured: Agreement | None = None
     left_out: Mapping[str, str] = field(default_factory=dict)
+    latency: LatencyReport | None = None
 
     @classmethod
     def of(
@@ -57,7 +60,8 @@ class LintReport:
                   and not (isinstance(item.answer, Miss) and not item.answer.near)]
         hits = group_findings([item for item in listed if not item.near_miss], plan)
         return cls(model, target, plan, [item for group in hits for item in group.findings],
-                   [item for item in listed if item.near_miss], list_buffers(plan.program))
+                   [item for item in listed if item.near_miss], list_buffers(plan.program),
+                   latency=estimate_latency(plan.program, plan, target))
 
     @property
     def on_ane(self) -> int:
@@ -87,6 +91,7 @@ class LintReport:
             "predicted_time_share": round(self.time_share, 2),
             "ane_unsupported": support.unsupported,
             "est_ms": self.plan.total,
+            **(_latency_to_dict(self.latency) if self.latency is not None else {}),
         }
 
     @property
@@ -107,10 +112,12 @@ class LintReport:
                 if item.refuses or (item.fix is not None and not item.rule.unmeasured):
                     fixes[item.function, index] = item.fix
         told = {id(row): each for row, each in self.measured.match.pairs} if self.measured is not None else {}
+        latency = {(op.function, op.index): op for op in self.latency.ops} if self.latency is not None else {}
         return {
             "schema": 1, "tool": "mil-ane-passes", "version": __version__, "command": "lint",
             "model": self.model, "target": self.target,
             "ops": [{**_op_to_dict(row, fixes.get((row.function, row.index))),
+                     **_latency_to_dict(latency.get((row.function, row.index))),
                      **({"measured": told[id(row)].to_dict()} if id(row) in told else {})} for row in self.plan.rows],
             "findings": [item.to_dict() for item in self.findings],
             "near_misses": [item.to_dict() for item in self.near_misses],
@@ -141,6 +148,16 @@ class LintReport:
     def mil(self, row: Row) -> str:
         """Return the op as MIL text, with the program's own names."""
         return format_op(row.op)
+
+
+def _latency_to_dict(found: LatencyReport | OpLatency | None) -> dict[str, Any]:
+    """Return the estimate of a program or an op; of none where the op only unpacks a weight."""
+    if found is None:
+        return {"latency_us": None, "latency_low_us": None, "latency_high_us": None, "latency_term": None,
+                "latency_extrapolated": None}
+    return {"latency_us": round(found.latency_us, 3), "latency_low_us": round(found.latency_low_us, 3),
+            "latency_high_us": round(found.latency_high_us, 3), "latency_term": found.term,
+            "latency_extrapolated": found.extrapolated}
 
 
 def _op_to_dict(row: Row, fix: dict[str, Any] | None) -> dict[str, Any]:

@@ -67,7 +67,9 @@ def bind_arguments(context: Any, node: Any, signature: str) -> SimpleNamespace:
 def _resolve_argument(context: Any, given: Any) -> Any:
     if isinstance(given, list | tuple):
         return [_resolve_argument(context, item) for item in given]
-    return context[given] if isinstance(given, str) and given in context else given
+    if not isinstance(given, str):
+        return given
+    return context[given] if given in context else str(given)
 
 
 def is_constant(value: Any) -> bool:

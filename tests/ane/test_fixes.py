@@ -73,7 +73,7 @@ def test_a_rule_that_knows_which_of_its_ops_a_rewrite_leaves_alone_is_believed()
     assert said == {"sampled": (None, "sliced_pad: for pad only"), "padded": ("ane::sliced_pad", "")}
 
 
-@pytest.mark.parametrize("target", ["m1", "m4"])
+@pytest.mark.parametrize("target", [pytest.param("m1", marks=pytest.mark.slow), "m4"])
 @pytest.mark.parametrize("name", [
     name for name, rule in get_all_rewrites().items() if rule.fixes and not rule.interface])
 def test_lint_and_rewrite_report_one_code_for_one_kind_of_op(name, target):

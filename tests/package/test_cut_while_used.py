@@ -75,6 +75,7 @@ for name, call in calls.items():
 """
 
 
+@pytest.mark.slow
 def test_a_cut_is_an_error_and_not_the_end_of_the_process(package, tmp_path, request):
     copy = tmp_path / "copy.mlpackage"
     shutil.copytree(package, copy)

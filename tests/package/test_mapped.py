@@ -69,7 +69,7 @@ def huge(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("what", ["edit", "repack"])
+@pytest.mark.parametrize("what", ["edit", pytest.param("repack", marks=pytest.mark.slow)])
 def test_memory_does_not_grow_with_weights(huge, tmp_path, what):
     target = tmp_path / "saved.mlpackage"
     command = [sys.executable, "-c", HUGE, str(huge), str(target), what]

@@ -55,7 +55,7 @@ def converted(settings, tmp_path, target, passes=None, steps=STEPS):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("target", [ct.target.iOS15, ct.target.iOS18])
+@pytest.mark.parametrize("target", [pytest.param(ct.target.iOS15, marks=pytest.mark.slow), ct.target.iOS18])
 def test_a_torch_gru_is_left_with_nothing_that_is_refused(tmp_path, form, target):
     module, built = converted(FORMS[form], tmp_path, target, PASSES)
     assert not {"while_loop", "scatter", "gather", "reverse", "cond"} & set(kinds(built))

@@ -73,7 +73,8 @@ def refused(built, target):
     return [(row.op.op_type, row.ane) for row in plan.rows if row.ane == "no" and row.op.op_type != "cast"]
 
 
-@pytest.mark.parametrize("target", ["iOS15", "iOS16", "iOS17", "iOS18"])
+@pytest.mark.parametrize("target", [
+    "iOS15", pytest.param("iOS16", marks=pytest.mark.slow), pytest.param("iOS17", marks=pytest.mark.slow), "iOS18"])
 @pytest.mark.parametrize("function", ASSIGNED, ids=lambda function: function.__name__)
 def test_an_assignment_to_a_slice_needs_no_scatter(function, target, tmp_path):
     built, x = converted(function, "exported", tmp_path, target=target), grid()

@@ -54,3 +54,9 @@ def from_exir_node(host: Callable[..., Any], cls: Any, node: Any) -> Any:
 def contains(host: Callable[..., bool], context: Any, torch_name: Any) -> bool:
     """Return whether a value has this name."""
     return not isinstance(torch_name, TextArgument) and host(context, torch_name)
+
+
+@PATCH.replace_function(f"{_TORCH_FRONTEND}.ops", "_get_bindings")
+def get_bindings(host: Callable[..., list[Any]], context: Any, names: Any) -> list[Any]:
+    """Return the values of names, and text arguments as plain strings: numpy knows no derived type as a scalar."""
+    return [str(each) if isinstance(each, TextArgument) else each for each in host(context, names)]
