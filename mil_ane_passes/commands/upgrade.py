@@ -62,8 +62,8 @@ class UpgradeReport:
                   for old, new in self.renamed.items()]
         if self.expanded:
             vectors = format_count(len(self.expanded), "quantized vector")
-            lines.append(f"decompressed: {vectors} (biases and the like) of {sum(self.expanded.values())} numbers, which "
-                         "ops of ML Programs take as floats")
+            lines.append(f"decompressed: {vectors} (biases and the like) of {sum(self.expanded.values())} numbers, "
+                         "which ops of ML Programs take as floats")
         lines.append(f"written to {escape_text(self.output)}; next: mil-ane-passes lint {escape_text(self.output)}")
         return format_lines(lines)
 

@@ -119,10 +119,13 @@ def convert_convolution3d(params: Any, context: LayerContext) -> Var:
 
 @register_layer("innerProduct")
 def convert_inner_product(params: Any, context: LayerContext) -> Var:
-    """Convert a fully connected layer: on the channels of [N, C, 1, 1], or on the last axis."""
+    """Convert a fully connected layer: on the channels of [N, C, 1, 1], or on the last axis.
+
+    With `int8DynamicQuantize` Core ML rounds the input to 8 bits as well; here it is not rounded.
+    """
     x = context.x
     inner, outputs = int(params.inputChannels), int(params.outputChannels)
-    weight = _make_linear_weight(params, (outputs, inner), context)
+    weight = context.weights.make(params.weights, (outputs, inner))
     bias = context.weights.read_optional(params.hasBias, params.bias, (outputs,), "bias")
     more = {} if bias is None else {"bias": bias}
     if context.classic or (x.rank >= 4 and _is_channel_vector(x, inner)):
@@ -147,13 +150,6 @@ def _is_channel_vector(x: Var, inner: int) -> bool:
     return tuple(x.shape[-2:]) == (1, 1) and x.shape[-3] == inner and x.shape[-1] != inner
 
 
-def _make_linear_weight(params: Any, shape: tuple[int, int], context: LayerContext) -> Any:
-    if params.int8DynamicQuantize:
-        raise context.refuse("weights for 8-bit dynamic quantization of the input (int8DynamicQuantize)",
-                             "expected weights that are quantized alone: convert the source model again")
-    return context.weights.make(params.weights, shape)
-
-
 @register_layer("batchedMatmul")
 def convert_batched_matmul(params: Any, context: LayerContext) -> Var:
     """Convert a matrix product of two values, or of one with a weight matrix of the layer."""
@@ -161,7 +157,7 @@ def convert_batched_matmul(params: Any, context: LayerContext) -> Var:
     if len(inputs) == 2:
         return _multiply(inputs[0], inputs[1], bool(params.transposeA), bool(params.transposeB))
     first, second = int(params.weightMatrixFirstDimension), int(params.weightMatrixSecondDimension)
-    weight = _make_linear_weight(params, (second, first), context)
+    weight = context.weights.make(params.weights, (second, first))
     bias = context.weights.read_optional(params.hasBias, params.bias, (second,), "bias")
     x = inputs[0]
     if params.transposeA:
@@ -173,18 +169,13 @@ def convert_batched_matmul(params: Any, context: LayerContext) -> Var:
 
 
 def _multiply(x: Var, y: Var, transpose_x: bool, transpose_y: bool) -> Var:
-    """Multiply as numpy does: a vector is a row on the left and a column on the right, whose axis then disappears."""
-    axes = []
+    """Multiply two values; a vector is a row on the left and a column on the right, and stays one in the result."""
     if x.rank == 1:
         x, transpose_x = mb.expand_dims(x=x, axes=[0]), False
-        axes.append(-2)
     if y.rank == 1:
         y, transpose_y = mb.expand_dims(x=y, axes=[1]), False
-        axes.append(-1)
     result: Var = mb.matmul(x=x, y=y, transpose_x=transpose_x, transpose_y=transpose_y)
-    if not axes:
-        return result
-    return result if len(axes) == 2 else mb.squeeze(x=result, axes=axes)  # two vectors give a value of shape [1, 1]
+    return result
 
 
 @register_layer("embedding", "embeddingND")
