@@ -37,6 +37,7 @@ PUBLIC = {
     "save",
     "torch_frontend",
     "trace",
+    "upgrade",
     "verify",
 }
 

@@ -110,7 +110,8 @@ def _check_kind(root: Path) -> None:
         single = root.suffix == ".mlmodel"
         found = "a single-file .mlmodel, the format of neural networks and older models" if single else "a file"
         raise InputError(
-            f"{root}: not a package but {found}; this tool rewrites ML Programs: convert the source model "
+            f"{root}: not a package but {found}; this tool rewrites ML Programs: "
+            f"{'convert it with `mil-ane-passes upgrade`, or ' if single else ''}convert the source model "
             'with coremltools (convert_to="mlprogram") and give the .mlpackage'
         )
     if not (root / MANIFEST).is_file():

@@ -170,8 +170,9 @@ def require_ml_programs(raw: bytes, spec: Any, layout: Layout) -> Members:
     kind = get_model_kind(spec)
     if kind.startswith("neuralNetwork"):
         raise InputError(
-            f"{root}: the model is a NeuralNetwork ({kind}); this tool rewrites ML Programs: convert the source model "
-            'with coremltools (convert_to="mlprogram") and give the .mlpackage'
+            f"{root}: the model is a NeuralNetwork ({kind}); this tool rewrites ML Programs: convert it with "
+            "`mil-ane-passes upgrade`, or convert the source model with coremltools "
+            '(convert_to="mlprogram") and give the .mlpackage'
         )
     if kind.startswith("pipeline"):
         parts = ", ".join(f"{name} is a {part}" for name, part in found.others.items()) or "it has no parts"

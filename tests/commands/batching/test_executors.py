@@ -106,7 +106,8 @@ def test_a_script_without_a_guard_gets_advice(three, tmp_path):
                           env=os.environ | {"PYTHONPATH": str(ROOT)})
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("mil_ane_passes.commands.batch_jobs.OptionsError: batch: a worker process ended while it started")
+    expected = "mil_ane_passes.commands.batch_jobs.OptionsError: batch: a worker process ended while it started"
+    assert last.startswith(expected)
     assert last.endswith('under `if __name__ == "__main__":`')
     assert "is imported by each worker process" in done.stderr and "bootstrapping" not in done.stderr
 
