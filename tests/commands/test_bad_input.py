@@ -17,8 +17,8 @@ from coremltools.models.neural_network import NeuralNetworkBuilder
 from mil_ane_passes.commands.main import main
 
 WEIGHTS = "Data/com.apple.CoreML/weights/weight.bin"
-CONVERT = ('convert it with `mil-ane-passes upgrade`, or convert the source model with coremltools (convert_to="mlprogram") '
-           "and give the .mlpackage")
+CONVERT = ("convert it with `mil-ane-passes upgrade`, or convert the source model with coremltools "
+           '(convert_to="mlprogram") and give the .mlpackage')
 
 
 def listing(folder: Path) -> dict[str, tuple[bool, bytes]]:
