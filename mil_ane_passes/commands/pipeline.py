@@ -73,21 +73,17 @@ def make_measures(
     return (make_measurer(plan_user_inputs, report) if inputs else None), make_measurer(plan_sampled, report)
 
 
-def make_forecaster(target: str, package: Package | None = None, *, latency: bool = False) -> Forecaster:
-    """Make the function that predicts programs for `target`, with their run time if `latency` is set.
-
-    `package` describes the shapes of its inputs.
-    """
+def make_forecaster(target: str, package: Package | None = None) -> Forecaster:
+    """Make the function that predicts programs for `target`; `package` describes the shapes of its inputs."""
     rules = [rule for rule in configure_rules(None).values() if rule.refuses]
 
     def forecast(program: Program) -> Forecast:
         plan = predict_plan(program, rules, target=target, package=package)[0]
         found = replace(Forecast.of(plan), padded=sum(each.padded for each in list_buffers(program)))
-        if not latency:
-            return found
         spent = estimate_latency(program, plan, target)
         return replace(found, latency_us=round(spent.latency_us, 3), latency_low_us=round(spent.latency_low_us, 3),
-                       latency_high_us=round(spent.latency_high_us, 3))
+                       latency_high_us=round(spent.latency_high_us, 3), latency_term=spent.term,
+                       latency_extrapolated=spent.extrapolated, latencies=spent.by_chip)
 
     return forecast
 
