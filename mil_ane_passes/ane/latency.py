@@ -135,6 +135,8 @@ class _Placed:
     backend: Backend
     cpu_us: float = 0.0
     work: Work = Work("free")
+    "The same object for all ops of a function whose works are equal; `weight` is the op's own."
+    weight: Hashable = None
     spill: bool = False
 
 
@@ -182,21 +184,23 @@ class _Described:
 
 def _iterate_functions(program: Program, plan: Plan | None) -> Iterator[_Described]:
     for name, function in program.functions.items():
+        works: dict[tuple[Work, bool], Work] = {}
         package = plan.package if plan is not None else None
         sizes = make_sizes(function, package.description(name) if package is not None else None)
         if plan is None:
             ops = [op for op in function.operations if op.op_type != "const"]
-            placed = [_place_on_ane(index, op, sizes) for index, op in enumerate(ops)]
+            placed = [_place_on_ane(index, op, sizes, works) for index, op in enumerate(ops)]
         else:
-            placed = [_place_on_ane(row.index, row.op, sizes) if row.backend == "ane" else
+            placed = [_place_on_ane(row.index, row.op, sizes, works) if row.backend == "ane" else
                       _Placed(row.index, row.op, "cpu", 1e3 * row.cost.of(row.engine)) for row in plan.of(name)]
         placed = [each for each in placed if not each.op.op_type.startswith("constexpr_")]
         yield _Described(name, placed, sum(list_interface_bytes(function, sizes)), _count_crossing(placed, sizes))
 
 
-def _place_on_ane(index: int, op: Operation, sizes: Sizes) -> _Placed:
+def _place_on_ane(index: int, op: Operation, sizes: Sizes, works: dict[tuple[Work, bool], Work]) -> _Placed:
     work = describe_work(op, sizes)
-    return _Placed(index, op, "ane", work=work, spill=_may_leave_chip(op, work, sizes))
+    same = works.setdefault((work, work.weight is None), work)
+    return _Placed(index, op, "ane", work=same, weight=work.weight, spill=_may_leave_chip(op, work, sizes))
 
 
 def _estimate_on_chip(functions: Iterable[_Described], chip: Chip, target: str, api: str) -> LatencyReport:
@@ -226,16 +230,16 @@ def _estimate_ops(function: str, placed: Sequence[_Placed], chip: Chip) -> Itera
     notches = NOTCH_RANGE if chip.notch > 1 else (1.0, 1.0)
     variants = [replace(chip, tile_bytes=tile, notch=notch) for tile, notch in zip(tiles, notches)]
     held: set[Hashable] = set()
-    known: dict[tuple[Work, bool, bool], _Estimate] = {}
+    known: dict[tuple[int, bool, bool], _Estimate] = {}
     for each in placed:
         op, work = each.op, each.work
         if each.backend == "cpu":
             yield OpLatency(function, each.index, op.name, op.op_type, "cpu", each.cpu_us, each.cpu_us / CPU_SPREAD,
                             each.cpu_us * CPU_SPREAD, "CPU", "on the CPU: Core ML's own estimate, of an M4", True)
             continue
-        again = work.weight is not None and work.weight in held
-        held.add(work.weight)
-        key = (work, again, each.spill)
+        again = each.weight is not None and each.weight in held
+        held.add(each.weight)
+        key = (id(work), again, each.spill)
         if key not in known:  # repeated blocks are estimated once
             known[key] = _estimate_work(work, again, each.spill, chip, variants)
         yield OpLatency(function, each.index, op.name, op.op_type, "ane", *known[key])
