@@ -42,8 +42,9 @@ def pipeline(
     one raises InputError with the nearest right one. Passes that need value ranges run the program on `feeds` (a
     mapping from input name to array, or several) and within `ranges` (input name to (low, high)); that needs torch.
 
-    `max_growth`: rewrites that a preset includes for placement and speed are reverted if the predicted cost grows by
-    more than this share, or if more ops than before are unsupported on the ANE. Passes requested by name, and fixes of
+    `max_growth`: rewrites that a preset includes for placement and speed are reverted if the predicted cost, or
+    the estimated latency on a chip of the target, grows by more than this share, or if more ops than before are
+    unsupported on the ANE (`explain guard`). Passes requested by name, and fixes of
     wrong numbers, are not reverted. None reverts nothing. A pass that fails leaves the program unchanged and logs a
     warning; with `strict` it stops the conversion.
 

@@ -77,8 +77,8 @@ class RewriteOptions:
     verify: bool = field(default=True, metadata=flag())
     "verify before writing (default), or do not"
     max_growth: float | None = field(default=DEFAULT_MAX_GROWTH, metadata=flag(metavar="PCT", parse=parse_max_growth))
-    """undo what a preset brings for place and speed where the predicted cost grows by more (default: 1%), or none: undo
-    nothing"""
+    """undo what a preset brings for place and speed where the predicted cost or latency grows by more (default: 1%), or
+    none: undo nothing"""
     strict: bool = field(default=False, metadata=flag())
     "stop where a pass fails, instead of rolling it back and going on without it"
     link: bool = field(default=False, metadata=LINK)
