@@ -21,6 +21,7 @@ from coremltools.converters.mil.mil import Function, Operation, Program, Var
 
 from ..ir.query import get_itemsize, get_type_info, is_compressed, is_const
 from ..passes.devices import find_chip
+from ..passes.forecast import ChipLatency
 from ..passes.layout import compute_padded_bytes
 from ..passes.plan import Backend, Plan
 from ..passes.targets import CHIPS, parse_target
@@ -113,6 +114,8 @@ class LatencyReport:
     latency_high_us: float
     term: str
     extrapolated: bool
+    by_chip: tuple[ChipLatency, ...] = ()
+    "The estimates of which this one is made, fastest chip first."
     functions: list[FunctionLatency] = field(default_factory=list)
     partitions: list[PartitionLatency] = field(default_factory=list)
     ops: list[OpLatency] = field(default_factory=list)
@@ -132,6 +135,8 @@ class _Placed:
     backend: Backend
     cpu_us: float = 0.0
     work: Work = Work("free")
+    "The same object for all ops of a function whose works are equal; `weight` is the op's own."
+    weight: Hashable = None
     spill: bool = False
 
 
@@ -167,44 +172,57 @@ def _resolve_chips(target: str) -> tuple[Chip, ...]:
     return find_chips(name if name is not None else "")
 
 
-def _iterate_functions(program: Program, plan: Plan | None) -> Iterator[tuple[Function, str, Sizes, list[_Placed]]]:
+@dataclass(frozen=True)
+class _Described:
+    """A function for all chips, with the bytes of its inputs and outputs, and of its transitions."""
+
+    name: str
+    placed: list[_Placed]
+    interface: int
+    crossing: int
+
+
+def _iterate_functions(program: Program, plan: Plan | None) -> Iterator[_Described]:
     for name, function in program.functions.items():
+        works: dict[tuple[Work, bool], Work] = {}
         package = plan.package if plan is not None else None
         sizes = make_sizes(function, package.description(name) if package is not None else None)
         if plan is None:
             ops = [op for op in function.operations if op.op_type != "const"]
-            placed = [_place_on_ane(index, op, sizes) for index, op in enumerate(ops)]
+            placed = [_place_on_ane(index, op, sizes, works) for index, op in enumerate(ops)]
         else:
-            placed = [_place_on_ane(row.index, row.op, sizes) if row.backend == "ane" else
+            placed = [_place_on_ane(row.index, row.op, sizes, works) if row.backend == "ane" else
                       _Placed(row.index, row.op, "cpu", 1e3 * row.cost.of(row.engine)) for row in plan.of(name)]
-        yield function, name, sizes, [each for each in placed if not each.op.op_type.startswith("constexpr_")]
+        placed = [each for each in placed if not each.op.op_type.startswith("constexpr_")]
+        yield _Described(name, placed, sum(list_interface_bytes(function, sizes)), _count_crossing(placed, sizes))
 
 
-def _place_on_ane(index: int, op: Operation, sizes: Sizes) -> _Placed:
+def _place_on_ane(index: int, op: Operation, sizes: Sizes, works: dict[tuple[Work, bool], Work]) -> _Placed:
     work = describe_work(op, sizes)
-    return _Placed(index, op, "ane", work=work, spill=_may_leave_chip(op, work, sizes))
+    same = works.setdefault((work, work.weight is None), work)
+    return _Placed(index, op, "ane", work=same, weight=work.weight, spill=_may_leave_chip(op, work, sizes))
 
 
-def _estimate_on_chip(functions: Iterable[tuple[Function, str, Sizes, list[_Placed]]], chip: Chip, target: str,
-                      api: str) -> LatencyReport:
+def _estimate_on_chip(functions: Iterable[_Described], chip: Chip, target: str, api: str) -> LatencyReport:
     ops: list[OpLatency] = []
     partitions: list[PartitionLatency] = []
     calls: list[FunctionLatency] = []
-    for function, name, sizes, placed in functions:
-        mine = list(_estimate_ops(name, placed, chip))
-        own = list(_group_partitions(name, mine))
+    for each in functions:
+        mine = list(_estimate_ops(each.name, each.placed, chip))
+        own = list(_group_partitions(each.name, mine))
         ops, partitions = ops + mine, partitions + own
-        interface = sum(list_interface_bytes(function, sizes))
-        calls.append(_estimate_call(name, mine, own, interface, _count_crossing(placed, sizes), chip.interfaces[api],
-                                    chip))
+        calls.append(_estimate_call(each.name, mine, own, each.interface, each.crossing, chip.interfaces[api], chip))
     causes: dict[str, float] = defaultdict(float)
     for call in calls:
         for cause, spent in call.causes.items():
             causes[cause] += spent
+    total = ChipLatency(
+        chip.name, sum(call.latency_us for call in calls), sum(call.latency_low_us for call in calls),
+        sum(call.latency_high_us for call in calls), causes["call"],
+        sum(op.latency_us for op in ops if op.extrapolated))
     return LatencyReport(
-        target, (chip.name,), api, sum(call.latency_us for call in calls), sum(call.latency_low_us for call in calls),
-        sum(call.latency_high_us for call in calls), _name_largest(causes), any(call.extrapolated for call in calls),
-        calls, partitions, ops)
+        target, (chip.name,), api, total.latency_us, total.latency_low_us, total.latency_high_us,
+        _name_largest(causes), any(call.extrapolated for call in calls), (total,), calls, partitions, ops)
 
 
 def _estimate_ops(function: str, placed: Sequence[_Placed], chip: Chip) -> Iterator[OpLatency]:
@@ -212,16 +230,16 @@ def _estimate_ops(function: str, placed: Sequence[_Placed], chip: Chip) -> Itera
     notches = NOTCH_RANGE if chip.notch > 1 else (1.0, 1.0)
     variants = [replace(chip, tile_bytes=tile, notch=notch) for tile, notch in zip(tiles, notches)]
     held: set[Hashable] = set()
-    known: dict[tuple[Work, bool, bool], _Estimate] = {}
+    known: dict[tuple[int, bool, bool], _Estimate] = {}
     for each in placed:
         op, work = each.op, each.work
         if each.backend == "cpu":
             yield OpLatency(function, each.index, op.name, op.op_type, "cpu", each.cpu_us, each.cpu_us / CPU_SPREAD,
                             each.cpu_us * CPU_SPREAD, "CPU", "on the CPU: Core ML's own estimate, of an M4", True)
             continue
-        again = work.weight is not None and work.weight in held
-        held.add(work.weight)
-        key = (work, again, each.spill)
+        again = each.weight is not None and each.weight in held
+        held.add(each.weight)
+        key = (id(work), again, each.spill)
         if key not in known:  # repeated blocks are estimated once
             known[key] = _estimate_work(work, again, each.spill, chip, variants)
         yield OpLatency(function, each.index, op.name, op.op_type, "ane", *known[key])
@@ -363,6 +381,7 @@ def _merge_chips(reports: Sequence[LatencyReport], target: str) -> LatencyReport
         middle, target=target, chips=tuple(report.chips[0] for report in reports),
         latency_low_us=min(report.latency_low_us for report in reports),
         latency_high_us=max(report.latency_high_us for report in reports), extrapolated=True,
+        by_chip=tuple(each for report in reports for each in report.by_chip),
         functions=widen("functions"), partitions=widen("partitions"), ops=widen("ops"))
 
 

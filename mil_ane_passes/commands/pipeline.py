@@ -42,8 +42,9 @@ def pipeline(
     one raises InputError with the nearest right one. Passes that need value ranges run the program on `feeds` (a
     mapping from input name to array, or several) and within `ranges` (input name to (low, high)); that needs torch.
 
-    `max_growth`: rewrites that a preset includes for placement and speed are reverted if the predicted cost grows by
-    more than this share, or if more ops than before are unsupported on the ANE. Passes requested by name, and fixes of
+    `max_growth`: rewrites that a preset includes for placement and speed are reverted if the predicted cost, or
+    the estimated latency on a chip of the target, grows by more than this share, or if more ops than before are
+    unsupported on the ANE (`explain guard`). Passes requested by name, and fixes of
     wrong numbers, are not reverted. None reverts nothing. A pass that fails leaves the program unchanged and logs a
     warning; with `strict` it stops the conversion.
 
@@ -73,21 +74,17 @@ def make_measures(
     return (make_measurer(plan_user_inputs, report) if inputs else None), make_measurer(plan_sampled, report)
 
 
-def make_forecaster(target: str, package: Package | None = None, *, latency: bool = False) -> Forecaster:
-    """Make the function that predicts programs for `target`, with their run time if `latency` is set.
-
-    `package` describes the shapes of its inputs.
-    """
+def make_forecaster(target: str, package: Package | None = None) -> Forecaster:
+    """Make the function that predicts programs for `target`; `package` describes the shapes of its inputs."""
     rules = [rule for rule in configure_rules(None).values() if rule.refuses]
 
     def forecast(program: Program) -> Forecast:
         plan = predict_plan(program, rules, target=target, package=package)[0]
         found = replace(Forecast.of(plan), padded=sum(each.padded for each in list_buffers(program)))
-        if not latency:
-            return found
         spent = estimate_latency(program, plan, target)
         return replace(found, latency_us=round(spent.latency_us, 3), latency_low_us=round(spent.latency_low_us, 3),
-                       latency_high_us=round(spent.latency_high_us, 3))
+                       latency_high_us=round(spent.latency_high_us, 3), latency_term=spent.term,
+                       latency_extrapolated=spent.extrapolated, latencies=spent.by_chip)
 
     return forecast
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from shlex import join
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,13 @@ from ..package.copy_ahead import CopyAhead
 from ..passes.max_growth import DEFAULT_MAX_GROWTH, parse_max_growth
 from ..utils.budget import DEFAULT_MAX_STEPS, share_budget
 from ..utils.option_spelling import format_no_verify_option, format_option
-from ..utils.text_format import format_count, format_duration, format_lines, format_short_repr
+from ..utils.text_format import (
+    format_count,
+    format_duration,
+    format_latency_range,
+    format_lines,
+    format_short_repr,
+)
 from .options import (
     DEFAULT_SEEDS,
     FEEDS,
@@ -71,8 +77,8 @@ class RewriteOptions:
     verify: bool = field(default=True, metadata=flag())
     "verify before writing (default), or do not"
     max_growth: float | None = field(default=DEFAULT_MAX_GROWTH, metadata=flag(metavar="PCT", parse=parse_max_growth))
-    """undo what a preset brings for place and speed where the predicted cost grows by more (default: 1%), or none: undo
-    nothing"""
+    """undo what a preset brings for place and speed where the predicted cost or latency grows by more (default: 1%), or
+    none: undo nothing"""
     strict: bool = field(default=False, metadata=flag())
     "stop where a pass fails, instead of rolling it back and going on without it"
     link: bool = field(default=False, metadata=LINK)
@@ -239,7 +245,9 @@ class RewriteReport:
         from ..passes.registry import get_all_rewrites
         from ..passes.targets import format_generations
 
-        lines = [] if self.predicted is None else [_describe_change(*self.predicted)]
+        lines = []
+        if self.predicted is not None:
+            lines += [_describe_change(*self.predicted), *_describe_latency(*self.predicted)]
         lines += [line for trace in self.traces for line in _format_trace(trace)]
         lines += [f"ane::{trace.rule}  reverted at {format_count(trace.places, 'match', 'matches')}: {trace.reverted}"
                   for trace in self.reverted]
@@ -322,12 +330,29 @@ class RewriteReport:
 
 
 def _describe_change(before: Forecast, after: Forecast) -> str:
-    """Summarize the prediction before and after: ops and time on the ANE, transitions, estimated time, what is left."""
+    """Summarize the prediction before and after: what is on the ANE, transitions, the segmenter's estimate."""
     return (f"on the ANE: {before.on_ane} of {before.ops} -> {after.on_ane} of {format_count(after.ops, 'op')}, "
-            f"{before.time_share:.0f} -> {after.time_share:.0f} % of estimated time; "
-            f"transitions {before.transitions} -> {after.transitions}; "
-            f"estimated {format_duration(before.cost)} -> {format_duration(after.cost)}"
+            f"{before.time_share:.0f} -> {after.time_share:.0f} % of the segmenter's estimate; "
+            f"transitions {before.transitions} -> {after.transitions}; estimate of Core ML's segmenter (decides "
+            f"placement): {format_duration(before.cost)} -> {format_duration(after.cost)}"
             + (f"; not fixed: {left}" if (left := str(after.support)) else ""))
+
+
+def _describe_latency(before: Forecast, after: Forecast) -> Iterator[str]:
+    """Yield a line about the estimated run time before and after, with both ranges; of each chip if there are several.
+
+    The errors of both are mostly the same, so the ranges say little about the difference.
+    """
+    chips = {each.chip: each for each in after.latencies}
+    pairs = [(each, chips[each.chip]) for each in sorted(before.latencies, key=lambda one: one.chip)]
+    changes = ", ".join(f"{one.chip} {format_duration(one.latency_us / 1e3)} -> "
+                        f"{format_duration(other.latency_us / 1e3)}" for one, other in pairs)
+    if changes:
+        first, last = (format_latency_range(min(each.latency_low_us for each in one.latencies),
+                                            max(each.latency_high_us for each in one.latencies))
+                       for one in (before, after))
+        yield (f"latency: {changes} (range {first} -> {last}); before: {before.latency_term}; "
+               f"after: {after.latency_term}")
 
 
 def _format_trace(trace: PassTrace) -> list[str]:

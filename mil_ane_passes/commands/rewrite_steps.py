@@ -303,7 +303,7 @@ def fill_report(report: RewriteReport, plan: RewritePlan, before: OpenedSource, 
     report.traces, report.verify = outcome.after.traces, outcome.verify
     report.left_out_passes, report.faulty_pass = outcome.left_out, outcome.faulty_pass
     if report.changed or report.reverted:
-        forecast = make_forecaster(options.target, before.package, latency=True)
+        forecast = _make_forecaster(plan, before)
         report.predicted = forecast(before.program), forecast(after.program)
     report.package = after.package if after.package is not None else after.program
     if options.diff and report.changed:

@@ -10,7 +10,23 @@ from coremltools.converters.mil.mil import Program
 
 from .plan import Plan, SupportCounts
 
-__all__ = ["Forecast", "Forecaster"]
+__all__ = ["ChipLatency", "Forecast", "Forecaster"]
+
+
+@dataclass(frozen=True)
+class ChipLatency:
+    """The estimated run time of a program on one chip, in microseconds, with its range.
+
+    `call_us` is the part for the fixed cost of calls, `extrapolated_us` that of ops which no measurement of the chip
+    covers.
+    """
+
+    chip: str
+    latency_us: float
+    latency_low_us: float
+    latency_high_us: float
+    call_us: float = 0.0
+    extrapolated_us: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -23,7 +39,8 @@ class Forecast:
     of processor from one op to the next. `padded` is the size of all values in the ANE's layout, in bytes, 0 if not
     computed. `on_ane` are the ops predicted to run on the ANE, fewer than the supported ones in a small model, None if
     not predicted; `time_share` is the percentage of the estimated time spent there. `latency_us` is the estimated run
-    time in microseconds, with its range, None if not computed.
+    time in microseconds, with its range, None if not computed: that of the middle chip where the target has several,
+    and `latencies` has that of each.
     """
 
     ops: int
@@ -38,6 +55,9 @@ class Forecast:
     latency_us: float | None = None
     latency_low_us: float | None = None
     latency_high_us: float | None = None
+    latency_term: str = ""
+    latency_extrapolated: bool = False
+    latencies: tuple[ChipLatency, ...] = ()
 
     @classmethod
     def of(cls, plan: Plan) -> Forecast:
@@ -61,7 +81,8 @@ class Forecast:
                 "predicted_time_share": round(self.time_share, 2), "transitions": self.transitions,
                 **({} if self.latency_us is None else {
                     "latency_us": self.latency_us, "latency_low_us": self.latency_low_us,
-                    "latency_high_us": self.latency_high_us})}
+                    "latency_high_us": self.latency_high_us, "latency_term": self.latency_term,
+                "latency_extrapolated": self.latency_extrapolated})}
 
 
 Forecaster = Callable[[Program], Forecast]

@@ -1,11 +1,18 @@
 """The guard: reverts rewrites after which a program is predicted to cost more, or to run less on the ANE.
 
-A rewrite is reverted, and reported as such (`reverted`), if it makes the predicted cost of the whole model grow by
-more than 1 % (`--max-growth`), makes more ops unsupported, makes padded buffers grow by more than a quarter without
-removing an unsupported op or a transition, or adds ops to a model of which no op runs on the ANE before or after. The
-guard covers rewrites that a preset includes for placement and speed. It never reverts fixes of wrong numbers (the
-preset `safe`, and rewrites with `fixes_nonfinite`), at any cost, nor rewrites requested by name:
-`--passes full,unroll_lstm`.
+A rewrite is reverted, and reported as such (`reverted`, which names the reason), if it
+
+- makes the cost of the whole model that Core ML's segmenter is predicted to estimate grow by more than 1 %
+  (`--max-growth`),
+- makes the estimated run time grow by more than that on a chip of the target (any measured chip if it names none),
+- makes more ops unsupported, or adds a transition with no op less on the CPU,
+- makes padded buffers grow by more than a quarter without removing an unsupported op or a transition, or
+- adds ops to a model of which no op runs on the ANE before or after.
+
+Growth of the run time that only ops account for which no measurement of the chip covers has to be more than 20 %. Where
+an op on the CPU or a transition is removed, the time before rests on guesses, so the ranges have to be apart. The guard
+covers rewrites that a preset includes for placement and speed. It never reverts fixes of wrong numbers (the preset
+`safe`, and rewrites with `fixes_nonfinite`), at any cost, nor rewrites requested by name: `--passes full,unroll_lstm`.
 """
 
 from __future__ import annotations
@@ -13,17 +20,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from coremltools.converters.mil.mil import Program
 
 from ..ir.clone import clone_program
 from .contract import Rewrite
 from .engine import PassTrace, RunSettings, run_rewrites
-from .forecast import Forecast, Forecaster
+from .forecast import ChipLatency, Forecast, Forecaster
 from .layout import format_bytes
 from .max_growth import DEFAULT_MAX_GROWTH
 
-__all__ = ["Guard", "is_guarded", "run_guarded", "undo_costly_rewrites"]
+__all__ = ["Fault", "Guard", "is_guarded", "run_guarded", "undo_costly_rewrites"]
 
 _NEGLIGIBLE_COST_MS = 0.0005
 "Milliseconds, less than half a percent of one transition: a cost increase of one rewrite that is too small to matter."
@@ -36,6 +44,17 @@ memory.
 _MAX_ADDED_OPS = 16
 """How many ops may be added where nothing runs on the ANE before or after: the number that a decomposition of one op
 adds. Unrolled layers add tens (two lstm steps 27, a short rnn 96) for a gain that only a guessed CPU cost predicts."""
+_MAX_EXTRAPOLATED_GROWTH = 0.2
+"Allowed growth of the run time if ops that no measurement covers account for it: movement, reductions and norms."
+_NEGLIGIBLE_LATENCY_US = 0.5
+"Microseconds, less than half a percent of the fixed cost of a call on the ANE, that one rewrite may add."
+
+
+class Fault(NamedTuple):
+    """The reason for which a rewrite is reverted: support, memory, ops, cost, transitions or latency, and in words."""
+
+    kind: str
+    words: str
 
 
 @dataclass(frozen=True)
@@ -47,29 +66,79 @@ class Guard:
 
     def allows(self, before: Forecast, after: Forecast, steps: int = 1) -> bool:
         """Return whether `steps` rewrites may turn a program with forecast `before` into one with forecast `after`."""
-        return not (
-            after.unsupported > before.unsupported or _needs_more_memory(before, after) or _is_pointless(before, after)
-        ) and (after.cost <= before.cost * (1 + self.most) + _NEGLIGIBLE_COST_MS * steps)
+        return self.find_fault(before, after, steps) is None
 
-    def words(self, before: Forecast, after: Forecast) -> str:
-        """Format the reason why `after` is not allowed."""
+    def find_fault(self, before: Forecast, after: Forecast, steps: int = 1) -> Fault | None:
+        """Find the reason why `after` is not allowed; None if it is."""
         if after.unsupported > before.unsupported:
-            return f"{after.unsupported} unsupported ops instead of {before.unsupported} (predicted)"
+            return Fault("support", f"{after.unsupported} unsupported ops instead of {before.unsupported} (predicted)")
         if _needs_more_memory(before, after):
-            return (
-                f"padded buffers of {format_bytes(after.padded)} instead of {format_bytes(before.padded)} (computed), "
-                "with no unsupported op or transition less"
-            )
+            return Fault("memory", f"padded buffers of {format_bytes(after.padded)} instead of "
+                         f"{format_bytes(before.padded)} (computed), with no unsupported op or transition less")
         if _is_pointless(before, after):
-            return (f"{after.ops} ops instead of {before.ops}, and none is predicted to run on the ANE, neither before "
-                    "nor after")
-        return f"{after.cost:.3f} ms instead of {before.cost:.3f} (predicted), {after.cost / before.cost - 1:+.1%}"
+            return Fault("ops", f"{after.ops} ops instead of {before.ops}, and none is predicted to run on the ANE, "
+                         "neither before nor after")
+        if after.cost > before.cost * (1 + self.most) + _NEGLIGIBLE_COST_MS * steps:
+            return Fault("cost", f"{after.cost:.3f} ms instead of {before.cost:.3f} (predicted), "
+                         f"{after.cost / before.cost - 1:+.1%}")
+        if after.transitions > before.transitions and not _is_better_placed(before, after):
+            return Fault("transitions", f"{after.transitions} transitions instead of {before.transitions} (predicted), "
+                         "with no op less on the CPU")
+        slower = _find_slower_chips(before, after, self.most, steps)
+        if not slower:
+            return None
+        first, last = max(slower, key=lambda pair: pair[1].latency_us / pair[0].latency_us)
+        return Fault("latency", f"latency on {last.chip} of {last.latency_us / 1e3:.3f} ms instead of "
+                     f"{first.latency_us / 1e3:.3f} (estimated), {last.latency_us / first.latency_us - 1:+.1%}")
 
 
 def _needs_more_memory(before: Forecast, after: Forecast) -> bool:
     """Return whether `after` needs more memory without removing an unsupported op or a transition."""
     better = after.unsupported < before.unsupported or after.off < before.off or after.transitions < before.transitions
     return not better and after.padded > before.padded * _MAX_PADDED_RATIO + _NEGLIGIBLE_BYTES
+
+
+def _is_better_placed(before: Forecast, after: Forecast) -> bool:
+    """Return whether `after` removes an unsupported op, an op on the CPU, or a transition."""
+    fewer = (before.on_ane is not None and after.on_ane is not None
+             and after.ops - after.on_ane < before.ops - before.on_ane)
+    return (after.unsupported < before.unsupported or after.off < before.off or fewer
+            or after.transitions < before.transitions)
+
+
+def _is_slower(before: ChipLatency, after: ChipLatency, most: float, steps: int, better: bool) -> bool:
+    """Return whether the run time on a chip grows by more than `most`, as far as the estimate can tell.
+
+    Growth that the fixed cost of a call hides or causes alone does not count: it differs between the ANE and the CPU,
+    and no rewrite is for or against it.
+    """
+    slack = _NEGLIGIBLE_LATENCY_US * steps
+    spent = [each.latency_us - each.call_us for each in (before, after)]
+    if after.latency_us <= before.latency_us * (1 + most) + slack or spent[1] <= spent[0] * (1 + most) + slack:
+        return False
+    if better:
+        return after.latency_low_us > before.latency_high_us
+    firm = [total - each.extrapolated_us for total, each in zip(spent, (before, after), strict=True)]
+    if firm[1] - firm[0] > most * before.latency_us + slack:
+        return True
+    return after.latency_us > before.latency_us * (1 + max(most, _MAX_EXTRAPOLATED_GROWTH)) + slack
+
+
+def _find_slower_chips(
+    before: Forecast, after: Forecast, most: float, steps: int,
+) -> list[tuple[ChipLatency, ChipLatency]]:
+    """Find the chips of the target that lose, with the estimates before and after."""
+    earlier = {each.chip: each for each in before.latencies}
+    pairs = [(earlier[each.chip], each) for each in after.latencies if each.chip in earlier]
+    better = _is_better_placed(before, after)
+    return [pair for pair in pairs if _is_slower(*pair, most, steps, better)]
+
+
+def _measure_slowdown(before: Forecast, after: Forecast) -> float:
+    """Return the growth of the run time on the chip that loses most, as a share."""
+    earlier = {each.chip: each.latency_us for each in before.latencies}
+    return max((each.latency_us / earlier[each.chip] - 1 for each in after.latencies if earlier.get(each.chip)),
+               default=0.0)
 
 
 def _is_pointless(before: Forecast, after: Forecast) -> bool:
@@ -120,13 +189,13 @@ def undo_costly_rewrites(
         list(rules),
         _count_fired_guarded_rules(rules, run_rewrites(rules, clone_program(original), settings)),
     )
-    while not guard.allows(bar, after, steps):
+    while (fault := guard.find_fault(bar, after, steps)) is not None:
         if not suspects:  # rank again: without some rules, others fire in their place
-            suspects = deque(_rank_by_cost_increase(rest, original, settings, guard, by_ops=_is_pointless(bar, after)))
+            suspects = deque(_rank_by_cost_increase(rest, original, settings, guard, fault.kind))
         if not suspects:
             break
         left_out = suspects.popleft()
-        left_out.reverted = guard.words(bar, after)
+        left_out.reverted = fault.words
         undone.append(left_out)
         rest = [rule for rule in rest if rule.name != left_out.rule]
         trial = clone_program(original)
@@ -169,18 +238,27 @@ def _compute_baseline(
         max(bar.cost, cured.cost),
         cured.transitions,
         max(bar.padded, cured.padded),
-        bar.on_ane or cured.on_ane,
+        cured.on_ane or bar.on_ane,
+        latencies=_select_slower_chips(bar, cured),
     )
 
 
+def _select_slower_chips(one: Forecast, other: Forecast) -> tuple[ChipLatency, ...]:
+    """Return for each chip the estimate of the program that is slower there."""
+    known = {each.chip: each for each in other.latencies}
+    return tuple(max((each, known.get(each.chip, each)), key=lambda spent: spent.latency_us)
+                 for each in one.latencies)
+
+
 def _rank_by_cost_increase(
-    rules: Sequence[Rewrite], original: Program, settings: RunSettings, guard: Guard, by_ops: bool = False,
+    rules: Sequence[Rewrite], original: Program, settings: RunSettings, guard: Guard, kind: str = "cost",
 ) -> list[PassTrace]:
     """Rank the guarded rules that add unsupported ops or cost, largest increase first.
 
     If none does, all that fire are ranked.
 
-    With `by_ops`, the rank is by the number of added ops.
+    For a fault of `kind` ops the rank is by the number of added ops, for latency by the added run time on the chip that
+    loses most.
     """
     program = clone_program(original)
     last = guard.forecast(program)
@@ -192,7 +270,9 @@ def _rank_by_cost_increase(
         now = guard.forecast(program)
         if is_guarded(rule):
             growth = (now.unsupported - last.unsupported, now.cost - last.cost, now.padded - last.padded)
-            added.append(((now.ops - last.ops, 0, 0) if by_ops else growth,
+            by_kind = {"ops": (now.ops - last.ops, 0, 0), "latency": (_measure_slowdown(last, now), *growth[:2]),
+                       "transitions": (now.transitions - last.transitions, *growth[:2])}
+            added.append((by_kind.get(kind, growth),
                           PassTrace(rule.name, places=len(trace.fired))))
         last = now
     added = [each for each in added if each[0] > (0, 0, 0)] or added

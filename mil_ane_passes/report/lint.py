@@ -91,7 +91,7 @@ class LintReport:
             "predicted_time_share": round(self.time_share, 2),
             "ane_unsupported": support.unsupported,
             "est_ms": self.plan.total,
-            **(_latency_to_dict(self.latency) if self.latency is not None else {}),
+            **_latency_to_dict(self.latency),
         }
 
     @property

@@ -11,10 +11,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..ane.latency import LatencyReport
+from ..ane.latency_parameters import load_parameters
 from ..passes.contract import Evidence, Rewrite, Rule
 from ..passes.targets import Generation
 from ..transforms.contract import PART_SUFFIXES, build_part_path
-from ..utils.text_format import format_count, format_duration, format_lines
+from ..utils.text_format import format_count, format_duration, format_latency_range, format_lines
 from .agreement import iterate_agreement_lines as agreement_lines
 from .lint_finding import LintFinding
 from .lint_groups import UNMEASURED, UNSUPPORTED, FindingGroup, group_findings
@@ -22,7 +24,7 @@ from .lint_groups import UNMEASURED, UNSUPPORTED, FindingGroup, group_findings
 if TYPE_CHECKING:
     from .lint import LintReport
 
-__all__ = ["format_headline", "format_lint_text", "format_location"]
+__all__ = ["format_headline", "format_latency", "format_lint_text", "format_location"]
 
 _MAX_MATCHES_LISTED = 8
 "The most matches with different reasons listed per cause, unless all are requested."
@@ -40,6 +42,7 @@ def format_lint_text(report: LintReport, *, everything: bool = False) -> str:
     lines = [
         format_headline(report),
         *_iterate_function_lines(report),
+        *_iterate_latency_lines(report),
         *_iterate_after_lines(report),
         *_iterate_baseline_lines(report, shown),
     ]
@@ -64,7 +67,7 @@ def format_lint_text(report: LintReport, *, everything: bool = False) -> str:
 
 
 def format_headline(report: LintReport) -> str:
-    """Format the first line: predicted shares, partitions, transitions, estimated time, unsupported ops."""
+    """Format the first line: predicted shares, partitions, transitions, the segmenter's estimate, unsupported ops."""
     summary = report.summary()
     if not summary["ops"]:
         return f"{report.model}: 0 ops, nothing to place"
@@ -73,11 +76,37 @@ def format_headline(report: LintReport) -> str:
     return (
         f"{report.model} on {_describe_target(report)}: {summary['predicted_on_ane']} of "
         f"{format_count(summary['ops'], 'op')} "
-        f"({_format_percent(report.share)}) and {_format_percent(report.time_share)} of estimated time predicted on "
-        f"the ANE; "
-        f"{format_count(partitions, 'partition')}, {format_count(transitions, 'transition')}, "
-        f"estimated {format_duration(report.plan.total)}" + (f"; {support}" if support else "")
+        f"({_format_percent(report.share)}) and {_format_percent(report.time_share)} of the segmenter's "
+        f"estimate predicted on the ANE; "
+        f"{format_count(partitions, 'partition')}, {format_count(transitions, 'transition')}; "
+        f"estimate of Core ML's segmenter (decides placement): {format_duration(report.plan.total)}"
+        + (f"; {support}" if support else "")
     )
+
+
+def format_latency(latency: LatencyReport) -> str:
+    """Format the estimated run time in one line: its range, the largest part, and what no measurement covers."""
+    central = format_duration(latency.latency_us / 1e3)
+    span = format_latency_range(latency.latency_low_us, latency.latency_high_us)
+    if len(latency.chips) > 1:
+        first, last = min(latency.chips), max(latency.chips)
+        middle = latency.by_chip[len(latency.by_chip) // 2].chip
+        lacking = ("" if latency.target == "all" else
+                   f"; {latency.target}: no measurement, neither of it nor of a relative")
+        return (f"latency: {span} over the measured chips {first} to {last}, {central} on {middle} in their middle; "
+                f"{latency.term}{lacking}")
+    chip, = latency.chips
+    relative = load_parameters()["chips"][chip].get("relative")
+    extrapolated = latency.by_chip[0].extrapolated_us / latency.latency_us if latency.latency_us else 0
+    basis = (f"; extrapolated: no measurement of {chip}, so that of {relative} with a wider range" if relative else
+             f"; {100 * extrapolated:.0f} % of it extrapolated, no measurement of {chip} covers it"
+             if extrapolated >= 0.005 else "")
+    return f"latency on {chip}: {central} ({span}); {latency.term}{basis}"
+
+
+def _iterate_latency_lines(report: LintReport) -> Iterator[str]:
+    if report.latency is not None and report.plan.rows:
+        yield format_latency(report.latency)
 
 
 def _format_percent(share: float) -> str:
@@ -107,6 +136,7 @@ def _iterate_function_lines(report: LintReport) -> Iterator[str]:
 def _iterate_after_lines(report: LintReport) -> Iterator[str]:
     if report.after is not None:
         yield f"after: {format_headline(report.after)}"
+        yield from (f"after: {line}" for line in _iterate_latency_lines(report.after))
         before, after = (sum(item.level != "note" for item in each.findings) for each in (report, report.after))
         yield f"findings that fail a gate: {before} before, {after} after"
 
@@ -287,5 +317,5 @@ def _describe_basis(report: LintReport) -> str:
         if guesses
         else ""
     )
-    return ("predicted, nothing was run: support by published measurements and reports, times by what Core "
-            f"ML's segmenter estimates on M4, which are no run times{said}")
+    return ("predicted, nothing was run: support by published measurements and reports; what Core ML's segmenter "
+            f"estimates, on an M4, decides placement and is not run time{said}; latency by a model of the ANE")

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["escape_text", "format_count", "format_duration", "format_lines", "format_short_repr", "join_names"]
+__all__ = ["escape_text", "format_count", "format_duration", "format_latency_range", "format_lines",
+           "format_short_repr", "join_names"]
 
 _UNSAFE_CHARACTERS = re.compile(
     r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff]")
@@ -57,6 +58,12 @@ def format_duration(milliseconds: float) -> str:
     if abs(milliseconds) < 0.1:
         return f"{round(milliseconds, 3):g} ms"
     return f"{milliseconds:.3g} ms" if abs(milliseconds) < 100 else f"{milliseconds:.0f} ms"
+
+
+def format_latency_range(low_us: float, high_us: float) -> str:
+    """Format a range of microseconds in milliseconds: `0.011 to 0.072 ms`."""
+    low, high = (format_duration(each / 1e3) for each in (low_us, high_us))
+    return f"{low.removesuffix(' ms')} to {high}"
 
 
 def format_short_repr(report: object, **facts: Any) -> str:

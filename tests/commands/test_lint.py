@@ -16,6 +16,7 @@ from tests.report.made import chain, empty, two_functions
 NAMES = ["conv_transpose_1d", "nmp", "nothing_to_do"]
 OP = ["function", "index", "name", "op", "output", "shape", "dtype", "ane", "predicted_backend", "est_ane_ms",
       "est_cpu_ms", "codes", "reason", "fix"]
+LATENCY = ("latency_us", "latency_low_us", "latency_high_us", "latency_term", "latency_extrapolated")
 SUMMARY = ["ops", "ane_supported", "predicted_on_ane", "transitions", "padded_bytes", "dense_bytes"]
 
 
@@ -65,6 +66,13 @@ def checked(data):
     """What every report promises, whatever the model."""
     assert {"schema", "model", "target", "ops", "findings", "segments", "summary"} <= set(data) and data["schema"] == 1
     assert set(SUMMARY) <= set(data["summary"]) and data["summary"]["ops"] == len(data["ops"])
+    for each in (data["summary"], *data["ops"]):
+        assert set(LATENCY) <= set(each)
+        if each["latency_us"] is None:
+            assert {each[key] for key in LATENCY} == {None} and each["op"].startswith("constexpr_")
+        else:
+            assert 0 <= each["latency_low_us"] <= each["latency_us"] <= each["latency_high_us"]
+            assert each["latency_term"] and each["latency_extrapolated"] in (True, False)
     for op in data["ops"]:
         assert set(OP) <= set(op) and op["ane"] in ("yes", "no", "unknown")
         assert op["predicted_backend"] in ("ane", "cpu")
@@ -136,7 +144,7 @@ def test_select_and_ignore(key, source, capsys):
     assert "ANE301" in codes and all(code.startswith("ANE30") for code in codes)
     left = strict(ran(capsys, source, "--ignore", key, "--format", "json")[1])
     assert "ANE301" not in {item["code"] for item in [*left["findings"], *left["near_misses"]]} and left["findings"]
-    assert ran(capsys, source, "--select", key, "--ignore", key, code=0)[1].splitlines()[1] == "no findings"
+    assert ran(capsys, source, "--select", key, "--ignore", key, code=0)[1].splitlines()[2] == "no findings"
 
 
 def test_what_is_not_reported_still_counts(fixtures, capsys):
@@ -180,7 +188,7 @@ def test_a_baseline_lets_known_findings_pass(source, fixtures, tmp_path, capsys)
     _, out, err = ran(capsys, source, "--baseline", "old.json", code=1)
     assert err == "mil-ane-passes: --baseline: 1 finding that old.json does not have\n"
     assert f"%{lost['value']}" in out and "  gone: ANE999  main:%gone_by_now (relu)" in out
-    assert "against old.json: 1 new, " in out and out.splitlines()[1].endswith(", 1 gone")
+    assert "against old.json: 1 new, " in out and out.splitlines()[2].endswith(", 1 gone")
 
 
 def test_a_finding_counts_as_often_as_it_is_there(source, tmp_path, capsys):
@@ -234,7 +242,8 @@ def test_after(source, tmp_path, capsys):
     ane.rewrite(source, tmp_path / "after.mlpackage")
     _, out, _ = ran(capsys, source, "--after", "after.mlpackage", code=1)
     lines = out.splitlines()
-    assert lines[1].startswith("after: after.mlpackage on ") and lines[2].startswith("findings that fail a gate: ")
+    assert lines[2].startswith("after: after.mlpackage on ") and lines[3].startswith("after: latency: ")
+    assert lines[4].startswith("findings that fail a gate: ")
     data = strict(ran(capsys, source, "--after", "after.mlpackage", "--format", "json", code=1)[1])
     assert checked(data["after"])["model"] == "after.mlpackage" and "after" not in data["after"]
     page = ran(capsys, source, "--after", "after.mlpackage", "--format", "html", code=1)[1]

@@ -13,16 +13,18 @@ from coremltools.converters.mil.mil.passes.pass_pipeline import PassPipelineMana
 
 import mil_ane_passes as ane
 from mil_ane_passes.commands.main import main
+from mil_ane_passes.commands.pipeline import make_forecaster
 from mil_ane_passes.ir.printer import format_program
 from mil_ane_passes.ir.query import iterate_ops
 from mil_ane_passes.passes.contract import Evidence, Hit, Rewrite
 from mil_ane_passes.passes.engine import RunSettings
 from mil_ane_passes.passes.examples import build_program, make_weight
-from mil_ane_passes.passes.forecast import Forecast
+from mil_ane_passes.passes.forecast import ChipLatency, Forecast
 from mil_ane_passes.passes.guard import Guard, run_guarded
 from mil_ane_passes.passes.max_growth import check_max_growth, parse_max_growth
 from mil_ane_passes.passes.pipeline import apply_rewrites
 from mil_ane_passes.utils.errors import InputError
+from tests.lab.latency.programs import linear_chain
 
 
 class _Twice(Rewrite):
@@ -272,3 +274,74 @@ def test_a_small_recurrent_layer_stays_whole():
     report = ane.rewrite(build_program(body, x=(16, 1, 8)), preset="full", target="m4")
     assert report.status == "unchanged" and "none is predicted to run on the ANE" in str(report)
     assert ane.rewrite(build_program(body, x=(16, 1, 8)), passes="unroll_rnn", target="m4").status != "unchanged"
+
+
+def spent(total, extrapolated=0.0, chip="m4", call=100.0, spread=1.5):
+    return ChipLatency(chip, total, total / spread, total * spread, call, extrapolated)
+
+
+def forecast_of(*latencies, unsupported=0, transitions=0, on_ane=10, padded=0):
+    return Forecast(10, unsupported, unsupported, 1.0, transitions, padded, on_ane, latencies=latencies)
+
+
+def fault_of(before, after, most=0.01, **more):
+    return Guard(foresee, most).find_fault(before, after, **more)
+
+
+@pytest.mark.parametrize("before, after, words", [
+    (spent(1000), spent(1100), "latency on m4 of 1.100 ms instead of 1.000 (estimated), +10.0%"),
+    (spent(1000), spent(1009), None),  # within the limit
+    (spent(1000, 500), spent(1150, 650), None),  # only ops that no measurement covers take longer
+    (spent(1000, 500), spent(1250, 750), "latency on m4 of 1.250 ms instead of 1.000 (estimated), +25.0%"),
+    (spent(1000, 500), spent(1100, 500), "latency on m4 of 1.100 ms instead of 1.000 (estimated), +10.0%"),
+    (spent(100, call=20), spent(190, call=110), None),  # the call costs more on the ANE, whatever the rewrite does
+    (spent(1000), spent(700), None),
+])
+def test_a_longer_run_time_is_a_fault_as_far_as_measurements_say_so(before, after, words):
+    fault = fault_of(forecast_of(before), forecast_of(after))
+    assert (fault and fault.words) == words and (fault is None or fault.kind == "latency")
+
+
+def test_the_limit_of_the_run_time_is_the_users_too():
+    assert fault_of(forecast_of(spent(1000)), forecast_of(spent(1100)), most=0.15) is None
+
+
+def test_with_a_better_placement_the_ranges_have_to_be_apart():
+    before = forecast_of(spent(1000, 900, spread=3.0), unsupported=1, on_ane=8)
+    assert fault_of(before, forecast_of(spent(1500))) is None
+    assert fault_of(before, forecast_of(spent(5000))).kind == "latency"
+
+
+def test_a_loss_on_one_chip_of_several_is_a_fault():
+    before = forecast_of(spent(1000, chip="m1"), spent(900, chip="m2"))
+    fault = fault_of(before, forecast_of(spent(500, chip="m1"), spent(990, chip="m2")))
+    assert fault.words.startswith("latency on m2 of 0.990 ms")
+
+
+def test_a_further_transition_is_a_fault_unless_fewer_ops_are_on_the_cpu():
+    before = forecast_of(transitions=1, on_ane=8)
+    assert fault_of(before, forecast_of(transitions=2, on_ane=8)).words == (
+        "2 transitions instead of 1 (predicted), with no op less on the CPU")
+    assert fault_of(before, forecast_of(transitions=2, on_ane=9)) is None
+
+
+@pytest.mark.parametrize("target", ["m2", "all"])
+def test_weights_that_are_streamed_again_are_reverted_though_the_segmenter_sees_no_loss(target):
+    """One product over 4096 values re-streams its weights, two over 2048 each and a sum do not."""
+    forecast = make_forecaster(target)
+    split, whole = (forecast(linear_chain(1024, 4096, 4096, inner_tile=tile)) for tile in (2048, 0))
+    assert whole.cost <= split.cost and whole.unsupported == split.unsupported
+    assert fault_of(split, whole).kind == "latency"
+    assert fault_of(whole, split).kind == "memory"  # faster, but the parts of the sum take memory
+
+
+def test_what_takes_longer_is_reverted_and_says_on_which_chip():
+    def slow(prog):
+        made = foresee(prog)
+        return Forecast(made.ops, 0, 0, 1.0, 0, latencies=(spent(1000 + 100 * made.cost),))
+
+    built = chain("relu", "tanh")
+    traces = {trace.rule: trace for trace in apply_rewrites(
+        [rule("relu", "abs", "sqrt"), rule("tanh", "sigmoid", "erf")], built, guard=Guard(slow, 0.01))}
+    assert traces["tanh_twice"].fired and not traces["relu_twice"].fired
+    assert traces["relu_twice"].reverted.startswith("latency on m4 of 2.300 ms instead of 2.100")

@@ -19,6 +19,7 @@ Table = Callable[[], str]
 PAGES: Mapping[str, Mapping[str, Table]] = {
     "README.md": {},
     "mil_ane_passes/README.md": {},
+    "mil_ane_passes/ane/README.md": {"latency-errors": tables.latency_errors, "latency-ranges": tables.latency_ranges},
     "mil_ane_passes/rules/README.md": {
         "rules": tables.rules, "findings": tables.findings, "agreement": tables.agreement},
     "mil_ane_passes/rewrites/README.md": {

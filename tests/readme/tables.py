@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from mil_ane_passes.ane.latency_parameters import load_parameters
 from mil_ane_passes.passes.contract import Rewrite, Rule
 from mil_ane_passes.passes.registry import fixes_for, get_all_rules
 from mil_ane_passes.torch_frontend.registry import collect_patch_statuses as patch_findings
@@ -161,3 +162,23 @@ def speed() -> str:
     """What the benchmarks recorded last, one row or two of each; they print all."""
     head, line, *rows = speed_table().splitlines()
     return "\n".join([head, line, *(row for row in rows if row.startswith(SPEEDS))])
+
+
+def latency_errors() -> str:
+    """The errors of the latency model on groups held out of the fit, per chip and kind."""
+    record = (ROOT / "tests/lab/latency/README.md").read_text(encoding="utf-8").splitlines()
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in record
+             if re.match(r"\| (all|m[1-6]) \|", row)]
+    return format_table(("chip", "kind", "rows", "median error", "nine of ten below"), [row[:5] for row in cells])
+
+
+def latency_ranges() -> str:
+    """The factors of the ranges of the latency model, per chip and kind."""
+    kinds = {"conv": "conv and linear", "attention": "attention", "elementwise": "elementwise", "floor": "call",
+             "reduction": "reductions, norms", "movement": "data movement", "other": "other op types"}
+    rows = []
+    for name, chip in load_parameters()["chips"].items():
+        basis = f"{chip['rows']} rows" if chip["rows"] else f"as {chip['relative']}, no row"
+        rows.append((name, basis, *(f"{chip['spread'][kind]:.2f}" + ("*" if kind in chip["measured_kinds"] else "")
+                                    for kind in kinds)))
+    return format_table(("chip", "basis", *kinds.values()), rows)

@@ -1,13 +1,16 @@
-"""The estimate of run time in the JSON of `lint`."""
+"""The estimate of run time in the reports of `lint` and `rewrite`."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 import mil_ane_passes as ane
+from mil_ane_passes.report.html.payload import build_payload
+from mil_ane_passes.report.lint_text import format_latency
 from tests.lab.latency import programs
 
 
@@ -42,3 +45,25 @@ def test_a_rewrite_reports_the_latency_before_and_after():
     predicted = ane.rewrite(fixture, target="m4", verify=False).to_dict()["predicted"]
     for each in (predicted["before"], predicted["after"]):
         assert 0 < each["latency_low_us"] < each["latency_us"] < each["latency_high_us"]
+
+def test_a_rewrite_prints_the_latency_beside_the_estimate_of_the_segmenter():
+    fixture = Path(__file__).parents[2] / "fixtures" / "conv_transpose_1d.mlpackage"
+    lines = str(ane.rewrite(fixture, target="m4", verify=False)).splitlines()
+    assert "estimate of Core ML's segmenter (decides placement): " in lines[0] and "latency" not in lines[0]
+    assert re.fullmatch(r"latency: m4 [\d.]+ ms -> [\d.]+ ms \(range [\d.]+ to [\d.]+ ms -> [\d.]+ to [\d.]+ ms\); "
+                        r"before: .*; after: .*", lines[1])
+    every = str(ane.rewrite(fixture, verify=False)).splitlines()[1]
+    assert re.findall(r"(m\d) [\d.]+ ms -> [\d.]+ ms", every) == ["m1", "m2", "m3", "m4", "m5", "m6"]
+
+
+def test_the_page_has_the_latency_of_the_program_and_of_each_op():
+    report = ane.lint(programs.conv_chain((1, 512, 64, 64), (512, 512, 3, 3), form="4-bit palette"), target="m4")
+    data = build_payload(report)
+    one, = data["reports"]
+    assert one["summary"]["latency_us"] == pytest.approx(report.latency.latency_us, rel=1e-4)
+    assert one["latency"] == format_latency(report.latency)
+    spent = {(op.function, op.index): op for op in report.latency.ops}
+    wanted = [spent.get((row.function, row.index)) for row in report.plan.rows]
+    assert None in wanted and [each is None for each in one["ops"]["latency_us"]] == [op is None for op in wanted]
+    assert all(data["texts"][term].startswith(op.term)
+               for term, op in zip(one["ops"]["latency_term"], wanted, strict=True) if op is not None)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 
 import pytest
+from coremltools.converters.mil.mil import Builder as mb
 
+import mil_ane_passes as ane
 from mil_ane_passes.passes.contract import Community, Measured
+from mil_ane_passes.passes.examples import build_program
 from mil_ane_passes.passes.registry import get_all_rules
 from mil_ane_passes.report.baseline import Baseline
 from mil_ane_passes.report.lint_groups import group_findings
@@ -26,9 +29,27 @@ def test_the_verdict_comes_first_and_says_that_it_is_predicted():
     made = report(chain("relu", "tanh"))
     first, *_, last = str(made).splitlines()
     assert first == format_headline(made) and last.startswith("predicted, nothing was run")
-    assert re.fullmatch(r"a program in memory on m4: \d of 2 ops \([\d.]+ %\) and [\d.]+ % of estimated time "
-                        r"predicted on the ANE; \d partitions?, \d transitions?, estimated .* ms; 1 unsupported op",
-                        first)
+    assert re.fullmatch(r"a program in memory on m4: \d of 2 ops \([\d.]+ %\) and [\d.]+ % of the segmenter's estimate "
+                        r"predicted on the ANE; \d partitions?, \d transitions?; estimate of Core ML's segmenter "
+                        r"\(decides placement\): .* ms; 1 unsupported op", first)
+
+
+@pytest.mark.parametrize("target, wanted", [
+    ("m4", r"latency on m4: [\d.]+ ms \([\d.]+ to [\d.]+ ms\); .*: \d+ % of the time; \d+ % of it extrapolated, "
+           "no measurement of m4 covers it"),
+    ("a17", r"latency on a17: .*; extrapolated: no measurement of a17, so that of m3 with a wider range"),
+    ("all", r"latency: [\d.]+ to [\d.]+ ms over the measured chips m1 to m6, [\d.]+ ms on m\d in their middle; "
+            r".* % of the time"),
+    ("a13", r"latency: .* over the measured chips m1 to m6, .*; a13: no measurement, neither of it nor of a relative"),
+])
+def test_the_latency_has_a_line_of_its_own(target, wanted):
+    program = build_program(lambda x: mb.softmax(x=x, axis=1), x=(1, 512, 64, 64))
+    headline, second, *_ = str(ane.lint(program, target=target)).splitlines()
+    assert re.fullmatch(wanted, second) and "latency" not in headline
+
+
+def test_a_program_without_ops_has_no_latency_line():
+    assert "latency" not in str(ane.lint(build_program(lambda x: x, x=(2, 3)))).splitlines()[1]
 
 
 def test_causes_are_grouped_and_the_worst_comes_first():
@@ -87,7 +108,7 @@ def test_near_misses_come_after_the_findings():
 
 def test_a_model_without_findings_is_short():
     lines = str(report(chain("square"), ())).splitlines()
-    assert lines[1] == "no findings" and len(lines) <= 4
+    assert lines[1].startswith("latency on m4: ") and lines[2] == "no findings" and len(lines) <= 5
 
 
 def unmeasured(*kinds, target):
@@ -142,8 +163,9 @@ def test_after_is_set_beside():
     made = report(chain("relu", "tanh"))
     made.after = report(chain("sigmoid"))
     lines = str(made).splitlines()
-    assert lines[1].startswith("after: a program in memory on m4: 0 of 1 op ")
-    assert lines[2] == "findings that fail a gate: 2 before, 0 after"
+    assert lines[2].startswith("after: a program in memory on m4: 0 of 1 op ")
+    assert lines[3].startswith("after: latency on m4: ")
+    assert lines[4] == "findings that fail a gate: 2 before, 0 after"
     assert made.to_dict()["after"] == made.after.to_dict()
 
 

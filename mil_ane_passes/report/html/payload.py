@@ -16,6 +16,7 @@ from ...ir.scopes import find_origin
 from ...passes.plan import Plan, Row
 from ..lint import LintReport
 from ..lint_finding import LintFinding
+from ..lint_text import format_latency
 from .changes import find_changes
 from .measurement import encode_measurement
 
@@ -72,10 +73,11 @@ def _encode_report(report: LintReport, texts: _TextTable) -> dict[str, Any]:
         "model": sanitize_text(report.model),
         "summary": {key: _round_number(value) for key, value in report.summary().items()},
         "support": str(plan.support),
+        "latency": sanitize_text(format_latency(report.latency)) if report.latency is not None else "",
         "functions": [
             _encode_function(report, name, first, count) for name, first, count in _find_function_spans(plan)
         ],
-        "ops": _build_columns(plan, rows, texts),
+        "ops": {**_build_columns(plan, rows, texts), **_build_latency_columns(report, texts)},
         "accepted": _collect_supporting_evidence(plan),
         "rules": list(rules.values()),
         "measured": encode_measurement(report),
@@ -128,6 +130,16 @@ def _build_columns(plan: Plan, rows: dict[Operation, int], texts: _TextTable) ->
         for key, value in _encode_row(row, rows, texts).items():
             columns.setdefault(key, []).append(value)
     return columns
+
+
+def _build_latency_columns(report: LintReport, texts: _TextTable) -> dict[str, list[Any]]:
+    """Build the columns of the estimated run time in microseconds; null, and -1, where an op has none."""
+    known = {(op.function, op.index): op for op in report.latency.ops} if report.latency is not None else {}
+    found = [known.get((row.function, row.index)) for row in report.plan.rows]
+    return {
+        "latency_us": [None if op is None else _round_number(op.latency_us) for op in found],
+        "latency_term": [-1 if op is None else texts(op.term + ", extrapolated" * op.extrapolated) for op in found],
+    }
 
 
 def _encode_row(row: Row, rows: dict[Operation, int], texts: _TextTable) -> dict[str, Any]:

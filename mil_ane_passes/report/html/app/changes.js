@@ -49,8 +49,9 @@ const changesView = {
     const rows = [
       ["ops", (one) => one.summary.ops, (value) => value.toLocaleString("en"), 0],
       ["predicted on the ANE", share, percent, 1],
-      ["estimated time on the ANE", (one) => one.summary.predicted_time_share, percent, 1],
-      ["estimated in all", (one) => one.summary.est_ms, time, -1],
+      ["segmenter's estimate on the ANE", (one) => one.summary.predicted_time_share, percent, 1],
+      ["segmenter's estimate in all", (one) => one.summary.est_ms, time, -1],
+      ["latency", (one) => one.summary.latency_us, (value) => (value === null ? "–" : time(value / 1000)), -1],
       ["transitions", (one) => one.summary.transitions, (value) => value.toLocaleString("en"), -1],
       ["findings", (one) => one.hits.length, (value) => value.toLocaleString("en"), -1],
       ["bytes with padding", (one) => one.summary.padded_bytes, bytes, -1],

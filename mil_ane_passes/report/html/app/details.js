@@ -61,6 +61,7 @@ const details = {
       ...rest.slice(0, 12).map((one) => this.folded(one)),
       report.answer(row) === "yes" ? this.accepted(report, row) : null,
       this.costs(report, row),
+      this.latency(report, row),
       this.mil(report, row),
       this.around(report, row),
     ];
@@ -201,9 +202,15 @@ const details = {
     return el(
       "table",
       { class: "costs" },
-      el("caption", {}, `Estimated time on M4${guess}`),
+      el("caption", {}, `Estimate of Core ML's segmenter on M4 (decides placement)${guess}`),
       el("tbody", {}, ...lines),
     );
+  },
+
+  latency(report, row) {
+    const spent = report.ops.latency_us[row];
+    if (spent === null) return null;
+    return el("p", { class: "note" }, `Latency: ${time(spent / 1000)}, ${text(report.ops.latency_term[row])}`);
   },
 
   mil(report, row) {

@@ -8,12 +8,19 @@ const base = (path) =>
 const share = (report) => report.summary.predicted_share;
 const factor = (report) => (report.summary.dense_bytes ? report.summary.padded_bytes / report.summary.dense_bytes : 1);
 
+/** Our estimate of the run time, with its range; the segmenter's decides placement and is another one. */
+function latencyTile({ latency_us: middle, latency_low_us: low, latency_high_us: high }) {
+  if (middle === null) return ["latency", "–"];
+  return [`latency (${time(low / 1000)} to ${time(high / 1000)})`, time(middle / 1000)];
+}
+
 function tilesOf(report) {
   const { summary } = report;
   return [
     ["of ops on the ANE", percent(share(report))],
-    ["of estimated time on the ANE", percent(summary.predicted_time_share)],
-    ["estimated in all", time(summary.est_ms)],
+    ["of the segmenter's estimate on the ANE", percent(summary.predicted_time_share)],
+    ["estimate of Core ML's segmenter (decides placement)", time(summary.est_ms)],
+    latencyTile(summary),
     ["transitions", summary.transitions.toLocaleString("en")],
     ["findings", report.hits.length.toLocaleString("en")],
     ["buffer bytes to needed", `${factor(report).toFixed(2)}×`],
@@ -46,16 +53,20 @@ function idle(report) {
   return ` Of those on the CPU the ANE would take ${many.toLocaleString("en")}, but going there costs more than it saves.`;
 }
 
-function basisText({ measured }) {
+function basisText(report) {
+  const { measured } = report;
   const ran = measured
     ? `What Core ML said of it on ${measured.where} stands beside the prediction.`
     : "Nobody ran this model.";
   return (
     `${ran} Whether an op is supported on the ANE rests on published measurements and reports, cited with each finding. ` +
-    "Times are what Core ML's planner is predicted to estimate on an M4, whatever the target; they are no run " +
-    "times. What the ANE really does can differ with chip, system and model."
+    "Times of ops and segments are what Core ML's planner is predicted to estimate on an M4, whatever the target; " +
+    `they decide placement and are no run times. ${latencyBasis(report)} ` +
+    "What the ANE really does can differ with chip, system and model."
   );
 }
+
+const latencyBasis = ({ latency }) => (latency ? `Estimated ${latency}.` : "");
 
 const summary = {
   start() {
