@@ -36,6 +36,7 @@ from tests.transforms.test_fix_shape import RANGED, flattening, flexible
     ("multifunction", {"split_at": "relu", "function": "zeta"}),
     ("multifunction", {"rename": {"x": "image"}, "io": "fp16"}),
     ("classifier", {"expose": "linear_0"}),
+    ("classifier", {"rename": {"classLabel_probs": "scores", "classLabel": "label"}}),
     ("palettized16", {"dedup_weights": True}),
 ])
 def test_results_are_those_of_the_source_across_the_change(package, kind, edits):
