@@ -262,6 +262,7 @@ def test_packages_with_one_input_in_common(tmp_path, capsys):
             return mb.relu(x=x, name=name)
 
         paths.append(make(tmp_path / f"{name}.mlpackage", program, ct.target.iOS17))
+    capsys.readouterr()
     line = refused(["verify", *paths], tmp_path, capsys)
     assert line.startswith("the two programs have different inputs or outputs: the first ")
     assert "'first'" in line and "'second'" in line
