@@ -424,7 +424,7 @@ class CrossingValue:
 
         Returns what replaces the value `var`, which the part does not compute.
         """
-        sizes = var.shape if len(var.shape) == len(self.shape) else self.shape
+        sizes: Sequence[Any] = var.shape if len(var.shape) == len(self.shape) else self.shape
         # coremltools accepts symbols as sizes of inputs, but no expressions of them, such as a product
         sizes = [get_new_symbol() if is_symbolic(size) and not size.is_Symbol else size for size in sizes]
         placeholder = Placeholder(tuple(sizes), types.string_to_builtin(self.dtype), name=self.feature)
