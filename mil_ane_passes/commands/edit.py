@@ -17,7 +17,7 @@ from ..package.destination import check_destination
 from ..transforms.contract import PART_SUFFIXES, build_part_path
 from ..utils.errors import InputError
 from ..utils.garbage_collection import pause_garbage_collection
-from ..utils.option_spelling import format_option_values
+from ..utils.option_spelling import format_option, format_option_values
 from ..utils.text_format import format_lines, format_short_repr
 from .options import LINK, add_format_option, add_options, argument, command, flag, read_options
 from .output import print_report, start_copying
@@ -106,7 +106,8 @@ class EditOptions:
     dry_run: bool = field(default=False, metadata=flag())
     "say what would be done; write nothing"
     verify: bool = field(default=False, metadata=flag())
-    "compare the results with those of the source on random feeds; if they differ, nothing is written: exit code 1"
+    """compare the results with those of the source on random feeds; if they differ or cannot be compared, nothing is
+    written: exit code 1"""
     overwrite: bool = field(default=False, metadata=flag())
     "replace OUT if it exists"
     link: bool = field(default=False, metadata=LINK)
@@ -133,6 +134,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     keywords = read_options(arguments, EditOptions)
     options = EditOptions(**keywords)
+    arguments.proves = options.verify  # what the runtime cannot run is not verified
     with start_copying(arguments.src, arguments.dst, options.overwrite, options.dry_run, options.packed,
                        options.parts) as ahead:
         report = edit(**keywords, ahead=ahead)
@@ -155,9 +157,9 @@ def edit(options: EditOptions) -> EditReport:
     `function` they do not contain the other functions. `dedup_weights` stores weights of equal bytes once. `function`
     edits that function alone (default: each that has the named values). All names are those of `src`, regardless of
     other edits. `dry_run` writes nothing. `verify` runs the source and the result on random feeds, mapped across the
-    change, on the reference runtime; if results differ, nothing is written and the status is "rejected". `link`:
-    unchanged files become hard links where they cannot be cloned, so that the packages share them. `ahead`: copies of
-    the source's large files that the caller has already started.
+    change, on the reference runtime; if results differ or cannot be compared, nothing is written and the status is
+    "rejected". `link`: unchanged files become hard links where they cannot be cloned, so that the packages share them.
+    `ahead`: copies of the source's large files that the caller has already started.
 
     The order is fixed: fix_shape, expose, drop_output, io, rename, split_at, dedup_weights.
 
@@ -182,7 +184,7 @@ def edit(options: EditOptions) -> EditReport:
             str(source), done=_collect_done_edits(drafts), weight_bytes_before=_count_weight_bytes(source)
         )
         report.verification = None if before is None else _verify_drafts(before, drafts)
-        if report.verification is not None and report.verification.status == "different":
+        if report.verification is not None and not report.verification.equal:
             report.status = "rejected"
         elif target is not None:
             report.outputs = _write_drafts(drafts, target, options, ahead)
@@ -330,10 +332,10 @@ class EditReport:
     """The outcome of one edit of a package.
 
     `status`: "written", "unchanged" (nothing to do; the package was copied as it is), "dry run", or "rejected" (the
-    comparison with the source failed; nothing was written). `outputs` are the
-    paths written (or that would be), `done` the changes by option. `weight_bytes_*` are the sizes of all weight files
-    of the source and of the outputs, in bytes (after: None in a dry run), `verification` the comparison of the results
-    with the source, if it was requested, `seconds` wall time.
+    comparison with the source failed, or was not possible; nothing was written). `outputs` are the paths written (or
+    that would be), `done` the changes by option. `weight_bytes_*` are the sizes of all weight files of the source and
+    of the outputs, in bytes (after: None in a dry run), `verification` the comparison of the results with the source,
+    if it was requested, `seconds` wall time.
     """
 
     source: str
@@ -392,7 +394,9 @@ class EditReport:
         if self.status == "dry run":
             return "dry run: nothing written"
         if self.status == "rejected":
-            return "nothing written: the results are not those of the source"
+            if self.verification is not None and self.verification.status == "different":
+                return "nothing written: the results are not those of the source"
+            return f"nothing written: the results cannot be compared; without {format_option('verify')} it is written"
         if self.status == "unchanged":
             return f"nothing to do; the package was copied as it is{where}"
         return f"written{where} in {self.seconds:.1f} s"

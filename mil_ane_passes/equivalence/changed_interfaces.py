@@ -149,9 +149,9 @@ def _run_chain(
     found: dict[str, Any] = {}
     passed: dict[str, Any] = {}
     for runtime, part, mapping, state in zip(runtimes, chain.parts, chain.mappings, states):
-        made = to_arrays(runtime(_select(part, {**passed, **mapping.map_feeds(feeds)}), state))
-        passed |= made
-        found |= mapping.unmap_results(made)
+        made = runtime(_select(part, {**passed, **mapping.map_feeds(feeds)}), state)
+        passed |= to_arrays(made)
+        found |= to_arrays(mapping.unmap_results(made))  # probabilities under their old name, with their labels
         found |= _label_states(mapping.unmap_state({name: value.copy() for name, value in state.items()}))
     return found
 

@@ -112,7 +112,7 @@ class FixShape(Transform):
         for variant, (name, each) in zip(self._variants, made.items(), strict=True):
             shapes = _select_shapes_to_fix(each, variant)
             if shapes:
-                _fix_function(draft, name, each, shapes, source)
+                _fix_function(draft, name, each, shapes)
         if was_default:
             program.default_function_name = names[0]
 
@@ -138,9 +138,7 @@ def _select_shapes_to_fix(function: Function, variant: Variant) -> dict[str, Sha
             if check_shape(name, shape, get_sizes(function.inputs[name].sym_type), get_feature(function, name))}
 
 
-def _fix_function(
-    draft: Draft, name: str, function: Function, shapes: dict[str, Shape], reported_as: str = ""
-) -> None:
+def _fix_function(draft: Draft, name: str, function: Function, shapes: dict[str, Shape]) -> None:
     """Fix inputs of `function`, infer all other values, and fold those that are constant now."""
     inferred = ShapeInference(function, [set_input_shape(function, each, shape) for each, shape in shapes.items()])
     _check_inferred(inferred, shapes)
@@ -154,7 +152,7 @@ def _fix_function(
     draft.change_interface(name, *(
         InterfaceChange("state" if types.is_state(function.inputs[each].sym_type) else "input", each, each, "reshaped",
                         shape=shape) for each, shape in shapes.items()))
-    done = partial(_record, draft, reported_as or name)
+    done = partial(_record, draft, name)
     for each, shape in shapes.items():
         done(each, f"'{each}' fixed to {format_shape(shape)}")
     _record_changes(done, function, inferred, plan, folded, dropped)

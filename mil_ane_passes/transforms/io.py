@@ -107,9 +107,7 @@ class _FunctionChange:
             return f"the model's description has no '{var.name}'"
         if feature is not None and feature.type.HasField("imageType"):
             return find_retype_obstacle(self._function, var)
-        if dtype is None or not types.is_tensor(var.sym_type):
-            return f"'{var.name}' is no array"
-        if feature is not None and not feature.type.HasField("multiArrayType"):
+        if dtype is None or (feature is not None and not feature.type.HasField("multiArrayType")):
             return f"'{var.name}' is no array"
         if dtype not in FLOAT_TYPES.values():
             return f"'{var.name}' holds no floats"

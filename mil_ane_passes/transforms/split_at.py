@@ -9,10 +9,11 @@ from itertools import pairwise, product
 from typing import Any, NamedTuple
 
 from coremltools import proto
-from coremltools.converters.mil.mil import Builder, Function, Operation, Placeholder, Var, types
+from coremltools.converters.mil.mil import Builder, Function, Operation, Placeholder, Var, get_new_symbol, types
 
 from ..ir.block_editor import BlockEditor
 from ..ir.clone import clone_function
+from ..ir.query import is_symbolic
 from ..package.interface import describe_feature, get_feature, get_specification_version
 from ..package.names import make_free_name, rename_var
 from ..passes.interface_change import InterfaceChange
@@ -423,7 +424,9 @@ class CrossingValue:
 
         Returns what replaces the value `var`, which the part does not compute.
         """
-        sizes = var.shape if len(var.shape) == len(self.shape) else self.shape
+        sizes: Sequence[Any] = var.shape if len(var.shape) == len(self.shape) else self.shape
+        # coremltools accepts symbols as sizes of inputs, but no expressions of them, such as a product
+        sizes = [get_new_symbol() if is_symbolic(size) and not size.is_Symbol else size for size in sizes]
         placeholder = Placeholder(tuple(sizes), types.string_to_builtin(self.dtype), name=self.feature)
         made = placeholder.outputs[0]
         made.name = self.feature

@@ -11,10 +11,12 @@ from pathlib import Path
 import coremltools as ct
 import numpy as np
 import pytest
+from coremltools.converters.mil.mil import Builder as mb
 from coremltools.models import datatypes
 from coremltools.models.neural_network import NeuralNetworkBuilder
 
 from mil_ane_passes.commands.main import main
+from tests.package.helpers import make
 
 WEIGHTS = "Data/com.apple.CoreML/weights/weight.bin"
 CONVERT = ("convert it with `mil-ane-passes upgrade`, or convert the source model with coremltools "
@@ -251,6 +253,20 @@ def test_packages_that_do_not_fit_one_another(fixtures, tmp_path, capsys):
     line = refused(["verify", one, other], tmp_path, capsys)
     assert line.startswith("the two programs have different inputs or outputs: the first ")
     assert "'mel'" in line and "'image'" in line
+
+
+def test_packages_with_one_input_in_common(tmp_path, capsys):
+    paths = []
+    for size, name in ((4, "first"), (5, "second")):
+        @mb.program(input_specs=[mb.TensorSpec((1, size))], opset_version=ct.target.iOS17)
+        def program(x):
+            return mb.relu(x=x, name=name)
+
+        paths.append(make(tmp_path / f"{name}.mlpackage", program, ct.target.iOS17))
+    capsys.readouterr()
+    line = refused(["verify", *paths], tmp_path, capsys)
+    assert line.startswith("the two programs have different inputs or outputs: the first ")
+    assert "'first'" in line and "'second'" in line
 
 
 def test_a_function_to_compare_that_is_not_there(fixtures, tmp_path, capsys):

@@ -131,6 +131,13 @@ def test_functions_for_several_shapes_share_the_weights(ranged, tmp_path):
     host_takes(made)
 
 
+def test_the_report_names_the_functions_that_are_made(ranged):
+    report = ane.edit(ranged, dry_run=True, fix_shape=[{"x": (1, 4, 5)}, {"x": (1, 4, 9)}])
+    assert [(each.function, each.value) for each in report.done] == [
+        ("main_1x4x5", "x"), ("main_1x4x5", ""), ("main_1x4x9", "x"), ("main_1x4x9", "")]
+    assert "main_1x4x9: 'x' fixed to (1, 4, 9)" in str(report)
+
+
 def test_functions_have_the_names_that_are_given(ranged, tmp_path):
     made = tmp_path / "fixed.mlpackage"
     ane.edit(ranged, made, fix_shape={"long": {"x": (1, 4, 64)}, "short": {"x": (1, 4, 2)}})

@@ -101,6 +101,21 @@ def test_only_the_names_that_are_given(package, tmp_path):
     assert tree(tmp_path / "same.mlpackage") == tree(source)
 
 
+def test_an_output_of_rank_0_is_a_float_as_others(tmp_path):
+    @mb.program(input_specs=[mb.TensorSpec((4,))], opset_version=ct.target.iOS17)
+    def program(x):
+        return mb.reduce_sum(x=mb.exp(x=x), axes=[0], keep_dims=False, name="total")
+
+    source = make(tmp_path / "source.mlpackage", program, ct.target.iOS17)
+    for number, wanted in enumerate(("fp16", {"fp16": "total"})):
+        target = tmp_path / f"out{number}.mlpackage"
+        report = ane.edit(source, target, io=wanted, verify=True)
+        assert report.status == "written" and report.verification.equal
+        assert declared(target)["total"] == ARRAY.FLOAT16
+    ane.edit(target, tmp_path / "back.mlpackage", io="fp32")
+    assert declared(tmp_path / "back.mlpackage") == declared(source)
+
+
 def test_states_stay_and_integers_are_not_asked(package, tmp_path):
     report = ane.edit(package("state"), tmp_path / "out.mlpackage", io="fp32")
     assert [each.value for each in report.done] == ["out"]  # x is fp32 already

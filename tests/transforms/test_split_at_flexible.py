@@ -115,3 +115,23 @@ def test_sizes_that_follow_from_values_are_refused(tmp_path):
     source = make(tmp_path / "source.mlpackage", program)
     with pytest.raises(ane.InputError, match=r"sizes of 'found' do not follow from .*near by it can be cut at 'y'"):
         cut(source, ["found"], tmp_path)
+
+
+def test_a_size_that_is_a_product_of_flexible_sizes(tmp_path):
+    height, width = get_new_symbol(), get_new_symbol()
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 3, height, width))], opset_version=ct.target.iOS17)
+    def program(x):
+        y = mb.conv(x=x, weight=WEIGHT, pad_type="same", name="y")
+        y = mb.flatten2d(x=mb.squeeze(x=y, axes=[0]), axis=1)
+        return mb.softmax(x=mb.transpose(x=y, perm=[1, 0], name="v"), axis=0, name="out")
+
+    source = make(tmp_path / "source.mlpackage", program, ct.target.iOS17,
+                  inputs=[ct.TensorType("x", shape=(1, 3, ct.RangeDim(4, 16, 8), ct.RangeDim(2, 8)))])
+    _, parts = cut(source, ["v"], tmp_path)
+    array = spec_of(parts[1]).description.input[0].type.multiArrayType
+    assert [(each.lowerBound, each.upperBound) for each in array.shapeRange.sizeRanges] == [(8, 128), (4, 4)]
+    check_parts(source, parts)
+    for size in ((4, 2), (16, 8), (7, 5)):
+        feeds = draws(source, sizes={"x": (1, 3, *size)})
+        same(ane.run(source, feeds), chained(parts, feeds))

@@ -21,7 +21,7 @@ from mil_ane_passes.passes.contract import Exactness
 from mil_ane_passes.passes.interface_change import InterfaceChange, InterfaceMapping, change_dtype
 from mil_ane_passes.transforms.contract import Draft, Transform, apply_transforms
 from mil_ane_passes.transforms.rename import Rename
-from tests.package.helpers import make, normal
+from tests.package.helpers import make, normal, spec_of, write_spec
 from tests.transforms.test_fix_shape import RANGED, flattening, flexible
 
 
@@ -36,6 +36,7 @@ from tests.transforms.test_fix_shape import RANGED, flattening, flexible
     ("multifunction", {"split_at": "relu", "function": "zeta"}),
     ("multifunction", {"rename": {"x": "image"}, "io": "fp16"}),
     ("classifier", {"expose": "linear_0"}),
+    ("classifier", {"rename": {"classLabel_probs": "scores", "classLabel": "label"}}),
     ("palettized16", {"dedup_weights": True}),
 ])
 def test_results_are_those_of_the_source_across_the_change(package, kind, edits):
@@ -76,6 +77,29 @@ def test_a_transform_that_changes_results_is_found(package, tmp_path, monkeypatc
     assert main(arguments) == 1
     assert "nothing written: the results are not those of the source" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("op_type", "reason"), [
+    ("no_op_of_coremltools", "not verified: the reference runtime has no kernel for: no_op_of_coremltools"),
+    ("gather", "not verified: no feeds that were drawn can be run"),
+])
+def test_what_cannot_be_compared_is_not_written(tmp_path, capsys, op_type, reason):
+    @mb.program(input_specs=[mb.TensorSpec((2, 3))], opset_version=ct.target.iOS17)
+    def program(x):
+        rows = mb.cast(x=mb.add(x=mb.clip(x=x, alpha=0.0, beta=1.0), y=7.0), dtype="int32")
+        return mb.relu(x=mb.gather(x=x, indices=rows, axis=0), name="out")
+
+    source = make(tmp_path / "source.mlpackage", program, ct.target.iOS17)
+    if op_type != "gather":
+        spec = spec_of(source)
+        ops = spec.mlProgram.functions["main"].block_specializations["CoreML7"].operations
+        next(op for op in ops if op.type == "relu").type = op_type
+        write_spec(source, spec)
+    arguments = ["edit", str(source), "-o", str(tmp_path / "out.mlpackage"), "--rename", "x=y"]
+    assert main([*arguments, "--verify"]) == 1
+    assert reason in "".join(capsys.readouterr())
+    assert not (tmp_path / "out.mlpackage").exists()
+    assert main(arguments) == 0
 
 
 def accumulating(factor):
