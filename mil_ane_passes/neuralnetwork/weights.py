@@ -16,6 +16,7 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var
 
 from ..utils.errors import InputError
+from ..utils.option_spelling import format_option_values
 
 __all__ = ["WeightReader"]
 
@@ -133,8 +134,8 @@ class WeightReader:
         if self.opset < ct.target.iOS18:
             raise InputError(
                 f"{self.where}: its {what} have a scale and a bias for each output channel, which ML "
-                "Programs store from iOS18 on; expected a deployment target of iOS18 or later (--deployment-target "
-                "iOS18): they are not decompressed"
+                f"Programs store from iOS18 on; expected {format_option_values('deployment_target', 'iOS18')}: they are "
+                "not decompressed"
             )
         count = codes.shape[axis]
         scale, bias = (np.broadcast_to(each, (count,)).astype(np.float32) for each in (scale, bias))
