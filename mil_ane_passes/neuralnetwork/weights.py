@@ -134,8 +134,8 @@ class WeightReader:
         if self.opset < ct.target.iOS18:
             raise InputError(
                 f"{self.where}: its {what} have a scale and a bias for each output channel, which ML "
-                f"Programs store from iOS18 on; expected {format_option_values('deployment_target', 'iOS18')}: they are "
-                "not decompressed"
+                f"Programs store from iOS18 on; expected {format_option_values('deployment_target', 'iOS18')}: they "
+                "are not decompressed"
             )
         count = codes.shape[axis]
         scale, bias = (np.broadcast_to(each, (count,)).astype(np.float32) for each in (scale, bias))
