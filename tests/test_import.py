@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -100,6 +101,7 @@ print(json.dumps({"registered": registered, "replaced": replaced, "public": publ
 
 FRONTEND = """
 import json
+import re
 from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY as table
 before = dict(table.name_to_func_mapping)
 import mil_ane_passes as ane
@@ -378,3 +380,13 @@ def test_the_collector_rests_while_modules_are_imported_and_only_the_command_nev
     done = subprocess.run([sys.executable, "-c", COLLECTOR, program], capture_output=True, text=True, check=True,
                           cwd=Path(ane.__file__).parent.parent)
     assert json.loads(done.stdout.splitlines()[-1]) == [[False], True, program == "mil-ane-passes", True]
+
+
+PRIVATE = re.compile(
+    r"(?<!self)\._(sym_val|sym_type|auto_val|input_vars|output_vars|child_ops|internal_vars|block_inputs|input_dict)\b"
+)
+
+
+def test_private_attributes_of_pymil_are_touched_in_ir_only():
+    users = {file.relative_to(HOME).parts[0] for file in HOME.rglob("*.py") if PRIVATE.search(file.read_text())}
+    assert users == {"ir"}

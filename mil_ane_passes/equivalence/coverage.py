@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from coremltools.converters.mil.mil import Block, Function, Operation, Program, Var, types
 
+from ..ir.coremltools_internals import get_typed_value
 from ..ir.printer import format_block
 from ..utils.option_spelling import format_option
 from .adversarial_feeds import SPECIAL
@@ -169,7 +170,7 @@ def _list_consts(block: Block) -> list[Operation]:
 
 def _is_equal_const(one: Operation, other: Operation) -> bool:
     """Return whether two consts hold equal values; the printed text has large ones by type only."""
-    if one.outputs[0]._sym_val is other.outputs[0]._sym_val:
+    if get_typed_value(one.outputs[0]) is get_typed_value(other.outputs[0]):
         return True
     values = [np.asarray(op.outputs[0].val) for op in (one, other)]
     return bool(np.array_equal(values[0], values[1], equal_nan=values[0].dtype.kind == "f"))

@@ -18,6 +18,7 @@ from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 from coremltools.converters.mil.mil.var import InternalVar
 
 from ..ir.constants import LazyValue, get_blob_ref, make_bare_var, make_const
+from ..ir.coremltools_internals import evaluate_op, get_typed_value, remove_last_user, set_output_vars
 from ..ir.type_inference import infer_types, raise_not_evaluated, refine_type
 from .input_checks import InputChecks
 from .limits import MAX_ELEMENTS, EvaluationBudget, count_elements
@@ -170,11 +171,11 @@ class OpBuilder:
             make(op, result)
         except COREMLTOOLS_ERRORS:
             # coremltools cannot compute the value, so the outputs get types only.
-            op._output_vars = None
+            set_output_vars(op, None)
             op.value_inference = raise_not_evaluated
             make(op, result)
         del op.type_inference
-        if any(var._sym_val is not None for var in op.outputs):
+        if any(get_typed_value(var) is not None for var in op.outputs):
             self._budget.spend(count)
         if heavy and all(var.is_descendant_of_const for var in flat):
             self._heavy.update(op.outputs)
@@ -210,7 +211,7 @@ def _make_plain_outputs(op: Operation, result: tuple[Any, ...]) -> None:
 
     That saves a tenth of the loading time.
     """
-    values = op._auto_val(result)
+    values = evaluate_op(op, result)
     try:
         named = op.output_names()
         names = named if isinstance(named, tuple) else (named,)
@@ -219,7 +220,8 @@ def _make_plain_outputs(op: Operation, result: tuple[Any, ...]) -> None:
     # These are only read to decide whether a constant may be folded. With all compressed weights above each value, as
     # coremltools keeps them, a model of 20,000 would take memory for 200 million entries.
     above = [var.nonreplaceable_vars_upstream for var in op.get_flattened_inputs()]
-    op._output_vars = []
+    outputs: list[Var] = []
+    set_output_vars(op, outputs)
     for place, (name, sym_type, value) in enumerate(zip(names, result, values)):
         var = make_bare_var(Var, f"{op.name}_{name}" if name else op.name, sym_type, value)
         var._op, var.op_output_idx = op, place
@@ -228,7 +230,7 @@ def _make_plain_outputs(op: Operation, result: tuple[Any, ...]) -> None:
             var.nonreplaceable_vars_upstream = {var}
         elif op.op_type != "shape" and var.is_descendant_of_const:
             var.nonreplaceable_vars_upstream = set(islice(chain.from_iterable(above), _MAX_UPSTREAM_WEIGHTS))
-        op._output_vars.append(var)
+        outputs.append(var)
 
 
 def _is_held_unchanged(loaded: LoadedValue) -> bool:
@@ -242,7 +244,7 @@ def _detach_op(op: Operation, inputs: Mapping[str, Any]) -> None:
     ]:
         # The op is the last user added to the var, so it is found without a search.
         while isinstance(var, Var) and var.child_ops and var.child_ops[-1] is op:
-            var._child_ops.pop()
+            remove_last_user(var)
 
 
 def _check_recurrent(op: Operation) -> None:

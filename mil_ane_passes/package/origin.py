@@ -13,6 +13,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Block, Operation, Var
 
 from ..ir.constants import LazyValue
+from ..ir.coremltools_internals import get_typed_value
 
 INPUTS, OUTPUTS, BLOCKS, ATTRIBUTES = 2, 3, 4, 5
 DEFAULT = 0
@@ -89,7 +90,7 @@ def is_same_arg(arg: str | Var, var: Var) -> bool:
     """Return whether one argument, a name or the const made for a literal, is still `var`."""
     if isinstance(arg, str):
         return bool(var.name == arg)
-    if arg is var or (arg._sym_val is not None and arg._sym_val is var._sym_val):
+    if arg is var or (get_typed_value(arg) is not None and get_typed_value(arg) is get_typed_value(var)):
         return True
     return _is_equal_const(arg, var)
 
@@ -98,7 +99,7 @@ def _is_equal_const(a: Var, b: Var) -> bool:
     """Return whether two small consts in memory have equal values: coremltools' passes merge such consts."""
     if not all(var.op is not None and var.op.op_type == "const" for var in (a, b)) or a.sym_type is not b.sym_type:
         return False
-    if isinstance(a._sym_val, LazyValue) or isinstance(b._sym_val, LazyValue):
+    if isinstance(get_typed_value(a), LazyValue) or isinstance(get_typed_value(b), LazyValue):
         return False
     x, y = a.val, b.val
     if (
@@ -112,5 +113,5 @@ def _is_equal_const(a: Var, b: Var) -> bool:
 
 def get_stored_value(op: Operation) -> Any:
     """Return the object that holds the value of const `op`, without reading it."""
-    held = op.outputs[0]._sym_val
+    held = get_typed_value(op.outputs[0])
     return held if isinstance(held, LazyValue) or held is None else held.val

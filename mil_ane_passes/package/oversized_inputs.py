@@ -10,6 +10,7 @@ from typing import Any
 
 from coremltools.converters.mil.mil import Var, types
 
+from ..ir.coremltools_internals import get_typed_value
 from .limits import MAX_EVALUATED_ELEMENTS, MAX_RANK
 
 __all__ = ["Rejected", "reject_oversized_inputs"]
@@ -41,7 +42,7 @@ def reject_oversized_inputs(cls: Any, bound: Mapping[str, Any], outputs: int) ->
             continue
         if param in _PER_AXIS_INPUTS and _get_first_dimension(var) > MAX_RANK:
             raise Rejected(f"{param} of {_get_first_dimension(var)} dimensions")
-        missing = kinds[param].const and var._sym_val is None and param not in _WEIGHT_INPUTS
+        missing = kinds[param].const and get_typed_value(var) is None and param not in _WEIGHT_INPUTS
         if missing and not op_type.startswith("constexpr_"):
             raise Rejected(f"{param} has no value")
     if op_type == "split" and "num_splits" in bound and bound["num_splits"].val != outputs:

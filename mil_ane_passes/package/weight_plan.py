@@ -11,6 +11,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Var, types
 
 from ..ir.constants import LazyValue, get_blob_ref
+from ..ir.coremltools_internals import get_typed_value
 from .blobs import ALIGN, DTYPES, MODEL_PATH, Array, Blob, WeightFile, WeightFiles, align_up, count_payload_bytes
 
 WEIGHT_FILE = f"{MODEL_PATH}weights/weight.bin"
@@ -61,7 +62,7 @@ class WeightPlan:
         code = DTYPES.get(var.dtype) if not types.is_list(var.sym_type) else None
         if code is None:
             return None
-        lazy = isinstance(var._sym_val, LazyValue)
+        lazy = isinstance(get_typed_value(var), LazyValue)
         ref = get_blob_ref(var)
         file = self.files.files.get(ref.name) if ref is not None else None
         if ref is not None and file is not None and file.path == ref.file:

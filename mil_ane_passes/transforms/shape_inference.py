@@ -12,6 +12,7 @@ from typing import Any
 from coremltools.converters.mil.mil import Block, Function, Operation, Var, types
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
+from ..ir.coremltools_internals import evaluate_op, get_typed_value, set_stored_type, set_typed_value
 from ..ir.query import get_flat_inputs, is_opaque
 from ..ir.type_inference import infer_types, refine_type
 from ..package.limits import EvaluationBudget, count_elements
@@ -45,7 +46,7 @@ def set_input_shape(function: Function, name: str, shape: Iterable[int]) -> Var:
     function.placeholder_inputs[name].sym_shape = sizes
     inner = var.sym_type.wrapped_type() if types.is_state(var.sym_type) else var.sym_type
     made = types.tensor(inner.get_primitive(), sizes)
-    var._sym_type = types.state(made) if types.is_state(var.sym_type) else made
+    set_stored_type(var, types.state(made) if types.is_state(var.sym_type) else made)
     return var
 
 
@@ -91,16 +92,17 @@ class ShapeInference:
             made = tuple(map(refine_type, found, then))
             values = self._evaluate(op, made)
         for var, sym_type, value in zip(op.outputs, made, values, strict=True):
-            if sym_type is not var.sym_type or value is not None or var._sym_val is not None:
+            if sym_type is not var.sym_type or value is not None or get_typed_value(var) is not None:
                 self._changed.add(var)
-            var._sym_type, var._sym_val = sym_type, value
+            set_stored_type(var, sym_type)
+            set_typed_value(var, value)
 
     def _evaluate(self, op: Operation, made: tuple[Any, ...]) -> tuple[Any, ...]:
         count = sum(count_elements(each.get_shape()) if types.is_tensor(each) else 1 for each in made)
         if not self._budget.allows(count):
             return (None,) * len(made)
         try:
-            values = tuple(op._auto_val(made))
+            values = evaluate_op(op, made)
         except COREMLTOOLS_ERRORS:
             return (None,) * len(made)
         if any(value is not None for value in values):
@@ -122,7 +124,7 @@ class ShapeInference:
                 for var, sym_type in zip(block.inputs, made, strict=True):
                     if var.sym_type is not sym_type:
                         self._changed.add(var)
-                        var._sym_type = sym_type
+                        set_stored_type(var, sym_type)
             self._infer_block(condition)
             self._infer_block(body)
             failed = {(place, axis) for place, (kind, guess, out) in enumerate(zip(then, made, body.outputs))

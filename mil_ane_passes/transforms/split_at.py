@@ -13,6 +13,7 @@ from coremltools.converters.mil.mil import Builder, Function, Operation, Placeho
 
 from ..ir.block_editor import BlockEditor
 from ..ir.clone import clone_function
+from ..ir.coremltools_internals import add_function_input
 from ..ir.query import is_symbolic
 from ..package.interface import describe_feature, get_feature, get_specification_version
 from ..package.names import make_free_name, rename_var
@@ -430,7 +431,7 @@ class CrossingValue:
         placeholder = Placeholder(tuple(sizes), types.string_to_builtin(self.dtype), name=self.feature)
         made = placeholder.outputs[0]
         made.name = self.feature
-        function.placeholder_inputs[self.feature], function._input_dict[self.feature] = placeholder, made
+        add_function_input(function, self.feature, placeholder)
         first = next(iter(function.operations), None)
         dtypes = [self.inner, *(step.dtype for step in self.steps)]
         names = [self.value, *(step.name for step in self.steps)]

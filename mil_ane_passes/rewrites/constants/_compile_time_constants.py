@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from coremltools.converters.mil.mil import ListVar, Operation, Var, types
 
+from ...ir.coremltools_internals import evaluate_op, get_typed_value, set_typed_value
 from ...ir.query import get_consumers, get_flat_inputs, get_itemsize, get_type_info, is_opaque
 
 _DATA_MOVEMENT_OPS = frozenset({
@@ -39,7 +40,7 @@ def get_constant_value(var: Var) -> Any:
     """Return the value of `var` where it is known and has exactly the shape and dtype of its type, else None."""
     if isinstance(var, ListVar) or not (types.is_tensor(var.sym_type) or types.is_scalar(var.sym_type)):
         return None
-    if var._sym_val is None or types.is_sub_byte(var.dtype) or var.dtype == types.str or var.val is None:
+    if get_typed_value(var) is None or types.is_sub_byte(var.dtype) or var.dtype == types.str or var.val is None:
         return None
     array = np.asarray(var.val)
     has_type = array.shape == tuple(var.shape) and array.dtype == np.dtype(types.nptype_from_builtin(var.dtype))
@@ -51,7 +52,7 @@ def propagate_constant(op: Operation, value: np.ndarray[Any, Any]) -> None:
     output = op.outputs[0]
     typed_value = output.sym_type()
     typed_value.val = value if output.rank else value.reshape(-1)[0]
-    output._sym_val = typed_value
+    set_typed_value(output, typed_value)
     pending = list(get_consumers(output))
     while pending:
         reader = pending.pop()
@@ -63,18 +64,20 @@ def _infer_output_values(op: Operation) -> bool:
     """Infer the values of the outputs of `op`; return whether they were unknown and are known now."""
     if not _is_foldable(op) or not all(map(_is_inferable, op.outputs)):
         return False
-    if any(types.is_list(var.sym_type) or var._sym_val is None or var.val is None for var in get_flat_inputs(op)):
+    if any(
+        types.is_list(var.sym_type) or get_typed_value(var) is None or var.val is None for var in get_flat_inputs(op)
+    ):
         return False
-    values = op._auto_val(tuple(var.sym_type for var in op.outputs))
+    values = evaluate_op(op, tuple(var.sym_type for var in op.outputs))
     for var, value in zip(op.outputs, values):
-        var._sym_val = value
+        set_typed_value(var, value)
     return all(value is not None for value in values)
 
 
 def _is_inferable(var: Var) -> bool:
     """Return whether `var` has no value yet, and is a tensor of a fixed shape that is not too large for one."""
     shape = get_type_info(var).shape
-    return (not types.is_list(var.sym_type) and var._sym_val is None and shape is not None
+    return (not types.is_list(var.sym_type) and get_typed_value(var) is None and shape is not None
             and int(np.prod(shape)) <= _MAX_PROPAGATED_ELEMENTS)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Block, Builder, Function, Operation, Var, types
 
 from ...ir.builder import RewriteBuilder
+from ...ir.coremltools_internals import get_typed_value
 from ...ir.query import get_consumers, get_flat_inputs, get_itemsize, get_type_info
 from ...passes.contract import BlockRewrite, Exactness, Example, Hit, Miss
 from ...passes.evidence import cite_m4_study
@@ -61,7 +62,11 @@ class FoldConstants(BlockRewrite):
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
         foldable, values = set[Operation](), Float64Values()
         for op in block.operations:
-            if op.op_type == "const" or any(var._sym_val is None for var in op.outputs) or not _is_internal(op):
+            if (
+                op.op_type == "const"
+                or any(get_typed_value(var) is None for var in op.outputs)
+                or not _is_internal(op)
+            ):
                 continue
             if not is_compile_time_constant(op, math.inf) or not values.are_exact_in_float64(op):
                 continue

@@ -14,6 +14,7 @@ from coremltools.converters.mil.mil.utils import CacheDoublyLinkedList
 
 from ...ir.builder import RewriteBuilder
 from ...ir.clone import clone_op, infer_outputs, map_inputs
+from ...ir.coremltools_internals import clear_block_copy, clear_users, set_input_var
 from ...ir.loop_steps import UnknownStepCount, count_steps
 from ...ir.query import is_opaque
 from ...passes.contract import Exactness, Example, Hit, Miss, Rewrite
@@ -319,8 +320,7 @@ class _BlockCopier:
     def _copy_nested_block(self, block: Block, outer: Operation, env: Mapping[Var, Var]) -> Block:
         own = copy.copy(block)
         own.outer_op, own.operations = outer, CacheDoublyLinkedList()
-        own._internal_vars, own._outputs = set(), []
-        own._block_inputs = tuple(map(self._copy_input, block.inputs))
+        clear_block_copy(own, map(self._copy_input, block.inputs))
         inner = {**env, **dict(zip(block.inputs, own.inputs))}
         self._copy_ops(block, inner, own)
         own.set_outputs([self.materialize(inner.get(var, var)) for var in block.outputs])
@@ -328,7 +328,7 @@ class _BlockCopier:
 
     def _copy_input(self, var: Var) -> Var:
         own = copy.copy(var)
-        own._child_ops, own.consuming_blocks = [], []
+        clear_users(own)
         own.name = self._mb.make_unique_name(var.name)
         return own
 
@@ -336,8 +336,7 @@ class _BlockCopier:
         for name, bound in copied.inputs.items():
             is_list = isinstance(bound, (list, tuple))
             operand = tuple(map(self.materialize, bound)) if is_list else self.materialize(bound)
-            copied._input_vars[name] = operand
-            setattr(copied, name, operand)
+            set_input_var(copied, name, operand)
         self._mb.insert(copied, into)
 
 

@@ -18,6 +18,7 @@ from coremltools.converters.mil.mil.passes.defs.quantization import FP16ComputeP
 from ...ir.block_editor import BlockEditor
 from ...ir.builder import RewriteBuilder, UniqueNames
 from ...ir.constants import make_const
+from ...ir.coremltools_internals import set_stored_type, set_typed_value
 from ...ir.query import get_flat_inputs, get_type_info, is_const, is_opaque, iterate_nested_ops
 from ...ir.type_inference import infer_types
 
@@ -156,7 +157,8 @@ class _FunctionConverter:
             return False
         for var, sym_type in zip(op.outputs, inferred if isinstance(inferred, (list, tuple)) else [inferred]):
             if is_fp32(var) and _get_element_type(sym_type) == types.fp16:
-                var._sym_type, var._sym_val = _make_fp16_type(var), None
+                set_stored_type(var, _make_fp16_type(var))
+                set_typed_value(var, None)
                 self._converted_vars.add(var)
         return True
 
