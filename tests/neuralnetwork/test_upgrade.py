@@ -61,6 +61,17 @@ def test_a_convolutional_network_gives_the_values_of_pytorch():
     np.testing.assert_allclose(found, y.numpy(), rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("shape", [(24,), (5, 24), (2, 3, 24), (5, 2, 3, 4), (2, 6, 2, 3, 4)])
+def test_a_linear_layer_takes_the_last_three_axes_together_from_rank_4_on(shape):
+    weight, bias, x = draw(7, 24), draw(7), draw(*shape)
+    builder = make_builder(exact=True, data=shape)
+    builder.add_inner_product("linear", weight, bias, 24, 7, True, "data", "out")
+    found = predict(builder.spec, {"data": x})["out"]
+    rows = x.reshape(*shape[:-3], 24) if len(shape) > 3 else x
+    expected = rows @ weight.T + bias
+    np.testing.assert_allclose(found, expected[..., None, None] if len(shape) > 3 else expected, rtol=1e-4, atol=1e-5)
+
+
 def test_the_interface_stays_and_the_package_can_be_rewritten(tmp_path):
     builder = make_conv_net(draw(4, 3, 3, 3), draw(4))
     builder.spec.description.input[0].shortDescription = "an image"

@@ -9,7 +9,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var
 
-from ..layer_converter import LayerContext, register_layer, reshape_leading
+from ..layer_converter import LayerContext, register_layer
 from .padding import pad_or_crop, read_border_amounts
 
 _DEFAULT_KERNEL = (3, 3)
@@ -119,7 +119,7 @@ def convert_convolution3d(params: Any, context: LayerContext) -> Var:
 
 @register_layer("innerProduct")
 def convert_inner_product(params: Any, context: LayerContext) -> Var:
-    """Convert a fully connected layer: on the channels of [N, C, 1, 1], or on the last axis.
+    """Convert a fully connected layer: on the last three axes together from rank 4 on, else on the last axis.
 
     With `int8DynamicQuantize` Core ML rounds the input to 8 bits as well; here it is not rounded.
     """
@@ -128,7 +128,7 @@ def convert_inner_product(params: Any, context: LayerContext) -> Var:
     weight = context.weights.make(params.weights, (outputs, inner))
     bias = context.weights.read_optional(params.hasBias, params.bias, (outputs,), "bias")
     more = {} if bias is None else {"bias": bias}
-    if context.classic or (x.rank >= 4 and _is_channel_vector(x, inner)):
+    if x.rank >= 4:  # on the last three axes together, in either mapping
         rest = x.rank - 4
         flat = mb.reshape(x=x, shape=[-1, inner])
         result = mb.linear(x=flat, weight=weight, **more)
@@ -138,16 +138,7 @@ def convert_inner_product(params: Any, context: LayerContext) -> Var:
         return mb.reshape(x=result, shape=mb.concat(values=[leading, np.array([outputs, 1, 1], np.int32)], axis=0))
     if x.rank == 1:
         return mb.squeeze(x=mb.linear(x=mb.expand_dims(x=x, axes=[0]), weight=weight, **more), axes=[0])
-    if x.rank > 3:
-        leading = mb.slice_by_size(x=mb.shape(x=x), begin=[0], size=[x.rank - 1])
-        result = mb.linear(x=reshape_leading(x, 1, 1), weight=weight, **more)
-        return mb.reshape(x=result, shape=mb.concat(values=[leading, np.array([outputs], np.int32)], axis=0))
     return mb.linear(x=x, weight=weight, **more)
-
-
-def _is_channel_vector(x: Var, inner: int) -> bool:
-    """Return whether the last two axes have one element each: the layer then works on the channels."""
-    return tuple(x.shape[-2:]) == (1, 1) and x.shape[-3] == inner and x.shape[-1] != inner
 
 
 @register_layer("batchedMatmul")
