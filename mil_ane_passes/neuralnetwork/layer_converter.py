@@ -9,7 +9,8 @@ Source of the layers' semantics: the comments of NeuralNetwork.proto, format ver
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +22,23 @@ from ..utils.errors import InputError
 from ..utils.text_format import escape_text
 from .weights import WeightReader
 
-__all__ = ["CONVERTERS", "LayerContext", "get_layer_kind", "refuse", "register_layer"]
+__all__ = [
+    "CONVERTERS",
+    "MIN_EPSILON",
+    "LayerContext",
+    "cast",
+    "get_layer_kind",
+    "keep_rank",
+    "read_indices",
+    "refuse",
+    "register_layer",
+    "reshape_leading",
+]
+
+MIN_EPSILON = 1e-38
+"The smallest epsilon that is not a denormal in fp32."
+MAX_GENERATED_ELEMENTS = 2**26
+"Elements of a value that a layer may declare without an input of its size: 256 MiB in fp32."
 
 LayerFunction = Callable[[Any, "LayerContext"], "Var | Sequence[Var] | None"]
 
@@ -56,7 +73,8 @@ def refuse(layer: Any, found: str, advice: str) -> InputError:
 class LayerContext:
     """The values converted so far, and what a layer function needs besides its layer.
 
-    `classic` is the array mapping of the network. `lengths` counts loop depth; `opset` is the deployment target.
+    `classic` says which array mapping the network has; `opset` is the deployment target. `convert_layers` converts
+    layers of a nested network with this context.
     """
 
     classic: bool
@@ -115,6 +133,14 @@ class LayerContext:
         """Cast a value that holds whole numbers, as all values of this format do in floats, to int32."""
         return x if types.is_int(x.dtype) else cast(x, "int32")
 
+    def check_size(self, sizes: Iterable[int]) -> None:
+        """Raise InputError when a value that the present layer declares has more elements than a file may ask for."""
+        count = math.prod(int(size) for size in sizes)
+        if count > MAX_GENERATED_ELEMENTS:
+            raise self.refuse(
+                f"a value of {count} elements", f"expected at most {MAX_GENERATED_ELEMENTS}: pass it as an input"
+            )
+
     def normalize_axis(self, axis: int, rank: int | None = None) -> int:
         """Return `axis` counted from the front. Raises InputError when it is out of range."""
         rank = self.x.rank if rank is None else rank
@@ -131,6 +157,17 @@ def cast(x: Var, dtype: str) -> Var:
         return x.op.x  # the whole numbers of which the floats were made
     result: Var = mb.cast(x=x, dtype=dtype)
     return result
+
+
+def keep_rank(x: Var) -> Var:
+    """Return `x` at rank 1 where it has rank 0, which this format has no values of."""
+    return mb.expand_dims(x=x, axes=[0]) if x.rank == 0 else x
+
+
+def read_indices(x: Var, context: LayerContext) -> Any:
+    """Return the whole numbers that `x` holds: an int32 array where they are constant, else a var of int32."""
+    found = context.to_int(mb.reshape(x=x, shape=[-1]))
+    return found if found.val is None else np.asarray(found.val, np.int32)
 
 
 def reshape_leading(x: Var, kept_front: int, kept_back: int) -> Var:

@@ -221,3 +221,45 @@ def test_the_command_writes_a_package_or_says_why_not(tmp_path, capsys):
     assert not (tmp_path / "other.mlpackage").exists()
     assert main(["upgrade", str(tmp_path / "out.mlpackage"), "-o", str(tmp_path / "other.mlpackage")]) == 2
     assert "it is an ML Program already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["fill", "range", "broadcast", "tile"])
+def test_a_layer_cannot_declare_a_value_that_fills_the_memory(kind):
+    builder = make_builder(exact=True, data=(1,))
+    if kind == "fill":
+        builder.add_fill_static("large", "out", [1000, 1000, 1000], 1.0)
+    elif kind == "range":
+        builder.add_range_static("large", "out", end=2e9)
+    elif kind == "broadcast":
+        builder.add_broadcast_to_static("large", "data", "out", [1000, 1000, 1000])
+    else:
+        builder.add_tile("large", "data", "out", [2**30])
+    with pytest.raises(ane.InputError, match=r"layer 'large' .*a value of \d+ elements; expected at most 67108864"):
+        upgrade_model(builder.spec)
+
+
+@pytest.mark.parametrize("exact", [False, True], ids=["classic", "exact"])
+@pytest.mark.parametrize("kind", ["range", "enumerated"])
+def test_flexible_shapes_stay_flexible(exact, kind):
+    weight, bias = draw(4, 3, 3, 3), draw(4)
+    lead = (1, 3) if exact else (3,)
+    builder = make_builder(exact=exact, data=(*lead, 8, 8))
+    builder.add_convolution("conv", 3, 4, 3, 3, 1, 1, "same", 1, weight.transpose(2, 3, 1, 0), bias, True,
+                            input_name="data", output_name="out")
+    array = builder.spec.description.input[0].type.multiArrayType
+    if kind == "range":
+        for low, high in (*((size, size) for size in lead), (4, 64), (4, 64)):
+            each = array.shapeRange.sizeRanges.add()
+            each.lowerBound, each.upperBound = low, high
+    else:
+        for size in (8, 16):
+            array.enumeratedShapes.shapes.add().shape.extend([*lead, size, size])
+    model = upgrade_model(builder.spec, precision="fp32").model
+    made = model.get_spec().description.input[0].type.multiArrayType
+    assert made.WhichOneof("ShapeFlexibility") == array.WhichOneof("ShapeFlexibility") and made.shape == array.shape
+    for size in (8, 16):
+        x = draw(*lead, size, size)
+        found = ane.runtime.predictor(model).predict({"data": x})["out"]
+        y = torch.nn.functional.conv2d(torch.tensor(x).reshape(1, 3, size, size), torch.tensor(weight),
+                                       torch.tensor(bias), padding=1)
+        np.testing.assert_allclose(found.reshape(y.shape), y.numpy(), rtol=1e-4, atol=1e-5)

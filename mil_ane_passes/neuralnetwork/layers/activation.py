@@ -9,10 +9,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var
 
-from ..layer_converter import LayerContext, cast, register_layer
-
-_MIN_EPSILON = 1e-38
-"The smallest epsilon that is not a denormal in fp32."
+from ..layer_converter import MIN_EPSILON, LayerContext, cast, register_layer
 
 
 @register_layer("activation")
@@ -102,7 +99,7 @@ def convert_unary(params: Any, context: LayerContext) -> Var:
     """Convert a function of `scale * x + shift`."""
     kind = params.Operation.Name(params.type)
     x = context.x if kind == "THRESHOLD" else _scale_and_shift(context.x, float(params.scale), float(params.shift))
-    epsilon = max(float(params.epsilon), _MIN_EPSILON)
+    epsilon = max(float(params.epsilon), MIN_EPSILON)
     if kind == "SQRT":
         return mb.sqrt(x=x)
     if kind == "RSQRT":
@@ -131,7 +128,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 def convert_function(params: Any, context: LayerContext) -> Var:
     """Convert a function that MIL has an op for, element by element."""
     kind = context.layer.WhichOneof("layer")
-    more = {"epsilon": _MIN_EPSILON} if kind == "atanh" else {}
+    more = {"epsilon": MIN_EPSILON} if kind == "atanh" else {}
     return _FUNCTIONS[kind](x=context.x, **more)
 
 
@@ -140,14 +137,14 @@ def convert_asinh(params: Any, context: LayerContext) -> Var:
     """Convert asinh to sign(x) * log(|x| + sqrt(x^2 + 1)), which MIL has no op for."""
     size = mb.abs(x=context.x)
     root = mb.sqrt(x=mb.add(x=mb.square(x=size), y=np.float32(1)))
-    return mb.mul(x=mb.sign(x=context.x), y=mb.log(x=mb.add(x=size, y=root), epsilon=_MIN_EPSILON))
+    return mb.mul(x=mb.sign(x=context.x), y=mb.log(x=mb.add(x=size, y=root), epsilon=MIN_EPSILON))
 
 
 @register_layer("acosh")
 def convert_acosh(params: Any, context: LayerContext) -> Var:
     """Convert acosh to log(x + sqrt(x^2 - 1)), which MIL has no op for."""
     root = mb.sqrt(x=mb.sub(x=mb.square(x=context.x), y=np.float32(1)))
-    return mb.log(x=mb.add(x=context.x, y=root), epsilon=_MIN_EPSILON)
+    return mb.log(x=mb.add(x=context.x, y=root), epsilon=MIN_EPSILON)
 
 
 @register_layer("clip")

@@ -75,7 +75,7 @@ def _make_branch(condition: Var, taken: Sequence[Any], other: Sequence[Any], con
     except ValueError as error:
         context.layer = layer
         raise context.refuse(f"its branches give values of different types or shapes ({error})",
-                             "expected the same in both: MIL's cond takes no other") from error
+                             "expected the same in both, as MIL's cond requires") from error
     finally:
         context.layer = layer
         context.values = before
@@ -145,7 +145,7 @@ def convert_loop(params: Any, context: LayerContext) -> list[Var]:
     except ValueError as error:
         context.layer = layer
         raise context.refuse(f"its body gives values of other types or shapes than it takes ({error})",
-                             "expected the same in each step: MIL's while_loop takes no other") from error
+                             "expected the same in each step, as MIL's while_loop requires") from error
     finally:
         context.layer = layer
         context.values = outer

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var
 
-from ..layer_converter import LayerContext, cast, register_layer
+from ..layer_converter import LayerContext, cast, read_indices, register_layer
 
 
 @register_layer("loadConstant")
@@ -34,9 +35,18 @@ def _make_constant(data: Any, stored: tuple[int, ...], shape: tuple[int, ...], c
 
 
 def _get_shape(var: Var, context: LayerContext) -> Any:
-    """Return the shape that is the value of `var`: an array, or a var of int32."""
-    whole = context.to_int(mb.reshape(x=var, shape=[-1]))
-    return whole if whole.val is None else np.asarray(whole.val, np.int32)
+    """Return the shape that is the value of `var`: an array, or a var of int32. InputError where it is too large."""
+    found = read_indices(var, context)
+    if not isinstance(found, Var):
+        context.check_size(found)
+    return found
+
+
+def _read_sizes(sizes: Any, context: LayerContext) -> list[int]:
+    """Return the sizes that a layer states. Raises InputError where they are too many elements."""
+    found = [int(each) for each in sizes]
+    context.check_size(found)
+    return found
 
 
 @register_layer("getShape")
@@ -52,7 +62,7 @@ def convert_fill_like(params: Any, context: LayerContext) -> Var:
 
 @register_layer("fillStatic")
 def convert_fill_static(params: Any, context: LayerContext) -> Var:
-    return mb.fill(shape=[int(each) for each in params.targetShape], value=np.float32(params.value))
+    return mb.fill(shape=_read_sizes(params.targetShape, context), value=np.float32(params.value))
 
 
 @register_layer("fillDynamic")
@@ -63,6 +73,7 @@ def convert_fill_dynamic(params: Any, context: LayerContext) -> Var:
 @register_layer("rangeStatic")
 def convert_range_static(params: Any, context: LayerContext) -> Var:
     """Convert a range of constants to a constant."""
+    context.check_size([max(math.ceil((params.endValue - params.startValue) / params.stepSizeValue), 0)])
     numbers = np.arange(params.startValue, params.endValue, params.stepSizeValue, dtype=np.float64)
     return mb.const(val=numbers.astype(np.float32))
 
@@ -80,7 +91,7 @@ def convert_range_dynamic(params: Any, context: LayerContext) -> Var:
 def _find_random_shape(params: Any, context: LayerContext) -> Any:
     kind = context.layer.WhichOneof("layer")
     if kind.endswith("Static"):
-        return [int(each) for each in params.outputShape]
+        return _read_sizes(params.outputShape, context)
     return mb.shape(x=context.x) if kind.endswith("Like") else _get_shape(context.x, context)
 
 

@@ -8,10 +8,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var
 
-from ..layer_converter import LayerContext, register_layer
-
-_MIN_EPSILON = 1e-38
-"The smallest epsilon that is not a denormal in fp32."
+from ..layer_converter import MIN_EPSILON, LayerContext, register_layer
 
 
 @register_layer("batchnorm")
@@ -21,10 +18,8 @@ def convert_batchnorm(params: Any, context: LayerContext) -> Var:
     read = context.weights.read
     x, restore = context.to_nchw(context.x)
     gamma, beta = read(params.gamma, (channels,), "gamma"), read(params.beta, (channels,), "beta")
-    if params.instanceNormalization and params.computeMeanVar:
-        return restore(mb.instance_norm(x=x, gamma=gamma, beta=beta, epsilon=float(params.epsilon)))
     if params.computeMeanVar:
-        # Statistics of the batch: one image at a time, as this format's runs have it.
+        # Statistics of the batch are those of the image: this format runs one at a time.
         return restore(mb.instance_norm(x=x, gamma=gamma, beta=beta, epsilon=float(params.epsilon)))
     mean, variance = read(params.mean, (channels,), "mean"), read(params.variance, (channels,), "variance")
     return restore(mb.batch_norm(x=x, mean=mean, variance=variance, gamma=gamma, beta=beta,
@@ -49,7 +44,7 @@ def convert_l2_normalize(params: Any, context: LayerContext) -> Var:
     """Convert x / sqrt(sum of squares over [C, H, W] + epsilon)."""
     x, restore = context.to_nchw(context.x)
     total = mb.reduce_sum(x=mb.square(x=x), axes=[1, 2, 3], keep_dims=True)
-    return restore(mb.mul(x=x, y=mb.rsqrt(x=total, epsilon=max(float(params.epsilon), _MIN_EPSILON))))
+    return restore(mb.mul(x=x, y=mb.rsqrt(x=total, epsilon=max(float(params.epsilon), MIN_EPSILON))))
 
 
 @register_layer("lrn")
@@ -82,7 +77,7 @@ def convert_layer_norm(params: Any, context: LayerContext) -> Var:
     axes = list(range(-len(shape), 0))
     gamma, beta = (context.weights.read(each, shape, what)
                    for each, what in ((params.gamma, "gamma"), (params.beta, "beta")))
-    return mb.layer_norm(x=context.x, axes=axes, gamma=gamma, beta=beta, epsilon=max(float(params.eps), _MIN_EPSILON))
+    return mb.layer_norm(x=context.x, axes=axes, gamma=gamma, beta=beta, epsilon=max(float(params.eps), MIN_EPSILON))
 
 
 @register_layer("softmax")

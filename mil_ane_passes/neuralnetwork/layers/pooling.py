@@ -60,9 +60,8 @@ def _pool_with_last_pixel(
     pads = []
     for size, extent, stride, pad in zip(map(int, sizes), kernel, strides, amounts):
         count = -(-(size + 2 * pad - extent) // stride) + 1
-        if pad > 0 or not pad:
-            if (count - 1) * stride >= size + pad:
-                count -= 1
+        if (count - 1) * stride >= size + pad:
+            count -= 1
         reach = (count - 1) * stride + extent
         pads += [pad, max(reach - size - pad, 0)]
     settings = {"kernel_sizes": kernel, "strides": strides, "pad_type": "custom", "pad": pads}

@@ -9,7 +9,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var
 
-from ..layer_converter import LayerContext, cast, register_layer
+from ..layer_converter import MIN_EPSILON, LayerContext, cast, keep_rank, register_layer
 
 _AXES = {"CHW": [-3, -2, -1], "HW": [-2, -1], "C": [-3], "H": [-2], "W": [-1]}
 _MODES: dict[str, Callable[..., Any]] = {
@@ -28,7 +28,7 @@ def convert_reduce(params: Any, context: LayerContext) -> Var:
             raise context.refuse("an argmax over several axes", "expected one of C, H and W")
         return restore(cast(mb.reduce_argmax(x=x, axis=axes[0], keep_dims=True), "fp32"))
     if mode == "LOGSUM":
-        logarithm = mb.log(x=x, epsilon=max(float(params.epsilon), 1e-38))
+        logarithm = mb.log(x=x, epsilon=max(float(params.epsilon), MIN_EPSILON))
         return restore(mb.reduce_sum(x=logarithm, axes=axes, keep_dims=True))
     return restore(_MODES[mode](x=x, axes=axes, keep_dims=True))
 
@@ -46,12 +46,7 @@ def convert_reduce_nd(params: Any, context: LayerContext) -> Var:
     """Convert a reduction over listed axes, or over all."""
     x = context.x
     axes = list(range(x.rank)) if params.reduceAll or not params.axes else [int(each) for each in params.axes]
-    return _keep_rank(_KINDS[context.layer.WhichOneof("layer")](x=x, axes=axes, keep_dims=bool(params.keepDims)))
-
-
-def _keep_rank(x: Var) -> Var:
-    """Return `x` at rank 1 where it has rank 0, which this format has no values of."""
-    return mb.expand_dims(x=x, axes=[0]) if x.rank == 0 else x
+    return keep_rank(_KINDS[context.layer.WhichOneof("layer")](x=x, axes=axes, keep_dims=bool(params.keepDims)))
 
 
 @register_layer("argMax", "argMin")
@@ -59,7 +54,7 @@ def convert_arg(params: Any, context: LayerContext) -> Var:
     """Convert the index of the largest or smallest element, as a float."""
     find = mb.reduce_argmax if context.layer.WhichOneof("layer") == "argMax" else mb.reduce_argmin
     found = find(x=context.x, axis=int(params.axis), keep_dims=not params.removeDim)
-    return _keep_rank(cast(found, "fp32"))
+    return keep_rank(cast(found, "fp32"))
 
 
 @register_layer("topK")
@@ -69,7 +64,7 @@ def convert_top_k(params: Any, context: LayerContext) -> list[Var]:
     if len(inputs) > 1:
         count = context.to_int(inputs[1])
         if count.val is None:
-            raise context.refuse("a K that is computed", "expected a constant: MIL's topk takes no other")
+            raise context.refuse("a K that is computed", "expected a constant, as MIL's topk requires")
         k = int(np.asarray(count.val).reshape(-1)[0])
     else:
         k = int(params.K)
@@ -104,7 +99,7 @@ def convert_nms(params: Any, context: LayerContext) -> list[Var]:
     names = ("the IOU threshold", "the score threshold", "the number of boxes")
     for at, var in enumerate(inputs[2:5]):
         if var.val is None:
-            raise context.refuse(f"{names[at]} is computed", "expected a constant: MIL's op takes no other")
+            raise context.refuse(f"{names[at]} is computed", "expected a constant, as MIL's op requires")
         stored[at] = np.asarray(var.val).reshape(-1)[0]
     boxes, scores, indices, counts = mb.non_maximum_suppression(
         boxes=inputs[0], scores=inputs[1], iou_threshold=float(stored[0]), score_threshold=float(stored[1]),

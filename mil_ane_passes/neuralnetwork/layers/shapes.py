@@ -9,7 +9,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var
 
-from ..layer_converter import LayerContext, register_layer
+from ..layer_converter import LayerContext, keep_rank, read_indices, register_layer
 
 
 def get_fixed_shape(x: Var) -> list[int] | None:
@@ -138,17 +138,12 @@ def _get_squeeze_masks(params: Any) -> dict[str, list[bool]]:
     return {"squeeze_mask": masks} if any(masks) else {}
 
 
-def keep_rank(x: Var) -> Var:
-    """Return `x` at rank 1 where it has rank 0, which this format has no values of."""
-    return mb.expand_dims(x=x, axes=[0]) if x.rank == 0 else x
-
-
 @register_layer("sliceDynamic")
 def convert_slice_dynamic(params: Any, context: LayerContext) -> Var:
     """Convert a slice with computed ends; what is no input is in the layer."""
     inputs = context.inputs()
     rank = inputs[0].rank
-    whole = [_read_indices(each, context) for each in inputs[1:]]
+    whole = [read_indices(each, context) for each in inputs[1:]]
     begin = whole[0]
     end = whole[1] if len(whole) > 1 else [int(each) for each in params.endIds]
     stride: Any = [int(each) for each in params.strides] or [1] * rank
@@ -164,11 +159,6 @@ def convert_slice_dynamic(params: Any, context: LayerContext) -> Var:
         squeeze = _require_constant(whole[5], "squeeze_mask", context)
     more = {"squeeze_mask": squeeze} if any(squeeze) else {}
     return keep_rank(mb.slice_by_index(x=inputs[0], begin=begin, end=end, stride=stride, **masks, **more))
-
-
-def _read_indices(var: Var, context: LayerContext) -> Any:
-    found = context.to_int(mb.reshape(x=var, shape=[-1]))
-    return found if found.val is None else np.asarray(found.val, np.int32)
 
 
 def _require_constant(found: Any, what: str, context: LayerContext) -> list[bool]:
@@ -204,14 +194,19 @@ def convert_tile(params: Any, context: LayerContext) -> Var:
     """Convert a repetition on each axis; the counts may be a second input."""
     inputs = context.inputs()
     x = inputs[0]
-    reps: Any = _read_indices(inputs[1], context) if len(inputs) > 1 else [int(each) for each in params.reps]
+    reps: Any = read_indices(inputs[1], context) if len(inputs) > 1 else [int(each) for each in params.reps]
     missing = int(reps.shape[0] if isinstance(reps, Var) else len(reps)) - x.rank
     if missing > 0:
         x = mb.expand_dims(x=x, axes=list(range(missing)))
     if missing < 0:
         ones = np.ones(-missing, np.int32)
         reps = mb.concat(values=[ones, reps], axis=0) if isinstance(reps, Var) else [*ones, *reps]
-    return mb.tile(x=x, reps=reps if isinstance(reps, Var) else [int(each) for each in reps])
+    own = get_fixed_shape(x)
+    if not isinstance(reps, Var):
+        reps = [int(each) for each in reps]
+        if own is not None:
+            context.check_size(have * count for have, count in zip(own, reps))
+    return mb.tile(x=x, reps=reps)
 
 
 @register_layer("transpose")
@@ -274,7 +269,7 @@ def convert_reshape_static(params: Any, context: LayerContext) -> Var:
 @register_layer("reshapeDynamic")
 def convert_reshape_dynamic(params: Any, context: LayerContext) -> Var:
     x, shape = context.inputs()
-    return mb.reshape(x=x, shape=_read_indices(shape, context))
+    return mb.reshape(x=x, shape=read_indices(shape, context))
 
 
 @register_layer("rankPreservingReshape")
@@ -286,6 +281,8 @@ def convert_rank_preserving_reshape(params: Any, context: LayerContext) -> Var:
 def broadcast_to(x: Var, shape: Any, context: LayerContext) -> Var:
     """Repeat `x` to `shape` (a list, or a var of int32), which it broadcasts to."""
     target = [int(each) for each in shape] if not isinstance(shape, Var) else None
+    if target is not None:
+        context.check_size(target)
     rank = len(target) if target is not None else int(shape.shape[0])
     if rank > x.rank:
         x = mb.expand_dims(x=x, axes=list(range(rank - x.rank)))
@@ -311,4 +308,4 @@ def convert_broadcast_like(params: Any, context: LayerContext) -> Var:
 @register_layer("broadcastToDynamic")
 def convert_broadcast_dynamic(params: Any, context: LayerContext) -> Var:
     x, shape = context.inputs()
-    return broadcast_to(x, _read_indices(shape, context), context)
+    return broadcast_to(x, read_indices(shape, context), context)
