@@ -27,7 +27,7 @@ class UnmeasuredOps(PlanRule):
             one measurement names its chip, an M4, and on slice_update two statements contradict each other.
     when    Ops for whose type, types of values or place no measurement through Core ML is known on the target; for
             `all`, on any one of its generations. Ops that other findings call not known to be supported are not
-            repeated. One finding for each reason, which says where such ops were seen, and by whom.
+            repeated. One finding for each reason, which names chips and sources of observations.
     fix     Measure it: `mil-ane-passes mac-script` writes what to run on a Mac, and `lint --measured` reads the answer.
     """
 

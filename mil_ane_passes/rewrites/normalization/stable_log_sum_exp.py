@@ -40,7 +40,7 @@ class StableLogSumExp(Rewrite):
     exact   rounding: the same function. The maximum is held to finite numbers, so that a row of minus infinities gives
             minus infinity and not NaN. log's epsilon goes with its floor of -103.3. Infinite results become finite.
             The sum contains exp(0), so nothing underflows; it overflows only for more than 65504 nearly equal values.
-            A running sum takes no fixed maximum: what suits its end makes its beginning underflow (minus infinity
+            A running sum has no fixed maximum: what suits its end makes its beginning underflow (minus infinity
             where it was right before). It is joined pairwise in steps that double, each max + softplus(min - max).
     cost    four ops more than the one (five where axes are dropped), two over all of x. A running sum of n takes
             ceil(log2 n) steps of ten ops, up to `longest`; the cumsum goes, which by measurements on an M4 is computed
