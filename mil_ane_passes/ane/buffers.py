@@ -11,12 +11,13 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from coremltools.converters.mil.mil import Block, Program, Var, types
+from coremltools.converters.mil.mil import Block, Function, Operation, Program, Var, types
 
 from ..ir.query import get_itemsize, get_static_shape
 from ..passes.layout import compute_buffer_bytes, compute_padded_bytes
+from .sizes import iterate_inputs
 
-__all__ = ["Buffer", "BufferSurvey", "compute_buffer", "list_buffers", "survey_buffers"]
+__all__ = ["Buffer", "BufferSurvey", "compute_buffer", "compute_peak_bytes", "list_buffers", "survey_buffers"]
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,34 @@ def list_buffers(program: Program) -> list[Buffer]:
     return survey_buffers(program).buffers
 
 
+def compute_peak_bytes(program: Program) -> int:
+    """Compute the largest number of padded bytes that are live at the same time in any function of `program`.
+
+    Ops run in program order, and no op reuses the memory of what it reads: a compiler may do better on both. Inputs,
+    outputs, and what a nested block returns are never freed. Weights and values with symbolic dimensions are excluded.
+    """
+    return max((_compute_function_peak(name, function) for name, function in program.functions.items()), default=0)
+
+
+def _compute_function_peak(name: str, function: Function) -> int:
+    ops = _collect_ops(function)
+    kept = {*function.inputs.values(), *function.outputs}
+    sizes = {var: buffer.padded for var in (*kept, *(out for op in ops for out in op.outputs))
+             if (buffer := compute_buffer(name, var)) is not None}
+    never = kept.union(*(inner.outputs for op in ops for inner in op.blocks))
+    last = {var: place for place, op in enumerate(ops) for var in (*op.outputs, *iterate_inputs(op))}
+    freed: dict[int, int] = {}
+    for var, place in last.items():
+        if var not in never:
+            freed[place] = freed.get(place, 0) + sizes.get(var, 0)
+    live = peak = sum(sizes.get(var, 0) for var in kept)
+    for place, op in enumerate(ops):
+        live += sum(sizes.get(var, 0) for var in op.outputs if var not in kept)
+        peak = max(peak, live)
+        live -= freed.get(place, 0)
+    return peak
+
+
 def compute_buffer(function: str, var: Var) -> Buffer | None:
     """Compute the buffer of one value.
 
@@ -84,7 +113,12 @@ def compute_buffer(function: str, var: Var) -> Buffer | None:
 
 def _collect_values(function: Block) -> list[Var]:
     """Collect the outputs of the ops of a block and of its nested blocks, in program order."""
-    found: list[Var] = []
+    return [var for op in _collect_ops(function) for var in op.outputs]
+
+
+def _collect_ops(function: Block) -> list[Operation]:
+    """Collect the ops of a block and of its nested blocks in program order, without those that make weights."""
+    found: list[Operation] = []
     pending = [iter(function.operations)]
     while pending:
         op = next(pending[-1], None)
@@ -92,7 +126,7 @@ def _collect_values(function: Block) -> list[Var]:
             pending.pop()
             continue
         if op.op_type != "const" and not op.op_type.startswith("constexpr_"):
-            found.extend(op.outputs)
+            found.append(op)
         pending.extend(iter(inner.operations) for inner in reversed(op.blocks))
     return found
 

@@ -9,7 +9,7 @@ import coremltools as ct
 from coremltools.converters.mil.mil import Program
 
 from ..ane import predict_plan
-from ..ane.buffers import list_buffers
+from ..ane.buffers import compute_peak_bytes, list_buffers
 from ..ane.latency import estimate_latency
 from ..equivalence.execution import build_plans
 from ..equivalence.range_measurement import make_measurer
@@ -80,7 +80,8 @@ def make_forecaster(target: str, package: Package | None = None) -> Forecaster:
 
     def forecast(program: Program) -> Forecast:
         plan = predict_plan(program, rules, target=target, package=package)[0]
-        found = replace(Forecast.of(plan), padded=sum(each.padded for each in list_buffers(program)))
+        found = replace(Forecast.of(plan), padded=sum(each.padded for each in list_buffers(program)),
+                        peak=compute_peak_bytes(program))
         spent = estimate_latency(program, plan, target)
         return replace(found, latency_us=round(spent.latency_us, 3), latency_low_us=round(spent.latency_low_us, 3),
                        latency_high_us=round(spent.latency_high_us, 3), latency_term=spent.term,

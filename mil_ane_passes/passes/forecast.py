@@ -37,10 +37,10 @@ class Forecast:
     without evidence, `off` those predicted to be unsupported (the known ones, and unmeasured ones whose nearest
     evidence is negative). `cost` is the estimated time in ms, transitions included; `transitions` counts the changes
     of processor from one op to the next. `padded` is the size of all values in the ANE's layout, in bytes, 0 if not
-    computed. `on_ane` are the ops predicted to run on the ANE, fewer than the supported ones in a small model, None if
-    not predicted; `time_share` is the percentage of the estimated time spent there. `latency_us` is the estimated run
-    time in microseconds, with its range, None if not computed: that of the middle chip where the target has several,
-    and `latencies` has that of each.
+    computed, and `peak` that of those which are live at the same time. `on_ane` are the ops predicted to run on the
+    ANE, fewer than the supported ones in a small model, None if not predicted; `time_share` is the percentage of the
+    estimated time spent there. `latency_us` is the estimated run time in microseconds, with its range, None if not
+    computed: that of the middle chip where the target has several, and `latencies` has that of each.
     """
 
     ops: int
@@ -58,6 +58,7 @@ class Forecast:
     latency_term: str = ""
     latency_extrapolated: bool = False
     latencies: tuple[ChipLatency, ...] = ()
+    peak: int = 0
 
     @classmethod
     def of(cls, plan: Plan) -> Forecast:

@@ -10,9 +10,18 @@ A rewrite is reverted, and reported as such (`reverted`, which names the reason)
 - adds ops to a model of which no op runs on the ANE before or after.
 
 Growth of the run time that only ops account for which no measurement of the chip covers has to be more than 20 %. Where
-an op on the CPU or a transition is removed, the time before rests on guesses, so the ranges have to be apart. The guard
-covers rewrites that a preset includes for placement and speed. It never reverts fixes of wrong numbers (the preset
-`safe`, and rewrites with `fixes_nonfinite`), at any cost, nor rewrites requested by name: `--passes full,unroll_lstm`.
+an op on the CPU or a transition is removed, the time before rests on guesses, so the ranges have to be apart.
+
+A firm gain of run time pays for growth of the segmenter's cost, which is no run time: it charges nothing for weights
+that are streamed again. The gain is firm if it is more than 5 % on every chip of the target by ops that measurements of
+that chip cover, with three times the growth of the others taken off, and if no more ops than before are unsupported or
+on the CPU, and no transition is added. It pays for memory, too, up to three times the padded bytes that are live at the
+same time: parts of a sum are read once and freed. A rewrite that only adds cost or memory next to one that gains is
+reverted by itself.
+
+The guard covers rewrites that a preset includes for placement and speed. It never reverts fixes of wrong numbers (the
+preset `safe`, and rewrites with `fixes_nonfinite`), at any cost, nor rewrites requested by name:
+`--passes full,unroll_lstm`.
 """
 
 from __future__ import annotations
@@ -48,6 +57,13 @@ _MAX_EXTRAPOLATED_GROWTH = 0.2
 "Allowed growth of the run time if ops that no measurement covers account for it: movement, reductions and norms."
 _NEGLIGIBLE_LATENCY_US = 0.5
 "Microseconds, less than half a percent of the fixed cost of a call on the ANE, that one rewrite may add."
+_MIN_FIRM_GAIN, _EXTRAPOLATED_GROWTH_WEIGHT = 0.05, 3.0
+"""The share of the run time that has to be gained to pay for cost and memory, and how often growth of ops without
+measurement is taken off it: the largest factor by which ops that rewrites for speed add are said to be off."""
+_MAX_PEAK_RATIO = 3.0
+"""Allowed ratio of the padded bytes that are live at the same time, where a firm gain pays for memory.
+
+A sum of parts holds the sum so far, one more part and the new sum in place of one result, however many parts it has."""
 
 
 class Fault(NamedTuple):
@@ -70,17 +86,23 @@ class Guard:
 
     def find_fault(self, before: Forecast, after: Forecast, steps: int = 1) -> Fault | None:
         """Find the reason why `after` is not allowed; None if it is."""
+        paid = _gains_firmly(before, after)
         if after.unsupported > before.unsupported:
             return Fault("support", f"{after.unsupported} unsupported ops instead of {before.unsupported} (predicted)")
         if _needs_more_memory(before, after):
-            return Fault("memory", f"padded buffers of {format_bytes(after.padded)} instead of "
-                         f"{format_bytes(before.padded)} (computed), with no unsupported op or transition less")
+            if not paid:
+                return Fault("memory", f"padded buffers of {format_bytes(after.padded)} instead of "
+                             f"{format_bytes(before.padded)} (computed), with no unsupported op or transition less"
+                             + _explain_unpaid(before, after))
+            if after.peak > before.peak * _MAX_PEAK_RATIO + _NEGLIGIBLE_BYTES:
+                return Fault("memory", f"padded buffers of {format_bytes(after.peak)} live at the same time instead of "
+                             f"{format_bytes(before.peak)} (computed)")
         if _is_pointless(before, after):
             return Fault("ops", f"{after.ops} ops instead of {before.ops}, and none is predicted to run on the ANE, "
                          "neither before nor after")
-        if after.cost > before.cost * (1 + self.most) + _NEGLIGIBLE_COST_MS * steps:
+        if self._costs_more(before, after, steps) and not paid:
             return Fault("cost", f"{after.cost:.3f} ms instead of {before.cost:.3f} (predicted), "
-                         f"{after.cost / before.cost - 1:+.1%}")
+                         f"{after.cost / before.cost - 1:+.1%}" + _explain_unpaid(before, after))
         if after.transitions > before.transitions and not _is_better_placed(before, after):
             return Fault("transitions", f"{after.transitions} transitions instead of {before.transitions} (predicted), "
                          "with no op less on the CPU")
@@ -90,6 +112,14 @@ class Guard:
         first, last = max(slower, key=lambda pair: pair[1].latency_us / pair[0].latency_us)
         return Fault("latency", f"latency on {last.chip} of {last.latency_us / 1e3:.3f} ms instead of "
                      f"{first.latency_us / 1e3:.3f} (estimated), {last.latency_us / first.latency_us - 1:+.1%}")
+
+    def is_paid(self, before: Forecast, after: Forecast, steps: int = 1) -> bool:
+        """Return whether `after` is allowed only because a firm gain of run time pays for its cost or memory."""
+        grows = _needs_more_memory(before, after) or self._costs_more(before, after, steps)
+        return grows and _gains_firmly(before, after)
+
+    def _costs_more(self, before: Forecast, after: Forecast, steps: int) -> bool:
+        return after.cost > before.cost * (1 + self.most) + _NEGLIGIBLE_COST_MS * steps
 
 
 def _needs_more_memory(before: Forecast, after: Forecast) -> bool:
@@ -104,6 +134,47 @@ def _is_better_placed(before: Forecast, after: Forecast) -> bool:
              and after.ops - after.on_ane < before.ops - before.on_ane)
     return (after.unsupported < before.unsupported or after.off < before.off or fewer
             or after.transitions < before.transitions)
+
+
+def _is_placed_no_worse(before: Forecast, after: Forecast) -> bool:
+    """Return whether no more ops are unsupported or on the CPU, and no transition is added."""
+    if before.on_ane is None or after.on_ane is None:
+        return False
+    return (after.unsupported <= before.unsupported and after.off <= before.off
+            and after.transitions <= before.transitions
+            and after.ops - after.on_ane <= before.ops - before.on_ane)
+
+
+def _pair_chips(before: Forecast, after: Forecast) -> list[tuple[ChipLatency, ChipLatency]]:
+    """Pair the estimates of each chip of the target."""
+    earlier = {each.chip: each for each in before.latencies}
+    return [(earlier[each.chip], each) for each in after.latencies if each.chip in earlier]
+
+
+def _measure_firm_gain(before: ChipLatency, after: ChipLatency) -> float:
+    """Measure what of the run time is gained on a chip by ops that measurements of it cover, as a share."""
+    firm = [each.latency_us - each.call_us - each.extrapolated_us for each in (before, after)]
+    growth = max(0.0, after.extrapolated_us - before.extrapolated_us)
+    return (firm[0] - firm[1] - _EXTRAPOLATED_GROWTH_WEIGHT * growth) / before.latency_us if before.latency_us else 0.0
+
+
+def _gains_firmly(before: Forecast, after: Forecast) -> bool:
+    """Return whether the run time falls enough on every chip of the target to pay for cost and memory."""
+    pairs = _pair_chips(before, after)
+    return (bool(pairs) and _is_placed_no_worse(before, after)
+            and all(_measure_firm_gain(*pair) > _MIN_FIRM_GAIN for pair in pairs))
+
+
+def _explain_unpaid(before: Forecast, after: Forecast) -> str:
+    """Explain why an estimated gain of run time does not pay for cost and memory; "" if there is none."""
+    pairs = _pair_chips(before, after)
+    if not any(last.latency_us < first.latency_us * (1 - _MIN_FIRM_GAIN) for first, last in pairs):
+        return ""
+    if not _is_placed_no_worse(before, after):
+        return "; a shorter run time does not pay for it, as fewer ops run on the ANE or transitions are added"
+    first, last = min(pairs, key=lambda pair: _measure_firm_gain(*pair))
+    return (f"; a shorter run time does not pay for it: on {last.chip} measurements account for "
+            f"{max(0.0, _measure_firm_gain(first, last)):.1%}, less than {_MIN_FIRM_GAIN:.0%}")
 
 
 def _is_slower(before: ChipLatency, after: ChipLatency, most: float, steps: int, better: bool) -> bool:
@@ -128,10 +199,8 @@ def _find_slower_chips(
     before: Forecast, after: Forecast, most: float, steps: int,
 ) -> list[tuple[ChipLatency, ChipLatency]]:
     """Find the chips of the target that lose, with the estimates before and after."""
-    earlier = {each.chip: each for each in before.latencies}
-    pairs = [(earlier[each.chip], each) for each in after.latencies if each.chip in earlier]
     better = _is_better_placed(before, after)
-    return [pair for pair in pairs if _is_slower(*pair, most, steps, better)]
+    return [pair for pair in _pair_chips(before, after) if _is_slower(*pair, most, steps, better)]
 
 
 def _measure_slowdown(before: Forecast, after: Forecast) -> float:
@@ -180,8 +249,48 @@ def undo_costly_rewrites(
     """
     bar, after = guard.forecast(original), guard.forecast(program)
     undone: list[PassTrace] = []
-    if guard.allows(bar, after):
-        return undone, None
+    traces: list[PassTrace] | None = None
+    if not guard.allows(bar, after):
+        undone, traces = _undo_faults(bar, after, rules, original, program, settings, guard)
+    current = after if traces is None else guard.forecast(program)
+    if guard.is_paid(bar, current):
+        names = {trace.rule for trace in undone}
+        rest = [rule for rule in rules if rule.name not in names]
+        more, again = _undo_free_riders(current, rest, original, program, settings, guard)
+        undone, traces = [*undone, *more], again or traces
+    return undone, traces
+
+
+def _undo_free_riders(
+    current: Forecast, rules: Sequence[Rewrite], original: Program, program: Program, settings: RunSettings,
+    guard: Guard,
+) -> tuple[list[PassTrace], list[PassTrace] | None]:
+    """Remove from `program` the rewrites without which it is as good, and whose cost or memory the gain of others pays.
+
+    Returns the same as `undo_costly_rewrites`.
+    """
+    undone: list[PassTrace] = []
+    last: list[PassTrace] | None = None
+    for suspect in _rank_by_cost_increase(rules, original, settings, guard):
+        rest = [rule for rule in rules if rule.name != suspect.rule]
+        trial = clone_program(original)
+        traces = run_rewrites(rest, trial, settings)
+        without = guard.forecast(trial)
+        fault = guard.find_fault(without, current)
+        if fault is None or not guard.allows(current, without):
+            continue
+        suspect.reverted = fault.words
+        undone.append(suspect)
+        rules, last, current, program.functions = rest, traces, without, trial.functions
+    return undone, last
+
+
+def _undo_faults(
+    bar: Forecast, after: Forecast, rules: Sequence[Rewrite], original: Program, program: Program,
+    settings: RunSettings, guard: Guard,
+) -> tuple[list[PassTrace], list[PassTrace] | None]:
+    """Remove from `program` rewrites until the forecast of the rest is allowed; see `undo_costly_rewrites`."""
+    undone: list[PassTrace] = []
     bar = _compute_baseline(bar, rules, original, settings, guard)
     traces, suspects, rest, steps = (
         None,
@@ -240,6 +349,7 @@ def _compute_baseline(
         max(bar.padded, cured.padded),
         cured.on_ane or bar.on_ane,
         latencies=_select_slower_chips(bar, cured),
+        peak=max(bar.peak, cured.peak),
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 from coremltools.converters.mil.mil import Builder, Function, Program, types
 
 import mil_ane_passes as ane
-from mil_ane_passes.ane.buffers import list_buffers, survey_buffers
+from mil_ane_passes.ane.buffers import compute_peak_bytes, list_buffers, survey_buffers
 from mil_ane_passes.passes.examples import build_program, make_weight
 from mil_ane_passes.passes.layout import compute_padded_bytes
 
@@ -93,3 +93,50 @@ def test_states_count_and_the_report_has_them_all():
     report = ane.lint(built).to_dict()
     assert report["summary"]["padded_bytes"] == sum(one.padded for one in list_buffers(built)) == 4 * 16384
     assert report["buffers"][1]["row_waste"] == round(576 / 540, 4)
+
+
+def test_the_peak_is_what_is_live_at_the_same_time():
+    """Inputs and outputs are live throughout, other values from the op that makes them to the last that reads them."""
+    one = 1 << 20
+
+    def chain(x, count):
+        for _ in range(count):
+            x = Builder.relu(x=x)
+        return x
+
+    wide = (1, 1, 1024, 512)
+    assert compute_peak_bytes(build_program(lambda x: chain(x, 1), x=wide)) == 2 * one
+    assert compute_peak_bytes(build_program(lambda x: chain(x, 2), x=wide)) == 3 * one
+    assert compute_peak_bytes(build_program(lambda x: chain(x, 9), x=wide)) == 4 * one
+
+    def sum_up(x, count, held):
+        total, parts = Builder.relu(x=x), []
+        for _ in range(count):
+            parts.append(Builder.sqrt(x=x))
+            if not held:
+                total = Builder.add(x=total, y=parts.pop())
+        for part in parts:
+            total = Builder.add(x=total, y=part)
+        return Builder.relu(x=total)
+
+    assert compute_peak_bytes(build_program(lambda x: sum_up(x, 9, False), x=wide)) == 5 * one
+    assert compute_peak_bytes(build_program(lambda x: sum_up(x, 9, True), x=wide)) == 13 * one
+    unread = build_program(lambda x: (Builder.relu(x=x), Builder.relu(x=Builder.relu(x=x)))[0], x=wide)
+    assert compute_peak_bytes(unread) == 4 * one
+
+
+def test_the_peak_counts_nested_blocks_and_no_weights():
+    def body(x):
+        def step(i, value):
+            wide = Builder.concat(values=[value, value], axis=2)
+            return Builder.add(x=i, y=1), Builder.reduce_sum(x=wide, axes=[2], keep_dims=True)
+
+        start = Builder.reduce_sum(x=x, axes=[2], keep_dims=True)
+        return Builder.while_loop(_cond=lambda i, value: Builder.less(x=i, y=3), _body=step,
+                                  loop_vars=(np.int32(0), start))[1]
+
+    inside = compute_peak_bytes(build_program(body, x=(1, 1, 1024, 512)))
+    assert 1 << 20 < inside < 2 << 20
+    held = build_program(lambda x: Builder.add(x=x, y=make_weight(1, 1, 1024, 512)), x=(1, 1, 1, 512))
+    assert compute_peak_bytes(held) == (1 << 20) + compute_peak_bytes(same((1, 1, 1, 512))) // 2
+    assert compute_peak_bytes(build_program(lambda x: Builder.relu(x=x), x=(1, None, 512))) == 0
