@@ -242,7 +242,7 @@ class CalibrateReport:
 
 
 def _find_pass_name(rule: type[Rule]) -> str | None:
-    from ..report.lint_finding import find_fix
+    from ..passes.finding import find_fix
 
     fix = find_fix(rule)
     return None if fix is None else fix.name

@@ -27,8 +27,8 @@ from .settings import Settings, parse_percent, read_settings
 if TYPE_CHECKING:
     from ..ane.compute_plan import Measurement, MeasurementSource
     from ..passes.contract import Rule
+    from ..passes.finding import Finding
     from ..report.lint import LintReport
-    from ..report.lint_finding import LintFinding
     from .sources import OpenedSource
 
 __all__ = ["FORMATS", "LintOptions", "LintSettings", "add_gate_options", "lint", "read_lint_settings"]
@@ -220,13 +220,13 @@ def _lint_source(
     return report
 
 
-def _keep_possible_cuts(findings: list[LintFinding], source: OpenedSource) -> list[LintFinding]:
+def _keep_possible_cuts(findings: list[Finding], source: OpenedSource) -> list[Finding]:
     """Remove from `findings` the cuts that `edit --split-at` cannot make in the source; each cut is tried.
 
     If one rule found several ops of a function, such as lookups, each of which one cut separates, a single cut for all
     of them is tried first.
     """
-    groups: dict[tuple[type, str], list[LintFinding]] = defaultdict(list)
+    groups: dict[tuple[type, str], list[Finding]] = defaultdict(list)
     for item in findings:
         if item.split_at:
             groups[item.rule, item.function].append(item)

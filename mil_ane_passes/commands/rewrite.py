@@ -258,7 +258,7 @@ class RewriteReport:
         lines += [f"ane::{name}  did not look at the program: it is for "
                   f"{format_generations(get_all_rewrites()[name].targets.generations)}, and the target is {self.target}"
                   for name in self.outside]
-        near = [f"  %{miss.value}  {miss.code}  {miss.note}" for trace in self.traces for miss in trace.near_misses]
+        near = [f"  %{miss.value}  {miss.code}  {miss.reason}" for trace in self.traces for miss in trace.near_misses]
         if near:
             lines += ["not rewritten (near misses):", *near[:_MAX_MATCHES_LISTED], *_format_remainder_lines(near)]
         if self.changed:
@@ -366,7 +366,7 @@ def _format_trace(trace: PassTrace) -> list[str]:
     ]
     alike: dict[str, list[str]] = {}
     for hit in trace.fired:
-        alike.setdefault(hit.note, []).append(f"{_format_function_prefix(hit.function)}%{hit.value}")
+        alike.setdefault(hit.reason, []).append(f"{_format_function_prefix(hit.function)}%{hit.value}")
     found = [
         f"  {', '.join(names[:_MAX_MATCHES_LISTED])}{_format_remainder(names)}  {note}" for note, names in alike.items()
     ]

@@ -41,7 +41,6 @@ __all__ = [
     "Evidence",
     "Exactness",
     "Example",
-    "Finding",
     "Hit",
     "Measured",
     "Miss",
@@ -122,27 +121,6 @@ class Miss:
     op: Operation
     reason: str
     near: bool = True
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A hit or a near miss as data for reports: names and text, no graph objects."""
-
-    rule: str
-    code: str
-    slug: str
-    function: str
-    op_type: str
-    value: str
-    note: str
-    near_miss: bool = False
-    origin: Origin | None = None
-    "Source location of the op in the original model, if the frontend recorded it."
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"pass": self.rule, "code": self.code, "slug": self.slug, "function": self.function,
-                "op_type": self.op_type, "value": self.value, "note": self.note,
-                "origin": self.origin.to_dict() if self.origin else None}
 
 
 @dataclass(frozen=True)

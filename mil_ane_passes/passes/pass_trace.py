@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..ir.scopes import find_origin
-from .contract import Exactness, Finding, Hit, Miss, Rewrite, Rule
+from .contract import Exactness, Hit, Miss, Rewrite, Rule
+from .finding import Finding, build_finding
 from .rule_class import RuleFailure
 
 __all__ = ["Change", "PassTrace", "record_result"]
@@ -43,7 +43,7 @@ class Change:
         """Build the guarantee of `rule` for `finding`; `moves` and `ulps` are how far its results may move."""
         rounds = strength is Exactness.ROUNDING
         declared = moves if rule.moves_of else 0.0
-        return cls(finding.function, finding.op_type, finding.value, declared or (_ROUNDED if rounds else 0.0),
+        return cls(finding.function, finding.op, finding.value, declared or (_ROUNDED if rounds else 0.0),
                    rule.moves_of if declared else "result", rule.raises_constants, rule.reach,
                    rounds and not rule.fixes_nonfinite, ulps)
 
@@ -113,8 +113,9 @@ class PassTrace:
     def to_dict(self) -> dict[str, Any]:
         return {
             "pass": self.rule,
-            "fired": [finding.to_dict() for finding in self.fired],
-            "near_misses": [finding.to_dict() for finding in self.near_misses],
+            "fired": [{**finding.summarize(), "origin": finding.origin.to_dict() if finding.origin else None}
+                      for finding in self.fired],
+            "near_misses": [finding.summarize() for finding in self.near_misses],
             "exactness": self.strength.value if self.strength else None,
             "fixes_nonfinite": self.fixes_nonfinite,
             "moves": self.moves,
@@ -129,13 +130,8 @@ class PassTrace:
 
 def record_result(trace: PassTrace, rule: Rule, function: str, answer: Hit | Miss) -> None:
     """Add an answer of `rule` to its trace."""
-    op = answer.op
-    value = op.outputs[0].name if op.outputs else op.name
-    where = find_origin(op)
     if isinstance(answer, Hit):
-        problem = rule.find_problem(op) if isinstance(rule, Rewrite) else type(rule)
-        trace.fired.append(
-            Finding(rule.name, problem.code, problem.slug, function, op.op_type, value, answer.note, origin=where))
+        trace.fired.append(build_finding(rule, answer, function))
         if isinstance(rule, Rewrite):
             strength = answer.exactness or rule.exactness
             order = list(Exactness)
@@ -154,6 +150,4 @@ def record_result(trace: PassTrace, rule: Rule, function: str, answer: Hit | Mis
             trace.smallest_size = max(trace.smallest_size, answer.facts.get("smallest_size", 1))
             trace.keeps_nonfinite &= answer.facts.get("keeps_nonfinite", rule.keeps_nonfinite)
     elif answer.near:
-        trace.near_misses.append(
-            Finding(rule.name, rule.code, rule.slug, function, op.op_type, value, answer.reason, near_miss=True,
-                    origin=where))
+        trace.near_misses.append(build_finding(rule, answer, function))

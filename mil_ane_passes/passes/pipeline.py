@@ -389,7 +389,7 @@ def _log_trace(trace: PassTrace) -> None:
         _log.info("ane::%s reverted: %s", trace.rule, escape_text(trace.reverted))
     for finding in trace.fired:
         where = f" ({finding.origin})" if finding.origin else ""
-        _log.info("ane::%s at %s", trace.rule, escape_text(f"{finding.value}{where}: {finding.note}"))
+        _log.info("ane::%s at %s", trace.rule, escape_text(f"{finding.value}{where}: {finding.reason}"))
 
 
 def _configure_rewrite(rule: type[Rewrite], values: Mapping[str, Any]) -> Rewrite:

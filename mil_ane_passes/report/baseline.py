@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..passes.finding import Finding
 from ..utils.errors import InputError
 from ..utils.json_file import read_json
-from .lint_finding import LintFinding
 
 __all__ = ["Baseline", "BaselineComparison", "read_baseline"]
 
@@ -25,7 +25,7 @@ class BaselineComparison:
 
     file: str
     target: str
-    new: list[LintFinding]
+    new: list[Finding]
     gone: list[FindingKey]
 
     def to_dict(self) -> dict[str, Any]:
@@ -42,7 +42,7 @@ class Baseline:
     target: str
     keys: Counter[FindingKey]
 
-    def compare(self, findings: Iterable[LintFinding]) -> BaselineComparison:
+    def compare(self, findings: Iterable[Finding]) -> BaselineComparison:
         """Compare `findings` with the baseline.
 
         A finding is known when the baseline has one of the same rule, function, op and value that is not matched yet.

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
+
+from coremltools.converters.mil.mil import Operation, Var, types
 
 from .._version import __version__
 from ..ane.agreement import Agreement
 from ..ane.buffers import Buffer, list_buffers
 from ..ane.latency import LatencyReport, OpLatency, estimate_latency
 from ..ane.prediction import RuleResult
-from ..ir.printer import format_op
-from ..passes.contract import Miss
+from ..ir.printer import format_dimension, format_op
+from ..ir.query import is_symbolic
+from ..passes.contract import Hit, Miss
+from ..passes.finding import Finding, build_finding
 from ..passes.plan import Plan, Row
 from ..utils.garbage_collection import pause_garbage_collection
 from ..utils.text_format import format_short_repr
 from .agreement import agreement_to_dict
 from .baseline import BaselineComparison
-from .lint_finding import LintFinding, build_finding, get_shape_and_dtype
 from .lint_groups import group_findings
 from .lint_text import format_lint_text
 
@@ -41,8 +45,8 @@ class LintReport:
     model: str
     target: str
     plan: Plan
-    findings: list[LintFinding] = field(default_factory=list)
-    near_misses: list[LintFinding] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    near_misses: list[Finding] = field(default_factory=list)
     buffers: list[Buffer] = field(default_factory=list)
     after: LintReport | None = None
     baseline: BaselineComparison | None = None
@@ -56,7 +60,7 @@ class LintReport:
     ) -> LintReport:
         """Build the report of what was found, of all rules or of those whose names are in `reported`."""
         places = {row.op: row.index for row in plan.rows}
-        listed = [build_finding(item, places) for item in found if (reported is None or item.rule.name in reported)
+        listed = [_place_finding(item, places) for item in found if (reported is None or item.rule.name in reported)
                   and not (isinstance(item.answer, Miss) and not item.answer.near)]
         hits = group_findings([item for item in listed if not item.near_miss], plan)
         return cls(model, target, plan, [item for group in hits for item in group.findings],
@@ -73,7 +77,7 @@ class LintReport:
         return 100.0 * self.on_ane / len(self.plan.rows) if self.plan.rows else 100.0
 
     @property
-    def warnings(self) -> list[LintFinding]:
+    def warnings(self) -> list[Finding]:
         """The findings that fail a gate, without notes."""
         return [item for item in self.findings if item.level != "note"]
 
@@ -162,10 +166,40 @@ def _latency_to_dict(found: LatencyReport | OpLatency | None) -> dict[str, Any]:
 
 def _op_to_dict(row: Row, fix: dict[str, Any] | None) -> dict[str, Any]:
     first = row.op.outputs[0] if row.op.outputs else None
-    shape, dtype = get_shape_and_dtype(first)
+    shape, dtype = _get_shape_and_dtype(first)
     return {
         "function": row.function, "index": row.index, "name": row.op.name, "op": row.op.op_type,
         "output": first.name if first is not None else None, "shape": shape, "dtype": dtype,
         "ane": row.ane, "predicted_backend": row.backend, "est_ane_ms": row.cost.ane, "est_cpu_ms": row.cost.cpu,
         "est_is_guess": row.cost.guess, "codes": list(row.codes), "reason": row.reason, "fix": fix,
     }
+
+
+def _place_finding(item: RuleResult, places: Mapping[Operation, int]) -> Finding:
+    """Convert `item` to a finding; `places` has the index of each counted op."""
+    answer = item.answer
+    covered = answer.covers if isinstance(answer, Hit) else (answer.op,)
+    return replace(
+        build_finding(item.rule, answer, item.function), index=places.get(answer.op),
+        covers=tuple(places[one] for one in covered if one in places), fixed_by=item.fixed_by,
+        not_fixed_because=item.not_fixed_because)
+
+
+def _get_shape_and_dtype(var: Var | None) -> tuple[list[int | str] | None, str | None]:
+    """Return shape ("?" for dynamic extents) and dtype of a value.
+
+    Both are None where it has neither (a list, for instance).
+    """
+    shape, dtype = (None, None) if var is None else _get_type_shape_and_dtype(var.sym_type)
+    return None if shape is None else list(shape), dtype
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _get_type_shape_and_dtype(sym_type: Any) -> tuple[tuple[int | str, ...] | None, str | None]:
+    inner = sym_type.wrapped_type() if types.is_state(sym_type) else sym_type
+    if types.is_list(inner) or types.is_tuple(inner) or inner is types.unknown:
+        return None, None
+    if not types.is_tensor(inner):
+        return (), str(types.builtin_to_string(inner))
+    shape = tuple(format_dimension(extent) if is_symbolic(extent) else int(extent) for extent in inner.get_shape())
+    return shape, str(types.builtin_to_string(inner.get_primitive()))

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from string import ascii_letters
 
 from ..passes.contract import Rewrite, Rule
+from ..passes.finding import Finding
 from ..passes.plan import Plan, Row
-from .lint_finding import LintFinding
 
 __all__ = ["FindingGroup", "group_findings"]
 
@@ -27,7 +27,7 @@ class FindingGroup:
     """
 
     rule: type[Rule]
-    findings: list[LintFinding] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
     ops: int = 0
     cpu_ms: float = 0.0
     stranded: int = 0
@@ -52,7 +52,7 @@ class FindingGroup:
         return self.is_note and issubclass(self.rule, Rewrite)
 
 
-def group_findings(findings: Iterable[LintFinding], plan: Plan) -> list[FindingGroup]:
+def group_findings(findings: Iterable[Finding], plan: Plan) -> list[FindingGroup]:
     """Group and sort findings; linear in ops and findings.
 
     Unsupported ops come first, by their predicted time on the CPU including stranded ops; then wrong numbers, then the

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 from ..ane.latency import LatencyReport
 from ..ane.latency_parameters import load_parameters
 from ..passes.contract import Evidence, Rewrite, Rule
+from ..passes.finding import Finding
 from ..passes.targets import Generation
 from ..transforms.contract import PART_SUFFIXES, build_part_path
 from ..utils.text_format import format_count, format_duration, format_latency_range, format_lines
 from .agreement import iterate_agreement_lines as agreement_lines
-from .lint_finding import LintFinding
 from .lint_groups import UNMEASURED, UNSUPPORTED, FindingGroup, group_findings
 
 if TYPE_CHECKING:
@@ -195,9 +195,9 @@ def _describe_group_size(group: FindingGroup) -> str:
     return ", ".join(words)
 
 
-def _format_matches(report: LintReport, findings: Sequence[LintFinding], shown: int | None) -> list[str]:
+def _format_matches(report: LintReport, findings: Sequence[Finding], shown: int | None) -> list[str]:
     """Format one line for each match; matches for the same reason share one."""
-    reasons: dict[str, list[LintFinding]] = defaultdict(list)
+    reasons: dict[str, list[Finding]] = defaultdict(list)
     for item in findings:
         reasons[item.reason].append(item)
     lines = []
@@ -211,7 +211,7 @@ def _format_matches(report: LintReport, findings: Sequence[LintFinding], shown: 
     return _limit_lines(lines, shown)
 
 
-def format_location(report: LintReport, item: LintFinding) -> str:
+def format_location(report: LintReport, item: Finding) -> str:
     """Format the location of a finding: the value, its op, and the module it came from if that is known."""
     function = f"{item.function}:" if len(report.plan.program.functions) > 1 and item.function else ""
     origin = f", from {item.origin}" if item.origin else ""
@@ -228,7 +228,7 @@ def _format_remainder(count: int, shown: int | None) -> str:
     return "" if shown is None or count <= shown else f" and {count - shown} more"
 
 
-def _iterate_fix_lines(report: LintReport, findings: Sequence[LintFinding]) -> Iterator[str]:
+def _iterate_fix_lines(report: LintReport, findings: Sequence[Finding]) -> Iterator[str]:
     """Yield the fixes for these findings of one rule: the passes, then advice to the user."""
     fixes = [item.fix for item in {(item.fixed_by, bool(item.not_fixed_because)): item for item in findings}.values()]
     words: dict[str, None] = {}
@@ -258,7 +258,7 @@ def _format_rewrite_command(report: LintReport, passes: Iterable[str]) -> str:
     return f"mil_ane_passes.rewrite(..., passes={names!r}{given})"
 
 
-def _format_split_command(report: LintReport, item: LintFinding) -> str:
+def _format_split_command(report: LintReport, item: Finding) -> str:
     """Format the command that makes the cuts of a finding; a second cut is made in the first part of the first."""
     several = len(report.plan.program.functions) > 1
     commands: list[str] = []

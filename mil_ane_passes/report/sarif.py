@@ -17,8 +17,8 @@ from urllib.parse import quote
 
 from .._version import __version__
 from ..passes.contract import Rule
+from ..passes.finding import Finding
 from ..passes.registry import fixes_for
-from .lint_finding import LintFinding
 
 if TYPE_CHECKING:
     from .lint import LintReport
@@ -69,7 +69,7 @@ def _build_rule(rule: type[Rule]) -> dict[str, Any]:
 
 
 def _build_result(
-    item: LintFinding, number: int, location: dict[str, Any] | None, seen: Counter[Any],
+    item: Finding, number: int, location: dict[str, Any] | None, seen: Counter[Any],
 ) -> dict[str, Any]:
     identity = (item.near_miss, *item.key)
     seen[identity] += 1
@@ -104,7 +104,7 @@ def _escape_literal(text: str) -> str:
     return text.replace("{", "{{").replace("}", "}}").replace("](", "\\](")
 
 
-def _format_message(item: LintFinding) -> str:
+def _format_message(item: Finding) -> str:
     words = [f"{item.op} %{item.value}: {item.reason}."]
     if item.message:
         words.append(f"Core ML says: {item.message}")
@@ -115,7 +115,7 @@ def _format_message(item: LintFinding) -> str:
     return " ".join([*words, "(Predicted.)"])
 
 
-def _build_location(item: LintFinding, location: dict[str, Any] | None) -> dict[str, Any]:
+def _build_location(item: Finding, location: dict[str, Any] | None) -> dict[str, Any]:
     made = _build_named_location(location, f"{item.function}/{item.value}", item.value)
     if item.origin and item.origin.module:
         made["logicalLocations"].append({"fullyQualifiedName": item.origin.module, "kind": "module"})

@@ -31,7 +31,7 @@ def test_rewrite_reports_the_code_that_lint_reports():
     linted = {item.op: item.rule.code for item in ane.lint(source, target="m4").findings if item.refuses}
     report = ane.rewrite(source, preset="full", target="m4", verify=False)
     fired = [each for trace in report.traces for each in trace.fired if trace.rule == FIX.name]
-    assert fired and all(linted[each.op_type] == each.code for each in fired)
+    assert fired and all(linted[each.op] == each.code for each in fired)
 
 
 def test_a_pass_that_the_rule_names_itself_is_no_finding_of_its_own(fixtures):
@@ -88,7 +88,7 @@ def test_lint_and_rewrite_report_one_code_for_one_kind_of_op(name, target):
         passes = {name: {key: str(value).lower() for key, value in example.options.items()}}
         for trace in ane.rewrite(source, passes=passes, target=target, verify=False, max_growth=None).traces:
             for fired in trace.fired:
-                codes = {code for kind, code in linted if kind == fired.op_type}
+                codes = {code for kind, code in linted if kind == fired.op}
                 assert not codes or fired.code in codes, (example.name, fired, codes)
                 compared += bool(codes)
     assert compared or name not in {"triangle_cumsum", "int_casts", "fold_constants", "unroll_lstm"}

@@ -130,7 +130,8 @@ def test_json_is_the_reports_dictionary(source, tmp_path, capsys):
         "seconds",
     ]
     lifted = next(trace for trace in data["traces"] if trace["fired"])
-    assert set(lifted["fired"][0]) == {"pass", "code", "slug", "function", "op_type", "value", "note", "origin"}
+    assert set(lifted["fired"][0]) == {
+        "code", "slug", "rule", "function", "op", "value", "reason", "near_miss", "origin"}
     assert data["verify"]["equal_bits"] is True and data["diff"] is None and data["verified"] is True
 
 
@@ -150,7 +151,7 @@ def test_what_is_asked_for_is_done(source, asked, tmp_path, capsys):
     assert data["target"] == (asked[1] if asked[0] == "--target" else "all")
     if "axis=2" in asked[1]:
         assert data["passes"] == ["lift_conv_transpose_1d"]
-        assert "kernel on the width" in data["traces"][0]["fired"][0]["note"]
+        assert "kernel on the width" in data["traces"][0]["fired"][0]["reason"]
 
 
 @pytest.mark.parametrize("asked", [["--preset", "full"], ["--passes", "full"], ["--passes", "lift_conv_1d"]])

@@ -282,19 +282,20 @@ def test_hits_and_near_misses_are_in_the_trace():
 
     prog = build_program(lambda x: mb.relu(x=mb.relu(x=mb.relu(x=x, name="a"), name="near"), name="far"), x=(2, 3))
     trace = apply_rewrite(rule(lambda hit, mb: mb.abs(x=hit.op.x), match=match), prog)
-    assert [finding.to_dict() for finding in trace.fired] == [
+    assert trace.to_dict()["fired"] == [
         {
-            "pass": "mine",
             "code": "X2",
             "slug": "x",
+            "rule": "mine",
             "function": "main",
-            "op_type": "relu",
+            "op": "relu",
             "value": "a",
-            "note": "first",
+            "reason": "first",
+            "near_miss": False,
             "origin": None,
         }
     ]
-    assert [(finding.value, finding.note) for finding in trace.near_misses] == [("near", "too late")]
+    assert [(finding.value, finding.reason) for finding in trace.near_misses] == [("near", "too late")]
     assert (trace.strength, trace.rounds, trace.ops_before, trace.ops_after) == (Exactness.ROUNDING, 1, 3, 3)
     assert trace.to_dict()["exactness"] == "rounding"
 

@@ -113,5 +113,5 @@ def test_every_place_of_as_many_as_are_taken():
     for x in (np.eye(1024), np.where(np.eye(1024) > 0, np.nan, 1.0)):
         found = Runtime(built, precision="float16")({"x": x.astype(np.float16)})["y"]
         np.testing.assert_array_equal(found, np.arange(1024))
-    assert [miss.note for miss in rewritten(placed("argmin", (2, 1025), 1)).near_misses] == [
+    assert [miss.reason for miss in rewritten(placed("argmin", (2, 1025), 1)).near_misses] == [
         "the place among 1025 elements: with more than 1024 not every number is exact in fp16"]

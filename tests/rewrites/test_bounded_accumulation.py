@@ -91,7 +91,7 @@ def test_without_measurements_nothing_is_done():
 def test_a_result_beyond_fp16_is_no_case_for_it():
     report = rewritten(linear(np.full((1, 64), 1200, np.float16)), {"x": np.ones((2, 64), np.float16)})
     (miss,) = report.traces[0].near_misses
-    assert not report.changed and miss.note.startswith("the result itself reaches 7.68e+04")
+    assert not report.changed and miss.reason.startswith("the result itself reaches 7.68e+04")
 
 
 def test_small_weights_keep_their_bits_because_x_is_scaled():
@@ -108,7 +108,7 @@ def test_sums_that_no_factor_in_fp16_brings_back_are_left_alone():
     weight = np.where(np.arange(64) % 2, -4096, 4096).astype(np.float16)[None]
     report = rewritten(linear(weight, x=(1, 64)), {"x": np.full((1, 64), 60000, np.float16)})
     (miss,) = report.traces[0].near_misses
-    assert not report.changed and miss.note.endswith("no power of two in fp16 brings them back")
+    assert not report.changed and miss.reason.endswith("no power of two in fp16 brings them back")
 
 
 def test_a_weight_that_others_read_is_not_stored_again():
@@ -132,7 +132,7 @@ def test_a_compressed_bias_of_a_convolution_is_left_alone():
 
     report = rewritten(build_program(body, x=(1, 8, 5)), {"x": np.full((1, 8, 5), 10, np.float16)})
     (miss,) = report.traces[0].near_misses
-    assert not report.changed and miss.note.startswith("bias is compressed")
+    assert not report.changed and miss.reason.startswith("bias is compressed")
 
 
 def test_a_bias_that_would_lose_bits_is_added_afterwards():

@@ -120,7 +120,7 @@ def test_tiles_are_for_old_chips(target, fires):
     held = build_program(lambda x, z: mb.mul(x=x, y=z), x=(2, 3), z=(2, 1))
     found = find_matches(configure_rewrite(TILE), held, target=target)
     assert bool(found.fired) == fires
-    assert fires or [miss.note for miss in found.near_misses] == [
+    assert fires or [miss.reason for miss in found.near_misses] == [
         "taken on M4 and later; name an older target, or always=true"]
     assert find_matches(configure_rewrite(TILE, always=True), held, target=target).fired
     tiled = build_program(lambda x, z: mb.mul(x=x, y=mb.tile(x=z, reps=[1, 3])), x=(2, 3), z=(2, 1))
@@ -133,12 +133,12 @@ def test_a_repeated_output_stays():
         return [mb.mul(x=x, y=wide, name="y"), wide]
 
     found = find_matches(configure_rewrite(DROP), build_program(body, x=(2, 3), z=(2, 1)))
-    assert [miss.note for miss in found.near_misses] == ["the repeated value is an output"]
+    assert [miss.reason for miss in found.near_misses] == ["the repeated value is an output"]
 
 
 def test_an_open_extent_says_nothing():
     held = build_program(lambda x, z: mb.mul(x=x, y=mb.tile(x=z, reps=[1, 3])), x=(2, None), z=(2, 1))
-    assert [miss.note for miss in find_matches(configure_rewrite(DROP), held).near_misses] == [
+    assert [miss.reason for miss in find_matches(configure_rewrite(DROP), held).near_misses] == [
         "the other operand's extent is not known"
     ]
 

@@ -25,7 +25,7 @@ def pooled(sizes, shape, kind="avg_pool", **parameters):
 
 def notes(program_, target="all", **options):
     found = find_matches(configured(NAME, **options), program_, target=target)
-    return [hit.note for hit in found.fired] + [f"- {miss.note}" for miss in found.near_misses]
+    return [hit.reason for hit in found.fired] + [f"- {miss.reason}" for miss in found.near_misses]
 
 
 @st.composite
@@ -64,7 +64,7 @@ def test_every_mean_is_the_same(pool, target):
     if trace.fired:
         assert before and not refused(made, target)
     else:
-        assert not before or all(miss.note.startswith(REASONS) for miss in trace.near_misses)
+        assert not before or all(miss.reason.startswith(REASONS) for miss in trace.near_misses)
 
 
 @pytest.mark.parametrize("target", ["iOS15", "iOS18"])

@@ -30,7 +30,7 @@ def pooled(sizes, shape, opset=ct.target.iOS17, **parameters):
 def reasons(program_, target="all", **options):
     found = find_matches(configured(NAME, **options), program_, target=target)
     assert not found.fired
-    return [miss.note for miss in found.near_misses]
+    return [miss.reason for miss in found.near_misses]
 
 
 @st.composite
@@ -62,7 +62,7 @@ def test_every_window_is_the_same(pool, target):
     if trace.fired:
         assert before and not refused(made, target)
     else:
-        assert not before or [miss.note for miss in trace.near_misses] != []
+        assert not before or [miss.reason for miss in trace.near_misses] != []
 
 
 @pytest.mark.parametrize("target", ["iOS15", "iOS18"])
@@ -84,7 +84,7 @@ def test_a_pyramid_is_taken_on_an_m4():
                                     for size in (5, 9, 13)], x=(1, 8, 20, 20))
     assert len(refused(made, "m4")) == 2
     trace = holds(made, NAME, target="m4")
-    assert [hit.note for hit in trace.fired] == [
+    assert [hit.reason for hit in trace.fired] == [
         "window 9 on axis 3, 8 fit: 1x5, 9x5", "window 13 on axis 3, 8 fit: 1x7, 13x7"]
     assert not refused(made, "m4") and kinds(made)["max_pool"] == 5
 
@@ -107,7 +107,7 @@ def test_old_chips_have_limits_of_their_own():
     words = ["refused by A12 and A13 only; name one of them as the target"]
     assert reasons(made) == words and not find_matches(configured(NAME), made, target="m4").near_misses
     trace = holds(made, NAME, target="a13")
-    assert [hit.note for hit in trace.fired] == ["window 14 on axis 2, 13 fit and stride 4: 8x1, 7x3"]
+    assert [hit.reason for hit in trace.fired] == ["window 14 on axis 2, 13 fit and stride 4: 8x1, 7x3"]
     assert not refused(made, "a13") and kinds(made)["slice_by_index"] == 1
     assert apply_rewrite(configured(NAME, always=True), pooled([14, 3], (1, 2, 20, 20))).fired
 

@@ -43,7 +43,7 @@ def test_layers_in_a_row_add_up():
     built = layers(3, 120)
     trace = apply_rewrite(rule(), built)
     assert len(trace.fired) == 2 and kinds(built)["lstm"] == 1
-    assert [miss.note for miss in trace.near_misses] == [
+    assert [miss.reason for miss in trace.near_misses] == [
         "120 steps would make 361 products that depend on each other in the function, more than 320 (max_chain)"]
 
 
@@ -67,7 +67,7 @@ def test_a_function_gets_no_more_ops_than_its_limit():
     built = layers(4, 20)
     trace = apply_rewrite(rule(max_ops=700), built)
     assert len(trace.fired) == 2
-    assert all("ops, more than 700 (max_ops)" in miss.note for miss in trace.near_misses)
+    assert all("ops, more than 700 (max_ops)" in miss.reason for miss in trace.near_misses)
     assert sum(kinds(built).values()) <= 700
 
 
@@ -81,7 +81,7 @@ def test_the_functions_of_a_program_share_the_limit_of_ops_and_not_that_of_produ
     found = [hit.function for hit in find_matches(rule(max_ops=most), built).fired]
     trace = apply_rewrite(rule(max_ops=most), built)
     assert [hit.function for hit in trace.fired] == found == ["main"]
-    assert all(f"ops, more than {most} (max_ops)" in miss.note for miss in trace.near_misses)
+    assert all(f"ops, more than {most} (max_ops)" in miss.reason for miss in trace.near_misses)
     assert sum(kinds(built).values()) <= most
 
 
@@ -111,7 +111,7 @@ def test_loops_have_the_same_limit(count, steps, products, inner, left):
     built = loops(count, steps, products, inner)
     trace = apply_rewrite(rule("unroll_while_loop", max_chain=30), built)
     assert kinds(built)["while_loop"] == left
-    assert all("more than 30 (max_chain)" in miss.note for miss in trace.near_misses)
+    assert all("more than 30 (max_chain)" in miss.reason for miss in trace.near_misses)
     assert bool(left) is bool(trace.near_misses)
 
 

@@ -34,7 +34,7 @@ rule = partial(configure_rewrite, "constant_fill")
 
 
 def misses(built, target="all", **options):
-    return [near.note for near in find_matches(rule(**options), built, target=target).near_misses]
+    return [near.reason for near in find_matches(rule(**options), built, target=target).near_misses]
 
 
 @pytest.mark.parametrize("spelling", FLEXIBLE)
@@ -146,7 +146,7 @@ def test_one_element_only_where_every_reader_has_its_shape_from_elsewhere(case):
     x = drawn(shape).astype(np.float16)
     before = Runtime(built, precision="float16")({"x": x})["y"]
     (hit,) = apply_rewrite(rule(), built).fired
-    assert ("one element" in hit.note) is one, hit.note
+    assert ("one element" in hit.reason) is one, hit.reason
     np.testing.assert_array_equal(Runtime(built, precision="float16")({"x": x})["y"], before)
 
 

@@ -99,7 +99,7 @@ def test_a_loop_that_values_end_is_left_and_named():
     model = ct.convert(torch.jit.script(Until()), inputs=[ct.TensorType(name="x", shape=(2, 8))],
                        convert_to="milinternal")
     (miss,) = find_matches(find_rewrite("unroll_while_loop").configured(), model).near_misses
-    assert miss.note.startswith("the number of steps depends on '") and miss.note.endswith("known only at run time")
+    assert miss.reason.startswith("the number of steps depends on '") and miss.reason.endswith("known only at run time")
 
 
 @st.composite
@@ -203,7 +203,7 @@ def test_a_branch_of_other_sizes_than_declared_is_left():
         pred=mb.const(val=np.bool_(False)), name="y", _true_fn=lambda: mb.relu(x=x),
         _false_fn=lambda: mb.fill(shape=[5, 3], value=np.float16(1))), x=(None, 3))
     (miss,) = apply_rewrite(find_rewrite("inline_constant_branch").configured(), built).near_misses
-    assert miss.note == "'y' is declared with other sizes than the branch that is taken gives it"
+    assert miss.reason == "'y' is declared with other sizes than the branch that is taken gives it"
 
 
 class TestLoopsInLoops:
@@ -214,7 +214,7 @@ class TestLoopsInLoops:
         before = format_program(built)
         trace = apply_rewrite(find_rewrite("unroll_while_loop").configured(max_ops=4096), built)
         assert not trace.fired and format_program(built) == before
-        assert trace.near_misses[0].note == ("64 steps of 128 ops, with the loops in it written out, make 8192, more "
+        assert trace.near_misses[0].reason == ("64 steps of 128 ops, with the loops in it written out, make 8192, more "
                                              "than 4096 (max_ops)")
 
     def test_a_nest_within_the_budget_is_written_out_whole(self):
@@ -235,7 +235,7 @@ class TestLoopsInLoops:
         found = {finding.value for finding in find_matches(rule.configured(max_ops=80), built).fired}
         trace = apply_rewrite(rule.configured(max_ops=80), built)
         assert found == {finding.value for finding in trace.fired} and len(found) == 3
-        assert count_ops(built) <= 80 and "beside them more than 80 (max_ops)" in trace.near_misses[0].note
+        assert count_ops(built) <= 80 and "beside them more than 80 (max_ops)" in trace.near_misses[0].reason
         assert not apply_rewrite(rule.configured(max_ops=80), built).fired
 
     def test_the_functions_of_a_program_share_the_budget(self):
@@ -247,7 +247,7 @@ class TestLoopsInLoops:
         found = [finding.function for finding in find_matches(rule.configured(max_ops=90), built).fired]
         trace = apply_rewrite(rule.configured(max_ops=90), built)
         assert [finding.function for finding in trace.fired] == found == ["main"]
-        assert "beside them more than 90 (max_ops)" in trace.near_misses[0].note and count_ops(built) <= 90
+        assert "beside them more than 90 (max_ops)" in trace.near_misses[0].reason and count_ops(built) <= 90
         assert not apply_rewrite(rule.configured(max_ops=90), built).fired
 
     def test_to_decide_takes_no_time_that_multiplies(self):
@@ -262,5 +262,5 @@ class TestLoopsInLoops:
         built = build_program(lambda x: mb.relu(x=nest(4, x), name="y"), x=(2, 3))
         started = time.process_time()
         trace = find_matches(find_rewrite("unroll_while_loop").configured(), built)
-        assert not trace.fired and "make 1600000000" in trace.near_misses[0].note
+        assert not trace.fired and "make 1600000000" in trace.near_misses[0].reason
         assert time.process_time() - started < 20

@@ -67,7 +67,7 @@ def test_any_boxes_are_the_ops(given_draw, normalized):
     old = clone_program(built)
     trace = apply_rewrite(rule(max_parts=200), built)
     if not trace.fired:
-        assert [miss.note for miss in trace.near_misses] == [INSIDE]
+        assert [miss.reason for miss in trace.near_misses] == [INSIDE]
         return
     assert not kinds(built)["crop_resize"] and not unsupported_ops(built, "m4") and not unsupported_ops(built, "m1")
     x = drawn(shape)
@@ -162,7 +162,7 @@ def test_batch_and_channels_stay_symbolic():
 def test_the_option_bounds_the_slices():
     built = crops([[0, 0, at, 4] for at in range(1, 6)], (3, 3), sampling_mode="ALIGN_CORNERS")
     (miss,) = find_matches(rule(max_parts=4), built).near_misses
-    assert miss.note == "5 slices for 5 boxes, max_parts=4"
+    assert miss.reason == "5 slices for 5 boxes, max_parts=4"
     assert apply_rewrite(rule(max_parts=5), built).fired
 
 

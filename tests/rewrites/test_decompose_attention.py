@@ -127,4 +127,4 @@ def test_as_torch_spells_it(way, causal, tmp_path):
 ])
 def test_left_alone(held, reason):
     found = find_matches(rule(), held())
-    assert not found.fired and [miss.note for miss in found.near_misses] == [reason]
+    assert not found.fired and [miss.reason for miss in found.near_misses] == [reason]

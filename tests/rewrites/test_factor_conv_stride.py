@@ -123,7 +123,7 @@ def test_fp32_stays(tmp_path):
     found = find_matches(
         rule(), converted(torch.nn.Conv1d(1, 8, 10, 5), (1, 1, 103), "traced", tmp_path, precision="FLOAT32")
     )
-    assert [miss.note for miss in found.near_misses] == ["computed in fp32, which is unsupported on the ANE"]
+    assert [miss.reason for miss in found.near_misses] == ["computed in fp32, which is unsupported on the ANE"]
 
 
 def test_convs_that_share_a_weight_share_its_phases():
@@ -151,7 +151,7 @@ def test_a_weight_read_at_another_stride_is_not_stored_twice():
     text = format_program(made)
     trace = apply_rewrite(rule(), made)
     assert not trace.fired and format_program(made) == text
-    assert [miss.note for miss in trace.near_misses] == [
+    assert [miss.reason for miss in trace.near_misses] == [
         "weight is read in another way as well, so its phases would store it twice; form=slice keeps it"]
     assert apply_rewrite(rule(form="slice"), made).fired
     assert kinds(made)["slice_by_index"] == 1
@@ -164,7 +164,7 @@ def test_a_weight_read_by_an_op_without_strides_stays():
 
     trace = apply_rewrite(rule(), build_program(body, x=(1, 4, 40)))
     assert not trace.fired
-    assert [miss.note for miss in trace.near_misses] == [
+    assert [miss.reason for miss in trace.near_misses] == [
         "weight is read in another way as well, so its phases would store it twice; form=slice keeps it"]
 
 

@@ -43,7 +43,7 @@ def rewritten(built, measure=None, **options):
 
 
 def reasons(trace):
-    return {miss.value: miss.note for miss in trace.near_misses}
+    return {miss.value: miss.reason for miss in trace.near_misses}
 
 
 def in_fp32(built):
@@ -101,7 +101,7 @@ def test_what_pytorch_computes_within_the_error_it_reports(target, exported, tmp
         right = [value.numpy() for value in module.double()(x.double())]
     measured = [np.abs(one - other).max() / np.abs(other).max() for one, other in zip(found, right)]
     assert 0 < max(measured) < 1e-2
-    said = float(report.traces[0].fired[0].note.split("in the runs ")[1].split()[0])
+    said = float(report.traces[0].fired[0].reason.split("in the runs ")[1].split()[0])
     assert max(measured) == pytest.approx(said, rel=0.06)
 
 
@@ -235,10 +235,10 @@ def squared():
 def test_an_overflow_outside_of_what_inputs_hold_is_none(given):
     """Draws of the equivalence check's own are large enough to overflow here; the user says that inputs are not."""
     report = ane.rewrite(squared(), passes="fp16_compute", **given)
-    assert report.status == "in memory" and {"mul", "square"} <= {hit.op_type for hit in report.traces[0].fired}
+    assert report.status == "in memory" and {"mul", "square"} <= {hit.op for hit in report.traces[0].fired}
     assert {case.precision for case in report.verify.cases if case.feeds.startswith("seed")} == {"float64"}
     kept = ane.rewrite(squared(), passes="fp16_compute")
-    assert [miss.op_type for miss in kept.traces[0].near_misses] == ["square"]
+    assert [miss.op for miss in kept.traces[0].near_misses] == ["square"]
     assert {case.precision for case in kept.verify.cases} == {"float64", "float16"}
 
 
@@ -320,7 +320,7 @@ def test_sums_beyond_32768_are_kept_when_asked():
     measure = draws(feeds={"x": x})
     assert find_matches(rule(), built, measure=measure).fired
     (miss,) = find_matches(rule(wide_sums=True), built, measure=measure).near_misses
-    assert miss.note == "kept fp32: its partial sums may reach 3.33e+04, beyond 32768"
+    assert miss.reason == "kept fp32: its partial sums may reach 3.33e+04, beyond 32768"
 
 
 def test_what_was_left_in_fp32_stays_unless_asked_for():
@@ -334,7 +334,7 @@ def test_what_was_left_in_fp32_stays_unless_asked_for():
 
 def test_without_runs_only_constants_are_judged():
     (first, *_) = find_matches(rule(), grown()).fired
-    assert first.note == "5 of 5 ops in fp16; nothing was run, so only constants were judged"
+    assert first.reason == "5 of 5 ops in fp16; nothing was run, so only constants were judged"
     small = build_program(lambda x: mb.add(x=x, y=np.float32(1e-12), name="y"), dtype=types.fp32, x=(1, 4))
     assert rewritten(small).fired
     added = next(op for _, op in iterate_ops(small) if op.op_type == "add")
@@ -419,10 +419,10 @@ def test_real_architectures(name, tmp_path):
     ane.save(package, tmp_path / "half.mlpackage")
     sizes = [(tmp_path / each / WEIGHTS).stat().st_size for each in ("source.mlpackage", "half.mlpackage")]
     assert sizes[1] < (0.51 if not trace.near_misses else 0.6) * sizes[0]
-    said = float(trace.fired[0].note.split("in the runs ")[1].split()[0])
+    said = float(trace.fired[0].reason.split("in the runs ")[1].split()[0])
     outputs = [list(Runtime(ane.load(tmp_path / each).program, precision="float16")(feeds).values())
                for each in ("half.mlpackage", "source.mlpackage")]
     errors = [np.abs(one - other).max() / np.abs(other).max() for one, other in zip(*outputs)]
     assert max(errors) <= said * 1.06 <= 1.06e-2
     for kept in trace.near_misses:
-        assert "fp16" in kept.note and any(digit.isdigit() for digit in kept.note), kept
+        assert "fp16" in kept.reason and any(digit.isdigit() for digit in kept.reason), kept

@@ -97,4 +97,4 @@ def test_a_large_constant_and_what_is_read_in_fp32_stay():
     trace = apply_rewrite(find_rewrite("fp32_island").configured(), build_program(body, dtype=types.fp32, x=(4, 4)))
     assert not trace.fired
     (miss,) = trace.near_misses
-    assert miss.note.startswith("it moves the constant '")
+    assert miss.reason.startswith("it moves the constant '")

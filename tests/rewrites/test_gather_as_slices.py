@@ -38,7 +38,7 @@ SPELLINGS = {
 
 def fires(rule, built, target="all", **options):
     return [
-        finding.op_type
+        finding.op
         for finding in apply_rewrite(find_rewrite(rule).configured(**options), built, target=target).fired
     ]
 

@@ -20,7 +20,7 @@ from tests.rewrites.spellings import WAYS, converted, outputs, spelt, truth
 
 
 def misses(name, built, **options):
-    return [near.note for near in find_matches(configure_rewrite(name, **options), built).near_misses]
+    return [near.reason for near in find_matches(configure_rewrite(name, **options), built).near_misses]
 
 
 def flexible(function, passes, shape=(4, 4), low=1, high=64, target=ct.target.iOS17):

@@ -100,4 +100,4 @@ def test_a_value_that_is_an_output_holds_the_region():
         return mb.sub(x=cut, y=mb.reduce_mean(x=cut, axes=[2, 3, 4], keep_dims=True), name="y")
 
     found = find_matches(rule(), build_program(body, x=(1, 4, 4, 4)))
-    assert [miss.note for miss in found.near_misses] == ["'y' of rank 5 is an output"]
+    assert [miss.reason for miss in found.near_misses] == ["'y' of rank 5 is an output"]

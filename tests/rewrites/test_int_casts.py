@@ -66,7 +66,7 @@ def test_any_counting_gives_the_same_bits(steps, seed, end):
         assert not integers(built)
     else:
         (miss,) = trace.near_misses
-        assert "may reach" in miss.note or "may be -0.0" in miss.note or "beyond" in miss.note
+        assert "may reach" in miss.reason or "may be -0.0" in miss.reason or "beyond" in miss.reason
 
 
 class Counted(torch.nn.Module):
@@ -109,4 +109,4 @@ def test_a_sum_of_flexible_length_is_left():
     built = build_program(lambda x: mb.cast(x=mb.reduce_sum(x=mb.cast(
         x=mb.greater(x=x, y=np.float16(0)), dtype="int32"), axes=[0]), dtype="fp16"), x=(None, 3))
     (miss,) = apply_rewrite(find_rewrite("int_casts").configured(), built).near_misses
-    assert miss.note == "it sums as many as the input is long"
+    assert miss.reason == "it sums as many as the input is long"

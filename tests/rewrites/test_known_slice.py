@@ -97,7 +97,7 @@ def test_any_place_counted_from_the_size(data):
     built = build_program(body, x=tuple(None if number == axis else 2 for number in range(rank)))
     trace = apply_rewrite(find_rewrite("known_slice").configured(shortest=8), built)
     if not trace.fired:
-        assert begin < 0 and "what it gives would be of known size" in trace.near_misses[0].note
+        assert begin < 0 and "what it gives would be of known size" in trace.near_misses[0].reason
         return
     shape[axis] = data.draw(st.integers(8, 11))
     x = np.random.default_rng(0).standard_normal(shape).astype(np.float16)
@@ -151,6 +151,6 @@ def test_what_would_become_known_is_left():
         return mb.slice_by_index(x=x, begin=begin, end=[2, 0], end_mask=[True, True], name="y")
 
     trace = find_matches(find_rewrite("known_slice").configured(), build_program(body, x=(2, None)))
-    assert [miss.note for miss in trace.near_misses] == [
+    assert [miss.reason for miss in trace.near_misses] == [
         "what it gives would be of known size, where its readers do not know it"]
     assert [fix.name for fix in fixes_for(get_all_rules()["runtime_slice"])] == ["known_slice"]

@@ -58,7 +58,7 @@ def test_it_is_found_as_torch_spells_it(spelling, exported):
     x = torch.from_numpy(np.random.default_rng(0).standard_normal((2, 4, 8)).astype(np.float16)).float()
     built = converted(function, x, exported)
     fired = apply_rewrite(find_rewrite("last_axis_slice").configured(), built).fired
-    assert {finding.op_type for finding in fired} == {kind} and not struck(built)
+    assert {finding.op for finding in fired} == {kind} and not struck(built)
     found = only_output(built, x.numpy(), "float64")
     np.testing.assert_allclose(found, function(x.double()).numpy(), rtol=0, atol=1e-12)
 

@@ -118,7 +118,7 @@ def test_a_zero_bias_goes_without_a_lift():
         x=(1, 4, 8),
     )
     (hit,) = apply_rewrite(find_rewrite(LIFT).configured(), built).fired
-    assert hit.note == "bias is all zero: dropped, no lift needed"
+    assert hit.reason == "bias is all zero: dropped, no lift needed"
     assert layout_ops(built) == 0
     assert built.functions["main"].find_ops(op_type="conv_transpose")[0].bias is None
 
@@ -129,7 +129,7 @@ def test_the_note_has_the_cost_in_numbers():
         x=(1, 768, 600),
     )
     (hit,) = apply_rewrite(find_rewrite(LIFT).configured(), built).fired
-    assert "in 29.5 MB instead of 933.9 kB" in hit.note
+    assert "in 29.5 MB instead of 933.9 kB" in hit.reason
 
 
 @pytest.mark.parametrize("again", ["default", "cleanup"])

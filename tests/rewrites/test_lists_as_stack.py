@@ -156,7 +156,7 @@ def test_a_list_whose_length_is_asked_for_is_left():
         return [mb.list_gather(ls=rows, indices=np.array([1, 0], np.int32)), mb.list_length(ls=rows)]
 
     (miss,) = apply_rewrite(find_rewrite("lists_as_stack").configured(), build_program(body, x=(2, 3))).near_misses
-    assert miss.note == "it is read at places that are not known, or were not written to"
+    assert miss.reason == "it is read at places that are not known, or were not written to"
 
 
 def test_the_number_of_rows_has_a_bound():
@@ -167,7 +167,7 @@ def test_the_number_of_rows_has_a_bound():
         return mb.gather(x=x, indices=np.array([1], np.int32), axis=0)
 
     trace = apply_rewrite(find_rewrite("lists_as_stack").configured(max_parts=3), build_program(body, x=(4, 3)))
-    assert not trace.fired and trace.near_misses[0].note.endswith("or more than 3 (max_parts)")
+    assert not trace.fired and trace.near_misses[0].reason.endswith("or more than 3 (max_parts)")
     assert apply_rewrite(find_rewrite("lists_as_stack").configured(max_parts=4), build_program(body, x=(4, 3))).fired
 
 
@@ -176,5 +176,5 @@ def test_single_elements_of_a_flat_tensor_are_left_to_a_mask():
     built = build_program(lambda x, u: mb.scatter(data=x, indices=np.array([1, 3, 5], np.int32), updates=u, axis=0,
                                                   mode="update", name="y"), x=(8,), u=(3,))
     trace = apply_rewrite(find_rewrite("lists_as_stack").configured(), built)
-    assert not trace.fired and all("single elements of a flat tensor" in miss.note for miss in trace.near_misses)
+    assert not trace.fired and all("single elements of a flat tensor" in miss.reason for miss in trace.near_misses)
     assert apply_rewrite(find_rewrite("scatter_as_slices").configured(), built).fired

@@ -142,7 +142,7 @@ def test_any_region_is_pytorchs(data):
         if str(found.strength) == "Exactness.BITWISE":
             np.testing.assert_array_equal(after, before)
     else:
-        (reason,) = (miss.note for miss in found.near_misses)
+        (reason,) = (miss.reason for miss in found.near_misses)
         assert "axes are treated differently" in reason or "what is joined" in reason, reason
 
 
@@ -217,7 +217,7 @@ def test_left_alone(reason):
     else:
         held = build_program(lambda x: build(mb.reshape(x=x, shape=[2] * 6)), x=(8, 8))
     found = find_matches(rule(max_transposes=1), held)
-    assert not found.fired and [miss.note for miss in found.near_misses] == [reason]
+    assert not found.fired and [miss.reason for miss in found.near_misses] == [reason]
 
 
 def test_what_nobody_reads_is_left_to_the_host():
@@ -227,7 +227,7 @@ def test_what_nobody_reads_is_left_to_the_host():
         return mb.reshape(x=mb.tanh(x=cut), shape=[-1], name="y")
 
     held = build_program(body, x=(8, 8))
-    assert [miss.note for miss in apply_rewrite(rule(), held).near_misses] == ["nothing reads 'idle'"]
+    assert [miss.reason for miss in apply_rewrite(rule(), held).near_misses] == ["nothing reads 'idle'"]
 
 
 def test_an_axis_that_would_be_too_long_is_not_made():

@@ -91,13 +91,13 @@ def test_fewer_periods_are_fewer_ops_and_the_options_refuse():
 
     assert (ops(), ops(periods=30), ops(periods=3)) == (26, 13, 11)
     (miss,) = find_matches(rule(max_steps=25), by(2 * np.pi, 4)).near_misses
-    assert miss.note == "a remainder by 6.28125 takes 26 ops, max_steps=25"
+    assert miss.reason == "a remainder by 6.28125 takes 26 ops, max_steps=25"
 
 
 def test_a_divisor_that_widens_x_is_left_alone():
     built = build_program(lambda x: mb.mod(x=x, y=np.full((3, 4), 2, np.float16), name="y"), x=(1, 4))
     (miss,) = find_matches(rule(), built).near_misses
-    assert miss.note == "the divisor is not one number for all of x"
+    assert miss.reason == "the divisor is not one number for all of x"
 
 
 @pytest.mark.parametrize("opset", [ct.target.iOS15, ct.target.iOS18])

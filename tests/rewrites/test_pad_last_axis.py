@@ -248,7 +248,7 @@ def test_any_chain_keeps_its_values(width, links, seed, special, unit, returned)
     trace = padded(built, unit=unit, min_gain=-64.0, min_ops=0)
     step = 64 if unit == "elements" else 32
     assert bool(trace.fired) or width % step == 0
-    moves = [[int(word) for word in hit.note.split() if word.isdigit()] for hit in trace.fired]
+    moves = [[int(word) for word in hit.reason.split() if word.isdigit()] for hit in trace.fired]
     assert kinds(built)["pad"] == sum(each[-2] for each in moves)
     assert kinds(built)["slice_by_size"] == sum(each[-1] for each in moves)
     assert not padded(built, unit=unit, min_gain=-64.0, min_ops=0).fired

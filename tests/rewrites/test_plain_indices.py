@@ -66,7 +66,7 @@ def test_what_may_be_negative_is_wrapped(made):
         lambda i: mb.gather(x=make_weight(8, 3), indices=wrapped(made(i), 8), axis=0), dtype=types.int32, i=(4,)
     )
     trace = find_matches(find_rewrite("plain_indices").configured(), built)
-    assert [miss.note for miss in trace.near_misses] == ["its indices may be negative"]
+    assert [miss.reason for miss in trace.near_misses] == ["its indices may be negative"]
 
 
 @st.composite

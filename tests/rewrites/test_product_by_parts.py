@@ -81,7 +81,7 @@ def test_zeros_infinities_and_nan_come_out_as_numpy_has_them(extent):
 def test_the_number_of_levels_is_logarithmic():
     built = build_program(lambda x: mb.reduce_prod(x=x, axes=[1], name="y"), x=(2, 1000))
     (miss,) = find_matches(rule(), built).near_misses
-    assert miss.note == "a product of 1000 elements, rounded 999 times; max_parts=8"
+    assert miss.reason == "a product of 1000 elements, rounded 999 times; max_parts=8"
     apply_rewrite(rule(max_parts=1000), built)
     assert kinds(built)["split"] == 9 and kinds(built)["mul"] <= 18
 

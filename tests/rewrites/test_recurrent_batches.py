@@ -52,7 +52,7 @@ def test_a_constant_state_of_equal_rows_stands_for_any_batch(kind, batch, value)
 @pytest.mark.parametrize(("batch", "words"), [(1, "1"), (3, "3"), (None, "known only at run time")])
 def test_a_constant_state_of_other_rows_is_left_alone(kind, batch, words):
     (miss,) = find_matches(find_rewrite(f"unroll_{kind}")(), held(kind, VARIED, batch)).near_misses
-    assert miss.note == f"initial_h has 5 rows that differ, where the batch of x is {words}"
+    assert miss.reason == f"initial_h has 5 rows that differ, where the batch of x is {words}"
 
 
 @pytest.mark.parametrize("kind", GATES)
@@ -60,7 +60,7 @@ def test_a_constant_state_of_other_rows_is_left_alone(kind, batch, words):
 def test_a_state_of_another_size_that_is_an_input_is_left_alone(kind, batch):
     built = build_program(lambda x, h: layer(kind, x, h), opset=ct.target.iOS17, x=(5, batch, 3), h=(5, 4))
     (miss,) = find_matches(find_rewrite(f"unroll_{kind}")(), built).near_misses
-    assert "initial_h has 5 rows that may differ" in miss.note
+    assert "initial_h has 5 rows that may differ" in miss.reason
 
 
 @pytest.mark.parametrize("kind", GATES)

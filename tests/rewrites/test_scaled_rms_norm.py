@@ -141,7 +141,7 @@ def test_fp32_is_left_alone(name):
     built = converted(FIRES[name](), precision=ct.precision.FLOAT32)
     trace = find_matches(rule(), built)
     assert not trace.fired
-    assert {miss.note for miss in trace.near_misses} == {"squared in fp32, which overflows above 1.8e19 only"}
+    assert {miss.reason for miss in trace.near_misses} == {"squared in fp32, which overflows above 1.8e19 only"}
 
 
 def test_squares_kept_in_fp32_amid_fp16_are_left_alone():
@@ -149,7 +149,7 @@ def test_squares_kept_in_fp32_amid_fp16_are_left_alone():
     built = converted(FIRES["Llama"](), precision=ct.transform.FP16ComputePrecision(lambda op: op.op_type not in kept))
     assert kinds(built)["cast"] >= 2
     (miss,) = find_matches(rule(), built).near_misses
-    assert miss.note == "squared in fp32, which overflows above 1.8e19 only"
+    assert miss.reason == "squared in fp32, which overflows above 1.8e19 only"
 
 
 @pytest.mark.parametrize("name", HOST_SCALED)
@@ -159,13 +159,13 @@ def test_what_the_frontend_divides_by_its_maximum_is_left_alone(name):
             inputs=[ct.TensorType(shape=(2, WIDTH))], minimum_deployment_target=ct.target.iOS17)):
         trace = find_matches(rule(), built)
         assert not trace.fired
-        assert {miss.note for miss in trace.near_misses} <= {"x is divided by its largest magnitude already"}
+        assert {miss.reason for miss in trace.near_misses} <= {"x is divided by its largest magnitude already"}
 
 
 def test_normalize_keeps_its_stable_norm():
     built = converted(spelt(lambda x: x / x.norm(dim=-1, keepdim=True)))
     (miss,) = find_matches(rule(), built).near_misses
-    assert miss.note == "reduce_l2_norm squares inside, which is reported to stay stable"
+    assert miss.reason == "reduce_l2_norm squares inside, which is reported to stay stable"
 
 
 def test_the_layer_norm_of_x_beside_its_negative_is_no_candidate():
@@ -205,7 +205,7 @@ def test_batch_and_length_may_be_symbolic_but_not_what_is_summed():
     built = build_program(body, x=(None, None, WIDTH))
     assert apply_rewrite(rule(), built).fired
     (miss,) = find_matches(rule(), build_program(body, x=(1, 3, None))).near_misses
-    assert miss.note == "the sum is over a symbolic dimension"
+    assert miss.reason == "the sum is over a symbolic dimension"
 
 
 def test_rows_without_the_fault_move_by_a_few_units_at_most():
@@ -313,7 +313,7 @@ class TestWhatIsKnownOfX:
     @pytest.mark.parametrize("centred", [False, True])
     def test_what_the_program_keeps_small_is_left_alone(self, of, centred):
         (miss,) = find_matches(rule(), self.norm(of, centred)).near_misses
-        assert miss.note.startswith("the program keeps x within ")
+        assert miss.reason.startswith("the program keeps x within ")
         assert find_matches(rule(always=True), self.norm(of, centred)).fired
 
     @pytest.mark.parametrize("centred", [False, True])
@@ -328,7 +328,7 @@ class TestWhatIsKnownOfX:
     def test_of_unknown_size_only_a_norm_of_x_itself_is_rewritten(self):
         assert find_matches(rule(), self.norm(lambda x: mb.relu(x=x))).fired
         trace = find_matches(rule(), self.norm(lambda x: mb.relu(x=x), centred=True))
-        assert not trace.fired and [miss.note.startswith(self.UNKNOWN) for miss in trace.near_misses] == [True]
+        assert not trace.fired and [miss.reason.startswith(self.UNKNOWN) for miss in trace.near_misses] == [True]
 
     @pytest.mark.parametrize("centred", [False, True])
     @pytest.mark.parametrize(("scale", "fires"), [(1.0, False), (30.0, True), (300.0, True)])
@@ -352,7 +352,7 @@ class TestWhatIsKnownOfX:
         built = ct.convert(torch.jit.trace(Norm(), torch.zeros(1, 4, 8, 8)), convert_to="milinternal",
                            inputs=[ct.TensorType("x", (1, 4, 8, 8))], minimum_deployment_target=ct.target.iOS17)
         trace = find_matches(rule(), built)
-        assert not trace.fired and all(miss.note.startswith(self.UNKNOWN) for miss in trace.near_misses)
+        assert not trace.fired and all(miss.reason.startswith(self.UNKNOWN) for miss in trace.near_misses)
         assert find_matches(rule(always=True), built).fired
 
 

@@ -65,7 +65,7 @@ ASSIGNED = [added, window, every_second, cleared, corner, chained]
 
 def fires(built, target="all", **options):
     rule = find_rewrite("scatter_as_slices").configured(**options)
-    return [finding.op_type for finding in apply_rewrite(rule, built, target=target).fired]
+    return [finding.op for finding in apply_rewrite(rule, built, target=target).fired]
 
 
 def refused(built, target):

@@ -143,6 +143,6 @@ def test_a_weight_that_others_read_is_not_stored_twice(second, fires):
     made = build_program(body, opset=ct.target.iOS18, x=(1, 8, 3, 3), z=(1, 8 * second.get("groups", 1), 3, 3))
     trace = apply_rewrite(rule(), made)
     assert len(trace.fired) == fires
-    assert {miss.note for miss in trace.near_misses} <= {
+    assert {miss.reason for miss in trace.near_misses} <= {
         "weight is read in another way as well, so its parts would be stored beside it"}
     assert kinds(made)["constexpr_lut_to_dense"] == (2 if fires else 1)

@@ -139,4 +139,4 @@ def compressed(x):
 ])
 def test_left_alone(held, target, reason):
     found = find_matches(rule(), held(), target=target)
-    assert not found.fired and [miss.note for miss in found.near_misses] == [reason]
+    assert not found.fired and [miss.reason for miss in found.near_misses] == [reason]

@@ -37,7 +37,7 @@ def conv(kernel, shape, groups=1, outputs=4, opset=ct.target.iOS17, dtype=np.flo
 
 def notes(program_, target="all", **options):
     found = find_matches(configured(NAME, **options), program_, target=target)
-    return [hit.note for hit in found.fired] + [f"- {miss.note}" for miss in found.near_misses]
+    return [hit.reason for hit in found.fired] + [f"- {miss.reason}" for miss in found.near_misses]
 
 
 @st.composite
@@ -71,7 +71,7 @@ def test_every_sum_is_the_same(drawn, target):
         assert before and not refused(made, target)
         assert not find_matches(configured(NAME), made, target=target).fired
     else:
-        assert not before or all("parts, max_parts is 16" in miss.note for miss in trace.near_misses)
+        assert not before or all("parts, max_parts is 16" in miss.reason for miss in trace.near_misses)
 
 
 @pytest.mark.parametrize("target", ["iOS15", "iOS18"])
@@ -143,7 +143,7 @@ def test_a_weight_in_parts_is_not_stored_twice():
                and op.val.val is not None and np.ndim(op.val.val) == 4) == weight.size
     other = build_program(lambda x: body(x, 2), x=(1, 2, 3, 90))
     text = format_program(other)
-    assert {miss.note for miss in apply_rewrite(configured(NAME), other).near_misses} == {
+    assert {miss.reason for miss in apply_rewrite(configured(NAME), other).near_misses} == {
         "weight is read in another way as well, so it would be stored twice"}
     assert format_program(other) == text
 

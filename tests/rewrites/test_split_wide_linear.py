@@ -91,7 +91,7 @@ def test_a_tied_head_is_not_stored_twice(tmp_path):
                       inputs=[ct.TensorType(name="x", shape=(1, 2), dtype=np.int32)])
     made.save(str(tmp_path / "m.mlpackage"))
     found = find_matches(rule(max_bytes=1000), ane.load(tmp_path / "m.mlpackage").program, target="m1")
-    assert [miss.note.split("is read")[1] for miss in found.near_misses] == [
+    assert [miss.reason.split("is read")[1] for miss in found.near_misses] == [
         " whole as well: its pieces would add 160.0 kB, above max_bytes=1000"]
 
 
@@ -134,7 +134,7 @@ def test_only_where_every_chip_refuses_it(target, wide, fires):
 def test_too_many_parts():
     held = build_program(lambda x: mb.linear(x=x, weight=np.zeros((70000, 1), np.float16)), x=(1, 1))
     found = find_matches(rule(max_parts=4), held)
-    assert [miss.note for miss in found.near_misses] == ["5 parts, above max_parts=4"]
+    assert [miss.reason for miss in found.near_misses] == ["5 parts, above max_parts=4"]
 
 
 @pytest.mark.parametrize(("build", "reason"), [
@@ -146,4 +146,4 @@ def test_too_many_parts():
 ])
 def test_left_alone(build, reason):
     found = find_matches(rule(), build_program(build, dtype=types.fp16, x=(1, 1)))
-    assert not found.fired and [miss.note for miss in found.near_misses] == [reason]
+    assert not found.fired and [miss.reason for miss in found.near_misses] == [reason]

@@ -63,7 +63,7 @@ def test_older_and_newer_targets(name, target, tmp_path):
 def test_in_fp32_there_is_nothing_to_cure(tmp_path):
     found = find_matches(rule(), converted(SPELLINGS["logsumexp"], "traced", tmp_path, precision="FLOAT32"))
     assert not found.fired
-    assert [miss.note for miss in found.near_misses] == ["computed in fp32, and the fault is fp16's"]
+    assert [miss.reason for miss in found.near_misses] == ["computed in fp32, and the fault is fp16's"]
 
 
 @pytest.mark.parametrize("name", ["logsumexp", "log of sum of exp", *RUNNING])
@@ -125,7 +125,7 @@ def test_the_length_of_a_running_sum_is_an_option():
 
 def test_a_flexible_running_sum_says_why_not():
     found = find_matches(rule(), running((1, None)))
-    assert not found.fired and "flexible" in found.near_misses[0].note
+    assert not found.fired and "flexible" in found.near_misses[0].reason
 
 
 def test_a_long_running_sum_is_as_near_as_before():
@@ -147,7 +147,7 @@ def test_a_maximum_over_other_axes_is_not_enough(axes, fires):
 def test_the_logarithm_of_a_log_sum_exp_is_none():
     built = build_program(lambda x: mb.log(x=mb.reduce_log_sum(x=mb.exp(x=x), axes=[1]), name="y"), x=(2, 4))
     assert (
-        len(find_matches(rule(), built).fired) == 1 and find_matches(rule(), built).fired[0].op_type == "reduce_log_sum"
+        len(find_matches(rule(), built).fired) == 1 and find_matches(rule(), built).fired[0].op == "reduce_log_sum"
     )
 
 

@@ -182,14 +182,14 @@ def test_sequences_up_to_256_steps_by_default(steps, fires):
     trace = apply_rewrite(find_rewrite("unroll_lstm").configured(), built)
     assert bool(trace.fired) == fires
     if not fires:
-        assert [miss.note for miss in trace.near_misses] == ["257 steps, above max_steps=256"]
+        assert [miss.reason for miss in trace.near_misses] == ["257 steps, above max_steps=256"]
 
 
 def test_gates_wider_than_a_dimension_may_be_are_left():
     wide = {"weight_ih": np.zeros((16388, 1), np.float16), "weight_hh": np.zeros((16388, 4097), np.float16)}
     built = build_program(lambda x, h: mb.lstm(x=x, initial_h=h, initial_c=h, **wide)[0], x=(1, 1, 1), h=(1, 4097))
     reasons = [
-        miss.note
+        miss.reason
         for miss in apply_rewrite(
             find_rewrite("unroll_lstm").configured(), clone_program(built), target="m1"
         ).near_misses
@@ -239,7 +239,7 @@ def test_an_ios15_layer_is_fp32_and_left():
     built = build_program(lambda x, h: mb.lstm(x=x, initial_h=h, initial_c=h, **held_)[0], opset=ct.target.iOS15,
                           dtype=types.fp32, x=(2, 1, 2), h=(1, 2))
     trace = apply_rewrite(find_rewrite("unroll_lstm").configured(), built)
-    assert [miss.note for miss in trace.near_misses] == ["computed in fp32, which is unsupported on the ANE"]
+    assert [miss.reason for miss in trace.near_misses] == ["computed in fp32, which is unsupported on the ANE"]
 
 
 def test_a_package_is_proved_and_written(tmp_path):

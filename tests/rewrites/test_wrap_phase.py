@@ -109,7 +109,7 @@ def test_an_interpolated_phase_is_left_alone_with_a_reason():
 
     mlmodel = converted(Interpolated(), torch.rand(1, 30, 1))
     (miss,) = find_matches(RULE(), mlmodel._mil_program).near_misses
-    assert "upsample_bilinear" in miss.note and "interpolates it" in miss.note
+    assert "upsample_bilinear" in miss.reason and "interpolates it" in miss.reason
 
 
 @pytest.mark.parametrize("length", [10, 41, 100])
@@ -147,8 +147,8 @@ def test_a_phase_that_is_interpolated_is_left_with_the_reason():
     mlmodel = converted(LowRate("linear"), low_rate(), pass_pipeline=ane.pipeline(passes="fold_constants"))
     trace = find_matches(RULE(), mlmodel._mil_program)
     (miss,) = trace.near_misses
-    assert not trace.fired and "interpolates it: between sums that lost different whole turns" in miss.note
-    assert "lengthen what is summed up" in miss.note
+    assert not trace.fired and "interpolates it: between sums that lost different whole turns" in miss.reason
+    assert "lengthen what is summed up" in miss.reason
     wrapped = np.array([0.9, 1.1]) % 1
     assert np.isclose(wrapped.mean(), 0.5) and np.isclose(np.mean([0.9, 1.1]) % 1, 0.0)
 

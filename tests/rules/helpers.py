@@ -44,4 +44,4 @@ def fired(name, program, feeds=None, **options):
 
 
 def notes(name, program, feeds=None, **options):
-    return [finding.note for finding in fired(name, program, feeds, **options)]
+    return [finding.reason for finding in fired(name, program, feeds, **options)]

@@ -42,7 +42,7 @@ def looped(tmp_path_factory):
 
 
 def places(path, rule):
-    notes = [hit.note for hit in find_matches(get_all_rules()[rule].configured(), ane.load(path).program).fired]
+    notes = [hit.reason for hit in find_matches(get_all_rules()[rule].configured(), ane.load(path).program).fired]
     (note,) = [note for note in notes if "--split-at" in note]
     return re.findall(r"(before|behind) it at '([^']+)'", note)
 
@@ -66,10 +66,10 @@ def test_a_loop_is_cut_out_by_the_two_commands(looped, tmp_path, capsys):
 def test_what_stands_at_the_edge_is_cut_on_one_side():
     found = find_matches(get_all_rules()["data_dependent_shape"].configured(),
                          build_program(lambda x: mb.non_zero(x=mb.relu(x=x, name="a"), name="y"), x=(2, 3)))
-    assert found.fired[0].note.endswith("; to cut it out with --split-at: before it at 'a'")
+    assert found.fired[0].reason.endswith("; to cut it out with --split-at: before it at 'a'")
     alone = find_matches(get_all_rules()["data_dependent_shape"].configured(),
                          build_program(lambda x: mb.non_zero(x=x, name="y"), x=(2, 3)))
-    assert alone.fired[0].note.endswith("that are not zero")
+    assert alone.fired[0].reason.endswith("that are not zero")
 
 
 def test_lint_prints_the_commands_that_cut_a_loop_out(looped, tmp_path, monkeypatch, capsys):

@@ -202,7 +202,7 @@ def conv(shape, kernel, dtype=np.float16, **parameters):
 ], ids=str)
 def test_compile_traps(shape, kernel, parameters, words):
     found = [
-        finding.note
+        finding.reason
         for finding in find_matches(get_all_rules()["compile_traps"](), conv(shape, kernel, **parameters)).fired
     ]
     assert len(found) == (words is not None) and all(words in note for note in found)

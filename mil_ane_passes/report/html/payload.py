@@ -13,9 +13,9 @@ from ...ane.op_support import find_evidence
 from ...ir.printer import format_op, format_type
 from ...ir.query import get_flat_inputs
 from ...ir.scopes import find_origin
+from ...passes.finding import Finding
 from ...passes.plan import Plan, Row
 from ..lint import LintReport
-from ..lint_finding import LintFinding
 from ..lint_text import format_latency
 from .changes import find_changes
 from .measurement import encode_measurement
@@ -192,7 +192,7 @@ def _collect_supporting_evidence(plan: Plan) -> list[dict[str, Any]]:
 
 
 def _encode_finding(
-    item: LintFinding, firsts: dict[str, int], rules: dict[str, dict[str, Any]], texts: _TextTable,
+    item: Finding, firsts: dict[str, int], rules: dict[str, dict[str, Any]], texts: _TextTable,
 ) -> dict[str, Any]:
     rules.setdefault(item.rule.name, _encode_rule(item))
     first = firsts.get(item.function, 0)
@@ -207,7 +207,7 @@ def _encode_finding(
     }
 
 
-def _encode_rule(item: LintFinding) -> dict[str, Any]:
+def _encode_rule(item: Finding) -> dict[str, Any]:
     """Encode the properties that all findings of one rule share."""
     rule = item.rule
     return {

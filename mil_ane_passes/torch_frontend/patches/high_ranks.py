@@ -53,7 +53,7 @@ def _make_rank_error(program: Program, error: ValueError) -> NotConverted:
         return NotConverted(str(error))
     rank = max(_get_rank(var) for var in high.outputs)
     missed = find_matches(find_rewrite("lower_rank").configured(any_extent=True), program).near_misses
-    reason = f" and cannot be done in fewer axes ({missed[0].note})" if missed else ""
+    reason = f" and cannot be done in fewer axes ({missed[0].reason})" if missed else ""
     return NotConverted(
         f"{describe_op_location(high)}: makes a tensor of rank {rank}, Core ML has {_MAX_RANK} at most{reason}; "
         "merge axes that stay together, or index or loop over one of them, so that no tensor has more "

@@ -124,7 +124,7 @@ def measure_error(path: Path, inputs: Tensors, expected: Sequence[Array]) -> flo
 
 
 def _count_near_miss_reasons(traces: Sequence[Any]) -> dict[str, dict[str, int]]:
-    counted = {each.rule: dict(sorted(Counter(miss.note for miss in each.near_misses).items())) for each in traces}
+    counted = {each.rule: dict(sorted(Counter(miss.reason for miss in each.near_misses).items())) for each in traces}
     return {name: reasons for name, reasons in counted.items() if reasons}
 
 
