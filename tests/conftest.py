@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,27 @@ FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
 
 def pytest_configure(config):
     settings.load_profile("many" if _asks_for_slow(config) else "few")
+    if not _asks_for_slow(config):
+        _draw_the_same_whatever_is_imported()
+    if config.option.collectonly:
+        _import_tests_without_rewriting_assertions()
+
+
+def _draw_the_same_whatever_is_imported():
+    """Keep hypothesis from drawing constants out of the modules imported so far, all of which it reads and parses.
+
+    They are others on each worker and after each change of the code; and reading them takes seconds.
+    """
+    from hypothesis.internal.conjecture import providers
+
+    if hasattr(providers, "_get_local_constants"):  # from 6.131 on
+        constants = providers.Constants()
+        providers._get_local_constants = lambda: constants
+
+
+def _import_tests_without_rewriting_assertions():
+    """Leave out what makes failing assertions readable, a third of the collection: none will run."""
+    sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__name__ != "AssertionRewritingHook"]
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -52,11 +74,21 @@ def pytest_pyfunc_call(pyfuncitem):
         raise
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Look for no garbage while the tests are imported: what is imported stays."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_finish(session):
     """coremltools looks for garbage at the end of each conversion: half a second each, among all that is collected."""
     if not session.config.option.collectonly:
         gc.collect()
-        gc.freeze()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

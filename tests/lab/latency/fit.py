@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.optimize import least_squares
 
 from mil_ane_passes.ane.latency_parameters import API_NAMES
 from mil_ane_passes.ane.latency_terms import Chip, Interface, compute_terms, time_call
@@ -193,6 +192,8 @@ def fit_chip(name: str, cases: Iterable[Case]) -> dict[str, float]:
         errors = np.array([math.log(predict(case, chip) / case.value_us) for case in mine])
         robust = np.sign(errors) * np.sqrt(np.log1p((errors / 0.1) ** 2))
         return np.concatenate([robust * weight, (point - start) / sigma])
+
+    from scipy.optimize import least_squares  # half a second, which reading the priors need not wait for
 
     found = least_squares(residuals, start, max_nfev=60)
     return _complete(name, dict(zip(names, map(float, np.exp(found.x)))))
