@@ -1,18 +1,16 @@
-"""What the rewrites of elementary functions share: when they are skipped, and the sources of what the ANE supports."""
+"""What the rewrites of elementary functions share: conditions, sources, and the error of each replacement."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from coremltools.converters.mil.mil import Operation, types
 
-from ...passes.contract import FP32_UNSUPPORTED_REASON, Community, Miss
+from ...passes.contract import FP32_UNSUPPORTED_REASON, Community, Exactness, Hit, Miss, Rewrite
 from ...passes.evidence import cite_m4_study, cite_private_route
+from ...rules.unsupported_ops import ElementaryFunctions
 
-EVIDENCE = (
-    cite_m4_study(
-        "asin, acos, tan, sinh, cosh and atanh are unsupported; atan, sin, cos, tanh, exp and log are accepted"
-    ),
-    cite_private_route("asin, acos, tan, sinh, cosh and atanh have no form on any generation"),
-)
 LOOKUP_TABLE_EVIDENCE = Community(
     "functions are read from tables of 33 points: sine within 6.3e-4, tanh within 1.6e-3",
     source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/numerics.md",
@@ -21,11 +19,29 @@ LOOKUP_TABLE_EVIDENCE = Community(
 )
 
 
-def reject_if_inaccurate(op: Operation, error: float, max_error: float) -> Miss | None:
-    """Return a miss where `op` does not compute in fp16, or its replacement, off by `error` ulps, is not accurate
-    enough; else None."""
-    if op.x.dtype != types.fp16:
-        return Miss(op, FP32_UNSUPPORTED_REASON)
-    if error > max_error:
-        return Miss(op, f"off by up to {error:g} units in the last place, max_error={max_error:g}")
-    return None
+class ElementaryRewrite(Rewrite):
+    """Compute fp16 functions that are unsupported on the ANE from supported ones, where that is accurate enough."""
+
+    fixes = (ElementaryFunctions,)
+    stage = "decompose"
+    exactness = Exactness.ROUNDING
+    preset = "full"
+    evidence = (
+        cite_m4_study(
+            "asin, acos, tan, sinh, cosh and atanh are unsupported; atan, sin, cos, tanh, exp and log are accepted"
+        ),
+        cite_private_route("asin, acos, tan, sinh, cosh and atanh have no form on any generation"),
+    )
+    forms: ClassVar[Mapping[str, tuple[str, float]]]
+    "By op type: the replacement, and its largest error in units in the last place, over all fp16 numbers."
+
+    max_error: float = 4.0
+    "Largest accepted error in units in the last place."
+
+    def match(self, op: Operation) -> Hit | Miss:
+        form, error = self.forms[op.op_type]
+        if op.x.dtype != types.fp16:
+            return Miss(op, FP32_UNSUPPORTED_REASON)
+        if error > self.max_error:
+            return Miss(op, f"off by up to {error:g} units in the last place, max_error={self.max_error:g}")
+        return Hit(op, note=form, ulps=error)

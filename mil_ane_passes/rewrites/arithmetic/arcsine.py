@@ -6,19 +6,15 @@ from collections.abc import Iterable
 
 import coremltools as ct
 import numpy as np
-from coremltools.converters.mil.mil import Operation, Var, types
+from coremltools.converters.mil.mil import Var, types
 
 from ...ir.builder import RewriteBuilder
-from ...passes.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite
+from ...passes.contract import FP32_UNSUPPORTED_REASON, Example, Hit
 from ...passes.examples import make_op_example
-from ...rules.unsupported_ops import ElementaryFunctions
-from ._elementary_functions import EVIDENCE, reject_if_inaccurate
-
-_MAX_ERROR_ULPS = {"asin": 1.79, "acos": 2.15}
-"Largest error of the replacement in units in the last place, over all fp16 numbers."
+from ._elementary_functions import ElementaryRewrite
 
 
-class Arcsine(Rewrite):
+class Arcsine(ElementaryRewrite):
     """Compute asin as twice, and acos as four times, the atan of something between -1 and 1.
 
     why     Core ML on an M4 rejects asin and acos, and so does the ANE's compiler on M1 to M5 when asked without Core
@@ -44,22 +40,15 @@ class Arcsine(Rewrite):
         %y: fp16[2, 8] = mul(x=%6, y=2.0)
     """
 
-    fixes = (ElementaryFunctions,)
-    stage = "decompose"
-    exactness = Exactness.ROUNDING
     bound = "1.79 units in the last place for asin and 2.15 for acos, over all fp16 numbers"
-    preset = "full"
-    roots = tuple(_MAX_ERROR_ULPS)
-    evidence = EVIDENCE
+    roots = ("asin", "acos")
+    forms = {
+        "asin": ("by the tangent of half the angle", 1.79),
+        "acos": ("by the tangent of a quarter of the angle", 2.15),
+    }
 
     max_error: float = 4.0
     "Largest accepted error in units in the last place; asin is off by 1.79, acos by 2.15."
-
-    def match(self, op: Operation) -> Hit | Miss:
-        error = _MAX_ERROR_ULPS[op.op_type]
-        part = "half" if op.op_type == "asin" else "a quarter of"
-        return reject_if_inaccurate(op, error, self.max_error) or Hit(
-            op, note=f"by the tangent of {part} the angle", ulps=error)
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         x, one, half = hit.op.x, np.float16(1), np.float16(0.5)

@@ -6,19 +6,15 @@ from collections.abc import Iterable
 
 import coremltools as ct
 import numpy as np
-from coremltools.converters.mil.mil import Operation, Var, types
+from coremltools.converters.mil.mil import Var, types
 
 from ...ir.builder import RewriteBuilder
-from ...passes.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite
+from ...passes.contract import FP32_UNSUPPORTED_REASON, Example, Hit
 from ...passes.examples import make_op_example
-from ...rules.unsupported_ops import ElementaryFunctions
-from ._elementary_functions import EVIDENCE, LOOKUP_TABLE_EVIDENCE, reject_if_inaccurate
-
-_MAX_ERROR_ULPS = {"cosh": 2.07, "sinh": 3.27}
-"Largest error of the replacement in units in the last place, over all fp16 numbers."
+from ._elementary_functions import LOOKUP_TABLE_EVIDENCE, ElementaryRewrite
 
 
-class Hyperbolic(Rewrite):
+class Hyperbolic(ElementaryRewrite):
     """Compute cosh from exp(|x| / 2), and sinh as tanh times cosh.
 
     why     Core ML on an M4 rejects sinh and cosh, and so does the ANE's compiler on M1 to M5 when asked without Core
@@ -43,21 +39,13 @@ class Hyperbolic(Rewrite):
         %y: fp16[2, 8] = add(x=%4, y=%5)
     """
 
-    fixes = (ElementaryFunctions,)
-    stage = "decompose"
-    exactness = Exactness.ROUNDING
     bound = "2.07 units in the last place for cosh and 3.27 for sinh, over all fp16 numbers"
-    preset = "full"
-    roots = tuple(_MAX_ERROR_ULPS)
-    evidence = (*EVIDENCE, LOOKUP_TABLE_EVIDENCE)
+    roots = ("cosh", "sinh")
+    forms = {"cosh": ("u + 1 / (4 u), u = exp(|x|) / 2", 2.07), "sinh": ("tanh(x) * cosh(x)", 3.27)}
+    evidence = (*ElementaryRewrite.evidence, LOOKUP_TABLE_EVIDENCE)
 
     max_error: float = 4.0
     "Largest accepted error in units in the last place; cosh is off by 2.07, sinh by 3.27."
-
-    def match(self, op: Operation) -> Hit | Miss:
-        error = _MAX_ERROR_ULPS[op.op_type]
-        form = "u + 1 / (4 u), u = exp(|x|) / 2" if op.op_type == "cosh" else "tanh(x) * cosh(x)"
-        return reject_if_inaccurate(op, error, self.max_error) or Hit(op, note=form, ulps=error)
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         x, half = hit.op.x, np.float16(0.5)

@@ -6,16 +6,15 @@ from collections.abc import Iterable
 
 import coremltools as ct
 import numpy as np
-from coremltools.converters.mil.mil import Operation, Var, types
+from coremltools.converters.mil.mil import Var, types
 
 from ...ir.builder import RewriteBuilder
-from ...passes.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite
+from ...passes.contract import FP32_UNSUPPORTED_REASON, Example, Hit
 from ...passes.examples import make_op_example
-from ...rules.unsupported_ops import ElementaryFunctions
-from ._elementary_functions import EVIDENCE, reject_if_inaccurate
+from ._elementary_functions import ElementaryRewrite
 
 
-class InverseTanh(Rewrite):
+class InverseTanh(ElementaryRewrite):
     """Compute atanh from the logarithm of (1 - |x|) / (1 + |x|), without losing what is small.
 
     why     Core ML on an M4 rejects atanh, and so does the ANE's compiler on M1 to M5 when asked without Core ML.
@@ -45,21 +44,12 @@ class InverseTanh(Rewrite):
         %y: fp16[2, 8] = mul(x=%x, y=%10)
     """
 
-    fixes = (ElementaryFunctions,)
-    stage = "decompose"
-    exactness = Exactness.ROUNDING
     bound = "2.97 units in the last place over all fp16 numbers"
-    ulps = 2.97
-    preset = "full"
     roots = ("atanh",)
-    evidence = EVIDENCE
+    forms = {"atanh": ("x / (1 + |x|) * log(w) / (w - 1), w = (1 - |x|) / (1 + |x|)", 2.97)}
 
     max_error: float = 4.0
     "Largest accepted error in units in the last place; it is off by 2.97."
-
-    def match(self, op: Operation) -> Hit | Miss:
-        return reject_if_inaccurate(op, self.ulps, self.max_error) or Hit(
-            op, note="x / (1 + |x|) * log(w) / (w - 1), w = (1 - |x|) / (1 + |x|)")
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         x, one, minus_one = hit.op.x, np.float16(1), np.float16(-1)

@@ -8,15 +8,14 @@ import coremltools as ct
 from coremltools.converters.mil.mil import Operation, Var, types
 
 from ...ir.builder import RewriteBuilder
-from ...passes.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite
+from ...passes.contract import FP32_UNSUPPORTED_REASON, Example, Hit, Miss
 from ...passes.evidence import cite_private_route
 from ...passes.examples import make_op_example
 from ...passes.targets import Gate, format_generations
-from ...rules.unsupported_ops import ElementaryFunctions
-from ._elementary_functions import EVIDENCE, LOOKUP_TABLE_EVIDENCE, reject_if_inaccurate
+from ._elementary_functions import LOOKUP_TABLE_EVIDENCE, ElementaryRewrite
 
 
-class Tangent(Rewrite):
+class Tangent(ElementaryRewrite):
     """Divide sin by cos, as tan is unsupported on the ANE.
 
     why     Core ML on an M4 rejects tan, and so does the ANE's compiler on M1 to M5 when asked without Core ML. sin and
@@ -36,16 +35,12 @@ class Tangent(Rewrite):
         %y: fp16[2, 8] = real_div(x=%0, y=%1)
     """
 
-    fixes = (ElementaryFunctions,)
-    stage = "decompose"
-    exactness = Exactness.ROUNDING
     bound = "1.64 units in the last place over all fp16 numbers"
-    ulps = 1.64
-    preset = "full"
     roots = ("tan",)
+    forms = {"tan": ("sin(x) / cos(x)", 1.64)}
     targets = Gate(first="m3")
     evidence = (
-        *EVIDENCE, LOOKUP_TABLE_EVIDENCE,
+        *ElementaryRewrite.evidence, LOOKUP_TABLE_EVIDENCE,
         cite_private_route("sin and cos are native from M3 on; M1 and M2 reject them, measured", "M1 and M2"),
     )
 
@@ -55,14 +50,14 @@ class Tangent(Rewrite):
     "Largest accepted error in units in the last place; it is off by 1.64."
 
     def match(self, op: Operation) -> Hit | Miss:
-        miss = reject_if_inaccurate(op, self.ulps, self.max_error)
+        match = super().match(op)
         older = [each for each in self.generations if not self.targets.includes(each)]
-        if miss is None and older and not self.always:
+        if isinstance(match, Hit) and older and not self.always:
             return Miss(
                 op,
                 f"sin and cos are not taken on {format_generations(older)} either; name a newer target, or always=true",
             )
-        return miss or Hit(op, note="sin(x) / cos(x)")
+        return match
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         result: Var = mb.real_div(x=mb.sin(x=hit.op.x), y=mb.cos(x=hit.op.x))
