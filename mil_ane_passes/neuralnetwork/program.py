@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import pkgutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Function, Program, Var, types
 from coremltools.converters.mil.mil.program import get_new_symbol
+from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 from coremltools.proto import NeuralNetwork_pb2
 
 from ..utils.errors import AnePassesError, InputError
@@ -23,10 +24,16 @@ from .layer_converter import CONVERTERS, LayerContext, get_layer_kind, refuse
 from .layers.control_flow import convert_statements
 from .weights import WeightReader
 
-__all__ = ["NETWORK_KINDS", "ConvertedNetwork", "convert_network"]
+__all__ = ["NETWORK_KINDS", "PIPELINE_KINDS", "ConvertedNetwork", "Stage", "convert_network", "list_stages"]
 
 NETWORK_KINDS = ("neuralNetwork", "neuralNetworkClassifier", "neuralNetworkRegressor")
 "The kinds of models that hold a network, as fields of the Model proto."
+PIPELINE_KINDS = ("pipeline", "pipelineClassifier", "pipelineRegressor")
+_MAX_PIPELINE_DEPTH = 8
+
+_PROGRAM_ADVICE = "; it is an ML Program already"
+_STAGE_ADVICE = (": this part has no form in an ML Program; upgrade the network of the pipeline by itself, and join "
+                 "the parts again with coremltools.utils.make_pipeline")
 
 _REASONS = {
     "custom": ("it is a custom layer, whose code is in an app",
@@ -36,10 +43,31 @@ _REASONS = {
 
 
 @dataclass(frozen=True)
+class Stage:
+    """One network: the model itself, or a part of a pipeline. `where` is its name in errors, `spec` its Model proto."""
+
+    where: str
+    spec: Any
+
+    @property
+    def kind(self) -> str:
+        return str(self.spec.WhichOneof("Type"))
+
+    @property
+    def network(self) -> Any:
+        return getattr(self.spec, self.kind)
+
+
+@dataclass(frozen=True)
 class ConvertedNetwork:
-    """The program of a network, and the names in it of the model's inputs and outputs."""
+    """The program of a network or of a pipeline of them, and the names in it of the model's inputs and outputs.
+
+    `probabilities` names the value with a classifier's probabilities, `expanded` lists the quantized vectors that were
+    decompressed, with their sizes.
+    """
 
     program: Program
+    stages: tuple[Stage, ...]
     inputs: tuple[Feature, ...]
     outputs: tuple[Feature, ...]
     names: dict[str, str]
@@ -47,35 +75,110 @@ class ConvertedNetwork:
     expanded: dict[str, int] = field(default_factory=dict)
 
 
-def convert_network(spec: Any, opset: Any, where: str) -> ConvertedNetwork:
-    """Convert the network of `spec`, a Model proto, to a program at fp32 with one function `main`.
+def list_stages(spec: Any, where: str, depth: int = 0) -> list[Stage]:
+    """List the networks of a model in the order in which they run.
 
-    `opset` is the deployment target. Raises InputError for a layer that has no form in an ML Program, with its name and
-    kind, and for a network that contradicts itself.
+    Raises InputError for a model that is neither a network nor a pipeline, and for a pipeline with other parts.
     """
-    _load_converters()
     kind = spec.WhichOneof("Type")
-    network = getattr(spec, kind)
     if spec.isUpdatable:
         raise InputError(
             f"{where}: the model is updatable (trained on the device), which ML Programs are not; expected "
             "a model for predictions: save it with isUpdatable off"
         )
-    classic = network.arrayInputShapeMapping == NeuralNetwork_pb2.RANK5_ARRAY_MAPPING
+    if kind in NETWORK_KINDS:
+        return [Stage(where, spec)]
+    if kind not in PIPELINE_KINDS:
+        raise InputError(
+            f"{where}: the model is of type {kind or 'none'}; expected a NeuralNetwork ({', '.join(NETWORK_KINDS)}), "
+            "or a pipeline of them" + (_PROGRAM_ADVICE if kind == "mlProgram" else _STAGE_ADVICE if depth else "")
+        )
+    pipeline = getattr(spec, kind) if kind == "pipeline" else getattr(spec, kind).pipeline
+    if not pipeline.models or depth >= _MAX_PIPELINE_DEPTH:
+        raise InputError(f"{where}: a pipeline {'without models' if not pipeline.models else 'nested too deep'}; "
+                         "expected one of networks: take a fresh copy of the model")
+    found: list[Stage] = []
+    for place, model in enumerate(pipeline.models):
+        name = pipeline.names[place] if place < len(pipeline.names) else ""
+        part = f"{where}: part {place + 1}" + (f" ('{escape_text(name)}')" if name else "")
+        found += list_stages(model, part, depth + 1)
+    return found
+
+
+def convert_network(spec: Any, opset: Any, where: str) -> ConvertedNetwork:
+    """Convert the network of `spec`, a Model proto, to a program at fp32 with one function `main`.
+
+    The networks of a pipeline become one function, in which one passes its outputs to the next in the shapes that they
+    declare. `opset` is the deployment target. Raises InputError for a layer that has no form in an ML Program, with its
+    name and kind, and for a network that contradicts itself.
+    """
+    _load_converters()
+    stages = list_stages(spec, where)
     inputs, outputs = read_features(spec.description.input, where), read_features(spec.description.output, where)
-    probabilities = _find_probabilities(network, kind)
     names = make_identifiers([*(each.name for each in inputs), *(each.name for each in outputs)])
     placeholders = {names[each.name]: _make_placeholder(each) for each in inputs}
     program = Program()
+    features = {each.name: each for each in inputs}
+    expanded: dict[str, int] = {}
     with Function(placeholders, opset_version=opset) as function:
-        context = LayerContext(classic, WeightReader(opset, where), opset)
-        context.convert_layers = lambda listed: _convert_layers(listed, context, where)
-        for each in inputs:
-            context.values[each.name] = _prepare_input(each, function.inputs[names[each.name]], network, classic)
-        convert_statements(list(network.layers), context)
-        function.set_outputs(_make_outputs(outputs, probabilities, context, names, where))
+        values = {each.name: function.inputs[names[each.name]] for each in inputs}
+        for at, stage in enumerate(stages):
+            if stage.kind == "neuralNetworkClassifier" and at < len(stages) - 1:
+                raise InputError(f"{stage.where}: a classifier before the last part of a pipeline; expected networks "
+                                 "there: upgrade the parts one by one")
+            made, context = _convert_stage(stage, values, features, opset)
+            values |= made
+            features |= {each.name: each for each in read_features(stage.spec.description.output, stage.where)}
+            expanded |= context.weights.expanded
+        function.set_outputs(_name_outputs(outputs, values, names, where))
     program.add_function("main", function)
-    return ConvertedNetwork(program, inputs, outputs, names, probabilities, context.weights.expanded)
+    probabilities = _find_probabilities(stages[-1].network, stages[-1].kind)
+    return ConvertedNetwork(program, tuple(stages), inputs, outputs, names, probabilities, expanded)
+
+
+def _convert_stage(
+    stage: Stage, values: Mapping[str, Var], features: Mapping[str, Feature], opset: Any
+) -> tuple[dict[str, Var], LayerContext]:
+    """Convert one network; `values` holds the inputs of the model and the outputs of earlier networks, by name."""
+    network, where = stage.network, stage.where
+    classic = network.arrayInputShapeMapping == NeuralNetwork_pb2.RANK5_ARRAY_MAPPING
+    context = LayerContext(classic, WeightReader(opset, where), opset)
+    context.convert_layers = lambda listed: _convert_layers(listed, context, where)
+    for each in read_features(stage.spec.description.input, where):
+        var = _pass_on(each, values, features, where)
+        context.values[each.name] = _prepare_input(each, var, network, classic)
+    convert_statements(list(network.layers), context)
+    outputs = read_features(stage.spec.description.output, where)
+    return _make_outputs(outputs, _find_probabilities(network, stage.kind), context, where), context
+
+
+def _pass_on(
+    feature: Feature, values: Mapping[str, Var], features: Mapping[str, Feature], where: str
+) -> Var:
+    """Return the value of an input of a network in the form that it declares."""
+    source, name = features.get(feature.name), escape_text(feature.name)
+    if source is None:
+        raise InputError(f"{where}: its input '{name}' is neither an input of the pipeline nor an output of an earlier "
+                         "part; take a fresh copy of the model")
+    var = values[feature.name]
+    if source.proto == feature.proto:
+        return var
+    if source.image != feature.image:
+        raise InputError(f"{where}: its input '{name}' is {_describe(feature)} and what it gets is "
+                         f"{_describe(source)}; expected the same: upgrade the parts one by one")
+    have, want = (tuple(None if is_symbolic(each) else int(each) for each in var.shape), feature.shape)
+    if have == want or (None in (*have, *want) and len(have) == len(want)):
+        return var
+    known = [[each for each in sizes if each is not None] for sizes in (have, want)]
+    if None in (*have, *want) or math.prod(known[0]) != math.prod(known[1]):
+        raise InputError(f"{where}: its input '{name}' is of shape {want} and what it gets of shape {have}; expected "
+                         "as many elements: take a fresh copy of the model")
+    result: Var = mb.reshape(x=var, shape=known[1])
+    return result
+
+
+def _describe(feature: Feature) -> str:
+    return f"an image ({feature.image})" if feature.image is not None else "an array"
 
 
 def _load_converters() -> None:
@@ -97,7 +200,7 @@ def _make_placeholder(feature: Feature) -> Any:
 
 def _prepare_input(feature: Feature, var: Var, network: Any, classic: bool) -> Var:
     """Return the value that layers read: a float, with the image's preprocessing, in the form of the array mapping."""
-    if feature.is_int:
+    if types.is_int(var.dtype):
         var = mb.cast(x=var, dtype="fp32")
     if feature.image is not None:
         return _preprocess(feature, var, network)
@@ -162,31 +265,38 @@ def _convert_layers(layers: Sequence[Any], context: LayerContext, where: str) ->
 
 
 def _make_outputs(
-    outputs: Sequence[Feature], probabilities: str | None, context: LayerContext, names: dict[str, str], where: str
-) -> list[Var]:
-    """Make the vars of the model's outputs, in the declared form and under their names."""
-    made = []
+    outputs: Sequence[Feature], probabilities: str | None, context: LayerContext, where: str
+) -> dict[str, Var]:
+    """Return the outputs of a network in their declared form, by name."""
+    made: dict[str, Var] = {}
     for each in outputs:
         if each.is_label:
             continue
-        if each.is_dictionary:  # a classifier's probabilities: the value has the name of a layer's output
-            value = context.values.get(probabilities or each.name)
-            if value is None:
-                raise InputError(f"{where}: no layer makes the probabilities "
-                                 f"'{escape_text(probabilities or each.name)}'; take a fresh copy of the model")
-            flat = mb.reshape(x=value, shape=[-1])
-            made.append(mb.identity(x=flat, name=names[each.name]))
-            continue
-        if each.name not in context.values:
-            raise InputError(f"{where}: no layer makes the output '{escape_text(each.name)}'; take a fresh copy of the "
+        name = probabilities or each.name if each.is_dictionary else each.name
+        if name not in context.values:
+            what = "probabilities" if each.is_dictionary else "output"
+            raise InputError(f"{where}: no layer makes the {what} '{escape_text(name)}'; take a fresh copy of the "
                              "model")
-        value = _shape_output(each, context.values[each.name], context.classic)
-        if each.is_int:
-            value = mb.cast(x=value, dtype="int32")
-        made.append(mb.identity(x=value, name=names[each.name]))
-    if not made:
-        raise InputError(f"{where}: the model has no output that is an array or an image; expected at least one")
+        value = context.values[name]
+        if each.is_dictionary:  # a classifier's probabilities: the value has the name of a layer's output
+            made[each.name] = mb.reshape(x=value, shape=[-1])
+            continue
+        value = _shape_output(each, value, context.classic)
+        made[each.name] = mb.cast(x=value, dtype="int32") if each.is_int else value
     return made
+
+
+def _name_outputs(
+    outputs: Sequence[Feature], values: Mapping[str, Var], names: dict[str, str], where: str
+) -> list[Var]:
+    """Return the outputs of the model under their names."""
+    listed = [each.name for each in outputs if not each.is_label]
+    if not listed:
+        raise InputError(f"{where}: the model has no output that is an array or an image; expected at least one")
+    for name in listed:
+        if name not in values:
+            raise InputError(f"{where}: no part makes the output '{escape_text(name)}'; take a fresh copy of the model")
+    return [mb.identity(x=values[name], name=names[name]) for name in listed]
 
 
 def _shape_output(feature: Feature, x: Var, classic: bool) -> Var:
@@ -202,6 +312,3 @@ def _shape_output(feature: Feature, x: Var, classic: bool) -> Var:
     if extents[0] == 1:
         return mb.squeeze(x=x, axes=[0, 2, 3] if extents[2:] == [1, 1] else [0])
     return mb.expand_dims(x=x, axes=[1])  # [sequence, batch, C, H, W]
-
-
-

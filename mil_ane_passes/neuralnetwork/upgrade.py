@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,10 +15,12 @@ from coremltools import proto
 from google.protobuf.message import DecodeError
 
 from ..package import Package, package_of_mlmodel
+from ..package.limits import MAX_MODEL_BYTES
+from ..package.manifest import read_layout
 from ..passes.coremltools_setup import silence_coremltools
 from ..utils.errors import InputError
 from .interface import Feature
-from .program import NETWORK_KINDS, ConvertedNetwork, convert_network
+from .program import ConvertedNetwork, convert_network, list_stages
 
 __all__ = ["DEFAULT_TARGET", "TARGETS", "UpgradedModel", "read_network", "upgrade_model"]
 
@@ -50,9 +53,9 @@ class UpgradedModel:
 
 
 def upgrade_model(src: Any, deployment_target: str = DEFAULT_TARGET, precision: str = "fp16") -> UpgradedModel:
-    """Convert a NeuralNetwork to an ML Program of the same interface.
+    """Convert a NeuralNetwork, or a pipeline of networks, to an ML Program of the same interface.
 
-    `src` is the path of an .mlmodel, or of an .mlpackage that holds a network, a `ct.models.MLModel` or a Model proto.
+    `src` is the path of an .mlmodel, or of an .mlpackage that holds one, a `ct.models.MLModel` or a Model proto.
     `precision` ("fp16" or "fp32") is that of the ops; arrays of the interface stay fp32 and int32, and doubles, which
     ML Programs do not have, become fp32.
 
@@ -67,13 +70,16 @@ def upgrade_model(src: Any, deployment_target: str = DEFAULT_TARGET, precision: 
     with silence_coremltools():
         network = convert_network(spec, opset, where)
         model = _convert_program(network, spec, opset, precision, where)
-    kinds = Counter(layer.WhichOneof("layer") for layer in getattr(spec, spec.WhichOneof("Type")).layers)
+    kinds = Counter(str(layer.WhichOneof("layer")) for stage in network.stages for layer in stage.network.layers)
     renamed = {name: new for name, new in network.names.items() if name != new}
     return UpgradedModel(where, model, dict(kinds.most_common()), renamed, network.expanded)
 
 
 def read_network(src: Any) -> tuple[Any, str]:
-    """Return the Model proto of a network, and its name in errors. Raises InputError where `src` is none."""
+    """Return the Model proto of a network or of a pipeline of networks, and its name in errors.
+
+    Raises InputError where `src` is neither.
+    """
     if isinstance(src, proto.Model_pb2.Model):
         spec, where = src, "the model"
     elif hasattr(src, "get_spec"):
@@ -84,28 +90,21 @@ def read_network(src: Any) -> tuple[Any, str]:
         raise InputError(
             f"cannot upgrade a {type(src).__name__}; expected the path of an .mlmodel, an MLModel or its spec"
         )
-    kind = spec.WhichOneof("Type")
-    if kind not in NETWORK_KINDS:
-        raise InputError(
-            f"{where}: the model is of type {kind or 'none'}; expected a NeuralNetwork "
-            f"({', '.join(NETWORK_KINDS)})" + ("; it is an ML Program already" if kind == "mlProgram" else "")
-        )
+    list_stages(spec, where)
     return spec, where
 
 
 def _read_file(path: Path) -> Any:
-    file = path
-    if path.is_dir():
-        found = sorted(path.glob("Data/*/*.mlmodel"))
-        if len(found) != 1:
-            raise InputError(
-                f"{path}: it has {len(found)} model files; expected an .mlmodel, or an .mlpackage with one"
-            )
-        file = found[0]
+    file = read_layout(path).model if path.is_dir() else path
     try:
+        size = file.stat()
+        if not stat.S_ISREG(size.st_mode) or size.st_size > MAX_MODEL_BYTES:
+            raise InputError(f"{path}: {'no file' if size.st_size <= MAX_MODEL_BYTES else f'{size.st_size} bytes'}; "
+                             f"expected an .mlmodel file of at most {MAX_MODEL_BYTES} bytes")
         raw = file.read_bytes()
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}); expected the path of an .mlmodel") from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{path}: cannot be read ({reason}); expected the path of an .mlmodel") from error
     try:
         return proto.Model_pb2.Model.FromString(raw)
     except DecodeError as error:
@@ -131,7 +130,7 @@ def _convert_program(network: ConvertedNetwork, spec: Any, opset: Any, precision
 def _make_classifier_config(network: ConvertedNetwork, spec: Any) -> Any:
     if network.probabilities is None:
         return None
-    stored = spec.neuralNetworkClassifier
+    stored = network.stages[-1].network
     kind = stored.WhichOneof("ClassLabels")
     labels = list(getattr(stored, kind).vector) if kind else []
     probabilities = next((each for each in network.outputs if each.is_dictionary), None)

@@ -10,8 +10,9 @@ the shape of an array that is fed replaces the declared one where they differ.
 from __future__ import annotations
 
 import json
-import zlib
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import coremltools._deps
@@ -19,18 +20,22 @@ import coremltools.models.utils
 import numpy as np
 import pytest
 from coremltools.models.model import MLModel
+from coremltools.models.neural_network import quantization_utils
 
 from mil_ane_passes.neuralnetwork.interface import make_identifiers
 from mil_ane_passes.neuralnetwork.program import NETWORK_KINDS
 from mil_ane_passes.neuralnetwork.upgrade import upgrade_model
 from mil_ane_passes.runtime import predictor
+from tests.faster_conversions import skip_repeated_work
+from tests.lab.cases import append_case, draw_anew, get_case_name, limit_time
 
 MACOS_VERSION = (15, 5)
 TARGET = "iOS18"
 
 coremltools._deps._IS_MACOS = True
 coremltools.models.utils._is_macos = lambda: True
-coremltools.models.utils._macos_version = lambda: MACOS_VERSION
+for module in (coremltools.models.utils, quantization_utils):
+    module._macos_version = lambda: MACOS_VERSION
 
 
 class PredictionCount:
@@ -67,14 +72,28 @@ MLModel.predict = _predict
 
 
 def pytest_addoption(parser: Any) -> None:
-    parser.addoption("--results", help="file to append one JSON line per case to")
+    group = parser.getgroup("neuralnetwork")
+    group.addoption("--limit", type=int, default=300, help="seconds after which a case has failed")
+    group.addoption("--results", help="file to append one JSON line per case to; cases in it do not run again")
+
+
+def pytest_configure(config: Any) -> None:
+    skip_repeated_work(pytest.MonkeyPatch())
+
+
+def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
+    path = Path(config.getoption("--results") or os.devnull)
+    done = {json.loads(line)["case"] for line in path.read_text().splitlines()} if path.exists() else set()
+    config.hook.pytest_deselected(items=[item for item in items if get_case_name(item) in done])
+    items[:] = [item for item in items if get_case_name(item) not in done]
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: Any) -> Iterator[None]:
-    np.random.seed(zlib.crc32(item.nodeid.encode()))
+    draw_anew(item.nodeid)
     PredictionCount.calls = 0
-    return (yield)
+    with limit_time(item.config.getoption("--limit")):
+        return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -82,9 +101,5 @@ def pytest_runtest_makereport(item: Any, call: Any) -> Iterator[None]:
     report = yield
     path = item.config.getoption("--results")
     if path and (report.when == "call" or report.outcome != "passed"):
-        message = "" if call.excinfo is None else f"{call.excinfo.typename}: {call.excinfo.value}"
-        line = {"case": item.nodeid.split("/")[-1], "outcome": report.outcome, "reached": PredictionCount.calls,
-                "message": message[:900]}
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        append_case(path, item, call, report, PredictionCount.calls, 900)
     return report

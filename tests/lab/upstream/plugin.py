@@ -7,22 +7,18 @@ It makes the tests believe that prediction is available and routes `MLModel.pred
 from __future__ import annotations
 
 import gc
-import json
-import signal
 import zlib
 from collections.abc import Iterator
-from types import FrameType
 from typing import Any
 
 import coremltools._deps
 import coremltools.models.utils
-import numpy as np
 import pytest
-import torch
 from coremltools.models.model import MLModel
 
 from mil_ane_passes import torch_frontend
 from mil_ane_passes.runtime import predictor
+from tests.lab.cases import append_case, draw_anew, limit_time
 
 #: the macOS that runs every opset up to iOS18
 MACOS_VERSION = (15, 5)
@@ -97,22 +93,10 @@ def _is_neural_network(item: Any) -> bool:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: Any) -> Iterator[None]:
     """Each case draws its own numbers, whichever ran before it, and has a time limit."""
-    seed = zlib.crc32(item.nodeid.encode())
-    np.random.seed(seed)
-    torch.manual_seed(seed)
-    limit = item.config.getoption("--limit")
-
-    def out_of_time(number: int, frame: FrameType | None) -> None:
-        raise TimeoutError(f"not done in {limit} s")
-
+    draw_anew(item.nodeid)
     PredictionCount.calls = 0
-    previous = signal.signal(signal.SIGALRM, out_of_time)
-    signal.alarm(limit)
-    try:
+    with limit_time(item.config.getoption("--limit")):
         return (yield)
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, previous)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -120,14 +104,5 @@ def pytest_runtest_makereport(item: Any, call: Any) -> Iterator[None]:
     report = yield
     path = item.config.getoption("--results")
     if path and (report.when == "call" or report.outcome != "passed"):
-        message = "" if call.excinfo is None else f"{call.excinfo.typename}: {call.excinfo.value}"
-        line = {"case": _get_case_name(item), "outcome": report.outcome, "reached": PredictionCount.calls,
-                "seconds": round(report.duration, 2), "message": message[:600]}
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        append_case(path, item, call, report, PredictionCount.calls)
     return report
-
-
-def _get_case_name(item: Any) -> str:
-    """The case's name from the test's file on: paths differ between machines."""
-    return f"{'/'.join(item.path.parts[-2:])}::{item.nodeid.split('::', 1)[1]}"
