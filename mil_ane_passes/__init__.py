@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from .commands.run import run, trace
     from .commands.upgrade import upgrade
     from .commands.verify import verify
-    from .package import Package, load, save
+    from .neuralnetwork.loading import load
+    from .package import Package, save
     from .torch_frontend.convert import convert
     from .utils.errors import AnePassesError, InputError, LimitReached, NotSupported, RuleError
     from .utils.locking import exclusive
@@ -55,7 +56,8 @@ _HOMES = {
     ".commands.verify": ("verify",),
     ".utils.errors": ("AnePassesError", "InputError", "LimitReached", "NotSupported", "RuleError"),
     ".utils.locking": ("exclusive",),
-    ".package": ("Package", "load", "save"),
+    ".neuralnetwork.loading": ("load",),
+    ".package": ("Package", "save"),
     ".runtime": ("runtime",),
     ".torch_frontend": ("torch_frontend",),
     ".torch_frontend.convert": ("convert",),

@@ -172,7 +172,7 @@ ALLOWED = {
     "package": {"package", "passes", "ir", "utils"},
     "neuralnetwork": {"neuralnetwork", "package", "passes", "ir", "utils"},
     "transforms": {"transforms", "package", "passes", "ir", "utils"},
-    "runtime": {"runtime", "package", "passes", "ir", "utils"},
+    "runtime": {"runtime", "neuralnetwork", "package", "passes", "ir", "utils"},
     "equivalence": {"equivalence", "runtime", "passes", "ir", "utils"},
     "torch_frontend": {"torch_frontend", "equivalence", "runtime", "passes", "ir", "utils"},
     "testing": {"testing", "equivalence", "runtime", "package", "ane", "passes", "ir", "utils"},

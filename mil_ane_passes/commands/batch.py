@@ -238,7 +238,8 @@ def _plan_job(
     try:
         if source.error:
             raise InputError(source.error)
-        read_layout(source.path)
+        if not source.path.endswith(".mlmodel"):
+            read_layout(source.path)
         if folder is None or output is None:
             return item, Job(source.name, path, None, None, False, request, is_command())
         record = Record(folder, output)

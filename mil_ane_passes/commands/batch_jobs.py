@@ -274,6 +274,7 @@ def _rewrite_package(rewrite: Callable[..., Any], how: dict[str, Any], job: Job,
     item.ops_before, item.ops_after = report.ops_before, report.ops_after
     item.left_out_passes = [each.rule for each in report.left_out_passes]
     item.failed_passes = [each.rule for each in report.failed]
+    item.upgraded = bool(report.upgraded)
     if report.status == "not verified":
         item.error = str(report.verify).partition("\n")[0] if report.faulty_pass is None else (
             f"ane::{report.faulty_pass.rule} breaks the equivalence check {report.faulty_pass}")
@@ -292,6 +293,7 @@ def _lint_package(lint: Callable[..., Any], how: dict[str, Any], job: Job, item:
     item.status = "findings" if report.warnings else "clean"
     item.code = int(under or (share is None and bool(report.warnings)))
     item.count, item.ops_before = len(report.warnings), len(report.plan.rows)
+    item.upgraded = bool(report.upgraded)
     if under:
         item.error = f"{report.share:.2f} % of the ops are predicted on the ANE, under the bar of {share:g} %"
     if job.output is not None:

@@ -30,7 +30,8 @@ __all__ = [
 
 
 RECORDS_FOLDER = ".mil-ane-passes"
-RECORDED_FIELDS = ("code", "count", "ops_before", "ops_after", "bytes", "left_out_passes", "failed_passes")
+RECORDED_FIELDS = ("code", "count", "ops_before", "ops_after", "bytes", "left_out_passes", "failed_passes",
+                   "upgraded")
 "Fields of an item that are recorded, besides its report."
 _COUNT_FIELDS = ("count", "ops_before", "ops_after", "bytes")
 _SCHEMA = 1
@@ -44,6 +45,7 @@ def _is_valid_record(data: dict[str, Any]) -> bool:
         and item.keys() == set(RECORDED_FIELDS)
         and isinstance(item["code"], int)
         and isinstance(item["left_out_passes"], list)
+        and isinstance(item["upgraded"], bool)
         and all(isinstance(item[name], int | None) for name in _COUNT_FIELDS)
     )
     return (kept and (item is not None or data.get("state") != "done") and isinstance(data.get("source", ""), str)

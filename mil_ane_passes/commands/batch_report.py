@@ -41,6 +41,8 @@ class BatchItem:
     "The passes of a preset that `rewrite` left out, as they broke the equivalence check."
     failed_passes: list[str] = field(default_factory=list)
     "The passes of a preset that `rewrite` rolled back, as they failed with an error."
+    upgraded: bool = False
+    "The model is a NeuralNetwork and was read as an ML Program; in what way is in `report`."
     report_file: str | None = None
     "The path of the JSON of the command's own report."
     held: dict[str, Any] | None = None
@@ -60,6 +62,7 @@ class BatchItem:
             "count": self.count, "ops": {"before": self.ops_before, "after": self.ops_after}, "bytes": self.bytes,
             "seconds": None if self.seconds is None else round(self.seconds, 6), "error": self.error or None,
             "left_out_passes": self.left_out_passes, "failed_passes": self.failed_passes, "report": self.report,
+            **({"upgraded": True} if self.upgraded else {}),
         }
 
 
@@ -114,7 +117,8 @@ def _format_cells(item: BatchItem) -> tuple[str, ...]:
         ops += f" -> {item.ops_after}"
     seconds = "" if item.seconds is None else f"{item.seconds:.1f}"
     without = ", ".join(f"ane::{name}" for name in [*item.left_out_passes, *item.failed_passes])
-    error = " ".join(item.error.split()) or (f"without {without}" if without else "")
+    notes = ["upgraded from a NeuralNetwork"] * item.upgraded + [f"without {without}"] * bool(without)
+    error = " ".join(item.error.split()) or ", ".join(notes)
     return item.name, item.status, _format_count(item.count), ops, _format_count(item.bytes), seconds, error
 
 

@@ -16,6 +16,8 @@ __all__ = ["Paths", "Source", "find_sources"]
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 _SUFFIX = ".mlpackage"
+_FILE_SUFFIX = ".mlmodel"
+"Suffix of models that are a file: NeuralNetworks."
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,8 @@ def find_sources(given: Paths, folder: Path | None) -> list[Source]:
     """
     listed = [given] if isinstance(given, (str, os.PathLike)) else list(given)
     if not listed or not all(os.fspath(each).strip() for each in listed):
-        raise InputError("no packages given; expected paths of .mlpackage folders, or of folders with some in them")
+        raise InputError("no packages given; expected paths of .mlpackage folders or .mlmodel files, or of folders "
+                         "with some in them")
     found: dict[str, Source] = {}
     for each in listed:
         for source in _iterate_sources(os.fspath(each), folder):
@@ -63,7 +66,8 @@ def _iterate_sources(path: str, folder: Path | None) -> Iterator[Source]:
             yield Source(
                 path,
                 _get_result_name(path),
-                f"{path}: a folder without any {_SUFFIX} in it; expected a package, or a folder with some",
+                f"{path}: a folder without any {_SUFFIX} or {_FILE_SUFFIX} in it; expected a package, or a folder with "
+                "some",
             )
 
 
@@ -85,17 +89,17 @@ def _iterate_pattern_matches(pattern: str, folder: Path | None) -> Iterator[str]
 
 
 def _walk_folders(top: str, folder: Path | None, refused: list[OSError]) -> Iterator[tuple[str, list[str]]]:
-    """Yield all folders below, with the names of the packages in each.
+    """Yield all folders below, with the names of the packages and the .mlmodel files in each.
 
     Packages, hidden folders, the folder of the results and links are not searched.
     """
     results = None if folder is None else os.path.realpath(folder)
-    for place, folders, _ in os.walk(top, onerror=refused.append):
+    for place, folders, files in os.walk(top, onerror=refused.append):
         folders[:] = sorted(name for name in folders
                             if not name.startswith(".") and os.path.realpath(os.path.join(place, name)) != results)
         inside = [name for name in folders if _is_package(os.path.join(place, name))]
         folders[:] = [name for name in folders if name not in inside]
-        yield place, inside
+        yield place, sorted([*inside, *(name for name in files if name.endswith(_FILE_SUFFIX))])
 
 
 def _search_folder(top: str, folder: Path | None) -> Iterator[Source]:
@@ -115,7 +119,7 @@ def _is_package(path: str) -> bool:
 
 
 def _get_result_name(path: str) -> str:
-    return Path(os.path.abspath(path)).name.removesuffix(_SUFFIX)
+    return Path(os.path.abspath(path)).name.removesuffix(_SUFFIX).removesuffix(_FILE_SUFFIX)
 
 
 def _check_names(sources: Iterable[Source]) -> None:

@@ -14,6 +14,7 @@ from ..utils.budget import DEFAULT_MAX_STEPS, share_budget
 from ..utils.errors import InputError
 from ..utils.option_spelling import format_option
 from ..utils.text_format import format_count, format_lines, format_short_repr
+from ..utils.upgraded_source import UpgradedSource, upgrades_to_dict
 from .options import (
     DEFAULT_SEEDS,
     FEEDS,
@@ -51,7 +52,7 @@ class CalibrateOptions:
     """The options of `calibrate`."""
 
     src: Any = field(metadata=argument("IN"))
-    "the .mlpackage to run"
+    "the .mlpackage or .mlmodel to run"
     _: KW_ONLY
     feeds: Feeds | None = field(default=None, metadata=FEEDS)
     ranges: Ranges | None = field(default=None, metadata=RANGES)
@@ -110,7 +111,8 @@ def calibrate(options: CalibrateOptions) -> CalibrateReport:
         if not inputs.ranges:
             raise
         raise InputError(f"{error}; both ends of {format_option('ranges')} are included") from error
-    return CalibrateReport(model.name, options.target, found.runs, found, options.worst, sampled=not inputs)
+    return CalibrateReport(model.name, options.target, found.runs, found, options.worst, sampled=not inputs,
+                           upgraded=model.upgraded)
 
 
 def _is_numerics_rule(rule: type[Rule]) -> bool:
@@ -138,6 +140,8 @@ class CalibrateReport:
     found: Calibration
     worst: int | None = None
     sampled: bool = False
+    upgraded: tuple[UpgradedSource, ...] = ()
+    "The source, where it is a NeuralNetwork."
 
     @property
     def first(self) -> CalibrationRow | None:
@@ -164,6 +168,7 @@ class CalibrateReport:
                       for name, places in self.found.fires.items()],
             "ops": [row.to_dict() for row in self.found.rows],
             **({"failed_rules": [each.to_dict() for each in self.found.failed]} if self.found.failed else {}),
+            **upgrades_to_dict(self.upgraded),
         }
 
     def __repr__(self) -> str:

@@ -17,6 +17,7 @@ from ..report.table import format_table
 from ..utils.errors import InputError
 from ..utils.option_spelling import choose_spelling, format_option
 from ..utils.text_format import format_count, format_lines, format_short_repr
+from ..utils.upgraded_source import UpgradedSource, upgrades_to_dict
 from .options import add_format_option, add_options, argument, command, flag, read_options
 from .output import print_report
 
@@ -81,6 +82,7 @@ def calibrate_plan(options: CalibratePlanOptions) -> CalibratePlanReport:
         plan, _ = predict_plan(source.program, configure_rules(None).values(), target=predicted_for,
                                package=source.package)
         agreement = compare_with_measurement(plan, find_best_match(plan, plans, source.name))
+        report.upgraded += source.upgraded
         report.compared.append(PlanComparison(source.name, predicted_for, agreement))
     return report
 
@@ -119,6 +121,8 @@ class CalibratePlanReport:
 
     compared: list[PlanComparison] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    upgraded: tuple[UpgradedSource, ...] = ()
+    "The NeuralNetworks among the packages."
 
     @property
     def agrees(self) -> bool:
@@ -135,7 +139,7 @@ class CalibratePlanReport:
             "packages": [{"model": each.model, "target": each.target, **agreement_to_dict(each.found),
                           "factors": compute_cost_factors(each.found.shares), "disagreements": [
                               disagreement_to_dict(one) for one in [*each.found.support, *each.found.backend]]}
-                         for each in self.compared],
+                         for each in self.compared], **upgrades_to_dict(self.upgraded),
         }
 
     def __repr__(self) -> str:

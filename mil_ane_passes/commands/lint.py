@@ -21,7 +21,7 @@ from ..utils.errors import InputError
 from ..utils.garbage_collection import pause_garbage_collection
 from ..utils.text_format import escape_text, format_count, format_lines
 from .options import add_options, argument, command, flag, read_options
-from .output import check_output_file, write_text_file
+from .output import check_output_file, print_upgrades, write_text_file
 from .settings import Settings, parse_percent, read_settings
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class LintOptions:
     """The options of `lint`."""
 
     src: Any = field(metadata=argument("IN"))
-    "the .mlpackage to look at"
+    "the .mlpackage or .mlmodel to look at"
     _: KW_ONLY
     target: str = field(default="all", metadata=flag())
     "chip or device to look at (default: all)"
@@ -117,6 +117,7 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")  # the encoding that the page declares
     from ..report.formats import format_report
 
+    print_upgrades(report)
     _print_or_write(report, format_report(report, arguments.format, everything=arguments.all), target)
     failed = list(_iterate_failed_gates(report, settings.fail_under))
     for message in failed:
@@ -216,6 +217,7 @@ def _lint_source(
     report = LintReport.of(source.name, target, plan, attach_fixes(found, names), {*names, MeasuredOtherwise.name})
     report.measured = agreement
     report.findings = _keep_possible_cuts(report.findings, source)
+    report.upgraded = source.upgraded
     report.left_out = {} if source.package is None else source.package.members.others
     return report
 

@@ -122,6 +122,7 @@ def write_mac_script(options: MacScriptOptions) -> MacFolder:
                 sides["after"] = open_source(report.package)
             else:
                 made.notes.append("the rewrite changes nothing here, so there is no package 'after'")
+        made.notes += [str(each) for side in sides.values() for each in side.upgraded]
         FolderWriter(staged, made, sides, options.progress).write(inputs, options.seeds)
     return made
 

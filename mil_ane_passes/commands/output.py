@@ -28,6 +28,7 @@ __all__ = [
     "format_error",
     "format_example",
     "print_report",
+    "print_upgrades",
     "show_progress",
     "start_copying",
     "write_arrays",
@@ -46,7 +47,14 @@ def format_example(words: str) -> str:
 
 def print_report(report: Any, form: str) -> None:
     """Print a report: its text, or exactly its `to_dict()` as JSON."""
+    print_upgrades(report)
     print(json.dumps(report.to_dict(), indent=2, allow_nan=False) if form == "json" else str(report))
+
+
+def print_upgrades(report: Any) -> None:
+    """Print a line on stderr for each NeuralNetwork that the report is about, which was read as an ML Program."""
+    for each in dict.fromkeys(getattr(report, "upgraded", ())):
+        print(f"mil-ane-passes: {escape_text(each)}", file=sys.stderr)
 
 
 def format_error(error: Exception) -> str:

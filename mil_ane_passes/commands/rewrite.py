@@ -21,6 +21,7 @@ from ..utils.text_format import (
     format_lines,
     format_short_repr,
 )
+from ..utils.upgraded_source import UpgradedSource, upgrades_to_dict
 from .options import (
     DEFAULT_SEEDS,
     FEEDS,
@@ -63,7 +64,7 @@ class RewriteOptions:
     """The options of `rewrite`."""
 
     src: Any = field(metadata=argument("IN"))
-    "the .mlpackage to read; never changed"
+    "the .mlpackage or .mlmodel to read; never changed"
     dst: Any = field(default=None, metadata=flag("-o", "--output", metavar="OUT", batch=False))
     "the .mlpackage to write"
     _: KW_ONLY
@@ -188,6 +189,8 @@ class RewriteReport:
     "A pass requested by name that breaks the equivalence check; nothing is written then."
     outside: list[str] = field(default_factory=list)
     "The passes requested by name that are for none of the target's chips; they did not run."
+    upgraded: tuple[UpgradedSource, ...] = ()
+    "The source, where it is a NeuralNetwork: it was upgraded first."
     package: Any = None
     "The rewritten `Package` or program; not part of the JSON."
 
@@ -226,7 +229,7 @@ class RewriteReport:
             "failed_passes": [each.to_dict() for each in self.failed],
             "seconds": round(self.seconds, 6), "diff": self.diff,
             **({"left_out": dict(self.left_out)} if self.left_out else {}),
-            **({"outside": self.outside} if self.outside else {}),
+            **({"outside": self.outside} if self.outside else {}), **upgrades_to_dict(self.upgraded),
         }
 
     def __repr__(self) -> str:

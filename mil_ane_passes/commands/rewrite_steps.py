@@ -293,7 +293,7 @@ def _find_faulty_pass(
 def fill_report(report: RewriteReport, plan: RewritePlan, before: OpenedSource, outcome: Outcome) -> None:
     """Fill in the report of a rewrite whose result is not written yet."""
     options, after = plan.options, outcome.after.copy
-    report.source = before.name
+    report.source, report.upgraded = before.name, before.upgraded
     report.outside = [rule.name for rule in plan.rules
                       if rule.asked and not is_applicable(rule.targets, options.target)]
     report.ops_before, report.ops_after = count_ops(before.program), count_ops(after.program)

@@ -15,6 +15,7 @@ from ..utils.budget import DEFAULT_MAX_STEPS, share_budget
 from ..utils.errors import InputError
 from ..utils.npz import Array, read_arrays
 from ..utils.text_format import format_lines, format_short_repr
+from ..utils.upgraded_source import UpgradedSource, upgrades_to_dict
 from .options import (
     MAX_SECONDS,
     MAX_STEPS,
@@ -31,6 +32,7 @@ from .output import check_output_file, print_report, show_progress, write_arrays
 
 if TYPE_CHECKING:
     from ..equivalence.trace import TraceRow
+    from .sources import OpenedSource
 
 __all__ = ["RunOptions", "RunReport", "TraceReport", "add_quirk_list", "run", "trace"]
 
@@ -46,7 +48,7 @@ class RunOptions:
     """The options of `run` and `trace`."""
 
     src: Any = field(metadata=argument("IN"))
-    "the .mlpackage to run"
+    "the .mlpackage or .mlmodel to run"
     feeds: Mapping[str, Array] = field(
         metadata=flag(metavar="F.npz", required=True, parse=lambda path: read_arrays(path) or {}))
     "inputs by name"
@@ -131,10 +133,10 @@ def _execute_package(arguments: argparse.Namespace) -> RunReport:
     with show_progress() as progress:
         if arguments.trace:
             return trace(**keywords, progress=progress)
-        outputs = run(**keywords, progress=progress)
+        model, outputs = _run_source(**keywords, progress=progress)
     options = RunOptions(**keywords)
     return RunReport(options.src, options.function, options.precision, tuple(options.quirks), outputs,
-                     options.state or {})
+                     options.state or {}, model.upgraded)
 
 
 @command(RunOptions)
@@ -145,8 +147,14 @@ def run(options: RunOptions) -> dict[str, Array]:
     contains the states by name and is updated in place; an empty dict receives all of them. `quirks` names published
     faults to imitate. `max_steps` limits the loop steps of one run, `max_seconds` the total time; None means no limit.
     Raises InputError for feeds with wrong names, shapes or dtypes and for an unknown quirk, NotSupported for an op the
-    runtime lacks, and LimitReached (a NotSupported) if a run exceeds a limit on steps, time or memory.
+    runtime lacks, and LimitReached (a NotSupported) if a run exceeds a limit on steps, time or memory. A NeuralNetwork
+    is run as the ML Program that `upgrade` makes of it.
     """
+    return _open_and_run(options)[1]
+
+
+def _open_and_run(options: RunOptions) -> tuple[OpenedSource, dict[str, Array]]:
+    """Return the opened source and its outputs."""
     from ..runtime import PipelineRuntime, Runtime
     from .sources import open_source
 
@@ -154,11 +162,14 @@ def run(options: RunOptions) -> dict[str, Array]:
     options.progress("running")
     with share_budget(options.max_steps, options.max_seconds, options.progress):
         if options.function is None and model.package is not None and model.package.is_pipeline:
-            return PipelineRuntime(model.package, precision=options.precision, quirks=options.quirks)(
+            return model, PipelineRuntime(model.package, precision=options.precision, quirks=options.quirks)(
                 options.feeds, options.state)
         runtime = Runtime(model.program, function=options.function, precision=options.precision, quirks=options.quirks,
                           description=model.describe(options.function or model.program.default_function_name))
-        return dict(runtime(options.feeds, options.state))
+        return model, dict(runtime(options.feeds, options.state))
+
+
+_run_source = command(RunOptions)(_open_and_run)
 
 
 @command(RunOptions)
@@ -181,12 +192,15 @@ def trace(options: RunOptions) -> TraceReport:
             model.program, options.feeds, function=options.function, precision=options.precision, state=options.state,
             quirks=options.quirks, description=model.describe(options.function or model.program.default_function_name))
     return TraceReport(model.name, found.function, options.precision, tuple(options.quirks), found.outputs,
-                       dict(options.state or {}), found.rows, found.first)
+                       dict(options.state or {}), model.upgraded, found.rows, found.first)
 
 
 @dataclass
 class RunReport:
-    """One run of `function` (None: the default one) at `precision`: `outputs` and the final `states`, by name."""
+    """One run of `function` (None: the default one) at `precision`: `outputs` and the final `states`, by name.
+
+    `upgraded` describes the source where it is a NeuralNetwork.
+    """
 
     source: str
     function: str | None
@@ -194,6 +208,7 @@ class RunReport:
     quirks: tuple[str, ...] = ()
     outputs: dict[str, Any] = field(default_factory=dict)
     states: dict[str, Any] = field(default_factory=dict)
+    upgraded: tuple[UpgradedSource, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON that `run --format json` prints: dtypes and shapes of arrays, not the numbers."""
@@ -210,6 +225,7 @@ class RunReport:
             "states": _describe_arrays(self.states),
             "first_overflow": None,
             "trace": None,
+            **upgrades_to_dict(self.upgraded),
         }
 
     def __repr__(self) -> str:

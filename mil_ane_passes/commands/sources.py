@@ -11,8 +11,10 @@ from coremltools.converters.mil.mil import Program
 
 from ..ir.clone import clone_program
 from ..ir.scopes import copy_scopes
-from ..package import Package, load, package_of_mlmodel
+from ..neuralnetwork.loading import is_network, load, load_model, upgrade_to_package
+from ..package import Package
 from ..utils.errors import InputError, suggest_nearest
+from ..utils.upgraded_source import UpgradedSource
 
 __all__ = ["OpenedSource", "copy_source", "open_source", "select_function"]
 
@@ -29,27 +31,41 @@ class OpenedSource:
     def is_pipeline(self) -> bool:
         return self.package is not None and self.package.is_pipeline
 
+    @property
+    def upgraded(self) -> tuple[UpgradedSource, ...]:
+        """The NeuralNetwork that the program was made of; empty for an ML Program."""
+        found = None if self.package is None else self.package.upgraded
+        return () if found is None else (found,)
+
     def describe(self, function: str) -> Any:
         return None if self.package is None else self.package.description(function)
 
 
 def open_source(source: Any) -> OpenedSource:
+    """Open a source; a NeuralNetwork, as a path, an MLModel or a spec, is upgraded in memory."""
     if isinstance(source, Program):
         return OpenedSource(source, None, "a program in memory")
     if isinstance(source, Package):
-        return OpenedSource(source.program, source, str(source.path))
+        return _open_package(source)
     if isinstance(source, (str, PathLike)):
-        package = load(source)
-        return OpenedSource(package.program, package, fspath(source))
+        return _open_package(load(source), fspath(source))
     if hasattr(source, "get_spec"):
-        package = package_of_mlmodel(source)
+        package = load_model(source)
         converted = getattr(source, "_mil_program", None)
         if isinstance(converted, Program):
             copy_scopes(converted, package.program)
-        return OpenedSource(package.program, package, str(package.path))
+        return _open_package(package)
+    if is_network(source):
+        return _open_package(upgrade_to_package(source, "the model"))
     spec = "; save a spec first: ct.models.MLModel(spec, weights_dir=...).save(path)"
     raise InputError(f"cannot read a {type(source).__name__}; expected a path to an .mlpackage, an MLModel, a Package "
                      f"or a mil.Program{spec if hasattr(source, 'specificationVersion') else ''}")
+
+
+def _open_package(package: Package, name: str | None = None) -> OpenedSource:
+    if name is None:
+        name = package.upgraded.source if package.upgraded else str(package.path)
+    return OpenedSource(package.program, package, name)
 
 
 def select_function(source: OpenedSource, function: str | None) -> OpenedSource:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from ..equivalence.comparison import Strictness
     from ..equivalence.equivalence import VerifyReport
+    from .sources import OpenedSource
 
 __all__ = ["VerifyOptions", "verify"]
 
@@ -57,9 +58,9 @@ class VerifyOptions:
     """The options of `verify`."""
 
     before: Any = field(metadata=argument("A"))
-    "an .mlpackage"
+    "an .mlpackage or .mlmodel"
     after: Any = field(metadata=argument("B", nargs="?"))
-    "the .mlpackage to compare with it"
+    "the .mlpackage or .mlmodel to compare with it"
     _: KW_ONLY
     atol: float | None = field(default=None, metadata=flag(type=float, metavar="X"))
     "largest absolute error of an element, beside --rtol"
@@ -184,6 +185,8 @@ def verify(options: VerifyOptions) -> VerifyReport:
     `widths`, float inputs and outputs may have different widths, as after `ane::fp16_io`. `max_steps` and
     `max_seconds` as in `run`: beyond them the result is "not verified".
 
+    A NeuralNetwork is compared as the ML Program that `upgrade` makes of it; the report's `upgraded` says so.
+
     `atol`, `rtol`, `snr`, `cosine` limit the error of models that are expected to differ; see `Accuracy`. An entire
     pipeline may be compared with a single model. One side may be a torch module (in eval mode) or any callable, which
     gets the model's inputs by position, or by name if it has parameters of those names. Its outputs pass within
@@ -224,12 +227,21 @@ def _collect_run_settings(options: VerifyOptions) -> dict[str, Any]:
 
 
 def _verify_models(options: VerifyOptions, strictness: Strictness) -> VerifyReport:
-    from ..equivalence.equivalence import compare_programs, compare_with_pipeline
     from .sources import open_source, select_function
 
     if options.tolerance is not None:
         raise InputError("tolerance is for a torch module or a callable; two models are judged by exactness")
     old, new = (select_function(open_source(each), options.function) for each in (options.before, options.after))
+    report = _compare_sources(options, strictness, old, new)
+    report.upgraded = (*old.upgraded, *new.upgraded)
+    return report
+
+
+def _compare_sources(
+    options: VerifyOptions, strictness: Strictness, old: OpenedSource, new: OpenedSource
+) -> VerifyReport:
+    from ..equivalence.equivalence import compare_programs, compare_with_pipeline
+
     precisions = (options.precision,) if options.precision == "float64" else ("float64", options.precision)
     how = {"precisions": precisions, "exactness": strictness, **_collect_run_settings(options)}
     if old.is_pipeline != new.is_pipeline and options.function is None:
@@ -298,7 +310,9 @@ def _verify_callable(options: VerifyOptions, accuracy: Any) -> VerifyReport:
     if model.is_pipeline and options.function is None:
         raise InputError(f"{model.name} is a pipeline, and a torch module or a callable stands for one ML Program; "
                          f"name the part's function: {format_option('function')}{next(iter(model.program.functions))}")
-    return compare_with_callable(
+    report = compare_with_callable(
         select_function(model, options.function).program, after if program_first else before,
         program_first=program_first, tolerance=tolerance, accuracy=accuracy, precision=options.precision,
         describe=model.describe, **_collect_run_settings(options))
+    report.upgraded = model.upgraded
+    return report

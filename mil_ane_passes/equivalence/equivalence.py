@@ -19,6 +19,7 @@ from ..runtime.quirks.base import Quirk
 from ..utils.errors import InputError, LimitReached
 from ..utils.option_spelling import format_option
 from ..utils.text_format import escape_text, format_count, format_lines, format_short_repr
+from ..utils.upgraded_source import UpgradedSource, upgrades_to_dict
 from .adversarial_feeds import SPECIAL, Domain, build_adversarial_plans, describe_samples
 from .comparison import EVERY_OUTPUT, Accuracy, OutputDifference, Strictness, compare_outputs, fill_undefined
 from .coverage import Unknown, differing, find_unentered_blocks, outputs_without_numbers
@@ -111,6 +112,8 @@ class VerifyReport:
     "Descriptions of the feeds of the compared runs, one entry for each kind; empty for user-supplied feeds."
     tolerance: float | None = None
     "The tolerance for a callable's outputs, as a share of each output's largest value; None between programs."
+    upgraded: tuple[UpgradedSource, ...] = ()
+    "The NeuralNetworks among the compared models, which were read as ML Programs."
 
     @property
     def equal(self) -> bool:
@@ -134,7 +137,7 @@ class VerifyReport:
                 "tolerance": self.tolerance, "accuracy": self.accuracy.limits() if self.accuracy else None,
                 "quirks": list(self.quirks), "reason": self.reason, "notes": self.notes, "sampled": list(self.sampled),
                 "first_difference": self.first.to_dict() if self.first else None,
-                "cases": [case.to_dict() for case in self.cases]}
+                "cases": [case.to_dict() for case in self.cases], **upgrades_to_dict(self.upgraded)}
 
     def __repr__(self) -> str:
         return format_short_repr(

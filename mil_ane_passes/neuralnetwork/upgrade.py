@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
 import stat
 from collections import Counter
+from contextlib import redirect_stderr
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +16,7 @@ import coremltools as ct
 from coremltools import proto
 from google.protobuf.message import DecodeError
 
+from ..ir.scopes import copy_scopes
 from ..package import Package, package_of_mlmodel
 from ..package.limits import MAX_MODEL_BYTES
 from ..package.manifest import read_layout
@@ -49,15 +52,19 @@ class UpgradedModel:
     @cached_property
     def package(self) -> Package:
         """The model as a package, to edit, verify and save."""
-        return package_of_mlmodel(self.model)
+        package = package_of_mlmodel(self.model)
+        copy_scopes(self.model._mil_program, package.program)
+        return package
 
 
-def upgrade_model(src: Any, deployment_target: str = DEFAULT_TARGET, precision: str = "fp16") -> UpgradedModel:
+def upgrade_model(
+    src: Any, deployment_target: str = DEFAULT_TARGET, precision: str = "fp16", *, where: str | None = None
+) -> UpgradedModel:
     """Convert a NeuralNetwork, or a pipeline of networks, to an ML Program of the same interface.
 
     `src` is the path of an .mlmodel, or of an .mlpackage that holds one, a `ct.models.MLModel` or a Model proto.
     `precision` ("fp16" or "fp32") is that of the ops; arrays of the interface stay fp32 and int32, and doubles, which
-    ML Programs do not have, become fp32.
+    ML Programs do not have, become fp32. `where` names a spec in errors.
 
     Raises InputError for a model that is not a network, and for layers that have no form in an ML Program.
     """
@@ -65,7 +72,8 @@ def upgrade_model(src: Any, deployment_target: str = DEFAULT_TARGET, precision: 
         raise InputError(f"deployment target '{deployment_target}'; expected {', '.join(TARGETS)}")
     if precision not in _PRECISIONS:
         raise InputError(f"precision '{precision}'; expected fp16 or fp32")
-    spec, where = read_network(src)
+    spec, found = read_network(src)
+    where = where or found
     opset = ct.target[deployment_target]
     with silence_coremltools():
         network = convert_network(spec, opset, where)
@@ -117,14 +125,16 @@ def _convert_program(network: ConvertedNetwork, spec: Any, opset: Any, precision
     """Convert the program to a model with coremltools' pipeline, and give it the interface and metadata of `spec`."""
     config = _make_classifier_config(network, spec)
     try:
-        made = ct.convert(
-            network.program, convert_to="mlprogram", minimum_deployment_target=opset, skip_model_load=True,
-            compute_precision=_PRECISIONS[precision], **({"classifier_config": config} if config else {}))
+        with redirect_stderr(io.StringIO()):  # three progress bars
+            made = ct.convert(
+                network.program, convert_to="mlprogram", minimum_deployment_target=opset, skip_model_load=True,
+                compute_precision=_PRECISIONS[precision], **({"classifier_config": config} if config else {}))
     except (ValueError, TypeError, RuntimeError, NotImplementedError, AssertionError, KeyError) as error:
         raise InputError(f"{where}: coremltools cannot save the program ({error})") from error
     result = made.get_spec()
     _copy_description(spec, result, network)
-    return ct.models.MLModel(result, weights_dir=made.weights_dir, skip_model_load=True)
+    return ct.models.MLModel(result, weights_dir=made.weights_dir, skip_model_load=True,
+                              mil_program=made._mil_program)
 
 
 def _make_classifier_config(network: ConvertedNetwork, spec: Any) -> Any:

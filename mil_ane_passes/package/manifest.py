@@ -107,11 +107,13 @@ def _check_kind(root: Path) -> None:
     if around is not None and not (root / MANIFEST).is_file():
         raise InputError(f"{root}: a part of the package {around}; give that folder")
     if root.is_file():
-        single = root.suffix == ".mlmodel"
-        found = "a single-file .mlmodel, the format of neural networks and older models" if single else "a file"
+        if root.suffix == ".mlmodel":
+            raise InputError(
+                f"{root}: a single-file .mlmodel, the format of neural networks and older models; expected an ML "
+                "Program: convert it first, with `mil-ane-passes upgrade`, and give the .mlpackage that it writes"
+            )
         raise InputError(
-            f"{root}: not a package but {found}; this tool rewrites ML Programs: "
-            f"{'convert it with `mil-ane-passes upgrade`, or ' if single else ''}convert the source model "
+            f"{root}: not a package but a file; this tool rewrites ML Programs: convert the source model "
             'with coremltools (convert_to="mlprogram") and give the .mlpackage'
         )
     if not (root / MANIFEST).is_file():

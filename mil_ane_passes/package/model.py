@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError
 from ..utils.errors import InputError
 from ..utils.garbage_collection import pause_garbage_collection
 from ..utils.locking import synchronized
+from ..utils.upgraded_source import UpgradedSource
 from .blobs import WeightFiles
 from .files import get_file_stamp
 from .manifest import Layout, read_layout
@@ -22,6 +23,14 @@ from .program_reader import FunctionOrigin, ProgramReader
 from .weight_plan import WeightPlan
 
 
+class NetworkFound(InputError):
+    """The model of a package is a NeuralNetwork, `spec`, where an ML Program is required."""
+
+    def __init__(self, text: str, spec: Any) -> None:
+        super().__init__(text)
+        self.spec = spec
+
+
 class Package:
     """An .mlpackage: its program as pymil, weights mapped, and all that is needed to save it again.
 
@@ -29,7 +38,10 @@ class Package:
     `functions` the names of its functions in file order. The ML Programs of a pipeline are one program, whose functions
     are called `PART/FUNCTION`; `members` holds their paths and the names of parts that are not ML Programs.
     `program.chain` names the function of each part that runs; it is empty for a model that is not a pipeline.
+    `upgraded` describes the NeuralNetwork that the package was made of in memory; None for a package on disk.
     """
+
+    upgraded: UpgradedSource | None = None
 
     @synchronized
     def __init__(self, layout: Layout, raw: bytes, owner: object = None) -> None:
@@ -169,11 +181,9 @@ def require_ml_programs(raw: bytes, spec: Any, layout: Layout) -> Members:
         return found
     kind = get_model_kind(spec)
     if kind.startswith("neuralNetwork"):
-        raise InputError(
-            f"{root}: the model is a NeuralNetwork ({kind}); this tool rewrites ML Programs: convert it with "
-            "`mil-ane-passes upgrade`, or convert the source model with coremltools "
-            '(convert_to="mlprogram") and give the .mlpackage'
-        )
+        raise NetworkFound(
+            f"{root}: the model is a NeuralNetwork ({kind}); expected an ML Program: convert it first, with "
+            "`mil-ane-passes upgrade`, and give the .mlpackage that it writes", spec)
     if kind.startswith("pipeline"):
         parts = ", ".join(f"{name} is a {part}" for name, part in found.others.items()) or "it has no parts"
         raise InputError(

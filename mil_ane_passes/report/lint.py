@@ -22,6 +22,7 @@ from ..passes.finding import Finding, build_finding
 from ..passes.plan import Plan, Row
 from ..utils.garbage_collection import pause_garbage_collection
 from ..utils.text_format import format_short_repr
+from ..utils.upgraded_source import UpgradedSource, upgrades_to_dict
 from .agreement import agreement_to_dict
 from .baseline import BaselineComparison
 from .lint_groups import group_findings
@@ -39,7 +40,7 @@ class LintReport:
     earlier report, `measured` Core ML's measurement on a Mac; all are None, and not part of the JSON, if they were not
     requested. The rules that failed with an error are in `plan.failed`, and in the JSON if there are any. `left_out`
     are the parts of a pipeline that are not ML Programs, with their kinds. `latency` is the estimated run time, which
-    is not Core ML's estimate in `plan`.
+    is not Core ML's estimate in `plan`. `upgraded` describes the model where it is a NeuralNetwork.
     """
 
     model: str
@@ -53,6 +54,7 @@ class LintReport:
     measured: Agreement | None = None
     left_out: Mapping[str, str] = field(default_factory=dict)
     latency: LatencyReport | None = None
+    upgraded: tuple[UpgradedSource, ...] = ()
 
     @classmethod
     def of(
@@ -133,6 +135,7 @@ class LintReport:
             **({"left_out": dict(self.left_out)} if self.left_out else {}),
             **({"failed_rules": [each.to_dict() for each in self.plan.failed]} if self.plan.failed else {}),
             **({"measured": agreement_to_dict(self.measured)} if self.measured is not None else {}),
+            **upgrades_to_dict(self.upgraded),
         }
 
     def __repr__(self) -> str:

@@ -39,10 +39,11 @@ def predictor(
 ) -> Predictor:
     """Make an object that predicts as `mlmodel` would on a Mac, up to rounding, on any machine.
 
-    `mlmodel` is an `MLModel` (for one with several functions, the one it was loaded with) or the path of an .mlpackage.
+    `mlmodel` is an `MLModel` (for one with several functions, the one it was loaded with) or the path of an .mlpackage
+    or .mlmodel; a NeuralNetwork predicts as the ML Program that `upgrade` makes of it.
     `precision` "float16" rounds each value to its declared dtype; see `Runtime`. A prediction may take `max_steps`
     steps of loops and `max_seconds` (None: no limit), else it raises LimitReached. Raises InputError when it is not an
-    ML Program, NotSupported when it has an op that the reference runtime lacks.
+    ML Program or a NeuralNetwork, NotSupported when it has an op that the reference runtime lacks.
     """
     if isinstance(mlmodel, (str, PathLike)):
         if not Path(mlmodel).exists():
@@ -61,12 +62,14 @@ class Predictor:
         self, mlmodel: MLModel, precision: str = "float16", quirks: Sequence[str] = (), *,
         max_steps: int | None = DEFAULT_MAX_STEPS, max_seconds: float | None = None,
     ) -> None:
-        from ..package import package_of_mlmodel
+        from ..neuralnetwork.loading import load_model
 
         self._limits = max_steps, max_seconds
 
         self._model = mlmodel
-        package = package_of_mlmodel(mlmodel)
+        package = load_model(mlmodel)
+        if package.upgraded is not None:  # names that are not identifiers differ
+            self._model = MLModel(str(package.path), skip_model_load=True)
         if package.is_pipeline:
             self._proxy = _FrameworkModel({}, package.spec.description, PipelineRuntime(
                 package, precision=precision, quirks=quirks))

@@ -12,15 +12,11 @@ import coremltools as ct
 import numpy as np
 import pytest
 from coremltools.converters.mil.mil import Builder as mb
-from coremltools.models import datatypes
-from coremltools.models.neural_network import NeuralNetworkBuilder
 
 from mil_ane_passes.commands.main import main
 from tests.package.helpers import make
 
 WEIGHTS = "Data/com.apple.CoreML/weights/weight.bin"
-CONVERT = ("convert it with `mil-ane-passes upgrade`, or convert the source model with coremltools "
-           '(convert_to="mlprogram") and give the .mlpackage')
 
 
 def listing(folder: Path) -> dict[str, tuple[bool, bytes]]:
@@ -46,12 +42,6 @@ def source(fixtures, tmp_path):
     return Path(shutil.copytree(fixtures / "conv_transpose_1d.mlpackage", tmp_path / "in.mlpackage"))
 
 
-def network():
-    builder = NeuralNetworkBuilder([("x", datatypes.Array(4))], [("y", datatypes.Array(4))])
-    builder.add_activation("act", "RELU", "x", "y")
-    return ct.models.MLModel(builder.spec, skip_model_load=True)
-
-
 def broken_manifest(path, **changes):
     manifest = json.loads((path / "Manifest.json").read_text())
     (path / "Manifest.json").write_text(json.dumps({**manifest, **changes}))
@@ -74,7 +64,9 @@ def written(path, text):
 
 
 def saved(path):
-    network().save(str(path))
+    spec = ct.proto.Model_pb2.Model(specificationVersion=4)
+    spec.treeEnsembleRegressor.treeEnsemble.numPredictionDimensions = 1
+    ct.models.MLModel(spec, skip_model_load=True).save(str(path))
     return path
 
 
@@ -137,11 +129,14 @@ PACKAGES = {
     "weights cut in the last blob": (lambda s: edit_weights(s, lambda data: data[:-64]), "expected, the file has "),
     "bad sentinel": (lambda s: edit_weights(s, bad_sentinel), "found sentinel 0x0badc0de; expected 0xdeadbeef; "),
     "bad version": (lambda s: edit_weights(s, lambda d: d[:4] + b"\1" + d[5:]), "has storage version 1; expected 2; "),
-    "neural network package": (
-        lambda s: saved(s.with_name("nn.mlpackage")),
-        f"this tool rewrites ML Programs: {CONVERT}",
+    "tree package": (
+        lambda s: saved(s.with_name("tree.mlpackage")),
+        "the model is of type treeEnsembleRegressor; expected an ML Program",
     ),
-    "neural network file": (lambda s: saved(s.with_name("nn.mlmodel")), f"this tool rewrites ML Programs: {CONVERT}"),
+    "tree file": (
+        lambda s: saved(s.with_name("tree.mlmodel")),
+        "the model is of type treeEnsembleRegressor; expected a NeuralNetwork",
+    ),
 }
 
 
@@ -154,7 +149,7 @@ def test_a_package_that_cannot_be_used(case, source, tmp_path, capsys):
     assert str(path) in line
 
 
-@pytest.mark.parametrize("case", ["missing", "weights cut short", "neural network package"])
+@pytest.mark.parametrize("case", ["missing", "weights cut short", "tree package"])
 @pytest.mark.parametrize("command", ["verify", "verify second", "run", "dry run"])
 def test_every_command_refuses_it(case, command, source, fixtures, tmp_path, capsys):
     make, message = PACKAGES[case]

@@ -123,8 +123,8 @@ BROKEN = {
     "path linked": (item_is_a_link, "outside the package"),
     "no model": (lambda s: (s / MODEL).unlink(), "the model file .* is missing"),
     "model cut": (truncate(MODEL, 700), "no Core ML model"),
-    "neural network": (set_kind("neuralNetwork"), "is a NeuralNetwork .*convert the source model"),
-    "classifier network": (set_kind("neuralNetworkClassifier"), "is a NeuralNetwork .*convert the source model"),
+    "neural network": (set_kind("neuralNetwork"), "is a NeuralNetwork .*convert it first, with `mil-ane"),
+    "classifier network": (set_kind("neuralNetworkClassifier"), "is a NeuralNetwork .*convert it first, with `mil-ane"),
     "pipeline": (set_kind("pipeline"), "is a pipeline .pipeline. without an ML Program: it has no parts"),
     "other": (set_kind("normalizer"), "of type normalizer"),
     "opset": (other_opset, r"function 'main' is for opset 'CoreML99' but has blocks for 'CoreML\d'; expected one"),
@@ -158,7 +158,7 @@ def test_broken_packages_are_refused(source, case):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("x.mlmodel", "single-file .mlmodel.*convert the source model"),
+        ("x.mlmodel", "single-file .mlmodel.*convert it first, with `mil-ane-passes upgrade`"),
         ("x.mlmodelc", "use the .mlpackage"),
         ("x.mil", "use the .mlpackage"),
         ("x.bin", "not a package but a file"),

@@ -108,13 +108,10 @@ class TestRefusals:
             ane.runtime.predictor(model).predict({"x": np.ones((2, 3)), "ids": [7]})
 
     def test_no_ml_program(self) -> None:
-        @mb.program(input_specs=[mb.TensorSpec((2, 3))], opset_version=ct.target.iOS13)
-        def program(x: Any) -> Any:
-            return mb.relu(x=x, name="y")
-
-        model = ct.convert(program, convert_to="neuralnetwork")
+        spec = ct.proto.Model_pb2.Model()
+        spec.treeEnsembleRegressor.treeEnsemble.numPredictionDimensions = 1
         with pytest.raises(ane.InputError, match="has no package on disk"):
-            ane.runtime.predictor(model)
+            ane.runtime.predictor(ct.models.MLModel(spec, skip_model_load=True))
 
 
 def counter() -> Any:

@@ -1,0 +1,94 @@
+"""Loading of models in either format: an ML Program as it is, a NeuralNetwork as the ML Program `upgrade` makes of it.
+
+Every command and function that takes a package opens it here.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from coremltools import proto
+
+from .. import package as packages
+from ..package import Package
+from ..package.model import NetworkFound
+from ..utils.locking import synchronized
+from ..utils.upgraded_source import UpgradedSource
+from .program import NETWORK_KINDS
+from .upgrade import DEFAULT_TARGET, TARGETS, UpgradedModel, read_network, upgrade_model
+
+__all__ = ["is_network", "is_network_file", "load", "load_model", "upgrade_to_package"]
+
+_PRECISION = "fp16"
+"That of `upgrade` where none is requested, so that other commands see the program that it writes."
+
+
+@synchronized
+def load(path: str | os.PathLike[str]) -> Package:
+    """Load the model at `path`: an ML Program package or a pipeline with one; its weights are mapped, not read.
+
+    A NeuralNetwork (an .mlmodel, or an .mlpackage that holds one) is upgraded to an ML Program in memory; the
+    `upgraded` of the package says so. Raises InputError when `path` is neither, or the model contradicts itself.
+    """
+    if isinstance(path, (str, os.PathLike)) and is_network_file(path):
+        return upgrade_to_package(*read_network(path))
+    try:
+        return packages.load(path)
+    except NetworkFound as found:
+        return upgrade_to_package(found.spec, os.fspath(path))
+
+
+@synchronized
+def load_model(mlmodel: Any) -> Package:
+    """Return the package of a `ct.models.MLModel`, as `load` does. Raises InputError for the reasons `load` does."""
+    if getattr(mlmodel, "package_path", None) is None and is_network(mlmodel.get_spec()):
+        return upgrade_to_package(mlmodel.get_spec(), "the MLModel")
+    try:
+        return packages.package_of_mlmodel(mlmodel)
+    except NetworkFound as found:
+        return upgrade_to_package(found.spec, "the MLModel")
+
+
+def is_network_file(path: str | os.PathLike[str]) -> bool:
+    """Return whether `path` is an .mlmodel file, and not the model file inside a package."""
+    found = Path(path)
+    return (found.suffix == ".mlmodel" and found.is_file()
+            and packages.destination.find_enclosing_package(found) is None)
+
+
+def is_network(spec: Any) -> bool:
+    """Return whether `spec` is the Model proto of a NeuralNetwork."""
+    return isinstance(spec, proto.Model_pb2.Model) and spec.WhichOneof("Type") in NETWORK_KINDS
+
+
+def upgrade_to_package(spec: Any, source: str) -> Package:
+    """Upgrade the network `spec` with the settings that `upgrade` has by default.
+
+    Where its weights have a scale for each output channel, which the default target cannot store, the target is the
+    first that can.
+    """
+    target = choose_target(spec)
+    made: UpgradedModel = upgrade_model(spec, target, _PRECISION, where=source)
+    package = made.package
+    package.upgraded = UpgradedSource(source, spec.WhichOneof("Type"), sum(made.layers.values()), target, _PRECISION)
+    return package
+
+
+def choose_target(spec: Any) -> str:
+    """Return the oldest deployment target from the default on that stores the weights of `spec` as they are."""
+    return TARGETS[-1] if _has_scales_by_channel(spec) else DEFAULT_TARGET
+
+
+def _has_scales_by_channel(message: Any) -> bool:
+    """Return whether a message has linear quantization with several scales or biases."""
+    if message.DESCRIPTOR.name == "LinearQuantizationParams":
+        return len(message.scale) > 1 or len(message.bias) > 1
+    for field, value in message.ListFields():
+        if field.message_type is None or field.message_type.GetOptions().map_entry:
+            continue
+        several = value if not hasattr(value, "DESCRIPTOR") else (value,)
+        if any(_has_scales_by_channel(each) for each in several):
+            return True
+    return False
