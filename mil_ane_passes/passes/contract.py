@@ -21,7 +21,6 @@ from weakref import ReferenceType
 
 from coremltools.converters.mil.mil import Block, Function, Operation, Program, Var
 
-from ..ir.scopes import Origin
 from ..ir.value_ranges import Range
 from .evidence import Community, Evidence, Measured, Vendor
 from .options import Option, get_options, make_with_options
