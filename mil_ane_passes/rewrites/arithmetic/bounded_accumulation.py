@@ -54,6 +54,7 @@ class BoundedAccumulation(Rewrite):
 
     code, slug = "ANE312", "partial-sums-beyond-32768"
     stage = "numerics"
+    after = ("fuse_linear_convs",)
     exactness = Exactness.ROUNDING
     bound = ("half a unit in the last place; a scaled x or result below 2**-14 is off by up to 2**-25, times the power "
              "of two that brings it back")
