@@ -215,7 +215,7 @@ def test_the_source_through_a_link_is_the_source(source, tmp_path, capsys):
             ["--passes", "lift_conv_1d{axes=2}"],
             "ane::lift_conv_1d: no option 'axes'; it has axis, always; did you mean 'axis'?",
         ),
-        (["--passes", "lift_conv_1d{axis=3}"], "ane::lift_conv_1d: option 'axis' is '3'; expected -1 or 2"),
+        (["--passes", "lift_conv_1d{axis=3}"], "ane::lift_conv_1d: option 'axis' is '3'; expected auto or -1 or 2"),
         (
             ["--passes", "lift_conv_1d{axis"],
             "passes: cannot read 'lift_conv_1d{axis'; expected names like 'a,b{option=value}'",

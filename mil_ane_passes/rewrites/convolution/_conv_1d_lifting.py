@@ -13,9 +13,12 @@ from ...ir.query import get_const_value, get_itemsize, get_static_shape, is_opaq
 from ...passes.layout import compute_padded_bytes, format_bytes
 
 __all__ = [
+    "BINARY_OPS",
     "HEIGHT",
+    "UNARY_OPS",
     "WIDTH",
     "build_lifted_conv",
+    "choose_dummy_axis",
     "describe_lift_cost",
     "find_dummy_axis",
     "find_lift_obstacle",
@@ -27,6 +30,15 @@ __all__ = [
 
 HEIGHT, WIDTH = -1, 2
 "Values of the option `axis`, the position of the dummy axis: -1 lays the kernel on the height, 2 on the width."
+UNARY_OPS = (
+    "abs", "acos", "asin", "atan", "atanh", "ceil", "clip", "cos", "cosh", "erf", "exp", "exp2", "floor", "inverse",
+    "log", "logical_not", "round", "rsqrt", "sign", "sin", "sinh", "sqrt", "square", "tan", "tanh", "threshold", "cast",
+    "identity", "clamped_relu", "elu", "gelu", "leaky_relu", "linear_activation", "prelu", "relu", "relu6",
+    "scaled_tanh", "sigmoid", "sigmoid_hard", "silu", "softplus", "softplus_parametric", "softsign",
+    "thresholded_relu", "batch_norm",
+)
+"Ops that work element by element, or with parameters per channel (axis 1, which no dummy axis moves)."
+BINARY_OPS = ("add", "sub", "mul", "real_div", "floor_div", "maximum", "minimum", "mod", "pow")
 _MAX_KERNEL_WIDTH = min(bound.most for bound in LIMITS["conv-kernel-width"])
 "Widest kernel that is supported on every ANE generation."
 
@@ -48,6 +60,24 @@ def find_dummy_axis(op: Operation) -> int | None:
     return at if at in (2, 3) else None
 
 
+def choose_dummy_axis(op: Operation, axis: int | str) -> int:
+    """Return `axis`, or for "auto" the axis by which a lifted conv or conv_transpose is fastest.
+
+    That is the width, which keeps the long axis last, where every ANE generation supports the kernel there: rows of
+    one element are padded 32 times, and leave 31 of 32 lanes idle, which is more than a kernel 9 to 15 wide costs. A
+    conv_transpose with a bias has its kernel on the height, the only form whose numbers were verified.
+    """
+    if isinstance(axis, int):
+        return axis
+    has_bias = op.op_type == "conv_transpose" and op.bias is not None
+    return HEIGHT if has_bias or _get_kernel_extent(op) > _MAX_KERNEL_WIDTH else WIDTH
+
+
+def _get_kernel_extent(op: Operation) -> int:
+    """Return how many elements the kernel of a rank-3 conv or conv_transpose covers."""
+    return (int(op.weight.shape[2]) - 1) * int(get_const_value(op.dilations, [1])[0]) + 1
+
+
 def find_lift_obstacle(op: Operation, axis: int) -> str | None:
     """Return why a rank-3 conv or conv_transpose cannot be lifted with the dummy axis at `axis`, or None."""
     if op.op_type == "conv_transpose" and op.output_shape is not None and op.output_shape.val is None:
@@ -55,8 +85,7 @@ def find_lift_obstacle(op: Operation, axis: int) -> str | None:
     reason = explain_axis_obstacle(op.weight)
     if reason:
         return reason
-    dilation = get_const_value(op.dilations, [1])[0]
-    extent = (int(op.weight.shape[2]) - 1) * dilation + 1
+    extent = _get_kernel_extent(op)
     if axis == WIDTH and extent > _MAX_KERNEL_WIDTH:
         return (f"kernel covers {extent} on the width, above {_MAX_KERNEL_WIDTH}; use axis=-1, which lays it on the "
                 "height")

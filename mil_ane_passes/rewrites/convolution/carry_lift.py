@@ -19,7 +19,9 @@ from ...passes.examples import make_example, make_weight
 from ...passes.layout import compute_padded_bytes, format_bytes
 from ...utils.text_format import format_count
 from ._conv_1d_lifting import (
+    BINARY_OPS,
     HEIGHT,
+    UNARY_OPS,
     WIDTH,
     build_lifted_conv,
     find_dummy_axis,
@@ -29,15 +31,6 @@ from ._conv_1d_lifting import (
     remove_dummy_axis,
 )
 
-_UNARY_OPS = (
-    "abs", "acos", "asin", "atan", "atanh", "ceil", "clip", "cos", "cosh", "erf", "exp", "exp2", "floor", "inverse",
-    "log", "logical_not", "round", "rsqrt", "sign", "sin", "sinh", "sqrt", "square", "tan", "tanh", "threshold", "cast",
-    "identity", "clamped_relu", "elu", "gelu", "leaky_relu", "linear_activation", "prelu", "relu", "relu6",
-    "scaled_tanh", "sigmoid", "sigmoid_hard", "silu", "softplus", "softplus_parametric", "softsign",
-    "thresholded_relu", "batch_norm",
-)
-"Ops that work element by element, or with parameters per channel (axis 1, which no dummy axis moves)."
-_BINARY_OPS = ("add", "sub", "mul", "real_div", "floor_div", "maximum", "minimum", "mod", "pow")
 _CONV_OPS = ("conv", "conv_transpose")
 _NEUTRAL_SLICE_PARAMETERS: dict[str, Any] = {"begin": 0, "end": 1, "stride": 1, "begin_mask": True, "end_mask": True,
                                              "squeeze_mask": False, "size": 1}
@@ -221,7 +214,7 @@ def _collect_main_inputs(op: Operation) -> list[Var]:
     """Return the values that need the dummy axis for `op` to be carried; consts are not among them."""
     if is_opaque(op):
         return []
-    if op.op_type in _BINARY_OPS:
+    if op.op_type in BINARY_OPS:
         return [var for var in (op.x, op.y) if not is_const(var) and var.rank]
     if op.op_type == "concat":
         return [var for var in op.values if not is_const(var)]
@@ -319,8 +312,8 @@ def _carry_split(mb: RewriteBuilder, op: Operation, lift: _LiftedValues, at: int
 
 
 _CARRIED_OPS: dict[str, tuple[_ObstacleFinder | None, _CarriedBuilder]] = {
-    **dict.fromkeys(_UNARY_OPS, (None, _carry_unary)),
-    **dict.fromkeys(_BINARY_OPS, (None, _carry_binary)),
+    **dict.fromkeys(UNARY_OPS, (None, _carry_unary)),
+    **dict.fromkeys(BINARY_OPS, (None, _carry_binary)),
     **dict.fromkeys(_CONV_OPS, (_find_conv_obstacle, _carry_conv)),
     "pad": (_find_pad_obstacle, _carry_pad),
     "slice_by_index": (_find_slice_obstacle, _carry_slice),

@@ -12,7 +12,7 @@ from ...ir.builder import RewriteBuilder
 from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_m4_study
 from ...rules.convolution import Conv1dKernel
-from ._conv_1d_lifting import describe_lift_cost, find_lift_obstacle, lift_conv
+from ._conv_1d_lifting import choose_dummy_axis, describe_lift_cost, find_lift_obstacle, lift_conv
 from ._examples import make_conv_example
 
 
@@ -27,7 +27,8 @@ class LiftConv1d(Rewrite):
     exact   bitwise: the dummy axis has kernel 1, stride 1 and no padding; the weight is a view of the same bytes.
     undone  axis=2 by coremltools' `common::compose_conv1d` (a second run of its default pipeline); axis=-1 by nothing
             there. `ane.pipeline()` places this pass after it.
-    cost    axis=-1 makes the last axis 1, which the 64-byte row rule pads 32 times at fp16.
+    cost    axis=-1 makes the last axis 1, which the 64-byte row rule pads 32 times at fp16. It is taken where the
+            kernel covers more than 13, or by name: a narrower one lies on the width (axis=auto).
 
     before
         %y: fp16[1, 6, 40] = conv(x=%x, weight=<fp16[6, 4, 16]>, pad_type=same)
@@ -49,8 +50,8 @@ class LiftConv1d(Rewrite):
                   source="https://zhaode.wang/2025/08/18/coreml-conv1d", date="2025-08"),
     )
 
-    axis: Literal[-1, 2] = -1
-    "Position of the dummy axis: -1 lays the kernel on the height, 2 on the width (kernels that cover up to 13)."
+    axis: Literal["auto", -1, 2] = "auto"
+    "Position of the dummy axis: -1 lays the kernel on the height, 2 on the width (kernels that cover up to 13, auto)."
 
     always: bool = False
     "Lift also convs that the target supports as they are."
@@ -62,17 +63,18 @@ class LiftConv1d(Rewrite):
         if not self.always and find_exceeded_limit("conv-kernel-width", kernel, tuple(self.generations)) is None:
             return Miss(op, f"a kernel of {kernel} is supported in one dimension; lifted, its buffers would have rows "
                             "of one element (always=true lifts it)", near=False)
-        reason = find_lift_obstacle(op, self.axis)
+        axis = choose_dummy_axis(op, self.axis)
+        reason = find_lift_obstacle(op, axis)
         if reason:
             return Miss(op, reason)
-        return Hit(op, note=describe_lift_cost(op, self.axis))
+        return Hit(op, note=describe_lift_cost(op, axis))
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
-        return lift_conv(mb, hit.op, self.axis)
+        return lift_conv(mb, hit.op, choose_dummy_axis(hit.op, self.axis))
 
     def examples(self) -> Iterable[Example]:
         def conv(name: str, always: bool = True, axis: int = -1, reason: str | None = None, **rest: Any) -> Example:
-            options = ({"axis": axis} if axis != -1 else {}) | ({"always": True} if always else {})
+            options = {"axis": axis} | ({"always": True} if always else {})
             return make_conv_example(name, (1, 4, 8), (6, 4, 5), options=options, reason=reason, **rest)
 
         yield make_conv_example("wide", (1, 4, 40), (6, 4, 16), pad_type="same")
@@ -83,6 +85,7 @@ class LiftConv1d(Rewrite):
         yield make_conv_example("depthwise", (1, 4, 8), (4, 1, 5), groups=4, dilations=[2], pad_type="same",
                                 options={"always": True})
         yield conv("on the width", axis=2)
+        yield make_conv_example("by its width", (1, 4, 8), (6, 4, 5), options={"always": True})
         yield conv("small", always=False,
                    reason="a kernel of 5 is supported in one dimension; lifted, its buffers would "
                           "have rows of one element (always=true lifts it)")

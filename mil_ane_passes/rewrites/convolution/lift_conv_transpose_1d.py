@@ -23,7 +23,8 @@ class LiftConvTranspose1d(Rewrite):
     exact   bitwise: the dummy axis has kernel 1, stride 1 and no padding; the weight is a view of the same bytes.
     cost    axis=-1 (the form that was verified) makes the last axis 1, which the 64-byte row rule pads 32 times at
             fp16: 29.49 MB instead of 0.93 MB for a (1, 768, 600) input. axis=2 keeps the last axis, but meets the cap
-            on kernel width, and no report says that it is right on an ANE: it may be what Core ML makes of rank 3.
+            on kernel width, and no report says that it is right on an ANE: it may be what Core ML makes of rank 3. So
+            the axis is not chosen by speed here, as `ane::lift_conv_1d` does, and `ane::orient_conv` leaves it.
             Plan A, `ane::split_conv_transpose_bias`, keeps the layout and costs one add, which is rounded. The preset
             `full` takes it where the target supports the kernel on the width; nobody has published which is faster.
 

@@ -78,6 +78,7 @@ class SplitWideConv(Rewrite):
 
     fixes = (ConvKernelSize,)
     stage = "decompose"
+    after = ("orient_conv",)
     exactness = Exactness.ROUNDING
     bound = ("frames, upright and fold: the order of one sum. parts: half a unit in the last place of each partial sum "
              "beside; of 31x31 in 6 parts 9e-4 of the largest output was measured, 3e-4 of the one conv")
