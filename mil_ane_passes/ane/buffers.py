@@ -73,26 +73,27 @@ def list_buffers(program: Program) -> list[Buffer]:
 def compute_peak_bytes(program: Program) -> int:
     """Compute the largest number of padded bytes that are live at the same time in any function of `program`.
 
-    Ops run in program order, and no op reuses the memory of what it reads: a compiler may do better on both. Inputs,
-    outputs, and what a nested block returns are never freed. Weights and values with symbolic dimensions are excluded.
+    Ops run in program order, and no op reuses the memory of what it reads: a compiler may do better on both. Inputs are
+    live throughout; outputs, and what a nested block returns, from the op that makes them. Weights and values with
+    symbolic dimensions are excluded.
     """
     return max((_compute_function_peak(name, function) for name, function in program.functions.items()), default=0)
 
 
 def _compute_function_peak(name: str, function: Function) -> int:
     ops = _collect_ops(function)
-    kept = {*function.inputs.values(), *function.outputs}
-    sizes = {var: buffer.padded for var in (*kept, *(out for op in ops for out in op.outputs))
+    inputs = set(function.inputs.values())
+    sizes = {var: buffer.padded for var in (*inputs, *(out for op in ops for out in op.outputs))
              if (buffer := compute_buffer(name, var)) is not None}
-    never = kept.union(*(inner.outputs for op in ops for inner in op.blocks))
+    never = inputs.union(function.outputs, *(inner.outputs for op in ops for inner in op.blocks))
     last = {var: place for place, op in enumerate(ops) for var in (*op.outputs, *iterate_inputs(op))}
     freed: dict[int, int] = {}
     for var, place in last.items():
         if var not in never:
             freed[place] = freed.get(place, 0) + sizes.get(var, 0)
-    live = peak = sum(sizes.get(var, 0) for var in kept)
+    live = peak = sum(sizes.get(var, 0) for var in inputs)
     for place, op in enumerate(ops):
-        live += sum(sizes.get(var, 0) for var in op.outputs if var not in kept)
+        live += sum(sizes.get(var, 0) for var in op.outputs)
         peak = max(peak, live)
         live -= freed.get(place, 0)
     return peak

@@ -117,13 +117,17 @@ class RewriteBuilder:
             self._views[key] = view
         return self._views[key]
 
-    def weight(self, source: Var, what: Any, make: Callable[[], np.ndarray[Any, Any]]) -> Var:
-        """Make a const from `make()`, in the dtype of const `source` and next to it; one for each (source, what)."""
+    def weight(self, source: Var, what: Any, make: Callable[[], np.ndarray[Any, Any]], view: bool = False) -> Var:
+        """Make a const from `make()`, in the dtype of const `source` and next to it; one for each (source, what).
+
+        With `view` the array is kept as it is: a strided view of the bytes of `source` is copied only where it is
+        written.
+        """
 
         def build() -> Var:
             beside = source.op.enclosing_block is self.block
             where = _find_next_op(source.op) if beside else get_first_op(self.block)
-            array = np.ascontiguousarray(make())
+            array = make() if view else np.ascontiguousarray(make())
             var = make_const(array, source.dtype, self._names.make_unique_name(f"{source.name}_{what}"), where)
             self._record(var.op)
             return var
