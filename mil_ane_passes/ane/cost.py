@@ -120,7 +120,7 @@ def _charge_pool(op: Operation, sizes: Sizes) -> _Charge:
 
 def _charge_conv(op: Operation, sizes: Sizes) -> _Charge:
     weight, out = op.inputs["weight"], op.outputs[0]
-    spread = math.prod(get_const_value(op.inputs.get("dilations"), [1]))
+    spread = max(1, math.prod(get_const_value(op.inputs.get("dilations"), [1])))
     flops = 2 * sizes.elements(out) * math.prod(sizes.shape(weight)[1:])
     intensity = flops / max(1, sum(map(sizes.bytes, (op.inputs["x"], weight, out))))
     law = cost_laws.DENSE_CONV if intensity >= cost_laws.DENSE_MIN_INTENSITY else \

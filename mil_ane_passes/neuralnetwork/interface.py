@@ -54,9 +54,10 @@ def _read_feature(proto: Any, where: str) -> Feature:
         return Feature(name, proto, _read_array_shape(array, name, where), is_int)
     if kind == "imageType":
         image = proto.type.imageType
-        color = FeatureTypes_pb2.ImageFeatureType.ColorSpace.Name(image.colorSpace)
+        spaces = FeatureTypes_pb2.ImageFeatureType.ColorSpace
+        color = spaces.Name(image.colorSpace) if image.colorSpace in spaces.values() else str(image.colorSpace)
         if color not in _CHANNELS:
-            raise InputError(f"{where}: the image '{escape_text(name)}' has no color space; expected RGB, BGR or "
+            raise InputError(f"{where}: the image '{escape_text(name)}' has color space {color}; expected RGB, BGR or "
                              "grayscale: take a fresh copy of the model")
         channels = 1 if _CHANNELS[color] == "gray" else 3
         return Feature(name, proto, (1, channels, *_read_image_size(image)), image=color)

@@ -141,6 +141,14 @@ class LayerContext:
                 f"a value of {count} elements", f"expected at most {MAX_GENERATED_ELEMENTS}: pass it as an input"
             )
 
+    def read_positive(self, name: str, default: Sequence[int]) -> list[int]:
+        """Return the numbers of the parameter `name`, or the default where it is empty. InputError for any below 1."""
+        found = [int(each) for each in getattr(self.params, name)] or list(default)
+        if len(found) != len(default) or min(found) < 1:
+            raise self.refuse(f"a {name} of {tuple(found)}",
+                              f"expected {len(default)} numbers of at least 1: take a fresh copy of the model")
+        return found
+
     def normalize_axis(self, axis: int, rank: int | None = None) -> int:
         """Return `axis` counted from the front. Raises InputError when it is out of range."""
         rank = self.x.rank if rank is None else rank

@@ -194,6 +194,9 @@ def _find_probabilities(network: Any, kind: str) -> str | None:
 
 
 def _make_placeholder(feature: Feature) -> Any:
+    if not feature.shape:
+        raise InputError(f"the input '{escape_text(feature.name)}' declares no shape; expected 1 to 5 sizes: take a "
+                         "fresh copy of the model")
     shape = [get_new_symbol() if extent is None else extent for extent in feature.shape]
     return mb.placeholder(shape=shape, dtype=types.int32 if feature.is_int else types.fp32)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import coremltools as ct
+import numpy as np
 from coremltools import proto
 from google.protobuf.message import DecodeError
 
@@ -143,10 +144,21 @@ def _make_classifier_config(network: ConvertedNetwork, spec: Any) -> Any:
     stored = network.stages[-1].network
     kind = stored.WhichOneof("ClassLabels")
     labels = list(getattr(stored, kind).vector) if kind else []
+    _check_label_count(labels, network)
     probabilities = next((each for each in network.outputs if each.is_dictionary), None)
     return ct.ClassifierConfig(
         class_labels=labels, predicted_feature_name=spec.description.predictedFeatureName or "classLabel",
         predicted_probabilities_output=network.names[probabilities.name] if probabilities else None)
+
+
+def _check_label_count(labels: list[Any], network: ConvertedNetwork) -> None:
+    """Raise InputError where a classifier's labels are not as many as the elements of its probabilities."""
+    named = {network.names[each.name] for each in network.outputs if each.is_dictionary}
+    for var in network.program.functions["main"].outputs:
+        extent = var.shape[0] if var.name in named and var.rank == 1 else len(labels)
+        if not labels or isinstance(extent, (int, np.integer)) and extent != len(labels):
+            raise InputError(f"the classifier has {len(labels)} class labels for {extent} probabilities; expected a "
+                             "label for each: take a fresh copy of the model")
 
 
 def _copy_description(spec: Any, result: Any, network: ConvertedNetwork) -> None:

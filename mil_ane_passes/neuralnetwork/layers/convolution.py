@@ -21,9 +21,9 @@ def convert_convolution(params: Any, context: LayerContext) -> Var:
     inputs = context.inputs()
     x, restore = context.to_nchw(inputs[0])
     groups = int(params.nGroups) or 1
-    kernel = tuple(map(int, params.kernelSize)) or _DEFAULT_KERNEL
-    strides = list(map(int, params.stride)) or [1, 1]
-    dilations = list(map(int, params.dilationFactor)) or [1, 1]
+    kernel = tuple(context.read_positive("kernelSize", _DEFAULT_KERNEL))
+    strides = context.read_positive("stride", (1, 1))
+    dilations = context.read_positive("dilationFactor", (1, 1))
     outputs, inner = int(params.outputChannels), int(params.kernelChannels)
     if len(inputs) > 1:
         if params.isDeconvolution:

@@ -10,6 +10,9 @@ from coremltools.converters.mil.mil import Var
 
 from ..layer_converter import MIN_EPSILON, LayerContext, register_layer
 
+_MAX_SUMMED_CHANNELS = 512
+"Channels up to which a window of even size is summed: each takes two ops."
+
 
 @register_layer("batchnorm")
 def convert_batchnorm(params: Any, context: LayerContext) -> Var:
@@ -56,13 +59,16 @@ def convert_lrn(params: Any, context: LayerContext) -> Var:
     if int(size) % 2:
         result: Var = mb.local_response_norm(x=x, size=size, alpha=float(params.alpha), beta=float(params.beta), k=k)
         return restore(result)
-    before = (size - 1) // 2
-    squares = mb.pad(x=mb.square(x=x), pad=[0, 0, before, size - 1 - before, 0, 0, 0, 0], mode="constant",
-                     constant_val=0.0)
-    count = x.shape[1]
+    count = int(x.shape[1])
+    before, after = min((size - 1) // 2, count - 1), min(size // 2, count - 1)  # beyond all channels are zeros only
+    reach = before + 1 + after
+    if reach > _MAX_SUMMED_CHANNELS:
+        raise context.refuse(f"an even window of {size} channels",
+                             f"expected an odd one, or one of at most {_MAX_SUMMED_CHANNELS}")
+    squares = mb.pad(x=mb.square(x=x), pad=[0, 0, before, after, 0, 0, 0, 0], mode="constant", constant_val=0.0)
     parts = [mb.slice_by_index(x=squares, begin=[0, each, 0, 0], end=[0, each + count, 0, 0],
                                begin_mask=[True, False, True, True], end_mask=[True, False, True, True])
-             for each in range(size)]
+             for each in range(reach)]
     total = parts[0]
     for part in parts[1:]:
         total = mb.add(x=total, y=part)

@@ -23,8 +23,7 @@ def convert_pooling(params: Any, context: LayerContext) -> Var:
         if kind == "AVERAGE":
             return restore(mb.reduce_mean(x=x, axes=[2, 3], keep_dims=True))
         return restore(mb.reduce_l2_norm(x=x, axes=[2, 3], keep_dims=True))
-    kernel = [int(each) for each in params.kernelSize] or [3, 3]
-    strides = [int(each) for each in params.stride] or [1, 1]
+    kernel, strides = context.read_positive("kernelSize", (3, 3)), context.read_positive("stride", (1, 1))
     form = params.WhichOneof("PoolingPaddingType") or "valid"
     settings: dict[str, Any] = {"kernel_sizes": kernel, "strides": strides, "pad_type": "valid"}
     if form == "same":
