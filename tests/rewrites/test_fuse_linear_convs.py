@@ -26,7 +26,7 @@ rule = partial(configure_rewrite, NAME)
 
 
 def reasons(program):
-    return [miss.note for miss in find_matches(rule(), program).near_misses]
+    return [miss.reason for miss in find_matches(rule(), program).near_misses]
 
 
 class Encoder(nn.Module):

@@ -65,7 +65,7 @@ def test_last_block_is_computed_for_the_last_token_only(tmp_path):
         (1, 1, WIDTH), (1, LENGTH, WIDTH), (1, LENGTH, WIDTH), (1, 1, WIDTH), (1, 1, 24), (1, 1, WIDTH), (1, 1, 40)]
     assert list_shapes(after, "softmax") == [(1, 2, 1, LENGTH)]
     assert_equal_to(program, after, {"x0": x.numpy()}, module.double()(x.double()).detach().numpy())
-    assert len(trace.fired) == 1 and "1 of 10 rows" in trace.fired[0].note
+    assert len(trace.fired) == 1 and "1 of 10 rows" in trace.fired[0].reason
     assert not apply_rewrite(rule(), after, target="m4").fired
 
 

@@ -133,7 +133,7 @@ def test_same_bits(kernel, stride, dilation, padding, groups, seed):
 
 def near(body, **settings):
     held = build_program(body, x=(1, 4, 40), **settings)
-    return [miss.note for miss in find_matches(rule(), held).near_misses]
+    return [miss.reason for miss in find_matches(rule(), held).near_misses]
 
 
 def upright(x):

@@ -33,7 +33,7 @@ def linear(rows, inner, outer, form="fp16"):
 def notes(program, target="m4", **options):
     found = find_matches(rule(**options), program, target=target)
     assert not found.fired
-    return [miss.note for miss in found.near_misses]
+    return [miss.reason for miss in found.near_misses]
 
 
 def time_of_ops(program):

@@ -36,7 +36,7 @@ def linear(rows, inner, outer, **more):
 def reason_of(program, target="m2", **options):
     found = find_matches(rule(**options), program, target=target)
     assert not found.fired
-    return [miss.note for miss in found.near_misses]
+    return [miss.reason for miss in found.near_misses]
 
 
 FORMATS = ("plain", "palette", "palette 2", "grouped palette", "affine", "affine inner", "int8",
