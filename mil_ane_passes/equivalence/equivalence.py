@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from coremltools.converters.mil.mil import Program, Var, types
 
+from ..ir.printer import format_dtype
 from ..ir.query import iterate_ops
 from ..passes.contract import Exactness
 from ..runtime.quirks.base import Quirk
@@ -523,4 +524,4 @@ def _format_interface(ends: Collection[Var], widths: bool) -> str:
 def _format_dtype(var: Var, widths: bool) -> str:
     if types.is_list(var.sym_type) or types.is_dict(var.sym_type):
         return ""
-    return ": a float" if widths and holds_floats(var) else f": {types.builtin_to_string(var.dtype)}"
+    return ": a float" if widths and holds_floats(var) else f": {format_dtype(var.dtype)}"

@@ -12,6 +12,7 @@ from coremltools.converters.mil.mil import Function, Var, types
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
 from ..ir.query import get_static_shape
+from ..runtime.feeds import get_numpy_dtype
 from ..utils.errors import InputError
 from ..utils.text_format import format_count
 from .input_domains import choose_integer_range, infer_input_domains
@@ -145,7 +146,7 @@ def make_feeds(function: Function, choice: ShapeChoice, seed: int, description: 
 def _sample_input(
     random: np.random.Generator, var: Var, shape: tuple[int, ...], seed: int, required: Interval, image: bool
 ) -> Any:
-    dtype = np.dtype(types.nptype_from_builtin(var.dtype))
+    dtype = get_numpy_dtype(var)
     if image:
         return random.integers(0, 256, shape).astype(dtype)
     if var.dtype == types.bool:  # a lone flag alternates, so that few draws contain both values
@@ -248,7 +249,7 @@ def _add_largest_shape(offers: dict[str, tuple[int, ...]], upper: list[int]) -> 
 def make_state(function: Function, seed: int) -> dict[str, Any]:
     """Draw initial values of the states of `function`: normal draws, since zeros would hide a wrong sign."""
     random = np.random.default_rng(seed + 1)
-    return {name: random.standard_normal(var.shape).astype(types.nptype_from_builtin(var.dtype))
+    return {name: random.standard_normal(var.shape).astype(get_numpy_dtype(var))
             for name, var in function.inputs.items() if types.is_state(var.sym_type)}
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from coremltools.converters.mil.mil import Function, Program, Var, types
 
+from ..runtime.feeds import get_numpy_dtype
 from ..utils.errors import InputError, suggest_nearest
 from .execution import USER_FEEDS_LABEL, Plan, build_plans
 from .feeds import list_shape_choices, make_feeds, make_state
@@ -103,7 +104,7 @@ def _sample_within(random: np.random.Generator, var: Var, shape: tuple[int, ...]
     Further draws alternate between uniform numbers in between and a mix of both ends.
     """
     low, high = ends
-    dtype = np.dtype(types.nptype_from_builtin(var.dtype))
+    dtype = get_numpy_dtype(var)
     if number < 2:
         drawn = np.full(shape, ends[number])
     elif number % 2:
@@ -122,7 +123,7 @@ def _to_samples(feeds: Any) -> tuple[Any, ...]:
 def _check_representable(name: str, ends: Interval, var: Var) -> None:
     """Raise InputError if the input `var` cannot hold the interval `ends`."""
     low, high = ends
-    dtype, called = np.dtype(types.nptype_from_builtin(var.dtype)), types.builtin_to_string(var.dtype)
+    dtype, called = get_numpy_dtype(var), types.builtin_to_string(var.dtype)
     entire = dtype.kind != "f"
     held: Any = np.finfo(dtype) if not entire else np.iinfo(np.uint8 if dtype.kind == "b" else dtype)
     lowest, highest = (0.0, 1.0) if dtype.kind == "b" else (float(held.min), float(held.max))

@@ -20,6 +20,7 @@ __all__ = [
     "diff_program_texts",
     "format_block",
     "format_dimension",
+    "format_dtype",
     "format_function_body",
     "format_op",
     "format_program",
@@ -36,14 +37,22 @@ def format_dimension(size: Any) -> str:
     return "?" if is_symbolic(size) else str(size)
 
 
+def format_dtype(dtype: Any) -> str:
+    """Format a dtype as `fp16`; kinds of types that are not those of numbers by their name in MIL."""
+    try:
+        return str(types.builtin_to_string(dtype))
+    except KeyError:
+        return "tuple" if types.is_tuple(dtype) else "list" if types.is_list(dtype) else "unknown"
+
+
 def format_type(var: Var, dim: Callable[[Any], str] = format_dimension) -> str:
     """Format a type as `fp16[1, 384, ?]`; a scalar is its dtype alone. `dim` formats one dimension."""
     if types.is_list(var.sym_type):
         return "list"
-    name = types.builtin_to_string(var.dtype)
+    name = format_dtype(var.dtype)
     if types.is_state(var.sym_type):
         name = f"state {name}"
-    return f"{name}[{', '.join(map(dim, var.shape))}]" if var.rank else str(name)
+    return f"{name}[{', '.join(map(dim, var.shape))}]" if var.rank else name
 
 
 def format_program(program: Program, *, names: bool = False) -> str:

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from coremltools.converters.mil.mil import types
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
-from ..ir.printer import format_dimension
-from ..utils.errors import InputError, suggest_nearest
+from ..ir.printer import format_dimension, format_dtype
+from ..utils.errors import InputError, NotSupported, suggest_nearest
 from ..utils.npz import StoredArray
+from ..utils.text_format import escape_text
 
-__all__ = ["check_feeds", "check_state", "read_stored_feeds", "split_inputs", "to_array", "to_feed_dict"]
+__all__ = [
+    "check_feeds",
+    "check_state",
+    "get_numpy_dtype",
+    "read_stored_feeds",
+    "split_inputs",
+    "to_array",
+    "to_feed_dict",
+]
 
 
 def split_inputs(function: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -49,6 +59,7 @@ def _check_value(who: str, value: Any, var: Any, symbols: dict[Any, tuple[int, s
     The dtype and shape of an array stored in a file are checked before it is read.
     """
     array = value if isinstance(value, StoredArray) else to_array(who, value)
+    get_numpy_dtype(var)
     _check_dtype_kind(who, array.dtype, var)
     if isinstance(value, StoredArray):
         _check_shape(who, value.shape, var, symbols)
@@ -98,14 +109,25 @@ def check_state(declared: Mapping[str, Any], state: Mapping[str, Any]) -> None:
 
 def _describe_type(var: Any) -> str:
     extents = ", ".join(map(format_dimension, var.shape))
-    return f"{types.builtin_to_string(var.dtype)} ({extents})"
+    return f"{format_dtype(var.dtype)} ({extents})"
+
+
+def get_numpy_dtype(var: Any) -> np.dtype[Any]:
+    """Return the numpy dtype of an input or state. Raises NotSupported for what is neither a tensor nor a scalar."""
+    inner = var.sym_type.wrapped_type() if types.is_state(var.sym_type) else var.sym_type
+    if types.is_tensor(inner) or types.is_scalar(inner):
+        with suppress(KeyError):
+            dtype: np.dtype[Any] = np.dtype(types.nptype_from_builtin(var.dtype))
+            return dtype
+    raise NotSupported(f"input '{escape_text(var.name)}' is of type {format_dtype(inner)}, which cannot be fed; "
+                       "expected a tensor of numbers: correct it where the package is made")
 
 
 def _check_dtype_kind(who: str, found: np.dtype[Any], var: Any) -> None:
     """Check the kind of dtype: any float is accepted for a float, any integer for an integer, only bool for a bool."""
     kinds = "f" if types.is_float(var.dtype) else "b" if types.is_bool(var.dtype) else "iu"
     if found.kind not in kinds:
-        raise InputError(f"{who}: found dtype {found}, expected {types.builtin_to_string(var.dtype)}")
+        raise InputError(f"{who}: found dtype {found}, expected {format_dtype(var.dtype)}")
 
 
 def _check_range(who: str, array: np.ndarray[Any, Any], var: Any) -> None:

@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from coremltools.converters.mil.mil import types
 from coremltools.models.model import MLModel, MLState
 
 from ..utils.budget import DEFAULT_MAX_STEPS, share_budget
 from ..utils.errors import InputError
 from ..utils.locking import synchronized
 from .engine import Runtime
-from .feeds import split_inputs
+from .feeds import get_numpy_dtype, split_inputs
 from .images import image_from_array, is_image
 from .model_description import get_array_dtype
 from .pipeline import PipelineRuntime
@@ -110,7 +109,7 @@ class _FrameworkState:
 
     def __init__(self, states: Mapping[str, Any]) -> None:
         self.arrays: dict[str, Array] = {
-            name: np.zeros(tuple(int(extent) for extent in var.shape), types.nptype_from_builtin(var.dtype))
+            name: np.zeros(tuple(int(extent) for extent in var.shape), get_numpy_dtype(var))
             for name, var in states.items()}
 
     def read_state(self, name: str) -> Array:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import coremltools as ct
 from coremltools.converters.mil.mil import Builder, Function, Var, types
 
+from ..ir.printer import format_dtype
 from ..package.interface import get_specification_version
 from ..package.names import make_free_name
 from ..passes.interface_change import InterfaceChange
@@ -126,7 +127,7 @@ def _choose_cast(name: str, function: Function, var: Var, who: str) -> str:
         return ""
     cast = choose_interface_dtype(function, dtype)
     if cast is None:
-        raise InputError(f"{who}: the value is {types.builtin_to_string(dtype)}, which Core ML has no outputs "
+        raise InputError(f"{who}: the value is {format_dtype(dtype)}, which Core ML has no outputs "
                          f"of, and which cannot be cast in function '{name}' (for {describe_opset(function)})")
     return cast
 
