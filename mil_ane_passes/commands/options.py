@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields
 from functools import wraps
@@ -187,7 +188,8 @@ def command(options: Callable[P, O]) -> Callable[[Callable[[O], R]], Callable[P,
             try:
                 made = options(*arguments, **named)
             except TypeError as error:  # wrong arguments: name the function, not the dataclass
-                raise TypeError(str(error).replace(f"{options.__name__}.__init__", function.__name__)) from None
+                text = _uncount_self(str(error))
+                raise TypeError(text.replace(f"{options.__name__}.__init__", function.__name__)) from None
             _import_coremltools()
             return function(made)
 
@@ -199,6 +201,14 @@ def command(options: Callable[P, O]) -> Callable[[Callable[[O], R]], Callable[P,
         return call
 
     return decorate
+
+
+def _uncount_self(text: str) -> str:
+    """Lower the counts of positional arguments in Python's message by the `self` of a dataclass's `__init__`."""
+    if " takes " not in text:
+        return text
+    lowered = re.sub(r"\b\d+(?= to | positional | were | was )", lambda found: str(int(found[0]) - 1), text)
+    return lowered.replace(" 1 positional arguments", " 1 positional argument")
 
 
 def _import_coremltools() -> None:

@@ -80,6 +80,12 @@ def test_a_field_is_a_keyword():
         measure("a", shares=1.0)
     with pytest.raises(TypeError, match=r"^measure\(\) missing 1 required positional argument: 'src'"):
         measure()
+    with pytest.raises(TypeError, match=r"^measure\(\) takes 1 positional argument but 3 were given"):
+        measure("a", 1.0, 2)
+    with pytest.raises(TypeError, match=r"but 2 positional arguments \(and 1 keyword-only argument\) were given"):
+        measure("a", 1.0, keep=True)
+    with pytest.raises(TypeError, match=r"^edit\(\) takes from 1 to 2 positional arguments but 4 were given"):
+        ane.edit("in.mlpackage", "out.mlpackage", {"a": "b"}, True)
 
 
 def test_a_field_is_a_setting_of_a_batch_unless_it_says_otherwise():
