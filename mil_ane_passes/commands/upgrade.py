@@ -106,10 +106,16 @@ def _convert_and_save(options: UpgradeOptions) -> UpgradedModel:
 
     if options.dst is not None and isinstance(options.src, (str, os.PathLike)):
         check_destination(options.src, options.dst, options.overwrite)
-    upgraded = upgrade_model(options.src, options.deployment_target, options.precision)
+    upgraded = upgrade_model(options.src, _get_name(options.deployment_target), _get_name(options.precision))
     if options.dst is not None:
         save(upgraded.package, options.dst, overwrite=options.overwrite)
     return upgraded
+
+
+def _get_name(setting: Any) -> str:
+    """Return the spelling of a target or precision, which may be coremltools' own: `ct.target.iOS17`."""
+    name = getattr(setting, "name", setting)
+    return {"FLOAT16": "fp16", "FLOAT32": "fp32"}.get(name, name)
 
 
 _upgrade_source = command(UpgradeOptions)(_convert_and_save)

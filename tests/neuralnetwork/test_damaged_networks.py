@@ -1,5 +1,6 @@
 """Networks whose description or parameters contradict themselves: refused with what was found, and within bounds."""
 
+import coremltools as ct
 import numpy as np
 import pytest
 from coremltools.models import datatypes, neural_network
@@ -97,3 +98,13 @@ def test_a_convolution_of_its_own_program_with_a_dilation_of_zero_is_linted():
         return mb.conv(x=x, weight=np.ones((4, 3, 1, 1), np.float32), dilations=[0, 0])
 
     assert ane.lint(program, target="m4").to_dict()["summary"]["ops"] > 0
+
+
+def test_the_settings_of_coremltools_are_those_of_upgrade():
+    spec = make_convolution().spec
+    made = [ane.upgrade(spec, deployment_target=target, precision=precision).spec
+            for target, precision in (("iOS17", "fp32"), (ct.target.macOS14, ct.precision.FLOAT32))]
+    assert made[0].specificationVersion == made[1].specificationVersion == ct.target.iOS17
+    assert "fp16" not in str(made[1])
+    with pytest.raises(ane.InputError, match="deployment target 'iOS13'; expected iOS15"):
+        ane.upgrade(spec, deployment_target=ct.target.iOS13)
