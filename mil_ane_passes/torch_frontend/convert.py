@@ -21,6 +21,8 @@ from .patching import patched
 __all__ = ["convert", "is_from_torch"]
 
 _COREMLTOOLS_SIGNATURE = inspect.signature(ct.convert)
+_PIPELINE_OPTIONS = ("preset", "target", "passes", "options", "max_growth", "strict")
+"Options of ours that `convert` takes in a pipeline."
 _TORCH_FILE_SUFFIXES = (".pt", ".pth")
 _LOWER_RANK_PASS = f"{NAMESPACE}::lower_rank"
 
@@ -45,7 +47,7 @@ def convert(
     addition, as in `rewrite`. Values that fp16 cannot hold (an angle of thousands) are found by lint's rules in these
     runs, logged as a warning, and named in NotEqual.
     """
-    inputs = _COREMLTOOLS_SIGNATURE.bind(*arguments, **named)
+    inputs = _bind_arguments(*arguments, **named)
     samples = UserInputs.of(feeds, ranges)
     if samples and not check:
         raise InputError("convert: feeds and ranges say what the check runs on; pass check=True with them")
@@ -64,6 +66,16 @@ def convert(
         from .conversion_check import convert_and_check
 
         return convert_and_check(inputs, samples)
+
+
+def _bind_arguments(*arguments: Any, **named: Any) -> inspect.BoundArguments:
+    """Bind the arguments of `coremltools.convert`. Raises TypeError for others, with where options of ours belong."""
+    try:
+        return _COREMLTOOLS_SIGNATURE.bind(*arguments, **named)
+    except TypeError as error:
+        ours = [f"{name}=..." for name in _PIPELINE_OPTIONS if name in named]
+        advice = f"; expected pass_pipeline=ane.pipeline({', '.join(ours)})" if ours else ""
+        raise TypeError(f"convert() {error}{advice}") from None
 
 
 def is_from_torch(model: Any, source: str = "auto") -> bool:

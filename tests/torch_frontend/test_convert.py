@@ -55,6 +55,9 @@ def test_what_it_does_not_know_is_a_type_error():
         ane.convert(None, precision="float32")
     with pytest.raises(TypeError, match="missing a required argument: 'model'"):
         ane.convert()
+    with pytest.raises(TypeError, match=r"^convert\(\) got an unexpected keyword argument 'preset'; expected "
+                       r"pass_pipeline=ane\.pipeline\(preset=\.\.\., target=\.\.\.\)"):
+        ane.convert(None, preset="full", target="m4")
 
 
 @pytest.mark.parametrize("frontend", ["trace", "script", "export"])
