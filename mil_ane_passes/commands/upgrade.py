@@ -114,7 +114,7 @@ def _convert_and_save(options: UpgradeOptions) -> UpgradedModel:
 
 def _get_name(setting: Any) -> str:
     """Return the spelling of a target or precision, which may be coremltools' own: `ct.target.iOS17`."""
-    name = getattr(setting, "name", setting)
+    name = str(getattr(setting, "name", setting))
     return {"FLOAT16": "fp16", "FLOAT32": "fp32"}.get(name, name)
 
 
