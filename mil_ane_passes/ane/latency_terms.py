@@ -164,6 +164,11 @@ def compute_terms(work: Work, chip: Chip, held: set[Hashable] | None = None) -> 
     if work.kind == "matmul":
         us = 2 * work.macs / (chip.mac_tflops * chip.matmul_share * 1e6)
         return Terms(us, us, 0.0, "matmul", "MACs of two activations")
+    if work.kind == "attention":  # a fused softmax took as long as one of its own
+        products, weights = (2 * work.macs / (chip.mac_tflops * chip.matmul_share * 1e6),
+                             work.elements / (chip.softmax_gelems * 1e3))
+        names = ("matmul", "MACs of two activations") if products > weights else ("softmax", "softmax")
+        return Terms(products + weights, products, 0.0, *names)
     if work.kind == "free":
         return Terms(0.0, 0.0, 0.0, "free", "no time of its own")
     if work.kind == "movement":
@@ -426,7 +431,8 @@ def _describe_attention(op: Operation, sizes: Sizes) -> Work:
     query, key, out = op.inputs["query"], op.inputs["key"], op.outputs[0]
     rows = (sizes.shape(key) or (1, 1))[-2]
     macs = float(sizes.elements(query) + sizes.elements(out)) * rows
-    return Work("matmul", macs=macs, inner=rows, elements=sizes.elements(out), moved_bytes=_pad(op, sizes))
+    scores = sizes.elements(query) // max(1, (sizes.shape(query) or (1,))[-1]) * rows
+    return Work("attention", macs=macs, inner=rows, elements=scores, moved_bytes=_pad(op, sizes))
 
 
 def _describe_softmax(op: Operation, sizes: Sizes) -> Work:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import coremltools as ct
 import numpy as np
 import pytest
 from coremltools.converters.mil.mil import Builder as mb
@@ -15,6 +16,7 @@ from mil_ane_passes.ane.latency_parameters import MEASURED_CHIPS, find_chips, lo
 from mil_ane_passes.ane.latency_terms import compute_terms, describe_work
 from mil_ane_passes.ane.sizes import Sizes
 from mil_ane_passes.ir.constants import LazyValue, make_const
+from mil_ane_passes.passes.examples import build_program
 from mil_ane_passes.utils.errors import InputError
 from tests.lab.latency import programs
 
@@ -194,3 +196,16 @@ def test_each_parameter_has_a_source_and_each_chip_its_errors():
         assert ("p90_error" in entry and entry["rows"] > 0) == (name in MEASURED_CHIPS)
         if name not in MEASURED_CHIPS:
             assert not any(each["measured"] for each in entry["parameters"].values())
+
+
+def test_a_fused_attention_takes_about_as_long_as_one_that_is_written_out():
+    """It computes the same products and the same softmax; as many scores are scaled in one of them alone."""
+    def fused(q, k, v):
+        return mb.scaled_dot_product_attention(query=q, key=k, value=v)
+
+    def written(q, k, v):
+        return mb.matmul(x=mb.softmax(x=mb.matmul(x=q, y=k, transpose_y=True)), y=v)
+
+    spent = [estimate_latency(build_program(body, opset=ct.target.iOS18, **dict.fromkeys("qkv", (1, 8, 1024, 64))),
+                              target="m2").latency_us for body in (fused, written)]
+    assert spent[0] == pytest.approx(spent[1], rel=0.01)
