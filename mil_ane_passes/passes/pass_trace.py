@@ -137,7 +137,7 @@ def record_result(trace: PassTrace, rule: Rule, function: str, answer: Hit | Mis
             order = list(Exactness)
             if trace.strength is None or order.index(strength) > order.index(trace.strength):
                 trace.strength = strength
-            trace.fixes_nonfinite |= rule.fixes_nonfinite
+            trace.fixes_nonfinite |= answer.facts.get("fixes_nonfinite", rule.fixes_nonfinite)
             moves = answer.facts.get("moves", rule.moves)
             trace.moves = max(trace.moves, moves)
             ulps = answer.facts.get("ulps", rule.ulps)
