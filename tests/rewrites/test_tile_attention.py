@@ -132,7 +132,7 @@ def test_the_latency_model_agrees_with_what_was_measured(rows, measured):
     held = attention(40, rows)
     before = clone_program(held)
     (fired,) = apply_rewrite(rule(), held, target="m2").fired
-    assert fired.note.endswith(f"of {rows} x {rows} scores computed")
+    assert fired.reason.endswith(f"of {rows} x {rows} scores computed")
     old, new = (estimate_latency(each, target="m2") for each in (before, held))
     spent = [sum(us for cause, us in each.functions[0].causes.items() if cause not in ("interface", "call"))
              for each in (old, new)]
@@ -172,14 +172,14 @@ def test_left_alone(body, reason):
         return body(q, scores)
 
     found = find_matches(rule(least=8, rows=8), build_program(build, q=(1, 2, 16, 4)))
-    assert not found.fired and reason in [miss.note for miss in found.near_misses]
+    assert not found.fired and reason in [miss.reason for miss in found.near_misses]
 
 
 def test_symbolic_lengths_are_left():
     held = build_program(lambda q: mb.matmul(x=mb.softmax(x=mb.matmul(x=q, y=q, transpose_y=True)), y=q),
                          q=(1, 2, None, 4))
     (miss,) = find_matches(rule(), held).near_misses
-    assert miss.note == "the number of queries or keys is not known before the model runs"
+    assert miss.reason == "the number of queries or keys is not known before the model runs"
 
 
 def test_an_encoder_by_option():
@@ -240,8 +240,8 @@ def test_a_row_that_is_blocked_as_a_whole_and_fp32():
         return mb.matmul(x=mb.softmax(x=mb.add(x=mb.matmul(x=q, y=q, transpose_y=True), y=mask)), y=q)
 
     (miss,) = find_matches(rule(least=8, rows=8), build_program(body, q=(1, 2, 16, 4))).near_misses
-    assert miss.note == "a query sees no key: its result is a mean of all values"
+    assert miss.reason == "a query sees no key: its result is a mean of all values"
     held = build_program(lambda q: mb.matmul(x=mb.softmax(x=mb.matmul(x=q, y=q, transpose_y=True)), y=q),
                          dtype=types.fp32, q=(1, 2, 512, 4))
     (miss,) = find_matches(rule(), held).near_misses
-    assert miss.note == "computed in fp32, which is unsupported on the ANE"
+    assert miss.reason == "computed in fp32, which is unsupported on the ANE"
