@@ -111,11 +111,11 @@ def get_first_op(block: Block) -> Operation | None:
 
 
 def check_op_order(
-    block: Block, written: Container[Operation] | None = None, visible: set[Var] | None = None, who: str = ""
+    block: Block, written: Container[Operation] | None = None, visible: set[Var] | None = None
 ) -> None:
     """Raise RuleError if an op of `block` uses a value that is defined later, or nowhere: Core ML would reject that.
 
-    `written` limits the check to those ops; `who` names the rule that is being checked. Linear in the number of ops.
+    `written` limits the check to those ops. Linear in the number of ops.
     """
     visible = set() if visible is None else visible
     built = set(block.inputs.values() if isinstance(block, Function) else block.inputs) - visible
@@ -124,11 +124,11 @@ def check_op_order(
     for op in block.operations:
         if written is None or op in written:
             for inner in op.blocks:
-                check_op_order(inner, written, visible, who)
-            _check_visible(op.get_flattened_inputs(), f"{who}op {op.name!r} uses", visible)
+                check_op_order(inner, written, visible)
+            _check_visible(op.get_flattened_inputs(), f"op {op.name!r} uses", visible)
         built.update(op.outputs)
         visible.update(op.outputs)
-    _check_visible(block.outputs, f"{who}block {block.name!r} returns", visible)
+    _check_visible(block.outputs, f"block {block.name!r} returns", visible)
     visible -= built
 
 

@@ -242,8 +242,15 @@ def _apply_to_program(rule: ProgramRewrite, program: Program, trace: PassTrace, 
     rule.rewrite_program(hits, program)
     trace.rounds = 1
     for name, function in program.functions.items():
-        check_op_order(function, who=f"{format_rule_location(type(rule))}: ")
+        _check_op_order(rule, function)
         _check_signature(rule, name, before.get(name), function)
+
+
+def _check_op_order(rule: Rewrite, function: Function) -> None:
+    try:
+        check_op_order(function)
+    except RuleError as error:  # the line of a class takes its file's tokens to find: searched in an error alone
+        raise RuleError(f"{format_rule_location(type(rule))}: {error}") from error
 
 
 def _check_signature(rule: Rewrite, name: str, before: Any, function: Function) -> None:
@@ -278,7 +285,7 @@ class _FunctionRewriter:
         if self._other_symbols:
             propagate_symbols(self.function, self._other_symbols)
         if self.trace.fired:
-            check_op_order(self.function, who=f"{format_rule_location(type(self.rule))}: ")
+            _check_op_order(self.rule, self.function)
         _check_signature(self.rule, self.name, self.signature, self.function)
 
     @property
