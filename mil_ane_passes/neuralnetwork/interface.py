@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,7 @@ from ..utils.text_format import escape_text
 __all__ = ["Feature", "make_identifiers", "read_features"]
 
 _CHANNELS = {"GRAYSCALE": "gray", "RGB": "RGB", "BGR": "BGR", "GRAYSCALE_FLOAT16": "gray"}
-_MAX_RANK = 5
+_MAX_RANK, _MAX_SIZE = 5, 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,12 @@ class Feature:
 
 def read_features(features: Iterable[Any], where: str) -> tuple[Feature, ...]:
     """Read the inputs or outputs of a ModelDescription. Raises InputError for types that networks do not have."""
-    return tuple(_read_feature(each, where) for each in features)
+    found = tuple(_read_feature(each, where) for each in features)
+    for name, count in Counter(each.name for each in found).items():
+        if count > 1:
+            raise InputError(f"{where}: {count} inputs or outputs are called '{escape_text(name)}'; expected one: take "
+                             "a fresh copy of the model")
+    return found
 
 
 def _read_feature(proto: Any, where: str) -> Feature:
@@ -60,7 +66,11 @@ def _read_feature(proto: Any, where: str) -> Feature:
             raise InputError(f"{where}: the image '{escape_text(name)}' has color space {color}; expected RGB, BGR or "
                              "grayscale: take a fresh copy of the model")
         channels = 1 if _CHANNELS[color] == "gray" else 3
-        return Feature(name, proto, (1, channels, *_read_image_size(image)), image=color)
+        sizes = _read_image_size(image)
+        if any(each is not None and not 0 < each <= _MAX_SIZE for each in sizes):
+            raise InputError(f"{where}: the image '{escape_text(name)}' is declared of {sizes[1]} x {sizes[0]} pixels; "
+                             "expected at least 1 x 1: take a fresh copy of the model")
+        return Feature(name, proto, (1, channels, *sizes), image=color)
     if kind in ("stringType", "int64Type"):
         return Feature(name, proto, is_label=True)
     if kind == "dictionaryType":
@@ -82,9 +92,10 @@ def _read_array_shape(array: Any, name: str, where: str) -> tuple[int | None, ..
         listed = [one for one in listed if len(one) == len(listed[0])]
         if listed:
             shape = [sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*listed)]
-    if len(shape) > _MAX_RANK or any(each is not None and each < 0 for each in shape):
-        raise InputError(f"{where}: '{escape_text(name)}' is declared of shape {tuple(array.shape)}; expected up to "
-                         f"{_MAX_RANK} sizes")
+    if len(shape) > _MAX_RANK or any(each is not None and not 0 < each <= _MAX_SIZE for each in shape):
+        found = tuple(array.shape)[:2 * _MAX_RANK]
+        raise InputError(f"{where}: '{escape_text(name)}' is declared with {len(shape)} sizes ({found}); expected up to "
+                         f"{_MAX_RANK} of at least 1: take a fresh copy of the model")
     return tuple(shape)
 
 

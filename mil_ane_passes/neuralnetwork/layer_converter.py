@@ -23,10 +23,12 @@ from ..utils.text_format import escape_text
 from .weights import WeightReader
 
 __all__ = [
+    "BUILDER_ERRORS",
     "CONVERTERS",
     "MIN_EPSILON",
     "LayerContext",
     "cast",
+    "format_cause",
     "get_layer_kind",
     "keep_rank",
     "read_indices",
@@ -39,6 +41,11 @@ MIN_EPSILON = 1e-38
 "The smallest epsilon that is not a denormal in fp32."
 MAX_GENERATED_ELEMENTS = 2**26
 "Elements of a value that a layer may declare without an input of its size: 256 MiB in fp32."
+
+BUILDER_ERRORS = (ValueError, TypeError, LookupError, AttributeError, NotImplementedError, ArithmeticError, AssertionError,
+                  RuntimeError, MemoryError)
+"What coremltools' builder and passes raise for shapes, types and values that they do not accept."
+_MAX_CAUSE_CHARACTERS = 400
 
 LayerFunction = Callable[[Any, "LayerContext"], "Var | Sequence[Var] | None"]
 
@@ -69,12 +76,20 @@ def refuse(layer: Any, found: str, advice: str) -> InputError:
     return InputError(f"layer '{escape_text(layer.name)}' ({get_layer_kind(layer)}): {found}; {advice}")
 
 
+def format_cause(error: BaseException) -> str:
+    """Format an error of coremltools on one line."""
+    if isinstance(error, RecursionError):
+        return "nested too deep"
+    text = " ".join(str(error).split()) or type(error).__name__
+    return escape_text(text if len(text) <= _MAX_CAUSE_CHARACTERS else f"{text[:_MAX_CAUSE_CHARACTERS]}...")
+
+
 @dataclass
 class LayerContext:
     """The values converted so far, and what a layer function needs besides its layer.
 
     `classic` says which array mapping the network has; `opset` is the deployment target. `convert_layers` converts
-    layers of a nested network with this context.
+    layers of a nested network with this context; `nested` lists the kinds of the branches and loops around the layer.
     """
 
     classic: bool
@@ -83,6 +98,7 @@ class LayerContext:
     values: dict[str, Var] = field(default_factory=dict)
     layer: Any = None
     convert_layers: Any = None
+    nested: list[str] = field(default_factory=list)
 
     def inputs(self) -> list[Var]:
         """Return the vars of the present layer's inputs. Raises InputError for a name without a value."""
@@ -148,6 +164,12 @@ class LayerContext:
             raise self.refuse(f"a {name} of {tuple(found)}",
                               f"expected {len(default)} numbers of at least 1: take a fresh copy of the model")
         return found
+
+    def check_outputs(self, count: int) -> None:
+        """Raise InputError when the present layer has no outputs, or makes more values than it has names for."""
+        named = len(self.layer.output)
+        if not named or count > named:
+            raise self.refuse(f"{count} parts for {named} outputs", "expected an output for each part")
 
     def normalize_axis(self, axis: int, rank: int | None = None) -> int:
         """Return `axis` counted from the front. Raises InputError when it is out of range."""

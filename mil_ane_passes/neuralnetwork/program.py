@@ -20,7 +20,7 @@ from ..utils.errors import AnePassesError, InputError
 from ..utils.text_format import escape_text
 from . import layers as _layers
 from .interface import Feature, make_identifiers, read_features
-from .layer_converter import CONVERTERS, LayerContext, get_layer_kind, refuse
+from .layer_converter import BUILDER_ERRORS, CONVERTERS, LayerContext, format_cause, get_layer_kind, refuse
 from .layers.control_flow import convert_statements
 from .weights import WeightReader
 
@@ -116,7 +116,7 @@ def convert_network(spec: Any, opset: Any, where: str) -> ConvertedNetwork:
     stages = list_stages(spec, where)
     inputs, outputs = read_features(spec.description.input, where), read_features(spec.description.output, where)
     names = make_identifiers([*(each.name for each in inputs), *(each.name for each in outputs)])
-    placeholders = {names[each.name]: _make_placeholder(each) for each in inputs}
+    placeholders = {names[each.name]: _make_placeholder(each, where) for each in inputs}
     program = Program()
     features = {each.name: each for each in inputs}
     expanded: dict[str, int] = {}
@@ -193,10 +193,10 @@ def _find_probabilities(network: Any, kind: str) -> str | None:
     return network.labelProbabilityLayerName or (network.layers[-1].output[0] if network.layers else "")
 
 
-def _make_placeholder(feature: Feature) -> Any:
+def _make_placeholder(feature: Feature, where: str) -> Any:
     if not feature.shape:
-        raise InputError(f"the input '{escape_text(feature.name)}' declares no shape; expected 1 to 5 sizes: take a "
-                         "fresh copy of the model")
+        raise InputError(f"{where}: the input '{escape_text(feature.name)}' has no shape; expected the sizes of an array "
+                         "or of an image: take a fresh copy of the model")
     shape = [get_new_symbol() if extent is None else extent for extent in feature.shape]
     return mb.placeholder(shape=shape, dtype=types.int32 if feature.is_int else types.fp32)
 
@@ -254,11 +254,9 @@ def _convert_layers(layers: Sequence[Any], context: LayerContext, where: str) ->
         except AnePassesError as error:
             text = str(error)
             raise InputError(text if text.startswith(where) else f"{where}: {text}") from error
-        except (ValueError, TypeError, IndexError, KeyError, AttributeError, NotImplementedError, ArithmeticError,
-                AssertionError, RuntimeError) as error:
-            # coremltools' builder checks shapes and types of ops with all of these.
-            raise InputError(f"{context.weights.where}: coremltools rejects its op ({error}); expected a layer whose "
-                             "parameters fit its inputs") from error
+        except BUILDER_ERRORS as error:
+            raise InputError(f"{context.weights.where}: coremltools rejects its op ({format_cause(error)}); expected a "
+                             "layer whose parameters fit its inputs") from error
         context.layer = layer
         results = list(found) if isinstance(found, (list, tuple)) else [] if found is None else [found]
         if len(results) < len(layer.output):

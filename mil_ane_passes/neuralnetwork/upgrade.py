@@ -18,12 +18,14 @@ from coremltools import proto
 from google.protobuf.message import DecodeError
 
 from ..ir.scopes import copy_scopes
+from ..ir.type_inference import limit_evaluation
 from ..package import Package, package_of_mlmodel
 from ..package.limits import MAX_MODEL_BYTES
 from ..package.manifest import read_layout
 from ..passes.coremltools_setup import silence_coremltools
-from ..utils.errors import InputError
+from ..utils.errors import AnePassesError, InputError
 from .interface import Feature
+from .layer_converter import BUILDER_ERRORS, format_cause
 from .program import ConvertedNetwork, convert_network, list_stages
 
 __all__ = ["DEFAULT_TARGET", "TARGETS", "UpgradedModel", "read_network", "upgrade_model"]
@@ -76,8 +78,14 @@ def upgrade_model(
     spec, found = read_network(src)
     where = where or found
     opset = ct.target[deployment_target]
-    with silence_coremltools():
-        network = convert_network(spec, opset, where)
+    with silence_coremltools(), limit_evaluation():
+        try:
+            network = convert_network(spec, opset, where)
+        except AnePassesError:
+            raise
+        except BUILDER_ERRORS as error:
+            raise InputError(f"{where}: coremltools rejects the network ({format_cause(error)}); expected inputs and "
+                             "outputs that fit its layers") from error
         model = _convert_program(network, spec, opset, precision, where)
     kinds = Counter(str(layer.WhichOneof("layer")) for stage in network.stages for layer in stage.network.layers)
     renamed = {name: new for name, new in network.names.items() if name != new}
@@ -130,8 +138,9 @@ def _convert_program(network: ConvertedNetwork, spec: Any, opset: Any, precision
             made = ct.convert(
                 network.program, convert_to="mlprogram", minimum_deployment_target=opset, skip_model_load=True,
                 compute_precision=_PRECISIONS[precision], **({"classifier_config": config} if config else {}))
-    except (ValueError, TypeError, RuntimeError, NotImplementedError, AssertionError, KeyError) as error:
-        raise InputError(f"{where}: coremltools cannot save the program ({error})") from error
+    except BUILDER_ERRORS as error:
+        raise InputError(f"{where}: coremltools cannot save the program ({format_cause(error)}); expected a network "
+                         "whose values Core ML can hold") from error
     result = made.get_spec()
     _copy_description(spec, result, network)
     return ct.models.MLModel(result, weights_dir=made.weights_dir, skip_model_load=True,

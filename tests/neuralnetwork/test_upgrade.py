@@ -263,3 +263,45 @@ def test_flexible_shapes_stay_flexible(exact, kind):
         y = torch.nn.functional.conv2d(torch.tensor(x).reshape(1, 3, size, size), torch.tensor(weight),
                                        torch.tensor(bias), padding=1)
         np.testing.assert_allclose(found.reshape(y.shape), y.numpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("size", "parts"), [(7, 2), (13, 3), (6, 3)])
+def test_a_split_into_parts_that_differ_by_one_is_that_of_numpy(size, parts):
+    names = [f"part{at}" for at in range(parts)]
+    builder = neural_network.NeuralNetworkBuilder(
+        [("data", datatypes.Array(2, size))], [(name, None) for name in names], disable_rank5_shape_mapping=True)
+    builder.add_split_nd("split", "data", names, axis=1, num_splits=parts)
+    x = draw(2, size)
+    found = predict(builder.spec, {"data": x})
+    for name, expected in zip(names, np.array_split(x, parts, axis=1), strict=True):
+        np.testing.assert_array_equal(found[name], expected)
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((7,), 0), ((3, 7), 1), ((3, 7, 2), -2)])
+def test_the_number_of_largest_elements_may_be_an_input(shape, axis):
+    builder = neural_network.NeuralNetworkBuilder(
+        [("data", datatypes.Array(*shape)), ("k", datatypes.Array(1))], [("out", None), ("places", None)],
+        disable_rank5_shape_mapping=True)
+    builder.add_topk("top", ["data", "k"], ["out", "places"], axis=axis)
+    x = draw(*shape)
+    found = predict(builder.spec, {"data": x, "k": np.full(1, 3, np.float32)})
+    order = np.take(np.argsort(-x, axis=axis), range(3), axis=axis)
+    np.testing.assert_array_equal(found["places"], order)
+    np.testing.assert_array_equal(found["out"], np.take_along_axis(x, order, axis))
+
+
+def test_the_inverse_hyperbolic_tangent():
+    builder = make_builder(exact=True, data=(5,))
+    builder.add_atanh("atanh", "data", "out")
+    x = np.linspace(-0.9, 0.9, 5).astype(np.float32)
+    np.testing.assert_allclose(predict(builder.spec, {"data": x})["out"], np.arctanh(x), rtol=1e-5)
+
+
+@pytest.mark.parametrize("size", [2, 4, 5, 40])
+def test_a_local_response_norm_of_any_width(size):
+    builder = make_builder(data=(6, 2, 2))
+    builder.add_lrn("lrn", "data", "out", 0.5, 0.75, size, k=2.0)
+    x = draw(6, 2, 2)
+    total = [sum(x[at]**2 for at in range(max(c - (size - 1) // 2, 0), min(c + size // 2, 5) + 1)) for c in range(6)]
+    expected = x / (2 + 0.5 / size * np.stack(total)) ** 0.75
+    np.testing.assert_allclose(predict(builder.spec, {"data": x})["out"], expected, rtol=1e-4)

@@ -127,9 +127,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 @register_layer(*_FUNCTIONS)
 def convert_function(params: Any, context: LayerContext) -> Var:
     """Convert a function that MIL has an op for, element by element."""
-    kind = context.layer.WhichOneof("layer")
-    more = {"epsilon": MIN_EPSILON} if kind == "atanh" else {}
-    return _FUNCTIONS[kind](x=context.x, **more)
+    return _FUNCTIONS[context.layer.WhichOneof("layer")](x=context.x)
 
 
 @register_layer("asinh")

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
 
-from ..layer_converter import LayerContext, cast, get_layer_kind, register_layer
+from ...utils.errors import InputError
+from ..layer_converter import LayerContext, cast, format_cause, get_layer_kind, register_layer
 
 BREAK, CONTINUE = "\0break", "\0continue"
 "Names of the values that say that a loop is left, or that the rest of its body is skipped; no layer can name them."
+
+_MAX_LOOPS, _MAX_NESTED = 5, 20
+"How deep loops, and networks of any kind, may be nested: coremltools builds the body of a loop several times."
 
 _JUMPS = ("loopBreak", "loopContinue")
 
@@ -72,15 +77,30 @@ def _make_branch(condition: Var, taken: Sequence[Any], other: Sequence[Any], con
     layer = context.layer
     try:
         found = mb.cond(pred=condition, _true_fn=lambda: run(taken), _false_fn=lambda: run(other))
+    except InputError:
+        raise
     except ValueError as error:
         context.layer = layer
-        raise context.refuse(f"its branches give values of different types or shapes ({error})",
+        raise context.refuse(f"its branches give values of different types or shapes ({format_cause(error)})",
                              "expected the same in both, as MIL's cond requires") from error
     finally:
         context.layer = layer
         context.values = before
     results = list(found) if isinstance(found, (list, tuple)) else [found]
     context.values.update(zip(names, results, strict=True))
+
+
+@contextmanager
+def _enter(context: LayerContext, kind: str) -> Iterator[None]:
+    """Count the branches and loops around what is converted. Raises InputError where they are too many."""
+    context.nested.append(kind)
+    try:
+        if len(context.nested) > _MAX_NESTED or context.nested.count("loop") > _MAX_LOOPS:
+            raise context.refuse(f"it is nested too deep, as number {len(context.nested)}",
+                                 f"expected at most {_MAX_LOOPS} loops and {_MAX_NESTED} networks in each other")
+        yield
+    finally:
+        context.nested.pop()
 
 
 def _to_condition(x: Var) -> Var:
@@ -95,7 +115,8 @@ def _to_condition(x: Var) -> Var:
 @register_layer("branch")
 def convert_branch(params: Any, context: LayerContext) -> list[Var]:
     """Convert a branch to a cond."""
-    _make_branch(_to_condition(context.x), list(params.ifBranch.layers), list(params.elseBranch.layers), context)
+    with _enter(context, "branch"):
+        _make_branch(_to_condition(context.x), list(params.ifBranch.layers), list(params.elseBranch.layers), context)
     return [context.get(name) for name in context.layer.output]
 
 
@@ -141,10 +162,13 @@ def convert_loop(params: Any, context: LayerContext) -> list[Var]:
     if condition and not params.conditionVar:
         raise context.refuse("a condition network without a condition variable", "expected its name")
     try:
-        found = mb.while_loop(_cond=check, _body=run, loop_vars=start)
+        with _enter(context, "loop"):
+            found = mb.while_loop(_cond=check, _body=run, loop_vars=start)
+    except InputError:
+        raise
     except ValueError as error:
         context.layer = layer
-        raise context.refuse(f"its body gives values of other types or shapes than it takes ({error})",
+        raise context.refuse(f"its body gives values of other types or shapes than it takes ({format_cause(error)})",
                              "expected the same in each step, as MIL's while_loop requires") from error
     finally:
         context.layer = layer

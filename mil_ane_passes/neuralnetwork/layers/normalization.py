@@ -55,6 +55,8 @@ def convert_lrn(params: Any, context: LayerContext) -> Var:
     """Convert a local response norm across channels: x / (k + alpha / size * sum of squares) ** beta."""
     x, restore = context.to_nchw(context.x)
     size = int(params.localSize)
+    if size < 1:
+        raise context.refuse(f"a window of {size} channels", "expected at least 1")
     k = float(params.k) if params.k else 1.0
     if int(size) % 2:
         result: Var = mb.local_response_norm(x=x, size=size, alpha=float(params.alpha), beta=float(params.beta), k=k)

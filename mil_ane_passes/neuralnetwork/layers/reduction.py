@@ -59,17 +59,39 @@ def convert_arg(params: Any, context: LayerContext) -> Var:
 
 @register_layer("topK")
 def convert_top_k(params: Any, context: LayerContext) -> list[Var]:
-    """Convert the K largest or smallest elements and their indices; K may be a second input."""
+    """Convert the K largest or smallest elements and their indices; K may be a second input.
+
+    MIL's topk has a constant K: for one that is computed the whole axis is sorted, and the first K are sliced off.
+    """
     inputs = context.inputs()
+    x, k = inputs[0], int(params.K)
+    axis = context.normalize_axis(int(params.axis), x.rank)
+    computed = None
     if len(inputs) > 1:
-        count = context.to_int(inputs[1])
+        count = context.to_int(mb.reshape(x=inputs[1], shape=[1]))
         if count.val is None:
-            raise context.refuse("a K that is computed", "expected a constant, as MIL's topk requires")
-        k = int(np.asarray(count.val).reshape(-1)[0])
-    else:
-        k = int(params.K)
-    values, indices = mb.topk(x=inputs[0], k=k, axis=int(params.axis), ascending=bool(params.useBottomK))
-    return [values, cast(indices, "fp32")]
+            computed, k = count, _get_extent(x, axis, context)
+        else:
+            k = int(np.asarray(count.val).reshape(-1)[0])
+    values, indices = mb.topk(x=x, k=k or 1, axis=axis, ascending=bool(params.useBottomK))
+    found = [values, cast(indices, "fp32")]
+    return found if computed is None else [_take_first(each, computed, axis) for each in found]
+
+
+def _get_extent(x: Var, axis: int, context: LayerContext) -> int:
+    extent = x.shape[axis]
+    if not isinstance(extent, (int, np.integer)):
+        raise context.refuse("a K that is computed, of an axis of flexible size", "expected a constant K")
+    return int(extent)
+
+
+def _take_first(x: Var, count: Var, axis: int) -> Var:
+    """Slice the first `count` (a var of one number) off an axis."""
+    parts: list[Any] = [np.full(axis, -1, np.int32), count, np.full(x.rank - axis - 1, -1, np.int32)]
+    parts = [each for each in parts if each.shape[0]]
+    size = mb.concat(values=parts, axis=0) if len(parts) > 1 else count
+    result: Var = mb.slice_by_size(x=x, begin=[0] * x.rank, size=size)
+    return result
 
 
 @register_layer("argSort")

@@ -89,14 +89,20 @@ def convert_stack(params: Any, context: LayerContext) -> Var:
 @register_layer("split")
 def convert_split(params: Any, context: LayerContext) -> Sequence[Var]:
     """Convert a split of the channels into equal parts."""
+    context.check_outputs(1)
     return _split(context.x, len(context.layer.output), -3, None)
 
 
 @register_layer("splitND")
 def convert_split_nd(params: Any, context: LayerContext) -> Sequence[Var]:
-    """Convert a split on an axis, into equal parts or parts of listed sizes."""
+    """Convert a split on an axis, into parts of listed sizes or equal ones, of which the first may be 1 larger."""
     sizes = [int(each) for each in params.splitSizes] or None
-    return _split(context.x, int(params.numSplits) or len(context.layer.output), int(params.axis), sizes)
+    count = int(params.numSplits) or len(context.layer.output)
+    context.check_outputs(count)
+    extent = context.x.shape[context.normalize_axis(int(params.axis))]
+    if sizes is None and isinstance(extent, (int, np.integer)) and extent % count:
+        sizes = [int(extent) // count + (at < extent % count) for at in range(count)]
+    return _split(context.x, count, int(params.axis), sizes)
 
 
 def _split(x: Var, count: int, axis: int, sizes: list[int] | None) -> Sequence[Var]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .fixtures import Files
+from .networks import FILE, NetworkTries
 from .tries import Outcome, Tries, limit_memory
 
 _TRIES_PER_CHILD = 400
@@ -58,6 +59,12 @@ def iterate_outcomes(fixtures: Mapping[str, Files], seed: int, numbers: list[int
                 child.process.kill()
 
 
+def make_tries(fixtures: Mapping[str, Files], seed: int, folder: Path) -> Tries:
+    """Return the tries of packages or, where the fixtures are files of networks, of those."""
+    networks = all(FILE in each for each in fixtures.values())
+    return (NetworkTries if networks else Tries)(fixtures, seed, folder)
+
+
 def _start_child(fixtures: Mapping[str, Files], seed: int, numbers: list[int], folder: Path) -> TryProcess:
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
@@ -72,7 +79,7 @@ def _run_tries(
 ) -> None:
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
         limit_memory(_MAX_ADDRESS_BYTES)
-        tries = Tries(fixtures, seed, folder)
+        tries = make_tries(fixtures, seed, folder)
         for number in numbers:
             connection.send(tries.run(number))
         tries.remove()

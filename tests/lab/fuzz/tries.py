@@ -48,9 +48,12 @@ class Outcome:
 class Tries:
     """Makes tries in `folder`; try `number` of `seed` is the same each time."""
 
+    model = files.MODEL
+    max_seconds: float | None = None
+
     def __init__(self, fixtures: Mapping[str, Files], seed: int, folder: Path) -> None:
         self._fixtures = [fixtures[name] for name in sorted(fixtures)]
-        self._protos = ProtoMutator([each[files.MODEL] for each in self._fixtures])
+        self._protos = ProtoMutator([each[self.model] for each in self._fixtures])
         self._seed, self._folder = seed, folder
         self._source, self._saved = folder / "source.mlpackage", folder / "saved.mlpackage"
         self._outside = folder / "outside"
@@ -90,7 +93,7 @@ class Tries:
         started = time.process_time()
         kind, words = "loaded", ""
         try:
-            with _limit_time(MAX_PROCESSOR_SECONDS):
+            with _limit_time(self.max_seconds or MAX_PROCESSOR_SECONDS):
                 self._use(further=number % _TRIES_PER_FULL_RUN == 0)
         except InputError as error:
             kind, words = ("refused", str(error)) if "\n" not in str(error) else ("unclear", repr(str(error)))
@@ -122,11 +125,13 @@ class Tries:
 
     def remove(self) -> None:
         """Nothing is left of the last try."""
-        for path in (self._source, self._saved):
-            shutil.rmtree(path, ignore_errors=True)
-        strangers = {path.name for path in self._folder.iterdir()} - {self._outside.name}
-        for name in strangers:
-            shutil.rmtree(self._folder / name, ignore_errors=True)
+        for path in self._folder.iterdir():
+            if path.name == self._outside.name:
+                continue
+            if path.is_symlink() or not path.is_dir():
+                path.unlink()
+            else:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _read_tree(folder: Path) -> dict[str, bytes]:
