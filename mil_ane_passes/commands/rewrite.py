@@ -6,6 +6,8 @@ import argparse
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
+from os import PathLike
+from pathlib import Path
 from shlex import join
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +68,7 @@ class RewriteOptions:
     src: Any = field(metadata=argument("IN"))
     "the .mlpackage or .mlmodel to read; never changed"
     dst: Any = field(default=None, metadata=flag("-o", "--output", metavar="OUT", batch=False))
-    "the .mlpackage to write"
+    "the .mlpackage to write; or the .mlmodel, for an IN that holds a NeuralNetwork: it is rewritten within its format"
     _: KW_ONLY
     preset: str = field(default="safe", metadata=flag())
     "safe (default) or full"
@@ -105,12 +107,22 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if _is_network_destination(arguments.dst):
+        with show_progress() as progress:
+            report = rewrite(**read_options(arguments, RewriteOptions), progress=progress)
+        print_report(report, arguments.format)
+        return 1 if report.status == "not verified" else 0
     begun = start_copying(arguments.src, arguments.dst, bool(arguments.overwrite), bool(arguments.dry_run),
                           packed=bool(arguments.link))
     with begun as ahead, show_progress() as progress:
         report = rewrite(**read_options(arguments, RewriteOptions), progress=progress, ahead=ahead)
     print_report(report, arguments.format)
     return 1 if report.status == "not verified" else 0
+
+
+def _is_network_destination(dst: Any) -> bool:
+    """Return whether the result is to be a NeuralNetwork."""
+    return isinstance(dst, (str, PathLike)) and Path(dst).suffix == ".mlmodel"
 
 
 @command(RewriteOptions)
@@ -125,12 +137,19 @@ def rewrite(options: RewriteOptions) -> RewriteReport:
     equivalence check runs on them besides its own random feeds (approximate rewrites are judged on them alone).
     `ahead`: copies that were already started.
 
+    A NeuralNetwork is upgraded first, and the result is an ML Program, unless `dst` ends in .mlmodel: then its layers
+    are rewritten within the format, `passes` names rewrites of layers, and the report is a `NetworkRewriteReport`.
+
     Raises InputError for input that cannot be used (nothing is written then). A preset's passes that break the
     equivalence check are left out (the report's `left_out_passes`), and those that fail are rolled back (`failed`).
     This does not apply to passes requested by name: such a pass is reported as `faulty_pass`, or raises RuleError;
     with `strict` every pass that fails raises RuleError. A result that is not verified is not written: the report's
     `status` is "not verified".
     """
+    if _is_network_destination(options.dst):
+        from .rewrite_network import rewrite_in_format
+
+        return rewrite_in_format(options)
     from . import rewrite_steps as steps
     from .sources import open_source
 

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from urllib.parse import quote, unquote
 
 from coremltools.converters.mil.mil import Operation, Program
-from coremltools.converters.mil.mil.scope import ScopeSource
+from coremltools.converters.mil.mil.scope import ScopeInfo, ScopeSource
 
 from .query import iterate_ops
 
-__all__ = ["Origin", "copy_scopes", "find_origin"]
+__all__ = ["Origin", "copy_scopes", "fill_layer_scopes", "find_origin", "make_layer_scopes"]
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)\n\s*(.*)')
+_LAYER_MARK = "NeuralNetworkLayer:"
+"Precedes the kind of a NeuralNetwork layer where a torch module has its class: scopes have no source for layers."
 _INSIDE_TORCH = ("/torch/", "\\torch\\")
 
 
 @dataclass(frozen=True)
 class Origin:
-    """The PyTorch module and op behind a MIL op. A field is None if the frontend did not record it.
+    """The PyTorch module and op, or the NeuralNetwork layer, behind a MIL op. None stands for what was not recorded.
 
     `module` is the path of the module in a traced model, `module_type` its class, `op` the torch op; `source` the
-    file, line and text in an exported one. coremltools omits containers from the path that are not called themselves:
+    file, line and text in an exported one. Of a layer, `module` is the name and `module_type` the kind; `is_layer` is
+    set. coremltools omits containers from the path that are not called themselves:
     `ups.0.conv` of a ModuleList `ups` arrives as `0.conv`.
     """
 
@@ -29,11 +33,14 @@ class Origin:
     module_type: str | None = None
     op: str | None = None
     source: str | None = None
+    is_layer: bool = False
 
     def to_dict(self) -> dict[str, str | None]:
         return {"module": self.module, "module_type": self.module_type, "op": self.op, "source": self.source}
 
     def __str__(self) -> str:
+        if self.is_layer:
+            return f"layer '{self.module}' ({self.module_type})"
         named = self.module and f"{self.module} ({self.module_type})" if self.module_type else self.module
         return ", ".join(part for part in (named, self.op and f"aten op {self.op}", self.source) if part)
 
@@ -43,6 +50,9 @@ def find_origin(op: Operation) -> Origin | None:
     scopes = op.scopes
     names = [str(name) for name in scopes.get(ScopeSource.TORCHSCRIPT_MODULE_NAME, ())]
     kinds = [str(kind) for kind in scopes.get(ScopeSource.TORCHSCRIPT_MODULE_TYPE, ())]
+    if names and kinds and kinds[-1].startswith(_LAYER_MARK):
+        name = "" if names[-1] == "-" else unquote(names[-1])
+        return Origin(name, kinds[-1].removeprefix(_LAYER_MARK), is_layer=True)
     if names and kinds:  # the last of both is the torch op itself: its number in the graph, and its kind
         return Origin(".".join(names[:-1]) or None, kinds[-2] if len(kinds) > 1 else None, kinds[-1])
     frames = [frame for trace in scopes.get(ScopeSource.EXIR_STACK_TRACE, ()) if trace
@@ -52,6 +62,35 @@ def find_origin(op: Operation) -> Origin | None:
         return None
     file, line, _, text = own[-1]
     return Origin(source=f"{file}:{line}: {text.strip()}")
+
+
+def make_layer_scopes(name: str, kind: str) -> tuple[ScopeInfo, ScopeInfo]:
+    """Make the scopes of the ops of one layer of a NeuralNetwork; a layer in the body of another replaces its scopes.
+
+    coremltools drops spaces from scopes, so the name is quoted.
+    """
+    return (ScopeInfo(source=ScopeSource.TORCHSCRIPT_MODULE_NAME, data=[quote(name) or "-"]),
+            ScopeInfo(source=ScopeSource.TORCHSCRIPT_MODULE_TYPE, data=[f"{_LAYER_MARK}{kind}"]))
+
+
+def fill_layer_scopes(program: Program) -> None:
+    """Give ops without an origin, such as casts that passes added, the scopes of an op beside them."""
+    ops = [op for _, op in iterate_ops(program)]
+    for listed, neighbours in ((ops[::-1], _get_readers), (ops, _get_makers)):
+        for op in listed:
+            if find_origin(op) is None:
+                found = next((each for each in neighbours(op) if find_origin(each) is not None), None)
+                if found is not None:
+                    op.scopes = dict(found.scopes)
+
+
+def _get_readers(op: Operation) -> list[Operation]:
+    return [reader for var in op.outputs for reader in var.child_ops]
+
+
+def _get_makers(op: Operation) -> list[Operation]:
+    bound = [var for given in op.inputs.values() for var in (given if isinstance(given, (list, tuple)) else [given])]
+    return [var.op for var in bound if var is not None and var.op is not None]
 
 
 def copy_scopes(source: Program, program: Program) -> None:

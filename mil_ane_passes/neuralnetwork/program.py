@@ -16,6 +16,7 @@ from coremltools.converters.mil.mil.program import get_new_symbol
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 from coremltools.proto import NeuralNetwork_pb2
 
+from ..ir.scopes import make_layer_scopes
 from ..utils.errors import AnePassesError, InputError
 from ..utils.text_format import escape_text
 from . import layers as _layers
@@ -73,6 +74,8 @@ class ConvertedNetwork:
     names: dict[str, str]
     probabilities: str | None = None
     expanded: dict[str, int] = field(default_factory=dict)
+    values: dict[str, Var] = field(default_factory=dict, repr=False)
+    "The vars of the values of the network, in a pipeline of its last one, by name."
 
 
 def list_stages(spec: Any, where: str, depth: int = 0) -> list[Stage]:
@@ -133,7 +136,7 @@ def convert_network(spec: Any, opset: Any, where: str) -> ConvertedNetwork:
         function.set_outputs(_name_outputs(outputs, values, names, where))
     program.add_function("main", function)
     probabilities = _find_probabilities(stages[-1].network, stages[-1].kind)
-    return ConvertedNetwork(program, tuple(stages), inputs, outputs, names, probabilities, expanded)
+    return ConvertedNetwork(program, tuple(stages), inputs, outputs, names, probabilities, expanded, context.values)
 
 
 def _convert_stage(
@@ -195,8 +198,8 @@ def _find_probabilities(network: Any, kind: str) -> str | None:
 
 def _make_placeholder(feature: Feature, where: str) -> Any:
     if not feature.shape:
-        raise InputError(f"{where}: the input '{escape_text(feature.name)}' has no shape; expected the sizes of an array "
-                         "or of an image: take a fresh copy of the model")
+        raise InputError(f"{where}: the input '{escape_text(feature.name)}' has no shape; expected the sizes of an "
+                         "array or of an image: take a fresh copy of the model")
     shape = [get_new_symbol() if extent is None else extent for extent in feature.shape]
     return mb.placeholder(shape=shape, dtype=types.int32 if feature.is_int else types.fp32)
 
@@ -250,7 +253,8 @@ def _convert_layers(layers: Sequence[Any], context: LayerContext, where: str) ->
         if kind not in CONVERTERS:
             raise InputError(f"{where}: {refuse(layer, *_REASONS.get(kind, _REASONS['']))}")
         try:
-            found = CONVERTERS[kind](getattr(layer, kind), context)
+            with mb.scope(*make_layer_scopes(layer.name, kind)):
+                found = CONVERTERS[kind](getattr(layer, kind), context)
         except AnePassesError as error:
             text = str(error)
             raise InputError(text if text.startswith(where) else f"{where}: {text}") from error

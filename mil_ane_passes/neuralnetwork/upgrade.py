@@ -17,7 +17,7 @@ import numpy as np
 from coremltools import proto
 from google.protobuf.message import DecodeError
 
-from ..ir.scopes import copy_scopes
+from ..ir.scopes import copy_scopes, fill_layer_scopes
 from ..ir.type_inference import limit_evaluation
 from ..package import Package, package_of_mlmodel
 from ..package.limits import MAX_MODEL_BYTES
@@ -57,6 +57,7 @@ class UpgradedModel:
         """The model as a package, to edit, verify and save."""
         package = package_of_mlmodel(self.model)
         copy_scopes(self.model._mil_program, package.program)
+        fill_layer_scopes(package.program)
         return package
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import coremltools as ct
-import numpy as np
 from coremltools import proto
 from coremltools.models import datatypes, neural_network
 from coremltools.models.neural_network.quantization_utils import quantize_weights
