@@ -176,27 +176,31 @@ def lint(options: LintOptions) -> LintReport:
     from ..passes.rule_selection import configure_rules, select_rule_names
     from ..passes.targets import parse_target
     from ..report.baseline import read_baseline
+    from .lint_network import split_layer_rules
 
     with pause_garbage_collection():
         parse_target(options.target)
-        names, rules = select_rule_names(options.select, options.ignore), configure_rules(options.options)
+        codes, select, ignore = split_layer_rules(options.select, options.ignore)
+        names = frozenset() if select == [] else select_rule_names(select, ignore)
+        rules = configure_rules(options.options)
         known = None if options.baseline is None else read_baseline(options.baseline)
         helping = names_of_fixes(rule for name, rule in rules.items() if name in names)
         requested = [rule for name, rule in rules.items() if name in names or name in helping or rule.refuses]
         plans = [] if options.measured is None else read_measurements(options.measured)
-        report = _lint_source(options.src, options.target, requested, names, plans)
+        report = _lint_source(options.src, options.target, requested, names, plans, codes)
         if options.after is not None:
             taken = None if report.measured is None else report.measured.match.measurement
             unused = [each for each in plans if taken is not None and each is not taken]
-            report.after = _lint_source(options.after, options.target, requested, names, unused)
+            report.after = _lint_source(options.after, options.target, requested, names, unused, codes)
         report.baseline = None if known is None else known.compare(report.findings)
         return report
 
 
 def _lint_source(
-    src: Any, target: str, rules: Iterable[Rule], names: frozenset[str], plans: Sequence[Measurement]
+    src: Any, target: str, rules: Iterable[Rule], names: frozenset[str], plans: Sequence[Measurement],
+    codes: frozenset[str],
 ) -> LintReport:
-    """Predict one source with `rules`, and report the findings of those in `names`."""
+    """Predict one source with `rules`, and report the findings of those in `names`, and of layer rules in `codes`."""
     from ..ane import predict_plan
     from ..ane.agreement import apply_measurement, compare_with_measurement
     from ..ane.compute_plan import find_best_match
@@ -204,6 +208,7 @@ def _lint_source(
     from ..ane.measured_otherwise import MeasuredOtherwise, iterate_contradictions
     from ..ane.prediction import update_unmeasured
     from ..report.lint import LintReport
+    from .lint_network import lint_network
     from .sources import open_source
 
     source = open_source(src)
@@ -218,6 +223,7 @@ def _lint_source(
     report.measured = agreement
     report.findings = _keep_possible_cuts(report.findings, source)
     report.upgraded = source.upgraded
+    report.network = lint_network(src, source, plan, target, codes)
     report.left_out = {} if source.package is None else source.package.members.others
     return report
 

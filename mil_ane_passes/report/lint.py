@@ -27,6 +27,7 @@ from .agreement import agreement_to_dict
 from .baseline import BaselineComparison
 from .lint_groups import group_findings
 from .lint_text import format_lint_text
+from .network import LayerFinding, NetworkLint
 
 __all__ = ["LintReport"]
 
@@ -40,7 +41,8 @@ class LintReport:
     earlier report, `measured` Core ML's measurement on a Mac; all are None, and not part of the JSON, if they were not
     requested. The rules that failed with an error are in `plan.failed`, and in the JSON if there are any. `left_out`
     are the parts of a pipeline that are not ML Programs, with their kinds. `latency` is the estimated run time, which
-    is not Core ML's estimate in `plan`. `upgraded` describes the model where it is a NeuralNetwork.
+    is not Core ML's estimate in `plan`. `upgraded` describes the model where it is a NeuralNetwork,
+    `network` has what is reported of its layers.
     """
 
     model: str
@@ -55,6 +57,7 @@ class LintReport:
     left_out: Mapping[str, str] = field(default_factory=dict)
     latency: LatencyReport | None = None
     upgraded: tuple[UpgradedSource, ...] = ()
+    network: NetworkLint | None = None
 
     @classmethod
     def of(
@@ -79,9 +82,10 @@ class LintReport:
         return 100.0 * self.on_ane / len(self.plan.rows) if self.plan.rows else 100.0
 
     @property
-    def warnings(self) -> list[Finding]:
-        """The findings that fail a gate, without notes."""
-        return [item for item in self.findings if item.level != "note"]
+    def warnings(self) -> list[Finding | LayerFinding]:
+        """The findings that fail a gate, without notes: of ops, and of layers where the model is a NeuralNetwork."""
+        layers = [] if self.network is None else self.network.findings
+        return [*(item for item in self.findings if item.level != "note"), *layers]
 
     def summary(self) -> dict[str, Any]:
         segments, support = self.plan.segments, self.plan.support
@@ -136,6 +140,7 @@ class LintReport:
             **({"failed_rules": [each.to_dict() for each in self.plan.failed]} if self.plan.failed else {}),
             **({"measured": agreement_to_dict(self.measured)} if self.measured is not None else {}),
             **upgrades_to_dict(self.upgraded),
+            **({"network": self.network.to_dict()} if self.network is not None else {}),
         }
 
     def __repr__(self) -> str:

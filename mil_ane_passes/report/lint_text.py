@@ -20,6 +20,7 @@ from ..transforms.contract import PART_SUFFIXES, build_part_path
 from ..utils.text_format import format_count, format_duration, format_latency_range, format_lines
 from .agreement import iterate_agreement_lines as agreement_lines
 from .lint_groups import UNMEASURED, UNSUPPORTED, FindingGroup, group_findings
+from .network import iterate_network_lines
 
 if TYPE_CHECKING:
     from .lint import LintReport
@@ -46,6 +47,9 @@ def format_lint_text(report: LintReport, *, everything: bool = False) -> str:
         *_iterate_after_lines(report),
         *_iterate_baseline_lines(report, shown),
     ]
+    if report.network is not None:
+        lines += ["", *iterate_network_lines(report.network, report.model, report.target, everything=everything), "",
+                  "the ML Program that the upgrade makes of it:"]
     lines += [] if report.measured is None else agreement_lines(report.measured)
     known = report.baseline is not None and not everything
     listed = report.baseline.new if report.baseline is not None and known else report.findings
@@ -263,7 +267,11 @@ def _format_split_command(report: LintReport, item: Finding) -> str:
     several = len(report.plan.program.functions) > 1
     commands: list[str] = []
     source = report.model
-    for values in item.split_at:
+    if report.upgraded:  # `edit` takes packages only
+        upgraded = "UPGRADED.mlpackage"
+        commands.append(shlex.join(["mil-ane-passes", "upgrade", source, "-o", upgraded]))
+        source = upgraded
+    for at, values in enumerate(item.split_at):
         function = ["--function", item.function] if several else []
         commands.append(
             shlex.join(
@@ -272,7 +280,7 @@ def _format_split_command(report: LintReport, item: Finding) -> str:
                     "edit",
                     source,
                     "-o",
-                    source if commands else _OUTPUT_PLACEHOLDER,
+                    source if at else _OUTPUT_PLACEHOLDER,
                     *function,
                     "--split-at",
                     *values,

@@ -19,6 +19,8 @@ from .._version import __version__
 from ..passes.contract import Rule
 from ..passes.finding import Finding
 from ..passes.registry import fixes_for
+from ..utils.upgraded_source import upgrades_to_dict
+from .network import LayerFinding
 
 if TYPE_CHECKING:
     from .lint import LintReport
@@ -42,14 +44,21 @@ def build_sarif(report: LintReport) -> dict[str, Any]:
         for item, result in zip(report.findings, results):
             result["baselineState"] = "new" if id(item) in new else "unchanged"
         results += [_build_absent_result(key, location) for key in report.baseline.gone]
+    layers = [] if report.network is None else list(report.network.findings)
+    firsts = {each.code: each for each in layers}
+    layer_rules = {code: len(rules) + at for at, code in enumerate(firsts)}
+    results += [_build_layer_result(each, layer_rules[each.code], location, seen) for each in layers]
     run: dict[str, Any] = {
         "tool": {"driver": {"name": "mil-ane-passes", "version": __version__,
-                            "rules": [_build_rule(rule) for rule in rules]}},
+                            "rules": [*map(_build_rule, rules), *map(_build_layer_rule, firsts.values())]}},
         "invocations": [{"executionSuccessful": True}],
         "artifacts": [{"location": location or {}, "description": {"text": _escape_literal(report.model)},
                        "roles": ["analysisTarget", "directory"] if location else ["analysisTarget", "memoryContents"]}],
         "results": results, "columnKind": "utf16CodeUnits",
-        "properties": {"target": report.target, "predicted": True, "summary": report.summary()},
+        "properties": {"target": report.target, "predicted": True, "summary": report.summary(),
+                       **upgrades_to_dict(report.upgraded),
+                       **({"network": {name: value for name, value in report.network.to_dict().items()
+                                       if name != "findings"}} if report.network is not None else {})},
     }
     return {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
 
@@ -65,6 +74,35 @@ def _build_rule(rule: type[Rule]) -> dict[str, Any]:
         "properties": {"tags": list(dict.fromkeys((rule.slug, rule.name, rule.stage))), "confidence": rule.confidence,
                        "refuses": rule.refuses, "evidence": [source.to_dict() for source in rule.evidence],
                        "passes": [f"ane::{fix.name}" for fix in fixes_for(rule)]},
+    }
+
+
+def _build_layer_rule(item: LayerFinding) -> dict[str, Any]:
+    evidence = "\n".join(f"- {source}" for source in item.evidence)
+    return {
+        "id": item.code, "name": item.slug, "shortDescription": {"text": item.summary},
+        "fullDescription": {"text": item.slug},
+        "help": {"text": f"{item.summary}\n\n{evidence}", "markdown": f"{item.summary}\n\n{evidence}"},
+        "defaultConfiguration": {"level": item.level},
+        "properties": {"tags": [item.slug, "NeuralNetwork"], "confidence": item.confidence,
+                       "evidence": [source.to_dict() for source in item.evidence]},
+    }
+
+
+def _build_layer_result(
+    item: LayerFinding, number: int, location: dict[str, Any] | None, seen: Counter[Any]
+) -> dict[str, Any]:
+    identity = (item.code, item.layer, item.kind)
+    seen[identity] += 1
+    stays = f" It stays in a rewrite within the format: {item.not_fixed_because}." if item.not_fixed_because else ""
+    place = _build_named_location(location, item.layer, item.layer)
+    place["logicalLocations"][0]["kind"] = "module"
+    return {
+        "ruleId": item.code, "ruleIndex": number, "kind": "fail", "level": item.level,
+        "message": {"text": _escape_literal(f"layer '{item.layer}' ({item.kind}): {item.reason}.{stays} (Reported.)")},
+        "locations": [place], "partialFingerprints": {FINGERPRINT_NAME: _compute_fingerprint(identity, seen[identity])},
+        "properties": {"layer": item.layer, "kind": item.kind, "ops": list(item.ops),
+                       "fix": None if item.fix is None else dict(item.fix), "confidence": item.confidence},
     }
 
 

@@ -125,7 +125,7 @@ def test_batch_finds_networks_in_folders(folder, tmp_path, command):
     (tmp_path / "in" / "below").mkdir(parents=True)
     (tmp_path / "in" / "below" / "net.mlmodel").write_bytes((folder / "net.mlmodel").read_bytes())
     (tmp_path / "in" / "cut.mlmodel").write_bytes((folder / "net.mlmodel").read_bytes()[:-7])
-    for expected in ("clean" if command == "lint" else "unchanged", "up to date"):
+    for expected in ("findings" if command == "lint" else "unchanged", "up to date"):
         with contextlib.redirect_stderr(io.StringIO()):
             report = ane.batch(command, tmp_path / "in", tmp_path / "out")
         found = {item.name: item for item in report.items}

@@ -17,6 +17,7 @@ from ...passes.finding import Finding
 from ...passes.plan import Plan, Row
 from ..lint import LintReport
 from ..lint_text import format_latency
+from ..network import iterate_network_lines
 from .changes import find_changes
 from .measurement import encode_measurement
 
@@ -74,6 +75,7 @@ def _encode_report(report: LintReport, texts: _TextTable) -> dict[str, Any]:
         "summary": {key: _round_number(value) for key, value in report.summary().items()},
         "support": str(plan.support),
         "latency": sanitize_text(format_latency(report.latency)) if report.latency is not None else "",
+        "network": _encode_network(report),
         "functions": [
             _encode_function(report, name, first, count) for name, first, count in _find_function_spans(plan)
         ],
@@ -94,6 +96,14 @@ def _encode_report(report: LintReport, texts: _TextTable) -> dict[str, Any]:
             for item in report.buffers
         ],
     }
+
+
+def _encode_network(report: LintReport) -> list[str] | None:
+    """Return the lines about a NeuralNetwork's layers; None for an ML Program."""
+    if report.network is None:
+        return None
+    made = [*map(str, report.upgraded), *iterate_network_lines(report.network, report.model, report.target)]
+    return [sanitize_text(line.strip()) for line in made]
 
 
 def _find_function_spans(plan: Plan) -> list[tuple[str, int, int]]:

@@ -91,11 +91,18 @@ const summary = {
     byId("facts").textContent = `Target ${data.target}${chips} · ${report.model}`;
     byId("basis").textContent = basisText(report);
     this.measured(report);
+    this.network(report);
     [byId("verdict").textContent, byId("further").textContent] = verdict(report);
     byId("tiles").replaceChildren(
       ...tilesOf(report).map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))),
     );
     [...byId("sides").children].forEach((button, side) => button.setAttribute("aria-pressed", side === state.side));
+  },
+
+  /** What is reported of the layers of a model in the older format. */
+  network({ network: lines }) {
+    byId("network").hidden = !lines;
+    if (lines) byId("network-lines").replaceChildren(...lines.map((line) => el("li", { class: "text" }, line)));
   },
 
   /** What a Mac said, where somebody asked one; the ops about which we had said otherwise lead to their details. */
