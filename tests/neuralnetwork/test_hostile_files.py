@@ -83,7 +83,7 @@ REFUSED = {
     "no type": (lambda spec: spec.description.input[0].ClearField("type"), "is of type None"),
     "image of no size": (lambda spec: spec.description.input[0].type.imageType.__setattr__("colorSpace", 20),
                          "is declared of 0 x 0 pixels"),
-    "image of no color": (lambda spec: spec.description.input[0].type.imageType.SetInParent(), "has no color space"),
+    "image of no color": (lambda spec: spec.description.input[0].type.imageType.SetInParent(), "has color space INVALID"),
     "a cycle": (lambda spec: spec.neuralNetwork.layers[0].input.__setitem__(0, "out"),
                 "its input 'out' is made by no layer before it"),
     "more outputs than the layer has": (lambda spec: spec.neuralNetwork.layers[0].output.append("more"),

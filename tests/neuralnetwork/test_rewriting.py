@@ -230,7 +230,7 @@ def test_near_misses_have_their_reason(case, tmp_path):
     assert report.status == "unchanged" and not report.changed
     assert (tmp_path / "out.mlmodel").read_bytes() == (tmp_path / "in.mlmodel").read_bytes()
     found = [miss for trace in report.traces if trace.rule == name for miss in trace.near_misses]
-    assert len(found) == 1 and reason in found[0].reason, found
+    assert len(found) == 1 and reason in found[0].note, found
     assert f"'layer' ({found[0].kind})" in str(report) and reason in str(report)
     assert found[0].code in get_layer_rules()
 
