@@ -1,0 +1,73 @@
+"""`affine_grid`: a value like others, and right with `align_corners=False`, torch's default.
+
+coremltools keeps no value of a grid, only its arguments for the op `affine` that it makes of `affine_grid` and
+`grid_sample` together. That op has no form of `align_corners=False` (its documentation says so), coremltools makes it
+all the same, and the image is wrong, silently; other paddings than zeros, and a grid that anything else reads, are
+refused. Here `affine` is made where it is right, else the grid is computed: one product of a constant with theta.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.frontend.torch import ops
+from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import types
+
+from ..contract import Patch
+from ..lowering import add_result, bind_arguments, is_constant, to_python
+from ..probes import find_fault
+
+PATCH = Patch(code="TORCH172",
+              title="`affine_grid` converts to other values with `align_corners=False`, and is refused as a value",
+              upstream=("none known",))
+
+_FUSED_SETTINGS = [0, 0, True]
+"Arguments of `grid_sample` that the op `affine` has: bilinear, zeros outside, `align_corners`."
+
+
+@PATCH.probe
+def probe() -> str | None:
+    import torch
+
+    def model(theta: Any) -> Any:
+        return torch.nn.functional.affine_grid(theta, [1, 1, 2, 3], align_corners=False) * 2
+
+    return find_fault(model, torch.ones(1, 2, 3))
+
+
+@PATCH.op("affine_grid_generator")
+def affine_grid_generator(context: Any, node: Any) -> None:
+    """Lower affine_grid_generator(theta, size, align_corners)."""
+    inputs = bind_arguments(context, node, "theta size align_corners")
+    extents = [int(extent) for extent in to_python(inputs.size, node, "size")]
+    align_corners = bool(to_python(inputs.align_corners, node, "align_corners"))
+    # coremltools looks a computed theta up by its name in MIL, which it has in the trace as well, or not.
+    if (is_constant(inputs.theta) or inputs.theta.name in context) and _is_one_op(node, align_corners):
+        ops.affine_grid_generator(context, node)
+        return
+    places = _make_places(extents[2:], align_corners)
+    places = places.astype(types.nptype_from_builtin(inputs.theta.dtype))
+    flat = mb.matmul(x=places, y=inputs.theta, transpose_y=True)
+    add_result(context, node, mb.reshape(x=flat, shape=[extents[0], *extents[2:], len(extents) - 2], name=node.name))
+
+
+def _is_one_op(node: Any, align_corners: bool) -> bool:
+    """Return whether the op that coremltools makes of a grid and of what samples at it is right, in a trace."""
+    if node.parent is None or not align_corners:  # an exported program has no parent
+        return False
+    readers = [each for each in node.parent.nodes if node.name in each.inputs]
+    literals = {each.name: each.attr.get("value") for each in node.parent.nodes if each.kind == "constant"}
+    return (bool(readers) and node.name not in node.parent.outputs
+            and all(each.kind == "grid_sampler" and each.inputs[1] == node.name
+                    and [literals.get(name) for name in each.inputs[2:]] == _FUSED_SETTINGS for each in readers))
+
+
+def _make_places(extents: list[int], align_corners: bool) -> np.ndarray[Any, Any]:
+    """Make the places of an image as rows (x, y, 1), or of a volume as rows (x, y, z, 1), in [1, places, rank + 1]."""
+    axes = [np.linspace(-1, 1, extent) * (1 if align_corners else (extent - 1) / extent) if extent > 1 else np.zeros(1)
+            for extent in extents]
+    found = np.meshgrid(*axes, indexing="ij")
+    rows = np.stack([*reversed(found), np.ones(extents)], axis=-1)
+    return rows.reshape(1, -1, len(extents) + 1)
