@@ -31,6 +31,7 @@ from ._row_slices import (
     slice_rows,
 )
 
+_OTHER_SLICES = tuple(f"other rows are read by {kind}" for kind in SLICE_OPS)
 _PRODUCT_OPS = frozenset({"conv", "einsum", "linear", "matmul", "scaled_dot_product_attention"})
 
 
@@ -104,8 +105,9 @@ class HoistRowSlice(BlockRewrite):
                     covers=[root.op for root in part.roots],
                     note=f"{rows.kept} of {rows.extent} rows are read of what {format_count(len(part.axes), 'op')} "
                          "compute")
-            for root, reason in region.stopped:
-                yield Miss(root.op, reason, near=root.op.x.op.op_type in _PRODUCT_OPS)
+            for root, reason in region.stopped:  # where other slices read the rest, as of a joint projection, is usual
+                near = root.op.x.op.op_type in _PRODUCT_OPS and not reason.startswith(_OTHER_SLICES)
+                yield Miss(root.op, reason, near=near)
 
     def _collect_slices(self, block: Block) -> tuple[dict[Rows, list[RowSlice]], list[Miss]]:
         """Collect the slices of `block` by the rows they keep, and the near misses."""
