@@ -81,6 +81,7 @@ class FuseLinearConvs(Rewrite):
     moves = 2.0**-9
     moves_of = "result"
     keeps_nonfinite = False
+    repeats = True
     level, confidence = "note", "medium"
     roots = (*_PRODUCTS, *_BINARY_OPS, "batch_norm", "squeeze")
     evidence = (

@@ -127,6 +127,51 @@ def _conv(g: Draft) -> Var:
                    strides=[g.pick((1, 1, 2, 3, 5, 7)) for _ in range(spatial)], **_pick_padding(g, spatial, 3), **bias)
 
 
+@_register_kind(1.5)
+def _linear_run(g: Draft) -> Var:
+    """Convs or linears with nothing but scales, shifts and norms between them."""
+    spatial = g.pick((0, 1, 2))
+    x = g.input([g.batch(), g.int(1, 6), *g.ints(5, 9, spatial)])
+    for _ in range(g.int(2, 4)):
+        channels = int(x.shape[1])
+        each = [channels, *[1] * spatial]
+        kind = g.pick(("product", "product", "mul", "add", "sub", "real_div", "norm"))
+        if kind == "product" and not spatial:
+            outward = g.int(1, 6)
+            x = mb.linear(x=x, weight=g.weight(outward, channels), bias=g.array(outward))
+        elif kind == "product":
+            sizes = g.pick(([1] * spatial, [1] * spatial, g.ints(1, 2, spatial)))
+            outward = g.int(1, 6)
+            bias = {"bias": g.array(outward)} if g.chance(0.5) else {}
+            x = mb.conv(x=x, weight=g.weight(outward, channels, *sizes), **_pick_padding(g, spatial, 1), **bias)
+        elif kind == "norm" and spatial:
+            x = mb.batch_norm(x=x, mean=g.array(channels), variance=np.abs(g.array(channels)) + g.number(0.5),
+                              gamma=g.array(channels), beta=g.array(channels))
+        elif kind != "norm":
+            other = np.abs(g.array(*each)) + g.number(0.25) if g.chance(0.7) else g.number(g.int(1, 6) / 4)
+            x = getattr(mb, kind)(x=x, y=other)
+    return x
+
+
+@_register_kind(0.7)
+def _upright(g: Draft) -> Var:
+    """1-D convs in two dimensions, on either axis, between dummy axes."""
+    at = g.pick((2, 3))
+    x = mb.expand_dims(x=g.input([g.int(1, 2), g.int(1, 4), g.int(18, 30)]), axes=[at])
+    for _ in range(g.int(1, 3)):
+        kind = g.pick(("conv", "conv", "relu", "max_pool", "pad", "mul"))
+        size = [g.pick((1, 3, 9, 16)), 1] if at == 3 else [1, g.pick((1, 3, 9, 16))]
+        if kind == "conv":
+            x = mb.conv(x=x, weight=g.weight(g.int(1, 4), int(x.shape[1]), *size), pad_type="same")
+        elif kind == "max_pool":
+            x = mb.max_pool(x=x, kernel_sizes=[3, 1] if at == 3 else [1, 3], strides=[1, 1], pad_type="same")
+        elif kind == "pad":
+            x = mb.pad(x=x, pad=[0, 0, 0, 0, 2, 1, 0, 0] if at == 3 else [0, 0, 0, 0, 0, 0, 2, 1])
+        else:
+            x = mb.relu(x=x) if kind == "relu" else mb.mul(x=x, y=g.number(0.5))
+    return mb.squeeze(x=x, axes=[at])
+
+
 @_register_kind(2.0)
 def _conv_transpose(g: Draft) -> Var:
     spatial, groups = g.pick((1, 2, 2, 3)), g.pick((1, 1, 2))
