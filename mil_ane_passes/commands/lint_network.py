@@ -15,7 +15,7 @@ from ..neuralnetwork.layer_rules import (
     is_layer_rule_key,
     select_layer_rules,
 )
-from ..neuralnetwork.network_view import get_network, view_network
+from ..neuralnetwork.network_view import list_views
 from ..neuralnetwork.upgrade import read_network
 from ..package import Package
 from ..passes.forecast import Forecast
@@ -68,16 +68,17 @@ def lint_network(
         if not os.path.exists(src):
             return None
     spec, where = read_network(src)
-    view = view_network(spec, where)
-    hits = find_layer_hits(view)
+    views = list_views(spec, where)
+    hits = find_layer_hits(views)
     chosen = select_layer_rewrites("full")
     rewritten = rewrite_network(spec, chosen, where)
-    left = find_layer_hits(view_network(rewritten.spec, where)) if rewritten.changed else hits
+    left = find_layer_hits(list_views(rewritten.spec, where)) if rewritten.changed else hits
     fixes, reasons = _collect_fixes(rewritten.traces)
     ops = _collect_ops(plan)
     findings = tuple(_make_finding(hit, ops, fixes, reasons) for hit in hits if hit.rule.code in codes)
     before, after = _forecast(source, target)
-    return NetworkLint(len(get_network(spec).layers), findings, before, after, _count_layers(hits), _count_layers(left))
+    count = sum(len(view.network.layers) for view in views)
+    return NetworkLint(count, findings, before, after, _count_layers(hits), _count_layers(left))
 
 
 def _count_layers(hits: Iterable[LayerHit]) -> int:

@@ -20,7 +20,8 @@ from ..neuralnetwork.layer_rewriting import (
     select_layer_rewrites,
 )
 from ..neuralnetwork.layer_rules import find_layer_hits
-from ..neuralnetwork.network_view import get_network, view_network
+from ..neuralnetwork.network_view import list_views
+from ..neuralnetwork.program import list_stages
 from ..neuralnetwork.upgrade import TARGETS, read_network, upgrade_model
 from ..package.destination import find_enclosing_package
 from ..passes.contract import Exactness
@@ -180,9 +181,10 @@ def _check_destination(source: Any, path: Path, overwrite: bool) -> None:
 
 def _fill_report(report: NetworkRewriteReport, spec: Any, found: RewrittenNetwork, where: str) -> None:
     report.traces, report.package = found.traces, found.spec
-    report.layers_before, report.layers_after = (len(get_network(each).layers) for each in (spec, found.spec))
+    report.layers_before, report.layers_after = (
+        sum(len(stage.network.layers) for stage in list_stages(each, where)) for each in (spec, found.spec))
     report.off_ane_before, report.off_ane_after = (
-        len(find_layer_hits(view_network(each, where))) for each in (spec, found.spec))
+        len(find_layer_hits(list_views(each, where))) for each in (spec, found.spec))
     report.bytes_before, report.bytes_after = spec.ByteSize(), found.spec.ByteSize()
 
 

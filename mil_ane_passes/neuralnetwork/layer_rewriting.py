@@ -14,7 +14,8 @@ from ..utils.errors import InputError, suggest_nearest
 from . import rewrites as _rewrites
 from .layer_converter import get_layer_kind
 from .layer_rules import get_layer_rules
-from .network_view import NetworkView, get_network, iterate_nested_layers, view_network
+from .network_view import NetworkView, iterate_nested_layers, list_views
+from .program import list_stages
 
 __all__ = [
     "LayerRewrite",
@@ -93,6 +94,14 @@ class LayerTrace:
     moves: float = 0.0
     reverted: ClassVar[str] = ""
     failed: ClassVar[None] = None
+
+    def add(self, other: LayerTrace) -> None:
+        """Add what the same rewrite did in another network."""
+        self.fired += other.fired
+        self.near_misses += other.near_misses
+        if self.exactness in (None, Exactness.BITWISE):
+            self.exactness = other.exactness or self.exactness
+        self.moves = max(self.moves, other.moves)
 
     def to_dict(self) -> dict[str, Any]:
         return {"pass": self.rule, "fired": [each.to_dict() for each in self.fired],
@@ -180,18 +189,21 @@ class RewrittenNetwork:
 
 
 def rewrite_network(spec: Any, chosen: Sequence[LayerRewrite], where: str) -> RewrittenNetwork:
-    """Apply layer rewrites to a copy of `spec`; all but the network's layers stays as it is.
+    """Apply layer rewrites to a copy of `spec`; all but layers of its network, or networks, stays as it is.
 
     Raises InputError for networks that cannot be converted.
     """
-    view = view_network(spec, where)
-    layers, traces = apply_layer_rewrites(chosen, view)
     made = type(spec)()
     made.CopyFrom(spec)
-    network = get_network(made)
-    del network.layers[:]
-    network.layers.extend(layers)
-    return RewrittenNetwork(made, traces)
+    traces = {each.name: LayerTrace(each.name) for each in chosen}
+    for view, stage in zip(list_views(spec, where), list_stages(made, where)):
+        layers, found = apply_layer_rewrites(chosen, view)
+        for trace in found:
+            traces[trace.rule].add(trace)
+        if any(trace.fired for trace in found):
+            del stage.network.layers[:]
+            stage.network.layers.extend(layers)
+    return RewrittenNetwork(made, list(traces.values()))
 
 
 def _rewrite_one(

@@ -6,7 +6,7 @@ measurements of it since. Several are guesses, as their authors say.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,10 +70,10 @@ def get_layer_rules() -> dict[str, LayerRule]:
     return dict(_RULES)
 
 
-def find_layer_hits(view: NetworkView) -> list[LayerHit]:
-    """Find all layers with a problem, in the order of the network, with those in loops and branches."""
+def find_layer_hits(views: Iterable[NetworkView]) -> list[LayerHit]:
+    """Find all layers with a problem, in the order of the networks, with those in loops and branches."""
     return [LayerHit(rule, layer.name, get_layer_kind(layer), reason)
-            for layer in iterate_nested_layers(view.network.layers) for rule in _RULES.values()
+            for view in views for layer in iterate_nested_layers(view.network.layers) for rule in _RULES.values()
             if (reason := rule.find(layer, view)) is not None]
 
 

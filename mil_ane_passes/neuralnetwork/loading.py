@@ -16,7 +16,7 @@ from ..package import Package
 from ..package.model import NetworkFound
 from ..utils.locking import synchronized
 from ..utils.upgraded_source import UpgradedSource
-from .program import NETWORK_KINDS
+from .program import NETWORK_KINDS, PIPELINE_KINDS
 from .upgrade import DEFAULT_TARGET, TARGETS, UpgradedModel, read_network, upgrade_model
 
 __all__ = ["is_network", "is_network_file", "load", "load_model", "upgrade_to_package"]
@@ -29,14 +29,16 @@ _PRECISION = "fp16"
 def load(path: str | os.PathLike[str]) -> Package:
     """Load the model at `path`: an ML Program package or a pipeline with one; its weights are mapped, not read.
 
-    A NeuralNetwork (an .mlmodel, or an .mlpackage that holds one) is upgraded to an ML Program in memory; the
-    `upgraded` of the package says so. Raises InputError when `path` is neither, or the model contradicts itself.
+    A NeuralNetwork or a pipeline of them (an .mlmodel, or an .mlpackage that holds one) is upgraded to an ML Program in
+    memory; the `upgraded` of the package says so. Raises InputError when `path` is neither, or the model contradicts itself.
     """
     if isinstance(path, (str, os.PathLike)) and is_network_file(path):
         return upgrade_to_package(*read_network(path))
     try:
         return packages.load(path)
     except NetworkFound as found:
+        if not is_network(found.spec):
+            raise
         return upgrade_to_package(found.spec, os.fspath(path))
 
 
@@ -48,6 +50,8 @@ def load_model(mlmodel: Any) -> Package:
     try:
         return packages.package_of_mlmodel(mlmodel)
     except NetworkFound as found:
+        if not is_network(found.spec):
+            raise
         return upgrade_to_package(found.spec, "the MLModel")
 
 
@@ -59,8 +63,14 @@ def is_network_file(path: str | os.PathLike[str]) -> bool:
 
 
 def is_network(spec: Any) -> bool:
-    """Return whether `spec` is the Model proto of a NeuralNetwork."""
-    return isinstance(spec, proto.Model_pb2.Model) and spec.WhichOneof("Type") in NETWORK_KINDS
+    """Return whether `spec` is the Model proto of a NeuralNetwork, or of a pipeline without an ML Program."""
+    if not isinstance(spec, proto.Model_pb2.Model):
+        return False
+    kind = spec.WhichOneof("Type")
+    if kind in PIPELINE_KINDS:
+        pipeline = spec.pipeline if kind == "pipeline" else getattr(spec, kind).pipeline
+        return bool(pipeline.models) and all(map(is_network, pipeline.models))
+    return kind in NETWORK_KINDS
 
 
 def upgrade_to_package(spec: Any, source: str) -> Package:

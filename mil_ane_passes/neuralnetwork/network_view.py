@@ -14,16 +14,15 @@ from coremltools.proto import NeuralNetwork_pb2
 
 from ..passes.coremltools_setup import silence_coremltools
 from .layer_converter import get_layer_kind
-from .program import convert_network
+from .program import Stage, convert_network, list_stages
 from .weights import is_quantized
 
 __all__ = [
     "NetworkView",
-    "get_network",
     "iterate_nested_layers",
+    "list_views",
     "make_layer",
     "read_floats",
-    "view_network",
     "write_floats",
 ]
 
@@ -76,11 +75,18 @@ class NetworkView:
         raise AssertionError
 
 
-def view_network(spec: Any, where: str) -> NetworkView:
-    """Make the view of the network in a Model proto. Raises InputError for networks that cannot be converted."""
+def list_views(spec: Any, where: str) -> list[NetworkView]:
+    """Make the view of the network in a Model proto, or of each in a pipeline.
+
+    Raises InputError for a model that is neither, and for networks that cannot be converted.
+    """
+    return [_view_stage(stage) for stage in list_stages(spec, where)]
+
+
+def _view_stage(stage: Stage) -> NetworkView:
+    spec, network = stage.spec, stage.network
     with silence_coremltools():
-        converted = convert_network(spec, ct.target.iOS18, where)
-    network = get_network(spec)
+        converted = convert_network(spec, ct.target.iOS18, stage.where)
     layers = list(network.layers)
     made = Counter(name for layer in iterate_nested_layers(layers) for name in layer.output)
     made.update(feature.name for feature in spec.description.input)
@@ -93,11 +99,6 @@ def view_network(spec: Any, where: str) -> NetworkView:
     names = {*made, *(layer.name for layer in iterate_nested_layers(layers))}
     classic = network.arrayInputShapeMapping == NeuralNetwork_pb2.RANK5_ARRAY_MAPPING
     return NetworkView(network, classic, shapes, constants, frozenset(outputs), names)
-
-
-def get_network(spec: Any) -> Any:
-    """Return the network of a Model proto, whichever kind of network model it is."""
-    return getattr(spec, spec.WhichOneof("Type"))
 
 
 def iterate_nested_layers(layers: Sequence[Any]) -> Iterator[Any]:

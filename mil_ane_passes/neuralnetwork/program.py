@@ -123,6 +123,7 @@ def convert_network(spec: Any, opset: Any, where: str) -> ConvertedNetwork:
     program = Program()
     features = {each.name: each for each in inputs}
     expanded: dict[str, int] = {}
+    inner: dict[str, Var] = {}
     with Function(placeholders, opset_version=opset) as function:
         values = {each.name: function.inputs[names[each.name]] for each in inputs}
         for at, stage in enumerate(stages):
@@ -133,10 +134,11 @@ def convert_network(spec: Any, opset: Any, where: str) -> ConvertedNetwork:
             values |= made
             features |= {each.name: each for each in read_features(stage.spec.description.output, stage.where)}
             expanded |= context.weights.expanded
+            inner = context.values
         function.set_outputs(_name_outputs(outputs, values, names, where))
     program.add_function("main", function)
     probabilities = _find_probabilities(stages[-1].network, stages[-1].kind)
-    return ConvertedNetwork(program, tuple(stages), inputs, outputs, names, probabilities, expanded, context.values)
+    return ConvertedNetwork(program, tuple(stages), inputs, outputs, names, probabilities, expanded, inner)
 
 
 def _convert_stage(

@@ -24,7 +24,7 @@ from .weight_plan import WeightPlan
 
 
 class NetworkFound(InputError):
-    """The model of a package is a NeuralNetwork, `spec`, where an ML Program is required."""
+    """The model of a package, `spec`, is a NeuralNetwork or a pipeline of other models, not an ML Program."""
 
     def __init__(self, text: str, spec: Any) -> None:
         super().__init__(text)
@@ -186,10 +186,9 @@ def require_ml_programs(raw: bytes, spec: Any, layout: Layout) -> Members:
             "`mil-ane-passes upgrade`, and give the .mlpackage that it writes", spec)
     if kind.startswith("pipeline"):
         parts = ", ".join(f"{name} is a {part}" for name, part in found.others.items()) or "it has no parts"
-        raise InputError(
+        raise NetworkFound(
             f"{root}: the model is a pipeline ({kind}) without an ML Program: {parts}; expected one with at least one "
-            "ML Program (mlProgram)"
-        )
+            "ML Program (mlProgram)", spec)
     raise InputError(
         f"{root}: the model is of type {kind}; expected an ML Program (mlProgram), or a pipeline with one; give the "
         ".mlpackage of one"

@@ -27,7 +27,8 @@ class UpgradedSource:
                 "deployment_target": self.deployment_target, "precision": self.precision}
 
     def __str__(self) -> str:
-        return (f"{self.source} is a NeuralNetwork; read as the ML Program that `upgrade --deployment-target "
+        what = "a pipeline of NeuralNetworks" if self.kind.startswith("pipeline") else "a NeuralNetwork"
+        return (f"{self.source} is {what}; read as the ML Program that `upgrade --deployment-target "
                 f"{self.deployment_target} --precision {self.precision}` makes of it")
 
 

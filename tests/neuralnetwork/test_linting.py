@@ -10,7 +10,7 @@ from coremltools.models import datatypes, neural_network
 import mil_ane_passes as ane
 from mil_ane_passes.commands.main import main
 from mil_ane_passes.neuralnetwork.layer_rules import find_layer_hits, get_layer_rules
-from mil_ane_passes.neuralnetwork.network_view import view_network
+from mil_ane_passes.neuralnetwork.network_view import list_views
 
 RNG = np.random.default_rng(3)
 
@@ -86,9 +86,9 @@ HITS = {
 @pytest.mark.parametrize("code", HITS)
 def test_a_rule_finds_its_layer_and_not_its_neighbour(code):
     bad, good = HITS[code]
-    (hit,) = [hit for hit in find_layer_hits(view_network(bad(), "it")) if hit.rule.code == code]
+    (hit,) = [hit for hit in find_layer_hits(list_views(bad(), "it")) if hit.rule.code == code]
     assert hit.layer == "layer" and hit.reason
-    assert code not in {hit.rule.code for hit in find_layer_hits(view_network(good(), "it"))}
+    assert code not in {hit.rule.code for hit in find_layer_hits(list_views(good(), "it"))}
 
 
 def test_every_rule_is_tested_and_has_evidence():
@@ -101,7 +101,7 @@ def test_every_rule_is_tested_and_has_evidence():
 
 
 def test_strides_over_2_are_found():
-    (hit,) = find_layer_hits(view_network(make_pooling(3, 3), "it"))
+    (hit,) = find_layer_hits(list_views(make_pooling(3, 3), "it"))
     assert hit.reason == "stride 3x3 is over 2"
 
 

@@ -390,3 +390,34 @@ def test_layers_in_loops_stay_with_a_reason(tmp_path):
     report, spec = rewrite(builder, tmp_path)
     assert get_kinds(spec) == ["loop", "softmax"] and report.verify.equal
     assert "'inner' (addBroadcastable): it is in the body of 'loop'" in str(report)
+
+
+def make_pipeline():
+    """Two networks, one after the other, each with a layer to rewrite."""
+    first, second = make_builder(x=X, outputs=("middle",)), make_builder(middle=X)
+    first.add_add_broadcastable("sum", ["x", "x"], "middle")
+    second.add_softmax_nd("softmax", "middle", "out", 1)
+    specs = [first.spec, second.spec]
+    for spec, name in zip(specs, ("middle", "out")):
+        spec.description.output[0].type.multiArrayType.shape.extend(X)
+        spec.description.output[0].type.multiArrayType.dataType = ct.proto.FeatureTypes_pb2.ArrayFeatureType.FLOAT32
+        assert spec.description.output[0].name == name
+    made = ct.proto.Model_pb2.Model(specificationVersion=4)
+    made.description.input.add().CopyFrom(specs[0].description.input[0])
+    made.description.output.add().CopyFrom(specs[1].description.output[0])
+    made.pipeline.models.extend(specs)
+    made.pipeline.names.extend(["one", "two"])
+    return made
+
+
+def test_the_networks_of_a_pipeline_are_rewritten(tmp_path):
+    spec = make_pipeline()
+    (tmp_path / "in.mlmodel").write_bytes(spec.SerializeToString())
+    report = ane.rewrite(tmp_path / "in.mlmodel", tmp_path / "out.mlmodel", seeds=1)
+    made = ct.utils.load_spec(str(tmp_path / "out.mlmodel"))
+    assert report.status == "written" and report.verify.equal_bits
+    assert (report.off_ane_before, report.off_ane_after) == (2, 0)
+    assert [get_kinds(model) for model in made.pipeline.models] == [["add"], ["softmax"]]
+    assert made.description == spec.description and list(made.pipeline.names) == ["one", "two"]
+    linted = ane.lint(tmp_path / "in.mlmodel")
+    assert "is a pipeline of NeuralNetworks; read as" in str(linted.upgraded[0]) and linted.network.layers == 2
