@@ -7,7 +7,13 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..neuralnetwork.layer_rewriting import LayerTrace, get_layer_rewrites, rewrite_network, select_layer_rewrites
+from ..neuralnetwork.layer_rewriting import (
+    LayerTrace,
+    explain_missing_rewrite,
+    get_layer_rewrites,
+    rewrite_network,
+    select_layer_rewrites,
+)
 from ..neuralnetwork.layer_rules import (
     LayerHit,
     find_layer_hits,
@@ -30,8 +36,6 @@ if TYPE_CHECKING:
     from ..ir.scopes import Origin
 
 __all__ = ["lint_network", "split_layer_rules"]
-
-_NO_REWRITE = "no rewrite of layers is for this kind"
 
 Names = Iterable[str] | str | None
 
@@ -119,7 +123,8 @@ def _make_finding(
     rule, fix = hit.rule, fixes.get(hit.layer)
     return LayerFinding(
         rule.code, rule.slug, rule.summary, rule.confidence, rule.evidence, hit.layer, hit.kind, hit.reason,
-        tuple(ops.get(hit.layer, ())), rule.advice, fix, "" if fix else reasons.get(hit.layer, _NO_REWRITE))
+        tuple(ops.get(hit.layer, ())), rule.advice, fix, "" if fix else reasons.get(hit.layer) or
+        explain_missing_rewrite(rule.code, hit.kind))
 
 
 def _forecast(source: OpenedSource, target: str) -> tuple[Forecast, Forecast]:

@@ -15,7 +15,9 @@ from ..equivalence.equivalence import VerifyReport, compare_programs
 from ..equivalence.user_inputs import UserInputs
 from ..neuralnetwork.layer_rewriting import (
     LayerRewrite,
+    RewrittenLayer,
     RewrittenNetwork,
+    explain_missing_rewrite,
     rewrite_network,
     select_layer_rewrites,
 )
@@ -69,6 +71,8 @@ class NetworkRewriteReport(RewriteReport):
     off_ane_after: int = 0
     bytes_before: int = 0
     bytes_after: int = 0
+    remaining: list[RewrittenLayer] = field(default_factory=list)
+    "The layers that are still reported off the ANE and are no near miss of a rewrite, with the reasons."
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON that `--format json` prints."""
@@ -81,6 +85,7 @@ class NetworkRewriteReport(RewriteReport):
             "layers": {"before": self.layers_before, "after": self.layers_after},
             "off_ane": {"before": self.off_ane_before, "after": self.off_ane_after},
             "bytes": {"before": self.bytes_before, "after": self.bytes_after},
+            "remaining": [each.to_dict() for each in self.remaining],
             "left_out_passes": [each.to_dict() for each in self.left_out_passes],
             "seconds": round(self.seconds, 6),
         }
@@ -100,7 +105,7 @@ class NetworkRewriteReport(RewriteReport):
         lines += [f"{each.rule}  left out, as it breaks the equivalence check: {each.reason}"
                   for each in self.left_out_passes]
         near = [f"  {each.code}  '{each.layer}' ({each.kind}): {each.note}"
-                for trace in self.traces for each in trace.near_misses]
+                for each in (*(miss for trace in self.traces for miss in trace.near_misses), *self.remaining)]
         if near:
             lines += ["not rewritten (near misses):", *near]
         if self.changed:
@@ -183,8 +188,12 @@ def _fill_report(report: NetworkRewriteReport, spec: Any, found: RewrittenNetwor
     report.traces, report.package = found.traces, found.spec
     report.layers_before, report.layers_after = (
         sum(len(stage.network.layers) for stage in list_stages(each, where)) for each in (spec, found.spec))
-    report.off_ane_before, report.off_ane_after = (
-        len(find_layer_hits(list_views(each, where))) for each in (spec, found.spec))
+    before, after = (find_layer_hits(list_views(each, where)) for each in (spec, found.spec))
+    report.off_ane_before, report.off_ane_after = (len({hit.layer for hit in hits}) for hits in (before, after))
+    near = {miss.layer for trace in found.traces for miss in trace.near_misses}
+    report.remaining = [
+        RewrittenLayer(hit.layer, hit.kind, explain_missing_rewrite(hit.rule.code, hit.kind), hit.rule.code)
+        for hit in after if hit.layer not in near]
     report.bytes_before, report.bytes_after = spec.ByteSize(), found.spec.ByteSize()
 
 

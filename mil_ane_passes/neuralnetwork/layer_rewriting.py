@@ -24,6 +24,7 @@ __all__ = [
     "RewrittenLayer",
     "RewrittenNetwork",
     "apply_layer_rewrites",
+    "explain_missing_rewrite",
     "get_layer_rewrites",
     "rewrite_layer",
     "rewrite_network",
@@ -149,6 +150,15 @@ def select_layer_rewrites(preset: str, names: str | Iterable[str] | None = None)
             raise InputError(f"{what}; expected {', '.join((*PRESETS, *known))}"
                              f"{suggest_nearest(name, (*PRESETS, *known))}")
     return list(dict.fromkeys(chosen))
+
+
+def explain_missing_rewrite(code: str, kind: str) -> str:
+    """Return why layers of a kind, found by the rule `code`, are not replaced by rewrites of a preset."""
+    named = [each.name for each in get_layer_rewrites().values()
+             if each.fixes == code and kind in each.kinds and each.preset not in PRESETS]
+    if named:
+        return f"{' or '.join(named)} replaces it, only by name"
+    return "no rewrite within the format is for it; upgrade it to an ML Program, and rewrite that"
 
 
 def apply_layer_rewrites(chosen: Sequence[LayerRewrite], view: NetworkView) -> tuple[list[Any], list[LayerTrace]]:

@@ -30,7 +30,8 @@ def load(path: str | os.PathLike[str]) -> Package:
     """Load the model at `path`: an ML Program package or a pipeline with one; its weights are mapped, not read.
 
     A NeuralNetwork or a pipeline of them (an .mlmodel, or an .mlpackage that holds one) is upgraded to an ML Program in
-    memory; the `upgraded` of the package says so. Raises InputError when `path` is neither, or the model contradicts itself.
+    memory; the `upgraded` of the package says so. Raises InputError when `path` is none of these, or the model
+    contradicts itself.
     """
     if isinstance(path, (str, os.PathLike)) and is_network_file(path):
         return upgrade_to_package(*read_network(path))

@@ -162,6 +162,66 @@ def test_layers_are_replaced_by_classic_ones(case, tmp_path):
     assert exact or next(trace for trace in report.traces if trace.fired).exactness.value == "rounding"
 
 
+def convolve(shape, dilations, pads=None, kernel=(3, 3), groups=1, exact=False, padding="valid", stride=1):
+    builder = make_builder(exact, x=shape)
+    channels = shape[-3]
+    weights = draw(*kernel, channels // groups, 6)
+    builder.add_convolution("layer", channels // groups, 6, *kernel, stride, stride, padding, groups, weights, draw(6),
+                            True, input_name="x", output_name="out", dilation_factors=list(dilations), **(pads or {}))
+    return builder
+
+
+PADS = {"padding_top": 2, "padding_bottom": 1, "padding_left": 0, "padding_right": 3}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"dilations": (2, 2)}, {"dilations": (2, 3), "pads": PADS}, {"dilations": (1, 4), "kernel": (1, 3)},
+        {"dilations": (3, 1), "kernel": (2, 3), "groups": 2}, {"dilations": (5, 2), "pads": PADS, "groups": 3},
+    ],
+    ids=str,
+)
+def test_a_dilated_convolution_runs_on_its_phases(settings, tmp_path):
+    builder = convolve((6, 13, 17), **settings)
+    report, spec = rewrite(builder, tmp_path, passes="undilate_convolution")
+    assert report.status == "written" and report.verify.equal, str(report)
+    (made,) = [layer for layer in spec.neuralNetwork.layers if layer.WhichOneof("layer") == "convolution"]
+    (old,) = builder.spec.neuralNetwork.layers
+    assert made.convolution.weights == old.convolution.weights and list(made.convolution.dilationFactor) == [1, 1]
+    assert set(get_kinds(spec)) <= {"padding", "reshape", "permute", "convolution", "crop"}
+    assert (report.off_ane_before, report.off_ane_after) == (1, 0)
+
+
+DILATED = {
+    "exact ranks": ({"shape": (1, 6, 13, 17), "exact": True}, "this network has exact ranks"),
+    "strides": ({"stride": 2}, "it has strides [2, 2]"),
+    "same": ({"padding": "same"}, "of the form 'same'"),
+}
+
+
+@pytest.mark.parametrize("case", DILATED)
+def test_a_dilated_convolution_stays_with_a_reason(case, tmp_path):
+    settings, reason = DILATED[case]
+    report, _ = rewrite(convolve(**{"shape": (6, 13, 17), "dilations": (2, 2), **settings}), tmp_path,
+                        passes="undilate_convolution")
+    assert report.status == "unchanged" and reason in str(report)
+
+
+def test_a_dilated_convolution_is_rewritten_only_by_name(tmp_path):
+    report, _ = rewrite(convolve((6, 13, 17), (2, 2)), tmp_path)
+    assert report.status == "unchanged" and report.remaining[0].layer == "layer"
+    assert "'layer' (convolution): undilate_convolution replaces it, only by name" in str(report)
+
+
+def test_layers_without_a_rewrite_are_listed(tmp_path):
+    builder = make_builder(True, x=(6, 4), y=(3,))
+    builder.add_gather("layer", ["x", "y"], "out", axis=0)
+    report, _ = rewrite(builder, tmp_path)
+    assert "NN105  'layer' (gather): no rewrite within the format is for it; upgrade it" in str(report)
+    assert report.to_dict()["remaining"][0]["code"] == "NN105"
+
+
 NEAR_MISSES = {
     "rank 5": ("replace_broadcastable", lambda: combine("add_broadcastable", (1, 1, 4, 6, 5), (1, 1, 4, 1, 1)),
                "does not broadcast [1, 1, 4, 6, 5] and [1, 1, 4, 1, 1] (up to rank 4"),
@@ -249,7 +309,7 @@ def test_a_quantized_constant_stays_as_stored(tmp_path):
 
 def test_every_rewrite_is_tested_with_a_match_or_a_reason():
     tested = {name for table in (REPLACED, NEAR_MISSES) for name, *_ in table.values()}
-    assert set(get_layer_rewrites()) - tested - {"replace_constant"} == set()
+    assert set(get_layer_rewrites()) - tested - {"replace_constant", "undilate_convolution"} == set()
     for each in get_layer_rewrites().values():
         assert each.fixes in get_layer_rules() and each.summary.endswith(".")
 
