@@ -277,6 +277,10 @@ NEAR_MISSES = {
         "replace_pooling", lambda: pool((3, 41, 30), (16, 16), (1, 1), "MAX", "SAME", exact=False), "'same'"),
     "enlargement by 3": ("replace_upsampling", lambda: apply("upsample", (3, 5, 4), exact=False, scaling_factor_h=3,
                                                              scaling_factor_w=3, mode="NN"), "only powers of two"),
+    "a window without end": ("replace_pooling", lambda: pool((3, 41, 30), (2001, 2), (1, 1), pads={
+        "padding_top": 1000, "padding_bottom": 1000}, exact=False), "a chain of more than 8 poolings"),
+    "a stride without end": ("replace_pooling", lambda: pool((3, 41, 30), (2, 2), (2**61, 1), exact=False),
+                             "a chain of 61 poolings; expected at most 8"),
     "linear enlargement": ("replace_upsampling", lambda: apply(
         "upsample", (3, 5, 4), exact=False, scaling_factor_h=4, scaling_factor_w=4, mode="BILINEAR"),
         "twice by 2 is not one by 4"),

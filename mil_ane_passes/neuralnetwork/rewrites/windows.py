@@ -10,6 +10,9 @@ from ..layer_rewriting import Replacement, Result, rewrite_layer
 from ..layer_rules import MAX_POOL_SIDE, MAX_POOL_STRIDE, MAX_UPSAMPLING, get_layer_rules
 from ..network_view import NetworkView, make_layer
 
+_MAX_STEPS = 8
+"The most layers of a chain: each is a pass over its input."
+
 Step = tuple[int, int, int, int]
 "Window, stride, and padding before and behind, of one pooling along one axis."
 
@@ -38,6 +41,8 @@ def replace_pooling(layer: Any, view: NetworkView) -> Result:
     wrong = next((each for each in planned if isinstance(each, str)), None)
     if wrong is not None:
         return wrong
+    if max(map(len, planned)) > _MAX_STEPS:
+        return f"a chain of {max(map(len, planned))} poolings; expected at most {_MAX_STEPS}"
     steps = _align_steps([each for each in planned if not isinstance(each, str)])
     layers = _chain(layer, view, "pooling", len(steps))
     for made, (high, wide) in zip(layers, steps):
@@ -56,6 +61,8 @@ def _plan_max(window: int, stride: int, pads: tuple[int, int]) -> list[Step] | s
     strides = _factor_into_twos(stride)
     if strides is None:
         return f"a stride of {stride} is not a power of two, so no chain of strides up to {MAX_POOL_STRIDE} makes it"
+    if window > _MAX_STEPS * (MAX_POOL_SIDE - 1):
+        return f"a window of {window} is a chain of more than {_MAX_STEPS} poolings"
     sizes = []
     while window > MAX_POOL_SIDE:
         sizes.append(MAX_POOL_SIDE)
@@ -108,6 +115,8 @@ def replace_upsampling(layer: Any, view: NetworkView) -> Result:
         return f"factors of {', '.join(f'{each:g}' for each in found)}: only powers of two are chains of twos"
     high, wide = (each or [1] for each in factors)
     count = max(len(high), len(wide))
+    if count > _MAX_STEPS:
+        return f"a chain of {count} upsamplings; expected at most {_MAX_STEPS}"
     layers = _chain(layer, view, "upsample", count)
     for at, made in enumerate(layers):
         made.upsample.mode = params.mode
