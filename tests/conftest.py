@@ -29,6 +29,10 @@ def pytest_configure(config):
     settings.load_profile("many" if _asks_for_slow(config) else "few")
     if not _asks_for_slow(config):
         _draw_the_same_whatever_is_imported()
+    if config.pluginmanager.hasplugin("xdist"):
+        from xdist.workermanage import NodeManager
+
+        NodeManager.EXIT_TIMEOUT = 300  # under coverage a worker writes its data as it ends: killed, it leaves none
     if config.option.collectonly:
         _import_tests_without_rewriting_assertions()
 
