@@ -1,0 +1,1 @@
+"""Small decoders with random weights, converted with a key and value cache as applications convert them."""
