@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 from coremltools.converters.mil.mil import Function, Program, types
 
 from ..passes.contract import Exactness
@@ -48,10 +49,10 @@ def compare_across_interfaces(
     notes: dict[str, None] = {}
     for chain in _find_chains(parts):
         name = chain.mappings[0].function
-        for number, choice in enumerate(_list_choices(before.functions[name], chain, describe(name), seeds)):
+        for number, choices in enumerate(_list_choices(before.functions[name], chain, describe(name), seeds, steps)):
             progress(f"{chain.label}, seed {number}")
             for precision in precisions:
-                runs = _run_steps(before, chain, choice, number, steps, precision, describe(name))
+                runs = _run_steps(before, chain, choices, number, precision, describe(name))
                 for first, second in runs:
                     _merge_run(old, first, precision)
                     _merge_run(new, second, precision)
@@ -81,44 +82,72 @@ def _find_chains(parts: Sequence[ChangedPart]) -> Iterator[_Chain]:
         yield _Chain(tuple((part.program, name) for part in present), tuple(part.interfaces[name] for part in present))
 
 
-def _list_choices(function: Function, chain: _Chain, description: Any, seeds: int) -> list[ShapeChoice]:
-    """Return the input shapes to try, one for each seed, with the fixed ones of changes that accept one alone."""
+def _list_choices(
+    function: Function, chain: _Chain, description: Any, seeds: int, steps: int
+) -> list[list[ShapeChoice]]:
+    """Return the input shapes to try, for each seed and step, with the fixed ones of changes that accept one alone.
+
+    A function without states runs one step. Shapes that are to be tried in turn are tried over seeds and steps, all of
+    them where there is one step.
+    """
     choices = list_shape_choices(function, description)
+    steps = steps if _has_states(function) else 1
+    fixed, turns = _find_fixed_shapes(function, chain)
+    made = [ShapeChoice(choice.label, {**choice.shapes, **{
+        name: shape for name, shape in fixed.items() if name in choice.shapes}}) for choice in choices]
+    if not turns:
+        return [[made[number % len(made)]] * steps for number in range(max(seeds, 1))]
+    seeds = max(seeds, len(turns) if steps == 1 else 1)
+    return [[ShapeChoice(made[0].label, {**made[0].shapes, **turns[(number * steps + step) % len(turns)]})
+             for step in range(steps)] for number in range(seeds)]
+
+
+def _has_states(function: Function) -> bool:
+    return any(types.is_state(var.sym_type) for var in function.inputs.values())
+
+
+def _find_fixed_shapes(
+    function: Function, chain: _Chain
+) -> tuple[dict[str, tuple[int, ...]], tuple[dict[str, tuple[int, ...]], ...]]:
+    """Return the shapes that changes fix, and those to be tried in turn, by the names of before."""
     fixed: dict[str, tuple[int, ...]] = {}
+    turns: tuple[dict[str, tuple[int, ...]], ...] = ()
     for mapping in chain.mappings:
         names = {name: name for name in function.inputs}
         for step in mapping.steps:
             for change in step:
                 if change.shape is not None and change.old is not None:
                     fixed[names.get(change.old, change.old)] = change.shape
+                if change.shapes:
+                    turns = tuple({names.get(name, name): shape for name, shape in each.items()}
+                                  for each in change.shapes)
             renamed = {change.old: change.new for change in step if change.kind != "output"}
             names = {new: names[old] for old in names if (new := renamed.get(old, old)) is not None}
-    if fixed:
-        choices = [ShapeChoice(choice.label, {**choice.shapes, **{
-            name: shape for name, shape in fixed.items() if name in choice.shapes}}) for choice in choices]
-    return [choices[number % len(choices)] for number in range(max(seeds, 1))]
+    return fixed, turns
 
 
 def _run_steps(
-    before: Program, chain: _Chain, choice: ShapeChoice, seed: int, steps: int, precision: str, description: Any
+    before: Program, chain: _Chain, choices: Sequence[ShapeChoice], seed: int, precision: str, description: Any
 ) -> Iterator[tuple[Run, Run]]:
     """Yield the runs of both sides, step by step; each side keeps its own states."""
     from ..runtime import Runtime
 
     name = chain.mappings[0].function
     function = before.functions[name]
-    stateful = any(types.is_state(var.sym_type) for var in function.inputs.values())
+    stateful = _has_states(function)
     state = make_state(function, seed)
     old = Runtime(before, function=name, precision=precision)
     new = [Runtime(program, function=each, precision=precision) for program, each in chain.parts]
     states: list[dict[str, Any]] = []
-    for step in range(steps if stateful else 1):
+    carried: list[dict[str, Any]] = []
+    for step, choice in enumerate(choices):
         feeds = make_feeds(function, choice, seed + step * 101, description)
         for mapping in chain.mappings:
             feeds = mapping.round_feeds(feeds)
         if not states:
             states = [_select(part, mapping.map_state(state, feeds)) for part, mapping in zip(chain.parts,
                                                                                           chain.mappings)]
+            carried = [mapping.start_carried(state, feeds) for mapping in chain.mappings]
         label = f"seed {seed}" + (f", step {step}" if stateful else "")
         plan = Plan(chain.label, label, feeds, dict(state))
         first, second = Run(plan), Run(plan)
@@ -129,10 +158,10 @@ def _run_steps(
             yield first, second
             return
         for mapping in chain.mappings:
-            found = {**found, **mapping.round_results(found)}
-        found |= _label_states({key: value.copy() for key, value in state.items()})
+            found = {**found, **mapping.round_results(found, feeds)}
+        found |= _label_states(state)
         try:
-            made = _run_chain(new, chain, feeds, states)
+            made = _run_chain(new, chain, feeds, states, carried)
         except InputError as error:
             first.results[precision], second.error = found, str(error)
         else:
@@ -143,16 +172,24 @@ def _run_steps(
 
 
 def _run_chain(
-    runtimes: Sequence[Any], chain: _Chain, feeds: Mapping[str, Any], states: list[dict[str, Any]]
+    runtimes: Sequence[Any], chain: _Chain, feeds: Mapping[str, Any], states: list[dict[str, Any]],
+    carried: list[dict[str, Any]],
 ) -> dict[str, Any]:
-    """Run the parts one after the other; returns the outputs and states of the source's function."""
+    """Run the parts one after the other; returns the outputs and states of the source's function.
+
+    States that the caller carries go into the part that reads them, and are updated with what it returns.
+    """
     found: dict[str, Any] = {}
     passed: dict[str, Any] = {}
-    for runtime, part, mapping, state in zip(runtimes, chain.parts, chain.mappings, states):
-        made = runtime(_select(part, {**passed, **mapping.map_feeds(feeds)}), state)
+    for place, (runtime, part, mapping, state) in enumerate(zip(runtimes, chain.parts, chain.mappings, states)):
+        held = _select(part, mapping.feed_carried(carried[place]))
+        made = runtime({**_select(part, {**passed, **mapping.map_feeds(feeds)}), **held}, state)
+        if held:
+            carried[place] = mapping.update_carried(carried[place], to_arrays(made), feeds)
+            found |= _label_states(mapping.unmap_carried(carried[place], feeds))
         passed |= to_arrays(made)
-        found |= to_arrays(mapping.unmap_results(made))  # probabilities under their old name, with their labels
-        found |= _label_states(mapping.unmap_state({name: value.copy() for name, value in state.items()}))
+        found |= to_arrays(mapping.unmap_results(made, feeds))  # probabilities under their old name, with their labels
+        found |= _label_states(mapping.unmap_state(state, feeds))
     return found
 
 
@@ -163,7 +200,9 @@ def _select(part: tuple[Program, str], values: Mapping[str, Any]) -> dict[str, A
 
 
 def _label_states(state: Mapping[str, Any]) -> dict[str, Any]:
-    return {f"state {name}": value for name, value in state.items()}
+    """Name states as results, in float64: what was written has it, what was not is as it was fed."""
+    return {f"state {name}": value.astype(np.float64) if value.dtype.kind == "f" else value.copy()
+            for name, value in state.items()}
 
 
 def _merge_run(execution: Execution, run: Run, precision: str) -> None:

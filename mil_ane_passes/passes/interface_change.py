@@ -6,13 +6,13 @@ A transform declares what it changes; a check across the change then compares `o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
-__all__ = ["InterfaceChange", "InterfaceMapping", "change_dtype"]
+__all__ = ["CarriedState", "InterfaceChange", "InterfaceMapping", "change_dtype"]
 
 Array = np.ndarray[Any, Any]
 
@@ -22,14 +22,30 @@ def _keep(value: Any) -> Any:
 
 
 @dataclass(frozen=True)
+class CarriedState:
+    """A state that the caller of the new form carries: it goes in as `input`, and `output` is what comes out.
+
+    `update` computes what the next call gets, from the value, the output, and the feeds of the new form. Without
+    `output`, it stays as it is.
+    """
+
+    input: str
+    output: str | None
+    update: Callable[[Any, Any, Mapping[str, Any]], Any]
+
+
+@dataclass(frozen=True)
 class InterfaceChange:
     """One change of an input, output or state.
 
     `old` is its name before, None if it is new; `new` is its name after, None if it is gone. `map` converts an array of
     the old form to the new one, `unmap` converts it back: `unmap(map(value))` is what both forms can hold of a value.
-    `make` computes a new input or the initial value of a new state from the feeds of before; without it, a new input
+    `make` computes a new input from the feeds of before, or the initial value of a new state from these and the states
+    of before; without it, a new input
     comes from a part of the model that runs earlier. `shape` is the only shape of the old form that the new one
-    accepts, where the old one accepted others.
+    accepts, where the old one accepted others. `unmap_with` converts back what depends on the feeds of before, which
+    are its second argument. `shapes` are shapes of inputs of before, by name, that go together and are to be tried in
+    turn. `carried` says how the caller carries a state that is gone.
     """
 
     kind: Literal["input", "output", "state"]
@@ -40,6 +56,9 @@ class InterfaceChange:
     unmap: Callable[[Any], Any] = _keep
     make: Callable[[Mapping[str, Any]], Any] | None = None
     shape: tuple[int, ...] | None = None
+    unmap_with: Callable[[Any, Mapping[str, Any]], Any] | None = None
+    shapes: tuple[Mapping[str, tuple[int, ...]], ...] = ()
+    carried: CarriedState | None = None
 
     def to_dict(self) -> dict[str, str | None]:
         """Return the change as in JSON, without the functions that convert arrays."""
@@ -84,21 +103,65 @@ class InterfaceMapping:
         """Convert states of the old function to states of the new one; `feeds` are those of the old function."""
         return self._map("state", state, feeds)
 
-    def unmap_results(self, results: Mapping[str, Any]) -> dict[str, Any]:
-        """Convert outputs of the new function to those of the old one; outputs that it did not have are left out."""
-        return self._unmap("output", results)
+    def unmap_results(self, results: Mapping[str, Any], feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """Convert outputs of the new function to those of the old one; outputs that it did not have are left out.
 
-    def unmap_state(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        `feeds` are those of the old function, as for all that is converted back.
+        """
+        return self._unmap("output", results, feeds)
+
+    def unmap_state(self, state: Mapping[str, Any], feeds: Mapping[str, Any]) -> dict[str, Any]:
         """Convert states of the new function to those of the old one."""
-        return self._unmap("state", state)
+        return self._unmap("state", state, feeds)
 
     def round_feeds(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         """Limit feeds of the old function to values that the new one can be fed with."""
-        return {**feeds, **self._unmap("input", self._map("input", feeds, feeds))}
+        return {**feeds, **self._unmap("input", self._map("input", feeds, feeds), feeds)}
 
-    def round_results(self, results: Mapping[str, Any]) -> dict[str, Any]:
+    def round_results(self, results: Mapping[str, Any], feeds: Mapping[str, Any]) -> dict[str, Any]:
         """Limit results of the old function to what the new one returns, in its precision."""
-        return self._unmap("output", self._map("output", results, {}))
+        return self._unmap("output", self._map("output", results, feeds), feeds)
+
+    def start_carried(self, state: Mapping[str, Any], feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the initial values of states that the caller of the new function carries, by their former names."""
+        found: dict[str, Any] = {}
+        for place, name, _ in self._iterate_carried():
+            before = replace(self, steps=self.steps[:place]).map_state(state, feeds)
+            if name in before:
+                found[name] = before[name]
+        return found
+
+    def feed_carried(self, carried: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the feeds of the new function that hold carried states."""
+        found: dict[str, Any] = {}
+        for place, name, each in self._iterate_carried():
+            if name in carried:
+                found |= replace(self, steps=self.steps[place + 1:])._map("input", {each.input: carried[name]}, {})
+        return found
+
+    def update_carried(
+        self, carried: Mapping[str, Any], results: Mapping[str, Any], feeds: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return carried states after a call with the old function's `feeds` that returned `results`."""
+        found = dict(carried)
+        for place, name, each in self._iterate_carried():
+            made = replace(self, steps=self.steps[place + 1:])._unmap("output", results, feeds)
+            read = replace(self, steps=self.steps[:place]).map_feeds(feeds)
+            if name in carried and each.output in made:
+                found[name] = each.update(carried[name], made[each.output], read)
+        return found
+
+    def unmap_carried(self, carried: Mapping[str, Any], feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """Convert carried states to those of the old function."""
+        found: dict[str, Any] = {}
+        for place, name, _ in self._iterate_carried():
+            if name in carried:
+                found |= replace(self, steps=self.steps[:place])._unmap("state", {name: carried[name]}, feeds)
+        return found
+
+    def _iterate_carried(self) -> Iterator[tuple[int, str, CarriedState]]:
+        for place, step in enumerate(self.steps):
+            yield from ((place, str(change.old), change.carried) for change in step if change.carried is not None)
 
     def _map(self, kind: str, values: Mapping[str, Any], feeds: Mapping[str, Any]) -> dict[str, Any]:
         found = dict(values)
@@ -107,17 +170,18 @@ class InterfaceMapping:
             kept = {name: value for name, value in found.items() if name not in {each.old for each in changes}}
             moved = {each.new: each.map(found[each.old]) for each in changes
                      if each.new is not None and each.old is not None and each.old in found}
-            made = {each.new: each.make(feeds) for each in changes
+            made = {each.new: each.make(feeds if kind == "input" else {**feeds, **found}) for each in changes
                     if each.old is None and each.new is not None and each.make is not None}
             found = {**kept, **moved, **made}
         return found
 
-    def _unmap(self, kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    def _unmap(self, kind: str, values: Mapping[str, Any], feeds: Mapping[str, Any]) -> dict[str, Any]:
         found = dict(values)
         for step in reversed(self.steps):
             changes = [change for change in step if change.kind == kind]
             kept = {name: value for name, value in found.items() if name not in {each.new for each in changes}}
-            moved = {each.old: each.unmap(found[each.new]) for each in changes
+            moved = {each.old: each.unmap(found[each.new]) if each.unmap_with is None else each.unmap_with(
+                         found[each.new], feeds) for each in changes
                      if each.new is not None and each.old is not None and each.new in found}
             found = {**kept, **moved}
         return found

@@ -168,7 +168,7 @@ def test_mappings_of_several_steps():
     assert np.array_equal(mapped["b"], feeds["a"]) and np.array_equal(mapped["mask"], [1, 1])
     rounded = mapping.round_feeds(feeds)
     assert rounded["b"].tolist() == [1.0, 3.0] and rounded["a"] is feeds["a"]
-    assert mapping.unmap_results({"x": 1, "z": 2}) == {"x": 1}
+    assert mapping.unmap_results({"x": 1, "z": 2}, {}) == {"x": 1}
     assert mapping.map_state({"s": 1}, feeds) == {"s": 1}
     assert [each.to_dict() for each in mapping.changes][-1] == {
         "kind": "input", "old": None, "new": "mask", "action": "added"}
