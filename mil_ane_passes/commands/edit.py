@@ -41,7 +41,10 @@ Shapes = Mapping[str, Sequence[int]]
 "New shapes of inputs, by input name."
 FixShapes = str | Sequence[str] | Shapes | Sequence[Shapes] | Mapping[str, Shapes]
 "Texts in the command's syntax, one set of shapes, one set for each function to make, or sets by function name."
-_EDITS = ("fix_shape", "expose", "drop_output", "io", "rename", "split_at", "dedup_weights")
+PadShapes = str | Sequence[str] | Mapping[str, Sequence[int | tuple[int, int]]]
+"Sizes to pad inputs to, by input name, or texts in the command's syntax."
+_EDITS = ("fix_shape", "pad_shape", "merge_states", "state_to_io", "expose", "drop_output", "io", "rename", "split_at",
+          "split_inputs", "dedup_weights")
 "The options that edit, in the order in which the edits are made."
 _MAX_CHANGES_LISTED = 12
 "The most changes that the text lists per option; the JSON has all."
@@ -87,6 +90,14 @@ class EditOptions:
     fix_shape: FixShapes | None = field(default=None, metadata=flag(metavar="NAME=1,3,8,8", action="append"))
     """give the flexible input NAME this shape; repeat it for other inputs; an input again makes another function, which
     may be named: FUNCTION:NAME=1,3,8,8"""
+    pad_shape: PadShapes | None = field(default=None, metadata=flag(metavar="NAME=1,1,1,1024", action="append"))
+    """pad the flexible input NAME to this shape and compute it in full, with masks; a size 2..64 states the smallest
+    real size as well; repeat it for other inputs that grow with it"""
+    merge_states: str | None = field(default=None, metadata=flag(metavar="NAME"))
+    "make one state NAME of rank 4 of all states, which is read once and written once"
+    state_to_io: Names = field(default=(), metadata=flag(metavar="STATE", nargs="+", action="extend"))
+    """make inputs of these states, or of all, and outputs of what they hold afterwards, or of the new rows alone where
+    rows are written at a position"""
     expose: Names = field(default=(), metadata=flag(metavar="VALUE", action="append"))
     "return this inner value as well, behind the other outputs; may be repeated"
     drop_output: Names = field(default=(), metadata=flag(metavar="NAME", action="append"))
@@ -99,6 +110,9 @@ class EditOptions:
     "call the input, output, state or inner value A from now on B; may be repeated"
     split_at: Names = field(default=(), metadata=flag(metavar="VALUE", nargs="+", action="extend"))
     "make two packages that run one after the other, OUT_1 and OUT_2, cut behind these values"
+    split_inputs: Names = field(default=(), metadata=flag(metavar="NAME", nargs="+", action="extend"))
+    """make two packages, cut behind what is computed from one of these inputs alone: lookups of ids, tables and masks
+    of positions"""
     dedup_weights: bool = field(default=False, metadata=flag())
     "keep weights of equal bytes once"
     function: str | None = field(default=None, metadata=flag(metavar="F"))
@@ -116,12 +130,12 @@ class EditOptions:
     @property
     def parts(self) -> tuple[str, ...]:
         """The suffixes of the packages to write."""
-        return PART_SUFFIXES if self.split_at else ("",)
+        return PART_SUFFIXES if self.split_at or self.split_inputs else ("",)
 
     @property
     def packed(self) -> bool:
         """True if files are packed again or linked, so that copying them ahead is of no use."""
-        return bool(self.split_at or self.dedup_weights or self.link)
+        return bool(self.split_at or self.split_inputs or self.dedup_weights or self.link)
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -148,20 +162,26 @@ def edit(options: EditOptions) -> EditReport:
 
     `src` is a path, a `Package` as it was loaded, or an MLModel that is a package on disk. `fix_shape` gives inputs
     with flexible shapes one shape: a mapping from name to shape; a list of such mappings, or a mapping from function
-    names to them, makes a function of each, which share the weights (the first is the default). `expose` names inner
+    names to them, makes a function of each, which share the weights (the first is the default). `pad_shape` pads inputs
+    to a shape, with what reads them computed in full and masked, and makes an input of the position where a number
+    follows from the real length; a size may be a pair of the smallest and the largest real size. `merge_states` names
+    the one state of rank 4 that all states become. `state_to_io` names states ("all": each) that become inputs and
+    outputs. `expose` names inner
     values to return as well; a type that is not allowed in the interface is cast, and the report says so.
     `drop_output` names outputs to remove, with all ops that only they needed. `io` is "fp16" or "fp32", the type that
     all float inputs and outputs get, or maps one or both to the names that get it. `rename` maps names of inputs,
     outputs, states or inner values to their new names. `split_at` makes two packages that run one after the other, cut
     behind the values it names: OUT_1.mlpackage and OUT_2.mlpackage for the `dst` OUT.mlpackage, both or neither; with
-    `function` they do not contain the other functions. `dedup_weights` stores weights of equal bytes once. `function`
+    `function` they do not contain the other functions. `split_inputs` does so behind what is computed from one of these
+    inputs alone. `dedup_weights` stores weights of equal bytes once. `function`
     edits that function alone (default: each that has the named values). All names are those of `src`, regardless of
     other edits. `dry_run` writes nothing. `verify` runs the source and the result on random feeds, mapped across the
     change, on the reference runtime; if results differ or cannot be compared, nothing is written and the status is
     "rejected". `link`: unchanged files become hard links where they cannot be cloned, so that the packages share them.
     `ahead`: copies of the source's large files that the caller has already started.
 
-    The order is fixed: fix_shape, expose, drop_output, io, rename, split_at, dedup_weights.
+    The order is fixed: fix_shape, pad_shape, merge_states, state_to_io, expose, drop_output, io, rename,
+    split_at, split_inputs, dedup_weights.
 
     Raises InputError for anything that cannot be done, with the reason; nothing is written then.
     """
@@ -217,13 +237,24 @@ def _make_transforms(options: EditOptions) -> list[Transform]:
     from ..transforms.expose import Expose
     from ..transforms.fix_shape import FixShape
     from ..transforms.io import Io
+    from ..transforms.merge_states import MergeStates
+    from ..transforms.pad_shape import PadShape
     from ..transforms.rename import Rename
     from ..transforms.split_at import SplitAt
+    from ..transforms.split_inputs import SplitInputs
+    from ..transforms.state_to_io import StateToIo
 
     function = options.function
     transforms: list[Transform] = []
     if options.fix_shape:
         transforms.append(FixShape(options.fix_shape, function))
+    if options.pad_shape:
+        transforms.append(PadShape(options.pad_shape, function))
+    if options.merge_states is not None:
+        transforms.append(MergeStates(_list_names(options.merge_states, "merge_states")[0], function))
+    if options.state_to_io:
+        states = _list_names(options.state_to_io, "state_to_io")
+        transforms.append(StateToIo([] if states == ["all"] else states, function))
     if options.expose:
         transforms.append(Expose(_list_names(options.expose, "expose"), function))
     if options.drop_output:
@@ -235,6 +266,12 @@ def _make_transforms(options: EditOptions) -> list[Transform]:
     if options.split_at:
         names = [renamed.get(name, name) for name in _list_names(options.split_at, "split_at")]
         transforms.append(SplitAt(names, function))
+    if options.split_inputs:
+        if options.split_at:
+            raise InputError(f"{format_option_values('split_inputs')} and {format_option_values('split_at')}: each "
+                             "makes two packages; expected one of them")
+        names = [renamed.get(name, name) for name in _list_names(options.split_inputs, "split_inputs")]
+        transforms.append(SplitInputs(names, function))
     if options.dedup_weights:
         transforms.append(DedupWeights())
     if not transforms:

@@ -76,8 +76,25 @@ class RewriteBuilder:
     @contextmanager
     def at(self, op: Operation, base: str | None = None) -> Iterator[None]:
         """Insert before `op`; new names start with `base` (default: the name of the op's first output)."""
+        with self._inserting(op, base or (op.outputs[0].name if op.outputs else op.name)):
+            yield
+
+    @contextmanager
+    def at_first(self, base: str) -> Iterator[None]:
+        """Insert before all ops of the block; new names start with `base`."""
+        with self._inserting(get_first_op(self.block), base):
+            yield
+
+    @contextmanager
+    def at_end(self, base: str) -> Iterator[None]:
+        """Insert behind all ops of the block; new names start with `base`."""
+        with self._inserting(None, base):
+            yield
+
+    @contextmanager
+    def _inserting(self, anchor: Operation | None, base: str) -> Iterator[None]:
         saved = self._anchor, self._base
-        self._anchor, self._base = op, base or (op.outputs[0].name if op.outputs else op.name)
+        self._anchor, self._base = anchor, base
         try:
             yield
         finally:

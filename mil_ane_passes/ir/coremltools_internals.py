@@ -16,6 +16,7 @@ __all__ = [
     "clear_users",
     "evaluate_op",
     "get_typed_value",
+    "remove_function_input",
     "remove_last_user",
     "set_input_var",
     "set_output_vars",
@@ -78,3 +79,9 @@ def add_function_input(function: Function, name: str, placeholder: Any) -> None:
     """Add an input to `function`, behind those that it has."""
     function.placeholder_inputs[name] = placeholder
     function._input_dict[name] = placeholder.outputs[0]
+
+
+def remove_function_input(function: Function, name: str) -> None:
+    """Remove an input or state of `function` that nothing reads."""
+    del function.placeholder_inputs[name]
+    del function._input_dict[name]

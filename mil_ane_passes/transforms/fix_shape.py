@@ -31,7 +31,7 @@ from .dead_ops import has_effects
 from .names import check_identifier, strip_percent
 from .shape_inference import ShapeInference, Sizes, get_sizes, set_input_shape
 
-__all__ = ["FixShape"]
+__all__ = ["EXACT_OPS", "FixShape", "fix_feature_shape", "format_shape"]
 
 
 _OPTION = "--fix-shape"
@@ -43,7 +43,7 @@ _MAX_INLINE_BYTES = 1 << 20
 "The largest value written into the model file, for types that weight files do not hold: a mask of 1024 x 1024."
 _MAX_BLOB_BYTES = 32 << 20
 "The largest value written to a weight file: a package should not grow by values that its ops compute quickly."
-_EXACT_OPS = frozenset((
+EXACT_OPS = frozenset((
     "abs", "add", "broadcast_to", "cast", "ceil", "clip", "concat", "cond", "const", "equal", "expand_dims", "fill",
     "fill_like", "floor", "gather", "gather_along_axis", "gather_nd", "identity", "maximum", "minimum", "mul",
     "one_hot", "pad", "real_div", "relu", "reshape", "reverse", "round", "select", "sign", "slice_by_index",
@@ -515,7 +515,7 @@ def plan_folding(function: Function, version: int) -> FoldPlan:
     fates = _classify_ops(function, is_value, known - before.kept)
     fates.known = known
     rounded = _find_dependent_vars(
-        function, lambda op: op.op_type not in _EXACT_OPS and any(map(_is_float, op.outputs))
+        function, lambda op: op.op_type not in EXACT_OPS and any(map(_is_float, op.outputs))
     )
     fates.rounded = {var for values in fates.values.values() for var in values if var in rounded}
     return fates

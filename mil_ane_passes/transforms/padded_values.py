@@ -1,0 +1,170 @@
+"""Values of a function at several real lengths, which show what in it depends on the length, and how.
+
+The types and values that follow from the shapes of inputs are inferred once for each of a few lengths. A size that
+falls by one where the inputs are one shorter is a padded axis; an integer that does so is a position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Function, Operation, Var, types
+
+from ..ir.clone import clone_function
+from ..ir.query import is_const
+from ..utils.errors import InputError
+from .shape_inference import ShapeInference, get_sizes, set_input_shape
+
+__all__ = ["LengthSamples", "Refusal", "choose_compared_deficits", "sample_deficits"]
+
+_MAX_SAMPLES = 7
+
+
+class Refusal(Exception):
+    """The reason why an op cannot be computed on padded values."""
+
+    def __init__(self, op: Operation, reason: str) -> None:
+        super().__init__(reason)
+        self.op = op
+
+
+def sample_deficits(span: int) -> tuple[int, ...]:
+    """Return how much shorter than the maximum the inputs are in each sample: both ends, next to these, the middle."""
+    found = (0, 1, 2, span // 2, span - 2, span - 1, span)
+    return tuple(sorted({each for each in found if 0 <= each <= span}))[:_MAX_SAMPLES]
+
+
+def choose_compared_deficits(span: int) -> tuple[int, ...]:
+    """Return lengths to compare results at, shortest first: both ends, and others than those of the samples."""
+    known = set(sample_deficits(span))
+    others = [each for each in range(span) if each not in known]
+    chosen = {others[len(others) * part // 4] for part in range(4)} if others else known
+    return tuple(sorted({0, span, *chosen}, reverse=True))
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """The shape of a value, and the value where it is known, at one length."""
+
+    shape: tuple[int | None, ...] | None
+    value: Any
+
+
+class LengthSamples:
+    """What is known of each value of `function` at the lengths `deficits` below the maximum.
+
+    `shapes` are those of inputs for each deficit, the first of which is 0. The function itself gets the shapes of the
+    maximum, with all types inferred. Raises InputError where an op is impossible at one of these lengths.
+    """
+
+    def __init__(self, function: Function, deficits: Sequence[int], shapes: Sequence[Mapping[str, Any]]) -> None:
+        self.deficits = tuple(deficits)
+        clones = [clone_function(function) for _ in deficits[1:]]
+        self._samples: dict[Var, list[_Sample]] = {}
+        for each, sizes in zip([function, *clones], shapes, strict=True):
+            _infer(each, sizes)
+            for var, other in zip(_list_vars(function), _list_vars(each), strict=True):
+                self._samples.setdefault(var, []).append(_Sample(get_sizes(other.sym_type), _get_value(other)))
+
+    def get_values(self, var: Var) -> list[Any] | None:
+        """Return the value at each length; None if it is not known at all of them."""
+        found = [] if var not in self._samples else [each.value for each in self._samples[var]]
+        return None if not found or any(each is None for each in found) else found
+
+    def get_value(self, var: Var) -> Any:
+        """Return the value that is the same at all lengths; None if there is not such a value."""
+        values = self.get_values(var)
+        if values is None:
+            return np.asarray(var.val) if var.val is not None and var not in self._samples else None
+        same = all(each.shape == values[0].shape and np.array_equal(each, values[0], equal_nan=_is_float(each))
+                   for each in values)
+        return values[0] if same else None
+
+    def is_padded(self, var: Var, axis: int) -> bool:
+        """Return whether the size of an axis varies with the length."""
+        return axis in self.find_padded_axes(var)
+
+    def find_padded_axes(self, var: Var, op: Operation | None = None) -> tuple[int, ...]:
+        """Return the axes whose size falls by one with each step of the length.
+
+        Raises Refusal for sizes that vary in another way, or are not known.
+        """
+        shapes = [each.shape for each in self._samples.get(var, ())]
+        if not shapes:
+            return ()
+        found = []
+        if any(shape is None or None in shape or len(shape) != len(shapes[0] or ()) for shape in shapes):
+            raise Refusal(op or var.op, f"the size of '{var.name}' depends on data")
+        for axis, sizes in enumerate(zip(*(shape for shape in shapes if shape is not None), strict=True)):
+            if all(size == sizes[0] - deficit for size, deficit in zip(sizes, self.deficits)):
+                found.append(axis)
+            elif len(set(sizes)) > 1:
+                listed = ", ".join(map(str, sorted({size for size in sizes if size is not None})[:4]))
+                raise Refusal(op or var.op, f"axis {axis} of '{var.name}' has {listed}, ... elements at successive "
+                                            "lengths; expected one more for each element of the inputs")
+        return tuple(found) if len(self.deficits) > 1 else ()
+
+    def get_shape(self, var: Var, place: int = 0) -> tuple[int, ...]:
+        """Return the shape at a length, by its place in `deficits`."""
+        shape = self._samples[var][place].shape if var in self._samples else get_sizes(var.sym_type)
+        assert shape is not None
+        return tuple(size for size in shape if size is not None)
+
+    def fit_step(self, values: Sequence[Any]) -> np.ndarray[Any, Any] | None:
+        """Return by how much each element of integers rises with the length.
+
+        With shapes that vary along one axis, one number for all. None if they do not rise evenly.
+        """
+        first = np.asarray(values[0])
+        if first.dtype.kind not in "iu":
+            return None
+        one = np.asarray(values[1]).astype(np.int64)
+        try:
+            start = _cut(first, one.shape).astype(np.int64)
+            steps = (start - one) // self.deficits[1]
+            if one.shape != first.shape:
+                if np.unique(steps).size != 1:
+                    return None
+                steps = np.full(first.shape, steps.reshape(-1)[0])
+            good = all(np.array_equal(np.asarray(value).astype(np.int64), _cut(first.astype(np.int64) - steps * deficit,
+                                                                               np.shape(value)))
+                       for value, deficit in zip(values, self.deficits))
+        except ValueError:
+            return None
+        return steps if good else None
+
+
+def _cut(value: np.ndarray[Any, Any], shape: Sequence[int]) -> np.ndarray[Any, Any]:
+    """Return the part of a value of that shape which begins at its first element."""
+    if value.ndim != len(shape) or any(size > held for size, held in zip(shape, value.shape)):
+        raise ValueError
+    return value[tuple(slice(0, size) for size in shape)]
+
+
+def _infer(function: Function, shapes: Mapping[str, Any]) -> None:
+    inferred = ShapeInference(function, [set_input_shape(function, name, shape) for name, shape in shapes.items()])
+    for op, why in inferred.rejected.items():
+        if why and op.outputs:
+            listed = ", ".join(f"{name} = {','.join(map(str, shape))}" for name, shape in shapes.items())
+            raise InputError(f"with {listed} the op '{op.outputs[0].name}' ({op.op_type}) is impossible: {why}")
+
+
+def _list_vars(function: Function) -> list[Var]:
+    """List the inputs of a function and the values made at its top, except consts."""
+    return [*function.inputs.values(),
+            *(var for op in function.operations if op.op_type != "const" for var in op.outputs)]
+
+
+def _get_value(var: Var) -> Any:
+    """Return the value of a tensor or scalar as an array, None where it is not known."""
+    if is_const(var) or not (types.is_tensor(var.sym_type) or types.is_scalar(var.sym_type)) or var.val is None:
+        return None
+    value = np.asarray(var.val)
+    return value if value.dtype.kind in "biuf" else None
+
+
+def _is_float(value: np.ndarray[Any, Any]) -> bool:
+    return bool(value.dtype.kind == "f")

@@ -1,0 +1,863 @@
+"""Computation on padded axes: what is behind the real length of each value, and which ops have to be masked.
+
+Axes are padded at their end, so that the real part of a value is what it begins with. An op that moves or combines
+elements keeps that; an op that reduces over a padded axis reads only padding that changes nothing, or is masked; rows
+at a place that depends on the length are read and written by a matrix of ones and zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Function, Operation, Var, types
+
+from ..ir.block_editor import get_first_op
+from ..ir.builder import RewriteBuilder
+from ..ir.coremltools_internals import set_typed_value
+from ..ir.query import get_flat_inputs, is_const, is_opaque, plain_type
+from .dead_ops import has_effects
+from .fix_shape import EXACT_OPS
+from .padded_values import LengthSamples, Refusal
+
+__all__ = ["MASKED", "Padding"]
+
+MASKED = -40000.0
+"The value that hides keys: finite in fp16, and so far below scores that the softmax of it is 0."
+_HIDDEN = -10000.0
+"Padding at or below this value hides keys."
+_MAX_LENGTHS = 1 << 14
+"The most lengths at which the outcome of a comparison is computed."
+FINITE, ANY = "finite", "any"
+"Padding of unknown finite numbers, and padding that may hold NaN or infinities."
+
+Pad = float | str
+"What is in the padding along an axis: one number, or FINITE, or ANY."
+Pads = dict[int, Pad]
+
+_COMPARISONS = {"equal": np.equal, "not_equal": np.not_equal, "less": np.less, "less_equal": np.less_equal,
+                "greater": np.greater, "greater_equal": np.greater_equal, "logical_and": np.logical_and,
+                "logical_or": np.logical_or, "logical_xor": np.logical_xor}
+_BINARY: dict[str, Callable[..., Any]] = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "maximum": np.maximum, "minimum": np.minimum,
+    "floor_div": np.floor_divide, "mod": np.mod, "real_div": np.divide, "pow": np.power, **_COMPARISONS}
+_BOUNDED: dict[str, Callable[[float], Any] | None] = {
+    "abs": np.abs, "relu": lambda x: max(x, 0.0), "square": np.square, "sign": np.sign, "sin": np.sin,
+    "cos": np.cos, "tanh": np.tanh, "floor": np.floor, "ceil": np.ceil, "round": np.round,
+    "identity": lambda x: x, "sigmoid": None, "silu": None, "gelu": None, "erf": None, "relu6": None,
+    "hard_swish": None, "clip": None, "leaky_relu": None, "elu": None, "softsign": None, "atan": None,
+    "softplus": None, "threshold": None, "sigmoid_hard": None, "clamped_relu": None, "scaled_tanh": None,
+    "linear_activation": None, "logical_not": lambda x: float(not x)}
+"Elementwise ops that make finite numbers of finite numbers, with what they make of a number where that is simple."
+_ZERO_KEPT = {"silu", "gelu", "erf", "relu6", "leaky_relu", "elu", "softsign", "atan", "hard_swish"}
+"Elementwise ops that make 0 of 0."
+_UNBOUNDED = {"exp", "exp2", "log", "rsqrt", "sqrt", "inverse", "tan", "asin", "acos", "sinh", "cosh", "atanh"}
+_PARAMETERS = {
+    "shape": ("x",), "reshape": ("shape",), "slice_by_index": ("begin", "end", "stride"),
+    "slice_by_size": ("begin", "size"), "tile": ("reps",), "fill": ("shape",),
+    "slice_update": ("begin", "end", "stride"), "range_1d": ("start", "end", "step")}
+"Inputs that are numbers known at each length, and not values to compute with."
+
+
+@dataclass
+class Padding:
+    """The walk over a function whose inputs have the shapes of the maximum.
+
+    `position` is an int32 input of shape (1,), which is `position_at_maximum` at the full length and falls with it.
+    `pads` say for each value of the result what is in its padded axes.
+    """
+
+    function: Function
+    samples: LengthSamples
+    mb: RewriteBuilder
+    position: Var
+    position_at_maximum: int
+    pads: dict[Var, Pads] = field(default_factory=dict)
+    replaced: dict[Var, Var] = field(default_factory=dict)
+    failed: dict[Var, Refusal] = field(default_factory=dict)
+    notes: list[tuple[Var, str]] = field(default_factory=list)
+    _unsure: set[Var] = field(default_factory=set)
+    "Numbers that may be others at lengths that were not sampled, or on a device: they are computed where needed."
+    _made: dict[Any, Var] = field(default_factory=dict)
+    _first: Operation | None = None
+
+    def apply(self) -> None:
+        """Rewrite all ops. Raises Refusal where what an output or a state needs cannot be computed."""
+        self._first = get_first_op(self.function)
+        for op in list(self.function.operations):
+            if op.op_type == "const" or getattr(op, "synthetic", False) and not op.inputs:
+                continue
+            try:
+                self._visit(op)
+            except Refusal as refusal:
+                for var in op.outputs:
+                    self.failed[var] = refusal
+                if has_effects(plain_type(op)):
+                    raise
+        self.function.set_outputs([self._get_output(var) for var in self.function.outputs])
+
+    def _get_output(self, var: Var) -> Var:
+        found = self._get_operand(var)
+        if found is not var:
+            name, var.name = var.name, self.mb.make_unique_name(f"{var.name}_unpadded")
+            with self.mb.at_end(name):
+                found = self.mb.identity(x=found) if found.op is None or is_const(found) or (
+                    found in self.function.outputs) else found
+            found.name = name
+        return found
+
+    def _visit(self, op: Operation) -> None:
+        if self._is_constant_output(op) or not self._depends_on_length(op):
+            return
+        if op.blocks or is_opaque(op):
+            raise Refusal(op, "a block or an unknown op reads values that depend on the length")
+        unsure = any(var in self._unsure for var in get_flat_inputs(op))
+        if op.op_type == "shape" or not unsure and all(self._is_position(var) for var in op.outputs):
+            return  # computed from the position where it is read
+        rule = getattr(self, f"_pad_{op.op_type}", None)
+        if rule is None and op.op_type in _BINARY:
+            rule = self._pad_binary
+        elif rule is None and (op.op_type in _BOUNDED or op.op_type in _UNBOUNDED):
+            rule = self._pad_unary
+        elif rule is None and op.op_type.startswith("reduce_"):
+            rule = self._pad_reduction
+        with self.mb.at(op):
+            self._bind(op)
+            if rule is not None:
+                rule(op)
+            elif any(self.get_pads(var) for var in get_flat_inputs(op)) or any(
+                    self.samples.find_padded_axes(var, op) for var in op.outputs):
+                raise Refusal(op, "it has no rule for padded axes")
+            self.mb.adopt_scopes(op.scopes)
+        for var in op.outputs:
+            made = self.replaced.setdefault(var, var)
+            set_typed_value(made, None)
+            rounds = types.is_float(var.dtype) and op.op_type not in EXACT_OPS
+            known = self.samples.get_values(var) is not None
+            if known and (unsure or rounds or self.samples.get_value(var) is not None):
+                self._unsure.add(var)
+            axes = self.samples.find_padded_axes(var, op)
+            if set(self.pads.get(made, {})) != set(axes):
+                raise Refusal(op, f"axes {list(axes)} of '{var.name}' depend on the length; its rule for padded axes "
+                                  f"expects {sorted(self.pads.get(made, {}))}")
+
+    def _is_constant_output(self, op: Operation) -> bool:
+        """Return whether an op makes the same numbers at all lengths, those between the samples included."""
+        if not op.outputs or any(self.samples.get_value(var) is None for var in op.outputs) or any(
+                var in self._unsure for var in get_flat_inputs(op)):
+            return False
+        if op.op_type not in _BINARY or not any(self._is_position(var) for var in (op.x, op.y)):
+            return True
+        operands = [self._list_all_values(var) for var in (op.x, op.y)]
+        if any(each is None for each in operands):
+            return True
+        first, second = (each for each in operands if each is not None)
+        with np.errstate(all="ignore"):
+            found = {np.asarray(_BINARY[op.op_type](x, y)).tobytes() for x, y in zip(first, second, strict=True)}
+        return len(found) == 1
+
+    def _list_all_values(self, var: Var) -> list[np.ndarray[Any, Any]] | None:
+        """Return integers at every length, of a const or of a value of fixed shape that rises with the length."""
+        count = min(self.samples.deficits[-1], _MAX_LENGTHS) + 1
+        if is_const(var):
+            return [np.asarray(var.val)] * count
+        values = self.samples.get_values(var)
+        if values is None or len({each.shape for each in values}) > 1:
+            return None
+        step = self.samples.fit_step(values)
+        return None if step is None else [values[0] - step * deficit for deficit in range(count)]
+
+    def _depends_on_length(self, op: Operation) -> bool:
+        """Return whether an input, an output or a parameter varies with the length."""
+        return any(var in self.failed or var in self.replaced or self._varies(var)
+                   for var in (*get_flat_inputs(op), *op.outputs))
+
+    def _varies(self, var: Var) -> bool:
+        values = self.samples.get_values(var)
+        if values is not None:
+            return True  # even a number that stays the same, if it is computed from one that does not
+        try:
+            return bool(self.samples.find_padded_axes(var))
+        except Refusal:
+            return True
+
+    def get_pads(self, var: Var) -> Pads:
+        return self.pads.get(var, {})
+
+    def _bind(self, op: Operation) -> None:
+        """Replace the operands of an op by their padded forms."""
+        changes: dict[str, Any] = {}
+        for name, bound in op.inputs.items():
+            if bound is None or name in _PARAMETERS.get(op.op_type, ()):
+                if bound in self._unsure:
+                    raise Refusal(op, f"its {name} depends on the length in a way that a few lengths do not show, "
+                                      "or is rounded")
+                continue
+            if isinstance(bound, (list, tuple)):
+                made = tuple(self._get_operand(var) for var in bound)
+                if any(new is not old for new, old in zip(made, bound)):
+                    changes[name] = made
+            elif (new := self._get_operand(bound)) is not bound:
+                changes[name] = new
+        if changes:
+            op.set_inputs(no_check_var_types=True, **changes)
+
+    def _get_operand(self, var: Var) -> Var:
+        """Return the value of the result for a value of before. Raises the Refusal of what it is computed from."""
+        if var in self.replaced:
+            return self.replaced[var]
+        if var in self.failed:
+            raise self.failed[var]
+        if var.op is None or is_const(var) or (values := self.samples.get_values(var)) is None:
+            return var
+        constant = self.samples.get_value(var)
+        if constant is not None:
+            made = self.mb.const(val=constant if var.rank else constant[()], name=f"{var.name}_value")
+        elif self._is_position(var):
+            step = self.samples.fit_step(values)
+            assert step is not None
+            made = self._make_position(var, values[0], step)
+            self.pads[made] = dict.fromkeys(self.samples.find_padded_axes(var), FINITE)
+        else:
+            return var
+        self.replaced[var] = made
+        return made
+
+    def _is_position(self, var: Var) -> bool:
+        """Return whether a value is integers that rise with the length, and is not the same at all lengths."""
+        values = self.samples.get_values(var)
+        if values is None or self.samples.get_value(var) is not None:
+            return False
+        return self.samples.fit_step(values) is not None
+
+    def _make_position(self, var: Var, value: np.ndarray[Any, Any], step: np.ndarray[Any, Any]) -> Var:
+        """Compute integers from the position: `value` at the full length, less `step` for each element missing."""
+        base = value.astype(np.int64) - step * self.position_at_maximum
+        if not step.any():
+            return self.mb.const(val=value)
+        x = self.position if value.ndim else self._once("scalar position", lambda: self.mb.squeeze(x=self.position,
+                                                                                                 axes=[0]))
+        if (step == step.reshape(-1)[0]).all() and int(step.reshape(-1)[0]) == 1:
+            scaled = x
+        else:
+            scaled = self.mb.mul(x=x, y=step.astype(np.int32) if value.ndim else np.int32(step))
+        found = self.mb.add(x=scaled, y=base.astype(np.int32) if value.ndim else np.int32(base))
+        return found if var.dtype == types.int32 else self.mb.cast(
+            x=found, dtype=types.builtin_to_string(var.dtype))
+
+    def _once(self, key: Any, make: Callable[[], Var]) -> Var:
+        """Return what `make` builds at the beginning of the function, once for each key."""
+        if key not in self._made:
+            assert self._first is not None
+            with self.mb.at(self._first, "length"):
+                self._made[key] = make()
+        return self._made[key]
+
+    # Masks and rows at places that depend on the length.
+
+    def make_one_hot(self, size: int, start: int, count: int, dtype: str) -> Var:
+        """Return a matrix (size, count) with ones in the rows [start, start + count), at places that move.
+
+        `start` is the place at the full length.
+        """
+        def make() -> Var:
+            begin = start - self.position_at_maximum
+            places = self.mb.add(x=self.position, y=np.arange(begin, begin + count, dtype=np.int32))
+            rows = np.arange(size, dtype=np.int32)[:, None]
+            found = self.mb.equal(x=rows, y=self.mb.expand_dims(x=places, axes=[0]))
+            return self.mb.cast(x=found, dtype=dtype, name="rows")
+
+        return self._once(("one hot", size, start, count, dtype), make)
+
+    def make_valid(self, size: int, end: int, dtype: str) -> Var:
+        """Return a vector (size,) of ones before `end` at the full length, which moves with the length, then zeros."""
+        def make() -> Var:
+            places = self.mb.add(x=self.position, y=np.array([end - self.position_at_maximum], np.int32))
+            found = self.mb.less(x=np.arange(size, dtype=np.int32), y=places)
+            return found if dtype == "bool" else self.mb.cast(x=found, dtype=dtype, name="valid")
+
+        return self._once(("valid", size, end, dtype), make)
+
+    def _along(self, var: Var, axis: int, rank: int) -> Var:
+        """Reshape a vector so that it lies along an axis of values of that rank."""
+        shape = [1] * rank
+        shape[axis] = int(var.shape[0])
+        key = ("along", var, tuple(shape))
+        if key not in self._made:
+            self._made[key] = self._once(key, lambda: self.mb.reshape(x=var, shape=shape))
+        return self._made[key]
+
+    def _clear(self, op: Operation, var: Var, axis: int) -> Var:
+        """Return `var` with zeros in the padding of an axis."""
+        pads = self.get_pads(var)
+        if pads[axis] == 0.0:
+            return var
+        size = int(var.shape[axis])
+        if pads[axis] == ANY:
+            mask = self._along(self.make_valid(size, size, "bool"), axis, var.rank)
+            zero = np.zeros((), types.nptype_from_builtin(var.dtype))[()]
+            made = self.mb.select(cond=mask, a=var, b=zero)
+        else:
+            if not types.is_float(var.dtype):
+                raise Refusal(op, f"'{var.name}' holds integers; expected floats to mask the padding of")
+            mask = self._along(self.make_valid(size, size, types.builtin_to_string(var.dtype)), axis, var.rank)
+            made = self.mb.mul(x=var, y=mask)
+        self.pads[made] = {**pads, axis: 0.0}
+        self._note(op, made, "padding is cleared by a mask")
+        return made
+
+    def _note(self, op: Operation, made: Var, what: str) -> None:
+        """Report what was done for an op, as long as the result reads `made`."""
+        self.notes.append((made, f"'{op.outputs[0].name}', {op.op_type}: {what}"))
+
+    def _set(self, op: Operation, pads: Mapping[int, Pad]) -> None:
+        for var in op.outputs:
+            self.pads[var] = dict(pads)
+
+    def _replace(self, op: Operation, made: Var, pads: Mapping[int, Pad] | None = None) -> None:
+        """Put `made` in the place of the only output of an op."""
+        self.replaced[op.outputs[0]] = made
+        self.pads[made] = dict(pads or {})
+
+    # Elementwise ops.
+
+    def _pad_unary(self, op: Operation) -> None:
+        simple = _BOUNDED.get(op.op_type)
+
+        def judge(pad: Pad) -> Pad:
+            if pad == ANY or op.op_type in _UNBOUNDED:
+                return 1.0 if op.op_type == "exp" and pad == 0.0 else ANY
+            if isinstance(pad, float) and simple is not None:
+                return float(simple(pad))
+            return 0.0 if pad == 0.0 and op.op_type in _ZERO_KEPT else FINITE
+
+        self._set(op, {axis: judge(pad) for axis, pad in self.get_pads(op.x).items()})
+
+    def _pad_cast(self, op: Operation) -> None:
+        truncates = types.is_float(op.x.dtype) and not types.is_float(op.outputs[0].dtype)
+        to_bool = op.outputs[0].dtype == types.bool
+        self._set(op, {axis: pad if isinstance(pad, str) else float(bool(pad)) if to_bool else
+                       float(int(pad)) if truncates else pad for axis, pad in self.get_pads(op.x).items()})
+
+    def _pad_binary(self, op: Operation) -> None:
+        self._combine(op, [op.x, op.y], lambda pads: self._judge_binary(op, *pads))
+
+    def _pad_select(self, op: Operation) -> None:
+        def judge(pads: list[Pad | None]) -> Pad:
+            cond, first, second = pads
+            if isinstance(cond, float):
+                return (first if cond else second) or (0.0 if (first if cond else second) == 0.0 else FINITE)
+            if ANY in pads:
+                return ANY
+            return first if isinstance(first, float) and first == second else FINITE
+
+        self._combine(op, [op.cond, op.a, op.b], judge)
+
+    def _combine(self, op: Operation, operands: list[Var], judge: Callable[[list[Pad | None]], Pad]) -> None:
+        """Set the pads of an op that combines broadcast operands; None for real data that is broadcast."""
+        rank = op.outputs[0].rank
+        found: Pads = {}
+        for axis in self.samples.find_padded_axes(op.outputs[0], op):
+            pads: list[Pad | None] = []
+            for var in operands:
+                own = axis - (rank - var.rank)
+                pad: Pad | None = self.get_pads(var).get(own)
+                if pad is None:
+                    if own >= 0 and int(var.shape[own]) != 1:
+                        raise Refusal(op, f"'{var.name}' has {var.shape[own]} elements along axis {own} at any length")
+                    pad = _get_uniform(var)
+                pads.append(pad)
+            found[axis] = judge(pads)
+        self._set(op, found)
+
+    def _judge_binary(self, op: Operation, first: Pad | None, second: Pad | None) -> Pad:
+        if isinstance(first, float) and isinstance(second, float):
+            with np.errstate(all="ignore"):
+                found = float(_BINARY[op.op_type](first, second))
+            return found if np.isfinite(found) else ANY
+        if ANY in (first, second):
+            return ANY
+        low = [pad for pad in (first, second) if isinstance(pad, float)]
+        if op.op_type == "add" and low and low[0] <= _HIDDEN:
+            return low[0]
+        if op.op_type == "sub" and isinstance(first, float) and first <= _HIDDEN:
+            return first
+        if op.op_type in ("mul", "logical_and") and 0.0 in low or op.op_type == "real_div" and first == 0.0 and (
+                second is None):
+            return 0.0
+        if op.op_type in ("real_div", "floor_div", "mod") and second == FINITE:
+            return ANY
+        if op.op_type == "pow" and not (isinstance(second, float) and second >= 0 and second == int(second)):
+            return ANY
+        return FINITE
+
+    # Ops that move elements.
+
+    def _pad_transpose(self, op: Operation) -> None:
+        perm = [axis % op.x.rank for axis in op.perm.val]
+        pads = self.get_pads(op.x)
+        self._set(op, {place: pads[axis] for place, axis in enumerate(perm) if axis in pads})
+
+    def _pad_expand_dims(self, op: Operation) -> None:
+        rank = op.outputs[0].rank
+        added = {int(axis) % rank for axis in np.atleast_1d(op.axes.val)}
+        kept = [axis for axis in range(rank) if axis not in added]
+        self._set(op, {kept[axis]: pad for axis, pad in self.get_pads(op.x).items()})
+
+    def _pad_squeeze(self, op: Operation) -> None:
+        axes = op.axes.val if op.axes is not None else [i for i, size in enumerate(op.x.shape) if size == 1]
+        gone = {int(axis) % op.x.rank for axis in np.atleast_1d(axes)}
+        if gone & set(self.get_pads(op.x)):
+            raise Refusal(op, "it removes a padded axis")
+        kept = [axis for axis in range(op.x.rank) if axis not in gone]
+        self._set(op, {kept.index(axis): pad for axis, pad in self.get_pads(op.x).items()})
+
+    def _pad_reshape(self, op: Operation) -> None:
+        source = self._get_source(op, "x")
+        places = range(len(self.samples.deficits))
+        old = [self.samples.get_shape(source, place) for place in places]
+        new = [self.samples.get_shape(op.outputs[0], place) for place in places]
+        found: Pads = {}
+        for axis, pad in self.get_pads(op.x).items():
+            before = [int(np.prod(shape[:axis])) for shape in old]
+            match = [out for out in self.samples.find_padded_axes(op.outputs[0], op)
+                     if [int(np.prod(shape[:out])) for shape in new] == before]
+            if not match or len(set(before)) > 1:
+                raise Refusal(op, f"it merges the padded axis {axis} of '{op.x.name}' with another")
+            found[match[0]] = pad
+        self._set_parameter(op, "shape", np.array(new[0], np.int32))
+        self._set(op, found)
+
+    def _get_source(self, op: Operation, name: str) -> Var:
+        """Return the operand as it was before it was replaced, which is the one that has samples."""
+        var = op.inputs[name]
+        return next((old for old, new in self.replaced.items() if new is var and old in self.samples._samples), var)
+
+    def _set_parameter(self, op: Operation, name: str, value: Any) -> None:
+        bound = op.inputs[name]
+        if not is_const(bound):
+            op.set_inputs(no_check_var_types=True, **{name: self.mb.const(val=value, name=f"{op.name}_{name}")})
+
+    def _pad_concat(self, op: Operation) -> None:
+        axis = int(op.axis.val) % op.outputs[0].rank
+        values = list(op.values)
+        padded = [place for place, var in enumerate(values) if axis in self.get_pads(var)]
+        if bool(op.interleave.val) and padded:
+            raise Refusal(op, "it interleaves a padded axis")
+        others = self._join(values, skip=axis)
+        if not padded or padded == [len(values) - 1]:  # what is padded comes last: the real part is still in front
+            self._set(op, {**others, **{axis: self.get_pads(values[-1])[axis] for _ in padded}})
+            return
+        if len(values) != 2 or padded != [0]:
+            raise Refusal(op, "it appends to a padded axis more than once; expected two values")
+        first, second = values
+        size = int(first.shape[axis])
+        count = int(second.shape[axis])
+        room = np.zeros([count if place == axis else int(n) for place, n in enumerate(first.shape)],
+                        types.nptype_from_builtin(first.dtype))
+        longer = self.mb.concat(values=[first, room], axis=axis)
+        made = self._blend(op, longer, second, axis, size)
+        self._note(op, made, f"{count} rows are written behind the real ones of axis {axis} by a mask")
+        pad = self.get_pads(first)[axis]
+        self._replace(op, made, {**others, axis: 0.0 if pad == 0.0 else ANY if pad == ANY else FINITE})
+
+    def _pad_stack(self, op: Operation) -> None:
+        axis = int(op.axis.val) % op.outputs[0].rank
+        self._set(op, {place + (place >= axis): pad for place, pad in self._join(list(op.values)).items()})
+
+    def _join(self, values: list[Var], skip: int = -1) -> Pads:
+        """Return the pads of values that lie side by side, without those of one axis."""
+        found: Pads = {}
+        for var in values:
+            for axis, pad in self.get_pads(var).items():
+                if axis != skip:
+                    known = found.get(axis, pad)
+                    found[axis] = pad if known == pad else ANY if ANY in (known, pad) else FINITE
+        return found
+
+    def _pad_split(self, op: Operation) -> None:
+        if int(op.axis.val) % op.x.rank in self.get_pads(op.x):
+            raise Refusal(op, "it splits a padded axis")
+        self._set(op, self.get_pads(op.x))
+
+    def _pad_tile(self, op: Operation) -> None:
+        values = self.samples.get_values(op.reps)
+        reps = op.reps.val if values is None else self.samples.get_value(op.reps)
+        if reps is None or any(int(reps[axis]) != 1 for axis in self.get_pads(op.x)):
+            raise Refusal(op, "it repeats a padded axis, or by a number that depends on the length")
+        self._set_parameter(op, "reps", np.array(reps, np.int32))
+        self._set(op, self.get_pads(op.x))
+
+    def _pad_gather(self, op: Operation) -> None:
+        axis, pads, rank = int(op.axis.val) % op.x.rank, self.get_pads(op.x), op.indices.rank
+        if op.inputs.get("batch_dims") is not None and int(op.batch_dims.val):
+            raise Refusal(op, "it gathers with batch dimensions")
+        found: Pads = {place if place < axis else place + rank - 1: pad for place, pad in pads.items() if place != axis}
+        if axis in pads:
+            index = op.indices.val
+            least = int(op.x.shape[axis]) - self.samples.deficits[-1]
+            if not is_const(op.indices) or np.min(index) < 0 or np.max(index) >= least:
+                raise Refusal(op, "it reads a padded axis at places that may be in the padding")
+        found |= {axis + place: FINITE for place in self.get_pads(op.indices)}
+        self._set(op, found)
+
+    def _pad_gather_nd(self, op: Operation) -> None:
+        indices = self._get_source(op, "indices")
+        if op.inputs.get("batch_dims") is not None and int(op.batch_dims.val) or not is_const(op.indices):
+            raise Refusal(op, "it gathers with batch dimensions, or at places that move with the length")
+        found: Pads = dict.fromkeys(self.samples.find_padded_axes(indices, op), FINITE)
+        count, kept = int(op.indices.shape[-1]), op.indices.rank - 1
+        if kept in found:
+            raise Refusal(op, "the number of its indices depends on the length")
+        self._set(op, {**found, **{axis - count + kept: pad for axis, pad in self.get_pads(op.x).items()
+                                   if axis >= count}})
+
+    def _pad_slice_by_index(self, op: Operation) -> None:
+        source = self._get_source(op, "x")
+        squeeze = _get_flags(op, "squeeze_mask", op.x.rank)
+        begin, end, found = [], [], {}
+        moving: tuple[int, int, int] | None = None
+        for axis, bounds in enumerate(self._list_bounds(op, source)):
+            starts, stops = [each[0] for each in bounds], [each[1] for each in bounds]
+            begin.append(starts[0])
+            end.append(stops[0])
+            size = int(op.x.shape[axis])
+            follows = self._follows(stops)
+            if len(set(starts)) == 1 and follows and len(self.samples.deficits) > 1:
+                found[axis] = self.get_pads(op.x).get(axis, FINITE)
+            elif len(set(starts)) == 1 and len(set(stops)) == 1:
+                pass
+            elif self._follows(starts) and follows:
+                if moving is not None:
+                    raise Refusal(op, "it moves along two axes with the length")
+                moving = (axis, starts[0], stops[0] - starts[0])
+                begin[axis], end[axis] = 0, size
+            else:
+                raise Refusal(op, f"the place it reads along axis {axis} does not follow the length one by one")
+        for axis, pad in self.get_pads(op.x).items():
+            if moving is not None and axis != moving[0]:
+                found.setdefault(axis, pad)
+        if moving is None:
+            self._set_slice(op, begin, end)
+            self._set(op, _drop_axes(found, squeeze))
+            return
+        self._read_moving(op, moving, begin, end, found, squeeze)
+
+    def _read_moving(self, op: Operation, moving: tuple[int, int, int], begin: list[int], end: list[int],
+                     found: Pads, squeeze: list[bool]) -> None:
+        """Read rows at a place that moves with the length: the product of a one-hot matrix and all rows."""
+        axis, start, count = moving
+        x = op.x
+        if (begin, end) != ([0] * x.rank, list(map(int, x.shape))):
+            x = self.mb.slice_by_index(x=x, begin=begin, end=end)
+            self.pads[x] = self.get_pads(op.x)
+        if not types.is_float(x.dtype):
+            raise Refusal(op, "it reads integers at a place that moves with the length")
+        if axis in self.get_pads(x):
+            x = self._clear(op, x, axis)
+        rows = self.make_one_hot(int(x.shape[axis]), start, count, types.builtin_to_string(x.dtype))
+        made = self._multiply_rows(rows, x, axis, transpose=True)
+        gone = [place for place, flag in enumerate(squeeze) if flag]
+        if gone:
+            made = self.mb.squeeze(x=made, axes=gone)
+        self._note(op, made, f"{count} rows are read along axis {axis} by a one-hot matrix")
+        self._replace(op, made, _drop_axes(found, squeeze))
+
+    def _multiply_rows(self, rows: Var, x: Var, axis: int, transpose: bool = False) -> Var:
+        """Return the product of the matrix `rows`, or its transpose, and the rows of `x` along an axis."""
+        rank = x.rank
+        if rank == 1:
+            column = self.mb.matmul(x=rows, y=self.mb.expand_dims(x=x, axes=[1]), transpose_x=transpose)
+            return self.mb.squeeze(x=column, axes=[1])
+        perm = list(range(rank))
+        if axis != rank - 2:
+            perm[axis], perm[rank - 2] = perm[rank - 2], perm[axis]
+            x = self.mb.transpose(x=x, perm=perm)
+        made = self.mb.matmul(x=self._spread(rows, rank) if rows.rank == 2 else rows, y=x, transpose_x=transpose)
+        return made if axis == rank - 2 else self.mb.transpose(x=made, perm=perm)
+
+    def _set_slice(self, op: Operation, begin: list[int], end: list[int]) -> None:
+        if is_const(op.begin) and is_const(op.end):
+            return
+        changes = {"begin": self.mb.const(val=np.array(begin, np.int32), name=f"{op.name}_begin"),
+                   "end": self.mb.const(val=np.array(end, np.int32), name=f"{op.name}_end")}
+        for name in ("begin_mask", "end_mask"):
+            if op.inputs.get(name) is not None and np.any(op.inputs[name].val):
+                changes[name] = self.mb.const(val=np.zeros(len(begin), bool), name=f"{op.name}_{name}")
+        op.set_inputs(no_check_var_types=True, **changes)
+
+    def _list_bounds(self, op: Operation, source: Var) -> list[list[tuple[int, int]]]:
+        """Return begin and end along each axis at each length, resolved against the size there."""
+        given = []
+        for name in ("begin", "end"):
+            values = self.samples.get_values(op.inputs[name])
+            if values is None and op.inputs[name].val is None:
+                raise Refusal(op, f"its {name} depends on data")
+            given.append(values or [np.asarray(op.inputs[name].val)] * len(self.samples.deficits))
+        stride = np.ones(source.rank) if op.inputs.get("stride") is None else op.stride.val
+        if stride is None or np.any(np.asarray(stride) != 1):
+            raise Refusal(op, "it reads or writes with a stride")
+        masks = [_get_flags(op, name, source.rank) for name in ("begin_mask", "end_mask")]
+        squeeze = _get_flags(op, "squeeze_mask", source.rank)
+        found = []
+        for axis in range(source.rank):
+            bounds = []
+            for place, (begin, end) in enumerate(zip(*given)):
+                size = self.samples.get_shape(source, place)[axis]
+                first = 0 if masks[0][axis] else _resolve_index(int(begin[axis]), size)
+                last = size if masks[1][axis] else _resolve_index(int(end[axis]), size)
+                bounds.append((first, first + 1 if squeeze[axis] else last))
+            found.append(bounds)
+        return found
+
+    def _follows(self, places: list[int]) -> bool:
+        """Return whether places fall by one with each element that is missing."""
+        return all(place == places[0] - deficit for place, deficit in zip(places, self.samples.deficits))
+
+    def _pad_slice_update(self, op: Operation) -> None:
+        source = self._get_source(op, "x")
+        if self.get_pads(op.x) or self.get_pads(op.update):
+            raise Refusal(op, "it writes into, or from, a padded axis")
+        begin, end = [], []
+        moving: tuple[int, int] | None = None
+        for axis, bounds in enumerate(self._list_bounds(op, source)):
+            starts, stops = [each[0] for each in bounds], [each[1] for each in bounds]
+            begin.append(starts[0])
+            end.append(stops[0])
+            if len(set(starts)) == len(set(stops)) == 1:
+                continue
+            if not (self._follows(starts) and self._follows(stops)) or moving is not None:
+                raise Refusal(op, f"the place it writes along axis {axis} does not follow the length one by one")
+            moving = (axis, starts[0])
+        if moving is None:
+            self._set_slice(op, begin, end)
+            self._set(op, {})
+            return
+        axis = moving[0]
+        if any(place != axis and (first, last) != (0, int(op.x.shape[place]))
+               for place, (first, last) in enumerate(zip(begin, end))):
+            raise Refusal(op, "it writes a part of the rows only; expected entire rows at a place that moves")
+        made = self._blend(op, op.x, op.update, axis, moving[1])
+        self._note(op, made, f"{int(op.update.shape[axis])} rows are written along axis {axis} by a mask")
+        self._replace(op, made)
+
+    def _blend(self, op: Operation, x: Var, new: Var, axis: int, start: int) -> Var:
+        """Return `x` with the rows `new` at a place that moves with the length, `start` at the full length."""
+        if not types.is_float(x.dtype):
+            raise Refusal(op, "it writes integers at a place that moves with the length")
+        size, count = int(x.shape[axis]), int(new.shape[axis])
+        dtype = types.builtin_to_string(x.dtype)
+        rows = self.make_one_hot(size, start, count, dtype)
+        rows = self._spread(self.make_one_hot(size, start, count, dtype), x.rank)
+        chosen = rows if count == 1 else self._once(("chosen", rows), lambda: self.mb.reduce_sum(
+            x=rows, axes=[-1], keep_dims=True))
+        if axis != x.rank - 2:
+            shape = [size if place == axis else 1 for place in range(x.rank)]
+            chosen = self._once(("chosen", rows, axis), lambda: self.mb.reshape(x=chosen, shape=shape))
+        one = np.ones((), types.nptype_from_builtin(x.dtype))[()]
+        kept = self._once(("kept", chosen), lambda: self.mb.sub(x=one, y=chosen, name="kept_rows"))
+        written = self.mb.mul(x=new, y=chosen) if count == 1 else self._multiply_rows(rows, new, axis)
+        return self.mb.add(x=self.mb.mul(x=x, y=kept), y=written)
+
+    def _spread(self, rows: Var, rank: int) -> Var:
+        """Return a matrix of rows with as many axes as the values that it is multiplied with, two at least."""
+        if rank <= 2:
+            return rows
+        return self._once(("rank", rows, rank), lambda: self.mb.expand_dims(
+            x=rows, axes=list(range(rank - 2)), name="write_rows"))
+
+    # Ops that reduce an axis.
+
+    def _pad_reduction(self, op: Operation) -> None:
+        x = op.x
+        axes = {int(axis) % x.rank for axis in (range(x.rank) if op.inputs.get("axes") is None
+                                               or op.axes.val is None else np.atleast_1d(op.axes.val))}
+        padded = sorted(axes & set(self.get_pads(x)))
+        kind = op.op_type.removeprefix("reduce_")
+        gone = set() if op.keep_dims.val else axes
+        for axis in padded:
+            if kind in ("sum", "sum_square", "l1_norm", "l2_norm"):
+                x = self._clear(op, x, axis)
+            elif kind == "mean":
+                x = self._scale_mean(op, self._clear(op, x, axis), axis)
+            elif kind in ("max", "log_sum_exp") and _is_hidden(self.get_pads(x)[axis]):
+                continue
+            elif kind in ("max", "min") and types.is_float(x.dtype):
+                largest = np.finfo(types.nptype_from_builtin(x.dtype)).max
+                x = self._fill_padding(op, x, axis, -largest if kind == "max" else largest)
+            else:
+                raise Refusal(op, f"it reduces the padded axis {axis}; only sums, means, norms and extremes of floats "
+                                  "are masked")
+        if x is not op.x:
+            op.set_inputs(no_check_var_types=True, x=x)
+        rest: Pads = {axis: 0.0 if pad == 0.0 and kind in ("sum", "mean", "max", "min", "sum_square", "l1_norm")
+                      else ANY if pad == ANY or kind in ("log_sum", "log_sum_exp") else FINITE
+                      for axis, pad in self.get_pads(x).items() if axis not in axes}
+        kept = [axis for axis in range(x.rank) if axis not in gone]
+        self._set(op, {kept.index(axis): pad for axis, pad in rest.items()})
+
+    def _scale_mean(self, op: Operation, x: Var, axis: int) -> Var:
+        """Return `x` times the padded length over the real one, so that the mean over all is that of the real part."""
+        size, dtype = int(x.shape[axis]), types.builtin_to_string(x.dtype)
+
+        def make() -> Var:
+            length = self.mb.add(x=self.position, y=np.array([size - self.position_at_maximum], np.int32))
+            whole = np.array([size], types.nptype_from_builtin(x.dtype))
+            return self.mb.real_div(x=whole, y=self.mb.cast(x=length, dtype=dtype), name="mean_scale")
+
+        made = self.mb.mul(x=x, y=self._once(("mean", size, dtype), make))
+        self.pads[made] = self.get_pads(x)
+        return made
+
+    def _fill_padding(self, op: Operation, x: Var, axis: int, value: Any) -> Var:
+        """Return `x` with a number in the padding of an axis."""
+        size = int(x.shape[axis])
+        mask = self._along(self.make_valid(size, size, "bool"), axis, x.rank)
+        made = self.mb.select(cond=mask, a=x, b=np.asarray(value, types.nptype_from_builtin(x.dtype))[()])
+        self.pads[made] = {**self.get_pads(x), axis: float(value)}
+        self._note(op, made, "padding is hidden by a mask")
+        return made
+
+    def _pad_softmax(self, op: Operation) -> None:
+        axis, pads = int(op.axis.val) % op.x.rank, self.get_pads(op.x)
+        found: Pads = {place: ANY if pad == ANY else FINITE for place, pad in pads.items()}
+        if axis in pads:
+            if not _is_hidden(pads[axis]):
+                self._hide(op, axis)
+            found[axis] = 0.0
+        self._set(op, found)
+
+    def _hide(self, op: Operation, axis: int) -> None:
+        """Add a large negative value to the padding of what a softmax reads."""
+        x = op.x
+        if self.get_pads(x)[axis] == ANY:
+            x = self._clear(op, x, axis)
+        dtype, size = types.builtin_to_string(x.dtype), int(x.shape[axis])
+        kind = types.nptype_from_builtin(x.dtype)
+        bias = self._once(("bias", size, dtype), lambda: self.mb.mul(
+            x=self.mb.sub(x=self.make_valid(size, size, dtype), y=kind(1)), y=kind(-MASKED), name="padding_bias"))
+        made = self.mb.add(x=x, y=self._along(bias, axis, x.rank))
+        self.pads[made] = {**self.get_pads(x), axis: MASKED}
+        self._note(op, made, "padded keys get a large negative value")
+        op.set_inputs(no_check_var_types=True, x=made)
+
+    def _pad_matmul(self, op: Operation) -> None:
+        x, y = op.x, op.y
+        if min(x.rank, y.rank) < 2:
+            raise Refusal(op, "it multiplies a vector and a padded value")
+        inner = (x.rank - (2 if op.transpose_x.val else 1), y.rank - (1 if op.transpose_y.val else 2))
+        rank = op.outputs[0].rank
+        if inner[0] in self.get_pads(x):
+            x, y = self._clear_product(op, x, y, inner)
+        found: Pads = {}
+        for var, own, row in ((x, inner[0], rank - 2), (y, inner[1], rank - 1)):
+            for axis, pad in self.get_pads(var).items():
+                if axis != own:
+                    place = axis + rank - var.rank if axis < var.rank - 2 else row
+                    known = found.get(place, pad)
+                    found[place] = ANY if ANY in (known, pad) else 0.0 if 0.0 in (known, pad) else FINITE
+        self._set(op, found)
+
+    def _clear_product(self, op: Operation, x: Var, y: Var, inner: tuple[int, int]) -> tuple[Var, Var]:
+        """Clear operands so that the padding of the axis that is summed adds nothing."""
+        pads = self.get_pads(x)[inner[0]], self.get_pads(y)[inner[1]]
+        if ANY in pads or 0.0 not in pads:
+            x = self._clear(op, x, inner[0]) if pads[1] != 0.0 or pads[0] == ANY else x
+            y = self._clear(op, y, inner[1]) if pads[1] == ANY else y
+            op.set_inputs(no_check_var_types=True, x=x, y=y)
+        return x, y
+
+    def _pad_scaled_dot_product_attention(self, op: Operation) -> None:
+        query, key, value, mask = (self.get_pads(var) if var is not None else {} for var in (
+            op.query, op.key, op.value, op.inputs.get("attn_mask")))
+        rank, keys = op.query.rank, op.key.rank - 2
+        if op.key.rank - 1 in (*query, *key) or op.value.rank - 1 in value:
+            raise Refusal(op, "the width of its heads is padded")
+        if keys in key:
+            bias = op.inputs.get("attn_mask")
+            if bias is None or bias.dtype == types.bool or not _is_hidden(mask.get(bias.rank - 1, FINITE)):
+                raise Refusal(op, "its keys are padded, and its mask does not hide the padding; expected a mask of "
+                                  "floats that is an input")
+            if value.get(keys) == ANY or key[keys] == ANY:
+                raise Refusal(op, "the padding of its keys and values may hold NaN or infinities")
+        self._set(op, dict.fromkeys(self.samples.find_padded_axes(op.outputs[0], op), ANY if ANY in query.values(
+            ) else FINITE) if rank - 2 in query else {})
+
+    def _pad_linear(self, op: Operation) -> None:
+        if op.x.rank - 1 in self.get_pads(op.x):
+            raise Refusal(op, "it sums over a padded axis")
+        biased = op.inputs.get("bias") is not None
+        self._set(op, {axis: FINITE if pad != ANY and (biased or pad != 0.0) else pad
+                       for axis, pad in self.get_pads(op.x).items()})
+
+    def _pad_layer_norm(self, op: Operation) -> None:
+        axes = {int(axis) % op.x.rank for axis in (range(op.x.rank) if op.inputs.get("axes") is None else op.axes.val)}
+        if axes & set(self.get_pads(op.x)):
+            raise Refusal(op, f"it normalizes over the padded axes {sorted(axes & set(self.get_pads(op.x)))}")
+        self._set(op, {axis: ANY if pad == ANY else FINITE for axis, pad in self.get_pads(op.x).items()})
+
+    def _pad_cumsum(self, op: Operation) -> None:
+        axis, x = int(op.axis.val) % op.x.rank, op.x
+        if axis in self.get_pads(x) and op.reverse.val:
+            x = self._clear(op, x, axis)
+            op.set_inputs(no_check_var_types=True, x=x)
+        self._set(op, {place: ANY if pad == ANY else FINITE for place, pad in self.get_pads(x).items()})
+
+    def _pad_conv(self, op: Operation) -> None:
+        weight, x = op.weight, op.x
+        for axis in sorted(self.get_pads(x)):
+            if axis < 2:
+                raise Refusal(op, f"axis {axis} of what it reads, a batch or channels, is padded")
+            kernel = int(weight.shape[axis])
+            stride = 1 if op.inputs.get("strides") is None else int(op.strides.val[axis - 2])
+            if stride != 1:
+                raise Refusal(op, f"it steps along the padded axis {axis}")
+            if kernel > 1:
+                x = self._clear(op, x, axis)
+        if x is not op.x:
+            op.set_inputs(no_check_var_types=True, x=x)
+        self._set(op, {axis: ANY if pad == ANY else FINITE for axis, pad in self.get_pads(x).items()})
+
+    def _pad_fill(self, op: Operation) -> None:
+        self._set_parameter(op, "shape", np.array(self.samples.get_shape(op.outputs[0]), np.int32))
+        value = _get_uniform(op.value)
+        self._set(op, dict.fromkeys(self.samples.find_padded_axes(op.outputs[0], op),
+                                    FINITE if value is None else value))
+
+    def _pad_fill_like(self, op: Operation) -> None:
+        value = _get_uniform(op.value)
+        self._set(op, dict.fromkeys(self.get_pads(op.ref_tensor), FINITE if value is None else value))
+
+    def _pad_coreml_update_state(self, op: Operation) -> None:
+        if self.get_pads(op.value):
+            raise Refusal(op, "it writes a padded value to a state")
+        self._set(op, {})
+
+
+def _get_uniform(var: Var) -> float | None:
+    """Return the number that all elements of a const are; None for other values."""
+    if not is_const(var) or var.val is None or np.asarray(var.val).dtype.kind not in "biuf":
+        return None
+    value = np.asarray(var.val)
+    first = value.reshape(-1)[0] if value.size else 0
+    return float(first) if value.size and np.all(value == first) and np.isfinite(float(first)) else None
+
+
+def _is_hidden(pad: Pad) -> bool:
+    return isinstance(pad, float) and pad <= _HIDDEN
+
+
+def _drop_axes(pads: Pads, gone: list[bool]) -> Pads:
+    kept = [axis for axis, flag in enumerate(gone) if not flag]
+    return {kept.index(axis): pad for axis, pad in pads.items() if axis in kept}
+
+
+def _get_flags(op: Operation, name: str, rank: int) -> list[bool]:
+    var = op.inputs.get(name)
+    return [False] * rank if var is None or var.val is None else [bool(flag) for flag in var.val]
+
+
+def _resolve_index(index: int, size: int) -> int:
+    return max(index + size, 0) if index < 0 else min(index, size)

@@ -1,0 +1,111 @@
+"""`--split-inputs`: what is computed from one input alone becomes a package of its own, which runs before.
+
+Lookups of token ids and positions, tables of angles and masks of places are small and need integers; the rest of a
+language model reads their floats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from coremltools.converters.mil.mil import Function, Operation, Var, types
+
+from ..ir.query import get_consumers, is_const
+from ..utils.errors import InputError
+from ..utils.option_spelling import format_option, format_option_values
+from .contract import Draft, EditRecord, Transform
+from .dead_ops import get_read_vars, is_pure
+from .names import make_unknown_name_error
+from .split_at import SplitAt
+
+__all__ = ["SplitInputs", "find_lookups"]
+
+_OPTION = "--split-inputs"
+
+
+@dataclass(frozen=True)
+class SplitInputs(Transform):
+    """Splits a function behind the lookups of inputs: values of floats that depend on one of `names` alone.
+
+    A float that follows from such values by ops on floats stays in the second part.
+    """
+
+    names: Sequence[str]
+    function: str | None = None
+
+    def apply(self, draft: Draft) -> list[Draft]:
+        """Return the two parts. InputError for an unknown input, and for one that only floats are computed from."""
+        functions = draft.select_functions(self.function)
+        if len(functions) > 1:
+            raise self._make_error(f"several functions ({', '.join(functions)}); expected {format_option('function')} "
+                                   "to name one")
+        (name, function), = functions.items()
+        for each in self.names:
+            if each not in function.inputs:
+                raise make_unknown_name_error(each, format_option_values("split_inputs", each), function.inputs,
+                                              "input", draft.gone)
+        found = find_lookups(function, self.names)
+        for each in self.names:
+            if not found[each]:
+                raise self._make_error(f"nothing that is computed from '{each}' alone is read as floats by the rest; "
+                                       "expected an input of ids or positions")
+            listed = ", ".join(f"'{var.name}'" for var in found[each])
+            draft.done.append(EditRecord(_OPTION, name, each, f"computed from '{each}' alone: {listed}"))
+        values = [var.name for each in self.names for var in found[each]]
+        return SplitAt(values, self.function).apply(draft)
+
+    def _make_error(self, words: str) -> InputError:
+        return InputError(f"{format_option_values('split_inputs', *self.names)}: {words}")
+
+
+def find_lookups(function: Function, names: Sequence[str]) -> dict[str, list[Var]]:
+    """Return for each input the first floats that depend on it alone, and that ops which read others need."""
+    sources = _find_sources(function)
+    outputs = set(function.outputs)
+    found: dict[str, list[Var]] = {name: [] for name in names}
+    roots: set[Var] = set()
+    for op in function.operations:
+        for var in op.outputs:
+            name, = sources[var] if len(sources[var]) == 1 else ("",)
+            if name not in found or is_const(var):
+                continue
+            crosses = var in outputs or any(sources[each] != {name} for user in get_consumers(var)
+                                            for each in user.outputs)
+            if crosses and not _follows_from(var, roots):
+                found[name].append(var)
+                roots.add(var)
+    return found
+
+
+def _find_sources(function: Function) -> dict[Var, frozenset[str]]:
+    """Return the inputs and states that each value depends on; ops with side effects count as inputs."""
+    found: dict[Var, frozenset[str]] = {var: frozenset((name,)) for name, var in function.inputs.items()}
+    for op in function.operations:
+        names: set[str] = set().union(*(found.get(var, frozenset()) for var in get_read_vars(op)))
+        if not is_pure(op) and not op.op_type.startswith("constexpr_"):
+            names.add(f"op {op.name}")
+        found.update(dict.fromkeys(op.outputs, frozenset(names)))
+    return found
+
+
+def _follows_from(var: Var, roots: set[Var]) -> bool:
+    """Return whether floats follow from those in `roots` and consts by ops on floats."""
+    pending, seen, reached = [var], {var}, False
+    while pending:
+        each = pending.pop()
+        if each in roots:
+            reached = True
+            continue
+        op: Operation | None = each.op
+        if op is None or not types.is_tensor(each.sym_type) or not types.is_float(each.dtype) or op.blocks:
+            return False
+        for read in get_read_vars(op):
+            if not _is_weight(read) and read not in seen:
+                seen.add(read)
+                pending.append(read)
+    return reached
+
+
+def _is_weight(var: Var) -> bool:
+    return is_const(var) or var.op is not None and var.op.op_type.startswith("constexpr_")

@@ -1,0 +1,302 @@
+"""Flexible inputs padded to a maximum: results of real lengths are those of the source, or the op is named."""
+
+from __future__ import annotations
+
+import coremltools as ct
+import numpy as np
+import pytest
+from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import get_new_symbol, types
+
+import mil_ane_passes as ane
+from mil_ane_passes.commands.main import main
+from mil_ane_passes.equivalence.changed_interfaces import compare_across_interfaces
+from mil_ane_passes.ir.clone import clone_program
+from mil_ane_passes.transforms.contract import Draft, apply_transforms
+from mil_ane_passes.transforms.pad_shape import PadShape
+from mil_ane_passes.transforms.padding import Padding
+from tests.package.helpers import host_program, make, normal, spec_of
+
+LENGTH, WIDTH = 12, 4
+
+
+def program_of(body, *, shape=(1, None, WIDTH), dtype=types.fp32, opset=ct.target.iOS18, more=()):
+    """A program of `body` on an input x of flexible length, with further inputs and states."""
+    size = get_new_symbol()
+    given = [mb.TensorSpec(tuple(size if each is None else each for each in shape), dtype=dtype), *more]
+    names = ["x", "y", "z"][:len(given)]
+    scope: dict = {}
+    exec(f"def call({', '.join(names)}): return body({', '.join(names)})", {"body": body}, scope)
+    return mb.program(input_specs=given, opset_version=opset)(scope["call"])
+
+
+def pad(program, sizes=None):
+    """The padded draft, and the comparison with the source."""
+    draft, = apply_transforms(Draft(clone_program(program), "a program"), [
+        PadShape(sizes or {"x": (1, LENGTH, WIDTH)})])
+    return draft, compare_across_interfaces(program, [draft])
+
+
+def types_of(draft):
+    return [op.op_type for op in draft.program.functions["main"].operations if op.op_type != "const"]
+
+
+def attend(x, mask=None):
+    scores = mb.matmul(x=x, y=x, transpose_y=True)
+    if mask is not None:
+        scores = mb.add(x=scores, y=mask)
+    return mb.matmul(x=mb.softmax(x=scores, axis=-1), y=x, name="out")
+
+
+def normalized(x):
+    """Rows divided by their largest: of padding that is zeros, NaN."""
+    return mb.real_div(x=x, y=mb.reduce_max(x=mb.abs(x=x), axes=[-1], keep_dims=True))
+
+
+def last_row(x):
+    return mb.slice_by_index(x=mb.exp(x=x), begin=[0, -1, 0], end=[1, 0, WIDTH], end_mask=[True, True, True],
+                             squeeze_mask=[False, True, False], name="out")
+
+
+def shifted_angles(x):
+    """cos and sin of the place of each row, as rotary embeddings make them."""
+    size = mb.gather(x=mb.shape(x=x), indices=1, axis=0)
+    places = mb.cast(x=mb.range_1d(start=0, end=size, step=1), dtype="fp32")
+    return mb.add(x=x, y=mb.expand_dims(x=mb.cos(x=places), axes=[1]), name="out")
+
+
+def causal(x):
+    """A causal mask made in the program."""
+    size = mb.gather(x=mb.shape(x=x), indices=1, axis=0)
+    places = mb.range_1d(start=0, end=size, step=1)
+    later = mb.greater(x=mb.expand_dims(x=places, axes=[0]), y=mb.expand_dims(x=places, axes=[1]))
+    return attend(x, mb.select(cond=later, a=np.float32(-1e4), b=np.float32(0)))
+
+
+SUPPORTED = {
+    "elementwise": lambda x: mb.gelu(x=mb.add(x=x, y=1.0), name="out"),
+    "linear": lambda x: mb.relu(x=mb.linear(x=x, weight=normal(3, WIDTH), bias=normal(3)), name="out"),
+    "heads": lambda x: mb.reshape(x=mb.transpose(x=mb.reshape(x=x, shape=[1, -1, 2, 2]), perm=[0, 2, 1, 3]),
+                                  shape=[1, 2, -1, 2], name="out"),
+    "attention without a mask": attend,
+    "attention of NaN in the padding": lambda x: attend(normalized(x)),
+    "causal mask of its own": causal,
+    "sum over rows": lambda x: mb.reduce_sum(x=mb.exp(x=x), axes=[1], name="out"),
+    "mean over rows": lambda x: mb.reduce_mean(x=normalized(x), axes=[1, 2], name="out"),
+    "largest of rows": lambda x: mb.reduce_max(x=mb.sub(x=mb.sigmoid(x=x), y=2.0), axes=[1], name="out"),
+    "smallest of rows": lambda x: mb.reduce_min(x=mb.exp(x=x), axes=[1], keep_dims=True, name="out"),
+    "norm over rows": lambda x: mb.reduce_l2_norm(x=mb.add(x=x, y=3.0), axes=[1], keep_dims=True, name="out"),
+    "weighted sum": lambda x: mb.matmul(x=mb.sigmoid(x=x), y=mb.exp(x=x), transpose_x=True, name="out"),
+    "last row": last_row,
+    "first row": lambda x: mb.gather(x=x, indices=0, axis=1, name="out"),
+    "angles": shifted_angles,
+    "cumulative sum": lambda x: mb.cumsum(x=x, axis=1, name="out"),
+    "reverse cumulative sum": lambda x: mb.cumsum(x=mb.exp(x=x), axis=1, reverse=True, name="out"),
+    "conv": lambda x: mb.conv(x=mb.transpose(x=mb.exp(x=x), perm=[0, 2, 1]), weight=normal(5, WIDTH, 3),
+                              pad_type="same", name="out"),
+    "appended row": lambda x: mb.concat(values=[x, normal(1, 1, WIDTH)], axis=1, name="out"),
+    "row in front": lambda x: mb.concat(values=[normal(1, 1, WIDTH), x], axis=1, name="out"),
+    "stack": lambda x: mb.stack(values=[x, mb.exp(x=x)], axis=0, name="out"),
+    "length as a result": lambda x: mb.mul(x=mb.cast(x=mb.gather(x=mb.shape(x=x), indices=1, axis=0), dtype="fp32"),
+                                           y=mb.reduce_sum(x=x, axes=[0, 1, 2]), name="out"),
+    "one length alone is treated otherwise": lambda x: mb.mul(x=x, y=mb.select(
+        cond=mb.equal(x=mb.gather(x=mb.shape(x=x), indices=1, axis=0), y=5), a=np.float32(2), b=np.float32(1)),
+        name="out"),
+    "rows from the second on": lambda x: mb.slice_by_index(
+        x=mb.concat(values=[normal(1, 1, WIDTH), x], axis=1), begin=[0, 1, 0], end=[1, 0, WIDTH], end_mask=[True] * 3,
+        name="out"),
+}
+
+
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_real_parts_are_those_of_the_source_at_all_lengths(name):
+    draft, report = pad(program_of(SUPPORTED[name]))
+    assert report.equal, str(report)
+    assert len(report.cases) >= 6
+    function = draft.program.functions["main"]
+    assert tuple(function.inputs["x"].shape) == (1, LENGTH, WIDTH)
+    assert "shape" not in types_of(draft)
+
+
+REFUSED = {
+    "product over rows": (lambda x: mb.reduce_prod(x=x, axes=[1], name="out"),
+                          "'out' (reduce_prod) cannot be padded: it reduces the padded axis 1"),
+    "layer norm over rows": (lambda x: mb.layer_norm(x=x, axes=[1, 2], name="out"),
+                             "'out' (layer_norm) cannot be padded: it normalizes over the padded axes [1]"),
+    "merged axes": (lambda x: mb.reshape(x=mb.transpose(x=x, perm=[0, 2, 1]), shape=[-1], name="out"),
+                    "at successive lengths"),
+    "strided rows": (lambda x: mb.slice_by_index(x=x, begin=[0, 0, 0], end=[1, 0, WIDTH], stride=[1, 2, 1],
+                                                 end_mask=[True, True, True], name="out"),
+                     "at successive lengths"),
+    "stride along channels": (lambda x: mb.slice_by_index(x=x, begin=[0, 0, 0], end=[1, 0, WIDTH], stride=[1, 1, 2],
+                                                          end_mask=[True, True, True], name="out"), "with a stride"),
+    "rows turned": (lambda x: mb.reverse(x=x, axes=[1], name="out"), "(reverse) cannot be padded: it has no rule"),
+    "repeated rows": (lambda x: mb.tile(x=x, reps=[1, 2, 1], name="out"), "elements at successive lengths"),
+    "sorted rows": (lambda x: mb.topk(x=x, k=1, axis=1)[0], "(topk) cannot be padded"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_op_that_cannot_be_padded_is_named(name):
+    body, reason = REFUSED[name]
+    with pytest.raises(ane.InputError, match="pad") as refusal:
+        pad(program_of(body))
+    assert reason in str(refusal.value), str(refusal.value)
+
+
+@pytest.mark.parametrize(("broken", "name"), [
+    ("_clear", "sum over rows"), ("_hide", "attention without a mask"), ("_clear_product", "weighted sum"),
+    ("_scale_mean", "mean over rows"), ("_fill_padding", "largest of rows")])
+def test_a_mask_that_is_left_out_is_found_by_the_comparison(monkeypatch, broken, name):
+    """Without the mask, what is in the padding gets into the results: the check must see that."""
+    without = {"_clear": lambda self, op, var, axis: var, "_hide": lambda self, op, axis: None,
+               "_clear_product": lambda self, op, x, y, inner: (x, y), "_scale_mean": lambda self, op, x, axis: x,
+               "_fill_padding": lambda self, op, x, axis, value: x}
+    monkeypatch.setattr(Padding, broken, without[broken])
+    assert pad(program_of(SUPPORTED[name]))[1].status == "different"
+
+
+def cached(x, cache, *, width=3):
+    """Rows of x are written to the state at the place that the length of the mask y states, and all are read."""
+    def body(x, y, cache):
+        end = mb.gather(x=mb.shape(x=y), indices=1, axis=0)
+        place = mb.concat(values=[np.int32([0]), mb.expand_dims(x=mb.sub(x=end, y=2), axes=[0]), np.int32([0])], axis=0)
+        behind = mb.concat(values=[np.int32([1]), mb.expand_dims(x=end, axes=[0]), np.int32([width])], axis=0)
+        held = mb.slice_update(x=mb.read_state(input=cache), update=x, begin=place, end=behind)
+        stored = mb.coreml_update_state(state=cache, value=held)
+        keys = mb.slice_by_index(x=stored, begin=[0, 0, 0], end=behind)
+        scores = mb.add(x=mb.matmul(x=x, y=keys, transpose_y=True), y=mb.expand_dims(x=y, axes=[1]))
+        return mb.matmul(x=mb.softmax(x=scores, axis=-1), y=keys, name="out")
+    return body
+
+
+def cache_program(end=None, **options):
+    size = get_new_symbol() if end is None else end
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 2, 3), dtype=types.fp16), mb.TensorSpec((1, size), dtype=types.fp16),
+                             mb.StateTensorSpec((1, LENGTH, 3), dtype=types.fp16)], opset_version=ct.target.iOS18)
+    def program(x, y, cache):
+        return cached(x, cache, **options)(x, y, cache)
+
+    return program
+
+
+SIZES = {"y": (1, (2, LENGTH))}
+
+
+def test_the_length_of_a_mask_becomes_a_position_and_rows_are_blended_into_the_state():
+    program = cache_program()
+    draft, report = pad(program, SIZES)
+    assert report.equal, str(report)
+    labels = [case.feeds for case in report.cases]
+    assert {f"seed {seed}, step {step}" for seed in range(2) for step in range(3)} == set(labels)
+    function = draft.program.functions["main"]
+    assert list(function.inputs) == ["x", "y", "cache", "position"]
+    assert {"slice_update", "slice_by_index", "gather", "shape"}.isdisjoint(types_of(draft))
+    mapping = draft.interfaces["main"]
+    feeds = {"x": np.zeros((1, 2, 3), np.float16), "y": np.zeros((1, 7), np.float16)}
+    made = mapping.map_feeds(feeds)
+    assert made["position"].tolist() == [5] and made["y"].shape == (1, LENGTH)
+    assert made["y"][0, 6] == 0 and made["y"][0, 7] == -40000
+    assert mapping.round_feeds(feeds)["y"].shape == (1, 7)
+
+
+def test_a_state_keeps_its_bits_where_nothing_is_written():
+    program = cache_program()
+    draft, _ = pad(program, SIZES)
+    rng = np.random.default_rng(0)
+    state = {"cache": rng.standard_normal((1, LENGTH, 3)).astype(np.float16)}
+    feeds = {"x": rng.standard_normal((1, 2, 3)).astype(np.float16), "y": np.zeros((1, 6), np.float16)}
+    other = {"cache": state["cache"].copy()}
+    ane.run(program, feeds, state=state, precision="float16")
+    ane.run(draft.program, draft.interfaces["main"].map_feeds(feeds), state=other, precision="float16")
+    assert state["cache"].tobytes() == other["cache"].tobytes()
+
+
+def test_functions_that_share_a_state_are_padded_both(tmp_path):
+    program = cache_program()
+    program.functions["other"] = clone_program(program).functions["main"]
+    draft, report = pad(program, SIZES)
+    assert report.equal and {case.function for case in report.cases} == {"main", "other"}
+    draft, = apply_transforms(Draft(clone_program(program), "a program"), [PadShape(SIZES, "other")])
+    assert "position" in draft.program.functions["other"].inputs
+    assert "position" not in draft.program.functions["main"].inputs
+
+
+def test_a_flexible_batch_has_to_be_named_as_well():
+    batch, length = get_new_symbol(), get_new_symbol()
+
+    @mb.program(input_specs=[mb.TensorSpec((batch, length)), mb.TensorSpec((batch, 3))])
+    def program(x, y):
+        return mb.matmul(x=mb.softmax(x=x, axis=-1), y=mb.exp(x=x), transpose_y=True), mb.relu(x=y)
+
+    with pytest.raises(ane.InputError, match="'y' is flexible as well"):
+        pad(program, {"x": (2, 9)})
+    draft, report = pad(program, {"x": ((2, 2), 9), "y": ((2, 2), 3)})
+    assert report.equal, str(report)
+
+
+def test_nested_blocks_that_read_padded_values_are_named():
+    def body(x):
+        first = mb.reduce_sum(x=mb.slice_by_index(x=x, begin=[0, 0, 0], end=[1, 1, 1]))
+        return mb.cond(pred=mb.greater(x=first, y=0.0), _true_fn=lambda: mb.exp(x=x),
+                       _false_fn=lambda: mb.relu(x=x), name="out")
+
+    with pytest.raises(ane.InputError, match="'out' .cond. cannot be padded: a block"):
+        pad(program_of(body))
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    path = tmp_path_factory.mktemp("pad") / "source.mlpackage"
+    length = ct.RangeDim(2, 40, default=3)
+    return make(path, program_of(SUPPORTED["sum over rows"]), ct.target.iOS18, pass_pipeline=ct.PassPipeline.EMPTY,
+                inputs=[ct.TensorType("x", shape=(1, length, WIDTH))])
+
+
+def test_the_command_writes_a_package_of_fixed_shape(source, tmp_path, capsys):
+    target = tmp_path / "out.mlpackage"
+    assert main(["edit", str(source), "-o", str(target), "--pad-shape", "x=1,12,4", "--verify"]) == 0
+    said = capsys.readouterr().out
+    assert "'x' is padded to (1, 12, 4) with 0 behind the real values" in said
+    assert "input 'length' is new: the number of elements that are real (int32)" in said
+    host_program(target)
+    features = {each.name: each.type.multiArrayType for each in spec_of(target).description.input}
+    assert list(features["x"].shape) == [1, 12, 4] and not features["x"].HasField("shapeRange")
+    assert list(features["length"].shape) == [1]
+    real = normal(1, 5, WIDTH)
+    expected = ane.run(source, {"x": real})["out"]
+    padded = np.pad(real, ((0, 0), (0, 7), (0, 0)), constant_values=3)
+    found = ane.run(target, {"x": padded, "length": np.int32([5])})["out"]
+    assert np.allclose(found, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("given", "reason"), [
+    ("x=1,50,4", "'x' cannot have 2..50 elements along axis 1; expected 2 to 40"),
+    ("x=1,1..9,4", "'x' cannot have 1..9 elements along axis 1; expected 2 to 40"),
+    ("x=1,12,5", "'x' cannot have 5 elements along axis 2; expected 4"),
+    ("x=1,12", "2 sizes for 'x', which has 3 dimensions"),
+    ("y=1,12,4", "no input 'y'; the model has x"),
+    ("x", "found 'x'; expected NAME=1,1,1,1024 or"),
+    ("x=1,a,4", "'x' has the size 'a'; expected a whole number of 1 or more, or a range such as 2..64"),
+    ("x=1,9..3,4", "'x' has the size '9..3'"),
+])
+def test_sizes_that_do_not_fit_are_explained(source, tmp_path, capsys, given, reason):
+    assert main(["edit", str(source), "-o", str(tmp_path / "out.mlpackage"), "--pad-shape", given]) == 2
+    assert reason in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_size_that_is_fixed_leaves_nothing_to_pad(source, tmp_path):
+    fixed = tmp_path / "fixed.mlpackage"
+    ane.edit(source, fixed, fix_shape={"x": (1, 9, 4)})
+    report = ane.edit(fixed, dry_run=True, pad_shape={"x": (1, 9, 4)})
+    assert not report.changed and "nothing to pad" in str(report)
+
+
+def test_enumerated_shapes_are_refused_with_the_alternative(tmp_path):
+    shapes = ct.EnumeratedShapes([(1, 4, WIDTH), (1, 8, WIDTH)])
+    path = make(tmp_path / "listed.mlpackage", program_of(SUPPORTED["elementwise"]), ct.target.iOS18,
+                inputs=[ct.TensorType("x", shape=shapes)], pass_pipeline=ct.PassPipeline.EMPTY)
+    with pytest.raises(ane.InputError, match="list of shapes; expected a range.*fix.shape"):
+        ane.edit(path, dry_run=True, pad_shape={"x": (1, 8, WIDTH)})
