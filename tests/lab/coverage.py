@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> int:
         return 2
     with tempfile.TemporaryDirectory() as folder:
         env = {**os.environ, "COVERAGE_FILE": os.path.join(folder, "data")}
-        failed = called(["run", "-m", "pytest", "-p", "tests.lab.coverage", *arguments], env)
+        failed = called(["run", "-m", "pytest", *arguments], env)
         if failed > 1:  # interrupted, wrong options, nothing collected
             return 2
         result = Path(folder, "result.json")
@@ -41,15 +41,6 @@ def main(arguments: list[str]) -> int:
     low = [] if arguments else under(found["totals"])
     print("\n".join(f"error: {each}" for each in low), end="\n" if low else "", file=sys.stderr)
     return 1 if failed or low else 0
-
-
-def pytest_sessionfinish() -> None:
-    """Save what a worker has measured: on a busy machine it may be killed before its interpreter ends."""
-    import coverage
-
-    current = coverage.Coverage.current()
-    if current is not None:
-        current.save()
 
 
 def unfit() -> str:
