@@ -19,11 +19,14 @@ Table = Callable[[], str]
 PAGES: Mapping[str, Mapping[str, Table]] = {
     "README.md": {},
     "mil_ane_passes/README.md": {},
-    "mil_ane_passes/ane/README.md": {"latency-errors": tables.latency_errors, "latency-ranges": tables.latency_ranges},
+    "mil_ane_passes/ane/README.md": {"latency-errors": tables.latency_errors, "latency-ranges": tables.latency_ranges,
+                                     "latency-proof": tables.latency_proof},
     "mil_ane_passes/rules/README.md": {
         "rules": tables.rules, "findings": tables.findings, "agreement": tables.agreement},
     "mil_ane_passes/rewrites/README.md": {
-        "rewrites": tables.rewrites, "named": tables.asked_for, "whole": tables.whole},
+        "rewrites": tables.rewrites, "named": tables.asked_for, "whole": tables.whole,
+        "whole-latency": tables.whole_latency, "whole-steps": tables.whole_steps,
+        "whole-slower": tables.whole_slower},
     "mil_ane_passes/torch_frontend/README.md": {"grid": grid, "patches": tables.patches},
     "mil_ane_passes/runtime/README.md": {"upstream": tables.upstream},
     "tests/README.md": {

@@ -14,6 +14,8 @@ from mil_ane_passes.torch_frontend.registry import collect_patch_statuses as pat
 from tests.ane.agreement import table as agreement_table
 from tests.lab.benchmarks.table import format_conditions
 from tests.lab.benchmarks.table import format_table as speed_table
+from tests.lab.latency.proof import format_proofs
+from tests.lab.models.whole_latency import format_latency_summary, format_slower, format_steps
 from tests.lab.models.whole_table import format_summary
 from tests.lab.records import format_table
 from tests.lab.reliability.table import format_table as reliability_table
@@ -137,6 +139,26 @@ def upstream() -> str:
     return format_table((f"tests ({versions})", "came to a prediction", "judged", "passed", "explained", "share"),
                     [(SUITES[suite], f"{each.reached:,}", f"{each.passed + each.failed:,}", f"{each.passed:,}",
                       f"{each.failed:,}", f"{each.share:.2f} %") for suite, each in judged])
+
+
+def whole_latency() -> str:
+    """Latency of the architectures before and after the preset full, by chip."""
+    return format_latency_summary()
+
+
+def whole_steps() -> str:
+    """What each rewrite brings there."""
+    return format_steps()
+
+
+def whole_slower() -> str:
+    """Which are slower, and why."""
+    return format_slower()
+
+
+def latency_proof() -> str:
+    """Known models before and after, beside measurements."""
+    return format_proofs()
 
 
 def whole() -> str:

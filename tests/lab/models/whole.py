@@ -1,12 +1,13 @@
 """How much of real architectures runs on the ANE before and after, as predicted, and at what cost?
 
-    python -m tests.lab.models.whole [NAME ...] [--target m4 --target m1] [--record]
+    python -m tests.lab.models.whole [NAME ...] [--target m4 --target m1] [--latency] [--record]
 
 Each of tests.lab.models.more is converted by coremltools at float16 and rewritten as a user's package would be, with
 the preset full, the equivalence check and the guard; before and after it runs in half precision and is held against
 PyTorch in double precision. `fixes` is the predicted cost after the preset safe: what right numbers cost, which a
 guard does not undo. REAL_PACKAGES names a folder with packages made by tests.package.real, which are taken from there.
-`--record` writes the rows to whole.json, which tests.lab.models.test_whole looks at.
+`--record` writes the rows to whole.json, which tests.lab.models.test_whole looks at. With `--latency`, latencies before
+and after are estimated instead, for more chips and without an equivalence check, and recorded in whole_latency.json.
 
 This file imports torch at its top: import it inside functions.
 """
@@ -29,6 +30,14 @@ import mil_ane_passes as ane
 from tests.lab.models import fired
 from tests.lab.models.more import ALL_ARCHITECTURES
 from tests.lab.models.tools import summarize_equivalence
+from tests.lab.models.whole_latency import (
+    LATENCY_HEAD,
+    LatencyResult,
+    format_latency,
+    measure_latency,
+    write_latencies,
+)
+from tests.lab.models.whole_latency import TARGETS as LATENCY_TARGETS
 from tests.lab.models.whole_table import RECORD, TABLE_HEAD, TARGETS, ArchitectureResult, format_row, read_record
 from tests.lab.models.zoo import Architecture
 from tests.package.real import VARIABLE, path_of
@@ -39,17 +48,34 @@ def measure_targets(
 ) -> Iterator[ArchitectureResult]:
     """Convert (or take from REAL_PACKAGES), rewrite for each target, and compare with PyTorch."""
     with fired.silence_warnings():
-        model, inputs, path = architecture.model(), architecture.draw(0), folder / "before.mlpackage"
-        made = path_of(Path(os.environ[VARIABLE]), architecture.name) if VARIABLE in os.environ else None
-        if made is not None and made.exists():
-            path = made
-        else:
+        model, inputs = architecture.model(), architecture.draw(0)
+        path = _find_package(architecture) or folder / "before.mlpackage"
+        if not path.exists():
             fired.convert_architecture(architecture, model, inputs, path)
         expected = fired.run_torch(model, inputs)
         error = fired.measure_error(path, inputs, expected)
         for target in targets:
             yield _rewrite_and_measure(architecture.name, target, path, folder / f"{target}.mlpackage",
                                        lambda after: (error, fired.measure_error(after, inputs, expected)))
+    gc.collect()
+
+
+def _find_package(architecture: Architecture) -> Path | None:
+    """Find the package that was made earlier, in the folder that REAL_PACKAGES names."""
+    made = path_of(Path(os.environ[VARIABLE]), architecture.name) if VARIABLE in os.environ else None
+    return made if made is not None and made.exists() else None
+
+
+def measure_latencies(
+    architecture: Architecture, folder: Path, targets: Sequence[str] = LATENCY_TARGETS
+) -> Iterator[LatencyResult]:
+    """Convert (or take from REAL_PACKAGES), and estimate latencies before and after for each target."""
+    with fired.silence_warnings():
+        path = _find_package(architecture) or folder / "before.mlpackage"
+        if not path.exists():
+            fired.convert_architecture(architecture, architecture.model(), architecture.draw(0), path)
+        for target in targets:
+            yield measure_latency(architecture.name, path, target)
     gc.collect()
 
 
@@ -90,16 +116,20 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.lab.models.whole", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*")
-    parser.add_argument("--target", action="append", choices=TARGETS)
+    parser.add_argument("--target", action="append", choices=sorted({*TARGETS, *LATENCY_TARGETS}))
+    parser.add_argument("--latency", action="store_true")
     parser.add_argument("--record", action="store_true")
     given = parser.parse_args(arguments)
     failed = [f"{name}: unknown" for name in given.names if name not in {each.name for each in ALL_ARCHITECTURES}]
-    print(TABLE_HEAD)
+    print(LATENCY_HEAD if given.latency else TABLE_HEAD)
     for each in ALL_ARCHITECTURES:
         if (given.names and each.name not in given.names) or each.missing():
             continue
         try:
             with tempfile.TemporaryDirectory() as folder:
+                if given.latency:
+                    _measure_and_record_latencies(each, Path(folder), given)
+                    continue
                 found = []
                 for one in measure_targets(each, Path(folder), given.target or TARGETS):
                     print(format_row(one), flush=True)
@@ -112,6 +142,15 @@ def main(arguments: Sequence[str]) -> int:
             write_record(found)
     print(*failed, sep="\n", file=sys.stderr)
     return bool(failed)
+
+
+def _measure_and_record_latencies(architecture: Architecture, folder: Path, given: argparse.Namespace) -> None:
+    found = []
+    for one in measure_latencies(architecture, folder, given.target or LATENCY_TARGETS):
+        print(format_latency(one), flush=True)
+        found.append(one)
+    if given.record:
+        write_latencies(found, [each.name for each in ALL_ARCHITECTURES])
 
 
 if __name__ == "__main__":
