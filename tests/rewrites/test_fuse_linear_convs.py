@@ -224,3 +224,28 @@ def test_with_the_passes_of_preset_full(tmp_path):
     assert list(old) == list(new)
     for name in old:
         np.testing.assert_allclose(new[name], old[name], rtol=0, atol=2e-3 * np.abs(old[name]).max())
+
+
+def test_a_weight_that_functions_share():
+    """Each function has its own constants; both are fused, and stored once again."""
+    def body(x):
+        held = mb.const(val=make_weight(6, 4), name="w")
+        return mb.mul(x=mb.linear(x=x, weight=held), y=make_weight(6) + np.float16(2), name="y")
+
+    program = build_program(body, x=(2, 4))
+    program.add_function("other", build_program(body, x=(3, 4)).functions["main"])
+    assert len(apply_rewrite(rule(), program).fired) == 2 and not kinds(program)["mul"]
+    values = [op.outputs[0].val for _, op in iterate_ops(program)
+              if op.op_type == "const" and op.outputs[0].shape == (6, 4)]
+    assert len(values) == 2 and np.array_equal(*values)
+
+
+def test_the_two_ops_in_different_blocks_are_left():
+    def body(x):
+        made = mb.linear(x=x, weight=make_weight(6, 4))
+        return mb.cond(pred=mb.squeeze(x=mb.greater(x=mb.reduce_sum(x=x, axes=[0, 1], keep_dims=False), y=np.float16(
+            0))), _true_fn=lambda: mb.mul(x=made, y=np.float16(0.3)), _false_fn=lambda: mb.relu(x=made))
+
+    held = build_program(body, x=(2, 4))
+    assert not apply_rewrite(rule(), held).fired
+    assert "the two ops are in different blocks" in reasons(held)

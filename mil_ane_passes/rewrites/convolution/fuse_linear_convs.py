@@ -21,6 +21,7 @@ from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.query import (
     get_const_value,
     get_consumers,
+    get_itemsize,
     get_static_shape,
     is_all_zero,
     is_compressed,
@@ -30,6 +31,7 @@ from ...ir.query import (
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Community, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_m4_study
 from ...passes.examples import make_example, make_weight
+from ...passes.layout import format_bytes
 from .._weights import has_uniform_readers
 from ._conv_geometry import resolve_conv_pads
 
@@ -94,6 +96,9 @@ class FuseLinearConvs(Rewrite):
         cite_m4_study("the segmenter charges every op for the bytes that it reads and writes"),
     )
 
+    max_bytes: int = 1 << 26
+    "The most bytes of a weight that is stored anew for a scale or shift beside it."
+
     def match(self, op: Operation) -> Hit | Miss:
         fold = _find_fold(op)
         if fold is None:
@@ -101,6 +106,10 @@ class FuseLinearConvs(Rewrite):
         if op.outputs[0].dtype != types.fp16:
             return Miss(op, FP32_UNSUPPORTED_REASON)
         reason = _find_obstacle(fold)
+        size = math.prod(map(int, fold.product.weight.shape)) * get_itemsize(fold.product.weight)
+        if not reason and fold.inner is None and size > self.max_bytes:
+            reason = (f"a weight of {format_bytes(size)} would be stored anew to save one op, above "
+                      f"max_bytes={self.max_bytes}")
         if reason:
             return Miss(op, reason)
         rounded = _find_rounding(fold)
@@ -642,6 +651,8 @@ def _iterate_near_misses() -> Iterator[Example]:
         "a shift of 100.6 in front would be summed apart from what it is added to; up to 4 is"))
     yield _make_chain_example("bounded", (2, 4), _linear(6, 4), lambda x: Builder.mul(x=x, y=np.float16(8)), reason=(
         "a power of two beside a product keeps its partial sums below 32768: ane::bounded_accumulation puts it there"))
+    yield _make_chain_example("large weight", (2, 4), _linear(6, 4), _apply("mul", 6), options={"max_bytes": 40}, reason=(
+        "a weight of 48 B would be stored anew to save one op, above max_bytes=40"))
     yield _make_chain_example("overflow", (2, 4), lambda x: Builder.linear(
         x=x, weight=make_weight(6, 4) * np.float16(8)), lambda x: Builder.mul(x=x, y=np.float16(6e4)), reason=(
             "a weight or bias of 3.3e+05 does not fit fp16"))
