@@ -128,7 +128,7 @@ def _suggest_similar(key: str, rules: Iterable[type[Rule]]) -> str:
     """Suggest the codes that start with `key`, or else the names that contain it; nothing for one or two letters."""
     if len(key) < _MIN_HINT_LETTERS:
         return ""
-    if begun := sorted(rule.code for rule in rules if rule.code.lower().startswith(key)):
+    if begun := sorted({rule.code for rule in rules if rule.code.lower().startswith(key)}):
         return f"; of codes that begin so there are {', '.join(begun)}"
     having = sorted(rule.name for rule in rules if key in rule.name)
     return f"; names that have it are {', '.join(having)}" if having else ""
