@@ -178,3 +178,57 @@ def test_compressed_weights_stay_so():
     before = only_output(held, x, "float16")
     assert apply_rewrite(rule(), held).fired and kinds(held)["constexpr_affine_dequantize"] == 1
     np.testing.assert_array_equal(only_output(held, x, "float16"), before)
+
+
+class UprightVocoder(nn.Module):
+    """A generator like HiFi-GAN's, written with Conv2d and its time on the height."""
+
+    def __init__(self, biased, channels=32):
+        super().__init__()
+        self.first = nn.Conv2d(20, channels, (7, 1), padding=(3, 0))
+        self.ups = nn.ModuleList(nn.ConvTranspose2d(channels >> i, channels >> i + 1, (8, 1), (4, 1), (2, 0),
+                                                    bias=biased) for i in range(2))
+        self.blocks = nn.ModuleList(nn.ModuleList(nn.Conv2d(channels >> i + 1, channels >> i + 1, (kernel, 1), padding=(
+            kernel // 2 * dilation, 0), dilation=(dilation, 1)) for kernel, dilation in ((3, 1), (7, 1), (5, 3)))
+            for i in range(2))
+        self.last = nn.Conv2d(channels >> 2, 1, (7, 1), padding=(3, 0))
+
+    def forward(self, x):
+        x = self.first(x.unsqueeze(-1))
+        for up, block in zip(self.ups, self.blocks):
+            x = up(nn.functional.leaky_relu(x, 0.1))
+            x = sum(conv(nn.functional.leaky_relu(x, 0.1)) + x for conv in block)
+        return torch.tanh(self.last(x)).squeeze(-1)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_vocoder_standing_upright(biased, tmp_path):
+    """With biases its conv_transposes stay in the form that was verified, and so does the rest."""
+    torch.manual_seed(0)
+    layer, x = UprightVocoder(biased).eval(), torch.randn(1, 20, 40)
+    held = converted_as(layer, x, "traced", tmp_path / "m.mlpackage")
+    values = x.numpy().astype(np.float16).astype(np.float32)
+    before, counts = only_output(held, values, "float16"), count_ops(held)
+    trace = apply_rewrite(rule(), held, target="m4")
+    assert bool(trace.fired) != biased
+    if biased:
+        assert any("a transpose would have to be added" in miss.reason for miss in trace.near_misses)
+    else:
+        assert count_ops(held) == counts
+        assert not [op for _, op in iterate_ops(held) if op.op_type == "conv_transpose" and op.weight.shape[2] > 1]
+    np.testing.assert_array_equal(only_output(held, values, "float16"), before)
+
+
+def test_a_conv_front_in_one_dimension_is_core_mls_own_matter(tmp_path):
+    """The front of wav2vec 2.0: convs of rank 3 are left as they are."""
+    class Front(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.convs = nn.Sequential(nn.Conv1d(1, 16, 10, 5), nn.GELU(), nn.Conv1d(16, 16, 3, 2), nn.GELU())
+
+        def forward(self, x):
+            return self.convs(x)
+
+    held = converted_as(Front().eval(), torch.randn(1, 1, 400), "traced", tmp_path / "m.mlpackage")
+    trace = apply_rewrite(rule(), held, target="m6")
+    assert not trace.fired and not trace.near_misses
