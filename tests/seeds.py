@@ -12,24 +12,16 @@ import mil_ane_passes as ane
 from mil_ane_passes.ane.prediction import predict_plan
 from mil_ane_passes.passes.registry import get_all_rules
 from mil_ane_passes.runtime import Runtime
+from tests.conversions import convert_model, make_module
 from tests.rewrites.helpers import torch_outputs
-from tests.rules.helpers import Spelt
 
 X = (2, 3, 8)
 FLEXIBLE = ct.RangeDim(1, 64, 8)
 
 
-def converted(function, *inputs, way="traced", shapes=None, convert=ct.convert):
+def converted(function, *inputs, **settings):
     """A model, as torch and coremltools make it, not yet rewritten."""
-    module = (function if isinstance(function, torch.nn.Module) else Spelt(function)).eval()
-    declared = [ct.TensorType(name=name, shape=shape, dtype=np.float32 if each.is_floating_point() else np.int32)
-                for name, each, shape in zip("abc", inputs, shapes or [each.shape for each in inputs])]
-    if way == "exported":
-        source, declared = torch.export.export(module, inputs).run_decompositions({}), None
-    else:
-        source = torch.jit.script(module) if way == "scripted" else torch.jit.trace(module, inputs)
-    return convert(source, inputs=declared, convert_to="mlprogram", skip_model_load=True,
-                   minimum_deployment_target=ct.target.iOS17)
+    return convert_model(function, *inputs, names="abc", **settings)
 
 
 def refused(built, target):
@@ -44,10 +36,9 @@ def rows(built, target):
 
 def held(built, function, *inputs, tolerance=1e-12):
     """The program's output against PyTorch's, both in double precision."""
-    module = function if isinstance(function, torch.nn.Module) else Spelt(function)
     feeds = dict(zip(built.functions["main"].inputs, (each.numpy() for each in inputs)))
     (found,) = Runtime(built, precision="float64")(feeds).values()
-    module = copy.deepcopy(module)  # it is doubled in place
+    module = copy.deepcopy(make_module(function))  # it is doubled in place
     np.testing.assert_allclose(found, torch_outputs(module, *(each.clone() for each in inputs)), rtol=0, atol=tolerance)
 
 

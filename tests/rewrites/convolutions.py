@@ -7,7 +7,8 @@ import torch
 
 from mil_ane_passes.passes.examples import build_program
 from mil_ane_passes.runtime import Runtime
-from tests.rewrites.helpers import WAYS, converted_as, half, torch_outputs
+from tests.conversions import WAYS
+from tests.rewrites.helpers import converted_as, half, torch_outputs
 
 __all__ = ["WAYS", "BehindRelu", "built", "converted", "distance", "draw"]
 

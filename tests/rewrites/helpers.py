@@ -14,29 +14,13 @@ from mil_ane_passes.ane.prediction import predict_plan
 from mil_ane_passes.ir.query import iterate_ops
 from mil_ane_passes.passes.registry import find_rewrite, get_all_rules
 from mil_ane_passes.runtime import Runtime
+from tests.conversions import convert_model
 
-WAYS = ("traced", "exported", "decomposed")
 
-
-def converted_as(module, x, way, path, *, passes=None, chip="all", precision="FLOAT16", target="iOS17"):
-    """The program of the saved package, after coremltools' own passes; ours at their place where `passes` names some.
-
-    "exported" goes through `run_decompositions({})`, which keeps torch's ops, "decomposed" through
-    `run_decompositions()`, which takes them apart.
-    """
-    import torch
-
-    settings_ = {}
-    if way == "traced":
-        model = torch.jit.trace(module, x)
-        settings_["inputs"] = [ct.TensorType(name="x", shape=x.shape)]
-    else:
-        model = torch.export.export(module, (x,))
-        model = model.run_decompositions({}) if way == "exported" else model.run_decompositions()
-    made = ct.convert(model, convert_to="mlprogram", compute_precision=getattr(ct.precision, precision),
-                      minimum_deployment_target=getattr(ct.target, target), skip_model_load=True,
-                      pass_pipeline=ct.PassPipeline.DEFAULT if passes is None
-                      else ane.pipeline(passes=passes, target=chip), **settings_)
+def converted_as(module, x, way, path, *, precision="FLOAT16", target="iOS17", **settings):
+    """The program of the saved package, after coremltools' own passes; `settings` are those of `convert_model`."""
+    made = convert_model(module, x, way=way, names="x", compute_precision=getattr(ct.precision, precision),
+                         minimum_deployment_target=getattr(ct.target, target), **settings)
     made.save(str(path))
     return ane.load(path).program
 

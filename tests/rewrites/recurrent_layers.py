@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import coremltools as ct
 import numpy as np
 
 import mil_ane_passes as ane
@@ -10,6 +9,7 @@ from mil_ane_passes import torch_frontend
 from mil_ane_passes.passes.engine import apply_rewrite
 from mil_ane_passes.passes.registry import find_rewrite
 from mil_ane_passes.runtime import Runtime
+from tests.conversions import convert_model
 from tests.rewrites.helpers import unsupported_ops
 
 WAYS = ("traced", "exported")
@@ -63,15 +63,9 @@ def converted(layer, way, shape, tmp_path, passes=None):
     """The program of the saved fp16 package that a module becomes by the patched frontend."""
     import torch
 
-    x = torch.randn(shape)
-    settings = {"inputs": [ct.TensorType(name="x", shape=shape)]} if way == "traced" else {}
-    model = torch.jit.trace(layer, x) if way == "traced" else torch.export.export(layer, (x,)).run_decompositions({})
-    with torch_frontend.patched():
-        made = ct.convert(model, convert_to="mlprogram", minimum_deployment_target=ct.target.iOS17,
-                          skip_model_load=True, **settings,
-                          pass_pipeline=ct.PassPipeline.DEFAULT if passes is None else ane.pipeline(passes=passes))
     path = tmp_path / f"{way}{passes}.mlpackage"
-    made.save(str(path))
+    with torch_frontend.patched():
+        convert_model(layer, torch.randn(shape), way=way, names="x", passes=passes).save(str(path))
     return ane.load(path).program
 
 

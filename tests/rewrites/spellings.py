@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from mil_ane_passes.runtime import Runtime
-from tests.rewrites.helpers import WAYS, converted_as
+from tests.conversions import WAYS
+from tests.rewrites.helpers import converted_as
 
 __all__ = ["WAYS", "converted", "grid", "outputs", "spelt", "truth"]
 

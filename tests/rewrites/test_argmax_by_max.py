@@ -15,6 +15,7 @@ from mil_ane_passes.passes.engine import apply_rewrite
 from mil_ane_passes.passes.examples import build_program
 from mil_ane_passes.passes.registry import find_rewrite
 from mil_ane_passes.runtime import Runtime
+from tests.conversions import convert_model
 from tests.rewrites.helpers import kinds
 
 
@@ -32,9 +33,7 @@ def placed(kind, shape, axis, keep_dims=False):
 def proved(module, target, tmp_path):
     """Draws, and what the module makes of them once it is converted, rewritten and verified."""
     x = torch.randn(4, 50, generator=torch.Generator().manual_seed(0)).half().float()
-    model = ct.convert(torch.jit.trace(module, (x,)), inputs=[ct.TensorType("x", shape=x.shape)],
-                       minimum_deployment_target=target, skip_model_load=True)
-    model.save(str(tmp_path / "in.mlpackage"))
+    convert_model(module, x, names="x", minimum_deployment_target=target).save(str(tmp_path / "in.mlpackage"))
     report = ane.rewrite(tmp_path / "in.mlpackage", tmp_path / "out.mlpackage", passes="argmax_by_max", target="m4")
     assert report.verified and [trace.rule for trace in report.traces if trace.fired] == ["argmax_by_max"]
     before, after = report.predicted
@@ -76,9 +75,7 @@ class Gated(torch.nn.Module):
 def test_a_choice_made_by_one_hot_is_cured_in_one_run(tmp_path):
     """The cast that is looked for is what one_hot_compare makes."""
     x = torch.randn(4, 6, generator=torch.Generator().manual_seed(0)).half().float()
-    model = ct.convert(torch.jit.trace(Gated(), (x,)), inputs=[ct.TensorType("x", shape=x.shape)],
-                       minimum_deployment_target=ct.target.iOS17, skip_model_load=True)
-    model.save(str(tmp_path / "in.mlpackage"))
+    convert_model(Gated(), x, names="x").save(str(tmp_path / "in.mlpackage"))
     report = ane.rewrite(tmp_path / "in.mlpackage", tmp_path / "out.mlpackage", preset="full", target="m4")
     fired = [trace.rule for trace in report.traces if trace.fired]
     assert report.verified and {"one_hot_compare", "argmax_by_max"} <= set(fired)

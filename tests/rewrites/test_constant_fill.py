@@ -18,6 +18,7 @@ from mil_ane_passes.ir.query import iterate_ops
 from mil_ane_passes.passes.engine import apply_rewrite, find_matches
 from mil_ane_passes.passes.examples import build_program
 from mil_ane_passes.runtime import Runtime
+from tests.conversions import convert_model, reload_program
 from tests.rewrites.helpers import configure_rewrite, kinds, unsupported_ops
 from tests.rewrites.spellings import WAYS, converted, outputs, spelt, truth
 from tests.rewrites.test_generated import drawn, flexible
@@ -65,12 +66,10 @@ def test_the_seeds_complaint_fill_like_at_flexible_shapes():
     def joined(x):
         return torch.cat([x, torch.full_like(x, 0.25)], -1)
 
-    model = torch.jit.trace(spelt(joined), torch.zeros(4, 4))
-    inputs = [ct.TensorType(name="x", shape=(ct.RangeDim(1, 9), 4))]
     for target, left in (("m1", 0), ("m4", 1), ("all", 1)):
-        built = ct.convert(model, inputs=inputs, convert_to="mlprogram", skip_model_load=True,
-                           minimum_deployment_target=ct.target.iOS16,
-                           pass_pipeline=ane.pipeline(passes="constant_fill", target=target))._mil_program
+        built = convert_model(spelt(joined), torch.zeros(4, 4), names="x", shapes=[(ct.RangeDim(1, 9), 4)],
+                              passes="constant_fill", chip=target,
+                              minimum_deployment_target=ct.target.iOS16)._mil_program
         assert kinds(built)["fill_like"] == left
         if not left:
             assert not unsupported_ops(built, "m1")
@@ -84,10 +83,7 @@ def test_the_seeds_complaint_fill_at_fixed_shapes(tmp_path):
     """In a package that was saved with it; coremltools folds it on the way there otherwise."""
     built = build_program(lambda x: mb.concat(values=[x, mb.fill(shape=[2, 3], value=np.float16(7))], axis=1, name="y"),
                           x=(2, 3))
-    model = ct.convert(built, convert_to="mlprogram", skip_model_load=True, pass_pipeline=ct.PassPipeline.EMPTY,
-                       minimum_deployment_target=ct.target.iOS17)
-    model.save(str(tmp_path / "before.mlpackage"))
-    assert "fill" in kinds(ane.load(tmp_path / "before.mlpackage").program)
+    assert "fill" in kinds(reload_program(built, tmp_path / "before.mlpackage"))
     ane.rewrite(tmp_path / "before.mlpackage", tmp_path / "after.mlpackage", passes="constant_fill")
     after = ane.load(tmp_path / "after.mlpackage").program
     x = drawn((2, 3)).astype(np.float16)

@@ -12,10 +12,10 @@ from coremltools.converters.mil.mil import Builder as mb
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-import mil_ane_passes as ane
 from mil_ane_passes.ir.clone import clone_program
 from mil_ane_passes.passes.engine import apply_rewrite, find_matches
 from mil_ane_passes.passes.examples import build_program
+from tests.conversions import reload_program
 from tests.rewrites.helpers import configure_rewrite, kinds, only_output, unsupported_ops
 
 MODES = ["STRICT_ALIGN_CORNERS", "ALIGN_CORNERS", "DEFAULT", "OFFSET_CORNERS", "UNALIGN_CORNERS"]
@@ -172,10 +172,7 @@ def test_it_stands_through_a_conversion_with_our_pipeline_and_the_package(opset,
     old = clone_program(built)
     for target in ("m1", "m4"):
         assert unsupported_ops(built, target) == ["crop_resize"] and find_matches(rule(), built, target=target).fired
-    model = ct.convert(built, convert_to="mlprogram", minimum_deployment_target=opset, skip_model_load=True,
-                       pass_pipeline=ane.pipeline(passes="crop_resize_by_slices"))
-    model.save(str(tmp_path / "m.mlpackage"))
-    loaded = ane.load(tmp_path / "m.mlpackage").program
+    loaded = reload_program(built, tmp_path / "m.mlpackage", opset, passes="crop_resize_by_slices")
     assert not kinds(loaded)["crop_resize"] and not unsupported_ops(loaded, "m4")
     x = drawn((1, 2, 6, 7))
     np.testing.assert_allclose(only_output(loaded, x, "float16"), only_output(old, x, "float16"), atol=4e-3)

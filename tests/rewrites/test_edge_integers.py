@@ -19,6 +19,7 @@ from mil_ane_passes.passes.engine import apply_rewrite
 from mil_ane_passes.passes.examples import make_weight
 from mil_ane_passes.passes.registry import find_rewrite, get_all_rules
 from mil_ane_passes.runtime import Runtime
+from tests.conversions import convert_model
 
 
 def changes(built):
@@ -73,10 +74,7 @@ class Tokens(torch.nn.Module):
 def test_a_look_up_behind_a_layer(tmp_path, target):
     torch.manual_seed(0)
     x, ids = torch.randn(1, 4, 8), torch.tensor([[3, 0, 14, 7]])
-    model = ct.convert(torch.jit.trace(Tokens().eval(), (x, ids)), convert_to="mlprogram", skip_model_load=True,
-                       inputs=[ct.TensorType(name="x", shape=x.shape),
-                               ct.TensorType(name="ids", shape=ids.shape, dtype=np.int32)],
-                       minimum_deployment_target=target)
+    model = convert_model(Tokens(), x, ids, names=("x", "ids"), minimum_deployment_target=target)
     model.save(str(tmp_path / "m.mlpackage"))
     package = ane.load(tmp_path / "m.mlpackage")
     feeds = {"x": x.numpy(), "ids": ids.numpy().astype(np.int32)}

@@ -24,6 +24,7 @@ from mil_ane_passes.passes.examples import build_program
 from mil_ane_passes.passes.registry import find_rewrite
 from mil_ane_passes.runtime import Runtime
 from mil_ane_passes.utils.errors import InputError
+from tests.conversions import convert_model
 from tests.equivalence.test_masks import attention as padded
 from tests.equivalence.test_masks import feeds
 from tests.rewrites.helpers import configure_rewrite
@@ -93,14 +94,9 @@ def inputs(masked_throughout=False):
 
 def converted(spelling, way, precision=ct.precision.FLOAT16, convert_to="milinternal", **settings):
     exported, target = WAYS[way]
-    module, given = Spelt(spelling).eval(), inputs()
-    if exported:
-        model, types = torch.export.export(module, given).run_decompositions({}), None
-    else:
-        model = torch.jit.trace(module, given, check_trace=False)
-        types = [ct.TensorType("x", given[0].shape), ct.TensorType("m", given[1].shape, dtype=np.int32)]
-    return ct.convert(model, inputs=types, convert_to=convert_to, compute_precision=precision,
-                      minimum_deployment_target=target, **settings)
+    return convert_model(Spelt(spelling), *inputs(), way="exported" if exported else "traced", names="xm",
+                         check_trace=False, convert_to=convert_to, compute_precision=precision,
+                         minimum_deployment_target=target, **settings)
 
 
 def outputs(made, given, **how):
@@ -185,11 +181,11 @@ def test_a_model_kept_in_fp32_is_left_alone(spelling):
 @pytest.mark.parametrize("spelling", ["(1 - m) * lowest", "masked_fill inf", "float mask"])
 def test_in_the_hosts_pipeline_and_in_what_it_saves(spelling, tmp_path):
     way = "exported, iOS18"
-    ours = converted(spelling, way, convert_to="mlprogram", skip_model_load=True,
+    ours = converted(spelling, way, convert_to="mlprogram",
                      pass_pipeline=ane.pipeline(passes="finite_mask"))
     ours.save(str(tmp_path / "ours.mlpackage"))
     assert not infinite(ane.load(tmp_path / "ours.mlpackage").program)
-    theirs = converted(spelling, way, convert_to="mlprogram", skip_model_load=True)
+    theirs = converted(spelling, way, convert_to="mlprogram")
     theirs.save(str(tmp_path / "theirs.mlpackage"))
     report = ane.rewrite(tmp_path / "theirs.mlpackage", tmp_path / "again.mlpackage", passes="finite_mask")
     assert report.traces[0].fired and (tmp_path / "again.mlpackage").exists(), str(report)

@@ -11,11 +11,11 @@ from coremltools.converters.mil.mil import Builder as mb
 from hypothesis import given
 from hypothesis import strategies as st
 
-import mil_ane_passes as ane
 from mil_ane_passes.ane.prediction import predict_plan
 from mil_ane_passes.passes.engine import apply_rewrite, find_matches
 from mil_ane_passes.passes.examples import build_program
 from mil_ane_passes.passes.registry import find_rewrite, get_all_rules
+from tests.conversions import reload_program
 from tests.rewrites.helpers import kinds, only_output
 from tests.rewrites.spellings import WAYS, converted, outputs, truth
 
@@ -154,10 +154,7 @@ def test_they_stand_through_a_conversion_with_our_pipeline_and_the_package(opset
         return mb.pad(x=wide, pad=[2, 1, 1, 3], mode="reflect", name="y")
 
     built = build_program(body, opset=opset, x=(1, 2, 4, 4))
-    model = ct.convert(built, convert_to="mlprogram", minimum_deployment_target=opset, skip_model_load=True,
-                       pass_pipeline=ane.pipeline(passes="split_upsampling,sliced_pad", target="a13"))
-    model.save(str(tmp_path / "m.mlpackage"))
-    loaded = ane.load(tmp_path / "m.mlpackage").program
+    loaded = reload_program(built, tmp_path / "m.mlpackage", opset, passes="split_upsampling,sliced_pad", chip="a13")
     assert not found_on(loaded, "ANE230", "a13") and not found_on(loaded, "ANE231", "a13")
     x = numbers((1, 2, 4, 4))
     wanted = np.pad(x.repeat(6, -2).repeat(4, -1), [(0, 0), (0, 0), (2, 1), (1, 3)], mode="reflect")

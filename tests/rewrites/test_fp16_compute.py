@@ -20,6 +20,7 @@ from mil_ane_passes.passes.examples import build_program
 from mil_ane_passes.passes.pipeline import sort_passes
 from mil_ane_passes.passes.registry import get_all_rewrites
 from mil_ane_passes.runtime import Runtime
+from tests.conversions import convert_model
 from tests.lab.models.zoo import ARCHITECTURES
 from tests.package.helpers import WEIGHTS, host_program, make, normal, proto_ops, tree
 from tests.package.test_unchanged import BUILDERS
@@ -75,13 +76,8 @@ class Small(torch.nn.Module):
 
 
 def converted(module, example, target, exported, **options):
-    if exported:
-        made, inputs = torch.export.export(module, (example,)).run_decompositions({}), {}
-    else:
-        made = torch.jit.trace(module, example)
-        inputs = {"inputs": [ct.TensorType("x", shape=example.shape)]}
-    return ct.convert(made, convert_to="mlprogram", minimum_deployment_target=target, skip_model_load=True,
-                      **{"compute_precision": ct.precision.FLOAT32, **inputs, **options})
+    return convert_model(module, example, way="exported" if exported else "traced", names="x",
+                         minimum_deployment_target=target, **{"compute_precision": ct.precision.FLOAT32, **options})
 
 
 @pytest.mark.parametrize("exported", [False, True], ids=["traced", "exported"])

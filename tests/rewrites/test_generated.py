@@ -11,10 +11,10 @@ from coremltools.converters.mil.mil import types
 from hypothesis import given
 from hypothesis import strategies as st
 
-import mil_ane_passes as ane
 from mil_ane_passes.passes.engine import apply_rewrite, find_matches
 from mil_ane_passes.passes.examples import build_program
 from mil_ane_passes.runtime import Runtime
+from tests.conversions import convert_model
 from tests.rewrites.helpers import configure_rewrite, kinds, only_output, unsupported_ops
 from tests.rewrites.spellings import WAYS, converted, outputs, spelt, truth
 
@@ -25,10 +25,9 @@ def misses(name, built, **options):
 
 def flexible(function, passes, shape=(4, 4), low=1, high=64, target=ct.target.iOS17):
     """`function` as traced and converted for any size from `low` to `high` of both axes."""
-    model = torch.jit.trace(spelt(function).eval(), torch.zeros(shape))
-    inputs = [ct.TensorType(name="x", shape=tuple(ct.RangeDim(low, high) for _ in shape))]
-    return ct.convert(model, inputs=inputs, convert_to="mlprogram", skip_model_load=True,
-                      minimum_deployment_target=target, pass_pipeline=ane.pipeline(passes=passes))._mil_program
+    return convert_model(spelt(function), torch.zeros(shape), names="x", passes=passes,
+                         shapes=[tuple(ct.RangeDim(low, high) for _ in shape)],
+                         minimum_deployment_target=target)._mil_program
 
 
 def drawn(shape, seed=0):

@@ -16,6 +16,7 @@ from mil_ane_passes.passes.engine import apply_rewrite
 from mil_ane_passes.passes.examples import build_program
 from mil_ane_passes.passes.registry import find_rewrite
 from mil_ane_passes.runtime import Runtime
+from tests.conversions import load_converted
 from tests.rewrites.helpers import kinds
 
 
@@ -37,15 +38,11 @@ def rewritten(built):
 @pytest.mark.parametrize("target", [ct.target.iOS16, ct.target.iOS17, ct.target.iOS18])
 @pytest.mark.parametrize("exported", [False, True], ids=["traced", "exported"])
 def test_an_embedding_as_torch_spells_it(tmp_path, exported, target):
-    module, ids = Lookup().eval(), torch.tensor([[3, 49, 0, 7]], dtype=torch.int32)
-    if exported:
-        source, inputs = torch.export.export(module, (ids,)).run_decompositions({}), None
-    else:
-        source, inputs = torch.jit.trace(module, (ids,)), [ct.TensorType(shape=ids.shape, dtype=np.int32)]
-    model = ct.convert(source, inputs=inputs, minimum_deployment_target=target, skip_model_load=True)
-    model.save(str(tmp_path / "in.mlpackage"))
+    module, ids = Lookup(), torch.tensor([[3, 49, 0, 7]], dtype=torch.int32)
+    before = load_converted(module, ids, path=tmp_path / "in.mlpackage", way="exported" if exported else "traced",
+                            minimum_deployment_target=target)
     report = ane.rewrite(tmp_path / "in.mlpackage", tmp_path / "out.mlpackage", preset="full")
-    before, after = ane.load(tmp_path / "in.mlpackage").program, ane.load(tmp_path / "out.mlpackage").program
+    after = ane.load(tmp_path / "out.mlpackage").program
     fired = {trace.rule for trace in report.traces if trace.fired}
     assert ("index_by_mod" in fired) == ("select" in kinds(before))
     if "index_by_mod" in fired:

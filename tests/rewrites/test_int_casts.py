@@ -11,13 +11,13 @@ from coremltools.converters.mil.mil import types
 from hypothesis import given
 from hypothesis import strategies as st
 
-import mil_ane_passes as ane
 from mil_ane_passes.ane.prediction import predict_plan
 from mil_ane_passes.ir.query import iterate_ops
 from mil_ane_passes.passes.engine import apply_rewrite
 from mil_ane_passes.passes.examples import build_program
 from mil_ane_passes.passes.registry import find_rewrite, get_all_rules
 from mil_ane_passes.runtime import Runtime
+from tests.conversions import load_converted
 
 STEPS = {
     "add": lambda i, j, n: mb.add(x=i, y=j),
@@ -82,12 +82,8 @@ class Counted(torch.nn.Module):
 @pytest.mark.parametrize("exported", [False, True], ids=["traced", "exported"])
 def test_a_masked_mean_is_left_without_integers(tmp_path, target, exported):
     x = torch.randn(3, 8).half().float()
-    source = torch.export.export(Counted(), (x,)).run_decompositions({}) if exported else torch.jit.trace(Counted(), x)
-    inputs = {} if exported else {"inputs": [ct.TensorType(name="x", shape=x.shape)]}
-    model = ct.convert(source, convert_to="mlprogram", minimum_deployment_target=target, skip_model_load=True,
-                       pass_pipeline=ane.pipeline(passes="int_casts"), **inputs)
-    model.save(str(tmp_path / "m.mlpackage"))
-    built = ane.load(tmp_path / "m.mlpackage").program
+    built = load_converted(Counted(), x, path=tmp_path / "m.mlpackage", way="exported" if exported else "traced",
+                           names="x", minimum_deployment_target=target, passes="int_casts")
     assert not integers(built)
     rules = [rule.configured() for rule in get_all_rules().values()]
     assert not [row.reason for row in predict_plan(built, rules, target="m4")[0].rows if row.ane == "no"]

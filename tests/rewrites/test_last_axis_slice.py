@@ -18,6 +18,7 @@ from mil_ane_passes.passes.examples import build_program
 from mil_ane_passes.passes.registry import find_rewrite
 from mil_ane_passes.rewrites.indexing.last_axis_slice import has_offset, read_slice_start
 from mil_ane_passes.runtime import Runtime
+from tests.conversions import convert_model, load_converted
 from tests.rewrites.helpers import kinds, only_output
 from tests.rewrites.spellings import spelt
 
@@ -35,14 +36,9 @@ SPELLINGS = {
 
 
 def converted(function, x, exported, target=ct.target.iOS17, pipeline=None):
-    module = spelt(function).eval()
-    if exported:
-        source = torch.export.export(module, (x,)).run_decompositions({})
-        inputs = None
-    else:
-        source, inputs = torch.jit.trace(module, (x,)), [ct.TensorType(shape=x.shape)]
-    return ct.convert(source, inputs=inputs, minimum_deployment_target=target, convert_to="milinternal",
-                      compute_precision=ct.precision.FLOAT16, pass_pipeline=pipeline)
+    return convert_model(spelt(function), x, way="exported" if exported else "traced", convert_to="milinternal",
+                         minimum_deployment_target=target, compute_precision=ct.precision.FLOAT16,
+                         pass_pipeline=pipeline)
 
 
 def struck(built):
@@ -66,12 +62,8 @@ def test_it_is_found_as_torch_spells_it(spelling, exported):
 @pytest.mark.parametrize("target", [ct.target.iOS15, ct.target.iOS18])
 def test_it_stands_through_a_conversion_with_our_pipeline_and_the_package(tmp_path, target):
     x = torch.zeros(2, 4, 8)
-    source = torch.jit.trace(spelt(lambda x: torch.cat([-x[..., 4:], x[..., :4]], -1)), (x,))
-    model = ct.convert(source, inputs=[ct.TensorType(shape=x.shape)], minimum_deployment_target=target,
-                       convert_to="mlprogram", skip_model_load=True,
-                       pass_pipeline=ane.pipeline(passes="last_axis_slice"))
-    model.save(str(tmp_path / "m.mlpackage"))
-    loaded = ane.load(tmp_path / "m.mlpackage").program
+    loaded = load_converted(spelt(lambda x: torch.cat([-x[..., 4:], x[..., :4]], -1)), x, passes="last_axis_slice",
+                            path=tmp_path / "m.mlpackage", minimum_deployment_target=target)
     assert kinds(loaded)["transpose"] == 2 and not struck(loaded)
     assert not find_matches(find_rewrite("last_axis_slice").configured(), loaded).fired
 

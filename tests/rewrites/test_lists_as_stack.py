@@ -10,11 +10,11 @@ from coremltools.converters.mil.mil import Builder as mb
 from hypothesis import given
 from hypothesis import strategies as st
 
-import mil_ane_passes as ane
 from mil_ane_passes.passes.engine import apply_rewrite
 from mil_ane_passes.passes.examples import build_program
 from mil_ane_passes.passes.registry import find_rewrite
 from mil_ane_passes.runtime import Runtime
+from tests.conversions import load_converted
 from tests.rewrites.helpers import kinds, unsupported_ops
 
 PASSES = "unroll_while_loop,lists_as_stack,fp32_island"
@@ -44,14 +44,9 @@ def sizes(settings, steps):
 def converted(settings, tmp_path, target, passes=None, steps=STEPS):
     torch.manual_seed(0)
     module = Gated(**settings).eval()
-    shapes = sizes(settings, steps)
-    traced = torch.jit.trace(module, tuple(torch.zeros(shape) for shape in shapes))
-    made = ct.convert(traced, inputs=[ct.TensorType(name=name, shape=shape) for name, shape in zip("xh", shapes)],
-                      minimum_deployment_target=target, convert_to="mlprogram", skip_model_load=True,
-                      pass_pipeline=ct.PassPipeline.DEFAULT if passes is None else ane.pipeline(passes=passes))
-    path = tmp_path / f"{passes is None}.mlpackage"
-    made.save(str(path))
-    return module, ane.load(path).program
+    zeros = [torch.zeros(shape) for shape in sizes(settings, steps)]
+    return module, load_converted(module, *zeros, path=tmp_path / f"{passes is None}.mlpackage", names="xh",
+                                  passes=passes, minimum_deployment_target=target)
 
 
 @pytest.mark.parametrize("form", FORMS)

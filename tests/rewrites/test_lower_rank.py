@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from itertools import pairwise, permutations
 
-import coremltools as ct
 import numpy as np
 import pytest
 import torch
@@ -13,12 +12,12 @@ from coremltools.converters.mil.mil import Builder as mb
 from hypothesis import given
 from hypothesis import strategies as st
 
-import mil_ane_passes as ane
 from mil_ane_passes.ir.query import iterate_ops
 from mil_ane_passes.passes.engine import apply_rewrite, find_matches
 from mil_ane_passes.passes.examples import build_program
 from mil_ane_passes.rewrites.layout._rank_lowering import decompose_permutation
 from mil_ane_passes.runtime import Runtime
+from tests.conversions import reload_program
 from tests.rewrites.helpers import configure_rewrite, kinds, unsupported_ops
 from tests.rewrites.spellings import WAYS, converted, outputs, spelt
 
@@ -250,10 +249,7 @@ def test_a_shared_view_is_made_once(tmp_path):
 
     held = build_program(body, x=(8, 8))
     apply_rewrite(rule(), held)
-    model = ct.convert(held, skip_model_load=True, pass_pipeline=ct.PassPipeline.EMPTY,
-                       minimum_deployment_target=ct.target.iOS17)
-    model.save(str(tmp_path / "m.mlpackage"))
-    again = ane.load(tmp_path / "m.mlpackage").program
+    again = reload_program(held, tmp_path / "m.mlpackage")
     assert highest(again) <= 5
     x = np.arange(64, dtype=np.float32).reshape(8, 8)
     for order in (1, -1):

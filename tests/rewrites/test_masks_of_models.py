@@ -12,6 +12,7 @@ from mil_ane_passes.ir.query import iterate_ops
 from mil_ane_passes.passes.engine import find_matches
 from mil_ane_passes.passes.registry import find_rewrite
 from mil_ane_passes.runtime import Runtime
+from tests.conversions import convert_model
 from tests.lab.versions.needs import coremltools_from
 from tests.rewrites.helpers import half
 from tests.rewrites.masked_models import MODELS, example, model
@@ -25,16 +26,11 @@ TRACED = [name for name in MODELS if not name.startswith(("BERT", "Llama"))]
 "coremltools cannot convert those as torch.jit traces them: int() of a shape."
 
 
-def converted(name, exported=True, frontend=ct.convert, **settings):
-    module, inputs = half(model(name)), example(name)
-    if exported:
-        given, types = torch.export.export(module, inputs, strict=False).run_decompositions({}), None
-    else:
-        given = torch.jit.trace(module, inputs, check_trace=False)
-        kinds = [np.float32 if each.is_floating_point() else np.int32 for each in inputs]
-        types = [ct.TensorType(f"input_{number}", each.shape, dtype=kind)
-                 for number, (each, kind) in enumerate(zip(inputs, kinds))]
-    return frontend(given, inputs=types, minimum_deployment_target=EXPORTED[name], **settings)
+def converted(name, exported=True, frontend=ct.convert, convert_to="mlprogram", **settings):
+    inputs = example(name)
+    return convert_model(half(model(name)), *inputs, way="exported" if exported else "traced", check_trace=False,
+                         names=[f"input_{number}" for number in range(len(inputs))], convert=frontend,
+                         convert_to=convert_to, minimum_deployment_target=EXPORTED[name], **settings)
 
 
 def outputs(program, inputs, **how):
@@ -68,7 +64,7 @@ def close(found, truth, share):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_package_is_rewritten_proved_and_right_despite_the_fault(name, tmp_path):
     source, target = tmp_path / "source.mlpackage", tmp_path / "target.mlpackage"
-    converted(name, convert_to="mlprogram", skip_model_load=True).save(str(source))
+    converted(name).save(str(source))
     report = ane.rewrite(source, target, passes="finite_mask")
     (trace,) = report.traces
     assert trace.fired and not trace.near_misses and target.exists(), str(report)
@@ -94,7 +90,7 @@ def test_a_traced_model_in_the_hosts_pipeline(name):
 @pytest.mark.parametrize("name", MODELS)
 def test_our_frontend_and_the_rewrite_live_together(name, tmp_path):
     """What the frontend makes finite stays as it is; what it leaves infinite goes below that; all of it is right."""
-    made = converted(name, frontend=ane.convert, skip_model_load=True)
+    made = converted(name, frontend=ane.convert)
     made.save(str(tmp_path / "ours.mlpackage"))
     program = ane.load(tmp_path / "ours.mlpackage").program
     assert not find_matches(find_rewrite("finite_mask").configured(), program).fired

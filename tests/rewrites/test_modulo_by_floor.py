@@ -12,9 +12,9 @@ from coremltools.converters.mil.mil import Builder as mb
 from hypothesis import given
 from hypothesis import strategies as st
 
-import mil_ane_passes as ane
 from mil_ane_passes.passes.engine import apply_rewrite, find_matches
 from mil_ane_passes.passes.examples import build_program
+from tests.conversions import convert_model, reload_program
 from tests.rewrites.helpers import configure_rewrite, kinds, only_output, unsupported_ops
 
 EVERY = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
@@ -103,10 +103,7 @@ def test_a_divisor_that_widens_x_is_left_alone():
 @pytest.mark.parametrize("opset", [ct.target.iOS15, ct.target.iOS18])
 def test_it_stands_through_a_conversion_with_our_pipeline_and_the_package(opset, tmp_path):
     built = by(360, 2, 32, opset=opset)
-    model = ct.convert(built, convert_to="mlprogram", minimum_deployment_target=opset, skip_model_load=True,
-                       pass_pipeline=ane.pipeline(passes="modulo_by_floor"))
-    model.save(str(tmp_path / "m.mlpackage"))
-    loaded = ane.load(tmp_path / "m.mlpackage").program
+    loaded = reload_program(built, tmp_path / "m.mlpackage", opset, passes="modulo_by_floor")
     assert not kinds(loaded)["mod"] and not unsupported_ops(loaded)
     x = np.linspace(-3000, 3000, 64).astype(np.float16).reshape(2, 32)
     same_bits(only_output(loaded, x, "float16"), exact(x, 360))
@@ -119,7 +116,5 @@ def test_pytorchs_remainder_is_converted_as_floor_div_and_holds_no_mod(exported)
             return torch.remainder(x, 6.28125)
 
     x = torch.randn(2, 8)
-    source = torch.export.export(Phase(), (x,)).run_decompositions({}) if exported else torch.jit.trace(Phase(), (x,))
-    built = ct.convert(source, inputs=None if exported else [ct.TensorType(shape=x.shape)],
-                       convert_to="milinternal", minimum_deployment_target=ct.target.iOS17)
+    built = convert_model(Phase(), x, way="exported" if exported else "traced", convert_to="milinternal")
     assert not kinds(built)["mod"] and not unsupported_ops(built)

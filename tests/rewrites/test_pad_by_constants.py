@@ -13,12 +13,12 @@ from coremltools.converters.mil.mil import Builder as mb
 from hypothesis import given
 from hypothesis import strategies as st
 
-import mil_ane_passes as ane
 from mil_ane_passes.ane.prediction import predict_plan
 from mil_ane_passes.passes.engine import apply_rewrite, find_matches
 from mil_ane_passes.passes.examples import build_program
 from mil_ane_passes.passes.registry import get_all_rules
 from mil_ane_passes.runtime import Runtime
+from tests.conversions import reload_program
 from tests.rewrites.helpers import configure_rewrite, kinds, only_output
 from tests.rewrites.spellings import WAYS, converted, outputs, truth
 
@@ -148,10 +148,7 @@ def test_it_stands_through_a_conversion_with_our_pipeline_and_the_package(opset,
         return mb.conv(x=padded, weight=np.ones((2, 3, 2, 2), np.float16), name="y")
 
     built = build_program(body, opset=opset, x=(1, 3, 4, 4))
-    model = ct.convert(built, convert_to="mlprogram", minimum_deployment_target=opset, skip_model_load=True,
-                       pass_pipeline=ane.pipeline(passes="pad_by_constants"))
-    model.save(str(tmp_path / "m.mlpackage"))
-    loaded = ane.load(tmp_path / "m.mlpackage").program
+    loaded = reload_program(built, tmp_path / "m.mlpackage", opset, passes="pad_by_constants")
     assert not left(loaded) and not left(loaded, "m1")
     x = np.arange(48, dtype=np.float32).reshape(1, 3, 4, 4)
     wanted = F.conv2d(F.pad(torch.from_numpy(x), (3, 0, 1, 2), value=-1.0), torch.ones(2, 3, 2, 2)).numpy()

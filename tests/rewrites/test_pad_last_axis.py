@@ -10,7 +10,6 @@ from coremltools.converters.mil.mil import Builder as mb
 from hypothesis import given
 from hypothesis import strategies as st
 
-import mil_ane_passes as ane
 from mil_ane_passes.equivalence.comparison import Strictness, compare_outputs
 from mil_ane_passes.ir.clone import clone_program
 from mil_ane_passes.ir.query import iterate_ops
@@ -19,6 +18,7 @@ from mil_ane_passes.passes.engine import apply_rewrite, find_matches
 from mil_ane_passes.passes.examples import build_program, make_weight
 from mil_ane_passes.passes.registry import find_rewrite
 from mil_ane_passes.runtime import Runtime
+from tests.conversions import load_converted
 from tests.rewrites.helpers import half, kinds, torch_outputs, unsupported_ops
 from tests.rules.helpers import converted
 
@@ -105,11 +105,8 @@ def test_all_but_the_constants_is_exact():
 
 @pytest.mark.parametrize("target", [ct.target.iOS15, ct.target.iOS18])
 def test_it_stands_through_a_conversion_with_our_pipeline_and_the_package(tmp_path, target):
-    model = ct.convert(torch.jit.trace(Channels().eval(), (torch.zeros(1, 8, 1, 50),)), convert_to="mlprogram",
-                       inputs=[ct.TensorType(shape=(1, 8, 1, 50))], minimum_deployment_target=target,
-                       skip_model_load=True, pass_pipeline=ane.pipeline(passes="pad_last_axis"))
-    model.save(str(tmp_path / "m.mlpackage"))
-    loaded = ane.load(tmp_path / "m.mlpackage").program
+    loaded = load_converted(Channels(), torch.zeros(1, 8, 1, 50), path=tmp_path / "m.mlpackage",
+                            passes="pad_last_axis", minimum_deployment_target=target)
     assert kinds(loaded)["pad"] == kinds(loaded)["slice_by_size"] == 1
     assert not find_matches(find_rewrite("pad_last_axis").configured(), loaded).fired
     (out,) = loaded.functions["main"].outputs

@@ -13,10 +13,10 @@ from coremltools.converters.mil.mil import Builder as mb
 from hypothesis import given
 from hypothesis import strategies as st
 
-import mil_ane_passes as ane
 from mil_ane_passes.passes.engine import apply_rewrite, find_matches
 from mil_ane_passes.passes.examples import build_program
 from mil_ane_passes.runtime import Runtime
+from tests.conversions import reload_program
 from tests.rewrites.helpers import configure_rewrite, kinds, only_output, unsupported_ops
 
 rule = partial(configure_rewrite, "product_by_parts")
@@ -104,10 +104,7 @@ def test_what_is_reduced_may_be_the_function_s_input_and_output_twice():
 @pytest.mark.parametrize("opset", [ct.target.iOS15, ct.target.iOS18])
 def test_it_stands_through_a_conversion_with_our_pipeline_and_the_package(opset, tmp_path):
     built = build_program(lambda x: mb.reduce_prod(x=x, axes=[1], keep_dims=True, name="y"), opset=opset, x=(2, 6))
-    model = ct.convert(built, convert_to="mlprogram", minimum_deployment_target=opset, skip_model_load=True,
-                       pass_pipeline=ane.pipeline(passes="product_by_parts"))
-    model.save(str(tmp_path / "m.mlpackage"))
-    loaded = ane.load(tmp_path / "m.mlpackage").program
+    loaded = reload_program(built, tmp_path / "m.mlpackage", opset, passes="product_by_parts")
     assert not kinds(loaded)["reduce_prod"] and not unsupported_ops(loaded) and not unsupported_ops(loaded, "m1")
     x = numbers((2, 6))
     np.testing.assert_allclose(only_output(loaded, x, "float64"), x.astype(np.float64).prod(1, keepdims=True))

@@ -20,6 +20,7 @@ from mil_ane_passes.passes.engine import apply_rewrite, find_matches
 from mil_ane_passes.passes.examples import build_program
 from mil_ane_passes.passes.registry import find_rewrite
 from mil_ane_passes.runtime import Runtime
+from tests.conversions import convert_model
 from tests.rewrites.helpers import configure_rewrite, only_output, torch_outputs
 from tests.rewrites.spellings import spelt
 
@@ -35,9 +36,8 @@ def layer_norm(epsilon, dtype=types.fp16):
 
 
 def converted(module, shape=(4, 32), target=ct.target.iOS17, precision=ct.precision.FLOAT16):
-    return ct.convert(
-        torch.jit.trace(module.eval(), torch.ones(shape)), inputs=[ct.TensorType(shape=shape, name="x")],
-        minimum_deployment_target=target, compute_precision=precision, convert_to="milinternal")
+    return convert_model(module, torch.ones(shape), names="x", convert_to="milinternal", compute_precision=precision,
+                         minimum_deployment_target=target)
 
 
 def epsilons(built):

@@ -18,6 +18,7 @@ from mil_ane_passes.package import load
 from mil_ane_passes.passes.engine import apply_rewrite, find_matches
 from mil_ane_passes.passes.examples import build_program
 from mil_ane_passes.runtime import Runtime
+from tests.conversions import convert_model
 from tests.lab.models.zoo import _complete_torchvision
 from tests.rewrites.helpers import configure_rewrite, kinds, only_output, torch_outputs
 from tests.rewrites.spellings import spelt
@@ -88,16 +89,12 @@ def large():
     return x.clip(-2000, 2000).astype(np.float16)
 
 
-def converted(module, *, export=False, precision=ct.precision.FLOAT16, target=ct.target.iOS17, **options):
-    module = module.eval()
-    x = torch.from_numpy(large()).float()
-    if export:
-        graph, given_inputs = torch.export.export(module, (x,)).run_decompositions({}), {}
-    else:
-        graph, given_inputs = torch.jit.trace(module, x), {"inputs": [ct.TensorType(shape=x.shape, name="x")]}
+def converted(module, *, export=False, precision=ct.precision.FLOAT16, target=ct.target.iOS17, to="milinternal",
+              **options):
     with torch.no_grad():
-        return ct.convert(graph, convert_to=options.pop("to", "milinternal"), compute_precision=precision,
-                          minimum_deployment_target=target, **given_inputs, **options)
+        return convert_model(module, torch.from_numpy(large()).float(), way="exported" if export else "traced",
+                             names="x", convert_to=to, compute_precision=precision, minimum_deployment_target=target,
+                             **options)
 
 
 def error(found, expected):
@@ -177,7 +174,7 @@ def test_the_layer_norm_of_x_beside_its_negative_is_no_candidate():
 @pytest.mark.parametrize("name", ["Llama", "timm SimpleNorm", "sum over n", "var"])
 def test_the_form_survives_the_backend_and_a_saved_package(name, tmp_path):
     module = FIRES[name]()
-    model = converted(module, to="mlprogram", skip_model_load=True,
+    model = converted(module, to="mlprogram",
                       pass_pipeline=ane.pipeline(passes="scaled_rms_norm",
                                                  options={"scaled_rms_norm": {"always": name == "var"}}))
     model.save(str(tmp_path / "norm.mlpackage"))
@@ -189,7 +186,7 @@ def test_the_form_survives_the_backend_and_a_saved_package(name, tmp_path):
 
 def test_a_package_converted_without_us_is_mended_too(tmp_path):
     module = FIRES["Qwen3"]()
-    converted(module, to="mlprogram", skip_model_load=True).save(str(tmp_path / "norm.mlpackage"))
+    converted(module, to="mlprogram").save(str(tmp_path / "norm.mlpackage"))
     report = ane.rewrite(str(tmp_path / "norm.mlpackage"), str(tmp_path / "new.mlpackage"), passes="scaled_rms_norm")
     assert report.changed and report.verified
     precise = torch_outputs(module, torch.from_numpy(large().astype(np.float64)))

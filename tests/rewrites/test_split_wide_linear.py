@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 
-import coremltools as ct
 import numpy as np
 import pytest
 import torch
@@ -18,6 +17,7 @@ from mil_ane_passes.ir.query import iterate_ops
 from mil_ane_passes.passes.engine import apply_rewrite, find_matches
 from mil_ane_passes.passes.examples import build_program
 from mil_ane_passes.runtime import Runtime
+from tests.conversions import convert_model, load_converted
 from tests.rewrites.helpers import configure_rewrite, converted_as, kinds, unsupported_ops
 
 NAME = "split_wide_linear"
@@ -85,12 +85,8 @@ def test_as_torch_converts(way, tmp_path):
 
 
 def test_a_tied_head_is_not_stored_twice(tmp_path):
-    module = Head(tied=True).eval()
-    tokens = torch.tensor([[1, 5]])
-    made = ct.convert(torch.jit.trace(module, tokens), minimum_deployment_target=ct.target.iOS17, skip_model_load=True,
-                      inputs=[ct.TensorType(name="x", shape=(1, 2), dtype=np.int32)])
-    made.save(str(tmp_path / "m.mlpackage"))
-    found = find_matches(rule(max_bytes=1000), ane.load(tmp_path / "m.mlpackage").program, target="m1")
+    loaded = load_converted(Head(tied=True), torch.tensor([[1, 5]]), path=tmp_path / "m.mlpackage", names="x")
+    found = find_matches(rule(max_bytes=1000), loaded, target="m1")
     assert [miss.reason.split("is read")[1] for miss in found.near_misses] == [
         " whole as well: its pieces would add 160.0 kB, above max_bytes=1000"]
 
@@ -98,9 +94,7 @@ def test_a_tied_head_is_not_stored_twice(tmp_path):
 def test_the_package_does_not_grow(tmp_path):
     """Its parts are views of the mapped bytes, and the whole is written no more."""
     head = torch.nn.Linear(64, 20000, bias=False)
-    made = ct.convert(torch.jit.trace(head, torch.zeros(1, 64)), minimum_deployment_target=ct.target.iOS17,
-                      skip_model_load=True, inputs=[ct.TensorType(name="x", shape=(1, 64))])
-    made.save(str(tmp_path / "a.mlpackage"))
+    convert_model(head, torch.zeros(1, 64), names="x").save(str(tmp_path / "a.mlpackage"))
     package = ane.load(tmp_path / "a.mlpackage")
     (before,) = (op.val.val for _, op in iterate_ops(package.program) if op.op_type == "const" and
                  op.outputs[0].shape == (20000, 64))

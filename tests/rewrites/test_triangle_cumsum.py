@@ -13,11 +13,11 @@ from coremltools.converters.mil.mil import types
 from hypothesis import given
 from hypothesis import strategies as st
 
-import mil_ane_passes as ane
 from mil_ane_passes.ir.query import iterate_ops
 from mil_ane_passes.passes.engine import apply_rewrite, find_matches
 from mil_ane_passes.passes.examples import build_program
 from mil_ane_passes.runtime import Runtime
+from tests.conversions import convert_model, load_converted
 from tests.rewrites.helpers import configure_rewrite, kinds, only_output, unsupported_ops
 from tests.rewrites.spellings import WAYS, converted, outputs, spelt, truth
 
@@ -64,11 +64,8 @@ def test_it_is_found_as_torch_spells_it(spelling, way, tmp_path):
 @pytest.mark.parametrize("length", [7, 100, 500])
 def test_the_seeds_complaint_at_flexible_shapes(length):
     """cumsum(x, -1) + 1, which left the ANE whether or not the shape was fixed."""
-    model = torch.jit.trace(spelt(SPELLINGS["seed"]), torch.zeros(1, 9))
-    made = ct.convert(model, inputs=[ct.TensorType(name="x", shape=(1, ct.RangeDim(1, 512)))],
-                      convert_to="mlprogram", skip_model_load=True, minimum_deployment_target=ct.target.iOS17,
-                      pass_pipeline=ane.pipeline(passes="triangle_cumsum{longest=512}"))
-    built = made._mil_program
+    built = convert_model(spelt(SPELLINGS["seed"]), torch.zeros(1, 9), names="x", shapes=[(1, ct.RangeDim(1, 512))],
+                          passes="triangle_cumsum{longest=512}")._mil_program
     assert "cumsum" not in kinds(built)
     x = np.random.default_rng(length).standard_normal((1, length)).astype(np.float32)
     np.testing.assert_allclose(outputs(built, x, "float64"), truth(SPELLINGS["seed"], x), rtol=0, atol=1e-12)
@@ -76,12 +73,8 @@ def test_the_seeds_complaint_at_flexible_shapes(length):
 
 @pytest.mark.parametrize("target", [ct.target.iOS15, ct.target.iOS16, ct.target.iOS17, ct.target.iOS18])
 def test_it_is_built_in_every_opset_and_stands_in_the_package(tmp_path, target):
-    source = torch.jit.trace(spelt(SPELLINGS["seed"]), torch.zeros(2, 200))
-    model = ct.convert(source, inputs=[ct.TensorType(shape=(2, 200))], minimum_deployment_target=target,
-                       convert_to="mlprogram", skip_model_load=True,
-                       pass_pipeline=ane.pipeline(passes="triangle_cumsum"))
-    model.save(str(tmp_path / "m.mlpackage"))
-    loaded = ane.load(tmp_path / "m.mlpackage").program
+    loaded = load_converted(spelt(SPELLINGS["seed"]), torch.zeros(2, 200), path=tmp_path / "m.mlpackage",
+                            passes="triangle_cumsum", minimum_deployment_target=target)
     assert kinds(loaded)["conv"] == 3 and not unsupported_ops(loaded)
     assert not find_matches(rule(), loaded).fired
 

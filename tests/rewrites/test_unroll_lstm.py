@@ -19,6 +19,7 @@ from mil_ane_passes.passes.engine import apply_rewrite
 from mil_ane_passes.passes.examples import build_program
 from mil_ane_passes.passes.registry import find_rewrite, get_all_rules
 from mil_ane_passes.runtime import Runtime
+from tests.conversions import save_program
 from tests.rewrites.helpers import kinds
 from tests.rewrites.recurrent_layers import (
     WAYS,
@@ -246,8 +247,7 @@ def test_a_package_is_proved_and_written(tmp_path):
     built = build_program(lambda x, h: mb.lstm(x=x, initial_h=h, initial_c=h, weight_ih=initial(0, 32, 128, 24),
                                                weight_hh=initial(1, 32, 128, 32), output_sequence=True)[0],
                           x=(24, 1, 24), h=(1, 32))
-    ct.convert(built, convert_to="mlprogram", minimum_deployment_target=ct.target.iOS17, skip_model_load=True,
-               pass_pipeline=ct.PassPipeline.EMPTY).save(str(tmp_path / "in.mlpackage"))
+    save_program(built, tmp_path / "in.mlpackage")
     result = ane.rewrite(tmp_path / "in.mlpackage", tmp_path / "out.mlpackage", passes="unroll_lstm")
     assert result.status == "written", result.verify
     assert not refused(ane.load(tmp_path / "out.mlpackage").program)

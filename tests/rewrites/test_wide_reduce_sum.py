@@ -10,7 +10,6 @@ from coremltools.converters.mil.mil import Builder as mb
 from hypothesis import given
 from hypothesis import strategies as st
 
-import mil_ane_passes as ane
 from mil_ane_passes.equivalence.execution import Plan
 from mil_ane_passes.equivalence.range_measurement import make_measurer
 from mil_ane_passes.ir.query import iterate_ops
@@ -18,6 +17,7 @@ from mil_ane_passes.passes.engine import apply_rewrite, find_matches
 from mil_ane_passes.passes.examples import build_program
 from mil_ane_passes.passes.registry import find_rewrite
 from mil_ane_passes.runtime import Runtime
+from tests.conversions import load_converted
 from tests.rewrites.helpers import kinds, only_output
 from tests.rules.helpers import WAYS, converted
 
@@ -52,12 +52,8 @@ def test_it_is_found_as_torch_spells_it(spelling, way):
 @pytest.mark.parametrize("target", [ct.target.iOS15, ct.target.iOS18])
 def test_it_stands_through_a_conversion_with_our_pipeline_and_the_package(tmp_path, target):
     x = torch.zeros(1, 3, 64, 64)
-    source = torch.jit.trace(torch.nn.AdaptiveAvgPool2d(1), (x,))
-    model = ct.convert(source, inputs=[ct.TensorType(shape=x.shape)], minimum_deployment_target=target,
-                       convert_to="mlprogram", skip_model_load=True,
-                       pass_pipeline=ane.pipeline(passes="wide_reduce_sum"))
-    model.save(str(tmp_path / "m.mlpackage"))
-    loaded = ane.load(tmp_path / "m.mlpackage").program
+    loaded = load_converted(torch.nn.AdaptiveAvgPool2d(1), x, path=tmp_path / "m.mlpackage", passes="wide_reduce_sum",
+                            minimum_deployment_target=target)
     assert kinds(loaded)["matmul"] == 1 and not find_matches(find_rewrite("wide_reduce_sum").configured(), loaded).fired
     value = np.random.default_rng(0).standard_normal(x.shape).astype(np.float16).astype(np.float32)
     expected = torch.from_numpy(value).double().mean((2, 3), keepdim=True).numpy()

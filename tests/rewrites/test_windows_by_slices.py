@@ -12,10 +12,10 @@ from coremltools.converters.mil.mil import Builder as mb
 from hypothesis import given
 from hypothesis import strategies as st
 
-import mil_ane_passes as ane
 from mil_ane_passes.passes.engine import apply_rewrite, find_matches
 from mil_ane_passes.passes.examples import build_program
 from mil_ane_passes.runtime import Runtime
+from tests.conversions import reload_program
 from tests.rewrites.helpers import configure_rewrite, kinds, only_output, unsupported_ops
 
 rule = partial(configure_rewrite, "windows_by_slices")
@@ -108,10 +108,7 @@ def test_windows_of_windows_of_one_value_that_is_read_twice():
 @pytest.mark.parametrize("opset", [ct.target.iOS15, ct.target.iOS16, ct.target.iOS18])
 def test_it_stands_through_a_conversion_with_our_pipeline_and_the_package(opset, tmp_path):
     built = windows((1, 3, 20), 2, 6, 3, opset=opset)
-    model = ct.convert(built, convert_to="mlprogram", minimum_deployment_target=opset, skip_model_load=True,
-                       pass_pipeline=ane.pipeline(passes="windows_by_slices"))
-    model.save(str(tmp_path / "m.mlpackage"))
-    loaded = ane.load(tmp_path / "m.mlpackage").program
+    loaded = reload_program(built, tmp_path / "m.mlpackage", opset, passes="windows_by_slices")
     assert not kinds(loaded)["sliding_windows"] and not unsupported_ops(loaded, "m4")
     x = np.arange(60, dtype=np.float16).reshape(1, 3, 20)
     np.testing.assert_array_equal(only_output(loaded, x, "float16"), unfolded(x, 2, 6, 3))
