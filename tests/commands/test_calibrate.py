@@ -16,6 +16,7 @@ import mil_ane_passes as ane
 from mil_ane_passes.commands.main import main
 from mil_ane_passes.passes.examples import build_program
 from mil_ane_passes.passes.registry import get_all_rewrites, get_all_rules
+from tests.conversions import save_program
 from tests.package.helpers import with_functions
 
 
@@ -40,8 +41,7 @@ def sums():
 def saved(tmp_path):
     def save(made, **feeds):
         path = tmp_path / "in.mlpackage"
-        ct.convert(made, minimum_deployment_target=ct.target.iOS17, pass_pipeline=ct.PassPipeline.EMPTY,
-                   skip_model_load=True).save(str(path))
+        save_program(made, path)
         np.savez(tmp_path / "feeds.npz", **feeds)
         return str(path), str(tmp_path / "feeds.npz")
 
@@ -215,8 +215,7 @@ def test_each_function_has_findings_of_its_own(saved, tmp_path):
     """Two functions with values of the same names, of which one overflows."""
     parts = {name: tmp_path / f"{name}.mlpackage" for name in ("large", "small")}
     for name, factor in (("large", 100), ("small", 1)):
-        ct.convert(squares(factor), minimum_deployment_target=ct.target.iOS18, skip_model_load=True,
-                   pass_pipeline=ct.PassPipeline.EMPTY).save(str(parts[name]))
+        save_program(squares(factor), parts[name], ct.target.iOS18)
     with_functions(tmp_path / "both.mlpackage", parts, "large")
     report = ane.calibrate(str(tmp_path / "both.mlpackage"), ranges={"x": (-5, 5)})
     rows = {(row.function, row.trace.value): row for row in report.found.rows}

@@ -14,6 +14,7 @@ from coremltools.converters.mil.mil import types
 import mil_ane_passes as ane
 from mil_ane_passes.commands.main import main
 from mil_ane_passes.passes.examples import build_program, make_weight
+from tests.conversions import save_program
 
 COMMAND = re.compile(r"mil-ane-passes [^`;\n]*?(?= \(\w+, |$| says )", re.M)
 
@@ -67,8 +68,7 @@ MODELS = {made.__name__: made for made in (vocoder, lookups, late, loop)}
 def package(request, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "a model's.mlpackage"
-    ct.convert(MODELS[request.param](), minimum_deployment_target=ct.target.iOS17, skip_model_load=True,
-               pass_pipeline=ct.PassPipeline.EMPTY).save(str(path))
+    save_program(MODELS[request.param](), path)
     return path
 
 
@@ -105,8 +105,7 @@ def test_every_command_of_lint_and_rewrite_runs_as_printed(package, tmp_path, ca
 
 def test_lookups_are_cut_off_by_one_command_and_what_is_left_has_none(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    ct.convert(lookups(), minimum_deployment_target=ct.target.iOS17, skip_model_load=True,
-               pass_pipeline=ct.PassPipeline.EMPTY).save("m.mlpackage")
+    save_program(lookups(), "m.mlpackage")
     report = ane.lint("m.mlpackage", target="m4")
     assert {item.split_at for item in report.findings if item.rule.name == "runtime_gather"} == {(("words", "places"),)}
     (command,) = [each for each in printed(str(report)) if "--split-at" in each]
@@ -119,8 +118,7 @@ def test_lookups_are_cut_off_by_one_command_and_what_is_left_has_none(tmp_path, 
 
 def test_a_late_departure_promises_what_the_first_part_keeps(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    ct.convert(late(), minimum_deployment_target=ct.target.iOS17, skip_model_load=True,
-               pass_pipeline=ct.PassPipeline.EMPTY).save("m.mlpackage")
+    save_program(late(), "m.mlpackage")
     report = ane.lint("m.mlpackage", target="m4")
     (found,) = [item for item in report.findings if item.rule.name == "late_departure"]
     (promised,) = re.findall(r"(\d+) of them predicted on the ANE", found.reason)
@@ -139,8 +137,7 @@ def test_a_cut_that_edit_refuses_is_not_printed(tmp_path, monkeypatch):
         opset=ct.target.iOS17,
         ids=(1, 8),
     )
-    ct.convert(built, minimum_deployment_target=ct.target.iOS17, skip_model_load=True,
-               pass_pipeline=ct.PassPipeline.EMPTY).save("m.mlpackage")
+    save_program(built, "m.mlpackage")
     report = ane.lint("m.mlpackage", target="m4")
     (found,) = [item for item in report.findings if item.rule.name == "runtime_gather"]
     assert found.split_at == () and "mil-ane-passes edit" not in str(report)
@@ -150,6 +147,5 @@ def test_a_cut_that_edit_refuses_is_not_printed(tmp_path, monkeypatch):
                                        ["--io", "fp16", "%x"]])
 def test_edit_takes_values_as_reports_print_them(tmp_path, capsys, arguments):
     source = tmp_path / "m.mlpackage"
-    ct.convert(late(), minimum_deployment_target=ct.target.iOS17, skip_model_load=True,
-               pass_pipeline=ct.PassPipeline.EMPTY).save(str(source))
+    save_program(late(), source)
     assert main(["edit", str(source), "-o", str(tmp_path / "out.mlpackage"), *arguments]) == 0, capsys.readouterr()

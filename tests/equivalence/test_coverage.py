@@ -13,6 +13,7 @@ from mil_ane_passes.equivalence.equivalence import compare_programs
 from mil_ane_passes.passes.contract import Community, Exactness, Hit, Miss, Rewrite
 from mil_ane_passes.passes.engine import apply_rewrite
 from mil_ane_passes.passes.examples import build_program, make_weight
+from tests.conversions import save_program
 
 
 class DropBias(Rewrite):
@@ -122,8 +123,7 @@ def test_programs_alike_are_equal_where_they_give_nan():
 
 def test_a_rewrite_that_gives_nan_throughout_is_not_written(tmp_path):
     source = tmp_path / "in.mlpackage"
-    ct.convert(undefined(lambda x: mb.cumsum(x=x, axis=1)), minimum_deployment_target=ct.target.iOS17,
-               pass_pipeline=ct.PassPipeline.EMPTY, skip_model_load=True).save(str(source))
+    save_program(undefined(lambda x: mb.cumsum(x=x, axis=1)), source)
     for asked in ({"preset": "full"}, {"passes": "triangle_cumsum"}):
         report = ane.rewrite(source, tmp_path / "out.mlpackage", **asked)
         assert report.status == "not verified" and "NaN in all runs" in str(report)

@@ -12,11 +12,11 @@ import mil_ane_passes as ane
 from mil_ane_passes.commands.main import main
 from mil_ane_passes.passes.examples import build_program, make_weight
 from mil_ane_passes.utils.errors import InputError
+from tests.conversions import save_program
 
 
 def saved(path, built):
-    ct.convert(built, minimum_deployment_target=ct.target.iOS18, skip_model_load=True,
-               pass_pipeline=ct.PassPipeline.EMPTY).save(str(path))
+    save_program(built, path, ct.target.iOS18)
     return path
 
 

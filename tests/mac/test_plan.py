@@ -18,6 +18,7 @@ from mil_ane_passes.commands.main import main
 from mil_ane_passes.passes.examples import build_program
 from mil_ane_passes.passes.plan import Cost
 from mil_ane_passes.passes.registry import get_all_rules
+from tests.conversions import save_program
 from tests.lab.versions.needs import coremltools_from
 
 from ..ane.m4_cases import context, networks
@@ -46,8 +47,7 @@ def layers():
 @pytest.fixture(scope="module")
 def package(tmp_path_factory):
     path = tmp_path_factory.mktemp("plan") / "in.mlpackage"
-    ct.convert(layers(), minimum_deployment_target=ct.target.iOS18, pass_pipeline=ct.PassPipeline.EMPTY,
-               skip_model_load=True).save(str(path))
+    save_program(layers(), path, ct.target.iOS18)
     return str(path)
 
 
@@ -151,8 +151,7 @@ def test_factors_per_kind_are_written(plan, predicted, tmp_path, capsys):
         return x
 
     path = str(tmp_path / "in.mlpackage")
-    ct.convert(build_program(body, x=(1, 16, 8, 8)), minimum_deployment_target=ct.target.iOS18, skip_model_load=True,
-               pass_pipeline=ct.PassPipeline.EMPTY).save(path)
+    save_program(build_program(body, x=(1, 16, 8, 8)), path, ct.target.iOS18)
     data = as_predicted(ane.lint(path, target="m4").to_dict()["ops"])
     for op in data["program"]["functions"]["main"][1:]:
         op["cost"] *= 2 if op["operator"] == "ios18.conv" else 1

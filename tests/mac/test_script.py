@@ -17,6 +17,7 @@ from coremltools.models import compute_plan
 
 import mil_ane_passes as ane
 from mil_ane_passes.commands.main import main
+from tests.conversions import save_program
 from tests.package.helpers import with_functions
 
 from .fake_coremltools import fake_mac, measured, script
@@ -35,8 +36,7 @@ def written(tmp_path, capsys, *arguments):
 
 
 def saved(path, program, target=ct.target.iOS18):
-    ct.convert(program, minimum_deployment_target=target, pass_pipeline=ct.PassPipeline.EMPTY,
-               skip_model_load=True).save(str(path))
+    save_program(program, path, target)
     return str(path)
 
 

@@ -21,6 +21,7 @@ from mil_ane_passes.passes.examples import build_program, make_weight
 from mil_ane_passes.passes.pipeline import apply_rewrites, select_rewrites
 from mil_ane_passes.passes.registry import find_rewrite
 from mil_ane_passes.utils.errors import InputError, RuleError
+from tests.conversions import save_program
 
 pytest.importorskip("torch")
 FAILING = "triangle_cumsum"
@@ -107,8 +108,7 @@ def test_a_conversion_goes_on_and_says_so(failing, caplog):
 
 def saved(folder, prog):
     path = folder / "in.mlpackage"
-    ct.convert(prog, convert_to="mlprogram", skip_model_load=True, pass_pipeline=ct.PassPipeline.EMPTY,
-               minimum_deployment_target=ct.target.iOS17).save(str(path))
+    save_program(prog, path)
     return str(path)
 
 

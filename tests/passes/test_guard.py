@@ -25,6 +25,7 @@ from mil_ane_passes.passes.guard import Guard, run_guarded
 from mil_ane_passes.passes.max_growth import check_max_growth, parse_max_growth
 from mil_ane_passes.passes.pipeline import apply_rewrites
 from mil_ane_passes.utils.errors import InputError
+from tests.conversions import save_program
 from tests.lab.latency.programs import linear_chain
 
 
@@ -193,8 +194,7 @@ def test_a_pipeline_serves_several_conversions():
 
 def test_the_report_and_the_command_say_it(tmp_path, capsys):
     source = tmp_path / "in.mlpackage"
-    ct.convert(wide(), convert_to="mlprogram", pass_pipeline=ct.PassPipeline.EMPTY, skip_model_load=True,
-               minimum_deployment_target=ct.target.iOS17).save(str(source))
+    save_program(wide(), source)
     report = ane.rewrite(source, preset="full")
     assert [trace.rule for trace in report.reverted] == ["factor_conv_stride"] and not report.changed
     assert "ane::factor_conv_stride  reverted at 1 match: " in str(report) and "what fired was reverted" in str(report)

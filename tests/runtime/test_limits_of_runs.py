@@ -23,6 +23,7 @@ from mil_ane_passes.commands.main import main
 from mil_ane_passes.ir.loop_steps import UnknownStepCount, count_steps
 from mil_ane_passes.runtime import Runtime, memory_limits
 from mil_ane_passes.utils.budget import DEFAULT_MAX_STEPS, share_budget
+from tests.conversions import save_program
 from tests.runtime.helpers import program
 
 X = {"x": np.zeros(2, np.float32)}
@@ -268,8 +269,7 @@ def test_a_limit_of_the_shell_counts(tmp_path: Path) -> None:
             return mb.reduce_sum(x=mb.tile(x=x, reps=[count * 1_000_000]), name="out")
 
         paths.append(str(tmp_path / f"{number}.mlpackage"))
-        ct.convert(program(build, X), minimum_deployment_target=ct.target.iOS16, skip_model_load=True,
-                   compute_precision=ct.precision.FLOAT32, pass_pipeline=ct.PassPipeline.EMPTY).save(paths[-1])
+        save_program(program(build, X), paths[-1], ct.target.iOS16, compute_precision=ct.precision.FLOAT32)
     done = subprocess.run([sys.executable, "-c", LIMITED, *paths], capture_output=True, text=True,
                           env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert "tile '" in done.stdout and "ulimit -v" in done.stdout, done.stderr[-2000:]
