@@ -67,7 +67,7 @@ def drawn(steps: list[tuple[str, int, int]], outputs: list[int]) -> Any:
 PROGRAMS = given(STEPS, st.lists(st.integers(0, 99), min_size=1, max_size=3), st.integers(0, 99))
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=2, deadline=None)
 @PROGRAMS
 def test_both_parts_of_random_programs_are_the_whole(steps, outputs, second):
     check(steps, outputs, second)
