@@ -23,6 +23,7 @@ from .passes.lazy_import import make_lazy_getattr
 
 if TYPE_CHECKING:
     from . import runtime, torch_frontend
+    from .commands.adapt import adapt
     from .commands.batch import batch
     from .commands.calibrate import calibrate
     from .commands.edit import edit
@@ -39,12 +40,13 @@ if TYPE_CHECKING:
     from .utils.locking import exclusive
 
 __all__ = [
-    "AnePassesError", "InputError", "LimitReached", "NotSupported", "Package", "RuleError", "__version__", "batch",
-    "calibrate", "convert", "edit", "exclusive", "lint", "load", "pipeline", "rewrite", "run", "runtime", "save",
-    "torch_frontend", "trace", "upgrade", "verify",
+    "AnePassesError", "InputError", "LimitReached", "NotSupported", "Package", "RuleError", "__version__", "adapt",
+    "batch", "calibrate", "convert", "edit", "exclusive", "lint", "load", "pipeline", "rewrite", "run", "runtime",
+    "save", "torch_frontend", "trace", "upgrade", "verify",
 ]
 
 _HOMES = {
+    ".commands.adapt": ("adapt",),
     ".commands.batch": ("batch",),
     ".commands.calibrate": ("calibrate",),
     ".commands.edit": ("edit",),

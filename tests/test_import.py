@@ -24,6 +24,7 @@ PUBLIC = {
     "Package",
     "RuleError",
     "__version__",
+    "adapt",
     "batch",
     "calibrate",
     "convert",

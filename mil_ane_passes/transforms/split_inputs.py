@@ -28,7 +28,8 @@ _OPTION = "--split-inputs"
 class SplitInputs(Transform):
     """Splits a function behind the lookups of inputs: values of floats that depend on one of `names` alone.
 
-    A float that follows from such values by ops on floats stays in the second part.
+    Rows that are looked up in a table cross as they are, and a float that follows from values that cross by ops on
+    floats stays in the second part.
     """
 
     names: Sequence[str]
@@ -60,7 +61,10 @@ class SplitInputs(Transform):
 
 
 def find_lookups(function: Function, names: Sequence[str]) -> dict[str, list[Var]]:
-    """Return for each input the first floats that depend on it alone, and that ops which read others need."""
+    """Return for each input the floats that depend on it alone and that ops which read others need.
+
+    Rows of a table of floats are the first such values, whatever is computed from them before.
+    """
     sources = _find_sources(function)
     outputs = set(function.outputs)
     found: dict[str, list[Var]] = {name: [] for name in names}
@@ -70,7 +74,8 @@ def find_lookups(function: Function, names: Sequence[str]) -> dict[str, list[Var
             name, = sources[var] if len(sources[var]) == 1 else ("",)
             if name not in found or is_const(var):
                 continue
-            crosses = var in outputs or any(sources[each] != {name} for user in get_consumers(var)
+            looked_up = op.op_type == "gather" and types.is_float(var.dtype) and bool(get_consumers(var))
+            crosses = looked_up or var in outputs or any(sources[each] != {name} for user in get_consumers(var)
                                             for each in user.outputs)
             if crosses and not _follows_from(var, roots):
                 found[name].append(var)

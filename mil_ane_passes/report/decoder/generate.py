@@ -1,0 +1,136 @@
+"""Generate tokens with the packages of this folder.
+
+    python generate.py --ids 1,2,3 --steps 16 --runtime coreml
+
+Each step runs two packages: the lookup of token ids and positions, and the rest, which reads floats alone. On a Mac,
+`--runtime coreml` runs them by coremltools; anywhere, `--runtime reference` runs them by mil_ane_passes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+SCHEMA = 1
+"The version of manifest.json that this script reads."
+
+
+class Decoder:
+    """A decoder and its cache. `open_model` opens a package as an object with `predict` and `make_state`."""
+
+    def __init__(self, folder: Path, open_model: Callable[[Path], Any]) -> None:
+        self.manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        if self.manifest.get("schema") != SCHEMA:
+            raise ValueError(f"manifest.json has schema {self.manifest.get('schema')}; this script reads {SCHEMA}")
+        self.context: int = self.manifest["context"]
+        self.position = 0
+        self._parts = {part["tokens"]: (part, open_model(folder / part["lookup"]), open_model(folder / part["main"]))
+                       for part in self.manifest["parts"]}
+        cache = self.manifest["cache"]
+        self._cache = np.zeros(cache["shape"], cache["dtype"]) if cache["form"] == "io" else None
+        self._state = None if cache["form"] == "io" else next(iter(self._parts.values()))[2].make_state()
+
+    def feed(self, ids: Sequence[int]) -> Any:
+        """Run tokens through the model, as many at a time as its packages take; returns the logits of the last one."""
+        rest, logits = list(ids), None
+        if not rest:
+            raise ValueError("no ids; expected one token at least")
+        if self.position + len(rest) > self.context:
+            raise ValueError(f"{self.position + len(rest)} tokens; the context holds {self.context}")
+        while rest:
+            count = max(count for count in self._parts if count <= len(rest))
+            logits, rest = self._step(rest[:count]), rest[count:]
+        return logits
+
+    def _step(self, ids: Sequence[int]) -> Any:
+        part, lookup, main = self._parts[len(ids)]
+        names = self.manifest["inputs"]
+        found = lookup.predict({names["ids"]: np.array([ids], np.int32),
+                                names["position"]: np.array([self.position], np.int32)})
+        feeds = {name: np.asarray(found[name]).astype(dtype) for name, dtype in part["lookups"].items()}
+        feeds[names["mask"]] = self._make_mask(part["mask"], len(ids))
+        cache = self.manifest["cache"]
+        if self._cache is None:
+            results = main.predict(feeds, state=self._state)
+        else:
+            results = main.predict({**feeds, cache["input"]: self._cache})
+            rows: list[Any] = [slice(None)] * self._cache.ndim
+            rows[cache["axis"]] = slice(self.position, self.position + len(ids))
+            self._cache[tuple(rows)] = results[cache["output"]]
+        self.position += len(ids)
+        return np.asarray(results[self.manifest["outputs"]["logits"]]).reshape(len(ids), -1)[-1].astype(np.float32)
+
+    def _make_mask(self, mask: dict[str, Any], count: int) -> Any:
+        """Hide the keys behind each query."""
+        shape = mask["shape"]
+        last = np.arange(self.position, self.position + count)[:, None]
+        rows = np.where(np.arange(shape[-1])[None] <= last, 0.0, mask["hidden"])
+        return np.broadcast_to(rows, shape).astype(mask["dtype"])
+
+
+def choose_token(logits: Any, temperature: float, random: Any) -> int:
+    """Choose the likeliest token, or sample one if the temperature is above 0."""
+    if temperature <= 0:
+        return int(np.argmax(logits))
+    scaled = (logits - logits.max()) / temperature
+    weights = np.exp(scaled.astype(np.float64))
+    return int(random.choice(weights.size, p=weights / weights.sum()))
+
+
+def generate(decoder: Decoder, ids: Sequence[int], steps: int, temperature: float = 0.0, seed: int = 0) -> list[int]:
+    """Return the tokens that follow `ids`, as many as `steps` or as fit into the context."""
+    random = np.random.default_rng(seed)
+    logits = decoder.feed(ids)
+    found: list[int] = []
+    while len(found) < steps:
+        found.append(choose_token(logits, temperature, random))
+        if len(found) == steps or decoder.position == decoder.context:
+            break
+        logits = decoder.feed(found[-1:])
+    return found
+
+
+def open_by(runtime: str) -> Callable[[Path], Any]:
+    """Return what opens a package: coremltools on a Mac, or the reference runtime of mil_ane_passes."""
+    if runtime == "reference":
+        import mil_ane_passes
+
+        return lambda path: mil_ane_passes.runtime.predictor(str(path))
+    import coremltools
+
+    return lambda path: coremltools.models.MLModel(
+        str(path), compute_units=coremltools.ComputeUnit.CPU_ONLY if "lookup" in path.name
+        else coremltools.ComputeUnit.CPU_AND_NE)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ids", required=True, help="the prompt's token ids, such as 1,2,3")
+    parser.add_argument("--steps", type=int, default=16, help="how many tokens to generate (default: 16)")
+    parser.add_argument("--runtime", choices=("coreml", "reference"), default="coreml")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 (default): the likeliest token")
+    parser.add_argument("--seed", type=int, default=0, help="of the sampling")
+    parser.add_argument("--json", action="store_true", help='print {"tokens": [...]}')
+    arguments = parser.parse_args(argv)
+    try:
+        ids = [int(each) for each in arguments.ids.split(",")]
+        decoder = Decoder(Path(__file__).resolve().parent, open_by(arguments.runtime))
+        vocabulary = decoder.manifest["vocabulary"]
+        if arguments.steps < 1 or any(not 0 <= each < vocabulary for each in ids):
+            raise ValueError(f"expected ids from 0 to {vocabulary - 1}, and 1 step or more")
+        tokens = generate(decoder, ids, arguments.steps, arguments.temperature, arguments.seed)
+    except (ValueError, ImportError) as error:
+        print(f"generate.py: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps({"tokens": tokens}) if arguments.json else " ".join(map(str, tokens)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

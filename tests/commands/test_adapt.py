@@ -1,0 +1,245 @@
+"""Decoders adapted to the ANE: the folder, the tokens that its script generates, and what cannot be adapted."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import coremltools as ct
+import numpy as np
+import pytest
+from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import get_new_symbol, types
+
+import mil_ane_passes as ane
+from mil_ane_passes.commands.main import main
+from tests.package.helpers import make, normal, with_functions
+
+pytest.importorskip("transformers")
+
+PROMPT = np.random.default_rng(5).integers(0, 96, 40).tolist()
+STEPS = 16
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    from tests.lab.language_models.builders import convert
+
+    folder = tmp_path_factory.mktemp("adapted") / "llama"
+    return ane.adapt(convert("llama", "states"), folder, prefill=16), folder
+
+
+def run_torch(name, ids, steps):
+    """Greedy tokens of the module, without a cache, and its logits at each step."""
+    import torch
+
+    from tests.lab.language_models.builders import DECODERS
+
+    model, tokens, logits = DECODERS[name].make().double(), list(ids), []
+    with torch.no_grad():
+        for _ in range(steps):
+            logits.append(model(torch.tensor([tokens]), use_cache=False).logits[0, -1].numpy())
+            tokens.append(int(logits[-1].argmax()))
+    return tokens[len(ids):], logits
+
+
+def test_the_script_generates_the_tokens_of_the_module_behind_a_prompt_in_chunks(llama):
+    _, folder = llama
+    command = [sys.executable, str(folder / "generate.py"), "--ids", ",".join(map(str, PROMPT)), "--steps", str(STEPS),
+               "--runtime", "reference", "--json"]
+    found = subprocess.run(command, capture_output=True, text=True, check=True, env={
+        "PYTHONPATH": str(Path(ane.__file__).parent.parent), "OMP_NUM_THREADS": "1"})
+    assert json.loads(found.stdout)["tokens"] == run_torch("llama", PROMPT, STEPS)[0]
+
+
+def test_logits_of_each_step_are_those_of_the_module(llama):
+    from mil_ane_passes.report.decoder.generate import Decoder, open_by
+
+    decoder = Decoder(llama[1], open_by("reference"))
+    tokens, logits = run_torch("llama", PROMPT, STEPS)
+    ids = PROMPT
+    for token, expected in zip(tokens, logits, strict=True):
+        found = decoder.feed(ids)
+        assert np.abs(found - expected).max() <= 0.02 * np.abs(expected).max()
+        assert int(np.argmax(found)) == token
+        ids = [token]
+    assert decoder.position == len(PROMPT) + STEPS - 1
+
+
+def test_no_op_is_unsupported_and_the_report_says_so(llama):
+    report, folder = llama
+    assert sum(report.before["unsupported"].values()) > 100
+    assert report.after["unsupported"] == {} and report.after["unknown"] == 0
+    for name in ("decode", "prefill"):
+        assert ane.lint(folder / f"{name}.mlpackage", target="m4").summary()["ane_unsupported"] == 0
+        function = ane.load(folder / f"{name}.mlpackage").program.functions["main"]
+        assert all(var.dtype == types.fp16 and var.rank <= 4 for var in function.inputs.values())
+    assert len(report.tokens) == 16 and report.logit_error is not None and report.logit_error < 0.01
+    assert "0 unsupported on m4" in str(report) and "generated 16 tokens as the source does" in str(report)
+    assert json.loads(json.dumps(report.to_dict()))["status"] == "written"
+
+
+def test_the_manifest_states_names_shapes_and_the_form_of_the_cache(llama):
+    manifest = json.loads((llama[1] / "manifest.json").read_text())
+    assert (manifest["schema"], manifest["context"], manifest["vocabulary"]) == (1, 64, 96)
+    assert manifest["inputs"] == {"ids": "inputIds", "position": "position", "mask": "causalMask"}
+    assert manifest["cache"] == {"form": "io", "shape": [1, 8, 64, 32], "dtype": "float16", "input": "cache",
+                                 "output": "cache_rows", "axis": 2}
+    assert [(part["tokens"], part["main"]) for part in manifest["parts"]] == [
+        (1, "decode.mlpackage"), (16, "prefill.mlpackage")]
+    page = (llama[1] / "README.md").read_text()
+    assert "@" not in page.replace("@ new", "") and "cache_rows" in page and "makeState" not in page
+    assert not [each for each in llama[1].parent.iterdir() if each != llama[1]]
+
+
+def test_the_cache_as_one_state(tmp_path, capsys):
+    from mil_ane_passes.report.decoder.generate import Decoder, generate, open_by
+    from tests.lab.language_models.builders import convert
+
+    folder = tmp_path / "gpt2"
+    assert main(["adapt", str(convert("gpt2", "states")), "-o", str(folder), "--cache", "state", "--context", "48"]) == 0
+    said = capsys.readouterr().out
+    assert "before: " in said and "after: " in said and "0 unsupported on m4" in said
+    assert "makeState" in (folder / "README.md").read_text()
+    decoder = Decoder(folder, open_by("reference"))
+    ids = PROMPT[:5]
+    assert generate(decoder, ids, STEPS) == run_torch("gpt2", ids, STEPS)[0]
+    with pytest.raises(ValueError, match="tokens; the context holds 48"):
+        decoder.feed(PROMPT)
+    sampled = [generate(Decoder(folder, open_by("reference")), ids, 4, 0.8, seed) for seed in (1, 1, 2)]
+    assert sampled[0] == sampled[1] != sampled[2]
+
+
+def test_a_script_with_wrong_ids_says_what_is_expected(llama, capsys):
+    from mil_ane_passes.report.decoder import generate
+
+    text = (llama[1] / "generate.py").read_text()
+    assert text == Path(generate.__file__).read_text()
+    found = subprocess.run([sys.executable, str(llama[1] / "generate.py"), "--ids", "1,96", "--runtime", "reference"],
+                           capture_output=True, text=True, env={"PYTHONPATH": str(Path(ane.__file__).parent.parent)})
+    assert found.returncode == 2 and "expected ids from 0 to 95" in found.stderr
+
+
+@pytest.mark.parametrize(("patched", "reason"), [("mask", "the logits differ by"), ("blend", "decode: different")])
+def test_wrong_results_are_found_and_nothing_is_written(tmp_path, monkeypatch, patched, reason):
+    from mil_ane_passes.report.decoder.generate import Decoder
+    from mil_ane_passes.transforms.padding import Padding
+
+    if patched == "mask":
+        right = Decoder._make_mask
+        monkeypatch.setattr(Decoder, "_make_mask", lambda self, mask, count: 0 * right(self, mask, count))
+    else:
+        write = Padding._blend
+        monkeypatch.setattr(Padding, "_blend", lambda self, op, x, new, axis, start: write(self, op, x, new, axis,
+                                                                                          start - 1))
+    source = make_decoder(tmp_path / "source.mlpackage")
+    report = ane.adapt(source, tmp_path / "out")
+    assert report.status == "rejected" and reason in report.reason, str(report)
+    assert [each.name for each in tmp_path.iterdir()] == ["source.mlpackage"]
+
+
+ROWS, WIDTH = 8, 4
+
+
+def make_decoder(path, **options):
+    """A package of a decoder with ranges for the number of tokens and the length of the mask."""
+    batch = options.get("batch", 1)
+    steps, length = (ct.RangeDim(1, ROWS, default=1) for _ in range(2))
+    ids = ct.TensorType("ids", (batch, steps) if options.get("ids", True) else (batch, steps, WIDTH),
+                        dtype=np.int32 if options.get("ids", True) else np.float16)
+    mask = ct.TensorType("mask", (1, 1, steps, options.get("end") or length), dtype=np.float16)
+    more = [ct.TensorType("extra", (1, WIDTH), dtype=np.float16)] * options.get("extra", False)
+    return make(path, decoder(**options), ct.target.iOS18, pass_pipeline=ct.PassPipeline.EMPTY,
+                inputs=[ids, mask, *more])
+
+
+def decoder(*, batch=1, mask=True, ids=True, state=True, extra=False, outputs=1, end=None, write=True):
+    """A decoder of one attention over its own cache, or one that lacks something."""
+    steps, length = get_new_symbol(), get_new_symbol() if end is None else end
+    specs = {"ids": mb.TensorSpec((batch, steps), dtype=types.int32) if ids else mb.TensorSpec(
+        (batch, steps, WIDTH), dtype=types.fp16)}
+    specs |= {"mask": mb.TensorSpec((1, 1, steps, length), dtype=types.fp16)}
+    specs |= {"extra": mb.TensorSpec((1, WIDTH), dtype=types.fp16)} if extra else {}
+    specs |= {"cache": mb.StateTensorSpec((batch, 1, ROWS, WIDTH), dtype=types.fp16)} if state else {}
+
+    def body(ids, mask_values, extra_values=None, cache=None):
+        x = ids if not hasattr(ids, "dtype") or ids.dtype != types.int32 else mb.gather(
+            x=normal(9, WIDTH).astype(np.float16), indices=ids, axis=0)
+        x = x if extra_values is None else mb.add(x=x, y=extra_values)
+        keys = mb.expand_dims(x=mb.matmul(x=x, y=normal(WIDTH, WIDTH).astype(np.float16)), axes=[1])
+        if cache is not None:
+            stop = mb.gather(x=mb.shape(x=mask_values), indices=3, axis=0)
+            start = mb.sub(x=stop, y=mb.gather(x=mb.shape(x=mask_values), indices=2, axis=0))
+            begin, until = (mb.concat(values=[np.int32([0, 0]), mb.expand_dims(x=each, axes=[0]), np.int32([last])],
+                                      axis=0) for each, last in ((start, 0), (stop, WIDTH)))
+            until = mb.add(x=until, y=np.int32([batch, 1, 0, 0]))
+            held = mb.read_state(input=cache)
+            if write:
+                held = mb.coreml_update_state(state=cache, value=mb.slice_update(x=held, update=keys, begin=begin,
+                                                                                 end=until))
+            keys = mb.slice_by_index(x=held, begin=[0, 0, 0, 0], end=until)
+        scores = mb.matmul(x=mb.expand_dims(x=x, axes=[1]), y=keys, transpose_y=True)
+        scores = mb.add(x=scores, y=mask_values) if mask else mb.mul(x=scores, y=mb.exp(x=mask_values))
+        mixed = mb.matmul(x=mb.softmax(x=scores, axis=-1), y=keys)
+        logits = mb.matmul(x=mb.squeeze(x=mixed, axes=[1]), y=normal(WIDTH, 9).astype(np.float16), name="logits")
+        return logits if outputs == 1 else (logits, mb.relu(x=logits, name="more"))
+
+    named = {"ids": "ids", "mask": "mask_values", "extra": "extra_values", "cache": "cache"}
+    scope: dict = {"body": body}
+    given = ", ".join(f"{named[key]}={key}" for key in specs)
+    exec(f"def call({', '.join(specs)}): return body({given})", scope)
+    return mb.program(input_specs=list(specs.values()), opset_version=ct.target.iOS18)(scope["call"])
+
+
+@pytest.mark.parametrize(("options", "reason"), [
+    ({"batch": 2}, "the token ids 'ids' are (2, ?); expected (1, T): no batch, and no beams"),
+    ({"ids": False}, "no input of token ids is looked up in a table by a gather op"),
+    ({"mask": False}, "no input is added to what a softmax reads; expected one mask of floats"),
+    ({"state": False}, "no states; expected a cache of keys and values in states"),
+    ({"extra": True}, "'extra' is an input besides token ids and a mask"),
+    ({"outputs": 2}, "2 outputs (logits, more); expected logits alone"),
+    ({"end": ROWS}, "the mask 'mask' is (1, 1, ?, 8); expected (1, 1, T, E) with flexible E"),
+    ({"write": False}, "no rows are written to the cache at a position"),
+])
+def test_what_is_not_recognized_is_named(tmp_path, capsys, options, reason):
+    source = make_decoder(tmp_path / "source.mlpackage", **options)
+    assert main(["adapt", str(source), "-o", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert reason in said, said
+    assert [each.name for each in tmp_path.iterdir()] == ["source.mlpackage"]
+
+
+@pytest.mark.parametrize(("arguments", "reason"), [
+    (["--context", "9"], "the cache has 8 rows; expected 2 to 8"),
+    (["--prefill", "8"], "expected fewer tokens than the context, 8"),
+    (["--prefill", "4", "--cache", "state"], "two packages cannot share a state; expected --cache io"),
+    (["--target", "m99"], "m99"),
+])
+def test_sizes_that_do_not_fit_are_explained(tmp_path, capsys, arguments, reason):
+    source = make_decoder(tmp_path / "source.mlpackage")
+    assert main(["adapt", str(source), "-o", str(tmp_path / "out"), *arguments]) == 2
+    assert reason in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_several_functions_are_refused(tmp_path, capsys):
+    source = make_decoder(tmp_path / "source.mlpackage")
+    both = with_functions(tmp_path / "both.mlpackage", {"one": source, "two": source}, "one")
+    assert main(["adapt", str(both), "-o", str(tmp_path / "out")]) == 2
+    assert "2 functions (one, two); expected one" in capsys.readouterr().err
+
+
+def test_a_folder_that_exists_is_replaced_on_request_only(tmp_path, capsys):
+    source, out = make_decoder(tmp_path / "source.mlpackage"), tmp_path / "out"
+    arguments = ["adapt", str(source), "-o", str(out), "--prefill", "3"]
+    assert main([*arguments, "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["after"]["unsupported"] == {}
+    assert main(arguments) == 2 and "exists already" in capsys.readouterr().err
+    assert main([*arguments, "--overwrite"]) == 0
+    other = tmp_path / "other"
+    other.mkdir()
+    assert main(["adapt", str(source), "-o", str(other), "--overwrite"]) == 2
+    assert "exists without a manifest.json" in capsys.readouterr().err
+    assert main(["adapt", str(source), "-o", str(source)]) == 2
