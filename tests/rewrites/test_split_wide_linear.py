@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import coremltools as ct
 import numpy as np
 import pytest
 import torch
@@ -18,7 +19,12 @@ from mil_ane_passes.passes.engine import apply_rewrite, find_matches
 from mil_ane_passes.passes.examples import build_program
 from mil_ane_passes.runtime import Runtime
 from tests.conversions import convert_model, load_converted
-from tests.rewrites.helpers import configure_rewrite, converted_as, kinds, unsupported_ops
+from tests.rewrites.helpers import (
+    configure_rewrite,
+    converted_as,
+    kinds,
+    unsupported_ops,
+)
 
 NAME = "split_wide_linear"
 

@@ -120,7 +120,7 @@ class TileAttention(Rewrite):
         if isinstance(tiles, str):
             return Miss(op, tiles)
         kept = sum((stop - start) * (last - first) for (start, stop), (first, last) in tiles) / (int(rows) * int(keys))
-        return Hit(op, attention=found, tiles=tiles, fixes_nonfinite=kept < 1,
+        return Hit(op, attention=found, tiles=tiles, fixes_nonfinite=kept < 1, keeps_nonfinite=kept == 1,
                    note=f"{len(tiles)} tiles of queries, {kept:.0%} of {rows} x {keys} scores computed")
 
     def _plan(self, found: _Attention, rows: int, keys: int) -> list[_Tile] | str:
