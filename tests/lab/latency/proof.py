@@ -138,21 +138,23 @@ def build_llama_decode(context: int = 512) -> Program:
 
 
 def build_llama_prefill(rows: int = 512) -> Program:
-    """Build Llama-3.2-1B over `rows` tokens as linears, up to the hidden state of the last token."""
-    def body(x, cos, sin, mask):
+    """Build Llama-3.2-1B over `rows` tokens as linears, causal, up to the hidden state of the last token."""
+    causal = np.triu(np.full((1, 1, rows, rows), -1e4, np.float16), 1)
+
+    def body(x, cos, sin):
         for _ in range(LAYERS):
             normed = _rms_norm(x, 2)
             query, key, value = (_split_heads(_linear(normed, count * WIDTH, bias=False), count)
                                  for count in (HEADS, GROUPS, GROUPS))
             found = _attend(_rotate(query, cos, sin), _repeat_heads(_rotate(key, cos, sin), HEADS // GROUPS),
-                            _repeat_heads(value, HEADS // GROUPS), mask)
+                            _repeat_heads(value, HEADS // GROUPS), causal)
             x = mb.add(x=x, y=_linear(_join_heads(found), HIDDEN, bias=False))
             normed = _rms_norm(x, 2)
             gated = mb.mul(x=mb.silu(x=_linear(normed, INNER, bias=False)), y=_linear(normed, INNER, bias=False))
             x = mb.add(x=x, y=_linear(gated, HIDDEN, bias=False))
         return mb.slice_by_index(x=_rms_norm(x, 2), begin=[0, rows - 1, 0], end=[1, rows, HIDDEN])
 
-    return build([(1, rows, HIDDEN), (1, 1, rows, WIDTH), (1, 1, rows, WIDTH), (1, 1, rows, rows)], body)
+    return build([(1, rows, HIDDEN), (1, 1, rows, WIDTH), (1, 1, rows, WIDTH)], body)
 
 
 def _encode(x, heads, inner, layers):
