@@ -10,10 +10,18 @@ from typing import Any
 import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Var, types
 
+from ...ir.bounds import get_measured_range
+from ...ir.builder import RewriteBuilder
 from ...ir.query import get_const_value, is_const, is_symbolic
 from ...passes.contract import Example
 from ...passes.examples import make_example
 
+FP16_MAX = 65504.0
+"The largest finite number of fp16."
+_FP16_MIN_NORMAL = 2.0**-14
+"The smallest normal number of fp16; the number that x is divided by never gets smaller."
+_RELATIVE_TOLERANCE = 2.0**-19
+"Relative error of a factor in fp16 from which the rest is added as a second term."
 _MAX_COUNT = 16384
 "Most numbers in a mean. If the largest is 1, the mean of the squares is at least 1 / count, normal in fp16."
 _MAX_SQUARE_SUM = 32768.0
@@ -234,6 +242,82 @@ def _is_scaled(x: Var) -> bool:
             break
         divisor = divisor.op.x
     return divisor.op is not None and divisor.op.op_type == "reduce_max"
+
+
+def find_measured_total(measured: Any, norm: Norm, largest: float) -> float:
+    """Return the largest measured sum of squares; a mean is computed from a sum, too."""
+    count = norm.count or 0
+    total = get_measured_range(measured, norm.reduce.outputs[0])
+    if total is None or not total.finite:
+        return largest**2 * count
+    return max(largest**2, total.largest * (count if norm.reduce.op_type == "reduce_mean" else 1))
+
+
+def find_lowest_divisor(norm: Norm) -> float:
+    """Return the smallest number that x may be divided by: the smallest normal one, or the scale of an epsilon."""
+    scales = [_factor_epsilon(epsilon, degree)[0] for epsilon, degree in _collect_epsilons(norm)]
+    return max([_FP16_MIN_NORMAL, *scales])
+
+
+def _collect_epsilons(norm: Norm) -> list[tuple[float, int]]:
+    """Collect each epsilon and the power of x that it is added to."""
+    epsilons, degree = [], 2
+    for kind, number in norm.steps:
+        if kind in ("add", "maximum"):
+            epsilons.append((number, degree))
+        degree = apply_power(kind, degree)
+    return epsilons
+
+
+def is_epsilon_representable(norm: Norm) -> bool:
+    """Return whether fp16 holds each epsilon as it is."""
+    return all(abs(float(np.float16(epsilon)) - epsilon) <= _RELATIVE_TOLERANCE * epsilon
+               for epsilon, _ in _collect_epsilons(norm))
+
+
+def _factor_epsilon(epsilon: float, degree: int) -> tuple[float, float]:
+    """Return (s, c) with epsilon = c * s ** degree: s a power of two that is normal in fp16, c a number near 1."""
+    scale: float = 2.0 ** max(math.floor(math.log2(epsilon) / degree), -14)
+    return scale, epsilon / scale**degree
+
+
+def build_factor(mb: RewriteBuilder, norm: Norm, value: Any, largest: Var | None = None) -> Any:
+    """Build the factor from `value`, the sum or mean of the squares of x divided by `largest` (if any).
+
+    Each epsilon is divided by the power of `largest` with which the sum of squares grows at that point.
+    """
+    def number_at(epsilon: float, degree: int) -> Any:
+        return np.float16(epsilon) if largest is None else _build_scaled_epsilon(mb, epsilon, degree, largest)
+
+    degree = 2
+    for kind, number in norm.steps:
+        if kind in ("add", "maximum"):
+            value = getattr(mb, kind)(x=value, y=number_at(number, degree))
+        elif kind in ("mul", "div"):
+            value = (mb.mul if kind == "mul" else mb.real_div)(x=value, y=np.float16(number))
+        elif kind == "sqrt":
+            value = mb.sqrt(x=value)
+        else:
+            value = getattr(mb, kind)(x=value, epsilon=np.float16(0))
+        degree = apply_power(kind, degree)
+    return value
+
+
+def _build_scaled_epsilon(mb: RewriteBuilder, epsilon: float, degree: int, largest: Var) -> Var:
+    """Divide `epsilon` by the power `degree` of `largest` as ratios of about 1: no intermediate value underflows.
+
+    A power of two is divided, so that the factor that is left is as exact in fp16 as epsilon was.
+    """
+    scale, rest = _factor_epsilon(epsilon, degree)
+    power: Var = mb.real_div(x=np.float16(scale), y=largest)
+    if degree == 2:
+        power = mb.square(x=power)
+    high = np.float16(rest)
+    low = np.float16(rest - float(high))
+    result: Var = power if high == 1 else mb.mul(x=power, y=high)
+    if abs(rest - float(high)) > _RELATIVE_TOLERANCE * rest:
+        result = mb.add(x=result, y=mb.mul(x=power, y=low))
+    return result
 
 
 def build_llama_norm(x: Var, number: Callable[[float], Any]) -> Any:

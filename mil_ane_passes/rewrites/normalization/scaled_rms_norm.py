@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,14 +14,17 @@ from ...ir.builder import RewriteBuilder
 from ...ir.query import get_const_value
 from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite, Vendor
 from ...passes.examples import make_example
-from ._norm_patterns import Norm, apply_power, build_llama_norm, make_norm_example, match_norm, read_positive_scalar
-
-_FP16_MAX = 65504.0
-"The largest finite number of fp16."
-_FP16_MIN_NORMAL = 2.0**-14
-"The smallest normal number of fp16; the largest magnitude that x is divided by never gets smaller."
-_RELATIVE_TOLERANCE = 2.0**-19
-"Relative error of a factor in fp16 from which the rest is added as a second term."
+from ._norm_patterns import (
+    FP16_MAX,
+    Norm,
+    build_factor,
+    build_llama_norm,
+    find_lowest_divisor,
+    find_measured_total,
+    make_norm_example,
+    match_norm,
+    read_positive_scalar,
+)
 
 
 class ScaledRmsNorm(Rewrite):
@@ -65,7 +67,7 @@ class ScaledRmsNorm(Rewrite):
 
     code, slug = "ANE309", "rms-norm-square-overflow"
     stage = "numerics"
-    after = ("fp16_compute",)
+    after = ("fp16_compute", "rms_norm_l2")
     exactness = Exactness.ROUNDING
     bound = "one rounding more of x, one of its largest magnitude's share in eps; about a unit in the last place, " \
             "and for what is below 2^-14 of its row's largest, where x / m is subnormal, 2^-25 of the largest result"
@@ -124,12 +126,12 @@ class ScaledRmsNorm(Rewrite):
     def _find_finite_reason(self, norm: Norm) -> str | None:
         """Return why no overflow of the squares is expected, or None where one is possible."""
         bound, count = bound_magnitude(norm.x), norm.count or 0
-        if bound is not None and bound**2 * count <= _FP16_MAX:
+        if bound is not None and bound**2 * count <= FP16_MAX:
             return f"the program keeps x within {bound:.4g}: {count} squares together stay below 65504"
         measured = get_measured_range(self.measured, norm.x)
         if measured is not None:
-            total = self._find_measured_total(norm, measured.largest)
-            if not measured.finite or total * self.margin**2 > _FP16_MAX:
+            total = find_measured_total(self.measured, norm, measured.largest)
+            if not measured.finite or total * self.margin**2 > FP16_MAX:
                 return None
             return (f"x reaches {measured.largest:.4g} in the runs at hand and a sum of squares {total:.4g}: "
                     f"{self.margin:g} times the x would still fit fp16")
@@ -137,14 +139,6 @@ class ScaledRmsNorm(Rewrite):
             return ("the variance of x less its mean, and nothing says how large x gets: give feeds or ranges "
                     "(calibrate shows it), or always=true")
         return None
-
-    def _find_measured_total(self, norm: Norm, largest: float) -> float:
-        """Return the largest measured sum of squares; a mean is computed from a sum, too."""
-        count = norm.count or 0
-        total = get_measured_range(self.measured, norm.reduce.outputs[0])
-        if total is None or not total.finite:
-            return largest**2 * count
-        return max(largest**2, total.largest * (count if norm.reduce.op_type == "reduce_mean" else 1))
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         norm = hit.norm
@@ -213,32 +207,15 @@ def _is_centred(norm: Norm) -> bool:
 
 def _build_largest_magnitude(mb: RewriteBuilder, norm: Norm) -> Var:
     """Build the largest magnitude of each row of x, finite and not below the scale of the epsilons."""
-    scales = [_factor_epsilon(epsilon, degree)[0] for epsilon, degree in _collect_epsilons(norm)]
-    lowest = max([_FP16_MIN_NORMAL, *scales])
+    lowest = find_lowest_divisor(norm)
     axes, x = norm.reduce.axes, norm.x
 
     def build() -> Any:
         largest = mb.reduce_max(x=mb.abs(x=x), axes=axes, keep_dims=True)
-        return mb.clip(x=largest, alpha=np.float16(lowest), beta=np.float16(_FP16_MAX))
+        return mb.clip(x=largest, alpha=np.float16(lowest), beta=np.float16(FP16_MAX))
 
     result: Var = mb.once(("largest", x, None if axes is None else tuple(get_const_value(axes)), lowest), build)
     return result
-
-
-def _collect_epsilons(norm: Norm) -> list[tuple[float, int]]:
-    """Collect each epsilon and the power of x that it is added to."""
-    epsilons, degree = [], 2
-    for kind, number in norm.steps:
-        if kind in ("add", "maximum"):
-            epsilons.append((number, degree))
-        degree = apply_power(kind, degree)
-    return epsilons
-
-
-def _factor_epsilon(epsilon: float, degree: int) -> tuple[float, float]:
-    """Return (s, c) with epsilon = c * s ** degree: s a power of two that is normal in fp16, c a number near 1."""
-    scale: float = 2.0 ** max(math.floor(math.log2(epsilon) / degree), -14)
-    return scale, epsilon / scale**degree
 
 
 def _build_scaled_factor(mb: RewriteBuilder, norm: Norm, scaled: Var, largest: Var) -> Any:
@@ -253,35 +230,7 @@ def _build_scaled_factor(mb: RewriteBuilder, norm: Norm, scaled: Var, largest: V
     else:
         reduce = mb.reduce_mean if norm.reduce.op_type == "reduce_mean" else mb.reduce_sum
         value = reduce(x=mb.square(x=scaled), axes=axes, keep_dims=True)
-    degree = 2
-    for kind, number in norm.steps:
-        if kind in ("add", "maximum"):
-            value = getattr(mb, kind)(x=value, y=_build_scaled_epsilon(mb, number, degree, largest))
-        elif kind in ("mul", "div"):
-            value = (mb.mul if kind == "mul" else mb.real_div)(x=value, y=np.float16(number))
-        elif kind == "sqrt":
-            value = mb.sqrt(x=value)
-        else:
-            value = getattr(mb, kind)(x=value, epsilon=np.float16(0))
-        degree = apply_power(kind, degree)
-    return value
-
-
-def _build_scaled_epsilon(mb: RewriteBuilder, epsilon: float, degree: int, largest: Var) -> Var:
-    """Divide `epsilon` by the power `degree` of `largest` as ratios of about 1: no intermediate value underflows.
-
-    A power of two is divided, so that the factor that is left is as exact in fp16 as epsilon was.
-    """
-    scale, rest = _factor_epsilon(epsilon, degree)
-    power: Var = mb.real_div(x=np.float16(scale), y=largest)
-    if degree == 2:
-        power = mb.square(x=power)
-    high = np.float16(rest)
-    low = np.float16(rest - float(high))
-    result: Var = power if high == 1 else mb.mul(x=power, y=high)
-    if abs(rest - float(high)) > _RELATIVE_TOLERANCE * rest:
-        result = mb.add(x=result, y=mb.mul(x=power, y=low))
-    return result
+    return build_factor(mb, norm, value, largest)
 
 
 def _build_centred_norm(x: Var) -> list[Var]:

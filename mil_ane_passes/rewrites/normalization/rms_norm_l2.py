@@ -1,0 +1,234 @@
+"""Compute the mean of squares of an RMSNorm from reduce_l2_norm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Builder, Operation, Var, types
+
+from ...ir.bounds import bound_magnitude, get_measured_range
+from ...ir.builder import RewriteBuilder
+from ...ir.query import get_const_value
+from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite
+from ...passes.targets import Gate, format_generations
+from ._norm_patterns import (
+    FP16_MAX,
+    Norm,
+    build_factor,
+    build_llama_norm,
+    find_lowest_divisor,
+    find_measured_total,
+    is_epsilon_representable,
+    make_norm_example,
+    match_norm,
+    read_positive_scalar,
+)
+
+_MAX_ROOT = 16384.0
+"Largest length by which x is divided where no mean raises the factor: the reciprocal of more is not normal in fp16."
+_MIN_MEAN = 16
+"Numbers in a mean from which its factor makes up for that."
+
+
+class RmsNormL2(Rewrite):
+    """Compute an RMSNorm from the length of each row, which one op gives, instead of squares, their mean and a root.
+
+    why     On an M5 reduce_l2_norm over the last axis took a 41st to a 53rd of the time of a norm with reduce_sum, as
+            one runtime lowered it. The squares are not stored in fp16, so none of them overflows.
+    when    x * rsqrt(mean(x^2) + eps) in fp16 over the last axis, in the spellings that `ane::scaled_rms_norm` finds,
+            where something bounds the length of a row (the program itself, or runs on user-supplied feeds or ranges).
+            If its square fits fp16, the length is squared and the rest stays. If the length does but its square does
+            not, it is divided by itself first, with epsilons divided alike. Where nothing bounds it, or a length may
+            pass 65504, `ane::scaled_rms_norm` is left to divide by the largest magnitude. Only for a target on which it
+            was measured: name M5.
+    exact   rounding: mean(x^2) is l^2 / n, with l the length and n the number of elements; and for any m > 0 it is m^2
+            times (l / m)^2 / n. m is l, not below the root of eps (as a power of two) or 2^-14, nor above 65504. An
+            epsilon stays inside the root: a floor under the length instead, as others write it, would move results by
+            up to 41 % where the length is near to it.
+    cost    two passes over x (the length and the product) where there were three; with the division five more ops on
+            one number a row.
+
+    before
+        %0: fp16[2, 3, 8] = pow(x=%x, y=2.0)
+        %1: fp16[2, 3, 1] = reduce_mean(x=%0, axes=[-1], keep_dims=True)
+        %2: fp16[2, 3, 1] = add(x=%1, y=9.5367431640625e-07)
+        %3: fp16[2, 3, 1] = rsqrt(x=%2, epsilon=5.960464477539063e-08)
+        %y: fp16[2, 3, 8] = mul(x=%x, y=%3)
+    after
+        %0: fp16[2, 3, 1] = reduce_l2_norm(x=%x, axes=[-1], keep_dims=True)
+        %1: fp16[2, 3, 1] = square(x=%0)
+        %2: fp16[2, 3, 1] = real_div(x=%1, y=8.0)
+        %3: fp16[2, 3, 1] = add(x=%2, y=1.0132789611816406e-06)
+        %4: fp16[2, 3, 1] = rsqrt(x=%3)
+        %y: fp16[2, 3, 8] = mul(x=%x, y=%4)
+    """
+
+    code, slug = "ANE544", "rms-norm-by-squares"
+    stage = "numerics"
+    after = ("fp16_compute",)
+    exactness = Exactness.ROUNDING
+    bound = "one rounding more of the length, and of its square; two units in the last place"
+    preset = "full"
+    fixes_nonfinite = True
+    moves = 2.0**-20
+    moves_of = "result"
+    measures = True
+    roots = ("mul", "real_div")
+    targets = Gate(first="m5", last="m5")
+    level, confidence = "note", "medium"
+    evidence = (
+        Community(
+            "RMSNorm of 1024 x 1024 by reduce_l2_norm: 6882 to 168 us, and of 2048 x 1024 13665 to 257 us, against a "
+            "reduce_sum over channels (private route)", chip="M5",
+            source="https://github.com/sbryngelson/ANEForge/pull/8", date="2026-06-17",
+        ),
+        Community(
+            "Llama's norms as x * sqrt(d) / vector_norm(x), with a floor of sqrt(d * eps) under the length, stay "
+            "finite in fp16",
+            source="https://github.com/pytorch/executorch/pull/19523", date="2026-05",
+        ),
+        Community(
+            "of little effect where the norm is not lowered to channels: a fused rms_norm made a block 5 % faster",
+            chip="M2 Pro", source="trisanths/ane-llm-prefill", date="2026",
+        ),
+        Community(
+            "against it: activations with norms of hundreds of thousands exist, and those no fp16 holds",
+            source="https://github.com/huggingface/swift-transformers/issues/95", date="2024-05",
+        ),
+    )
+
+    margin: float = 2.0
+    "Safety factor: the measured length times it must not overflow, as other inputs may reach further."
+    everywhere: bool = False
+    "Rewrite for targets on which it was not measured, too."
+
+    def match(self, op: Operation) -> Hit | Miss:
+        divides = op.op_type == "real_div"
+        for value, factor in [(op.x, op.y)] if divides else [(op.x, op.y), (op.y, op.x)]:
+            if read_positive_scalar(value) is not None:
+                continue
+            norm = match_norm(factor, 1 if divides else -1)
+            if norm is not None and norm.reduce.op_type != "reduce_l2_norm":
+                return self._match_norm(op, value, factor, norm)
+        return Miss(op, "no product with the root of a sum of squares", near=False)
+
+    def _match_norm(self, op: Operation, value: Var, factor: Var, norm: Norm) -> Hit | Miss:
+        if norm.x.dtype != types.fp16:
+            return Miss(op, "squared in fp32, off the ANE", near=False)
+        if norm.obstacle is not None:
+            return Miss(op, norm.obstacle, near=False)
+        elsewhere = [each for each in self.generations if not self.targets.includes(each)]
+        if elsewhere and not self.everywhere:
+            return Miss(op, f"measured on M5 only, not on {format_generations(elsewhere)}: name that target, or "
+                            "everywhere=true", near=False)
+        axes = [axis % norm.x.rank for axis in get_const_value(norm.reduce.axes) or range(norm.x.rank)]
+        if axes != [norm.x.rank - 1]:
+            return Miss(op, "reduced over other axes than the last, on which it was measured")
+        count = norm.count or 0
+        if float(np.float16(count)) != count:
+            return Miss(op, f"fp16 does not hold {count}, the number of elements")
+        length = self._find_length(norm)
+        if length is None:
+            return Miss(op, "nothing says how long the rows get: give feeds or ranges (calibrate shows it), or let "
+                            "ane::scaled_rms_norm divide by the largest magnitude")
+        averages = norm.reduce.op_type == "reduce_mean" and count >= _MIN_MEAN
+        limit = FP16_MAX if averages else _MAX_ROOT
+        if length > limit:
+            return Miss(op, f"rows may be {length:.4g} long, above {limit:.0f}: ane::scaled_rms_norm divides by the "
+                            "largest magnitude")
+        squared = length**2 <= FP16_MAX and is_epsilon_representable(norm)
+        how = "their squares fit fp16" if squared else "divided by it before it is squared"
+        return Hit(op, value=value, factor=factor, norm=norm, squared=squared,
+                   note=f"rows of {count} are at most {length:.4g} long; {how}")
+
+    def _find_length(self, norm: Norm) -> float | None:
+        """Return a bound on the length of a row, with the margin where it was measured."""
+        bound = bound_magnitude(norm.x)
+        if bound is not None:
+            return bound * math.sqrt(norm.count or 0)
+        measured = get_measured_range(self.measured, norm.x)
+        if measured is None or not measured.finite:
+            return None
+        return self.margin * math.sqrt(find_measured_total(self.measured, norm, measured.largest))
+
+    def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
+        norm = hit.norm
+        factor = mb.once(("by length", hit.factor, hit.squared), lambda: _build_factor(mb, norm, hit.squared))
+        if not hit.squared:
+            unscale = mb.mul if hit.op.op_type == "real_div" else mb.real_div
+            divisor = _build_divisor(mb, norm)
+            factor = mb.once(("unscaled", factor, divisor), lambda: unscale(x=factor, y=divisor))
+        result: Var = getattr(mb, hit.op.op_type)(x=hit.value, y=factor)
+        return result
+
+    def examples(self) -> Iterable[Example]:
+        def norm(name: str, *args: Any, **settings: Any) -> Example:
+            options = {"everywhere": True, **settings.pop("options", {})}
+            return make_norm_example(name, *args, **{"options": options, **settings})
+
+        yield norm("as Llama's")
+        yield norm("long rows", width=64, scale=500.0)
+        yield norm("long rows of another norm", _build_sum_norm, scale=500.0)
+        yield norm("kept small", lambda x, number: build_llama_norm(Builder.tanh(x=x), number), measured=False)
+        yield norm("divided by the root", _build_root_norm, scale=4.0)
+        yield norm("divided by the root of a large sum", _build_root_norm, width=32, scale=300.0)
+        yield norm("not measured", measured=False,
+                   reason="nothing says how long the rows get: give feeds or ranges (calibrate shows it), or let "
+                          "ane::scaled_rms_norm divide by the largest magnitude")
+        yield norm("too long", scale=20000.0,
+                   reason="rows may be 1.411e+05 long, above 16384: ane::scaled_rms_norm divides by the largest "
+                          "magnitude")
+        yield make_norm_example(
+            "another target",
+            reason="measured on M5 only, not on A12, A13, M1, M2, M3, M4, A18 and M6: name that target, or "
+                   "everywhere=true")
+        yield norm("over the first axis", _build_first_axis_norm,
+                   reason="reduced over other axes than the last, on which it was measured")
+        yield norm("in fp32", dtype=np.float32, reason="squared in fp32, off the ANE")
+        yield norm("an odd number of elements", width=2049, reason="fp16 does not hold 2049, the number of elements")
+        yield norm("a length already", lambda x, number: Builder.real_div(
+            x=x, y=Builder.reduce_l2_norm(x=x, axes=[-1], keep_dims=True), name="y"),
+            reason="no product with the root of a sum of squares")
+
+
+def _build_divisor(mb: RewriteBuilder, norm: Norm) -> Var:
+    """Build the length of each row, finite and not below the scale of the epsilons."""
+    lowest = find_lowest_divisor(norm)
+    divisor: Var = mb.once(("divisor", norm.x, lowest), lambda: mb.clip(
+        x=_build_length(mb, norm), alpha=np.float16(lowest), beta=np.float16(FP16_MAX)))
+    return divisor
+
+
+def _build_length(mb: RewriteBuilder, norm: Norm) -> Var:
+    length: Var = mb.once(
+        ("length", norm.x), lambda: mb.reduce_l2_norm(x=norm.x, axes=norm.reduce.axes, keep_dims=True))
+    return length
+
+
+def _build_factor(mb: RewriteBuilder, norm: Norm, squared: bool) -> Any:
+    """Build the factor from the square of the length, or of the length divided by the divisor."""
+    divisor = None if squared else _build_divisor(mb, norm)
+    length = _build_length(mb, norm)
+    value = mb.square(x=length if divisor is None else mb.real_div(x=length, y=divisor))
+    if norm.reduce.op_type == "reduce_mean":
+        value = mb.real_div(x=value, y=np.float16(norm.count or 1))
+    return build_factor(mb, norm, value, divisor)
+
+
+def _build_sum_norm(x: Var, number: Callable[[float], Any]) -> Any:
+    total = Builder.reduce_sum_square(x=x, axes=[-1], keep_dims=True)
+    return Builder.mul(x=x, y=Builder.rsqrt(x=total, epsilon=number(1e-5)), name="y")
+
+
+def _build_root_norm(x: Var, number: Callable[[float], Any]) -> Any:
+    mean = Builder.reduce_mean(x=Builder.mul(x=x, y=x), axes=[-1], keep_dims=True)
+    root = Builder.sqrt(x=Builder.add(x=mean, y=number(1e-5)))
+    return Builder.real_div(x=x, y=Builder.add(x=root, y=number(1e-3)), name="y")
+
+
+def _build_first_axis_norm(x: Var, number: Callable[[float], Any]) -> Any:
+    mean = Builder.reduce_mean(x=Builder.square(x=x), axes=[0], keep_dims=True)
+    return Builder.mul(x=x, y=Builder.rsqrt(x=mean, epsilon=number(1e-5)), name="y")
