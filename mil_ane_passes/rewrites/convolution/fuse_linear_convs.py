@@ -651,8 +651,8 @@ def _iterate_near_misses() -> Iterator[Example]:
         "a shift of 100.6 in front would be summed apart from what it is added to; up to 4 is"))
     yield _make_chain_example("bounded", (2, 4), _linear(6, 4), lambda x: Builder.mul(x=x, y=np.float16(8)), reason=(
         "a power of two beside a product keeps its partial sums below 32768: ane::bounded_accumulation puts it there"))
-    yield _make_chain_example("large weight", (2, 4), _linear(6, 4), _apply("mul", 6), options={"max_bytes": 40}, reason=(
-        "a weight of 48 B would be stored anew to save one op, above max_bytes=40"))
+    yield _make_chain_example("large weight", (2, 4), _linear(6, 4), _apply("mul", 6), options={"max_bytes": 40},
+                              reason="a weight of 48 B would be stored anew to save one op, above max_bytes=40")
     yield _make_chain_example("overflow", (2, 4), lambda x: Builder.linear(
         x=x, weight=make_weight(6, 4) * np.float16(8)), lambda x: Builder.mul(x=x, y=np.float16(6e4)), reason=(
             "a weight or bias of 3.3e+05 does not fit fp16"))
