@@ -8,13 +8,17 @@ import argparse
 import inspect
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..utils.errors import InputError
 from .options import add_format_option
 from .output import print_report
 from .passes import Page
 from .patches import PatchPage
+
+if TYPE_CHECKING:
+    from ..neuralnetwork.layer_rewriting import LayerRewrite
+    from ..neuralnetwork.layer_rules import LayerRule
 
 __all__ = ["TOPICS", "Contents", "Topic"]
 
@@ -51,8 +55,8 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _find_page(key: str) -> Page | PatchPage:
-    """Find the page of a rule or of a patch; InputError if neither exists."""
+def _find_page(key: str) -> Page | PatchPage | LayerPage:
+    """Find the page of a rule, of a patch, or of a rule about layers; InputError if none of them exists."""
     from ..ane.measured_otherwise import MeasuredOtherwise
     from ..passes.registry import find_rule
     from ..torch_frontend.registry import find_patch_status
@@ -60,10 +64,49 @@ def _find_page(key: str) -> Page | PatchPage:
     try:
         return Page(find_rule(key, MeasuredOtherwise))
     except InputError:
-        found = find_patch_status(key)
-        if found is None:
-            raise
-    return PatchPage(found)
+        found, layers = find_patch_status(key), _find_layer_page(key)
+        if found is not None:
+            return PatchPage(found)
+        if layers is not None:
+            return layers
+        raise
+
+
+def _find_layer_page(key: str) -> LayerPage | None:
+    """Find the page of a rule about layers by its code, its slug, or the name of a rewrite that fixes it."""
+    from ..neuralnetwork.layer_rewriting import get_layer_rewrites
+    from ..neuralnetwork.layer_rules import get_layer_rules
+
+    required = get_layer_rewrites()[key].fixes if key in get_layer_rewrites() else key
+    return next((LayerPage(rule) for code, rule in get_layer_rules().items()
+                 if required.upper() == code or required.lower() == rule.slug), None)
+
+
+@dataclass(frozen=True)
+class LayerPage:
+    """The page of a rule about NeuralNetwork layers, with the rewrites within the format that fix it."""
+
+    rule: LayerRule
+
+    def _fixes(self) -> list[LayerRewrite]:
+        from ..neuralnetwork.layer_rewriting import get_layer_rewrites
+
+        return [each for each in get_layer_rewrites().values() if each.fixes == self.rule.code]
+
+    def to_dict(self) -> dict[str, Any]:
+        fixes = [{"pass": each.name, "layers": list(each.kinds), "exactness": each.exactness.value,
+                  "preset": each.preset, "summary": each.summary} for each in self._fixes()]
+        return {"schema": 1, "command": "explain", **self.rule.to_dict(), "fixed_by": fixes}
+
+    def __str__(self) -> str:
+        rule = self.rule
+        lines = [f"{rule.code} {rule.slug}", "of layers of a NeuralNetwork (.mlmodel); confidence " + rule.confidence,
+                 "", rule.summary]
+        lines += [f"what to do: {rule.advice}"] * bool(rule.advice)
+        lines += ["", "rewrites within the format (rewrite IN.mlmodel -o OUT.mlmodel)"] if self._fixes() else []
+        lines += [f"    {each.name} ({each.exactness.value}, preset {each.preset}): {each.summary}"
+                  for each in self._fixes()]
+        return "\n".join([*lines, "", "evidence", *(f"    {each}" for each in rule.evidence)])
 
 
 @dataclass(frozen=True)

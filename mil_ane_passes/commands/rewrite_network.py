@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import coremltools as ct
+
 from .._version import __version__
 from ..equivalence.comparison import Strictness
 from ..equivalence.equivalence import VerifyReport, compare_programs
@@ -23,10 +25,11 @@ from ..neuralnetwork.layer_rewriting import (
 )
 from ..neuralnetwork.layer_rules import find_layer_hits
 from ..neuralnetwork.network_view import list_views
-from ..neuralnetwork.program import list_stages
-from ..neuralnetwork.upgrade import TARGETS, read_network, upgrade_model
+from ..neuralnetwork.program import convert_network, list_stages
+from ..neuralnetwork.upgrade import TARGETS, read_network
 from ..package.destination import find_enclosing_package
 from ..passes.contract import Exactness
+from ..passes.coremltools_setup import silence_coremltools
 from ..utils.budget import share_budget
 from ..utils.errors import InputError, LimitReached, NotSupported
 from ..utils.option_spelling import choose_spelling, format_no_verify_option, format_option
@@ -220,17 +223,25 @@ def _verify_and_leave_out(
 
 
 def _verify(options: RewriteOptions, spec: Any, found: RewrittenNetwork) -> VerifyReport:
-    """Upgrade both networks at fp32 and compare the programs, within what the rewrites that fired promise."""
+    """Convert both networks at fp32 and compare the programs, within what the rewrites that fired promise.
+
+    The programs are those of the upgrade before any pass of coremltools, which may turn both into the same ops.
+    """
     traces = [trace for trace in found.traces if trace.exactness is not None]
     exact = all(trace.exactness is Exactness.BITWISE for trace in traces)
     promised = Strictness(Exactness.BITWISE if exact else Exactness.ROUNDING, moves=sum(each.moves for each in traces))
-    before, after = (upgrade_model(each, TARGETS[-1], "fp32").package for each in (spec, found.spec))
+    with silence_coremltools():
+        before, after = (convert_network(each, ct.target[TARGETS[-1]], "the network").program
+                         for each in (spec, found.spec))
+
+    def describe(function: str) -> Any:
+        return spec.description
+
     inputs = UserInputs.of(options.feeds, options.ranges)
     try:
         return compare_programs(
-            before.program, after.program, seeds=options.seeds, precisions=_CHECK_PRECISIONS, exactness=promised,
-            describe=before.description, progress=options.progress,
-            further=inputs.plans(before.program, before.description), ranges=inputs.ranges)
+            before, after, seeds=options.seeds, precisions=_CHECK_PRECISIONS, exactness=promised,
+            describe=describe, progress=options.progress, further=inputs.plans(before, describe), ranges=inputs.ranges)
     except (NotSupported, LimitReached) as lacking:
         return VerifyReport("not verified", promised.exactness, reason=str(lacking))
 

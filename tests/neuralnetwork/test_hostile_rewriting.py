@@ -171,8 +171,7 @@ def test_a_killed_write_leaves_nothing(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.replace", fail)
-    code, _, made = run_on(path, tmp_path, ["lint", str(path), "--select", "NN104"])
-    assert code == 0
+    assert run_on(path, tmp_path, ["lint", str(path), "--select", "NN104"])[0] == 0
     with contextlib.redirect_stderr(io.StringIO()) as err:
         assert main(["rewrite", str(path), "-o", str(tmp_path / "out.mlmodel")]) == 2
     assert "No space left" in err.getvalue() and [each.name for each in tmp_path.iterdir()] == ["in.mlmodel"]

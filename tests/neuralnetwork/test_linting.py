@@ -225,6 +225,16 @@ def test_gates_count_findings_of_layers(path, capsys):
     assert "no rule 'NN999'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("key", ["NN101", "nn101", "broadcastable-layer", "replace_subtract"])
+def test_explain_has_the_pages_of_layer_rules(capsys, key):
+    assert main(["explain", key]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("NN101 broadcastable-layer\n") and "replace_subtract (bitwise, preset safe): " in out
+    assert main(["explain", key, "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["code"] == "NN101" and {"replace_subtract"} < {each["pass"] for each in found["fixed_by"]}
+
+
 def test_hostile_names_of_layers_stay_on_their_line(tmp_path, capsys):
     spec = make_mixed()
     spec.neuralNetwork.layers[1].name = "a\nb\x1b[31m{0}](x)<script>"

@@ -159,7 +159,7 @@ def test_layers_are_replaced_by_classic_ones(case, tmp_path):
     assert report.off_ane_after < report.off_ane_before or "channels" in case
     assert spec.neuralNetwork.layers[-1].output[-1] == make().spec.description.output[-1].name
     exact = name not in ("replace_divide", "replace_pooling") or report.verify.equal_bits
-    assert exact or next(trace for trace in report.traces if trace.fired).exactness.value == "rounding"
+    assert exact or next(trace for trace in report.traces if trace.rule == name).exactness.value == "rounding"
 
 
 def convolve(shape, dilations, pads=None, kernel=(3, 3), groups=1, exact=False, padding="valid", stride=1):

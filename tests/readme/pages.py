@@ -21,6 +21,8 @@ PAGES: Mapping[str, Mapping[str, Table]] = {
     "mil_ane_passes/README.md": {},
     "mil_ane_passes/ane/README.md": {"latency-errors": tables.latency_errors, "latency-ranges": tables.latency_ranges,
                                      "latency-proof": tables.latency_proof},
+    "mil_ane_passes/neuralnetwork/README.md": {
+        "layer-rules": tables.layer_rules, "layer-rewrites": tables.layer_rewrites},
     "mil_ane_passes/rules/README.md": {
         "rules": tables.rules, "findings": tables.findings, "agreement": tables.agreement},
     "mil_ane_passes/rewrites/README.md": {

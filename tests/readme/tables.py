@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from mil_ane_passes.ane.latency_parameters import load_parameters
+from mil_ane_passes.neuralnetwork.layer_rewriting import get_layer_rewrites
+from mil_ane_passes.neuralnetwork.layer_rules import get_layer_rules
 from mil_ane_passes.passes.contract import Rewrite, Rule
 from mil_ane_passes.passes.registry import fixes_for, get_all_rules
 from mil_ane_passes.torch_frontend.registry import collect_patch_statuses as patch_findings
@@ -53,6 +55,24 @@ def rewrites() -> str:
             for rule in by_code()
             if issubclass(rule, Rewrite) and rule.name not in answers and rule.preset != "named"]
     return format_table(("code", "rewrite (matches / models)", "preset, exactness", "what it does"), rows)
+
+
+def layer_rules() -> str:
+    """Problems of NeuralNetwork layers on the ANE, and the rewrites within the format that fix them."""
+    rows = []
+    for code, rule in sorted(get_layer_rules().items()):
+        fixes = [f"`{name}`" for name, each in get_layer_rewrites().items()
+                 if each.fixes == code and not name.startswith("keep_")]
+        rows.append(f"| {code} | `{rule.slug}` | {rule.summary} | {rule.confidence} | {', '.join(fixes) or '-'} |")
+    return "\n".join(["| code | name | problem | confidence | fixed within the format by |", "|---|---|---|---|---|",
+                      *rows])
+
+
+def layer_rewrites() -> str:
+    """Rewrites of NeuralNetwork layers."""
+    rows = [f"| `{name}` | {', '.join(f'`{kind}`' for kind in each.kinds)} | {each.exactness.value} | {each.preset} | "
+            f"{each.summary} |" for name, each in get_layer_rewrites().items() if not name.startswith("keep_")]
+    return "\n".join(["| name | layers | exactness | preset | |", "|---|---|---|---|---|", *rows])
 
 
 def asked_for() -> str:
