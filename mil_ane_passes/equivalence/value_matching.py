@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from coremltools.converters.mil.mil import Block, Function, Operation, Var
 
-from ..ir.query import get_flat_inputs
+from ..ir.query import get_flat_inputs, iterate_ops_inside_out
 from .coverage import BlockPath, iterate_nested_blocks
 
 __all__ = ["FunctionValues", "find_ancestors", "find_counterparts", "find_state_updates", "is_constant"]
@@ -27,7 +27,7 @@ class FunctionValues:
             (place, var.name): var for block, place in self.blocks.items() for op in block.operations
             for var in op.outputs if not is_constant(var)}
         self.order: dict[Operation, int] = {}
-        for op in _iterate_ops(function):
+        for op in iterate_ops_inside_out(function):
             self.order[op] = len(self.order)
         self.carried: dict[Var, list[Var]] = {}
         "For each loop variable of a block: the value it starts with and the one of the next iteration."
@@ -118,11 +118,3 @@ def _find_state_sources(values: FunctionValues, state: str) -> list[Var]:
             found += get_flat_inputs(owner)
             owner = owner.enclosing_block.outer_op
     return found
-
-
-def _iterate_ops(block: Block) -> Iterator[Operation]:
-    """Yield every op, those of nested blocks before the op that holds them: the order in which results are known."""
-    for op in block.operations:
-        for inner in op.blocks:
-            yield from _iterate_ops(inner)
-        yield op

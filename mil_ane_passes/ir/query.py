@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,12 +21,14 @@ __all__ = [
     "get_function_name",
     "get_itemsize",
     "get_pipeline_functions",
+    "get_reshape_extents",
     "get_static_shape",
     "get_type_info",
     "is_all_zero",
     "is_compressed",
     "is_computed_in_fp16",
     "is_const",
+    "is_const_or_compressed",
     "is_default",
     "is_opaque",
     "is_symbolic",
@@ -34,6 +36,7 @@ __all__ = [
     "iterate_blocks",
     "iterate_nested_ops",
     "iterate_ops",
+    "iterate_ops_inside_out",
     "plain_type",
     "weights",
 ]
@@ -180,6 +183,24 @@ def iterate_nested_ops(block: Block) -> Iterator[Operation]:
         yield op
         for inner in op.blocks:
             yield from iterate_nested_ops(inner)
+
+
+def iterate_ops_inside_out(block: Block) -> Iterator[Operation]:
+    """Yield the ops of a block and of its nested blocks, those nested in an op before it: as results become known."""
+    for op in block.operations:
+        for inner in op.blocks:
+            yield from iterate_ops_inside_out(inner)
+        yield op
+
+
+def get_reshape_extents(shape: Iterable[Any]) -> list[int]:
+    """Return a shape as `reshape` reads it; -1 for a symbolic extent."""
+    return [-1 if is_symbolic(extent) else int(extent) for extent in shape]
+
+
+def is_const_or_compressed(var: Var) -> bool:
+    """Return whether `var` is a const or a compressed weight."""
+    return var.op is not None and var.op.op_type.startswith("const")
 
 
 def is_computed_in_fp16(op: Operation) -> bool:

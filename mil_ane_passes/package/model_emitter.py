@@ -9,12 +9,13 @@ from coremltools import proto
 from coremltools.converters.mil.mil import Block, Function, Operation, Program, Var
 
 from ..ir.block_editor import check_op_order
+from ..ir.query import iterate_nested_ops
 from ..utils.errors import InputError
 from . import wire
 from .description import DESCRIPTION_FIELD, Description
 from .interface import find_changed_widths, get_file_name, is_same_except_width, iterate_renamed, update_section
 from .members import ML_PROGRAM_FIELD, Member, replace_members
-from .names import assign_unique_names, walk_ops
+from .names import assign_unique_names
 from .op_exporter import Exporter, is_embedded, serialize_message
 from .origin import (
     ATTRIBUTES,
@@ -209,7 +210,7 @@ class _Emitter:
         self._used = _find_used_vars(function)
         # Sizes may be known now that the file lacks, also those that loading infers.
         self._sized = bool(getattr(function, "sizes_inferred", False))
-        self.written = {op for op in walk_ops(function) if self._is_written(op)}
+        self.written = {op for op in iterate_nested_ops(function) if self._is_written(op)}
 
     def _is_written(self, op: Operation) -> bool:
         return op.op_type != "const" or get_origin(op) is not None or op.outputs[0] in self._used
@@ -349,7 +350,7 @@ def _has_users(var: Var) -> bool:
 def _find_used_vars(function: Function) -> set[Var]:
     """Find the vars that ops in the file will refer to by name."""
     used = set(function.outputs)
-    for op in walk_ops(function):
+    for op in iterate_nested_ops(function):
         used.update(var for block in op.blocks for var in block.outputs)
         if op.op_type == "const":
             continue

@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from coremltools.converters.mil.mil import Block, Function, Operation, Var
+from coremltools.converters.mil.mil import Function, Operation, Var
 
+from ..ir.query import iterate_nested_ops
 from .origin import get_origin
 
 
@@ -34,19 +35,11 @@ def assign_unique_names(function: Function, written: set[Operation]) -> Iterator
             op.name = name
 
 
-def walk_ops(block: Block) -> Iterator[Operation]:
-    """Yield all ops of `block` and of its nested blocks."""
-    for op in block.operations:
-        yield op
-        for inner in op.blocks:
-            yield from walk_ops(inner)
-
-
 def _partition_vars(function: Function, written: set[Operation]) -> tuple[list[Var], list[Var]]:
     """Separate the vars whose names are from the file from the new or renamed ones."""
     old: dict[Var, None] = {}
     new: dict[Var, None] = {}
-    for op in walk_ops(function):
+    for op in iterate_nested_ops(function):
         if op not in written:
             continue
         origin = get_origin(op)
@@ -77,7 +70,7 @@ def _is_requested(op: Operation, var: Var) -> bool:
 
 
 def _find_new_ops(function: Function, written: set[Operation]) -> list[Operation]:
-    return [op for op in walk_ops(function) if op in written and get_origin(op) is None]
+    return [op for op in iterate_nested_ops(function) if op in written and get_origin(op) is None]
 
 
 def _rename_vars(function: Function, old: list[Var], new: list[Var]) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..ir.query import contradiction, plain_type
+from ..ir.query import contradiction, iterate_nested_ops, plain_type
 from ..utils.errors import InputError, NotSupported, suggest_nearest
 from ..utils.locking import synchronized
 from .feeds import check_feeds, check_state, split_inputs
@@ -41,7 +41,7 @@ def missing_ops(program: Any, function: str | None = None) -> list[tuple[str, st
     return [
         (op.op_type, op.outputs[0].name if op.outputs else op.name)
         for each in functions
-        for op in _iterate_ops(each)
+        for op in iterate_nested_ops(each)
         if op.op_type not in kernels
     ]
 
@@ -83,7 +83,7 @@ class Runtime:
         self._kernels = load_kernels()
         _refuse_contradictions(self._block)
         _refuse_missing_ops(missing_ops(program, self.function))
-        refuse_oversized_values(_iterate_ops(self._block))
+        refuse_oversized_values(iterate_nested_ops(self._block))
         self._quirks: list[Quirk] = [QUIRKS[name]() for name in quirks]
         if partial_sums is not None:
             self._quirks.append(PartialSumObserver(partial_sums))
@@ -168,13 +168,6 @@ class Runtime:
         return machine.precision.numpy(value, var.dtype) if isinstance(value, torch.Tensor) else value
 
 
-def _iterate_ops(block: Any) -> Iterable[Any]:
-    for op in block.operations:
-        yield op
-        for inner in op.blocks:
-            yield from _iterate_ops(inner)
-
-
 def _select_function_name(program: Any, name: str | None) -> str:
     """Return the name of the function to run: `name`, else the program's default, else its only function.
 
@@ -201,7 +194,7 @@ def _get_function(program: Any, name: str) -> Any:
 
 def _refuse_contradictions(block: Any) -> None:
     """Raise NotSupported where coremltools knows an op but does not accept its inputs and outputs in the package."""
-    found = [op for op in _iterate_ops(block) if contradiction(op)]
+    found = [op for op in iterate_nested_ops(block) if contradiction(op)]
     if found:
         first = found[0]
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from coremltools.converters.mil.mil import types
 
+from ..ir.query import iterate_nested_ops
 from ..utils.mapped_files import MappedFile, check_mapped_files, file_of
 from .memory_limits import most_kept
 from .numeric import Precision, is_tensor_value
@@ -50,7 +51,7 @@ class PreparedFunction:
     def __init__(self, block: Any, precision: Precision) -> None:
         self.precision = precision
         self._block = block
-        self._ops = list(_iterate_ops(block))
+        self._ops = list(iterate_nested_ops(block))
         self._inputs: dict[Any, Mapping[str, Any]] = {op: op.inputs for op in self._ops}
         blocks = [block, *(inner for op in self._ops for inner in op.blocks)]
         self._outputs = {each: list(each.outputs) for each in blocks}
@@ -69,7 +70,7 @@ class PreparedFunction:
         If not, this object is stale and must be made again.
         """
         return (
-            self._ops == list(_iterate_ops(self._block))
+            self._ops == list(iterate_nested_ops(self._block))
             and all(self._outputs[block] == list(block.outputs) for block in self._outputs)
             and all(op.inputs == known for op, known in self._inputs.items() if op.op_type != "const")
         )
@@ -218,10 +219,3 @@ class _ConstantCache:
 
 def _get_dtype(var: Any) -> Any:
     return None if types.is_list(var.sym_type) else var.dtype
-
-
-def _iterate_ops(block: Any) -> Iterable[Any]:
-    for op in block.operations:
-        yield op
-        for inner in op.blocks:
-            yield from _iterate_ops(inner)

@@ -13,7 +13,7 @@ from coremltools.converters.mil.mil import Operation, Var
 
 from ...ane.limits import find_limit
 from ...ir.builder import RewriteBuilder
-from ...ir.query import get_const_value, is_symbolic
+from ...ir.query import get_const_value, get_reshape_extents, is_symbolic
 from ...passes.targets import Generation
 from ..constants._generated_constants import build_shared_const
 
@@ -233,7 +233,7 @@ def _double_windows(mb: RewriteBuilder, y: Var, plan: WindowPlan, after_each: Ca
 def _restore_axes(mb: RewriteBuilder, x: Var, y: Var, plan: WindowPlan) -> Var:
     """Restore the axes of `x` on `y`, the summed one with its padding."""
     if plan.layout.merges_axes or len(plan.sizes) > 1:
-        sizes = [-1 if is_symbolic(size) else int(size) for size in x.shape]
+        sizes = get_reshape_extents(x.shape)
         sizes[plan.settings.axis] = plan.extent or -1
         return mb.reshape(x=y, shape=sizes)
     return mb.squeeze(x=y, axes=plan.layout.inserted_axes) if plan.layout.inserted_axes else y

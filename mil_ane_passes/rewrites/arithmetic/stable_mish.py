@@ -12,13 +12,7 @@ from coremltools.converters.mil.mil import Builder, Operation, Var, types
 from ...ir.builder import RewriteBuilder
 from ...passes.contract import Community, Exactness, Example, Hit, Measured, Miss, Rewrite
 from ...passes.examples import make_example
-from ..normalization._log_exp_patterns import (
-    SOFTPLUS_SAFE_LIMIT,
-    find_precision_obstacle,
-    find_softplus_operand,
-    find_upper_bound,
-    is_made_by,
-)
+from ..normalization._log_exp_patterns import find_softplus_miss, find_softplus_operand, is_made_by
 
 
 class StableMish(Rewrite):
@@ -78,15 +72,8 @@ class StableMish(Rewrite):
             return Miss(op, "no product with tanh(softplus(x))", near=False)
         if x is not op.x and x is not op.y:
             return Miss(op, "tanh(softplus(x)) is multiplied by another value than x")
-        reason = find_precision_obstacle(op)
-        if reason:
-            return Miss(op, reason)
-        bound = find_upper_bound(x)
-        if bound <= SOFTPLUS_SAFE_LIMIT:
-            return Miss(
-                op, f"x never exceeds {bound:g}, and softplus is right up to {SOFTPLUS_SAFE_LIMIT:g}", near=False
-            )
-        return Hit(op, x=x, note="mish has its cliff in fp16: exponentials of -|x| in place of softplus")
+        return find_softplus_miss(op, x) or Hit(
+            op, x=x, note="mish has its cliff in fp16: exponentials of -|x| in place of softplus")
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         x = hit.x

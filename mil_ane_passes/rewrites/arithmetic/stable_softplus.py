@@ -12,12 +12,7 @@ from coremltools.converters.mil.mil import Builder, Operation, Var, types
 from ...ir.builder import RewriteBuilder
 from ...passes.contract import Community, Exactness, Example, Hit, Measured, Miss, Rewrite
 from ...passes.examples import make_example, make_op_example
-from ..normalization._log_exp_patterns import (
-    SOFTPLUS_SAFE_LIMIT,
-    find_log1p_exp_operand,
-    find_precision_obstacle,
-    find_upper_bound,
-)
+from ..normalization._log_exp_patterns import find_log1p_exp_operand, find_softplus_miss
 
 _SHAPE = (1, 4, 8)
 "Shape of the input of the examples."
@@ -69,16 +64,9 @@ class StableSoftplus(Rewrite):
         x = op.x if op.op_type == "softplus" else find_log1p_exp_operand(op)
         if x is None:
             return Miss(op, "not the logarithm of 1 + exp(x)", near=False)
-        reason = find_precision_obstacle(op)
-        if reason:
-            return Miss(op, reason)
-        bound = find_upper_bound(x)
-        if bound <= SOFTPLUS_SAFE_LIMIT:
-            return Miss(
-                op, f"x never exceeds {bound:g}, and softplus is right up to {SOFTPLUS_SAFE_LIMIT:g}", near=False
-            )
         form = "softplus" if op.op_type == "softplus" else "log(1 + exp(x))"
-        return Hit(op, x=x, note=f"{form} has its cliff in fp16: relu(x) + softplus(-|x|)")
+        return find_softplus_miss(op, x) or Hit(
+            op, x=x, note=f"{form} has its cliff in fp16: relu(x) + softplus(-|x|)")
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         x = hit.x

@@ -10,7 +10,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Var, types
 
 from ...ir.builder import RewriteBuilder
-from ...ir.query import get_itemsize, get_static_shape, is_symbolic
+from ...ir.query import get_itemsize, get_reshape_extents, get_static_shape, is_symbolic
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Community, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_m4_study
 from ...passes.examples import make_example, make_op_example
@@ -186,7 +186,7 @@ def _build_triangle_matmul(mb: RewriteBuilder, op: Operation) -> Any:
     if axis == x.rank - 2:
         return mb.matmul(x=triangle, y=x)
     sums = mb.matmul(x=triangle, y=mb.reshape(x=x, shape=list(split_shape_at_axis(x, axis))))
-    return mb.reshape(x=sums, shape=[-1 if is_symbolic(size) else int(size) for size in x.shape])
+    return mb.reshape(x=sums, shape=get_reshape_extents(x.shape))
 
 
 def _make_cumsum_example(name: str, shape: tuple[int | None, ...], longest: int = 0, **parameters: Any) -> Example:

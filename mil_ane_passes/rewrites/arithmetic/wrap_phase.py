@@ -11,7 +11,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Var, types
 
 from ...ir.builder import RewriteBuilder
-from ...ir.query import is_symbolic
+from ...ir.query import get_reshape_extents, is_symbolic
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Community, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_m4_study
 from ...passes.examples import make_example
@@ -193,7 +193,7 @@ class WrapPhase(Rewrite):
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         x = hit.op.x if hit.turns == 1 else mb.mul(x=hit.op.x, y=np.float16(hit.turns))
-        sizes = [-1 if is_symbolic(size) else int(size) for size in x.shape]
+        sizes = get_reshape_extents(x.shape)
         batch, count, inner = split_shape_at_axis(x, read_cumsum_settings(hit.op).axis)
         phase = _reshape_if_needed(
             mb, _wrap_to_half_turn(mb, x), [batch, count] if inner == 1 else [batch, count, inner]
@@ -350,7 +350,7 @@ def _wrap_to_half_turn(mb: RewriteBuilder, turns: Var) -> Var:
 
 def _reshape_if_needed(mb: RewriteBuilder, x: Var, shape: list[int]) -> Var:
     """Reshape `x` if it has another shape."""
-    same = [-1 if is_symbolic(size) else int(size) for size in x.shape] == shape
+    same = get_reshape_extents(x.shape) == shape
     result: Var = x if same else mb.reshape(x=x, shape=shape)
     return result
 

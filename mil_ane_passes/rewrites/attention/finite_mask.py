@@ -12,7 +12,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Block, Builder, Operation, Var, types
 
 from ...ir.builder import RewriteBuilder, rebuild_op
-from ...ir.query import get_consumers, get_type_info, is_const, is_opaque
+from ...ir.query import get_consumers, get_type_info, is_const, is_opaque, iterate_ops_inside_out
 from ...passes.contract import BlockRewrite, Community, Exactness, Example, Hit, Miss, Vendor
 from ...passes.evidence import cite_apple_authoring_rules
 from ...passes.examples import make_example, make_weight
@@ -329,7 +329,7 @@ class _MaskFlow:
     """The destinations of the floating-point values that `block` and its nested blocks compute; linear in their ops."""
 
     def __init__(self, block: Block) -> None:
-        self._ops = list(_iterate_nested_ops(block))
+        self._ops = list(iterate_ops_inside_out(block))
         self._summaries: dict[Var, _ConstSummary] = {}
         self._destinations: dict[Var, _MaskDestination] = {}
         self._compute_destinations(self._make_destination)
@@ -436,14 +436,6 @@ class _MaskFlow:
         if var not in self._summaries:
             self._summaries[var] = _summarize_const(np.asarray(var.val))
         return self._summaries[var]
-
-
-def _iterate_nested_ops(block: Block) -> Iterator[Operation]:
-    """Yield every op; the ops of nested blocks come before the op that contains them, after all that they read."""
-    for op in block.operations:
-        for inner in op.blocks:
-            yield from _iterate_nested_ops(inner)
-        yield op
 
 
 def _contains(bound: Any, var: Var) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Block, Builder, Function, Operation, Program, Var, types
 
 from ...ir.builder import RewriteBuilder
-from ...ir.query import get_flat_inputs, get_type_info, is_opaque
+from ...ir.query import get_flat_inputs, get_type_info, is_const_or_compressed, is_opaque
 from ...passes.contract import BlockRewrite, Exactness, Example, Hit, Miss
 from ...passes.evidence import cite_2020_layer_list, cite_m4_study
 from ...passes.examples import make_example, make_weight
@@ -110,19 +110,15 @@ def _is_unsupported_integer_op(op: Operation) -> bool:
     values = (*op.outputs, *get_flat_inputs(op))
     if op.blocks or is_opaque(op) or any(types.is_list(var.sym_type) or types.is_state(var.sym_type) for var in values):
         return False
-    if op.op_type in _GATHER_OPS and _is_constant(op.x):
-        return not _is_constant(op.indices)
+    if op.op_type in _GATHER_OPS and is_const_or_compressed(op.x):
+        return not is_const_or_compressed(op.indices)
     return op.op_type != "classify" and any(
-        get_type_info(var).dtype == types.int32 and not _is_constant(var) for var in values
+        get_type_info(var).dtype == types.int32 and not is_const_or_compressed(var) for var in values
     )
 
 
 def _is_available_early(var: Var, block: Block, early: set[Operation]) -> bool:
-    return var.op is None or _is_constant(var) or var.op in early or var.op.enclosing_block is not block
-
-
-def _is_constant(var: Var) -> bool:
-    return var.op is not None and var.op.op_type.startswith("const")
+    return var.op is None or is_const_or_compressed(var) or var.op in early or var.op.enclosing_block is not block
 
 
 def _get_output_name(op: Operation | None) -> str:
@@ -132,7 +128,7 @@ def _get_output_name(op: Operation | None) -> str:
 def _iterate_late_constants(op: Operation, late: set[Operation]) -> Iterator[Operation]:
     """Yield the constants among `late` that `op` reads, each after the constants that it is computed from."""
     for var in dict.fromkeys(get_flat_inputs(op)):
-        if _is_constant(var) and var.op in late:
+        if is_const_or_compressed(var) and var.op in late:
             yield from _iterate_late_constants(var.op, late)
             yield var.op
 

@@ -13,7 +13,6 @@ from ...ir.query import get_const_value, is_symbolic
 __all__ = [
     "ConvSizes",
     "crop_ends",
-    "get_reshape_extents",
     "make_neutral_settings",
     "pad_or_crop",
     "pad_with_zeros",
@@ -104,8 +103,3 @@ def pad_with_zeros(mb: RewriteBuilder, x: Var, before: list[int], behind: list[i
     flat = [amount for pair in zip(before, behind) for amount in pair]
     padded: Var = mb.pad(x=x, pad=flat, mode="constant", constant_val=types.nptype_from_builtin(x.dtype)(0))
     return padded
-
-
-def get_reshape_extents(x: Var) -> list[int]:
-    """Return the extents of `x` for a reshape; -1 for a symbolic one."""
-    return [-1 if is_symbolic(extent) else int(extent) for extent in x.shape]

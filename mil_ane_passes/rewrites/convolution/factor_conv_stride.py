@@ -14,13 +14,13 @@ import numpy as np
 from coremltools.converters.mil.mil import Operation, Var, types
 
 from ...ir.builder import RewriteBuilder, rebuild_op
-from ...ir.query import get_const_value, is_compressed, is_const, is_symbolic
+from ...ir.query import get_const_value, get_reshape_extents, is_compressed, is_const, is_symbolic
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Community, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_apple_authoring_rules, cite_m4_study
 from ...passes.examples import make_weight
 from .._target_gate import find_length_obstacle
 from .._weights import has_uniform_readers
-from ._conv_geometry import crop_ends, get_reshape_extents, pad_or_crop, resolve_conv_pads
+from ._conv_geometry import crop_ends, pad_or_crop, resolve_conv_pads
 from ._examples import make_conv_example
 
 
@@ -227,7 +227,7 @@ def _move_phases_to_channels(mb: RewriteBuilder, x: Var, at: int, stride: int, p
         zeros = [0] * x.rank
         first: Var = mb.slice_by_index(x=x, begin=zeros, end=zeros, stride=steps, end_mask=[True] * x.rank)
         return first
-    shape = get_reshape_extents(x)
+    shape = get_reshape_extents(x.shape)
     apart = [*shape[:at], shape[at] // stride, stride, *shape[at + 1:]]
     order = [0, 1, at + 1, *(number for number in range(2, len(apart)) if number != at + 1)]
     laid = mb.reshape(x=x, shape=apart)

@@ -21,7 +21,7 @@ from coremltools.converters.mil.mil import Operation, Var, types
 
 from ...ane.limits import collect_evidence, find_exceeded_limit
 from ...ir.builder import RewriteBuilder, rebuild_op
-from ...ir.query import get_const_value, is_compressed, is_symbolic
+from ...ir.query import get_const_value, get_reshape_extents, is_compressed, is_symbolic
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_m4_study
 from ...passes.examples import make_weight
@@ -31,7 +31,6 @@ from .._weights import find_reshape_obstacle, has_uniform_readers, reshape_weigh
 from ._conv_geometry import (
     ConvSizes,
     crop_ends,
-    get_reshape_extents,
     make_neutral_settings,
     pad_or_crop,
     pad_with_zeros,
@@ -222,7 +221,7 @@ def _build_framed_conv(mb: RewriteBuilder, op: Operation, sizes: ConvSizes, axes
     """Lay the windows out as channels on `axes`, then build a conv whose kernel is 1 there."""
     rows = {axis: sizes.counts[axis] + -(-sizes.kernel[axis] // sizes.strides[axis]) - 1 for axis in axes}
     fitted = pad_or_crop(mb, op.x, {axis: (sizes.pads[axis][0], rows[axis] * sizes.strides[axis]) for axis in axes})
-    shape = get_reshape_extents(fitted)
+    shape = get_reshape_extents(fitted.shape)
     # Batch and channels as one axis, so that the rank stays within 5; then each spatial axis, in two parts if framed.
     dims: list[list[int]] = [[-1 if -1 in shape[:2] else shape[0] * shape[1]], *([extent] for extent in shape[2:])]
     x, current = fitted, shape
@@ -294,7 +293,7 @@ def _build_folded_conv(mb: RewriteBuilder, op: Operation, sizes: ConvSizes, q: i
     (count,) = sizes.counts
     rows = -(-count // p)
     x = pad_or_crop(mb, op.x, {0: (sizes.pads[0][0], (rows + q) * p)})
-    batch, channels = get_reshape_extents(x)[:2]
+    batch, channels = get_reshape_extents(x.shape)[:2]
     apart = mb.reshape(x=x, shape=[batch, channels, rows + q, p])
     own = crop_ends(mb, apart, [0, 0, rows + q - 1, 0])
     after = mb.slice_by_index(x=apart, begin=[0, 0, 1, 0], end=[0, 0, 0, p - 1], end_mask=[True, True, True, False])

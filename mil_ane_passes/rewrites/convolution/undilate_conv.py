@@ -9,7 +9,7 @@ from coremltools.converters.mil.mil import Operation, Var, types
 
 from ...ane.limits import collect_evidence
 from ...ir.builder import RewriteBuilder, rebuild_op
-from ...ir.query import is_symbolic
+from ...ir.query import get_reshape_extents, is_symbolic
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Community, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_2020_layer_list
 from ...passes.examples import make_weight
@@ -18,7 +18,6 @@ from ...rules.convolution import DilatedConv
 from ._conv_geometry import (
     ConvSizes,
     crop_ends,
-    get_reshape_extents,
     make_neutral_settings,
     pad_or_crop,
     pad_with_zeros,
@@ -161,7 +160,7 @@ def _subsample_input(mb: RewriteBuilder, x: Var, sizes: ConvSizes, axes: list[in
 
 def _move_phases_to_batch(mb: RewriteBuilder, x: Var, at: int, step: int) -> Var:
     """Reshape [N, C, ..., L, ...] to [N * step, C, ..., L / step, ...]: the phases of an axis become batch."""
-    shape = get_reshape_extents(x)
+    shape = get_reshape_extents(x.shape)
     x = mb.reshape(x=x, shape=[*shape[:at], shape[at] // step, step, *shape[at + 1:]])
     x = mb.transpose(x=x, perm=[0, at + 1, *(axis for axis in range(1, x.rank) if axis != at + 1)])
     joined: Var = mb.reshape(x=x, shape=[max(-1, shape[0] * step), *shape[1:at], shape[at] // step, *shape[at + 1:]])
@@ -170,8 +169,8 @@ def _move_phases_to_batch(mb: RewriteBuilder, x: Var, at: int, step: int) -> Var
 
 def _restore_phases_from_batch(mb: RewriteBuilder, x: Var, at: int, step: int) -> Var:
     """Move the phases from the batch back to their axis: the inverse of `_move_phases_to_batch`."""
-    shape = get_reshape_extents(x)
+    shape = get_reshape_extents(x.shape)
     x = mb.reshape(x=x, shape=[shape[0] // step if shape[0] > 0 else -1, step, *shape[1:]])
     x = mb.transpose(x=x, perm=[0, *range(2, at + 2), 1, *range(at + 2, x.rank)])
-    joined: Var = mb.reshape(x=x, shape=[*get_reshape_extents(x)[:at], shape[at] * step, *shape[at + 1:]])
+    joined: Var = mb.reshape(x=x, shape=[*get_reshape_extents(x.shape)[:at], shape[at] * step, *shape[at + 1:]])
     return joined

@@ -12,7 +12,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Var, types
 
 from ...ir.builder import RewriteBuilder
-from ...ir.query import is_symbolic
+from ...ir.query import get_reshape_extents, is_symbolic
 
 __all__ = [
     "IndexPattern",
@@ -308,5 +308,5 @@ def reshape_value(mb: RewriteBuilder, var: Var, shape: Sequence[Any]) -> Var:
     if [extent for axis, extent in enumerate(shape) if axis not in added] == list(var.shape):
         wide: Var = mb.expand_dims(x=var, axes=added)
         return wide
-    again: Var = mb.reshape(x=var, shape=[-1 if is_symbolic(extent) else int(extent) for extent in shape])
+    again: Var = mb.reshape(x=var, shape=get_reshape_extents(shape))
     return again

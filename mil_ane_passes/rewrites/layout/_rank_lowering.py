@@ -21,6 +21,7 @@ from ...ir.query import (
     get_const_value,
     get_consumers,
     get_flat_inputs,
+    get_reshape_extents,
     is_compressed,
     is_const,
     is_opaque,
@@ -192,7 +193,7 @@ def _plan_elementwise(op: Operation, bounds: RankBounds) -> _BuildFunction | str
     alike = len({tuple(map(str, var.shape)) for var in ranked}) == 1
 
     def build(mb: Any, reshape: _ReshapeFunction) -> list[Var]:
-        own = _make_reshape_shape(reshape(ranked[0], None))
+        own = get_reshape_extents(reshape(ranked[0], None).shape)
         same = own if alike and own.count(-1) < 2 else None  # no broadcast: any shape of the first will do
         return [rebuild_op(mb, op, **{name: reshape(op.inputs[name], same or shape) for name, shape in found.items()})]
 
@@ -473,7 +474,7 @@ def build_region(mb: RewriteBuilder, plans: Sequence[tuple[Operation, _BuildFunc
 
     def reshape(var: Var, shape: Sequence[int] | None) -> Var:
         value = lowered.get(var, var)
-        if shape is None or list(shape) == _make_reshape_shape(value):
+        if shape is None or list(shape) == get_reshape_extents(value.shape):
             return value
         if is_const(value):
             return mb.reshaped(value, tuple(shape))
@@ -488,13 +489,8 @@ def build_region(mb: RewriteBuilder, plans: Sequence[tuple[Operation, _BuildFunc
             for old, new in zip(op.outputs, build(mb, reshape)):
                 lowered[old] = new
                 if old.rank <= most:
-                    lowered[old] = replaced[old] = reshape(new, _make_reshape_shape(old))
+                    lowered[old] = replaced[old] = reshape(new, get_reshape_extents(old.shape))
     return replaced
-
-
-def _make_reshape_shape(var: Var) -> list[int]:
-    """Return the shape with -1 for a symbolic extent."""
-    return [-1 if is_symbolic(extent) else int(extent) for extent in var.shape]
 
 
 def _find_region_obstacle(block: Block, ops: Sequence[Operation], most: int) -> str:
@@ -508,7 +504,7 @@ def _find_region_obstacle(block: Block, ops: Sequence[Operation], most: int) -> 
                 return f"'{var.name}' of rank {var.rank} is an output"
             if var.rank > most and any(reader.enclosing_block is not block for reader in get_consumers(var)):
                 return f"'{var.name}' of rank {var.rank} is read in a nested block"
-            if var.rank <= most and _make_reshape_shape(var).count(-1) > 1:
+            if var.rank <= most and get_reshape_extents(var.shape).count(-1) > 1:
                 return f"more than one dimension of '{var.name}' is not known before the model runs"
         for var in get_flat_inputs(op):
             if var.rank > most and (var in entering or (var.op is not None and var.op.enclosing_block is not block)):

@@ -8,6 +8,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Operation, Var, types
 
 from ...ir.query import get_const_value, is_const, is_opaque
+from ...passes.contract import Miss
 
 SOFTPLUS_SAFE_LIMIT = 10.0
 "Largest input for which softplus is reported correct on every chip."
@@ -34,6 +35,17 @@ def find_precision_obstacle(op: Operation) -> str | None:
     """Return why a defect of fp16 does not affect `op`, or None where its output is fp16."""
     dtype = op.outputs[0].dtype
     return None if dtype == types.fp16 else f"computed in {types.builtin_to_string(dtype)}, and the fault is fp16's"
+
+
+def find_softplus_miss(op: Operation, x: Var) -> Miss | None:
+    """Return why softplus(x), or what `op` computes of it, is right in spite of its cliff in fp16; else None."""
+    reason = find_precision_obstacle(op)
+    if reason:
+        return Miss(op, reason)
+    bound = find_upper_bound(x)
+    if bound > SOFTPLUS_SAFE_LIMIT:
+        return None
+    return Miss(op, f"x never exceeds {bound:g}, and softplus is right up to {SOFTPLUS_SAFE_LIMIT:g}", near=False)
 
 
 def _read_uniform_value(var: Var) -> float | None:

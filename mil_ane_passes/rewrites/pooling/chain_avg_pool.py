@@ -11,7 +11,7 @@ from coremltools.converters.mil.mil import Operation, Var, types
 
 from ...ane.limits import collect_evidence
 from ...ir.builder import RewriteBuilder
-from ...ir.query import get_const_value, is_symbolic
+from ...ir.query import get_const_value, get_reshape_extents, is_symbolic
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_private_route
 from ...passes.examples import make_op_example
@@ -236,7 +236,7 @@ def _average_windows(mb: RewriteBuilder, x: Var, plan: _AxisPlan) -> Var:
         x = _slice_axis(mb, x, axis, 0, missing)
     if missing > 0:  # zeros after the last window, which reads none of them
         x = _pad_axis(mb, x, axis, (0, missing))
-    shape = [-1 if is_symbolic(extent) else int(extent) for extent in x.shape]
+    shape = get_reshape_extents(x.shape)
     x = mb.reshape(x=x, shape=[*shape[:axis], rows, stride, *shape[axis + 1:]])
     parts: list[Any] = []
     for number in range(rows_per_window):

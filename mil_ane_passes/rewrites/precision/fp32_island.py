@@ -13,7 +13,7 @@ from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 from ...ir.builder import RewriteBuilder
 from ...ir.clone import clone_op, infer_outputs, map_inputs
 from ...ir.large_values import list_groups, merge_groups
-from ...ir.query import get_consumers, get_flat_inputs, is_const, is_opaque
+from ...ir.query import get_consumers, get_flat_inputs, is_const, is_const_or_compressed, is_opaque
 from ...passes.contract import BlockRewrite, Exactness, Example, Hit, Miss
 from ...passes.examples import make_example, make_op_example
 from ...rules.dtypes import Fp32ComputeLeft
@@ -116,7 +116,7 @@ def _is_fp32_data_movement(op: Operation) -> bool:
 def _match_island(members: list[Operation]) -> Hit | Miss:
     outputs = {var for op in members for var in op.outputs}
     operands = {var for op in members for var in get_flat_inputs(op) if var.dtype == types.fp32 and var not in outputs}
-    obstacle = next((var for var in operands if _is_constant(var) and not _can_store_in_fp16(var)), None)
+    obstacle = next((var for var in operands if is_const_or_compressed(var) and not _can_store_in_fp16(var)), None)
     if obstacle is not None:
         return Miss(members[0], f"it moves the constant '{obstacle.name}', which fp16 does not hold, or which is large")
     before = sum(_count_elements(var) for var in outputs if any(map(is_cast_to_fp16, get_consumers(var))))
@@ -125,11 +125,6 @@ def _match_island(members: list[Operation]) -> Hit | Miss:
         return Miss(members[0], f"{after} elements would be cast, {before} are now")
     return Hit(members[0], note=f"{format_count(len(members), 'op')} that move fp32", members=members,
                covers=members)
-
-
-def _is_constant(var: Var) -> bool:
-    """Return whether `var` is a const or a compressed weight."""
-    return var.op is not None and var.op.op_type.startswith("const")
 
 
 def _can_store_in_fp16(var: Var) -> bool:

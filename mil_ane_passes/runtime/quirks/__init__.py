@@ -34,7 +34,9 @@ def _find_quirks() -> dict[str, type[Quirk]]:
 
 
 def _is_quirk(value: object, module: str) -> bool:
-    return isinstance(value, type) and issubclass(value, Quirk) and value is not Quirk and value.__module__ == module
+    """Return whether `value` is a fault model of the module; base classes have no name."""
+    return (isinstance(value, type) and issubclass(value, Quirk) and hasattr(value, "name")
+            and value.__module__ == module)
 
 
 #: name -> class

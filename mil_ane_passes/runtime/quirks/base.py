@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from coremltools.converters.mil.mil import types
 
-__all__ = ["HALF_OVERFLOW", "Quirk", "select_quirks"]
+__all__ = ["HALF_OVERFLOW", "Cliff", "Quirk", "select_quirks"]
 
 #: the magnitude from which on a number rounds to an infinity in fp16: its largest number, 65504, and half a step
 HALF_OVERFLOW = 65520.0
@@ -54,6 +54,18 @@ class Quirk:
     def summary(cls) -> str:
         """Return one sentence on what goes wrong."""
         return (cls.__doc__ or "").strip().splitlines()[0]
+
+
+class Cliff(Quirk):
+    """A fault that makes results of `cliff` or more zero."""
+
+    #: the smallest correct result that becomes 0
+    cliff: ClassVar[float]
+
+    def results(self, op: Any, inputs: Any, outputs: Sequence[Any]) -> Sequence[Any]:
+        """Replace too large results by zero."""
+        (y,) = outputs
+        return (y.masked_fill(y >= self.cliff, 0.0),)
 
 
 def select_quirks(quirks: Iterable[Quirk], op: Any) -> list[Quirk]:

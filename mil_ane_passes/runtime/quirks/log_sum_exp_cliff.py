@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from .base import HALF_OVERFLOW, Quirk
+from .base import HALF_OVERFLOW, Cliff
 
 __all__ = ["LogSumExpCliff"]
 
 
-class LogSumExpCliff(Quirk):
+class LogSumExpCliff(Cliff):
     """An fp16 `reduce_log_sum_exp` whose sum of exponentials overflows fp16 is 0.
 
     Published: over 32 equal channels the output falls from 11.10 to 0 at x = 7.63, which is ln(65504 / 32); over x
@@ -24,11 +23,4 @@ class LogSumExpCliff(Quirk):
         "https://github.com/apple/coremltools/issues/2690; https://github.com/apple/coremltools/pull/2726"
     )
     op_types: ClassVar[tuple[str, ...]] = ("reduce_log_sum_exp",)
-
-    #: the smallest correct result that becomes 0
     cliff: ClassVar[float] = math.log(HALF_OVERFLOW)
-
-    def results(self, op: Any, inputs: Any, outputs: Sequence[Any]) -> Sequence[Any]:
-        """Replace too large results by zero."""
-        (y,) = outputs
-        return (y.masked_fill(y >= self.cliff, 0.0),)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from .base import Quirk
+from .base import Cliff
 
 __all__ = ["SoftplusCliff"]
 
 
-class SoftplusCliff(Quirk):
+class SoftplusCliff(Cliff):
     """An fp16 `softplus` of more than about 10.4 is 0, and so is what is built on it, such as mish.
 
     Published: from x = 10.4 on the output is 0 (M3 Max with macOS 26.3.1, M4); on an M5 softplus(10) is correct and
@@ -28,11 +27,4 @@ class SoftplusCliff(Quirk):
         "https://github.com/sbryngelson/ANEForge/issues/113"
     )
     op_types: ClassVar[tuple[str, ...]] = ("softplus",)
-
-    #: the smallest correct result that becomes 0
     cliff: ClassVar[float] = math.log(2.0**15)
-
-    def results(self, op: Any, inputs: Any, outputs: Sequence[Any]) -> Sequence[Any]:
-        """Replace too large results by zero."""
-        (y,) = outputs
-        return (y.masked_fill(y >= self.cliff, 0.0),)

@@ -42,7 +42,6 @@ from ..lowering import (
     to_python,
     to_tensor,
 )
-from ..probes import is_lowered_by_coremltools
 from .aliases import SYNONYMS
 
 PATCH = Patch(
@@ -83,12 +82,6 @@ _PARTWISE_KINDS: dict[str, tuple[int, ...]] = dict.fromkeys((
 
 _PRODUCT_KINDS: dict[str, tuple[int, int]] = dict.fromkeys(
     ("mul", "matmul", "mm", "bmm", "mv", "dot", "inner", "outer", "ger", "kron", "linear", "__matmul__"), (0, 1))
-
-
-@PATCH.probe
-def probe() -> str | None:
-    missing = sorted(kind for kind in PATCH.ops if not is_lowered_by_coremltools(kind))
-    return f"not implemented: {', '.join(missing)}" if missing else None
 
 
 @PATCH.wrap_lowerings

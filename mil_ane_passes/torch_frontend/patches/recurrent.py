@@ -17,7 +17,6 @@ from coremltools.converters.mil.mil import Var
 from ..contract import Patch
 from ..errors import NotConverted
 from ..lowering import add_results, bind_arguments, to_python, to_tensor
-from ..probes import is_lowered_by_coremltools
 from ..recurrent_layers import compute_packed_rows, gather_rows, iterate_equal_lengths, lower_recurrent_layer
 
 PATCH = Patch(code="TORCH131",
@@ -26,12 +25,6 @@ PATCH = Patch(code="TORCH131",
 
 _LAYER_KINDS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 _SHARED_PARAMETERS = "params has_biases num_layers dropout train bidirectional"
-
-
-@PATCH.probe
-def probe() -> str | None:
-    missing = sorted(kind for kind in PATCH.ops if not is_lowered_by_coremltools(kind))
-    return f"not implemented: {', '.join(missing)}" if missing else None
 
 
 @PATCH.op(*(kind + form for kind in _LAYER_KINDS for form in ("", ".input", ".data")))

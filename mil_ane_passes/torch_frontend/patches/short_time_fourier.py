@@ -20,7 +20,6 @@ from ..contract import Patch
 from ..creation import make_filled
 from ..errors import NotConverted
 from ..lowering import add_result, bind_arguments, cast_to, get_dims, to_python
-from ..probes import is_lowered_by_coremltools
 from .fourier import make_fourier_matrices
 
 PATCH = Patch(code="TORCH157",
@@ -30,12 +29,6 @@ PATCH = Patch(code="TORCH157",
 Array = np.ndarray[Any, Any]
 _MIN_ENVELOPE = 1e-11
 """The envelope below which torch considers the windows to be zero."""
-
-
-@PATCH.probe
-def probe() -> str | None:
-    missing = sorted(kind for kind in PATCH.ops if not is_lowered_by_coremltools(kind))
-    return f"not implemented: {', '.join(missing)}" if missing else None
 
 
 def _read_frame(given: Any, node: Any) -> SimpleNamespace:
