@@ -176,8 +176,9 @@ def _record_changes(
     done: Callable[..., None], function: Function, inferred: ShapeInference, plan: FoldPlan, folded: Sequence[str],
     dropped: Sequence[str],
 ) -> None:
+    current = set(_iterate_vars(function))
     sizes = {var: (get_sizes(then), get_sizes(var.sym_type)) for var, then in inferred.declared.items()
-             if var in set(_iterate_vars(function))}
+             if var in current}
     sized = sum(then != now for then, now in sizes.values())
     if folded:
         done("", f"{_format_op_count(folded)} became constants and {_format_op_count(dropped)} went with them; "
