@@ -352,7 +352,7 @@ def _format_figures(figures: Mapping[str, Any]) -> str:
     listed = ", ".join(f"{number} {kind}" for kind, number in figures["unsupported"].items())
     milliseconds = "" if figures["estimated_ms"] is None else f", {figures['estimated_ms']:.3f} ms estimated"
     return (f"{figures['ops']} ops, {count} unsupported on {figures['target']}{f' ({listed})' if listed else ''}, "
-            f"{figures['share']:.0%} of ops and {figures['time_share']:.0%} of estimated time "
+            f"{figures['share']:.1f} % of ops and {figures['time_share']:.1f} % of estimated time "
             f"predicted on the ANE, {figures['transitions']} transitions{milliseconds}")
 
 

@@ -99,7 +99,8 @@ def test_the_cache_as_one_state(tmp_path, capsys):
     from tests.lab.language_models.builders import convert
 
     folder = tmp_path / "gpt2"
-    assert main(["adapt", str(convert("gpt2", "states")), "-o", str(folder), "--cache", "state", "--context", "48"]) == 0
+    arguments = ["adapt", str(convert("gpt2", "states")), "-o", str(folder), "--cache", "state", "--context", "48"]
+    assert main(arguments) == 0
     said = capsys.readouterr().out
     assert "before: " in said and "after: " in said and "0 unsupported on m4" in said
     assert "makeState" in (folder / "README.md").read_text()
