@@ -1,0 +1,75 @@
+"""Transposed convolutions with more `output_padding` than `padding` on an axis, and any of it in 3-D.
+
+torch extends the output by `output_padding` at the end and crops `padding` from both ends. coremltools pads the input
+by the difference instead, which adds a stride for each element: the output is too large, without a word. Without any
+padding, and in 3-D, it refuses. Here the input is padded until the output is long enough, and the output is cropped.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.frontend.torch import ops
+from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import Var
+
+from ..contract import Patch
+from ..lowering import add_result, bind_arguments, cast_to, is_constant, name_result, promote_operands, to_python
+from ..probes import find_fault
+
+PATCH = Patch(code="TORCH173",
+              title="`output_padding` beyond `padding` makes transposed convolutions too large, or is refused",
+              upstream=("none known",))
+
+_GENERAL = "input weight bias stride padding dilation transposed output_padding groups"
+_TRANSPOSED = "input weight bias=None stride=1 padding=0 output_padding=0 groups=1 dilation=1"
+
+
+@PATCH.probe
+def probe() -> str | None:
+    import torch
+
+    def model(x: Any) -> Any:
+        return torch.nn.functional.conv_transpose2d(
+            x, torch.ones(1, 1, 2, 3), stride=(2, 3), padding=(1, 0), output_padding=1)
+
+    return find_fault(model, torch.ones(1, 1, 3, 4))
+
+
+@PATCH.op("_convolution", "convolution", "conv_transpose1d", "conv_transpose2d.input", "conv_transpose3d.input")
+def convolution(context: Any, node: Any) -> None:
+    """Lower convolution(..., transposed, output_padding, groups) and conv_transpose1d to 3d."""
+    transposed = node.kind.startswith("conv_transpose")
+    inputs = bind_arguments(context, node, _TRANSPOSED if transposed else _GENERAL)
+    constants = (inputs.weight, inputs.bias, inputs.stride, inputs.padding, inputs.output_padding)
+    if (not transposed and not to_python(inputs.transposed, node, "transposed")
+            or inputs.input.rank != inputs.weight.rank or not all(map(is_constant, constants))):
+        ops._convolution(context, node)
+        return
+    count = inputs.weight.rank - 2
+    strides, pads, added, dilations = (
+        np.broadcast_to(np.asarray(to_python(getattr(inputs, name), node, name), np.int32), count)
+        for name in ("stride", "padding", "output_padding", "dilation"))
+    if not added.any() or count < 3 and (added <= pads).all():
+        ops._convolution(context, node)
+        return
+    x, weight = promote_operands(inputs.input, inputs.weight)
+    longer = -(-np.maximum(added - pads, 0) // strides)
+    if longer.any():
+        x = mb.pad(x=x, pad=np.array([0, 0, 0, 0, *(each for more in longer for each in (0, more))], np.int32),
+                   mode="constant", constant_val=0.0)
+    bias = {} if inputs.bias is None else {"bias": cast_to(inputs.bias, weight.dtype)}
+    full = mb.conv_transpose(x=x, weight=weight, strides=strides, dilations=dilations, pad_type="valid",
+                             groups=int(to_python(inputs.groups, node, "groups")), **bias)
+    add_result(context, node, name_result(_crop(full, pads, pads - added + strides * longer), node))
+
+
+def _crop(x: Var, before: Any, after: Any) -> Var:
+    """Crop the axes behind the channels."""
+    if not before.any() and not after.any():
+        return x
+    result: Var = mb.slice_by_index(
+        x=x, begin=[0, 0, *before], end=[0, 0, *-after], begin_mask=[True, True, *(before == 0)],
+        end_mask=[True, True, *(after == 0)])
+    return result
