@@ -4,7 +4,8 @@ Each is linear in the image and equal along every row, so with constant sizes it
 two matrix products for an image. torch computes the matrix from the unit vectors, so the coefficients (a = -0.75), the
 treatment of the border, `align_corners` and the scales are torch's own. An antialiased bilinear resize, which
 coremltools treats as a plain one, is such a product where it makes the image smaller. Nearest-exact selects elements:
-one constant gather for each axis.
+one constant gather for each axis. Nearest and linear resizes by a scale that rounds a size (9 to 15 by 1.7) are treated
+alike: torch goes by the scale, where Core ML's ops go by the ratio of the sizes.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from coremltools.converters.mil.frontend.torch import ops
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var
 
@@ -28,13 +30,17 @@ from ..lowering import (
 )
 
 PATCH = Patch(code="TORCH136",
-              title="`upsample_bicubic2d`, `upsample_trilinear3d` and nearest-exact are not implemented",
+              title="bicubic, trilinear and nearest-exact resizes are not implemented; others by scales that round a "
+                    "size convert to other values, or are refused",
               upstream=(
         "https://github.com/apple/coremltools/issues/1747",
         "https://github.com/apple/coremltools/pull/2818",
     ))
 
 _LINEAR_KINDS = ("upsample_bicubic2d", "_upsample_bicubic2d_aa", "_upsample_bilinear2d_aa", "upsample_trilinear3d")
+_SCALED_KINDS = ("upsample_nearest1d", "upsample_nearest2d", "upsample_linear1d", "upsample_bilinear2d")
+"Kinds that coremltools has ops for, if no size is rounded."
+_CORNER_KINDS = ("upsample_linear1d", "upsample_bilinear2d")
 _NEAREST_KINDS = (
     "_upsample_nearest_exact1d",
     "_upsample_nearest_exact2d",
@@ -68,6 +74,28 @@ def lower_nearest_resize(context: Any, node: Any) -> None:
         picked = _make_resize_matrix(kind, x.shape[axis], size, scale, None).argmax(axis=1)
         x = mb.gather(x=x, indices=picked.astype(np.int32), axis=axis)
     add_result(context, node, name_result(x, node))
+
+
+@PATCH.op(*_SCALED_KINDS, *(f"{kind}.vec" for kind in _SCALED_KINDS))
+def lower_scaled_resize(context: Any, node: Any) -> None:
+    """Lower nearest and bilinear by scales that are no whole numbers, as `interpolate(scale_factor=1.7)` passes them.
+
+    coremltools selects by the ratio of the sizes instead, which differs where a size is rounded, and refuses bilinear.
+    """
+    kind = node.kind.removesuffix(".vec")
+    x, axes = bind_arguments(context, node, "input").input, _get_spatial_axes(kind)
+    corners = kind in _CORNER_KINDS and bool(to_python(
+        bind_arguments(context, node, "input output_size align_corners").align_corners, node, "align_corners"))
+    if corners or not all(isinstance(x.shape[axis], int | np.integer) for axis in axes):
+        getattr(ops, kind)(context, node)  # sizes alone decide, or are not known
+        return
+    targets = _read_target_sizes(context, node, x, axes, 3 if kind in _CORNER_KINDS else 2)
+    if all(scale is None or size == x.shape[axis] * scale for axis, (size, scale) in zip(axes, targets, strict=True)):
+        getattr(ops, kind)(context, node)
+    elif kind in _CORNER_KINDS:
+        lower_linear_resize(context, node)
+    else:
+        lower_nearest_resize(context, node)
 
 
 def _is_enlargement(context: Any, node: Any, x: Var, axes: range) -> bool:

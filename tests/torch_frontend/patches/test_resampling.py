@@ -43,3 +43,19 @@ def test_trilinear() -> None:
     video = torch.randn(1, 2, 3, 4, 5)
     check(lambda x: interpolate(x, size=(5, 3, 7), mode="trilinear"), video)
     check(lambda x: interpolate(x, scale_factor=2, mode="trilinear", align_corners=True), video)
+
+
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+@pytest.mark.parametrize("scale", [1.7, 0.45, 2.5, 1.3, (1.5, 0.7), (2.0, 0.5)])
+@pytest.mark.parametrize("mode", ["nearest", "bilinear"])
+def test_a_scale_that_rounds_a_size_is_that_of_torch(mode, scale, frontend):
+    image = torch.linspace(-3, 4, 2 * 3 * 9 * 11).reshape(2, 3, 9, 11).sin()
+    check(lambda x: torch.nn.functional.interpolate(x, scale_factor=scale, mode=mode), image, frontend=frontend)
+
+
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+@pytest.mark.parametrize("scale", [1.7, 0.6, 2.0])
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+def test_a_scale_that_rounds_a_length_is_that_of_torch(mode, scale, frontend):
+    signal = torch.linspace(-3, 4, 2 * 3 * 13).reshape(2, 3, 13).sin()
+    check(lambda x: torch.nn.functional.interpolate(x, scale_factor=scale, mode=mode), signal, frontend=frontend)
