@@ -216,7 +216,8 @@ def _verify_and_leave_out(
         if checked is None or checked.equal:
             kept.append(each)
         else:
-            report.left_out_passes.append(LeftOutRewrite(each.name, str(checked).partition("\n")[0]))
+            report.left_out_passes.append(LeftOutRewrite(
+                each.name, checked.reason or str(checked).partition("\n")[0]))
     found = rewrite_network(spec, kept, report.source)
     report.verify = _verify(options, spec, found) if found.changed else None
     return found
@@ -231,8 +232,11 @@ def _verify(options: RewriteOptions, spec: Any, found: RewrittenNetwork) -> Veri
     exact = all(trace.exactness is Exactness.BITWISE for trace in traces)
     promised = Strictness(Exactness.BITWISE if exact else Exactness.ROUNDING, moves=sum(each.moves for each in traces))
     with silence_coremltools():
-        before, after = (convert_network(each, ct.target[TARGETS[-1]], "the network").program
-                         for each in (spec, found.spec))
+        before = convert_network(spec, ct.target[TARGETS[-1]], "the network").program
+        try:
+            after = convert_network(found.spec, ct.target[TARGETS[-1]], "the rewritten network").program
+        except InputError as error:
+            return VerifyReport("different", promised.exactness, reason=str(error))
 
     def describe(function: str) -> Any:
         return spec.description

@@ -42,6 +42,8 @@ class NetworkView:
     network: Any
     classic: bool
     shapes: dict[str, Shape]
+    symbols: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    "Shapes with a symbol for each flexible size; equal symbols are equal sizes."
     constants: dict[str, Any] = field(default_factory=dict)
     outputs: frozenset[str] = frozenset()
     _names: set[str] = field(default_factory=set)
@@ -55,6 +57,10 @@ class NetworkView:
         found = self.shapes.get(name)
         return None if found is None or None in found else tuple(size for size in found if size is not None)
 
+    def have_equal_shapes(self, one: str, other: str) -> bool:
+        """Return whether two values have the same shape in every run."""
+        return one in self.symbols and self.symbols[one] == self.symbols.get(other)
+
     def get_constant(self, name: str) -> Array | None:
         """Return the numbers of a constant in its shape; None for other values and for quantized ones."""
         layer = self.constants.get(name)
@@ -62,6 +68,8 @@ class NetworkView:
             return None
         params = getattr(layer, get_layer_kind(layer))
         shape = tuple(int(size) for size in params.shape)
+        if get_layer_kind(layer) == "loadConstant" and not self.classic:
+            shape = (1, 1, *shape)
         numbers = read_floats(params.data)
         return None if numbers is None or numbers.size != int(np.prod(shape)) else numbers.reshape(shape)
 
@@ -90,7 +98,8 @@ def _view_stage(stage: Stage) -> NetworkView:
     layers = list(network.layers)
     made = Counter(name for layer in iterate_nested_layers(layers) for name in layer.output)
     made.update(feature.name for feature in spec.description.input)
-    shapes = {name: _read_shape(var) for name, var in converted.values.items() if made[name] == 1}
+    symbols = {name: tuple(var.shape) for name, var in converted.values.items() if made[name] == 1}
+    shapes = {name: _read_shape(shape) for name, shape in symbols.items()}
     constants = {layer.output[0]: layer for layer in layers
                  if get_layer_kind(layer) in ("loadConstant", "loadConstantND") and made[layer.output[0]] == 1}
     outputs = {feature.name for feature in spec.description.output}
@@ -98,7 +107,7 @@ def _view_stage(stage: Stage) -> NetworkView:
         outputs.add(converted.probabilities)
     names = {*made, *(layer.name for layer in iterate_nested_layers(layers))}
     classic = network.arrayInputShapeMapping == NeuralNetwork_pb2.RANK5_ARRAY_MAPPING
-    return NetworkView(network, classic, shapes, constants, frozenset(outputs), names)
+    return NetworkView(network, classic, shapes, symbols, constants, frozenset(outputs), names)
 
 
 def iterate_nested_layers(layers: Sequence[Any]) -> Iterator[Any]:
@@ -147,5 +156,5 @@ def make_layer(
     return layer
 
 
-def _read_shape(var: Any) -> Shape:
-    return tuple(int(size) if isinstance(size, (int, np.integer)) else None for size in var.shape)
+def _read_shape(shape: Sequence[Any]) -> Shape:
+    return tuple(int(size) if isinstance(size, (int, np.integer)) else None for size in shape)

@@ -361,6 +361,26 @@ def test_all_that_no_rewrite_touches_stays(tmp_path, quantized):
     assert spec == made
 
 
+def test_images_and_names_that_are_not_identifiers(tmp_path):
+    builder = make_builder(**{"the image": (3, 8, 8)})
+    builder.set_pre_processing_parameters(["the image"], is_bgr=True, red_bias=-120, image_scale=1 / 127)
+    builder.add_subtract_broadcastable("a layer", ["the image", "the image"], "in the middle")
+    builder.add_softmax_nd("soft max", "in the middle", "out", axis=-3)
+    report, spec = rewrite(builder, tmp_path)
+    assert report.status == "written" and report.verify.equal_bits
+    assert get_kinds(spec) == ["activation", "add", "softmax"] and spec.description == builder.spec.description
+    assert spec.neuralNetwork.preprocessing == builder.spec.neuralNetwork.preprocessing
+
+
+def test_feeds_and_ranges_of_the_user_are_compared(tmp_path):
+    feeds = {"x": draw(*X), "y": draw(*X)}
+    report, _ = rewrite(REPLACED["difference"][1](), tmp_path, feeds=feeds, ranges={"x": (0.0, 1.0)})
+    assert report.status == "written" and any("user" in case.feeds or "feed" in case.feeds
+                                              for case in report.verify.cases), report.verify.cases
+    with pytest.raises(ane.InputError, match="no such input"):
+        rewrite(REPLACED["difference"][1](), tmp_path, feeds={"z": draw(*X)}, overwrite=True)
+
+
 def test_the_default_preset_changes_no_bits(tmp_path):
     chosen = {each.name for each in select_layer_rewrites("safe")}
     assert all(each.exactness.value == "bitwise" for each in select_layer_rewrites("safe"))
@@ -442,6 +462,52 @@ def test_destinations_that_cannot_be_written(tmp_path, capsys):
     assert main(["rewrite", str(tmp_path / "program.mlpackage"), "-o", str(tmp_path / "x.mlmodel")]) == 2
     assert "is an ML Program already" in capsys.readouterr().err
     assert ct.utils.load_spec(str(source)) == ct.utils.load_spec(str(source))
+
+
+@pytest.mark.parametrize("add", ["add_broadcastable", "subtract_broadcastable"])
+def test_equal_flexible_shapes_are_equal(tmp_path, add):
+    builder = make_builder(x=X)
+    builder.add_activation("relu", "RELU", "x", "a")
+    getattr(builder, f"add_{add}")("layer", ["x", "a"], "out")
+    neural_network.flexible_shape_utils.set_multiarray_ndshape_range(builder.spec, "x", [1, 4, 2, 2], [1, 4, 9, -1])
+    report, spec = rewrite(builder, tmp_path)
+    assert report.status == "written" and get_kinds(spec)[-1] == "add" and report.verify.equal_bits
+    assert spec.description == builder.spec.description
+
+
+def test_different_flexible_shapes_may_broadcast(tmp_path):
+    builder = combine("add_broadcastable", X, X)
+    for name in "xy":
+        neural_network.flexible_shape_utils.set_multiarray_ndshape_range(builder.spec, name, [1, 4, 1, 5], [1, 4, 9, 5])
+    report, _ = rewrite(builder, tmp_path, passes="safe")
+    assert report.status == "unchanged" and "[1, 4, any, 5]" in str(report)
+
+
+def test_a_rewrite_whose_result_cannot_be_converted_is_left_out(tmp_path, monkeypatch):
+    from mil_ane_passes.neuralnetwork import layer_rewriting
+    from mil_ane_passes.neuralnetwork.layer_rewriting import LayerRewrite, Replacement
+    from mil_ane_passes.neuralnetwork.network_view import make_layer
+    from mil_ane_passes.passes.contract import Exactness
+
+    def replace_by_nothing(layer, view):
+        """Replace a sum by a layer without inputs."""
+        return Replacement([make_layer("add", layer.name, [], layer.output, view, layer)], "wrong")
+
+    wrong = LayerRewrite("a_wrong_one", ("addBroadcastable",), "NN101", Exactness.BITWISE, "safe", 0.0,
+                         replace_by_nothing)
+    get_layer_rewrites()
+    monkeypatch.setitem(layer_rewriting._REWRITES, wrong.name, wrong)
+    report, spec = rewrite(combine("add_broadcastable", X, X), tmp_path, preset="safe")
+    assert report.status == "written" and get_kinds(spec) == ["add"]
+    assert "no inputs" in report.left_out_passes[0].reason
+
+
+def test_a_classic_constant_of_exact_ranks_has_rank_5(tmp_path):
+    builder = make_builder(x=(1, 4, 6, 5))
+    builder.add_load_constant("constant", "c", C, [4, 1, 1])
+    builder.add_add_broadcastable("layer", ["x", "c"], "out")
+    report, _ = rewrite(builder, tmp_path)
+    assert report.status == "unchanged" and "has a larger rank than the value [1, 4, 6, 5]" in str(report)
 
 
 def test_layers_in_loops_stay_with_a_reason(tmp_path):

@@ -52,6 +52,7 @@ def replace_subtract(layer: Any, view: NetworkView) -> Result:
     negated = view.make_name(f"{second}_negated")
     if (shape := view.get_shape(second)) is not None:
         view.shapes[negated] = shape
+        view.symbols[negated] = view.symbols[second]
     turn = make_linear(layer, view, f"{layer.name}_negate", second, negated, -1.0, 0.0)
     numbers = view.get_constant(first)
     if numbers is not None and second not in view.constants:
@@ -132,7 +133,7 @@ def _combine_values(layer: Any, view: NetworkView, kind: str, names: list[str]) 
         return f"'{quantized}' is a quantized constant, which stays as stored"
     if any(name in view.constants for name in names):
         return "both inputs are constants"
-    if None not in shapes[0] and shapes[0] == shapes[1]:
+    if view.have_equal_shapes(*names):
         made = make_layer(kind, layer.name, names, layer.output, view, layer)
         return Replacement([made], f"classic {kind} of equal shapes")
     allowed = _EXTREMA if kind in ("max", "min") else _SUMS
