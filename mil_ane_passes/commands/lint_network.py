@@ -72,16 +72,14 @@ def lint_network(
         if not os.path.exists(src):
             return None
     spec, where = read_network(src)
-    views = list_views(spec, where)
-    hits = find_layer_hits(views)
-    chosen = select_layer_rewrites("full")
-    rewritten = rewrite_network(spec, chosen, where)
+    rewritten = rewrite_network(spec, select_layer_rewrites("full"), where)
+    hits = find_layer_hits(rewritten.views)
     left = find_layer_hits(list_views(rewritten.spec, where)) if rewritten.changed else hits
     fixes, reasons = _collect_fixes(rewritten.traces)
     ops = _collect_ops(plan)
     findings = tuple(_make_finding(hit, ops, fixes, reasons) for hit in hits if hit.rule.code in codes)
     before, after = _forecast(source, target)
-    count = sum(len(view.network.layers) for view in views)
+    count = sum(len(view.network.layers) for view in rewritten.views)
     return NetworkLint(count, findings, before, after, _count_layers(hits), _count_layers(left))
 
 

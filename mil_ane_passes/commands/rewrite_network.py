@@ -191,7 +191,8 @@ def _fill_report(report: NetworkRewriteReport, spec: Any, found: RewrittenNetwor
     report.traces, report.package = found.traces, found.spec
     report.layers_before, report.layers_after = (
         sum(len(stage.network.layers) for stage in list_stages(each, where)) for each in (spec, found.spec))
-    before, after = (find_layer_hits(list_views(each, where)) for each in (spec, found.spec))
+    before = find_layer_hits(found.views)
+    after = find_layer_hits(list_views(found.spec, where)) if found.changed else before
     report.off_ane_before, report.off_ane_after = (len({hit.layer for hit in hits}) for hits in (before, after))
     near = {miss.layer for trace in found.traces for miss in trace.near_misses}
     report.remaining = [

@@ -188,10 +188,14 @@ def _note_dropped_constants(layers: Sequence[Any], kept: Sequence[Any], traces: 
 
 @dataclass(frozen=True)
 class RewrittenNetwork:
-    """A copy of a Model proto whose network is rewritten, and the traces; `changed` says whether a rewrite fired."""
+    """A copy of a Model proto whose network is rewritten, and the traces; `changed` says whether a rewrite fired.
+
+    `views` are those of the networks before.
+    """
 
     spec: Any
     traces: list[LayerTrace]
+    views: list[NetworkView] = field(repr=False)
 
     @property
     def changed(self) -> bool:
@@ -206,14 +210,15 @@ def rewrite_network(spec: Any, chosen: Sequence[LayerRewrite], where: str) -> Re
     made = type(spec)()
     made.CopyFrom(spec)
     traces = {each.name: LayerTrace(each.name) for each in chosen}
-    for view, stage in zip(list_views(spec, where), list_stages(made, where)):
+    views = list_views(spec, where)
+    for view, stage in zip(views, list_stages(made, where)):
         layers, found = apply_layer_rewrites(chosen, view)
         for trace in found:
             traces[trace.rule].add(trace)
         if any(trace.fired for trace in found):
             del stage.network.layers[:]
             stage.network.layers.extend(layers)
-    return RewrittenNetwork(made, list(traces.values()))
+    return RewrittenNetwork(made, list(traces.values()), views)
 
 
 def _rewrite_one(

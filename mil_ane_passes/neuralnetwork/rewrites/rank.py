@@ -129,8 +129,8 @@ def replace_reshape(layer: Any, view: NetworkView) -> Result:
     if before is None or after is None:
         return "its input or its output has a flexible size"
     if len(before) != len(after) or len(before) < 3:
-        return (f"it makes rank {len(after)} of rank {len(before)}; the classic reshape keeps rank 5, the classic flatten "
-                "a rank of 3 or more")
+        return (f"it makes rank {len(after)} of rank {len(before)}; the classic reshape keeps rank 5, the classic "
+                "flatten a rank of 3 or more")
     if before[:-3] == after[:-3] and after[-2:] == (1, 1):
         return Replacement([make_layer("flatten", layer.name, layer.input, layer.output, view, layer)],
                            "classic flatten")

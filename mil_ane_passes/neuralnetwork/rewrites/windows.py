@@ -49,6 +49,7 @@ def replace_pooling(layer: Any, view: NetworkView) -> Result:
         made.pooling.type = params.type
         made.pooling.kernelSize.extend((high[0], wide[0]))
         made.pooling.stride.extend((high[1], wide[1]))
+        made.pooling.avgPoolExcludePadding = params.avgPoolExcludePadding
         made.pooling.valid.SetInParent()
         for _, _, before, behind in (high, wide):
             made.pooling.valid.paddingAmounts.borderAmounts.add(startEdgeSize=before, endEdgeSize=behind)
