@@ -93,9 +93,9 @@ def _read_array_shape(array: Any, name: str, where: str) -> tuple[int | None, ..
         if listed:
             shape = [sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*listed)]
     if len(shape) > _MAX_RANK or any(each is not None and not 0 < each <= _MAX_SIZE for each in shape):
-        found = tuple(array.shape)[:2 * _MAX_RANK]
-        raise InputError(f"{where}: '{escape_text(name)}' is declared with {len(shape)} sizes ({found}); expected up to "
-                         f"{_MAX_RANK} of at least 1: take a fresh copy of the model")
+        raise InputError(f"{where}: '{escape_text(name)}' is declared with {len(shape)} sizes "
+                         f"({tuple(array.shape)[:2 * _MAX_RANK]}); expected up to {_MAX_RANK} of at least 1: take a "
+                         "fresh copy of the model")
     return tuple(shape)
 
 

@@ -42,8 +42,8 @@ MIN_EPSILON = 1e-38
 MAX_GENERATED_ELEMENTS = 2**26
 "Elements of a value that a layer may declare without an input of its size: 256 MiB in fp32."
 
-BUILDER_ERRORS = (ValueError, TypeError, LookupError, AttributeError, NotImplementedError, ArithmeticError, AssertionError,
-                  RuntimeError, MemoryError)
+BUILDER_ERRORS = (ValueError, TypeError, LookupError, AttributeError, NotImplementedError, ArithmeticError,
+                  AssertionError, RuntimeError, MemoryError)
 "What coremltools' builder and passes raise for shapes, types and values that they do not accept."
 _MAX_CAUSE_CHARACTERS = 400
 

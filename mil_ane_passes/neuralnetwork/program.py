@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import pkgutil
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -63,16 +64,18 @@ class Stage:
 class ConvertedNetwork:
     """The program of a network or of a pipeline of them, and the names in it of the model's inputs and outputs.
 
-    `probabilities` names the value with a classifier's probabilities, `expanded` lists the quantized vectors that were
-    decompressed, with their sizes.
+    `description` is that of the model, `layers` counts the layers by kind, `labels` are those of a classifier (None for
+    other models), and `expanded` lists the quantized vectors that were decompressed, with their sizes. Nothing here
+    refers to the Model proto, whose weights can be released.
     """
 
     program: Program
-    stages: tuple[Stage, ...]
+    description: Any
     inputs: tuple[Feature, ...]
     outputs: tuple[Feature, ...]
     names: dict[str, str]
-    probabilities: str | None = None
+    layers: dict[str, int]
+    labels: list[Any] | None = None
     expanded: dict[str, int] = field(default_factory=dict)
     values: dict[str, Var] = field(default_factory=dict, repr=False)
     "The vars of the values of the network, in a pipeline of its last one, by name."
@@ -117,7 +120,9 @@ def convert_network(spec: Any, opset: Any, where: str) -> ConvertedNetwork:
     """
     _load_converters()
     stages = list_stages(spec, where)
-    inputs, outputs = read_features(spec.description.input, where), read_features(spec.description.output, where)
+    description = type(spec.description)()
+    description.CopyFrom(spec.description)
+    inputs, outputs = read_features(description.input, where), read_features(description.output, where)
     names = make_identifiers([*(each.name for each in inputs), *(each.name for each in outputs)])
     placeholders = {names[each.name]: _make_placeholder(each, where) for each in inputs}
     program = Program()
@@ -137,8 +142,17 @@ def convert_network(spec: Any, opset: Any, where: str) -> ConvertedNetwork:
             inner = context.values
         function.set_outputs(_name_outputs(outputs, values, names, where))
     program.add_function("main", function)
-    probabilities = _find_probabilities(stages[-1].network, stages[-1].kind)
-    return ConvertedNetwork(program, tuple(stages), inputs, outputs, names, probabilities, expanded, inner)
+    kinds = Counter(get_layer_kind(layer) for stage in stages for layer in stage.network.layers)
+    return ConvertedNetwork(program, description, inputs, outputs, names, dict(kinds.most_common()),
+                            _read_labels(stages[-1]), expanded, inner)
+
+
+def _read_labels(stage: Stage) -> list[Any] | None:
+    """Return the labels of a classifier; None for other models."""
+    if stage.kind != "neuralNetworkClassifier":
+        return None
+    kind = stage.network.WhichOneof("ClassLabels")
+    return list(getattr(stage.network, kind).vector) if kind else []
 
 
 def _convert_stage(
@@ -303,7 +317,14 @@ def _name_outputs(
     for name in listed:
         if name not in values:
             raise InputError(f"{where}: no part makes the output '{escape_text(name)}'; take a fresh copy of the model")
-    return [mb.identity(x=values[name], name=names[name]) for name in listed]
+    made: list[Var] = []
+    for name in listed:
+        var = values[name]
+        if var.op is None or var.op.op_type == "const" or var.child_ops or var in made:
+            var = mb.identity(x=var, name=names[name])
+        var.set_name(names[name])
+        made.append(var)
+    return made
 
 
 def _shape_output(feature: Feature, x: Var, classic: bool) -> Var:

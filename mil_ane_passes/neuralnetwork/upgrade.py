@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import stat
-from collections import Counter
 from contextlib import redirect_stderr
 from dataclasses import dataclass
 from functools import cached_property
@@ -76,21 +75,25 @@ def upgrade_model(
         raise InputError(f"deployment target '{deployment_target}'; expected {', '.join(TARGETS)}")
     if precision not in _PRECISIONS:
         raise InputError(f"precision '{precision}'; expected fp16 or fp32")
-    spec, found = read_network(src)
-    where = where or found
     opset = ct.target[deployment_target]
     with silence_coremltools(), limit_evaluation():
-        try:
-            network = convert_network(spec, opset, where)
-        except AnePassesError:
-            raise
-        except BUILDER_ERRORS as error:
-            raise InputError(f"{where}: coremltools rejects the network ({format_cause(error)}); expected inputs and "
-                             "outputs that fit its layers") from error
-        model = _convert_program(network, spec, opset, precision, where)
-    kinds = Counter(str(layer.WhichOneof("layer")) for stage in network.stages for layer in stage.network.layers)
+        network, where = _convert_layers(src, opset, where)
+        model = _convert_program(network, opset, precision, where)
     renamed = {name: new for name, new in network.names.items() if name != new}
-    return UpgradedModel(where, model, dict(kinds.most_common()), renamed, network.expanded)
+    return UpgradedModel(where, model, network.layers, renamed, network.expanded)
+
+
+def _convert_layers(src: Any, opset: Any, where: str | None) -> tuple[ConvertedNetwork, str]:
+    """Convert the network of `src`; the proto of a file is released on return, before its weights are written."""
+    spec, found = read_network(src)
+    where = where or found
+    try:
+        return convert_network(spec, opset, where), where
+    except AnePassesError:
+        raise
+    except BUILDER_ERRORS as error:
+        raise InputError(f"{where}: coremltools rejects the network ({format_cause(error)}); expected inputs and "
+                         "outputs that fit its layers") from error
 
 
 def read_network(src: Any) -> tuple[Any, str]:
@@ -131,9 +134,9 @@ def _read_file(path: Path) -> Any:
         ) from error
 
 
-def _convert_program(network: ConvertedNetwork, spec: Any, opset: Any, precision: str, where: str) -> Any:
-    """Convert the program to a model with coremltools' pipeline, and give it the interface and metadata of `spec`."""
-    config = _make_classifier_config(network, spec)
+def _convert_program(network: ConvertedNetwork, opset: Any, precision: str, where: str) -> Any:
+    """Convert the program to a model with coremltools' pipeline, and give it the network's interface and metadata."""
+    config = _make_classifier_config(network)
     try:
         with redirect_stderr(io.StringIO()):  # three progress bars
             made = ct.convert(
@@ -143,21 +146,19 @@ def _convert_program(network: ConvertedNetwork, spec: Any, opset: Any, precision
         raise InputError(f"{where}: coremltools cannot save the program ({format_cause(error)}); expected a network "
                          "whose values Core ML can hold") from error
     result = made.get_spec()
-    _copy_description(spec, result, network)
+    _copy_description(result, network)
     return ct.models.MLModel(result, weights_dir=made.weights_dir, skip_model_load=True,
                               mil_program=made._mil_program)
 
 
-def _make_classifier_config(network: ConvertedNetwork, spec: Any) -> Any:
-    if network.probabilities is None:
+def _make_classifier_config(network: ConvertedNetwork) -> Any:
+    if network.labels is None:
         return None
-    stored = network.stages[-1].network
-    kind = stored.WhichOneof("ClassLabels")
-    labels = list(getattr(stored, kind).vector) if kind else []
-    _check_label_count(labels, network)
+    _check_label_count(network.labels, network)
     probabilities = next((each for each in network.outputs if each.is_dictionary), None)
     return ct.ClassifierConfig(
-        class_labels=labels, predicted_feature_name=spec.description.predictedFeatureName or "classLabel",
+        class_labels=network.labels,
+        predicted_feature_name=network.description.predictedFeatureName or "classLabel",
         predicted_probabilities_output=network.names[probabilities.name] if probabilities else None)
 
 
@@ -171,10 +172,10 @@ def _check_label_count(labels: list[Any], network: ConvertedNetwork) -> None:
                              "label for each: take a fresh copy of the model")
 
 
-def _copy_description(spec: Any, result: Any, network: ConvertedNetwork) -> None:
+def _copy_description(result: Any, network: ConvertedNetwork) -> None:
     """Copy descriptions, flexible shapes, images, defaults and metadata of the interface."""
     described = result.description
-    described.metadata.MergeFrom(spec.description.metadata)
+    described.metadata.MergeFrom(network.description.metadata)
     for features, listed in ((described.input, network.inputs), (described.output, network.outputs)):
         by_name = {each.name: each for each in features}
         for feature in listed:
@@ -183,8 +184,8 @@ def _copy_description(spec: Any, result: Any, network: ConvertedNetwork) -> None
                 continue
             made.shortDescription = feature.proto.shortDescription
             _copy_type(feature, made)
-    if spec.description.predictedProbabilitiesName and network.probabilities is not None:
-        name = network.names.get(spec.description.predictedProbabilitiesName)
+    if network.description.predictedProbabilitiesName and network.labels is not None:
+        name = network.names.get(network.description.predictedProbabilitiesName)
         if name:
             described.predictedProbabilitiesName = name
 

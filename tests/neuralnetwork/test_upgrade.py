@@ -305,3 +305,35 @@ def test_a_local_response_norm_of_any_width(size):
     total = [sum(x[at]**2 for at in range(max(c - (size - 1) // 2, 0), min(c + size // 2, 5) + 1)) for c in range(6)]
     expected = x / (2 + 0.5 / size * np.stack(total)) ** 0.75
     np.testing.assert_allclose(predict(builder.spec, {"data": x})["out"], expected, rtol=1e-4)
+
+
+def test_an_lstm_of_two_directions_is_one_op_with_its_states():
+    inner, hidden, steps = 3, 2, 4
+    features = [("data", datatypes.Array(steps, 1, inner, 1, 1)),
+                *((name, datatypes.Array(1, 1, hidden, 1, 1)) for name in ("h", "c", "hb", "cb"))]
+    outputs = ["out", "h2", "c2", "hb2", "cb2"]
+    lstm = torch.nn.LSTM(inner, hidden, bidirectional=True)
+
+    def stack(prefix, suffix):
+        parts = getattr(lstm, f"{prefix}_l0{suffix}").detach().numpy().reshape(4, hidden, -1)
+        return [parts[at].squeeze() for at in (0, 1, 3, 2)]
+
+    builder = neural_network.NeuralNetworkBuilder(
+        features, [(name, None) for name in outputs], disable_rank5_shape_mapping=True)
+    biases = [[a + b for a, b in zip(stack("bias_ih", suffix), stack("bias_hh", suffix))]
+              for suffix in ("", "_reverse")]
+    builder.add_bidirlstm(
+        "lstm", stack("weight_hh", ""), stack("weight_ih", ""), biases[0], stack("weight_hh", "_reverse"),
+        stack("weight_ih", "_reverse"), biases[1], hidden, inner, [name for name, _ in features], outputs,
+        output_all=True)
+    upgraded = upgrade_model(builder.spec, precision="fp32")
+    assert [op.op_type for _, op in iterate_ops(upgraded.package.program)].count("lstm") == 1
+    feeds = {name: draw(*kind.dimensions) if hasattr(kind, "dimensions") else draw(*kind[1:])
+             for name, kind in features}
+    found = predict(builder.spec, feeds)
+    with torch.no_grad():
+        h, c = (torch.tensor(np.stack([feeds[one].reshape(1, hidden), feeds[two].reshape(1, hidden)]))
+                for one, two in (("h", "hb"), ("c", "cb")))
+        y, (h, c) = lstm(torch.tensor(feeds["data"].reshape(steps, 1, inner)), (h, c))
+    for name, expected in zip(outputs, (y, h[0], c[0], h[1], c[1])):
+        np.testing.assert_allclose(found[name].reshape(-1), expected.numpy().reshape(-1), rtol=1e-4, atol=1e-5)

@@ -235,11 +235,15 @@ def convert_lstm(params: Any, context: LayerContext) -> list[Var]:
 
 @register_layer("biDirectionalLSTM")
 def convert_bidirectional_lstm(params: Any, context: LayerContext) -> list[Var]:
-    """Convert an LSTM of two directions as two, whose hidden states are joined; the second runs in reverse."""
+    """Convert an LSTM of two directions to one op, or to two where the directions have other activations."""
     inner, hidden = int(params.inputVectorSize), int(params.outputVectorSize)
     if len(params.weightParams) != 2:
         raise context.refuse(f"weights of {len(params.weightParams)} directions", "expected 2")
     x, restore = _get_sequence(context.x, context)
+    both = _run_both_directions(x, params, inner, hidden, context)
+    if both is not None:
+        y, *states = both
+        return [restore(y), *(_make_state_result(each, context) for each in states)]
     results = []
     for at, activations in enumerate((params.activationsForwardLSTM, params.activationsBackwardLSTM)):
         weights = _read_lstm(params.params, params.weightParams[at], inner, hidden, context)
@@ -251,3 +255,30 @@ def convert_bidirectional_lstm(params: Any, context: LayerContext) -> list[Var]:
     (forward, h, c), (backward, h_back, c_back) = results
     joined = mb.concat(values=[forward, backward], axis=2)
     return [restore(joined), *(_make_state_result(each, context) for each in (h, c, h_back, c_back))]
+
+
+def _run_both_directions(x: Var, params: Any, inner: int, hidden: int, context: LayerContext) -> list[Var] | None:
+    """Run an LSTM of two directions as one op; None where MIL's op has no form of it.
+
+    Returns the hidden states of both, and the last hidden states and cells: forward h and c, backward h and c.
+    """
+    names = [_read_lstm_activations(each, context)
+             for each in (params.activationsForwardLSTM, params.activationsBackwardLSTM)]
+    if names[0] is None or names[0] != names[1] or params.params.coupledInputAndForgetGate:
+        return None
+    there, back = (_read_lstm(params.params, each, inner, hidden, context) for each in params.weightParams)
+    weights = there | {f"{name}_back": array for name, array in back.items()}
+    states = [_get_state(at, hidden, x.shape[1], context) for at in (1, 2, 3, 4)]
+    clip = float(params.params.cellClipThreshold)
+    y, h, c = mb.lstm(x=x, initial_h=_join(states[0], states[2]), initial_c=_join(states[1], states[3]), **weights,
+                      **names[0], direction="bidirectional", output_sequence=bool(params.params.sequenceOutput),
+                      **({"clip": clip} if 0 < clip < 1e30 else {}))
+    (h, h_back), (c, c_back) = (mb.split(x=each, num_splits=2, axis=1) for each in (h, c))
+    return [y, h, c, h_back, c_back]
+
+
+def _join(one: Var | Array, other: Var | Array) -> Var | Array:
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return np.concatenate([one, other], axis=1)
+    result: Var = mb.concat(values=[one, other], axis=1)
+    return result

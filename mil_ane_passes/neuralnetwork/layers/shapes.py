@@ -101,7 +101,7 @@ def convert_split_nd(params: Any, context: LayerContext) -> Sequence[Var]:
     context.check_outputs(count)
     extent = context.x.shape[context.normalize_axis(int(params.axis))]
     if sizes is None and isinstance(extent, (int, np.integer)) and extent % count:
-        sizes = [int(extent) // count + (at < extent % count) for at in range(count)]
+        sizes = [int(extent) // count + int(at < extent % count) for at in range(count)]
     return _split(context.x, count, int(params.axis), sizes)
 
 

@@ -20,6 +20,7 @@ CODE_CELLS = (
     "ane.convert",
     "ct.convert",
     "--version",
+    "upgrade",
     "lint",
 )
 """What stands at the beginning of a cell and is a command or a call; of two that fit the longer one is first."""

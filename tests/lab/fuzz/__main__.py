@@ -4,11 +4,11 @@
                              [--only N]
 
 A try changes bytes or fields of a package's files; a child process loads what comes of it. What loads is saved, and
-has to be the same byte for byte; every eighth is linted and rewritten too. With --networks the tries are .mlmodel files
-of NeuralNetworks, which are upgraded; every eighth result is saved and linted. Counted as failures: any error that is not
-in our words, more than four seconds of the processor's time (eight for an upgrade), more than 300 MB, and a process that dies. Hypothesis and
-atheris were not taken: the first would shrink but make a tenth of the tries, the second sees coverage of C++ only where
-that was compiled for it, and the parser here is coremltools'.
+has to be the same byte for byte; every eighth is linted and rewritten too. With --networks the tries are .mlmodel
+files of NeuralNetworks, which are upgraded; every eighth result is saved and linted. Counted as failures: any error
+that is not in our words, more than four seconds of the processor's time (eight for an upgrade), more than 300 MB, and a
+process that dies. Hypothesis and atheris were not taken: the first would shrink but make a tenth of the tries, the
+second sees coverage of C++ only where that was compiled for it, and the parser here is coremltools'.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--record", type=Path, help="where the figures go, as JSON")
     parser.add_argument("--keep", type=Path, help="a folder for the packages that failed")
     parser.add_argument("--only", type=int, help="make this one try again, in this process, and say what becomes of it")
-    parser.add_argument("--networks", action="store_true", help="damage .mlmodel files (NeuralNetwork) and upgrade them")
+    parser.add_argument("--networks", action="store_true", help="damage .mlmodel files and upgrade them")
     given = parser.parse_args(argv)
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")

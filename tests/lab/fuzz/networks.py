@@ -11,17 +11,21 @@ import coremltools as ct
 from coremltools import proto
 from coremltools.models import datatypes, neural_network
 from coremltools.models.neural_network.quantization_utils import quantize_weights
+from google.protobuf.message import DecodeError
 
 import mil_ane_passes as ane
 from mil_ane_passes.neuralnetwork.upgrade import upgrade_model
 
 from . import files
 from .fixtures import Files, make_normal
+from .protos import is_map_field
 from .tries import Tries
 
 FILE = "model.mlmodel"
 MAX_SECONDS = 8.0
 "What an upgrade may take of the processor's time; that of an undamaged fixture takes up to a second."
+_MAX_PARTS = 100
+"Layers and their inputs in a file: coremltools' passes take a second for each hundred ops, and a try repeats some."
 
 
 def _make_builder(exact: bool = False, mode: str | None = None, **inputs: tuple[int, ...]) -> Any:
@@ -172,6 +176,22 @@ def build_networks(names: list[str] | None = None) -> dict[str, Files]:
     return {name: {FILE: BUILDERS[name]().SerializeToString()} for name in names or BUILDERS}
 
 
+def _count_parts(data: bytes) -> int:
+    """Count the layers of a file and their inputs, those in branches and loops included; 0 for what is no model."""
+    try:
+        waiting: list[Any] = [proto.Model_pb2.Model.FromString(data)]
+    except DecodeError:
+        return 0
+    count = 0
+    while waiting:
+        message = waiting.pop()
+        for field, value in message.ListFields():
+            if field.message_type is not None and not is_map_field(field):
+                waiting += value if field.is_repeated else [value]
+        count += len(message.input) if message.DESCRIPTOR.name == "NeuralNetworkLayer" else 0
+    return count
+
+
 class NetworkTries(Tries):
     """Makes tries of .mlmodel files: bytes, fields or values are changed, or the file is cut; then it is upgraded."""
 
@@ -196,6 +216,8 @@ class NetworkTries(Tries):
         elif draw < 0.98:
             data = data[:rng.randrange(len(data))]
         self.remove()
+        if _count_parts(data) > _MAX_PARTS:
+            data = files.mutate_bytes(self._fixtures[which][FILE], rng)
         self._source.write_bytes(data)
         if draw >= 0.98:
             files.replace_by_special_file(self._source, self._outside, rng)
