@@ -18,7 +18,7 @@ from ..ir.block_editor import get_first_op
 from ..ir.builder import RewriteBuilder
 from ..ir.coremltools_internals import set_typed_value
 from ..ir.query import get_flat_inputs, is_const, is_opaque, plain_type
-from .dead_ops import has_effects
+from .dead_ops import get_read_vars, has_effects
 from .fix_shape import EXACT_OPS
 from .padded_values import LengthSamples, Refusal
 
@@ -172,7 +172,7 @@ class Padding:
     def _depends_on_length(self, op: Operation) -> bool:
         """Return whether an input, an output or a parameter varies with the length."""
         return any(var in self.failed or var in self.replaced or self._varies(var)
-                   for var in (*get_flat_inputs(op), *op.outputs))
+                   for var in (*(get_read_vars(op) if op.blocks else get_flat_inputs(op)), *op.outputs))
 
     def _varies(self, var: Var) -> bool:
         values = self.samples.get_values(var)

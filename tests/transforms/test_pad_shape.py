@@ -242,8 +242,13 @@ def test_nested_blocks_that_read_padded_values_are_named():
         return mb.cond(pred=mb.greater(x=first, y=0.0), _true_fn=lambda: mb.exp(x=x),
                        _false_fn=lambda: mb.relu(x=x), name="out")
 
-    with pytest.raises(ane.InputError, match="'out' .cond. cannot be padded: a block"):
-        pad(program_of(body))
+    def summing(x, y):
+        return mb.cond(pred=mb.greater(x=mb.reduce_sum(x=y), y=0.0), _true_fn=lambda: mb.reduce_sum(x=x, axes=[1]),
+                       _false_fn=lambda: mb.reduce_max(x=x, axes=[1]), name="out")
+
+    for program in (program_of(body), program_of(summing, more=[mb.TensorSpec((1,))])):
+        with pytest.raises(ane.InputError, match="'out' .cond. cannot be padded: a block"):
+            pad(program)
 
 
 @pytest.fixture(scope="module")
