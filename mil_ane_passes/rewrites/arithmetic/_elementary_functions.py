@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from coremltools.converters.mil.mil import Operation, types
 
-from ...passes.contract import FP32_UNSUPPORTED_REASON, Community, Exactness, Hit, Miss, Rewrite
+from ...passes.contract import FP32_UNSUPPORTED_REASON, Community, Evidence, Exactness, Hit, Miss, Rewrite
 from ...passes.evidence import cite_m4_study, cite_private_route
 from ...rules.unsupported_ops import ElementaryFunctions
 
@@ -26,7 +26,7 @@ class ElementaryRewrite(Rewrite):
     stage = "decompose"
     exactness = Exactness.ROUNDING
     preset = "full"
-    evidence = (
+    evidence: ClassVar[tuple[Evidence, ...]] = (
         cite_m4_study(
             "asin, acos, tan, sinh, cosh and atanh are unsupported; atan, sin, cos, tanh, exp and log are accepted"
         ),
