@@ -77,6 +77,7 @@ class ConvertedNetwork:
     layers: dict[str, int]
     labels: list[Any] | None = None
     expanded: dict[str, int] = field(default_factory=dict)
+    probabilities: str | None = None
     values: dict[str, Var] = field(default_factory=dict, repr=False)
     "The vars of the values of the network, in a pipeline of its last one, by name."
 
@@ -144,7 +145,8 @@ def convert_network(spec: Any, opset: Any, where: str) -> ConvertedNetwork:
     program.add_function("main", function)
     kinds = Counter(get_layer_kind(layer) for stage in stages for layer in stage.network.layers)
     return ConvertedNetwork(program, description, inputs, outputs, names, dict(kinds.most_common()),
-                            _read_labels(stages[-1]), expanded, inner)
+                            _read_labels(stages[-1]), expanded,
+                            _find_probabilities(stages[-1].network, stages[-1].kind), inner)
 
 
 def _read_labels(stage: Stage) -> list[Any] | None:
