@@ -295,3 +295,8 @@ def test_no_weight_is_read():
     parts = [op.val.val for _, op in iterate_ops(held) if op.op_type == "const" and op.outputs[0].shape[:1] == (32768,)
              and op.outputs[0].rank == 2]
     assert len(parts) == 16 and all(part.strides == (0, 0) for part in parts)
+
+
+@pytest.mark.parametrize("inner", [0, -4])
+def test_parts_of_no_inputs_are_refused(inner):
+    assert reason_of(linear(1024, 64, 8), inner=inner, always=True) == [f"parts of {inner} inputs; expected at least 1"]

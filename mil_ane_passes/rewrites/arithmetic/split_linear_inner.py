@@ -92,6 +92,8 @@ class SplitLinearInner(Rewrite):
         product = find_stored_product(op)
         if isinstance(product, str):
             return Miss(op, product, near=False)
+        if self.inner < 1:
+            return Miss(op, f"parts of {self.inner} inputs; expected at least 1")
         if product.inner <= self.inner or product.has_taps:
             return Miss(op, f"no product at single places over more than {self.inner} inputs", near=False)
         parts = self._compute_parts(product)
