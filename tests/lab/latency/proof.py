@@ -50,11 +50,11 @@ class Proof:
 
 @dataclass(frozen=True)
 class Model:
-    """A program, what it is, and what others measured of the model it stands for."""
+    """A program, what it is, and what others measured of the model it stands for, in milliseconds by chip."""
 
     name: str
     build: Callable[[], Program]
-    measured: str
+    measured: dict[str, str]
 
 
 def _linear(x, outer, *, bias=True):
@@ -236,16 +236,13 @@ def build_unet_block() -> Program:
 
 
 MODELS = (
-    Model("Llama-3.2-1B, one token, 512 in cache", build_llama_decode,
-          "M4 76.1 -> 31.7 (K split alone; kasper0406/stablehlo-coreml#110); M5 Pro 19.9 with its head, private route "
-          "(MidasMulli/ane-compiler)"),
-    Model("Llama-3.2-1B, 512 tokens", build_llama_prefill, "none found"),
-    Model("Whisper small, encoder", build_whisper_encoder,
-          "M1 Pro 208 (whisper.cpp#566); chip not stated: 77.2, 40.3 in another runtime with tiled queries "
-          "(ANEForge#15)"),
-    Model("ViT-B/16", build_vit, "none found"),
-    Model("Stable Diffusion 1.5, first block at 64 x 64", build_unet_block,
-          "of the whole half of the network only: M1 369 -> 289 with split attention (smpanaro)"),
+    Model("Llama-3.2-1B, one token, 512 in cache", build_llama_decode, {
+        "m4": "76.1 -> 31.7, K split alone (kasper0406/stablehlo-coreml#110)",
+        "m5": "19.9 with its head, M5 Pro, private route (MidasMulli/ane-compiler)"}),
+    Model("Llama-3.2-1B, 512 tokens", build_llama_prefill, {}),
+    Model("Whisper small, encoder", build_whisper_encoder, {"m1": "208, M1 Pro (whisper.cpp#566)"}),
+    Model("ViT-B/16", build_vit, {}),
+    Model("Stable Diffusion 1.5, first block at 64 x 64", build_unet_block, {}),
 )
 
 
@@ -269,7 +266,8 @@ def read_proofs() -> list[Proof]:
 
 def format_time(value: Sequence[float]) -> str:
     """Format an estimate with its range, in milliseconds."""
-    return "{:.3g} ({:.3g} to {:.3g})".format(*value)
+    central, low, high = (f"{each:.0f}" if each >= 100 else f"{each:.3g}" for each in value)
+    return f"{central} ({low} to {high})"
 
 
 def format_proofs() -> str:
@@ -279,7 +277,7 @@ def format_proofs() -> str:
     for each in read_proofs():
         fired = ", ".join(f"`{name}` {count}" for name, count in sorted(each.fired.items())) or "none"
         rows.append([each.model, each.target, format_time(each.before), format_time(each.after),
-                     f"{each.gain:.2f}", fired, measured[each.model]])
+                     f"{each.gain:.2f}", fired, measured[each.model].get(each.target, "")])
     return records.format_table(["model", "chip", "ms before", "ms after", "times faster", "rewrites", "measured, ms"],
                                 rows)
 
