@@ -66,6 +66,7 @@ class HoistRowSlice(BlockRewrite):
     code, slug = "ANE541", "rows-computed-and-dropped"
     stage = "structure"
     after = ("fold_constants", "plain_indices")
+    repeats = True
     roots = SLICE_OPS
     exactness = Exactness.ROUNDING
     bound = "the same sums over the same numbers; their order may depend on the number of rows"

@@ -413,6 +413,108 @@ def _attention(g: Draft) -> Var:
     return mb.scaled_dot_product_attention(query=query, key=key, value=value, **mask)
 
 
+@_register_kind(1.5)
+def _row_slice(g: Draft) -> list[Var]:
+    """Ops that compute row by row, or not quite, before a slice of a few rows; some rows are read elsewhere, too."""
+    rank = g.int(2, 4)
+    x = g.fixed(rank, 3)
+    axis = g.int(0 if not is_symbolic(x.shape[0]) and int(x.shape[0]) > 2 else 1, rank - 1)
+    seen = [x]
+    for _ in range(g.int(1, 5)):
+        x = _apply_by_rows(g, x, axis)
+        seen.append(x)
+    taken = [_take_rows(g, x, axis)]
+    if g.chance(0.25):
+        taken.append(mb.reduce_max(x=g.pick(seen), axes=[-1], keep_dims=True))
+    if g.chance(0.25):
+        taken.append(_take_rows(g, x, axis))
+    return taken
+
+
+def _apply_by_rows(g: Draft, x: Var, axis: int) -> Var:
+    """An op whose result has the axes of x, of which most compute each row of `axis` by itself."""
+    width, other = int(x.shape[-1]), (axis + 1) % x.rank
+    kinds: dict[str, Callable[[], Var]] = {
+        "unary": lambda: getattr(mb, g.pick(("relu", "tanh", "square", "abs", "sigmoid", "round")))(x=x),
+        "scale": lambda: mb.mul(x=x, y=g.number(0.5)),
+        "weight": lambda: mb.add(x=x, y=g.array(*(int(n) for n in x.shape[1:]))),
+        "residual": lambda: mb.add(x=x, y=mb.tanh(x=x)),
+        "softmax": lambda: mb.softmax(x=x, axis=g.pick((axis, other))),
+        "mean": lambda: mb.sub(x=x, y=mb.reduce_mean(x=x, axes=[g.pick((axis, other))], keep_dims=True)),
+        "linear": lambda: mb.linear(x=x, weight=g.weight(width, width), bias=g.array(width)),
+        "matmul": lambda: mb.matmul(x=x, y=g.weight(width, width), transpose_y=g.chance(0.5)),
+        "square": lambda: mb.mul(x=mb.reduce_sum(x=mb.mul(x=x, y=x), axes=[other], keep_dims=True), y=x),
+        "twice": lambda: mb.transpose(x=mb.relu(x=mb.transpose(x=x, perm=list(range(x.rank))[::-1])),
+                                      perm=list(range(x.rank))[::-1]),
+        "apart": lambda: mb.concat(values=[mb.relu(x=x), x], axis=other) if g.chance(0.3) else mb.sub(
+            x=mb.exp(x=mb.clip(x=x, alpha=g.number(-4), beta=g.number(4))), y=x),
+        "split": lambda: mb.squeeze(x=mb.add(x=mb.expand_dims(x=x, axes=[0]), y=g.number(1)), axes=[0]),
+    }
+    return kinds[g.pick(tuple(kinds))]()
+
+
+def _take_rows(g: Draft, x: Var, axis: int) -> Var:
+    extent = x.shape[axis]
+    if is_symbolic(extent):
+        raise UnsuitableKind
+    rows, form = int(extent), g.int(0, 3)
+    if form == 0:
+        return mb.gather(x=x, indices=np.int32(g.int(-rows, rows - 1)), axis=axis)
+    if form == 1:
+        return mb.gather(x=x, indices=np.array(g.ints(0, rows - 1, 2), np.int32), axis=axis)
+    first = g.int(0, rows - 1)
+    last = min(rows, first + g.int(1, 2))
+    begin, end, mask = [0] * x.rank, [0] * x.rank, [at != axis for at in range(x.rank)]
+    begin[axis], end[axis] = first - (rows if g.chance(0.3) else 0), last
+    drops = {"squeeze_mask": [at == axis for at in range(x.rank)]} if form == 2 and x.rank > 1 else {}
+    return mb.slice_by_index(x=x, begin=begin, end=end, begin_mask=mask, end_mask=mask, **drops)
+
+
+@_register_kind()
+def _grouped_heads(g: Draft) -> Var:
+    """Attention with keys and values that are repeated for the heads of a group, in row or in turn."""
+    groups, times, width, keys = g.int(1, 3), g.int(2, 3), g.pick((2, 4)), g.int(2, 5)
+    rows = g.pick((1, 1, 2, 6))
+    query = g.input([1, groups * times, rows, width])
+    key, value = (g.input([1, groups, keys, width]) for _ in range(2))
+    form = g.int(0, 4)
+    repeated = [_repeat_heads(x, times, form) for x in (key, value)]
+    scores = mb.matmul(x=query, y=repeated[0], transpose_y=True)
+    if g.chance(0.5):
+        scores = mb.mul(x=scores, y=g.number(0.5))
+    if g.chance(0.5):
+        scores = mb.add(x=scores, y=g.array(1, 1, g.pick((1, rows)), keys))
+    return mb.matmul(x=mb.softmax(x=scores, axis=-1), y=repeated[g.pick((1, 1, 1, 0))])
+
+
+def _repeat_heads(x: Var, times: int, form: int) -> Var:
+    batch, heads, rows, width = map(int, x.shape)
+    if form == 0:
+        tiled = mb.tile(x=mb.expand_dims(x=x, axes=[2]), reps=[1, 1, times, 1, 1])
+        return mb.reshape(x=tiled, shape=[batch, heads * times, rows, width])
+    if form == 1:
+        return mb.gather(x=x, indices=np.repeat(np.arange(heads), times).astype(np.int32), axis=1)
+    if form == 2:
+        return mb.concat(values=[x] * times, axis=1, interleave=True)
+    if form == 3:
+        return mb.tile(x=x, reps=[1, times, 1, 1])
+    parts = mb.split(x=x, num_splits=heads, axis=1) if heads > 1 else [x]
+    return mb.concat(values=[part for part in parts for _ in range(times)], axis=1)
+
+
+@_register_kind()
+def _repeated_work(g: Draft) -> Var:
+    """Layers that prepare the same value, some of them another."""
+    x, other = g.value(2), g.number(g.int(1, 3) / 2)
+    total = x
+    for _ in range(g.int(2, 3)):
+        factor = g.number(2) if g.chance(0.7) else g.number(3)
+        pair = (x, mb.tanh(x=mb.mul(x=x, y=factor)))
+        product = mb.mul(x=pair[0], y=pair[1]) if g.chance(0.5) else mb.mul(x=pair[1], y=pair[0])
+        total = mb.add(x=total, y=mb.sub(x=product, y=other))
+    return total
+
+
 @_register_kind(1.2)
 def _large_sum(g: Draft) -> Var:
     """Partial sums that pass 32768 with the feeds that the run is given."""
