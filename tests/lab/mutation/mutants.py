@@ -696,9 +696,9 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "epsilon-times-1e4",
         "scaled_rms_norm",
-        "scaled_rms_norm",
-        "y=_build_scaled_epsilon(mb, number, degree, largest))",
-        "y=_build_scaled_epsilon(mb, number * 1e4, degree, largest))",
+        "_norm_patterns",
+        "else _build_scaled_epsilon(mb, epsilon, degree, largest)",
+        "else _build_scaled_epsilon(mb, epsilon * 1e4, degree, largest)",
         "the epsilon is 10,000 times as large",
     ),
     Mutant(
