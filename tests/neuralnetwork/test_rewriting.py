@@ -397,6 +397,20 @@ def test_the_default_preset_changes_no_bits(tmp_path):
     assert report.status == "unchanged"
 
 
+def test_specs_models_and_packages_are_rewritten_as_files_are(tmp_path):
+    spec = make_mixed()
+    raw = spec.SerializeToString()
+    model = ct.models.MLModel(spec, skip_model_load=True)
+    model.save(str(tmp_path / "held.mlpackage"))
+    made = []
+    for at, source in enumerate((spec, model, tmp_path / "held.mlpackage")):
+        report = ane.rewrite(source, tmp_path / f"{at}.mlmodel", verify=False)
+        assert report.status == "written" and not report.verified
+        made.append(ct.utils.load_spec(str(tmp_path / f"{at}.mlmodel")))
+        assert report.package == made[-1]
+    assert made[0] == made[1] == made[2] and spec.SerializeToString() == raw
+
+
 def test_named_passes_and_unknown_ones(tmp_path, capsys):
     ct.models.utils.save_spec(combine("add_broadcastable", X, X).spec, str(tmp_path / "in.mlmodel"))
     report = ane.rewrite(tmp_path / "in.mlmodel", tmp_path / "out.mlmodel", passes="replace_concat")
