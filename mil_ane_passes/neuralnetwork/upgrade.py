@@ -25,6 +25,7 @@ from ..passes.coremltools_setup import silence_coremltools
 from ..utils.errors import AnePassesError, InputError
 from .interface import Feature
 from .layer_converter import BUILDER_ERRORS, format_cause
+from .precision import WholeNumbers
 from .program import ConvertedNetwork, convert_network, list_stages
 
 __all__ = ["DEFAULT_TARGET", "TARGETS", "UpgradedModel", "read_network", "upgrade_model"]
@@ -33,7 +34,9 @@ TARGETS = ("iOS15", "iOS16", "iOS17", "iOS18")
 DEFAULT_TARGET = "iOS16"
 "The first that stores compressed weights in ML Programs."
 
-_PRECISIONS = {"fp16": ct.precision.FLOAT16, "fp32": ct.precision.FLOAT32}
+_PRECISIONS = ("fp16", "fp32")
+_LEFT_OUT = {"common::add_int16_cast"}
+"A pass of coremltools that casts indices to int16 where it cannot know that they fit, such as before a squeeze."
 
 
 @dataclass(frozen=True)
@@ -137,11 +140,17 @@ def _read_file(path: Path) -> Any:
 def _convert_program(network: ConvertedNetwork, opset: Any, precision: str, where: str) -> Any:
     """Convert the program to a model with coremltools' pipeline, and give it the network's interface and metadata."""
     config = _make_classifier_config(network)
+    options = {"classifier_config": config} if config else {}
+    compute_precision: Any = ct.precision.FLOAT32
+    if precision == "fp16":
+        compute_precision = ct.transform.FP16ComputePrecision(op_selector=WholeNumbers())
+    pipeline = ct.PassPipeline.DEFAULT
+    pipeline.remove_passes(_LEFT_OUT)
     try:
         with redirect_stderr(io.StringIO()):  # three progress bars
             made = ct.convert(
                 network.program, convert_to="mlprogram", minimum_deployment_target=opset, skip_model_load=True,
-                compute_precision=_PRECISIONS[precision], **({"classifier_config": config} if config else {}))
+                compute_precision=compute_precision, pass_pipeline=pipeline, **options)
     except BUILDER_ERRORS as error:
         raise InputError(f"{where}: coremltools cannot save the program ({format_cause(error)}); expected a network "
                          "whose values Core ML can hold") from error

@@ -337,3 +337,48 @@ def test_an_lstm_of_two_directions_is_one_op_with_its_states():
         y, (h, c) = lstm(torch.tensor(feeds["data"].reshape(steps, 1, inner)), (h, c))
     for name, expected in zip(outputs, (y, h[0], c[0], h[1], c[1])):
         np.testing.assert_allclose(found[name].reshape(-1), expected.numpy().reshape(-1), rtol=1e-4, atol=1e-5)
+
+
+def make_ramp(rows):
+    """A table whose row `at` holds `at % 1009`, which fp16 has."""
+    return np.arange(rows, dtype=np.float32) % 1009
+
+
+@pytest.mark.parametrize("exact", [False, True], ids=["classic", "exact"])
+@pytest.mark.parametrize("target", ["iOS16", "iOS17", "iOS18"])
+def test_indices_beyond_2048_are_exact_in_programs_of_fp16(exact, target):
+    rows = 60_000
+    builder = make_builder(exact=exact, ids=(1, 4, 1) if exact else (1,))
+    if exact:
+        builder.add_embedding_nd("table", "ids", "out", rows, 1, make_ramp(rows)[None])
+    else:
+        builder.add_embedding("table", make_ramp(rows)[None], None, rows, 1, False, "ids", "out")
+    for at in (2049, 50_001, 59_999):
+        ids = np.full((1, 4, 1) if exact else (1,), at, np.float32)
+        found = predict(builder.spec, {"ids": ids}, precision="fp16", deployment_target=target)["out"]
+        np.testing.assert_array_equal(found.reshape(-1), at % 1009)
+
+
+def test_places_and_sizes_beyond_2048_are_exact_in_programs_of_fp16():
+    builder = neural_network.NeuralNetworkBuilder(
+        [("data", datatypes.Array(1, 5001))], [("place", None), ("size", None), ("flat", None)],
+        disable_rank5_shape_mapping=True)
+    builder.add_argmax("largest", "data", "index", axis=1, keepdims=True)
+    builder.add_squeeze("squeeze", "index", "place", axes=[0])
+    builder.add_get_shape("shape", "data", "shape")
+    builder.add_slice_static("last", "shape", "size", [1], [2], [1], [False], [False])
+    builder.add_reshape_dynamic("flatten", ["data", "size"], "flat")
+    x = np.zeros((1, 5001), np.float32)
+    x[0, 4999] = 1
+    found = predict(builder.spec, {"data": x}, precision="fp16")
+    assert found["place"] == 4999 and found["size"] == 5001 and found["flat"].shape == (5001,)
+
+
+def test_a_loop_counts_beyond_2048_in_programs_of_fp16():
+    builder = make_builder(exact=True, data=(1,))
+    builder.add_copy("start", "data", "out")
+    loop = builder.add_loop("loop", max_iterations=3000)
+    body = neural_network.NeuralNetworkBuilder(nn_spec=loop.loop.bodyNetwork, disable_rank5_shape_mapping=True)
+    body.add_elementwise("more", ["out"], "next", "ADD", alpha=1.0)
+    body.add_copy("assign", "next", "out")
+    assert predict(builder.spec, {"data": np.zeros(1, np.float32)}, precision="fp16")["out"] == 3000
