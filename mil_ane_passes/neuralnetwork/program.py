@@ -65,8 +65,8 @@ class ConvertedNetwork:
     """The program of a network or of a pipeline of them, and the names in it of the model's inputs and outputs.
 
     `description` is that of the model, `layers` counts the layers by kind, `labels` are those of a classifier (None for
-    other models), and `expanded` lists the quantized vectors that were decompressed, with their sizes. Nothing here
-    refers to the Model proto, whose weights can be released.
+    other models), whose `probabilities` are the value of that name, and `expanded` lists the quantized vectors that
+    were decompressed, with their sizes. Nothing here refers to the Model proto, whose weights can be released.
     """
 
     program: Program
@@ -76,8 +76,8 @@ class ConvertedNetwork:
     names: dict[str, str]
     layers: dict[str, int]
     labels: list[Any] | None = None
-    expanded: dict[str, int] = field(default_factory=dict)
     probabilities: str | None = None
+    expanded: dict[str, int] = field(default_factory=dict)
     values: dict[str, Var] = field(default_factory=dict, repr=False)
     "The vars of the values of the network, in a pipeline of its last one, by name."
 
@@ -145,8 +145,8 @@ def convert_network(spec: Any, opset: Any, where: str) -> ConvertedNetwork:
     program.add_function("main", function)
     kinds = Counter(get_layer_kind(layer) for stage in stages for layer in stage.network.layers)
     return ConvertedNetwork(program, description, inputs, outputs, names, dict(kinds.most_common()),
-                            _read_labels(stages[-1]), expanded,
-                            _find_probabilities(stages[-1].network, stages[-1].kind), inner)
+                            _read_labels(stages[-1]), _find_probabilities(stages[-1].network, stages[-1].kind),
+                            expanded, inner)
 
 
 def _read_labels(stage: Stage) -> list[Any] | None:
