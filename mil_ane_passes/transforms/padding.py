@@ -453,6 +453,8 @@ class Padding:
         if len(values) != 2 or padded != [0]:
             raise Refusal(op, "it appends to a padded axis more than once; expected two values")
         first, second = values
+        if self.get_pads(first)[axis] == ANY:  # 0 times NaN is not 0
+            first = self._clear(op, first, axis)
         size = int(first.shape[axis])
         count = int(second.shape[axis])
         room = np.zeros([count if place == axis else int(n) for place, n in enumerate(first.shape)],
@@ -762,10 +764,10 @@ class Padding:
 
     def _clear_product(self, op: Operation, x: Var, y: Var, inner: tuple[int, int]) -> tuple[Var, Var]:
         """Clear operands so that the padding of the axis that is summed adds nothing."""
-        pads = self.get_pads(x)[inner[0]], self.get_pads(y)[inner[1]]
+        pads = self.get_pads(x)[inner[0]], self.get_pads(y).get(inner[1], FINITE)
         if ANY in pads or 0.0 not in pads:
             x = self._clear(op, x, inner[0]) if pads[1] != 0.0 or pads[0] == ANY else x
-            y = self._clear(op, y, inner[1]) if pads[1] == ANY else y
+            y = self._clear(op, y, inner[1]) if pads[1] == ANY else y  # 0 times NaN is not 0
             op.set_inputs(no_check_var_types=True, x=x, y=y)
         return x, y
 

@@ -95,6 +95,8 @@ SUPPORTED = {
     "conv": lambda x: mb.conv(x=mb.transpose(x=mb.exp(x=x), perm=[0, 2, 1]), weight=normal(5, WIDTH, 3),
                               pad_type="same", name="out"),
     "appended row": lambda x: mb.concat(values=[x, normal(1, 1, WIDTH)], axis=1, name="out"),
+    "row appended behind NaN": lambda x: mb.reduce_sum(x=mb.concat(values=[normalized(x), normal(1, 1, WIDTH)], axis=1),
+                                                       axes=[1], name="out"),
     "row in front": lambda x: mb.concat(values=[normal(1, 1, WIDTH), x], axis=1, name="out"),
     "stack": lambda x: mb.stack(values=[x, mb.exp(x=x)], axis=0, name="out"),
     "length as a result": lambda x: mb.mul(x=mb.cast(x=mb.gather(x=mb.shape(x=x), indices=1, axis=0), dtype="fp32"),
