@@ -1,0 +1,99 @@
+"""Which decoders become packages without unsupported ops, and do they generate the same tokens?
+
+    python -m tests.lab.language_models [NAME ...] [--record]
+
+Each decoder of `builders.py` is converted in each form. With its cache in states it goes through `adapt`, which
+compares it with the source on random feeds and generates 16 tokens with both; without states through the transforms of
+`edit`, compared with the source on random feeds at several lengths. `--record` writes the table to README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import mil_ane_passes as ane
+
+TARGET = "m4"
+PAGE = Path(__file__).parent / "README.md"
+HEAD = ("| decoder | cache | ops | unsupported on m4 | compared with the source |\n"
+        "| --- | --- | --- | --- | --- |")
+BEGIN, END = "<!-- table -->\n", "<!-- end of the table -->\n"
+
+
+def measure(name: str, form: str, folder: Path) -> str:
+    """Adapt or edit one decoder; returns its row of the table."""
+    from tests.lab.language_models.builders import convert
+
+    source = convert(name, form)
+    try:
+        before, after, outcome = (_adapt if form == "states" else _edit)(name, source, folder)
+    except ane.InputError as error:
+        return f"| {name} | {form} | | | {' '.join(str(error).split())} |"
+    counts = [sum(kinds.values()) for _, kinds in (before, after)]
+    left = ", ".join(f"{number} {kind}" for kind, number in sorted(after[1].items()))
+    return (f"| {name} | {form} | {before[0]} → {after[0]} | {counts[0]} → {counts[1]}{f' ({left})' if left else ''} | "
+            f"{outcome} |")
+
+
+def _adapt(name: str, source: Path, folder: Path) -> Any:
+    report = ane.adapt(source, folder / name, prefill=4, target=TARGET)
+    if report.status != "written":
+        return _count(source), _count(source), report.reason
+    outcome = f"{len(report.tokens)} tokens the same, logits within {report.logit_error:.0e}"
+    return _count(source), _count(folder / name / "decode.mlpackage"), outcome
+
+
+def _edit(name: str, source: Path, folder: Path) -> Any:
+    from tests.lab.language_models.builders import CONTEXT, DECODERS, LAYERS, WIDTH
+
+    caches = {each: [LAYERS, 1, DECODERS[name].heads, (1, CONTEXT - 1), WIDTH] for each in ("keys", "values")}
+    report = ane.edit(source, folder / f"{name}.mlpackage", fix_shape={"inputIds": [1, 1]}, verify=True,
+                      pad_shape={"causalMask": [1, 1, 1, (2, CONTEXT)], **caches},
+                      split_inputs=["inputIds", "position"])
+    if report.verification is None or not report.verification.equal:
+        return _count(source), _count(source), str(report.verification)
+    found = ane.rewrite(folder / f"{name}_2.mlpackage", folder / f"{name}.mlpackage", preset="full", target=TARGET)
+    outcome = f"equal at {len({case.feeds for case in report.verification.cases})} lengths; rewritten: {found.status}"
+    return _count(source), _count(folder / f"{name}.mlpackage"), outcome
+
+
+def _count(package: Path) -> tuple[int, Counter[str]]:
+    found = ane.lint(package, target=TARGET)
+    return found.summary()["ops"], Counter(row.op.op_type for row in found.plan.rows if row.ane == "no")
+
+
+def write_page(rows: Sequence[str]) -> None:
+    """Put the table into the page."""
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    PAGE.write_text(before + BEGIN + "\n".join((HEAD, *rows)) + "\n" + END + rest.partition(END)[2], encoding="utf-8")
+
+
+def main(arguments: Sequence[str]) -> int:
+    from tests.lab.language_models.builders import DECODERS, FORMS
+    from tests.lab.models.fired import silence_warnings
+
+    parser = argparse.ArgumentParser(prog="python -m tests.lab.language_models", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--record", action="store_true")
+    given = parser.parse_args(arguments)
+    print(HEAD)
+    rows = []
+    for name in given.names or DECODERS:
+        for form in FORMS:
+            with tempfile.TemporaryDirectory() as folder, silence_warnings():
+                rows.append(measure(name, form, Path(folder)))
+            print(rows[-1], flush=True)
+    if given.record:
+        write_page(rows)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
