@@ -38,7 +38,8 @@ class DecoderStructure:
 def recognize_decoder(program: Program, where: str) -> DecoderStructure:
     """Return the structure of the decoder. Raises InputError that names what was found, and what it would need."""
     if len(program.functions) != 1:
-        raise InputError(f"{where}: {len(program.functions)} functions ({', '.join(sorted(program.functions))}); expected one")
+        names = ", ".join(sorted(program.functions))
+        raise InputError(f"{where}: {len(program.functions)} functions ({names}); expected one")
     (name, function), = program.functions.items()
     arrays = {each: var for each, var in function.inputs.items() if not types.is_state(var.sym_type)}
     ids, table = _find_ids(function, where)

@@ -46,12 +46,12 @@ Sizes = tuple[Size, ...]
 class PadShape(Transform):
     """Pads flexible inputs to a fixed size.
 
-    `given` maps names of inputs to sizes, or is texts NAME=SIZES. A size is the number to pad to, or a pair of the
+    `requested` maps names of inputs to sizes, or is texts NAME=SIZES. A size is the number to pad to, or a pair of the
     smallest and the largest real size, which in texts is 2..64.
     """
 
-    def __init__(self, given: Any, function: str | None = None) -> None:
-        self._sizes = parse_sizes(given)
+    def __init__(self, requested: Any, function: str | None = None) -> None:
+        self._sizes = parse_sizes(requested)
         self._function = function
 
     def apply(self, draft: Draft) -> list[Draft]:
@@ -333,15 +333,15 @@ def _read_ranges(feature: Any, name: str, declared: tuple[int | None, ...]) -> l
             for each in array.shapeRange.sizeRanges]
 
 
-def parse_sizes(given: Any) -> dict[str, Sizes]:
+def parse_sizes(requested: Any) -> dict[str, Sizes]:
     """Parse the requested sizes. Raises InputError for anything but names with sizes."""
-    if isinstance(given, str):
-        given = [given]
-    if isinstance(given, Mapping):
-        found = {name: _parse_shape(name, sizes) for name, sizes in given.items()}
-    elif isinstance(given, Sequence):
+    if isinstance(requested, str):
+        requested = [requested]
+    if isinstance(requested, Mapping):
+        found = {name: _parse_shape(name, sizes) for name, sizes in requested.items()}
+    elif isinstance(requested, Sequence):
         found = {}
-        for text in given:
+        for text in requested:
             name, equals, sizes = str(text).partition("=")
             name = strip_percent(name.strip())
             if not equals or not name:
@@ -352,7 +352,7 @@ def parse_sizes(given: Any) -> dict[str, Sizes]:
     else:
         found = {}
     if not found:
-        raise _make_error(f"found {given!r}; {_format_expected()}")
+        raise _make_error(f"found {requested!r}; {_format_expected()}")
     return found
 
 

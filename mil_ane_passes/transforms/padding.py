@@ -592,12 +592,12 @@ class Padding:
 
     def _list_bounds(self, op: Operation, source: Var) -> list[list[tuple[int, int]]]:
         """Return begin and end along each axis at each length, resolved against the size there."""
-        given = []
+        parameters = []
         for name in ("begin", "end"):
             values = self.samples.get_values(op.inputs[name])
             if values is None and op.inputs[name].val is None:
                 raise Refusal(op, f"its {name} depends on data")
-            given.append(values or [np.asarray(op.inputs[name].val)] * len(self.samples.deficits))
+            parameters.append(values or [np.asarray(op.inputs[name].val)] * len(self.samples.deficits))
         stride = np.ones(source.rank) if op.inputs.get("stride") is None else op.stride.val
         if stride is None or np.any(np.asarray(stride) != 1):
             raise Refusal(op, "it reads or writes with a stride")
@@ -606,7 +606,7 @@ class Padding:
         found = []
         for axis in range(source.rank):
             bounds = []
-            for place, (begin, end) in enumerate(zip(*given)):
+            for place, (begin, end) in enumerate(zip(*parameters)):
                 size = self.samples.get_shape(source, place)[axis]
                 first = 0 if masks[0][axis] else _resolve_index(int(begin[axis]), size)
                 last = size if masks[1][axis] else _resolve_index(int(end[axis]), size)

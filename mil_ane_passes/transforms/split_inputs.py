@@ -39,8 +39,8 @@ class SplitInputs(Transform):
         """Return the two parts. InputError for an unknown input, and for one that only floats are computed from."""
         functions = draft.select_functions(self.function)
         if len(functions) > 1:
-            raise self._make_error(f"several functions ({', '.join(functions)}); expected {format_option('function')} "
-                                   "to name one")
+            raise self._make_error(f"several functions ({', '.join(sorted(functions))}); expected "
+                                   f"{format_option('function')} to name one")
         (name, function), = functions.items()
         for each in self.names:
             if each not in function.inputs:

@@ -81,12 +81,12 @@ def _replace_output(function: Function, editor: BlockEditor, op: Operation, new:
 def get_window(op: Operation) -> Window | None:
     """Return the constant window of a slice_by_index or slice_update with steps of 1; None for others."""
     shape = op.x.shape
-    given = [op.inputs.get(name) for name in ("begin", "end", "stride", "begin_mask", "end_mask", "squeeze_mask")]
-    if any(var is not None and not is_const(var) for var in given) or not all(isinstance(size, (int, np.integer))
+    parameters = [op.inputs.get(name) for name in ("begin", "end", "stride", "begin_mask", "end_mask", "squeeze_mask")]
+    if any(var is not None and not is_const(var) for var in parameters) or not all(isinstance(size, (int, np.integer))
                                                                             for size in shape):
         return None
     begin, end, stride, begin_mask, end_mask, squeeze = (None if var is None or var.val is None else var.val
-                                                         for var in given)
+                                                         for var in parameters)
     if begin is None or end is None or (stride is not None and np.any(np.asarray(stride) != 1)):
         return None
     bounds = []
