@@ -44,7 +44,7 @@ def _draw_the_same_whatever_is_imported():
     """
     from hypothesis.internal.conjecture import providers
 
-    if hasattr(providers, "_get_local_constants"):  # from 6.131 on
+    if hasattr(providers, "_get_local_constants") and hasattr(providers, "Constants"):  # not in all versions
         constants = providers.Constants()
         providers._get_local_constants = lambda: constants
 
