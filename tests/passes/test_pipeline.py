@@ -201,8 +201,10 @@ def test_target_is_handed_to_every_pass():
         ),
         ({"options": {"lift_conv_1d": {"axis": 2}}}, "options for 'ane::lift_conv_1d', which is not among the passes "),
         ({"options": {"lift": {"axis": 2}}}, "no pass 'lift'; "),
-        ({"passes": {"lift_conv_1d": {"axis": True}}}, "ane::lift_conv_1d: option 'axis' is True; expected auto or -1 or 2"),
-        ({"passes": {"lift_conv_1d": {"axis": 2.5}}}, "ane::lift_conv_1d: option 'axis' is 2.5; expected auto or -1 or 2"),
+        ({"passes": {"lift_conv_1d": {"axis": True}}},
+         "ane::lift_conv_1d: option 'axis' is True; expected auto or -1 or 2"),
+        ({"passes": {"lift_conv_1d": {"axis": 2.5}}},
+         "ane::lift_conv_1d: option 'axis' is 2.5; expected auto or -1 or 2"),
         (
             {"passes": {"lift_conv_1d": {"axis": float("inf")}}},
             "ane::lift_conv_1d: option 'axis' is inf; expected auto or -1 or 2",
