@@ -120,6 +120,19 @@ def test_real_blocks(name, tmp_path):
     assert kinds(program)["tile"] == 4 and not kinds(after)["tile"]
 
 
+def test_last_block_of_a_prefill_is_grouped_once_its_queries_are_sliced(tmp_path):
+    """Of the last block only the last token's query is left, so no score needs a reshape."""
+    program, feeds, expected = convert_real_block("Llama", tmp_path / "block.mlpackage")
+    after = clone_program(program)
+    for name in ("hoist_row_slice", "drop_gqa_repeat"):
+        assert apply_rewrite(configure_rewrite(name), after, target="m4").fired
+    assert list_shapes(after, "softmax") == [(1, 4, 32, 32), (1, 2, 2, 32)]
+    assert not kinds(after)["tile"]
+    found = run_at(after, feeds, "float64")
+    assert np.abs(found - run_at(program, feeds, "float64")).max() <= 1e-12 * np.abs(found).max()
+    assert np.abs(found - expected).max() <= 2e-5 * np.abs(expected).max()
+
+
 def test_rest_of_the_layer_is_left_as_it_is():
     """Keys come from a projection with a stored weight, through a reshape and a transpose."""
     def body(q, x):

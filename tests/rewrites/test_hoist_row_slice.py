@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 
 import coremltools as ct
@@ -11,10 +12,12 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import types
 
 from mil_ane_passes.ane.latency import estimate_latency
+from mil_ane_passes.commands.pipeline import make_forecaster
 from mil_ane_passes.ir.clone import clone_program
 from mil_ane_passes.passes.contract import Exactness
-from mil_ane_passes.passes.engine import apply_rewrite
+from mil_ane_passes.passes.engine import RunSettings, apply_rewrite
 from mil_ane_passes.passes.examples import build_program, make_weight
+from mil_ane_passes.passes.guard import Guard, run_guarded
 from mil_ane_passes.runtime import Runtime
 from tests.rewrites.helpers import configure_rewrite, kinds
 from tests.rewrites.transformer_blocks import BLOCKS, convert_block, convert_real_block, list_shapes, run_at
@@ -187,6 +190,43 @@ def test_a_long_chain_is_one_match():
     assert len(trace.fired) == 1 and set(list_shapes(after, "linear", "relu")) == {(1, 1, 4)}
 
 
+def test_time_is_linear():
+    """Slices alike, each of a value of its own, which moves up or is read in full by another op."""
+    def layers(count):
+        def body(x):
+            for _ in range(count):
+                y = mb.linear(x=x, weight=make_weight(4, 4))
+                row = mb.slice_by_index(x=mb.tanh(x=mb.relu(x=y)), begin=[0, 0, 0], end=[1, 1, 4])
+                x = mb.add(x=y, y=mb.slice_by_index(x=mb.mul(x=y, y=row), begin=[0, 0, 0], end=[1, 1, 4]))
+            return x
+
+        return build_program(body, x=(1, 6, 4))
+
+    def measure(count):
+        program = layers(count)
+        started = time.perf_counter()
+        assert apply_rewrite(rule(), program, target="m4").fired
+        return time.perf_counter() - started
+
+    assert measure(800) <= 25 * min(measure(100) for _ in range(2))
+
+
+def test_slice_may_be_read_above_another_slice():
+    """A row is taken of what the last rows are computed from, and both come from one value."""
+    def body(x):
+        y = mb.linear(x=x, weight=make_weight(4, 4))
+        row = mb.slice_by_index(x=mb.tanh(x=y), begin=[0, 5, 0], end=[1, 6, 4])
+        scaled = mb.mul(x=mb.add(x=y, y=mb.square(x=row)), y=row)
+        again = mb.concat(values=[scaled, scaled], axis=2)
+        return mb.slice_by_index(x=again, begin=[0, 5, 0], end=[1, 6, 8], name="y")
+
+    before = build_program(body, x=(1, 6, 4))
+    after, trace = apply(before)
+    assert len(trace.fired) == 1 and set(list_shapes(after, "linear", "tanh", "mul")) == {(1, 1, 4)}
+    feeds = {"x": np.random.default_rng(0).standard_normal((1, 6, 4)).astype(np.float16)}
+    np.testing.assert_allclose(run_at(after, feeds, "float64"), run_at(before, feeds, "float64"), rtol=1e-12)
+
+
 def test_share_is_an_option():
     program = build_program(lambda x: mb.slice_by_index(
         x=mb.linear(x=x, weight=make_weight(4, 4)), begin=[0, 1, 0], end=[1, 6, 4], name="y"), x=(1, 6, 4))
@@ -206,3 +246,19 @@ def test_latency_falls_at_real_size(chip):
     before, now = (estimate_latency(each, target=chip).latency_us for each in (program, after))
     assert now < 0.8 * before
 
+
+@pytest.mark.parametrize("chip", ["m1", "m4", "m5"])
+def test_guard_keeps_it_at_real_size(chip):
+    """Two layers and the output projection of a decoder of GPT-2 medium's width, on 512 tokens."""
+    def body(x):
+        for _ in range(2):
+            inner = mb.gelu(x=mb.linear(x=x, weight=np.zeros((4096, 1024), np.float16)))
+            x = mb.add(x=x, y=mb.linear(x=inner, weight=np.zeros((1024, 4096), np.float16)))
+        logits = mb.linear(x=x, weight=np.zeros((50257 // 4, 1024), np.float16))
+        return mb.slice_by_index(x=logits, begin=[0, 511, 0], end=[1, 512, 50257 // 4], name="y")
+
+    program = build_program(body, x=(1, 512, 1024))
+    guard = Guard(make_forecaster(chip))
+    traces = run_guarded([rule()], program, RunSettings(target=chip), guard)
+    assert [(trace.rule, bool(trace.fired), trace.reverted) for trace in traces] == [("hoist_row_slice", True, "")]
+    assert {shape[1] for shape in list_shapes(program, "linear")} == {1}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +21,7 @@ __all__ = [
     "build_on_rows",
     "find_rows_of_inputs",
     "get_input",
+    "iterate_inputs",
     "parse_row_slice",
     "slice_const",
     "slice_rows",
@@ -207,6 +208,15 @@ def get_input(op: Operation, key: InputKey) -> Var:
     bound = op.inputs[name]
     var: Var = bound[position] if isinstance(bound, (list, tuple)) else bound
     return var
+
+
+def iterate_inputs(op: Operation) -> Iterator[tuple[InputKey, Var]]:
+    """Yield each var that `op` reads, with its key."""
+    for name, bound in op.inputs.items():
+        if isinstance(bound, (list, tuple)):
+            yield from (((name, position), var) for position, var in enumerate(bound))
+        elif bound is not None:
+            yield (name, 0), bound
 
 
 def find_rows_of_inputs(op: Operation, axis: int, rows: Rows) -> InputAxes | str:

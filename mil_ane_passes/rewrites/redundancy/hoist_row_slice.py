@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -26,6 +27,7 @@ from ._row_slices import (
     build_on_rows,
     find_rows_of_inputs,
     get_input,
+    iterate_inputs,
     parse_row_slice,
     slice_const,
     slice_rows,
@@ -97,13 +99,13 @@ class HoistRowSlice(BlockRewrite):
             for part in region.split():
                 obstacle = part.find_obstacle()
                 if obstacle:
-                    yield Miss(part.roots[0].op, obstacle)
+                    yield Miss(next(iter(part.roots)), obstacle)
                     continue
-                claimed.update(part.axes, (root.op for root in part.roots))
+                claimed.update(part.steps)
                 exact = all(op.op_type in EXACT_OPS for op in part.axes)
                 yield Hit(
-                    part.roots[0].op, part=part, exactness=Exactness.BITWISE if exact else None,
-                    covers=[root.op for root in part.roots],
+                    next(iter(part.roots)), part=part, exactness=Exactness.BITWISE if exact else None,
+                    covers=tuple(part.roots),
                     note=f"{rows.kept} of {rows.extent} rows are read of what {format_count(len(part.axes), 'op')} "
                          "compute")
             for root, reason in region.stopped:  # where other slices read the rest, as of a joint projection, is usual
@@ -135,21 +137,27 @@ class HoistRowSlice(BlockRewrite):
         part: _Part = hit.part
         built: dict[Var, Var] = {}
         sliced: dict[tuple[Var, int], Var] = {}
+        replaced: dict[Var, Var] = {}
 
         def take_rows(var: Var, axis: int) -> Var:
             if var in built:
                 return built[var]
             if (var, axis) not in sliced:
                 make = slice_const if is_const(var) else slice_rows
-                sliced[var, axis] = make(mb, var, axis, part.rows)
+                sliced[var, axis] = make(mb, replaced.get(var, var), axis, part.rows)
             return sliced[var, axis]
 
-        for op, (axis, inputs) in part.axes.items():
+        for op in part.steps:
             with mb.at(op):
-                changed = {key: take_rows(get_input(op, key), at) for key, at in inputs.items()}
+                if op not in part.axes:
+                    replaced[op.outputs[0]] = _build_root(mb, part.roots[op], built, replaced)
+                    continue
+                axis, inputs = part.axes[op]
+                changed = {key: replaced[var] for key, var in iterate_inputs(op) if var in replaced}
+                changed.update((key, take_rows(get_input(op, key), at)) for key, at in inputs.items())
                 made = build_on_rows(mb, op, changed, inputs, axis, part.rows)
             built.update(zip(op.outputs, made, strict=True))
-        return _build_roots(mb, part, built)
+        return replaced
 
     def examples(self) -> Iterable[Example]:
         last = _take_last_row
@@ -241,31 +249,29 @@ def _build_attention(x: Var) -> Var:
     return _take_last_row(_build_linear(joined, 8))
 
 
-def _build_roots(mb: RewriteBuilder, part: _Part, built: dict[Var, Var]) -> dict[Var, Var]:
-    """Build what replaces the slices: the rows, less the axes that a slice drops."""
-    replaced: dict[Var, Var] = {}
-    for root in part.roots:
-        rows = built[root.op.x]
-        with mb.at(root.op):
-            if root.dropped:
-                rows = mb.squeeze(x=rows, axes=list(root.dropped))
-            elif rows in replaced.values():  # each replaced value takes over its own name
-                rows = mb.identity(x=rows)
-        replaced[root.op.outputs[0]] = rows
-    return replaced
+def _build_root(mb: RewriteBuilder, root: RowSlice, built: dict[Var, Var], replaced: dict[Var, Var]) -> Var:
+    """Build what replaces a slice: the rows, less the axes that it drops."""
+    rows = built[root.op.x]
+    if root.dropped:
+        rows = mb.squeeze(x=rows, axes=list(root.dropped))
+    elif rows in replaced.values():  # each replaced value takes over its own name
+        rows = mb.identity(x=rows)
+    return rows
 
 
 @dataclass
 class _Part:
     """Connected ops of which only `rows` are read; `axes` has the axis of their outputs and those of their inputs.
 
-    `axes` is in block order. `roots` are the slices below them, `entries` counts the values to be sliced above them.
+    `roots` are the slices below them, `steps` all these ops in block order, for one slice may be read by the ops above
+    another. `entries` counts the values to be sliced.
     """
 
     rows: Rows
     axes: dict[Operation, tuple[int, dict[InputKey, int]]]
-    roots: list[RowSlice]
+    roots: dict[Operation, RowSlice]
     entries: int
+    steps: list[Operation]
 
     def find_obstacle(self) -> str:
         """Return why moving the slices up saves nothing, or ""."""
@@ -294,6 +300,9 @@ class _Region:
         self._axis_of: dict[Var, int] = {}
         self._whole: set[Var] = set()
         self._slice_of = {root.op: root for root in self.roots}
+        self._roots_below: dict[Operation, list[RowSlice]] = {}
+        for root in self.roots:
+            self._roots_below.setdefault(root.op.x.op, []).append(root)
         self._pending: list[tuple[int, int, Operation]] = []
         for root in self.roots:
             self._demand(root.op.x, root.axis)
@@ -303,7 +312,7 @@ class _Region:
             reason = "" if op in visited else self._visit(op)
             visited.add(op)
             if reason:
-                self.stopped.extend((root, reason) for root in self.roots if root.op.x.op is op)
+                self.stopped.extend((root, reason) for root in self._roots_below.get(op, ()))
 
     def _demand(self, var: Var, axis: int) -> None:
         if var in self._axis_of:
@@ -329,8 +338,8 @@ class _Region:
         inputs = find_rows_of_inputs(op, axis, self.rows)
         if isinstance(inputs, str):
             return inputs
-        read = [get_input(op, key) for key in inputs]
-        self._whole.update(var for var in get_flat_inputs(op) if get_flat_inputs(op).count(var) != read.count(var))
+        by_rows = Counter(get_input(op, key) for key in inputs)
+        self._whole.update(var for var, count in Counter(get_flat_inputs(op)).items() if count != by_rows[var])
         self.members[op] = axis, inputs
         for key, at in inputs.items():
             self._demand(get_input(op, key), at)
@@ -356,7 +365,9 @@ class _Region:
         for group in group_by_shared_values(values):
             inside = set(group)
             entries = {get_input(op, key) for op in group for key in self.members[op][1]}
+            roots = {root.op: root for op in sorted(group, key=self.order.__getitem__)
+                     for root in self._roots_below.get(op, ())}
             yield _Part(
-                self.rows, {op: self.members[op] for op in sorted(group, key=self.order.__getitem__)},
-                [root for root in self.roots if root.op.x.op in inside],
-                sum(not is_const(var) and var.op not in inside for var in entries))
+                self.rows, {op: self.members[op] for op in group}, roots,
+                sum(not is_const(var) and var.op not in inside for var in entries),
+                sorted([*group, *roots], key=self.order.__getitem__))

@@ -448,6 +448,8 @@ def _apply_by_rows(g: Draft, x: Var, axis: int) -> Var:
                                       perm=list(range(x.rank))[::-1]),
         "apart": lambda: mb.concat(values=[mb.relu(x=x), x], axis=other) if g.chance(0.3) else mb.sub(
             x=mb.exp(x=mb.clip(x=x, alpha=g.number(-4), beta=g.number(4))), y=x),
+        "row": lambda: mb.add(x=x, y=mb.slice_by_index(
+            x=mb.square(x=x), begin=[0] * x.rank, end=[1] * x.rank, end_mask=[at != axis for at in range(x.rank)])),
         "split": lambda: mb.squeeze(x=mb.add(x=mb.expand_dims(x=x, axes=[0]), y=g.number(1)), axes=[0]),
     }
     return kinds[g.pick(tuple(kinds))]()
