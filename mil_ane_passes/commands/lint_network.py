@@ -72,12 +72,14 @@ def lint_network(
         if not os.path.exists(src):
             return None
     spec, where = read_network(src)
-    rewritten = rewrite_network(spec, select_layer_rewrites("full"), where)
+    chosen = select_layer_rewrites("full")
+    rewritten = rewrite_network(spec, chosen, where)
     hits = find_layer_hits(rewritten.views)
     left = find_layer_hits(list_views(rewritten.spec, where)) if rewritten.changed else hits
     fixes, reasons = _collect_fixes(rewritten.traces)
     ops = _collect_ops(plan)
-    findings = tuple(_make_finding(hit, ops, fixes, reasons) for hit in hits if hit.rule.code in codes)
+    tried = [each.name for each in chosen]
+    findings = tuple(_make_finding(hit, ops, fixes, reasons, tried) for hit in hits if hit.rule.code in codes)
     before, after = _forecast(source, target)
     count = sum(len(view.network.layers) for view in rewritten.views)
     return NetworkLint(count, findings, before, after, _count_layers(hits), _count_layers(left))
@@ -116,13 +118,14 @@ def _collect_fixes(
 
 
 def _make_finding(
-    hit: LayerHit, ops: Mapping[str, list[int]], fixes: Mapping[str, Mapping[str, str]], reasons: Mapping[str, str]
+    hit: LayerHit, ops: Mapping[str, list[int]], fixes: Mapping[str, Mapping[str, str]], reasons: Mapping[str, str],
+    tried: Collection[str],
 ) -> LayerFinding:
     rule, fix = hit.rule, fixes.get(hit.layer)
     return LayerFinding(
         rule.code, rule.slug, rule.summary, rule.confidence, rule.evidence, hit.layer, hit.kind, hit.reason,
         tuple(ops.get(hit.layer, ())), rule.advice, fix, "" if fix else reasons.get(hit.layer) or
-        explain_missing_rewrite(rule.code, hit.kind))
+        explain_missing_rewrite(rule.code, hit.kind, tried))
 
 
 def _forecast(source: OpenedSource, target: str) -> tuple[Forecast, Forecast]:

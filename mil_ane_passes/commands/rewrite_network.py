@@ -194,9 +194,11 @@ def _fill_report(report: NetworkRewriteReport, spec: Any, found: RewrittenNetwor
     before = find_layer_hits(found.views)
     after = find_layer_hits(list_views(found.spec, where)) if found.changed else before
     report.off_ane_before, report.off_ane_after = (len({hit.layer for hit in hits}) for hits in (before, after))
+    left_out = [each.rule for each in report.left_out_passes]
     near = {miss.layer for trace in found.traces for miss in trace.near_misses}
     report.remaining = [
-        RewrittenLayer(hit.layer, hit.kind, explain_missing_rewrite(hit.rule.code, hit.kind), hit.rule.code)
+        RewrittenLayer(hit.layer, hit.kind, explain_missing_rewrite(hit.rule.code, hit.kind, report.passes, left_out),
+                       hit.rule.code)
         for hit in after if hit.layer not in near]
     report.bytes_before, report.bytes_after = spec.ByteSize(), found.spec.ByteSize()
 
@@ -217,11 +219,17 @@ def _verify_and_leave_out(
         if checked is None or checked.equal:
             kept.append(each)
         else:
-            report.left_out_passes.append(LeftOutRewrite(
-                each.name, checked.reason or str(checked).partition("\n")[0]))
+            report.left_out_passes.append(LeftOutRewrite(each.name, _describe_failure(checked)))
     found = rewrite_network(spec, kept, report.source)
     report.verify = _verify(options, spec, found) if found.changed else None
     return found
+
+
+def _describe_failure(checked: VerifyReport) -> str:
+    case = next((case for case in checked.cases if case.failed), None)
+    if case is None:
+        return checked.reason or str(checked).partition("\n")[0]
+    return f"{case.feeds}, {case.precision}: {case.failed[0]}"
 
 
 def _verify(options: RewriteOptions, spec: Any, found: RewrittenNetwork) -> VerifyReport:

@@ -152,12 +152,15 @@ def select_layer_rewrites(preset: str, names: str | Iterable[str] | None = None)
     return list(dict.fromkeys(chosen))
 
 
-def explain_missing_rewrite(code: str, kind: str) -> str:
-    """Return why layers of a kind, found by the rule `code`, are not replaced by rewrites of a preset."""
-    named = [each.name for each in get_layer_rewrites().values()
-             if each.fixes == code and kind in each.kinds and each.preset not in PRESETS]
-    if named:
-        return f"{' or '.join(named)} replaces it, only by name"
+def explain_missing_rewrite(code: str, kind: str, tried: Iterable[str], left_out: Iterable[str] = ()) -> str:
+    """Return why a layer of a kind, found by the rule `code`, stays where no rewrite in `tried` says why."""
+    fitting = [each for each in get_layer_rewrites().values() if each.fixes == code and kind in each.kinds]
+    for each in fitting:
+        if each.name in left_out:
+            return f"{each.name} was left out, as it breaks the equivalence check"
+        if each.name not in tried:
+            where = f"preset {each.preset}" if each.preset in PRESETS else "only by name"
+            return f"{each.name} replaces it, {where}"
     return "no rewrite within the format is for it; upgrade it to an ML Program, and rewrite that"
 
 
