@@ -9,9 +9,8 @@ A rewrite is reverted, and reported as such (`reverted`, which names the reason)
 - makes padded buffers grow by more than a quarter without removing an unsupported op or a transition, or
 - adds ops to a model of which no op runs on the ANE before or after.
 
-Growth of the run time that only ops account for which no measurement of the chip covers has to be more than 20 % where
-the segmenter's cost falls. Where an op on the CPU or a transition is removed, the time before rests on guesses, so the
-ranges have to be apart.
+Growth of the run time that only ops account for which no measurement of the chip covers has to be more than 20 %. Where
+an op on the CPU or a transition is removed, the time before rests on guesses, so the ranges have to be apart.
 
 A firm gain of run time pays for growth of the segmenter's cost, which is no run time: it charges nothing for weights
 that are streamed again. The gain is firm if it is more than 5 % on every chip of the target by ops that measurements of
@@ -178,13 +177,8 @@ def _explain_unpaid(before: Forecast, after: Forecast) -> str:
             f"{max(0.0, _measure_firm_gain(first, last)):.1%}, less than {_MIN_FIRM_GAIN:.0%}")
 
 
-def _is_slower(
-    before: ChipLatency, after: ChipLatency, most: float, steps: int, better: bool, cheaper: bool,
-) -> bool:
+def _is_slower(before: ChipLatency, after: ChipLatency, most: float, steps: int, better: bool) -> bool:
     """Return whether the run time on a chip grows by more than `most`, as far as the estimate can tell.
-
-    `better` means that the placement is better, `cheaper` that the segmenter's cost falls. Where it does not, nothing
-    speaks against growth from extrapolated ops.
 
     Growth that the fixed cost of a call hides or causes alone does not count: it differs between the ANE and the CPU,
     and no rewrite is for or against it.
@@ -198,16 +192,15 @@ def _is_slower(
     firm = [total - each.extrapolated_us for total, each in zip(spent, (before, after), strict=True)]
     if firm[1] - firm[0] > most * before.latency_us + slack:
         return True
-    allowed = max(most, _MAX_EXTRAPOLATED_GROWTH) if cheaper else most
-    return after.latency_us > before.latency_us * (1 + allowed) + slack
+    return after.latency_us > before.latency_us * (1 + max(most, _MAX_EXTRAPOLATED_GROWTH)) + slack
 
 
 def _find_slower_chips(
     before: Forecast, after: Forecast, most: float, steps: int,
 ) -> list[tuple[ChipLatency, ChipLatency]]:
     """Find the chips of the target that lose, with the estimates before and after."""
-    better, cheaper = _is_better_placed(before, after), after.cost < before.cost
-    return [pair for pair in _pair_chips(before, after) if _is_slower(*pair, most, steps, better, cheaper)]
+    better = _is_better_placed(before, after)
+    return [pair for pair in _pair_chips(before, after) if _is_slower(*pair, most, steps, better)]
 
 
 def _measure_slowdown(before: Forecast, after: Forecast) -> float:
