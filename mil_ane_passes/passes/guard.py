@@ -9,8 +9,9 @@ A rewrite is reverted, and reported as such (`reverted`, which names the reason)
 - makes padded buffers grow by more than a quarter without removing an unsupported op or a transition, or
 - adds ops to a model of which no op runs on the ANE before or after.
 
-Growth of the run time that only ops account for which no measurement of the chip covers has to be more than 20 %. Where
-an op on the CPU or a transition is removed, the time before rests on guesses, so the ranges have to be apart.
+Growth of the run time that only ops account for which no measurement of the chip covers has to be more than 20 %, unless
+the segmenter's cost grows as well, which is another estimate. Where an op on the CPU or a transition is removed, the
+time before rests on guesses, so the ranges have to be apart.
 
 A firm gain of run time pays for growth of the segmenter's cost, which is no run time: it charges nothing for weights
 that are streamed again. The gain is firm if it is more than 5 % on every chip of the target by ops that measurements of
@@ -177,11 +178,14 @@ def _explain_unpaid(before: Forecast, after: Forecast) -> str:
             f"{max(0.0, _measure_firm_gain(first, last)):.1%}, less than {_MIN_FIRM_GAIN:.0%}")
 
 
-def _is_slower(before: ChipLatency, after: ChipLatency, most: float, steps: int, better: bool) -> bool:
+def _is_slower(
+    before: ChipLatency, after: ChipLatency, most: float, steps: int, *, better: bool, costs_more: bool,
+) -> bool:
     """Return whether the run time on a chip grows by more than `most`, as far as the estimate can tell.
 
     Growth that the fixed cost of a call hides or causes alone does not count: it differs between the ANE and the CPU,
-    and no rewrite is for or against it.
+    and no rewrite is for or against it. Growth by ops without measurement counts in full where the segmenter's
+    estimate, which is independent of ours, grows, too (`costs_more`).
     """
     slack = _NEGLIGIBLE_LATENCY_US * steps
     spent = [each.latency_us - each.call_us for each in (before, after)]
@@ -190,7 +194,7 @@ def _is_slower(before: ChipLatency, after: ChipLatency, most: float, steps: int,
     if better:
         return after.latency_low_us > before.latency_high_us
     firm = [total - each.extrapolated_us for total, each in zip(spent, (before, after), strict=True)]
-    if firm[1] - firm[0] > most * before.latency_us + slack:
+    if costs_more or firm[1] - firm[0] > most * before.latency_us + slack:
         return True
     return after.latency_us > before.latency_us * (1 + max(most, _MAX_EXTRAPOLATED_GROWTH)) + slack
 
@@ -199,8 +203,9 @@ def _find_slower_chips(
     before: Forecast, after: Forecast, most: float, steps: int,
 ) -> list[tuple[ChipLatency, ChipLatency]]:
     """Find the chips of the target that lose, with the estimates before and after."""
-    better = _is_better_placed(before, after)
-    return [pair for pair in _pair_chips(before, after) if _is_slower(*pair, most, steps, better)]
+    better, costs_more = _is_better_placed(before, after), after.cost > before.cost
+    return [pair for pair in _pair_chips(before, after)
+            if _is_slower(*pair, most, steps, better=better, costs_more=costs_more)]
 
 
 def _measure_slowdown(before: Forecast, after: Forecast) -> float:

@@ -303,6 +303,14 @@ def test_a_longer_run_time_is_a_fault_as_far_as_measurements_say_so(before, afte
     assert (fault and fault.words) == words and (fault is None or fault.kind == "latency")
 
 
+def test_what_no_measurement_covers_counts_where_the_segmenter_expects_more_time_too():
+    before, after = forecast_of(spent(1000, 500)), forecast_of(spent(1150, 650))
+    assert fault_of(before, after) is None
+    dearer = replace(after, cost=1.005)  # within the limit of the cost
+    assert fault_of(before, dearer).words == "latency on m4 of 1.150 ms instead of 1.000 (estimated), +15.0%"
+    assert fault_of(replace(before, transitions=1), dearer) is None  # a better placement: the ranges have to be apart
+
+
 def test_the_limit_of_the_run_time_is_the_users_too():
     assert fault_of(forecast_of(spent(1000)), forecast_of(spent(1100)), most=0.15) is None
 
