@@ -9,9 +9,9 @@ A rewrite is reverted, and reported as such (`reverted`, which names the reason)
 - makes padded buffers grow by more than a quarter without removing an unsupported op or a transition, or
 - adds ops to a model of which no op runs on the ANE before or after.
 
-Growth of the run time that only ops account for which no measurement of the chip covers has to be more than 20 %, unless
-the segmenter's cost grows as well, which is another estimate. Where an op on the CPU or a transition is removed, the
-time before rests on guesses, so the ranges have to be apart.
+Growth of the run time that only ops account for which no measurement of the chip covers has to be more than 20 %,
+unless the segmenter's cost grows as well, which is another estimate. Where an op on the CPU or a transition is removed,
+the time before rests on guesses, so the ranges have to be apart.
 
 A firm gain of run time pays for growth of the segmenter's cost, which is no run time: it charges nothing for weights
 that are streamed again. The gain is firm if it is more than 5 % on every chip of the target by ops that measurements of
