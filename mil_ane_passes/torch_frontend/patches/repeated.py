@@ -1,6 +1,7 @@
 """`repeat_interleave` by a constant number for each element, and `embedding_bag` of bags of constant sizes.
 
-Both gather rows at constant positions, which bags reduce to their sum, mean or maximum.
+Both gather rows at constant positions, which bags reduce to their sum, mean or maximum. `tile` to more axes than its
+input has adds them in front.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from coremltools.converters.mil.frontend.torch import ops
 from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
@@ -18,7 +20,8 @@ from ..errors import NotConverted
 from ..lowering import add_result, bind_arguments, cast_to, is_constant, normalize_axis, to_python, to_tensor
 
 PATCH = Patch(code="TORCH134",
-              title="`repeat_interleave` by a tensor is refused; `embedding_bag` is not implemented",
+              title="`repeat_interleave` by a tensor and `tile` to more axes are refused; `embedding_bag` is not "
+                    "implemented",
               upstream=("none known",))
 
 _BAG_REDUCTIONS = (mb.reduce_sum, mb.reduce_mean, mb.reduce_max)
@@ -47,6 +50,18 @@ def repeat_interleave(context: Any, node: Any) -> None:
     places = np.repeat(np.arange(int(x.shape[axis]), dtype=np.int32), counts)
     data = cast_to(x, types.int32) if x.dtype == types.bool else x
     add_result(context, node, cast_to(mb.gather(x=data, indices=places, axis=axis, name=node.name), x.dtype))
+
+
+@PATCH.op("tile")
+def tile(context: Any, node: Any) -> None:
+    """Lower tile(self, dims); more dims than axes add axes in front."""
+    inputs = bind_arguments(context, node, "self dims")
+    dims = to_python(inputs.dims, node, "dims") if is_constant(inputs.dims) else []
+    if len(dims) <= inputs.self.rank:
+        ops.tile(context, node)
+        return
+    x = mb.expand_dims(x=inputs.self, axes=list(range(len(dims) - inputs.self.rank)))
+    add_result(context, node, mb.tile(x=x, reps=dims, name=node.name))
 
 
 @PATCH.op("embedding_bag", "embedding_bag.padding_idx")
