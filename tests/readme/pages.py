@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from tests.lab.neuralnetwork import tables as networks
+from tests.lab.neuralnetwork.__main__ import format_counts, format_failures
 from tests.lab.versions.table import table as versions
 from tests.torch_frontend.grid.run import table as grid
 
@@ -22,7 +24,11 @@ PAGES: Mapping[str, Mapping[str, Table]] = {
     "mil_ane_passes/ane/README.md": {"latency-errors": tables.latency_errors, "latency-ranges": tables.latency_ranges,
                                      "latency-proof": tables.latency_proof},
     "mil_ane_passes/neuralnetwork/README.md": {
-        "layer-rules": tables.layer_rules, "layer-rewrites": tables.layer_rewrites},
+        "layer-rules": tables.layer_rules, "layer-rewrites": tables.layer_rewrites,
+        "layer-kinds": networks.format_layers, "network-tests": format_counts, "network-failures": format_failures,
+        "network-architectures": networks.format_architectures, "network-placements": networks.format_placements,
+        "network-refusals": networks.format_refusals, "network-fuzz": networks.format_fuzz,
+        "network-cost": networks.format_cost},
     "mil_ane_passes/rules/README.md": {
         "rules": tables.rules, "findings": tables.findings, "agreement": tables.agreement},
     "mil_ane_passes/rewrites/README.md": {

@@ -9,7 +9,8 @@ import pytest
 import mil_ane_passes as ane
 
 from .fixtures import build_fixtures
-from .pool import iterate_outcomes
+from .networks import build_networks
+from .pool import iterate_outcomes, make_tries
 from .tries import Tries
 
 
@@ -89,3 +90,14 @@ def test_a_try_is_the_same_each_time(fixtures, tmp_path):
         return {str(path.relative_to(made)): path.read_bytes() for path in made.rglob("*") if path.is_file()}
 
     assert files(tmp_path / "a") == files(tmp_path / "b")
+
+
+def test_nothing_breaks_the_upgrade_of_networks():
+    found = list(iterate_outcomes(build_networks(["image", "shapes", "loop"]), 7, list(range(60)), 1))
+    assert [outcome for outcome in found if outcome.kind not in ("loaded", "refused")] == []
+    assert min(sum(outcome.kind == kind for outcome in found) for kind in ("loaded", "refused")) > 10
+
+
+def test_a_file_of_a_network_is_the_same_each_time(tmp_path):
+    made = [make_tries(build_networks(["image"]), 7, tmp_path / name).make(5).read_bytes() for name in "ab"]
+    assert made[0] == made[1]
