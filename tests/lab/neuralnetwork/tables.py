@@ -67,7 +67,8 @@ def format_placements() -> str:
         ways = [row["upgraded"], row["direct"]]
         table.append([row["name"], row["layers"], f"{row['float32']:.0e}",
                       f"{row['float16']:.0e} / {row['float16_direct']:.0e}",
-                      *(f"{way['ops'] - way['off_ane']} of {way['ops']}" for way in ways), _format_difference(row["upgraded"]["left"], row["direct"]["left"])])
+                      *(f"{way['ops'] - way['off_ane']} of {way['ops']}" for way in ways),
+                      _format_difference(row["upgraded"]["left"], row["direct"]["left"])])
     return format_table(["architecture", "layers", "error at fp32", "at fp16: upgraded / direct",
                          "ops on the ANE: upgraded", "direct", "off the ANE: upgraded against direct"], table)
 
