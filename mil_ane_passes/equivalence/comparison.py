@@ -196,8 +196,9 @@ class Strictness:
     `fixes_nonfinite`: values that were NaN or infinite may be finite. `moves`: the allowed difference besides rounding,
     as a share of the output's largest value. `ulps`: additional units in the last place of that value allowed for typed
     results. `within`: the magnitudes of float inputs, zero aside, between which all this holds at full precision.
-    Without `keeps_nonfinite`, a NaN or an infinity in the feeds may spread to other results. `smallest_size` and
-    `largest_size`: the sizes of symbolic dimensions between which it holds, where the model declares no range for them.
+    Without `keeps_nonfinite`, a NaN or an infinity in the feeds may spread to other results, and what overflows may
+    become another one of them. `smallest_size` and `largest_size`: the sizes of symbolic dimensions between which it
+    holds, where the model declares no range for them.
     """
 
     exactness: Exactness
@@ -354,6 +355,8 @@ class _Judge:
             good |= ~np.isfinite(old) & _find_equal_elements(
                 old, new
             )  # what overflowed before may overflow the same way
+            if not self.promised.keeps_nonfinite:
+                good |= ~np.isfinite(old) & ~np.isfinite(new)  # or another way: parts of both signs sum to NaN
         if self.spreads:
             lost = ~np.isfinite(new)
             good, new = good | lost, np.where(lost, old, new)  # the worst element is one that is judged

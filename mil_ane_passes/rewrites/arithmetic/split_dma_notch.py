@@ -59,6 +59,7 @@ class SplitDmaNotch(Rewrite):
     exactness = Exactness.ROUNDING
     bound = ("half a unit in the last place for each part and each add; a part that leaves fp16, where the whole does "
              "not, is infinite")
+    keeps_nonfinite = False  # parts that overflow with both signs sum to NaN
     preset = "full"
     roots = ("linear", "matmul", "conv")
     evidence = (

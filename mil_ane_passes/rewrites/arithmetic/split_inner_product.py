@@ -47,6 +47,7 @@ class SplitInnerProduct(Rewrite):
     exactness = Exactness.ROUNDING
     bound = ("half a unit in the last place for each part and each add (measured: below 1e-3 of the largest result); "
              "a part that leaves fp16, where the whole does not, is infinite")
+    keeps_nonfinite = False  # parts that overflow with both signs sum to NaN
     preset = "full"
     roots = ("matmul", "linear")
     evidence = collect_evidence("matmul-inner")

@@ -1,6 +1,6 @@
 """Rewrites random programs with the equivalence check on, and counts false alarms, wrong results and crashes.
 
-    python -m tests.lab.fuzz_programs [--seeds 0:2140] [--record] [--only N] [--kinds NAME,...]
+    python -m tests.lab.fuzz_programs [--seeds 0:2300] [--record] [--only N] [--kinds NAME,...]
 
 Each program is drawn from its seed: one to three kinds of op chains on values of rank 0 to 5, for iOS15 to iOS18, fp16
 or fp32, with a flexible batch in a quarter of them. It is linted, rewritten with preset full for M4 and M1 (older chips
@@ -68,7 +68,7 @@ class Record:
 def main(argv: list[str] | None = None) -> int:
     """Runs the programs; 0 when none failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.lab.fuzz_programs", description=__doc__.split("\n")[0])
-    parser.add_argument("--seeds", default="0:2140", help="from:to, the second not included")
+    parser.add_argument("--seeds", default="0:2300", help="from:to, the second not included")
     parser.add_argument("--record", action="store_true", help=f"write the figures to {RESULT.name}")
     parser.add_argument("--only", type=int, help="run this seed alone, and print its program")
     parser.add_argument("--kinds", default="", help="draw these kinds only (not for --record)")
