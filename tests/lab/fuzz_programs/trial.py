@@ -88,7 +88,10 @@ def _try_on_target(drawn: RandomProgram, target: str, outcome: Outcome) -> None:
         outcome.failures.append(Failure(drawn.seed, target, "crash", failed.rule, str(failed)[:300]))
     outcome.fired.update(trace.rule for trace in report.traces for _ in trace.fired)
     for blamed in report.left_out_passes:
-        outcome.failures.append(_classify_rejection(drawn, target, settings, blamed.rule, blamed.reason))
+        if _overflows_on_its_feeds(drawn):  # what a rewrite makes of that is rightly rejected
+            outcome.statuses["overflows before"] += 1
+        else:
+            outcome.failures.append(_classify_rejection(drawn, target, settings, blamed.rule, blamed.reason))
     if report.status == "not verified":
         reason = report.verify.reason if report.verify is not None else ""
         rule = report.faulty_pass.rule if report.faulty_pass else ""
@@ -111,6 +114,14 @@ def _classify_rejection(drawn: RandomProgram, target: str, settings: dict[str, A
     if kind == "false alarm" and _has_new_nonfinite(drawn, report.package):
         kind = "out of range"
     return Failure(drawn.seed, target, kind, rule, reason)
+
+
+def _overflows_on_its_feeds(drawn: RandomProgram) -> bool:
+    """Whether the program has infinite or NaN results at fp16 on the feeds that it was drawn with."""
+    if not drawn.feeds:
+        return False
+    outputs = ane.run(drawn.program, drawn.feeds, precision="float16")
+    return any(value.dtype.kind == "f" and not np.isfinite(value).all() for value in outputs.values())
 
 
 def _has_new_nonfinite(drawn: RandomProgram, after: Any) -> bool:
