@@ -382,3 +382,18 @@ def test_a_loop_counts_beyond_2048_in_programs_of_fp16():
     body.add_elementwise("more", ["out"], "next", "ADD", alpha=1.0)
     body.add_copy("assign", "next", "out")
     assert predict(builder.spec, {"data": np.zeros(1, np.float32)}, precision="fp16")["out"] == 3000
+
+
+@pytest.mark.parametrize(("mode", "function"), [
+    ("sqrt", np.sqrt), ("rsqrt", lambda x: 1 / np.sqrt(x + 1e-4)), ("inverse", lambda x: 1 / (x + 1e-4)),
+    ("power", lambda x: x ** 3), ("exp", np.exp), ("log", lambda x: np.log(x + 1e-6)), ("abs", np.abs),
+    ("threshold", lambda x: np.maximum(x, 3)),
+])
+@pytest.mark.parametrize("scale", [0.5, 0.0])
+def test_a_unary_function_is_of_what_is_scaled_and_shifted(mode, function, scale):
+    """The format reads a scale of 0 as 1."""
+    builder = make_builder(data=(2, 3, 4))
+    builder.add_unary("unary", "data", "out", mode, alpha=3.0, shift=0.25, scale=scale)
+    x = np.abs(draw(2, 3, 4)) + 1
+    np.testing.assert_allclose(predict(builder.spec, {"data": x})["out"], function((scale or 1) * x + 0.25),
+                               rtol=1e-5, atol=2e-6)

@@ -96,10 +96,10 @@ def convert_gelu(params: Any, context: LayerContext) -> Var:
 
 @register_layer("unary")
 def convert_unary(params: Any, context: LayerContext) -> Var:
-    """Convert a function of `scale * x + shift`."""
+    """Convert a function of `scale * x + shift`; the format reads a scale of 0 as 1, and an epsilon of 0 as 1e-6."""
     kind = params.Operation.Name(params.type)
-    x = context.x if kind == "THRESHOLD" else _scale_and_shift(context.x, float(params.scale), float(params.shift))
-    epsilon = max(float(params.epsilon), MIN_EPSILON)
+    x = _scale_and_shift(context.x, float(params.scale) or 1.0, float(params.shift))
+    epsilon = max(float(params.epsilon) or 1e-6, MIN_EPSILON)
     if kind == "SQRT":
         return mb.sqrt(x=x)
     if kind == "RSQRT":
