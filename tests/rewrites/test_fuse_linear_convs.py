@@ -249,3 +249,10 @@ def test_the_two_ops_in_different_blocks_are_left():
     held = build_program(body, x=(2, 4))
     assert not apply_rewrite(rule(), held).fired
     assert "the two ops are in different blocks" in reasons(held)
+
+
+def test_large_weights_are_not_composed_to_find_out():
+    """A lint of a program whose weights are placeholders of any size reads none of them."""
+    large = np.broadcast_to(np.float16(0.5), (1 << 15, 1 << 15))
+    held = build_program(lambda x: mb.linear(x=mb.linear(x=x, weight=large), weight=large, name="y"), x=(1, 1 << 15))
+    assert reasons(held) == ["composing both weights takes 3.5e+13 multiplications, above 8.6e+09"]

@@ -43,6 +43,8 @@ _FP16_MAX, _FP16_SMALLEST_NORMAL = 65504.0, 2.0**-14
 _MAX_CANCELLED_SHIFT = 4.0
 """Largest shift, in units of what is added to, that is moved into the bias from in front of a product: the products of
 x and those of the shift are summed apart there, and cancel."""
+_MAX_COMPOSED_MACS = 1 << 33
+"Products of two weights for which no more multiplications are needed are composed: some tenths of a second."
 _ROWS_PER_CHUNK = 1 << 24
 "Elements of a weight that are computed in float64 at a time."
 Array = np.ndarray[Any, Any]
@@ -110,6 +112,10 @@ class FuseLinearConvs(Rewrite):
         if not reason and fold.inner is None and size > self.max_bytes:
             reason = (f"a weight of {format_bytes(size)} would be stored anew to save one op, above "
                       f"max_bytes={self.max_bytes}")
+        if not reason and fold.inner is not None:
+            work = math.prod(map(int, fold.product.weight.shape)) * math.prod(map(int, fold.inner.weight.shape[1:]))
+            if work > _MAX_COMPOSED_MACS:
+                reason = f"composing both weights takes {work:.2g} multiplications, above {_MAX_COMPOSED_MACS:.2g}"
         if reason:
             return Miss(op, reason)
         rounded = _find_rounding(fold)
