@@ -143,7 +143,11 @@ def rewrite_in_format(options: RewriteOptions) -> NetworkRewriteReport:
     path = Path(os.fspath(options.dst))
     if not options.dry_run:
         _check_destination(options.src, path, options.overwrite)
-    spec, where = read_network(options.src)
+    try:
+        spec, where = read_network(options.src)
+    except InputError as error:
+        raise InputError(f"{error}; '{path}' is for networks only: for others, expected one that ends in "
+                         ".mlpackage") from error
     report = NetworkRewriteReport(where, None if options.dry_run else str(path), options.preset, options.target,
                                   [each.name for each in chosen])
     with share_budget(options.max_steps, options.max_seconds, options.progress):

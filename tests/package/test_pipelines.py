@@ -218,9 +218,9 @@ REFUSED = {
                 "state 's': a pipeline has no states"),
     "a callable": (lambda path, folder: ane.verify(path, lambda x: x), lambda spec: None,
                    "stands for one ML Program; name the part's function: function=part0/main"),
-    "no ML Program": (lambda path, folder: ane.load(path),
+    "a network alone that nothing feeds": (lambda path, folder: ane.load(path),
                       lambda spec: (with_network(spec), spec.pipeline.models.pop(0), spec.pipeline.models.pop(0))[:0],
-                      "without an ML Program: up is a neuralNetwork"),
+                      "its input 'out' is neither an input of the pipeline nor an output of an earlier part"),
     "no part": (lambda path, folder: ane.load(path), lambda spec: spec.pipeline.ClearField("models"),
                 "it has no parts"),
 }
