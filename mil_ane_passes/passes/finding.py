@@ -115,10 +115,24 @@ def build_finding(rule: Rule, answer: Hit | Miss, function: str) -> Finding:
     """Convert an answer of `rule` about `function` to a finding."""
     op = answer.op
     value = op.outputs[0].name if op.outputs else op.name
+    problem = _find_problem(rule, answer)
     if isinstance(answer, Miss):
-        return Finding(type(rule), type(rule), function, op.op_type, value, answer.reason, near_miss=True,
+        return Finding(type(rule), problem, function, op.op_type, value, answer.reason, near_miss=True,
                        origin=find_origin(op))
-    problem = rule.find_problem(op) if isinstance(rule, Rewrite) else type(rule)
     return Finding(
         type(rule), problem, function, op.op_type, value, answer.note, refuses=rule.refuses, sure=answer.sure,
         message=answer.message, origin=find_origin(op), split_at=answer.split_at, sources=answer.evidence)
+
+
+def _find_problem(rule: Rule, answer: Hit | Miss) -> type[Rule]:
+    """Return the rule that a finding is reported under.
+
+    A rewrite without a code of its own has that of the first rule it fixes, so that rule describes the code, too: one
+    code never has two descriptions in a report.
+    """
+    problem = type(rule)
+    if isinstance(rule, Rewrite):
+        problem = rule.find_problem(answer.op) if isinstance(answer, Hit) else problem
+        if problem is type(rule) and rule.fixes and rule.fixes[0].code == rule.code:
+            problem = rule.fixes[0]
+    return problem

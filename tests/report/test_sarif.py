@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from mil_ane_passes import lint
+from mil_ane_passes.passes.registry import get_all_rewrites
 from mil_ane_passes.report.baseline import Baseline
 from mil_ane_passes.report.sarif import FINGERPRINT_NAME, build_sarif
 
@@ -109,6 +110,17 @@ def test_a_result_says_what_the_finding_says():
 def test_near_misses_are_no_failures():
     run = judged(build_sarif(report(chain("tanh", shape=(2, 3, 4)))))
     assert [(each["kind"], each["level"]) for each in run["results"]] == [("informational", "none")]
+
+
+@pytest.mark.parametrize("name", ["argmax_by_max", "fp32_island"])
+def test_a_code_is_described_once_where_a_rule_and_a_rewrite_report_under_it(name):
+    """A rewrite has the code of the rule that it fixes; its near misses stand beside the findings of the rule."""
+    examples = [each for each in get_all_rewrites()[name]().examples() if each.reason is None]
+    for example in examples:
+        run = judged(build_sarif(lint(example.build(), target="m4")))
+        code = get_all_rewrites()[name].code
+        (described,) = [each for each in run["tool"]["driver"]["rules"] if each["id"] == code]
+        assert described["name"] != get_all_rewrites()[name].__name__
 
 
 @pytest.mark.parametrize("made,functions", [(two_functions, {"main", "other"}), (empty, set())])
