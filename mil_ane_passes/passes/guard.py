@@ -130,20 +130,27 @@ def _needs_more_memory(before: Forecast, after: Forecast) -> bool:
 
 
 def _is_better_placed(before: Forecast, after: Forecast) -> bool:
-    """Return whether `after` removes an unsupported op, an op on the CPU, or a transition."""
-    fewer = (before.on_ane is not None and after.on_ane is not None
-             and after.ops - after.on_ane < before.ops - before.on_ane)
-    return (after.unsupported < before.unsupported or after.off < before.off or fewer
-            or after.transitions < before.transitions)
+    """Return whether `after` removes an unsupported op, an op on the CPU, or a transition with no op more on the CPU.
+
+    A graph that leaves the ANE as a whole has fewer transitions, too, which is no better placement.
+    """
+    added = _count_ops_added_to_cpu(before, after)
+    return (after.unsupported < before.unsupported or after.off < before.off or (added is not None and added < 0)
+            or (after.transitions < before.transitions and (added is None or added <= 0)))
+
+
+def _count_ops_added_to_cpu(before: Forecast, after: Forecast) -> int | None:
+    """Count the ops that `after` runs on the CPU beyond those of `before`; None where a placement is not predicted."""
+    if before.on_ane is None or after.on_ane is None:
+        return None
+    return (after.ops - after.on_ane) - (before.ops - before.on_ane)
 
 
 def _is_placed_no_worse(before: Forecast, after: Forecast) -> bool:
     """Return whether no more ops are unsupported or on the CPU, and no transition is added."""
-    if before.on_ane is None or after.on_ane is None:
-        return False
-    return (after.unsupported <= before.unsupported and after.off <= before.off
-            and after.transitions <= before.transitions
-            and after.ops - after.on_ane <= before.ops - before.on_ane)
+    added = _count_ops_added_to_cpu(before, after)
+    return (added is not None and added <= 0 and after.unsupported <= before.unsupported and after.off <= before.off
+            and after.transitions <= before.transitions)
 
 
 def _pair_chips(before: Forecast, after: Forecast) -> list[tuple[ChipLatency, ChipLatency]]:

@@ -91,7 +91,7 @@ def judged(name: str) -> str:
     made = [sum(var in ends for var in row.op.outputs) for row in rows]
     _, mine = find_cheapest_partition([row.cost for row in rows], made)
     _, theirs = find_cheapest_partition([_only(row.cost, device) for row, device in zip(rows, seen)], made)
-    return "of equal cost" if abs(mine - theirs) < 1e-9 else "dearer" if theirs > mine else "cheaper"
+    return "of equal cost" if abs(mine - theirs) < 1e-9 else "costlier" if theirs > mine else "cheaper"
 
 
 def _only(cost: Cost, device: str) -> Cost:
@@ -138,7 +138,7 @@ def main(arguments: list[str]) -> int:
     for line in disagreements():
         print("\t".join(line))
     for name in networks():
-        if judged(name) in ("dearer", "cheaper"):
+        if judged(name) in ("costlier", "cheaper"):
             print(f"partition of {name}: the measured one is {judged(name)}")
     if "--all" in arguments:
         print("\n* kept back: nothing published here")

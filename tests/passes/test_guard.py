@@ -306,9 +306,9 @@ def test_a_longer_run_time_is_a_fault_as_far_as_measurements_say_so(before, afte
 def test_what_no_measurement_covers_counts_where_the_segmenter_expects_more_time_too():
     before, after = forecast_of(spent(1000, 500)), forecast_of(spent(1150, 650))
     assert fault_of(before, after) is None
-    dearer = replace(after, cost=1.005)  # within the limit of the cost
-    assert fault_of(before, dearer).words == "latency on m4 of 1.150 ms instead of 1.000 (estimated), +15.0%"
-    assert fault_of(replace(before, transitions=1), dearer) is None  # a better placement: the ranges have to be apart
+    costlier = replace(after, cost=1.005)  # within the limit of the cost
+    assert fault_of(before, costlier).words == "latency on m4 of 1.150 ms instead of 1.000 (estimated), +15.0%"
+    assert fault_of(replace(before, transitions=1), costlier) is None  # a better placement: the ranges have to be apart
 
 
 def test_the_limit_of_the_run_time_is_the_users_too():
@@ -332,6 +332,14 @@ def test_a_further_transition_is_a_fault_unless_fewer_ops_are_on_the_cpu():
     assert fault_of(before, forecast_of(transitions=2, on_ane=8)).words == (
         "2 transitions instead of 1 (predicted), with no op less on the CPU")
     assert fault_of(before, forecast_of(transitions=2, on_ane=9)) is None
+
+
+def test_a_graph_that_leaves_the_ane_is_not_better_placed_for_its_fewer_transitions():
+    """hoist_row_slice made a toy GPT-2 so cheap that all of it was predicted to run on the CPU, and slower."""
+    before = forecast_of(spent(210, spread=2.0), transitions=1, on_ane=10)
+    after = replace(forecast_of(spent(360, spread=2.0), on_ane=0), cost=0.9)
+    assert fault_of(before, after).words == "latency on m4 of 0.360 ms instead of 0.210 (estimated), +71.4%"
+    assert fault_of(before, replace(after, on_ane=10)) is None  # the ranges have to be apart
 
 
 @pytest.mark.parametrize("target", ["m2", "all"])
