@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,6 +72,15 @@ class Norm:
 def apply_power(kind: str, degree: int) -> int:
     """Return the degree after a step of `kind`; only roots and reciprocals change it."""
     return {"sqrt": degree // 2, "rsqrt": -degree // 2, "inverse": -degree}.get(kind, degree)
+
+
+def iterate_norm_products(op: Operation) -> Iterator[tuple[Var, Var, Norm]]:
+    """Yield the value, the factor and the norm of each reading of `op`, a mul or real_div, as a value over a norm."""
+    divides = op.op_type == "real_div"
+    for value, factor in [(op.x, op.y)] if divides else [(op.x, op.y), (op.y, op.x)]:
+        norm = None if read_positive_scalar(value) is not None else match_norm(factor, 1 if divides else -1)
+        if norm is not None:
+            yield value, factor, norm
 
 
 def match_norm(factor: Var, degree: int) -> Norm | None:

@@ -22,9 +22,8 @@ from ._norm_patterns import (
     find_lowest_divisor,
     find_measured_total,
     is_epsilon_representable,
+    iterate_norm_products,
     make_norm_example,
-    match_norm,
-    read_positive_scalar,
 )
 
 _MAX_ROOT = 16384.0
@@ -106,12 +105,8 @@ class RmsNormL2(Rewrite):
     "Rewrite for targets on which it was not measured, too."
 
     def match(self, op: Operation) -> Hit | Miss:
-        divides = op.op_type == "real_div"
-        for value, factor in [(op.x, op.y)] if divides else [(op.x, op.y), (op.y, op.x)]:
-            if read_positive_scalar(value) is not None:
-                continue
-            norm = match_norm(factor, 1 if divides else -1)
-            if norm is not None and norm.reduce.op_type != "reduce_l2_norm":
+        for value, factor, norm in iterate_norm_products(op):
+            if norm.reduce.op_type != "reduce_l2_norm":
                 return self._match_norm(op, value, factor, norm)
         return Miss(op, "no product with the root of a sum of squares", near=False)
 

@@ -21,9 +21,8 @@ from ._norm_patterns import (
     build_llama_norm,
     find_lowest_divisor,
     find_measured_total,
+    iterate_norm_products,
     make_norm_example,
-    match_norm,
-    read_positive_scalar,
 )
 
 
@@ -105,13 +104,7 @@ class ScaledRmsNorm(Rewrite):
     "Rewrite whatever the known range of x, and also layer and group norms without one."
 
     def match(self, op: Operation) -> Hit | Miss:
-        divides = op.op_type == "real_div"
-        for value, factor in [(op.x, op.y)] if divides else [(op.x, op.y), (op.y, op.x)]:
-            if read_positive_scalar(value) is not None:
-                continue
-            norm = match_norm(factor, 1 if divides else -1)
-            if norm is None:
-                continue
+        for value, factor, norm in iterate_norm_products(op):
             if norm.x.dtype != types.fp16:
                 return Miss(op, "squared in fp32, which overflows above 1.8e19 only")
             if norm.obstacle is not None:
