@@ -5,7 +5,8 @@ two matrix products for an image. torch computes the matrix from the unit vector
 treatment of the border, `align_corners` and the scales are torch's own. An antialiased bilinear resize, which
 coremltools treats as a plain one, is such a product where it makes the image smaller. Nearest-exact selects elements:
 one constant gather for each axis. Nearest and linear resizes by a scale that rounds a size (9 to 15 by 1.7) are treated
-alike: torch goes by the scale, where Core ML's ops go by the ratio of the sizes.
+alike: torch goes by the scale, where Core ML's ops go by the ratio of the sizes. Where that may matter and the size is
+flexible, the resize is refused.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from coremltools.converters.mil.frontend.torch import ops
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var
 
+from ...ir.query import is_symbolic
 from ..contract import Patch
 from ..errors import NotConverted
 from ..lowering import (
@@ -41,6 +43,8 @@ _LINEAR_KINDS = ("upsample_bicubic2d", "_upsample_bicubic2d_aa", "_upsample_bili
 _SCALED_KINDS = ("upsample_nearest1d", "upsample_nearest2d", "upsample_linear1d", "upsample_bilinear2d")
 "Kinds that coremltools has ops for, if no size is rounded."
 _CORNER_KINDS = ("upsample_linear1d", "upsample_bilinear2d")
+_FIRST_INPUTS = {2: "input output_size ", 3: "input output_size align_corners "}
+"The inputs before the scales, by their number."
 _NEAREST_KINDS = (
     "_upsample_nearest_exact1d",
     "_upsample_nearest_exact2d",
@@ -86,7 +90,9 @@ def lower_scaled_resize(context: Any, node: Any) -> None:
     x, axes = bind_arguments(context, node, "input").input, _get_spatial_axes(kind)
     corners = kind in _CORNER_KINDS and bool(to_python(
         bind_arguments(context, node, "input output_size align_corners").align_corners, node, "align_corners"))
-    if corners or not all(isinstance(x.shape[axis], int | np.integer) for axis in axes):
+    if corners or any(map(is_symbolic, x.shape[axes.start:])):
+        if kind not in _CORNER_KINDS:
+            _check_flexible_scales(context, node, x, axes)
         getattr(ops, kind)(context, node)  # sizes alone decide, or are not known
         return
     targets = _read_target_sizes(context, node, x, axes, 3 if kind in _CORNER_KINDS else 2)
@@ -116,10 +122,40 @@ def _get_spatial_axes(kind: str) -> range:
     return range(2, 2 + int(kind.removesuffix("_aa").removesuffix("d")[-1]))
 
 
+def _check_flexible_scales(context: Any, node: Any, x: Var, axes: range) -> None:
+    """Refuse a nearest resize whose scale and ratio of sizes select other elements at some size.
+
+    floor(i / scale) and floor(i * size / floor(size * scale)) are equal at every size for whole scales and for 0.5
+    only: 11 elements by 0.25 are elements 0 and 4 in torch, 0 and 5 by the ratio.
+    """
+    for axis, scale in zip(axes, _read_scales(context, node, axes, 2) or [], strict=False):
+        exact = scale is None or float(scale).is_integer() or scale == 0.5
+        if not exact and (is_symbolic(x.shape[axis]) or not float(x.shape[axis] * scale).is_integer()):
+            raise NotConverted.at(
+                node, f"resizes axis {axis} of an image of flexible size to the nearest elements by {scale:g}, where "
+                "Core ML's op goes by the ratio of the sizes and selects other elements than torch",
+                "fix the size, scale by a whole number or 0.5, or trace it with recompute_scale_factor=True")
+
+
 def _read_target_sizes(context: Any, node: Any, x: Var, axes: range, place: int) -> list[tuple[int, float | None]]:
     """Read the size and the scale of each axis; a scale of None is the ratio of the sizes."""
+    scales = _read_scales(context, node, axes, place)
+    if any(map(is_symbolic, x.shape[axes.start:])):
+        raise NotConverted.at(node, "resizes an image of flexible size",
+                              "fix the size, or use mode='bilinear' and a scale_factor")
+    sizes = bind_arguments(context, node, _FIRST_INPUTS[place]).output_size
+    if sizes is None:
+        if scales is None:
+            raise NotConverted.at(node, "has neither sizes nor scales")
+        sizes = [int(float(x.shape[axis]) * scale) for axis, scale in zip(axes, scales, strict=True)]
+    sizes = [int(np.ravel(size)[0]) for size in to_python(sizes, node, "output_size")]
+    return list(zip(sizes, scales or [None] * len(axes), strict=True))
+
+
+def _read_scales(context: Any, node: Any, axes: range, place: int) -> list[Any] | None:
+    """Read the scale of each axis as it is written, from input `place` on; None where there is none."""
     names = {1: ["scales"], 2: ["scales_h", "scales_w"], 3: ["scales_d", "scales_h", "scales_w"]}[len(axes)]
-    before = "input output_size " + "align_corners " * (place == 3)
+    before = _FIRST_INPUTS[place]
     if node.kind.endswith(".vec") or len(node.inputs) + len(node.kwinputs or {}) <= place + (len(axes) > 1):
         scales = bind_arguments(context, node, before + "scale_factors=None").scale_factors
         scales = to_python(scales, node, "scale_factors") if scales is not None else None
@@ -127,18 +163,9 @@ def _read_target_sizes(context: Any, node: Any, x: Var, axes: range, place: int)
         inputs = bind_arguments(context, node, before + " ".join(f"{name}=None" for name in names))
         scales = [to_python(getattr(inputs, name), node, name) for name in names]
         scales = scales[0] if isinstance(scales[0], list) else scales  # a traced `.vec` of one dimension
-    if scales is not None:
-        scales = [scale if scale is None else find_written_literal(float(scale), node) for scale in scales]
-    if any(not isinstance(x.shape[axis], int | np.integer) for axis in axes):
-        raise NotConverted.at(node, "resizes an image of flexible size",
-                              "fix the size, or use mode='bilinear' and a scale_factor")
-    sizes = bind_arguments(context, node, before).output_size
-    if sizes is None:
-        if scales is None:
-            raise NotConverted.at(node, "has neither sizes nor scales")
-        sizes = [int(float(x.shape[axis]) * scale) for axis, scale in zip(axes, scales, strict=True)]
-    sizes = [int(np.ravel(size)[0]) for size in to_python(sizes, node, "output_size")]
-    return list(zip(sizes, scales or [None] * len(axes), strict=True))
+    if scales is None:
+        return None
+    return [scale if scale is None else find_written_literal(float(scale), node) for scale in scales]
 
 
 def _make_resize_matrix(kind: str, size: int, required: int, scale: float | None, corners: bool | None) -> Any:

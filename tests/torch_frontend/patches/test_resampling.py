@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch.nn.functional import interpolate
 
+from mil_ane_passes.torch_frontend import NotConverted
+
 from ..checks import check
 
 IMAGE = torch.randn(1, 2, 6, 8)
@@ -59,3 +61,32 @@ def test_a_scale_that_rounds_a_size_is_that_of_torch(mode, scale, frontend):
 def test_a_scale_that_rounds_a_length_is_that_of_torch(mode, scale, frontend):
     signal = torch.linspace(-3, 4, 2 * 3 * 13).reshape(2, 3, 13).sin()
     check(lambda x: torch.nn.functional.interpolate(x, scale_factor=scale, mode=mode), signal, frontend=frontend)
+
+
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+@pytest.mark.parametrize("scale", [1.5, 0.25, (2.0, 1.7), (1.3, 0.5)])
+def test_nearest_of_a_flexible_size_by_a_scale_that_may_round_it_is_refused(scale, frontend):
+    image = torch.randn(1, 2, 8, 10)
+    axis, by = (3, 1.7) if scale == (2.0, 1.7) else (2, scale[0] if isinstance(scale, tuple) else scale)
+    with pytest.raises(NotConverted, match=f"resizes axis {axis} of an image of flexible size to the nearest "
+                                               f"elements by {by:g}, where Core ML's op goes by the ratio"):
+        check(lambda x: interpolate(x, scale_factor=scale, mode="nearest"), image, frontend=frontend, flexible=[2, 3],
+              lowest=8)
+
+
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+@pytest.mark.parametrize("scale", [3.0, 0.5, (2.0, 0.5)])
+def test_nearest_of_a_flexible_size_by_a_whole_scale_or_a_half(scale, frontend):
+    image = torch.linspace(-3, 4, 2 * 9 * 11).reshape(1, 2, 9, 11).sin()
+    check(lambda x: interpolate(x, scale_factor=scale, mode="nearest"), image, frontend=frontend, flexible=[2, 3],
+          lowest=8, at=[[torch.randn(1, 2, 23, 8)]])
+
+
+@pytest.mark.parametrize("scale", [0.25, 1.5])
+def test_nearest_of_a_flexible_length_by_a_scale_that_may_round_it_is_refused(scale):
+    with pytest.raises(NotConverted, match=f"resizes axis 2 .* by {scale:g}, where"):
+        check(lambda x: interpolate(x, scale_factor=scale, mode="nearest"), torch.randn(1, 2, 12), flexible=[2])
+
+
+def test_a_fixed_axis_beside_a_flexible_one_may_be_scaled_to_a_whole_size():
+    check(lambda x: interpolate(x, scale_factor=(2.0, 1.5), mode="nearest"), torch.randn(1, 2, 6, 8), flexible=[2])
