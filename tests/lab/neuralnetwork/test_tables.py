@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from tests.lab.records import read_record
 
 from . import tables
@@ -38,6 +40,7 @@ def test_nothing_breaks_the_upgrade():
     assert record["failures"] == 0 and record["tries"] >= 500 and min(record["loaded"], record["refused"]) > 100
 
 
+@pytest.mark.slow  # two processes that import coremltools and its test suite, 19 s
 def test_a_sample_of_coremltools_tests_runs_and_goes_on_where_it_was(tmp_path):
     command = [sys.executable, "-m", "tests.lab.neuralnetwork", "--results", str(tmp_path / "results.jsonl"), "--only",
                "test_split_nd_cpu or test_bias_constant"]
