@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from .._version import __version__
 from ..package.copy_ahead import CopyAhead
 from ..package.destination import check_destination
-from ..transforms.contract import PART_SUFFIXES, build_part_path
+from ..transforms.contract import MAX_PARTS, PART_SUFFIXES, build_part_path
 from ..utils.errors import InputError
 from ..utils.garbage_collection import pause_garbage_collection
 from ..utils.option_spelling import format_option, format_option_values
@@ -44,8 +44,9 @@ FixShapes = str | Sequence[str] | Shapes | Sequence[Shapes] | Mapping[str, Shape
 PadShapes = str | Sequence[str] | Mapping[str, Sequence[int | tuple[int, int]]]
 "Sizes to pad inputs to, by input name, or texts in the command's syntax."
 _EDITS = ("fix_shape", "pad_shape", "merge_states", "state_to_io", "expose", "drop_output", "io", "rename", "split_at",
-          "split_inputs", "dedup_weights")
+          "split_inputs", "split_parts", "max_part_size", "dedup_weights")
 "The options that edit, in the order in which the edits are made."
+_SPLITS = ("split_at", "split_inputs", "split_parts", "max_part_size")
 _MAX_CHANGES_LISTED = 12
 "The most changes that the text lists per option; the JSON has all."
 
@@ -113,6 +114,11 @@ class EditOptions:
     split_inputs: Names = field(default=(), metadata=flag(metavar="NAME", nargs="+", action="extend"))
     """make two packages, cut behind what is computed from one of these inputs alone: lookups of ids, tables and masks
     of positions"""
+    split_parts: int | None = field(default=None, metadata=flag(metavar="N", type=int))
+    """make N packages that run one after the other, OUT_1 to OUT_N, with even weights, cut where the fewest bytes
+    cross: between layers"""
+    max_part_size: str | float | None = field(default=None, metadata=flag(metavar="SIZE"))
+    "make as few such packages as have at most SIZE of weights each, such as 1.4GB"
     dedup_weights: bool = field(default=False, metadata=flag())
     "keep weights of equal bytes once"
     function: str | None = field(default=None, metadata=flag(metavar="F"))
@@ -130,12 +136,21 @@ class EditOptions:
     @property
     def parts(self) -> tuple[str, ...]:
         """The suffixes of the packages to write."""
+        if self.split_parts is not None:
+            return tuple(str(number) for number in range(1, min(self.split_parts, MAX_PARTS) + 1))
+        if self.max_part_size is not None:
+            return ("",)  # how many there will be is not known yet
         return PART_SUFFIXES if self.split_at or self.split_inputs else ("",)
+
+    @property
+    def splits(self) -> list[str]:
+        """The names of the given options that make packages of one."""
+        return [name for name in _SPLITS if getattr(self, name) not in (None, (), [], "")]
 
     @property
     def packed(self) -> bool:
         """True if files are packed again or linked, so that copying them ahead is of no use."""
-        return bool(self.split_at or self.split_inputs or self.dedup_weights or self.link)
+        return bool(self.splits or self.dedup_weights or self.link)
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -173,15 +188,17 @@ def edit(options: EditOptions) -> EditReport:
     outputs, states or inner values to their new names. `split_at` makes two packages that run one after the other, cut
     behind the values it names: OUT_1.mlpackage and OUT_2.mlpackage for the `dst` OUT.mlpackage, both or neither; with
     `function` they do not contain the other functions. `split_inputs` does so behind what is computed from one of these
-    inputs alone. `dedup_weights` stores weights of equal bytes once. `function`
-    edits that function alone (default: each that has the named values). All names are those of `src`, regardless of
-    other edits. `dry_run` writes nothing. `verify` runs the source and the result on random feeds, mapped across the
-    change, on the reference runtime; if results differ or cannot be compared, nothing is written and the status is
-    "rejected". `link`: unchanged files become hard links where they cannot be cloned, so that the packages share them.
-    `ahead`: copies of the source's large files that the caller has already started.
+    inputs alone. `split_parts` makes that many packages with even weights, OUT_1 to OUT_N, `max_part_size` (bytes, or a
+    text such as "1.4GB") as few as have at most that many bytes of weights each; both cut where the fewest bytes cross.
+    `dedup_weights` stores weights of equal bytes once. `function` edits that function alone (default: each that has the
+    named values). All names are those of `src`, regardless of other edits. `dry_run` writes nothing. `verify` runs the
+    source and the result on random feeds, mapped across the change, on the reference runtime; if results differ or
+    cannot be compared, nothing is written and the status is "rejected". `link`: unchanged files become hard links where
+    they cannot be cloned, so that the packages share them. `ahead`: copies of the source's large files that the caller
+    has already started.
 
     The order is fixed: fix_shape, pad_shape, merge_states, state_to_io, expose, drop_output, io, rename,
-    split_at, split_inputs, dedup_weights.
+    split_at, split_inputs, split_parts, max_part_size, dedup_weights.
 
     Raises InputError for anything that cannot be done, with the reason; nothing is written then.
     """
@@ -242,6 +259,7 @@ def _make_transforms(options: EditOptions) -> list[Transform]:
     from ..transforms.rename import Rename
     from ..transforms.split_at import SplitAt
     from ..transforms.split_inputs import SplitInputs
+    from ..transforms.split_parts import SplitIntoParts, parse_byte_size
     from ..transforms.state_to_io import StateToIo
 
     function = options.function
@@ -263,15 +281,21 @@ def _make_transforms(options: EditOptions) -> list[Transform]:
     renamed = _check_renames(options.rename) if options.rename else {}
     if renamed:
         transforms.append(Rename(renamed, function))
+    if len(options.splits) > 1:
+        given = " and ".join(map(format_option_values, options.splits))
+        number = "two packages" if set(options.splits) == {"split_at", "split_inputs"} else "several packages"
+        raise InputError(f"{given}: each makes {number}; expected one of them")
     if options.split_at:
         names = [renamed.get(name, name) for name in _list_names(options.split_at, "split_at")]
         transforms.append(SplitAt(names, function))
     if options.split_inputs:
-        if options.split_at:
-            raise InputError(f"{format_option_values('split_inputs')} and {format_option_values('split_at')}: each "
-                             "makes two packages; expected one of them")
         names = [renamed.get(name, name) for name in _list_names(options.split_inputs, "split_inputs")]
         transforms.append(SplitInputs(names, function))
+    if options.split_parts is not None:
+        transforms.append(SplitIntoParts(count=options.split_parts, function=function))
+    if options.max_part_size is not None:
+        most = parse_byte_size(options.max_part_size, "max_part_size")
+        transforms.append(SplitIntoParts(max_bytes=most, function=function))
     if options.dedup_weights:
         transforms.append(DedupWeights())
     if not transforms:

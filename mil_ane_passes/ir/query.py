@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ __all__ = [
     "TypeInfo",
     "contradiction",
     "count_ops",
+    "count_stored_bytes",
     "get_const_value",
     "get_consumers",
     "get_flat_inputs",
@@ -125,6 +127,14 @@ def get_itemsize(var: Var) -> int:
 @functools.cache
 def _get_dtype_itemsize(dtype: Any) -> int:
     return int(np.dtype(types.nptype_from_builtin(dtype)).itemsize)
+
+
+def count_stored_bytes(var: Var) -> int:
+    """Count the bytes of a constant as stored, such as half a byte for each int4; 0 for other than numbers."""
+    kind = get_type_info(var)
+    if not kind.is_tensor or kind.shape is None or not (types.is_float(kind.dtype) or types.is_int(kind.dtype)):
+        return 0
+    return -(-math.prod(kind.shape) * int(kind.dtype.get_bitwidth()) // 8)
 
 
 def get_flat_inputs(op: Operation) -> list[Var]:

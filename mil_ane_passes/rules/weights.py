@@ -12,7 +12,7 @@ from coremltools.converters.mil.mil import Block, Builder, Operation, Program, V
 
 from ..ane.op_support import M4
 from ..ane.partitions import iterate_rows_by_function
-from ..ir.query import get_const_value, get_type_info, is_compressed, is_const
+from ..ir.query import count_stored_bytes, get_const_value, get_type_info, is_compressed, is_const
 from ..passes.contract import Community, Example, Hit, Miss, PlanRule, Rule, Vendor
 from ..passes.examples import build_program, make_example, make_weight
 from ..passes.plan import Plan
@@ -277,24 +277,29 @@ class ModelSize(PlanRule):
     """A function has more weights than the ANE of a phone takes.
 
     why     Apple says that a model for the Neural Engine of an iPhone cannot be larger than 1 GB. On a Mac with M1 a
-            model between 2 and 3 GB went to the CPU as a whole, and all loaded ones together took 3 GB at most. Which
-            applies depends on the device, not on the generation: an A15 and an M2 have the same ANE.
+            model between 2 and 3 GB went to the CPU as a whole, and all loaded ones together took 3 GB at most. Later
+            reports: about 1.4 GB a package on an iPhone 17 Pro, a package of 1.94 GB with nothing on the ANE of a Mac,
+            about 2 GB a program. Which applies depends on the device, not on the generation: an A15 and an M2 have the
+            same ANE.
     when    The weights that a function's ops read, as they are stored (compressed ones by their packed size), exceed
             `phone` GB. In a package of several functions each is weighed alone, since one is loaded at a time.
-    fix     Split the model: coremltools.models.utils.bisect_model cuts a package in two, each part below 1 GB. fp32
-            weights halve with ane::fp16_compute. Whether palettized weights help is open: in 2023, on an M1, 4 bits
-            did not.
+    fix     Split the model between its layers: `edit --max-part-size 1GB`. fp32 weights halve with ane::fp16_compute.
+            Whether palettized weights help is open: in 2023, on an M1, 4 bits did not.
     """
 
     code, slug = "ANE510", "model-size"
     confidence = "high"
-    advice = "Split the model with coremltools.models.utils.bisect_model."
+    advice = "Split the model between its layers: edit --max-part-size 1GB."
     evidence = (
         Vendor("to run on the Neural Engine of an iPhone a model cannot be larger than 1 GB; bisect_model cuts it",
                source="https://apple.github.io/coremltools/docs-guides/source/mlmodel-utilities.html"),
         Community("somewhere between 2 and 3 GB a model goes to the CPU as a whole; of five models of 0.8 GB the last "
                   "does; weights of 4 bits do not help", chip="M1", date="2023-04-01",
                   source="smpanaro/more-ane-transformers src/experiments/NOTES.md"),
+        Community("a package of 1.94 GB had nothing on the ANE of a Mac, and about 1.4 GB a package was the limit on an "
+                  "iPhone 17 Pro, in three models", chip="A19 Pro", source="john-rocky/CoreML-LLM", date="2026"),
+        Community("a program of 1.5 GB compiles, one of 3.4 GB does not: about 2 GB a program (private route)",
+                  source="https://github.com/sbryngelson/ANEForge/issues/45", date="2026"),
     )
     phone: float = 1.0
     "GB (10^9 bytes) of weights that an iPhone's ANE supports; Apple's number."
@@ -335,16 +340,9 @@ def _count_weight_bytes(function: Block) -> int:
     while pending:
         for op in pending.pop().operations:
             if op.op_type == "const":
-                total += _count_stored_bytes(op.outputs[0])
+                total += count_stored_bytes(op.outputs[0])
             pending.extend(op.blocks)
     return total
-
-
-def _count_stored_bytes(var: Var) -> int:
-    kind = get_type_info(var)
-    if not kind.is_tensor or kind.shape is None or not (types.is_float(kind.dtype) or types.is_int(kind.dtype)):
-        return 0
-    return -(-prod(kind.shape) * int(kind.dtype.get_bitwidth()) // 8)
 
 
 def _build_small_linear() -> object:

@@ -23,10 +23,12 @@ if TYPE_CHECKING:
     from ..package import Package
     from ..package.weight_plan import WeightPlan
 
-__all__ = ["PART_SUFFIXES", "Draft", "EditRecord", "Transform", "apply_transforms", "build_part_path"]
+__all__ = ["MAX_PARTS", "PART_SUFFIXES", "Draft", "EditRecord", "Transform", "apply_transforms", "build_part_path"]
 
 PART_SUFFIXES = ("1", "2")
 "Suffixes of the names of the two packages that `--split-at` makes."
+MAX_PARTS = 64
+"The most packages that are made of one: 64 parts of a gigabyte are more than any device's memory."
 
 
 @dataclass(frozen=True)

@@ -298,7 +298,7 @@ class FunctionGraph:
         if self.refusal:
             raise CutError(self.refusal)
         named = [self.find(name) for name in names]
-        first = self._collect_required(self.maker[var] for var in named)
+        first = self.collect_required(self.maker[var] for var in named)
         first = self._include_state_users(first, [self.maker[var] for var in named])
         made = {var for place in first for var in self.ops[place].outputs}
         left = [var for var in self.outputs if var not in made]
@@ -310,7 +310,7 @@ class FunctionGraph:
             )
         effects = [place for place, op in enumerate(self.ops)
                    if place not in first and not self.constant[place] and not is_pure(op)]
-        second = self._collect_required([*(self.maker[var] for var in left if var in self.maker), *effects]) - first
+        second = self.collect_required([*(self.maker[var] for var in left if var in self.maker), *effects]) - first
         if all(self.constant[place] for place in second):
             raise CutError(f"nothing that depends on {_format_names(named)} or on an input is left for a second part",
                            elsewhere=True)
@@ -322,14 +322,14 @@ class FunctionGraph:
                    for var in self.ops[place].outputs if var in wanted]
         requested = [var for var in dict.fromkeys(named) if var in crosses]
         consts = {place for place in first if self.constant[place]}
-        second |= self._collect_required(need for place in second for need in self.needs[place] if need in consts)
+        second |= self.collect_required(need for place in second for need in self.needs[place] if need in consts)
         inside = tuple(var for var in dict.fromkeys(named) if var not in crosses and var not in self.outputs)
         either = first | second
         unneeded = sum(op.op_type != "const" for place, op in enumerate(self.ops) if place not in either)
         others = (var for var in crosses if var not in requested)
         return Cut(frozenset(first), frozenset(second), (*requested, *others), inside, unneeded)
 
-    def _collect_required(self, start: Iterable[int]) -> set[int]:
+    def collect_required(self, start: Iterable[int]) -> set[int]:
         """Return `start` and all ops that must run before it."""
         found: set[int] = set()
         stack = list(start)
@@ -358,7 +358,7 @@ class FunctionGraph:
                     name = next((var.name for var in op.outputs), "")
                     raise CutError(f"the state '{state.name}' is used before the cut and behind it ({op.op_type}"
                                    f"{f' {name!r}' if name else ''}); a state lives in one part", elsewhere=True)
-            first = first | self._collect_required(place for places in torn.values() for place in places)
+            first = first | self.collect_required(place for places in torn.values() for place in places)
 
     def _collect_reached(self, start: Iterable[int]) -> set[int]:
         """Return all ops that results of `start` reach."""

@@ -1,0 +1,326 @@
+"""Splitting of a package into several that run one after the other, cut where few bytes cross."""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from coremltools.converters.mil.mil import Function, Var
+
+from ..ir.query import count_stored_bytes, is_symbolic, iterate_nested_ops
+from ..passes.layout import format_bytes
+from ..utils.errors import InputError
+from ..utils.option_spelling import format_option_values
+from ..utils.text_format import format_count
+from .contract import MAX_PARTS, Draft, EditRecord, Transform
+from .names import collect_names
+from .split_at import FunctionGraph, SplitAt, plan_crossing
+
+__all__ = ["SplitIntoParts", "parse_byte_size"]
+
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_SIZE_FORM = re.compile(r"([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*([kmg]i?b|b)?", re.IGNORECASE)
+_MAX_PLACES = 600
+"The most places for cuts that are compared, of which a layer has about as many as weights: the narrowest are kept."
+_NARROW_RATIO = 2.0
+"""How many times the bytes of the narrowest place may cross at one between layers: what several layers read, such as a
+mask, may cross as well, and inner values of a layer are 3 to 4 times as wide."""
+_BALANCE = 1.1
+"How much larger than in the most balanced cut the largest part may be, for cuts at narrower places."
+_MIN_WEIGHT_BYTES = 1024
+"Smaller constants are not counted: sizes, axes and epsilons."
+_ASSUMED_SIZE = 64
+"The size that a flexible dimension counts as, where crossing bytes are compared."
+Float = np.float64
+
+
+@dataclass(frozen=True)
+class SplitIntoParts(Transform):
+    """Cuts every function, or `function` alone, into `count` parts, or as few whose weights each take `max_bytes`.
+
+    Weights are counted as stored. The parts are balanced as far as a tenth of the largest, and of all such cuts those
+    are taken at which the fewest bytes cross. Cuts are between layers, which are the narrowest places, unless there are
+    not enough of these. All functions are cut after the same values, those of the first. One of `count` and `max_bytes`
+    is None.
+    """
+
+    count: int | None = None
+    max_bytes: int | None = None
+    function: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.count is not None and (not isinstance(self.count, int) or not 2 <= self.count <= MAX_PARTS):
+            raise InputError(f"{self._asked}: expected a number of parts from 2 to {MAX_PARTS}")
+
+    def apply(self, draft: Draft) -> list[Draft]:
+        """Return the parts, in the order in which they run. Raises InputError if there are no such cuts."""
+        name, function = next(iter(draft.select_functions(self.function).items()))
+        places = _CutPlaces(function)
+        cuts = self._choose(places)
+        if not cuts:
+            draft.done.append(EditRecord(
+                self._option, name, "", f"one part: its weights take {format_bytes(places.count_bytes(0, None))}",
+                changed=False))
+            return [draft]
+        before, parts, rest, crossed = list(draft.done), [], draft, set[str]()
+        for cut in cuts:
+            values = places.list_values(cut)
+            first, rest = SplitAt([each for each in values if each not in crossed], self.function).apply(rest)
+            parts.append(first)
+            crossed.update(values)
+        parts.append(rest)
+        for number, (part, (start, end)) in enumerate(zip(parts, pairwise([0, *cuts, None]), strict=True), 1):
+            note = self._describe(part.program.functions[name], number, len(parts), places.count_bytes(start or 0, end))
+            before.append(EditRecord(self._option, name, "", note))
+            part.part = str(number)
+        for part in parts:
+            part.done = list(before)
+        return parts
+
+    @property
+    def _option(self) -> str:
+        return "--split-parts" if self.count is not None else "--max-part-size"
+
+    @property
+    def _asked(self) -> str:
+        if self.count is not None:
+            return format_option_values("split_parts", str(self.count))
+        return format_option_values("max_part_size", str(self.max_bytes))
+
+    def _choose(self, places: _CutPlaces) -> list[int]:
+        """Return the cuts among `places`, in order; none if one part is enough."""
+        most = self.max_bytes
+        if most is not None and places.count_bytes(0, None) <= most:
+            return []
+        for among in (places.select_narrow(), places):
+            for count in range(2, min(MAX_PARTS, len(among.found) + 1) + 1) if most is not None else [self.count or 2]:
+                smallest = among.find_smallest_maximum(count)
+                if smallest <= (math.inf if most is None else most) and math.isfinite(smallest):
+                    return among.find_cuts(count, smallest * _BALANCE if most is None else most)
+        raise InputError(f"{self._asked}: "
+                         f"{places.explain_shortage() if most is None else places.explain_excess(most)}")
+
+    def _describe(self, function: Function, number: int, count: int, nbytes: int) -> str:
+        ops = sum(op.op_type != "const" for op in iterate_nested_ops(function))
+        return (f"part {number} of {count} has {format_count(ops, 'op')} and {format_bytes(nbytes)} of weights, takes "
+                f"{', '.join(function.inputs)} and gives {', '.join(var.name for var in function.outputs)}")
+
+
+class _CutPlaces:
+    """The places between ops of a function at which it can be cut, with the bytes that cross and the weights between.
+
+    `found` are positions in the list of ops: a cut is behind the op. Between two ops that read weights only the
+    narrowest place is kept.
+    """
+
+    def __init__(self, function: Function) -> None:
+        self._function = function
+        self._graph = FunctionGraph(function)
+        if self._graph.refusal:
+            raise InputError(f"the function '{function.name}' cannot be cut: {self._graph.refusal}")
+        self._names = collect_names(function)
+        self._last = self._find_last_readers()
+        self._weights = list(self._iterate_weight_reads())
+        self._torn: dict[int, str] = self._find_torn_states()
+        self.found, self._crossing = self._find_places()
+        self._bytes = self._measure_segments()
+
+    def count_bytes(self, start: int, end: int | None) -> int:
+        """Count the bytes of weights that the ops between two cuts read; `end` None: up to the end."""
+        row = 0 if start == 0 else self.found.index(start) + 1
+        column = len(self.found) + 1 if end is None else self.found.index(end) + 1
+        return int(self._bytes[row, column])
+
+    def list_values(self, place: int) -> list[str]:
+        """List the values after which the cut at `place` is made: what crosses, and outputs that are made before.
+
+        What others of them are computed from is not listed: it crosses where it is needed.
+        """
+        graph, listed, required = self._graph, list[str](), set[int]()
+        for at in range(place, -1, -1):
+            if graph.constant[at] or at in required:
+                continue
+            named = [var.name for var in graph.ops[at].outputs
+                     if self._last.get(var, -1) > place or var in graph.outputs]
+            if named:
+                listed += named
+                required |= graph.collect_required([at])
+        return listed[::-1]
+
+    def select_narrow(self) -> _CutPlaces:
+        """Return the places alone at which at most twice as many bytes cross as at the narrowest one."""
+        limit = _NARROW_RATIO * min(self._crossing, default=0.0)
+        kept = [number for number, width in enumerate(self._crossing) if width <= limit]
+        made = copy.copy(self)
+        made.found, made._crossing = [self.found[each] for each in kept], [self._crossing[each] for each in kept]
+        made._bytes = made._measure_segments()
+        return made
+
+    def find_smallest_maximum(self, count: int) -> float:
+        """Find the smallest possible size of the largest of `count` parts, in bytes."""
+        return float(self._run_dynamic_program(count, np.maximum, self._bytes)[0][-1])
+
+    def find_cuts(self, count: int, most: float) -> list[int]:
+        """Find the cuts into `count` parts of at most `most` bytes at which the fewest bytes cross.
+
+        Among equals, those with the most even parts: squares of shares add less than one byte.
+        """
+        whole = max(float(self._bytes[0, -1]), 1.0)
+        price = np.append(np.asarray([0.0, *self._crossing]), 0.0)[None, :] + (self._bytes / whole) ** 2
+        price = np.where(self._bytes <= most, price, np.inf)
+        _, chosen = self._run_dynamic_program(count, np.add, price)
+        cuts, at = [], len(self.found) + 1
+        for step in reversed(chosen[1:]):
+            at = int(step[at])
+            cuts.append(self.found[at - 1])
+        return cuts[::-1]
+
+    def explain_shortage(self) -> str:
+        """Explain why there are no more places."""
+        states = sorted(set(self._torn.values()))
+        why = f"; states are used on both sides of others: {', '.join(states)}" if states else ""
+        return (f"the function can be cut at {format_count(len(self.found), 'place')} only{why}; expected at most "
+                f"{len(self.found) + 1} parts")
+
+    def explain_excess(self, most: int) -> str:
+        """Explain why no cuts make each part small enough."""
+        steps = [int(self._bytes[row, row + 1]) for row in range(len(self.found) + 1)]
+        largest = max(steps)
+        if largest <= most:
+            return f"more than {MAX_PARTS} parts would be needed"
+        row = steps.index(largest)
+        start = 0 if row == 0 else self.found[row - 1] + 1
+        end = self.found[row] if row < len(self.found) else len(self._graph.ops) - 1
+        named = next((self._graph.ops[at].name for at, _, _ in self._weights if start <= at <= end), "")
+        states = sorted(set(self._torn.values()))
+        why = f"; the states {', '.join(states)} allow no cut between" if states else ""
+        return (f"the ops around '{named}' alone, between which it cannot be cut, have {format_bytes(largest)} of "
+                f"weights{why}; expected at least that")
+
+    def _find_last_readers(self) -> dict[Var, int]:
+        return {var: place for place, read in enumerate(self._graph.reads) if not self._graph.constant[place]
+                for var in read}
+
+    def _iterate_weight_reads(self) -> Iterator[tuple[int, int, int]]:
+        """Yield for each reading of a weight the place of the op, that of the previous one (-1: none), and the bytes.
+
+        A weight that several ops read counts in each part that reads it, and once there.
+        """
+        graph, previous, stored = self._graph, dict[int, int](), dict[int, int]()
+        for place, op in enumerate(graph.ops):
+            if graph.constant[place]:
+                if op.op_type == "const":
+                    stored[place] = count_stored_bytes(op.outputs[0])
+                continue
+            for source in self._find_consts(place):
+                if stored.get(source, 0) >= _MIN_WEIGHT_BYTES:
+                    yield place, previous.get(source, -1), stored[source]
+                previous[source] = place
+            inside = sum(count_stored_bytes(inner.outputs[0]) for block in op.blocks
+                         for inner in iterate_nested_ops(block) if inner.op_type == "const")
+            if inside >= _MIN_WEIGHT_BYTES:
+                yield place, -1, inside
+
+    def _find_consts(self, place: int) -> set[int]:
+        """Find the places of the constants that the op at `place` reads, also through ops on constants."""
+        graph, found = self._graph, set[int]()
+        pending = [graph.maker[var] for var in graph.reads[place] if var in graph.maker]
+        while pending:
+            source = pending.pop()
+            if source not in found and graph.constant[source]:
+                found.add(source)
+                pending += [graph.maker[var] for var in graph.reads[source] if var in graph.maker]
+        return found
+
+    def _find_torn_states(self) -> dict[int, str]:
+        """Return the places that a state is used before and behind, with its name: it lives in one part."""
+        return {place: state.name for state, users in self._graph.state_users.items() if users
+                for place in range(users[0], users[-1])}
+
+    def _find_places(self) -> tuple[list[int], list[float]]:
+        """Return the narrowest place between two readings of weights, in order, and the bytes that cross at each.
+
+        A part without weights is of no use, so there is no place before the first reading or behind the last one.
+        """
+        reading = {place for place, _, _ in self._weights}
+        best: list[tuple[float, int]] = []
+        here: tuple[float, int] | None = None
+        begun = False
+        for place, width in self._iterate_widths():
+            if place in reading:
+                if here is not None:
+                    best.append(here)
+                here, begun = None, True
+            if begun and width is not None and (here is None or width < here[0]):
+                here = (width, place)
+        kept = sorted(sorted(best)[:_MAX_PLACES], key=lambda pair: pair[1])
+        return [place for _, place in kept], [width for width, _ in kept]
+
+    def _iterate_widths(self) -> Iterator[tuple[int, float | None]]:
+        """Yield each place behind an op that computes with its crossing bytes, None where it cannot be cut."""
+        graph = self._graph
+        width, stuck, leaves = 0.0, 0, dict[int, list[tuple[float, int]]]()
+        unread = set(graph.inputs)
+        for place, op in enumerate(graph.ops):
+            if graph.constant[place]:
+                continue
+            given = unread & graph.reads[place]  # inputs that both parts need are given to both
+            unread -= given
+            for var in (*given, *op.outputs):
+                last = self._last.get(var, -1)
+                if last > place:
+                    nbytes = self._count_crossing_bytes(var)
+                    entry = (0.0, 1) if nbytes is None else (nbytes, 0)
+                    leaves.setdefault(last, []).append(entry)
+                    width, stuck = width + entry[0], stuck + entry[1]
+            for nbytes, one in leaves.pop(place, []):
+                width, stuck = width - nbytes, stuck - one
+            yield place, width if not stuck and width > 0 and place not in self._torn else None
+
+    def _count_crossing_bytes(self, var: Var) -> float | None:
+        """Count the bytes of a value that crosses; None if no input and output can hold it."""
+        planned = plan_crossing(self._function, var, set(self._names))
+        if isinstance(planned, str):
+            return None
+        sizes = [_ASSUMED_SIZE if is_symbolic(size) else int(size) for size in var.shape]
+        return float(math.prod(sizes) * (2 if planned.dtype == "fp16" else 4))
+
+    def _measure_segments(self) -> np.ndarray[tuple[int, int], np.dtype[Float]]:
+        """Return the bytes of weights from each cut (row, 0: the start) to each later one (the last: the end)."""
+        ends = np.asarray([-1, *self.found, len(self._graph.ops)])
+        place, before, nbytes = np.asarray(self._weights, np.int64).reshape(-1, 3).T
+        column = np.searchsorted(ends, place)
+        sizes = np.full((len(ends), len(ends)), np.inf)
+        for row in range(len(ends) - 1):
+            first = (before <= ends[row]) & (place > ends[row])  # the first reading in a part that starts here
+            added = np.bincount(column[first], nbytes[first], len(ends))
+            sizes[row, row + 1:] = np.cumsum(added)[row + 1:]
+        return sizes
+
+    def _run_dynamic_program(
+        self, count: int, join: np.ufunc, price: np.ndarray[tuple[int, int], np.dtype[Float]]
+    ) -> tuple[np.ndarray[tuple[int], np.dtype[Float]], list[np.ndarray[tuple[int], np.dtype[np.int64]]]]:
+        """Return the least price of `count` segments up to each place, and the places they start at, step by step."""
+        least = np.full(price.shape[0], np.inf)
+        least[0] = 0.0
+        chosen: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
+        for _ in range(count):
+            every = join(least[:, None], price)
+            chosen.append(every.argmin(axis=0))
+            least = every.min(axis=0)
+        return least, chosen
+
+
+def parse_byte_size(text: str | float, option: str) -> int:
+    """Return the bytes of a size such as "1.4GB" (10^9 bytes), "700 MiB" or 2e9. Raises InputError for other texts."""
+    found = _SIZE_FORM.fullmatch(str(text).strip())
+    size = float(found[1]) * _UNITS[(found[2] or "").lower()] if found else math.nan
+    if not math.isfinite(size) or size < 1:
+        raise InputError(f"{format_option_values(option, str(text))}: expected a size such as 1.4GB, 700MB or a number "
+                         "of bytes")
+    return int(size)
