@@ -24,10 +24,13 @@ def diff(context: Any, node: Any) -> None:
     """Lower diff(self, n=1, dim=-1, prepend=None, append=None)."""
     inputs = bind_arguments(context, node, "self n=1 dim=-1 prepend=None append=None")
     axis = normalize_axis(to_python(inputs.dim, node, "dim"), inputs.self.rank)
+    times = to_python(inputs.n, node, "n")
+    if times == 0:  # torch then leaves out what is put before and behind
+        add_result(context, node, mb.identity(x=inputs.self, name=node.name))
+        return
     parts = [part for part in (inputs.prepend, inputs.self, inputs.append) if part is not None]
     dtype = result_type(*parts)
     x = mb.concat(values=[cast_to(part, dtype) for part in parts], axis=axis) if len(parts) > 1 else inputs.self
-    times = to_python(inputs.n, node, "n")
     size = x.shape[axis]
     if isinstance(size, int | np.integer) and size <= times:
         raise NotConverted.at(node, f"{times} differences of {size} elements leave none")

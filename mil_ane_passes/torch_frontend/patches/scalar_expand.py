@@ -1,39 +1,66 @@
-"""`expand([])` and `expand(())`: a tensor of rank 0 expanded to rank 0 is itself.
+"""`expand` and `view` to no dimensions give a tensor of rank 0; `broadcast_to` is `expand`.
 
-coremltools concatenates no sizes: "Concat got 0 values". `expand_as` of two tensors of rank 0 is the same.
+coremltools concatenates no sizes: "Concat got 0 values" (`expand_as` of two tensors of rank 0 is the same). A view of
+one element with no dimensions keeps those of its operand, without a word, so that what follows broadcasts to other
+shapes. A traced `flatten` of rank 0 is refused, and `broadcast_to` not known.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from coremltools.converters.mil.frontend.torch import ops
 from coremltools.converters.mil.mil import Builder as mb
-from coremltools.converters.mil.mil import Var
+from coremltools.converters.mil.mil import Var, types
 
 from ..contract import Patch
 from ..lowering import add_result, bind_arguments
 from ..probes import find_fault
 
 PATCH = Patch(code="TORCH163",
-              title="`expand` to no dimensions fails", upstream=("none known",))
+              title="`view` to no dimensions keeps them, silently, `expand` fails; `broadcast_to` is not implemented",
+              upstream=("none known",))
 
 
 @PATCH.probe
 def probe() -> str | None:
     import torch
 
-    return find_fault(lambda x: x.sum().expand(()) + x, torch.arange(3.))
+    return find_fault(lambda x: x.sum().expand(()) + x, torch.arange(3.)) or find_fault(
+        lambda x: x.view(()) + x[0], torch.ones(1, 1))
 
 
 @PATCH.op("expand", "expand_copy", "expand_as", "broadcast_to")
 def expand(context: Any, node: Any) -> None:
-    """Lower expand(self, size, *, implicit=False), expand_as(self, other); all others are coremltools' own."""
+    """Lower expand(self, size, *, implicit=False), broadcast_to(self, size), expand_as(self, other).
+
+    All of other ranks than 0 are coremltools' own.
+    """
     inputs = bind_arguments(context, node, "self size")
     size = inputs.size
     rank = (size.rank if node.kind == "expand_as" else size.shape[0]) if isinstance(size, Var) else len(size)
     if inputs.self.rank == 0 and rank == 0:
         add_result(context, node, mb.identity(x=inputs.self, name=node.name))
         return
-    from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
+    ops.expand_as(context, node) if node.kind == "expand_as" else ops.expand(context, node)
 
-    _TORCH_OPS_REGISTRY.name_to_func_mapping[node.kind](context, node)
+
+@PATCH.op("view", "view_copy", "_unsafe_view", "reshape")
+def view(context: Any, node: Any) -> None:
+    """Lower view(self, size) and reshape(self, shape) to no dimensions; all others are coremltools' own."""
+    inputs = bind_arguments(context, node, "self size")
+    x, size = inputs.self, inputs.size
+    if (size.shape != (0,) if isinstance(size, Var) else size != []) or x.rank == 0 or types.is_complex(x.dtype):
+        ops.view(context, node)
+        return
+    add_result(context, node, mb.squeeze(x=x, axes=list(range(x.rank)), name=node.name))
+
+
+@PATCH.op("flatten")
+def flatten(context: Any, node: Any) -> None:
+    """Lower flatten(self, start_dim=0, end_dim=-1) of rank 0, which has one dimension; all others are coremltools'."""
+    x = bind_arguments(context, node, "self start_dim=0 end_dim=-1").self
+    if x.rank == 0 and not types.is_complex(x.dtype):
+        add_result(context, node, mb.expand_dims(x=x, axes=[0], name=node.name))
+        return
+    ops.flatten(context, node)

@@ -753,6 +753,20 @@ add_case(
     at=[(torch.rand(5, 3),)],
 )
 
+
+@case(SCALAR_EXPAND_X, frontends=TRACE_AND_EXPORT)
+def scalar_expand_broadcast_to(x: torch.Tensor):
+    return torch.broadcast_to(x[:, :1], (4, 2, 3)), x.broadcast_to((2, -1, 3)), torch.broadcast_to(x.sum(), (2,)), \
+        torch.broadcast_to(x[0], x.shape), *torch.broadcast_tensors(x[:, :1], x[0])
+
+
+@case(SCALAR_EXPAND_X, frontends=TRACE_AND_EXPORT)
+def scalar_expand_a_view_of_one_element(x: torch.Tensor):
+    one = x[1:, 2:]
+    return one.view(()) + x[:, 0], one.reshape([]).unsqueeze(0), torch.stack([one.view([]), x.sum()]), \
+        x.sum().view(1, 1), x.sum().flatten(), x.sum().reshape(-1), x.flatten(0, 1), one.view(()).view(())
+
+
 # Sums with a factor, mixed dtypes.
 SCALED_SUMS_F = torch.tensor([[1.5, -2.0, 0.25], [3.0, 0.0, -1.0]])
 SCALED_SUMS_N = torch.tensor([[1, -2, 3], [4, 0, 2]])
