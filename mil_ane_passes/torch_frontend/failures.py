@@ -21,7 +21,7 @@ from ..ir.scopes import find_origin
 from ..utils.errors import AnePassesError
 from .errors import NotConverted, describe_node_location
 
-__all__ = ["describe_op_location", "format_cause", "is_reported_unchanged", "locate_failures", "record_node"]
+__all__ = ["describe_op_location", "find_producer", "format_cause", "is_reported_unchanged", "locate_failures", "record_node"]
 
 _converted_nodes: ContextVar[dict[str, Any] | None] = ContextVar("mil_ane_passes_nodes", default=None)
 "The nodes of the torch graph converted so far, by the keys that the scopes of their MIL ops contain."
@@ -43,9 +43,15 @@ def record_node(node: Any) -> None:
     """Record a node of coremltools' torch graph, so that failures after the frontend can name its source line."""
     nodes = _converted_nodes.get()
     if nodes is not None:
+        nodes.update(dict.fromkeys(getattr(node, "outputs", None) or (), node))
         nodes[node.name] = node
         if trace := (node.meta or {}).get("stack_trace"):
             nodes[trace] = node
+
+
+def find_producer(name: Any) -> Any:
+    """Return the recorded node that has a result of this name, or None."""
+    return (_converted_nodes.get() or {}).get(name)
 
 
 @contextmanager

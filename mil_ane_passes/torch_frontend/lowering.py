@@ -69,7 +69,8 @@ def _resolve_argument(context: Any, given: Any) -> Any:
         return [_resolve_argument(context, item) for item in given]
     if not isinstance(given, str):
         return given
-    return context[given] if given in context else str(given)
+    # TorchScript has names of values only: an unknown one is an error, not a text
+    return context[given] if given in context or context.frontend == TorchFrontend.TORCHSCRIPT else str(given)
 
 
 def is_constant(value: Any) -> bool:

@@ -61,13 +61,13 @@ def chunk(context: Any, node: Any) -> None:
 
 @PATCH.op("split", "split_with_sizes")
 def split(context: Any, node: Any) -> None:
-    """Lower split(self, split_size, dim=0), split_with_sizes(self, split_sizes, dim=0)."""
+    """Lower split(self, split_size, dim=0), split_with_sizes(self, split_sizes, dim=0), and their `unsafe_` forms."""
     inputs = bind_arguments(context, node, "self split_size dim=0" if "split_sizes" not in (node.kwinputs or {})
                             else "self split_sizes dim=0")
     x, sizes = to_tensor(inputs.self), inputs.split_size if hasattr(inputs, "split_size") else inputs.split_sizes
     axis = normalize_axis(to_python(inputs.dim, node, "dim"), x.rank)
     if _has_known_size(x, axis) and not isinstance(sizes, list):
-        _TORCH_OPS_REGISTRY.name_to_func_mapping[node.kind](context, node)
+        _TORCH_OPS_REGISTRY.name_to_func_mapping[node.kind.removeprefix("unsafe_")](context, node)
         return
     if (isinstance(sizes, Var) and sizes.rank == 0) or isinstance(sizes, int):
         sizes = [to_python(sizes, node, "split_size")] * _count_pieces(node)

@@ -2,7 +2,8 @@
 
 coremltools raises the error of its lowering (`KeyError: np.int32(2)` for a bicubic `grid_sample`), and "convert
 function not implemented" for an op without a lowering; the module is only in its log, and the line nowhere. Here both
-become `NotConverted`, with the exception as its `__cause__`.
+become `NotConverted`, with the exception as its `__cause__`. A lowering that leaves out a result (the indices of a max
+pool) fails where that result is read, as "Torch var 12 not found in context"; here the op that has it is named.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+from coremltools.converters.mil.frontend.torch.utils import TorchFrontend
+
 from ..contract import Patch
 from ..errors import NotConverted
-from ..failures import format_cause, is_reported_unchanged, record_node
+from ..failures import find_producer, format_cause, is_reported_unchanged, record_node
 
 PATCH = Patch(code="TORCH160",
               title="failures name no module and no line", upstream=("none known",))
@@ -23,6 +26,8 @@ _ADVICE_UNKNOWN = ("write it with ops that Core ML has, compute it outside of th
                    "(coremltools.converters.mil.frontend.torch.register_torch_op)")
 _ADVICE_FAILS = ("use other arguments or another op for the same, or register a lowering "
                  "(coremltools.converters.mil.frontend.torch.register_torch_op)")
+
+_ADVICE_MISSING = "use its other results only, or compute this one with other ops"
 
 
 @PATCH.probe
@@ -66,9 +71,37 @@ def from_exir_node(host: Callable[..., Any], cls: Any, node: Any) -> Any:
         raise _make_located_error(SimpleNamespace(kind=str(node.target), meta=node.meta), error) from error
 
 
+@PATCH.replace_function(f"{_TORCH_FRONTEND}.converter", "TranscriptionContext.__getitem__")
+def get_value(host: Callable[..., Any], context: Any, name: str) -> Any:
+    """Return the value of this name; for a result that a lowering left out, the error names the op that has it."""
+    try:
+        return host(context, name)
+    except ValueError as error:
+        producer = find_producer(name)
+        if producer is None or name not in (producer.outputs or ())[1:]:
+            raise
+        raise _make_missing_result_error(producer, producer.outputs.index(name)) from error
+
+
+@PATCH.replace_function(f"{_TORCH_FRONTEND}.ops", "_get_bindings")
+def get_bindings(host: Callable[..., list[Any]], context: Any, names: Any) -> list[Any]:
+    """Return the values of names; TorchScript has no text among them, so a name without a value is an error."""
+    if context.frontend == TorchFrontend.TORCHSCRIPT:
+        for name in names:
+            if isinstance(name, str) and name not in context:
+                context[name]
+    return host(context, names)
+
+
+def _make_missing_result_error(node: Any, index: int) -> NotConverted:
+    return NotConverted.at(node, f"the lowering leaves out its result {index + 1}", _ADVICE_MISSING)
+
+
 def _make_located_error(node: Any, error: Exception) -> NotConverted:
     from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
 
+    if node.kind == "getitem" and isinstance(node.inputs[1], int) and (parent := find_producer(node.inputs[0])):
+        return _make_missing_result_error(parent, node.inputs[1])
     lowering = None
     if not isinstance(node, SimpleNamespace):
         lowering = _TORCH_OPS_REGISTRY.get_func(node.kind)

@@ -79,6 +79,20 @@ def test_an_unsupported_op_is_refused_in_our_words(name, frontend):
     assert refused.value.__cause__ is not None
 
 
+@pytest.mark.parametrize("frontend", ["trace", "export"])
+@pytest.mark.parametrize(("kind", "function"), [
+    ("max_pool2d_with_indices", lambda x: F.max_pool2d(x, 2, return_indices=True)),
+    ("max_pool2d_with_indices", lambda x: F.max_pool2d(x, 2, return_indices=True)[1] + 1),
+    ("adaptive_max_pool2d", lambda x: F.adaptive_max_pool2d(x, 2, return_indices=True)),
+    ("native_layer_norm", lambda x: torch.native_layer_norm(x, (8,), None, None, 1e-5)),
+])
+def test_a_result_that_a_lowering_leaves_out_is_named(kind, function, frontend):
+    program = captured(Outer(function).eval(), [X], frontend)
+    with pytest.raises(NotConverted, match=rf"^op '{kind}' in inner \(.*py:\d+\): the lowering leaves out its result 2; "
+                                           r"use its other results only, or compute this one with other ops$"):
+        converted(program, X, frontend)
+
+
 def test_the_words_for_what_has_no_lowering_and_for_one_that_fails():
     with pytest.raises(
         NotConverted,

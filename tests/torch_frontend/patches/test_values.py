@@ -767,6 +767,11 @@ def scalar_expand_a_view_of_one_element(x: torch.Tensor):
         x.sum().view(1, 1), x.sum().flatten(), x.sum().reshape(-1), x.flatten(0, 1), one.view(()).view(())
 
 
+@case(SCALAR_EXPAND_X, frontends=TRACE_AND_EXPORT)
+def splits_that_are_called_unsafe(x: torch.Tensor):
+    return *torch.unsafe_split(x, 2, 1), *torch.unsafe_split_with_sizes(x, (1, 2), -1), *torch.unsafe_chunk(x, 2, 0)
+
+
 # Sums with a factor, mixed dtypes.
 SCALED_SUMS_F = torch.tensor([[1.5, -2.0, 0.25], [3.0, 0.0, -1.0]])
 SCALED_SUMS_N = torch.tensor([[1, -2, 3], [4, 0, 2]])
