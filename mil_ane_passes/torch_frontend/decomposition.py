@@ -59,7 +59,7 @@ def resolve_torch_call(context: Any, node: Any) -> tuple[Any, list[Any], dict[st
     import torch
 
     kind = unify_inplace_and_functional(sanitize_op_kind(node.kind)).partition(".")[0]
-    names = [name for name in dir(torch.ops.aten) if name.lower() == kind] or [kind, f"__{kind}__"]
+    names = [*_collect_aten_names().get(kind, ()), kind, f"__{kind}__"]
     packet = next(getattr(torch.ops.aten, name) for name in names if hasattr(torch.ops.aten, name))
     inputs = [_resolve_input(context, item) for item in node.inputs]
     keywords = {
@@ -82,6 +82,22 @@ def resolve_torch_call(context: Any, node: Any) -> tuple[Any, list[Any], dict[st
         plain = [value for name, value in zip(types_of, typed, strict=False) if name not in only_named]
         return getattr(packet, overload), plain, named_arguments
     raise NotConverted.at(node, "has arguments that fit none of torch's schemas")
+
+
+@functools.cache
+def _collect_aten_names() -> dict[str, list[str]]:
+    """Collect the names of torch's own ops by their lower-case form: the kind of a node is `mt` for `mT`.
+
+    `torch.ops.aten` itself lists only the ops that have been used in this process.
+    """
+    import torch
+
+    names: dict[str, list[str]] = {}
+    for qualified in sorted(torch._C._dispatch_get_all_op_names()):
+        namespace, _, name = qualified.partition(".")[0].partition("::")
+        if namespace == "aten" and name not in names.setdefault(name.lower(), []):
+            names[name.lower()].append(name)
+    return names
 
 
 def _resolve_input(context: Any, item: Any) -> Any:

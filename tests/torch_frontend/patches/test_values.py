@@ -1003,3 +1003,10 @@ def test_values_are_those_of_pytorch(one: Case, frontend: str) -> None:
 def test_what_is_refused_says_why(one: Case, frontend: str) -> None:
     with pytest.raises(NotConverted, match=one.match):
         check(one.function, *one.example, frontend=frontend, **one.options)
+
+
+@pytest.mark.parametrize("function", [lambda x: x.mT @ x, lambda x: x.mH + 1, lambda x: x.adjoint() * 2])
+def test_a_name_with_capitals_is_found_before_torch_has_used_it(function, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("mT", "mH", "adjoint"):
+        monkeypatch.delattr(torch.ops.aten, name, raising=False)
+    check(function, torch.randn(2, 3, 4))
