@@ -21,7 +21,14 @@ from ..ir.scopes import find_origin
 from ..utils.errors import AnePassesError
 from .errors import NotConverted, describe_node_location
 
-__all__ = ["describe_op_location", "find_producer", "format_cause", "is_reported_unchanged", "locate_failures", "record_node"]
+__all__ = [
+    "describe_op_location",
+    "find_producer",
+    "format_cause",
+    "is_reported_unchanged",
+    "locate_failures",
+    "record_node",
+]
 
 _converted_nodes: ContextVar[dict[str, Any] | None] = ContextVar("mil_ane_passes_nodes", default=None)
 "The nodes of the torch graph converted so far, by the keys that the scopes of their MIL ops contain."

@@ -88,8 +88,8 @@ def test_an_unsupported_op_is_refused_in_our_words(name, frontend):
 ])
 def test_a_result_that_a_lowering_leaves_out_is_named(kind, function, frontend):
     program = captured(Outer(function).eval(), [X], frontend)
-    with pytest.raises(NotConverted, match=rf"^op '{kind}' in inner \(.*py:\d+\): the lowering leaves out its result 2; "
-                                           r"use its other results only, or compute this one with other ops$"):
+    with pytest.raises(NotConverted, match=rf"^op '{kind}' in inner \(.*py:\d+\): the lowering leaves out its result "
+                                           r"2; use its other results only, or compute this one with other ops$"):
         converted(program, X, frontend)
 
 

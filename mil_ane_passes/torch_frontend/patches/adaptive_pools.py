@@ -1,0 +1,70 @@
+"""Adaptive pools to one element along each axis that they change, of flexible sizes and in 3-D.
+
+coremltools lowers 2-D adaptive pools of flexible sizes to one element (a global pool) and refuses 1-D ones, pools along
+one of two axes, and all in 3-D. Here all of them are reductions; in 3-D, windows of one size are a pool.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.frontend.torch import ops
+from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import Var
+
+from ..contract import Patch
+from ..errors import NotConverted
+from ..lowering import add_result, bind_arguments, name_result, to_python
+from ..probes import find_fault
+
+PATCH = Patch(code="TORCH175",
+              title="adaptive pools of a flexible length to one element, and all in 3-D, are refused",
+              upstream=("none known",))
+
+
+@PATCH.probe
+def probe() -> str | None:
+    import torch
+
+    return find_fault(lambda x: torch.nn.functional.adaptive_avg_pool1d(x, 1), torch.ones(1, 2, 4), flexible=(2,))
+
+
+@PATCH.op("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool1d",
+          "adaptive_max_pool2d", "adaptive_max_pool3d")
+def adaptive_pool(context: Any, node: Any) -> None:
+    """Lower adaptive_avg_pool1d(self, output_size) to adaptive_max_pool3d(self, output_size)."""
+    inputs = bind_arguments(context, node, "self output_size")
+    x, count, maxima = inputs.self, int(node.kind[-2]), node.kind.startswith("adaptive_max")
+    given = to_python(inputs.output_size, node, "output_size")
+    asked = [None if size is None else int(size) for size in np.ravel(given)]
+    sizes = [own if size is None else size for size, own in zip(asked, x.shape[-count:], strict=True)]
+    changed = [axis for axis, size in zip(range(-count, 0), sizes, strict=True) if not _is_size(x.shape[axis], size)]
+    if any(sizes[axis] != 1 for axis in changed):
+        if count < 3 and None not in asked:
+            getattr(ops, node.kind)(context, node)
+            return
+        result = _pool(x, sizes, maxima, node)
+    elif changed:
+        result = (mb.reduce_max if maxima else mb.reduce_mean)(x=x, axes=changed, keep_dims=True)
+    else:
+        result = x
+    add_result(context, node, name_result(result, node, x))
+
+
+def _is_size(own: Any, size: Any) -> bool:
+    return own is size or isinstance(own, int | np.integer) and int(own) == size
+
+
+def _pool(x: Var, sizes: list[Any], maxima: bool, node: Any) -> Var:
+    """Pool windows of one size. Raises NotConverted where the windows of an axis differ, or a size is flexible."""
+    own = x.shape[-len(sizes):]
+    if not all(isinstance(each, int | np.integer) and each % size == 0 for each, size in zip(own, sizes, strict=True)):
+        raise NotConverted.at(node, f"pools {list(own)} to {sizes} with windows of several sizes",
+                              "use sizes that the outputs divide, or one element")
+    steps = [int(each) // size for each, size in zip(own, sizes, strict=True)]
+    missing = len(sizes) + 2 - x.rank
+    batch = mb.expand_dims(x=x, axes=list(range(missing))) if missing else x
+    common = {"x": batch, "kernel_sizes": steps, "strides": steps, "pad_type": "valid"}
+    result = mb.max_pool(**common) if maxima else mb.avg_pool(**common)
+    return mb.squeeze(x=result, axes=list(range(missing))) if missing else result
