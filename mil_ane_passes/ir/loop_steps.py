@@ -1,20 +1,25 @@
-"""Trip counts of loops, computed by evaluating the ops that the condition depends on, step by step."""
+"""Trip counts of loops, computed by evaluating the ops that the condition depends on, and bounds of their counters."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator
 
-from coremltools.converters.mil.mil import Block, Operation, Var
+import numpy as np
+from coremltools.converters.mil.mil import Block, Operation, Var, types
 
 from ..utils.budget import get_current_budget
 from .clone import clone_op, infer_outputs, map_inputs
 from .query import get_flat_inputs, is_opaque
 
-__all__ = ["UnknownStepCount", "count_steps"]
+__all__ = ["UnknownStepCount", "count_steps", "find_counter_bounds"]
 
 
 _MAX_COUNTED_STEPS = 10_000
 "Limit on the evaluated steps: each takes some milliseconds, and no caller unrolls more."
+_LARGEST_COUNTS = {types.fp16: 2**11, types.fp32: 2**24, types.int32: 2**31 - 1}
+"The largest number up to which a dtype has every whole number."
+_MOVES = ("identity", "squeeze", "expand_dims", "reshape")
 
 
 class UnknownStepCount(Exception):
@@ -95,3 +100,82 @@ def _require_known_value(var: Var, env: dict[Var, Var]) -> Var:
     if built.val is None:
         raise UnknownStepCount(_format_dependency(var))
     return built
+
+
+def find_counter_bounds(var: Var) -> tuple[int, int] | None:
+    """Return the least and the largest whole number that the counter `var` of a while_loop can be; None for other vars.
+
+    A counter starts at constant whole numbers, of any type, each step adds a constant one that is not negative, and the
+    loop goes on only while it is below a constant. What it is after the last step is within the bounds.
+    """
+    found = _find_loop_input(var)
+    if found is None:
+        return None
+    loop, place = found
+    start = _read_whole(loop.loop_vars[place])
+    step = _read_step(loop.blocks[1], place)
+    condition = loop.blocks[0]
+    ends = [_read_end(each, condition.inputs[place]) for each in _iterate_conjuncts(condition.outputs[0])]
+    last = min((end for end in ends if end is not None), default=None)
+    if start is None or step is None or last is None:
+        return None
+    high = max(start[1], last + step[1])
+    return (start[0], high) if step[0] >= 0 and max(-start[0], high) <= _LARGEST_COUNTS.get(var.dtype, -1) else None
+
+
+def _find_loop_input(var: Var) -> tuple[Operation, int] | None:
+    """Return the while_loop that has `var` among the inputs of its blocks, and the place; None where there is none."""
+    block = var.child_ops[0].enclosing_block if var.op is None and var.child_ops else None
+    while block is not None and block.outer_op is not None:
+        if var in block.inputs:
+            is_loop = block.outer_op.op_type == "while_loop"
+            return (block.outer_op, list(block.inputs).index(var)) if is_loop else None
+        block = block.outer_op.enclosing_block
+    return None
+
+
+def _read_whole(var: Var) -> tuple[int, int] | None:
+    """Return the least and the largest of the whole numbers that `var` is known to hold; None for other values."""
+    if var.val is None or not np.size(var.val):
+        return None
+    values = np.asarray(var.val, np.float64)
+    if not np.isfinite(values).all() or (values != np.round(values)).any():
+        return None
+    return int(values.min()), int(values.max())
+
+
+def _skip_moves(var: Var) -> Var:
+    while var.op is not None and var.op.op_type in _MOVES:
+        var = var.op.x
+    return var
+
+
+def _read_step(body: Block, place: int) -> tuple[int, int] | None:
+    """Return what each step adds to the value at `place`; None where it does something else."""
+    op, counter = _skip_moves(body.outputs[place]).op, body.inputs[place]
+    if op is None or op.op_type != "add":
+        return None
+    added = [other for one, other in ((op.x, op.y), (op.y, op.x)) if _skip_moves(one) is counter]
+    return _read_whole(added[0]) if added else None
+
+
+def _iterate_conjuncts(var: Var) -> Iterator[Var]:
+    """Yield the conditions that all hold where `var` does."""
+    var = _skip_moves(var)
+    if var.op is not None and var.op.op_type == "logical_and":
+        yield from _iterate_conjuncts(var.op.x)
+        yield from _iterate_conjuncts(var.op.y)
+    else:
+        yield var
+
+
+def _read_end(condition: Var, counter: Var) -> int | None:
+    """Return the largest whole number of `counter` for which `condition` holds; None where it says nothing about it."""
+    op = condition.op
+    if op is None or op.op_type not in ("less", "less_equal", "greater", "greater_equal"):
+        return None
+    low, high = (op.x, op.y) if op.op_type.startswith("less") else (op.y, op.x)
+    if _skip_moves(low) is not counter or high.val is None or not np.isfinite(high.val).all():
+        return None
+    end = float(np.max(high.val))
+    return math.floor(end) if op.op_type.endswith("equal") else math.ceil(end) - 1

@@ -69,6 +69,42 @@ def test_what_may_be_negative_is_wrapped(made):
     assert [miss.reason for miss in trace.near_misses] == ["its indices may be negative"]
 
 
+def count_in_loop(dtype=np.int32, start=0, step=1, end=5, compared="less", more=None):
+    """Add up rows of a table at the counter of a loop, whose ops are those of coremltools' recurrent layers."""
+    def run(i, total):
+        places = i if dtype == np.int32 else mb.cast(x=i, dtype="int32")
+        row = mb.gather(x=make_weight(8, 3), indices=wrapped(places, 8), axis=0)
+        return mb.add(x=i, y=np.array([step], dtype)), mb.add(x=total, y=row)
+
+    def check(i, total):
+        going = getattr(mb, compared)(x=i, y=np.array([end], dtype))
+        return going if more is None else getattr(mb, more)(x=going, y=mb.greater(x=i, y=np.array([-9], dtype)))
+
+    return lambda x: mb.while_loop(_cond=check, _body=run, loop_vars=(np.array([start], dtype), x), name="y")
+
+
+@pytest.mark.parametrize("settings", [
+    {}, {"dtype": np.float32}, {"dtype": np.float16}, {"start": 1, "step": 2}, {"compared": "less_equal"},
+    {"dtype": np.float32, "end": 4.5}, {"more": "logical_and"}],
+    ids=["int32", "fp32", "fp16", "by two", "to the end", "to a half", "with more"])
+def test_the_counter_of_a_loop_is_an_index(settings):
+    built, x = build_program(count_in_loop(**settings), x=(1, 3)), np.ones((1, 3), np.float16)
+    before = Runtime(built, precision="float16")({"x": x})
+    assert apply_rewrite(find_rewrite("plain_indices").configured(), built).fired and not kinds(built)["select"]
+    for name, after in Runtime(built, precision="float16")({"x": x}).items():
+        np.testing.assert_array_equal(after, before[name])
+
+
+@pytest.mark.parametrize("settings", [
+    {"start": -1}, {"step": -1, "start": 5, "compared": "greater", "end": -3}, {"more": "logical_or"},
+    {"dtype": np.float32, "step": 0.5, "start": 0.5}, {"dtype": np.float16, "end": 4096}],
+    ids=["from -1", "downwards", "or more", "by halves", "beyond what fp16 counts"])
+def test_a_counter_that_may_be_no_index_is_wrapped(settings):
+    built = build_program(count_in_loop(**settings), x=(1, 3))
+    trace = find_matches(find_rewrite("plain_indices").configured(), built)
+    assert "its indices may be negative" in [miss.reason for miss in trace.near_misses]
+
+
 @st.composite
 def arithmetic(draw):
     """A small tree of integer ops over the input, as a function."""

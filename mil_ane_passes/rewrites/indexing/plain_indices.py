@@ -11,6 +11,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Var, types
 
 from ...ir.builder import RewriteBuilder
+from ...ir.loop_steps import find_counter_bounds
 from ...ir.query import is_const, is_symbolic
 from ...passes.contract import Exactness, Example, Hit, Miss, Rewrite, Vendor
 from ...passes.evidence import cite_m4_study
@@ -39,9 +40,10 @@ class PlainIndices(Rewrite):
     why     coremltools adds n to negative indices of gather: greater_equal, add and select on int32, which the ANE does
             not take, with casts around them. What topk, argmax or a count of truth values give is never negative.
     when    select(i >= c, i, ...) where each i is c at least, by its type (uint16), by constants, or by the ops that
-            make it: topk, argmax, argsort, shape, cumsum, sums and products, and what moves their results. And a cast
-            to a wider type of integers and back, or on to a third one, which becomes one cast. Ids that are an input
-            may be negative; see `ane::index_by_mod`.
+            make it: topk, argmax, argsort, shape, cumsum, sums and products, what moves their results, and the counter
+            of a loop, of whole numbers in any type, that goes up from a constant to a constant. And a cast to a wider
+            type of integers and back, or on to a third one, which becomes one cast. Ids that are an input may be
+            negative; see `ane::index_by_mod`.
     exact   bitwise: the same integers.
     cost    less: the ops that only prepared them go.
 
@@ -129,14 +131,16 @@ def _can_hold_bounds(kind: Any, bounds: _IntegerBounds | None) -> bool:
 
 
 def find_integer_bounds(var: Var) -> _IntegerBounds | None:
-    """Return the smallest and the largest integer that `var` can be; None where it is not an integer."""
+    """Return the smallest and the largest integer that `var` can be; None where it may be another number."""
     return _find_bounds(var, [_MAX_VALUES_VISITED])
 
 
 def _find_bounds(var: Var, left: list[int]) -> _IntegerBounds | None:
     own = _DTYPE_BOUNDS.get(var.dtype)
     left[0] -= 1
-    if own is None or left[0] < 0 or var.op is None:
+    if var.op is None:
+        return find_counter_bounds(var) or own
+    if own is None or left[0] < 0:
         return own
     if is_const(var):
         values = np.asarray(var.val)
