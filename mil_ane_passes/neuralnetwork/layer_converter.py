@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import coremltools as ct
 import numpy as np
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
@@ -28,6 +29,7 @@ __all__ = [
     "MIN_EPSILON",
     "LayerContext",
     "cast",
+    "find_reshaped",
     "format_cause",
     "get_layer_kind",
     "keep_rank",
@@ -35,6 +37,7 @@ __all__ = [
     "refuse",
     "register_layer",
     "reshape_leading",
+    "to_index",
 ]
 
 MIN_EPSILON = 1e-38
@@ -187,6 +190,29 @@ def cast(x: Var, dtype: str) -> Var:
         return x.op.x  # the whole numbers of which the floats were made
     result: Var = mb.cast(x=x, dtype=dtype)
     return result
+
+
+def to_index(x: Var, count: int, context: LayerContext) -> Var:
+    """Cast a value that holds indices from 0 to `count - 1` to the integers that a gather reads.
+
+    Unsigned ones, which gathers read from iOS 17 on, show that none is negative: coremltools wraps the others.
+    """
+    if context.opset < ct.target.iOS17 or count > 2**16:
+        return context.to_int(x)
+    made_of_integers = x.op is not None and x.op.op_type == "cast" and types.is_int(x.op.x.dtype)
+    return cast(x.op.x if made_of_integers else x, "uint16")
+
+
+def find_reshaped(x: Var, shape: Sequence[Any]) -> Var | None:
+    """Find the value of `shape` that `x` is, with other axes: `x`, or what the ops that made it add or remove axes of.
+
+    Returns None where there is none.
+    """
+    while list(x.shape) != list(shape):
+        if x.op is None or x.op.op_type not in ("expand_dims", "squeeze", "reshape"):
+            return None
+        x = x.op.x
+    return x
 
 
 def keep_rank(x: Var) -> Var:

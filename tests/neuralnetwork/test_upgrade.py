@@ -397,3 +397,50 @@ def test_a_unary_function_is_of_what_is_scaled_and_shifted(mode, function, scale
     x = np.abs(draw(2, 3, 4)) + 1
     np.testing.assert_allclose(predict(builder.spec, {"data": x})["out"], function((scale or 1) * x + 0.25),
                                rtol=1e-5, atol=2e-6)
+
+
+def list_kinds(upgraded):
+    return [op.op_type for _, op in iterate_ops(upgraded.package.program) if op.op_type != "const"]
+
+
+def make_lookup(exact, rows=50):
+    """A table of [rows, 3] that is read at four ids: as torch's converters write it, or in the classic mapping."""
+    table = draw(rows, 3)
+    builder = make_builder(exact=exact, ids=(2, 2) if exact else (4,))
+    if exact:
+        builder.add_expand_dims("last", "ids", "columns", axes=[-1])
+        builder.add_embedding_nd("table", "columns", "out", rows, 3, table.T)
+    else:
+        builder.add_embedding("table", table.T, None, rows, 3, False, "ids", "out")
+    return builder, table
+
+
+@pytest.mark.parametrize("exact", [False, True], ids=["classic", "exact"])
+@pytest.mark.parametrize("target", ["iOS16", "iOS18"])
+def test_ids_are_looked_up_as_they_come(exact, target):
+    """The axis that the format has behind the ids is not made, and ids that are in range are not wrapped."""
+    builder, table = make_lookup(exact)
+    upgraded = upgrade_model(builder.spec, target, "fp32")
+    kinds = list_kinds(upgraded)
+    assert kinds[:2] == ["cast", "gather"] and "select" not in kinds, kinds
+    ids = np.array([[0, 7], [49, 3]], np.float32)
+    found = predict(builder.spec, {"ids": ids if exact else ids.reshape(4)}, deployment_target=target)["out"]
+    np.testing.assert_array_equal(found.reshape(2, 2, 3), table[ids.astype(int)])
+
+
+def test_ids_beyond_16_bits_are_looked_up_as_int32():
+    builder, table = make_lookup(True, 70_000)
+    ids = np.array([[0, 69_999], [65_536, 3]], np.float32)
+    found = predict(builder.spec, {"ids": ids}, deployment_target="iOS18")["out"]
+    np.testing.assert_array_equal(found, table[ids.astype(int)])
+
+
+def test_ids_of_flexible_shape_are_looked_up_as_they_come():
+    builder, table = make_lookup(True)
+    neural_network.flexible_shape_utils.set_multiarray_ndshape_range(builder.spec, "ids", [1, 2], [5, 2])
+    upgraded = upgrade_model(builder.spec, "iOS18", "fp32")
+    assert not {"expand_dims", "squeeze"} & set(list_kinds(upgraded))
+    for rows in (1, 5):
+        ids = RNG.integers(0, 50, (rows, 2)).astype(np.float32)
+        found = ane.runtime.predictor(upgraded.model).predict({"ids": ids})["out"]
+        np.testing.assert_array_equal(found, table[ids.astype(int)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var
 
-from ..layer_converter import LayerContext, register_layer
+from ..layer_converter import LayerContext, find_reshaped, register_layer, to_index
 from .padding import pad_or_crop, read_border_amounts
 
 _DEFAULT_KERNEL = (3, 3)
@@ -177,21 +178,26 @@ def convert_embedding(params: Any, context: LayerContext) -> Var:
     stored = context.weights.make(params.weights, (columns, rows))
     bias = context.weights.read_optional(params.hasBias, params.bias, (columns,), "bias")
     table = mb.transpose(x=stored, perm=[1, 0]) if isinstance(stored, Var) else np.ascontiguousarray(stored.T)
-    indices = context.to_int(context.x)
+    x = context.x
     if hasattr(params, "inputDim"):  # [N, 1, 1, 1] or [.., 1] -> [N, columns, 1, 1]
-        flat = mb.reshape(x=indices, shape=[-1])
-        found = mb.gather(x=table, indices=flat, axis=0)
-        if bias is not None:
-            found = mb.add(x=found, y=bias)
-        if context.classic or context.x.rank == 4:
+        fixed = all(isinstance(each, (int, np.integer)) for each in x.shape)
+        ids = find_reshaped(x, [math.prod(x.shape)]) if fixed else None
+        found = _look_up(table, mb.reshape(x=x, shape=[-1]) if ids is None else ids, rows, bias, context)
+        if context.classic or x.rank == 4:
             return mb.reshape(x=found, shape=[-1, columns, 1, 1])
-        if context.x.rank == 5:
-            leading = mb.slice_by_size(x=mb.shape(x=context.x), begin=[0], size=[2])
+        if x.rank == 5:
+            leading = mb.slice_by_size(x=mb.shape(x=x), begin=[0], size=[2])
             return mb.reshape(x=found, shape=mb.concat(values=[leading, np.array([columns, 1, 1], np.int32)], axis=0))
         return found
-    if context.x.rank > 1:
-        if context.x.shape[-1] != 1:
-            raise context.refuse(f"indices of shape {tuple(context.x.shape)}", "expected a last axis of 1")
-        indices = mb.squeeze(x=indices, axes=[-1])
-    found = mb.gather(x=table, indices=indices, axis=0)
+    if x.rank > 1:
+        if x.shape[-1] != 1:
+            raise context.refuse(f"indices of shape {tuple(x.shape)}", "expected a last axis of 1")
+        ids = find_reshaped(x, x.shape[:-1])
+        x = mb.squeeze(x=x, axes=[-1]) if ids is None else ids
+    return _look_up(table, x, rows, bias, context)
+
+
+def _look_up(table: Any, ids: Var, rows: int, bias: np.ndarray[Any, Any] | None, context: LayerContext) -> Var:
+    """Gather rows of `table` by `ids`, which the format has from 0 to `rows - 1`, and add the bias."""
+    found: Var = mb.gather(x=table, indices=to_index(ids, rows, context), axis=0)
     return found if bias is None else mb.add(x=found, y=bias)
