@@ -444,3 +444,51 @@ def test_ids_of_flexible_shape_are_looked_up_as_they_come():
         ids = RNG.integers(0, 50, (rows, 2)).astype(np.float32)
         found = ane.runtime.predictor(upgraded.model).predict({"ids": ids})["out"]
         np.testing.assert_array_equal(found, table[ids.astype(int)])
+
+
+def make_counted_loop(limit=None, leave=False):
+    """A loop that doubles `data` three times, counted by the network or with a limit; with `leave`, left after one."""
+    builder = make_builder(exact=True, data=(2,))
+    builder.add_copy("start", "data", "out")
+    builder.add_load_constant_nd("zero", "count", np.zeros(1, np.float32), (1,))
+    loop = builder.add_loop("loop", body_network=None, condition_network=None, condition="is_going",
+                            **({} if limit is None else {"max_iterations": limit}))
+    check = neural_network.NeuralNetworkBuilder(nn_spec=loop.loop.conditionNetwork, disable_rank5_shape_mapping=True)
+    check.add_less_than("below", ["count"], "is_going", alpha=3.0)
+    body = neural_network.NeuralNetworkBuilder(nn_spec=loop.loop.bodyNetwork, disable_rank5_shape_mapping=True)
+    body.add_elementwise("double", ["out"], "next", "MULTIPLY", alpha=2.0)
+    body.add_copy("assign", "next", "out")
+    if leave:
+        body.add_loop_break("leave")
+    body.add_elementwise("more", ["count"], "next_count", "ADD", alpha=1.0)
+    body.add_copy("assign_count", "next_count", "count")
+    return builder
+
+
+@pytest.mark.parametrize(("limit", "leave", "factor", "carried"), [
+    (None, False, 8, 2), (2, False, 4, 3), (9, False, 8, 3), (None, True, 2, 3)])
+def test_a_loop_carries_what_its_network_needs(limit, leave, factor, carried):
+    """A loop without a limit counts nothing, and one without a break keeps no flag of it."""
+    builder = make_counted_loop(limit, leave)
+    upgraded = upgrade_model(builder.spec, "iOS18", "fp32")
+    loop = next(op for _, op in iterate_ops(upgraded.package.program) if op.op_type == "while_loop")
+    assert len(loop.loop_vars) == carried
+    if carried == 2:
+        assert [op.op_type for op in loop.blocks[0].operations if op.op_type != "const"] == ["less"]
+    x = draw(2)
+    np.testing.assert_array_equal(predict(builder.spec, {"data": x})["out"], x * factor)
+
+
+@pytest.mark.parametrize("shape", [(1,), (2,), (2, 3)])
+def test_a_loop_may_assign_a_constant(shape):
+    builder = make_builder(exact=True, data=shape)
+    builder.add_copy("start", "data", "out")
+    builder.add_load_constant_nd("first", "kept", np.ones(shape, np.float32), shape)
+    loop = builder.add_loop("loop", max_iterations=3)
+    body = neural_network.NeuralNetworkBuilder(nn_spec=loop.loop.bodyNetwork, disable_rank5_shape_mapping=True)
+    body.add_elementwise("more", ["out", "kept"], "next", "ADD")
+    body.add_copy("assign", "next", "out")
+    body.add_load_constant_nd("ten", "ten", np.full(shape, 10, np.float32), shape)
+    body.add_copy("keep", "ten", "kept")
+    x = draw(*shape)
+    np.testing.assert_allclose(predict(builder.spec, {"data": x})["out"], x + 21, rtol=1e-6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -9,12 +10,16 @@ from typing import Any
 import numpy as np
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
+from coremltools.converters.mil.mil.block import curr_block
 
 from ...utils.errors import InputError
 from ..layer_converter import LayerContext, cast, format_cause, get_layer_kind, register_layer
+from .elementwise import to_bool
 
-BREAK, CONTINUE = "\0break", "\0continue"
-"Names of the values that say that a loop is left, or that the rest of its body is skipped; no layer can name them."
+BREAK, CONTINUE, _COUNTER = "\0break", "\0continue", "\0counter"
+"""Names of the values that say that a loop is left, that the rest of its body is skipped, and how many steps were made.
+No layer can name them."""
+_MAX_STEPS = 2**31 - 1
 
 _MAX_LOOPS, _MAX_NESTED = 5, 20
 "How deep loops, and networks of any kind, may be nested: coremltools builds the body of a loop several times."
@@ -31,8 +36,8 @@ def list_assigned(layers: Iterable[Any]) -> list[str]:
             found.update(dict.fromkeys(list_assigned(layer.branch.ifBranch.layers)))
             found.update(dict.fromkeys(list_assigned(layer.branch.elseBranch.layers)))
         elif kind == "loop":
-            found.update(dict.fromkeys(list_assigned(layer.loop.conditionNetwork.layers)))
-            found.update(dict.fromkeys(list_assigned(layer.loop.bodyNetwork.layers)))
+            inner = [*layer.loop.conditionNetwork.layers, *layer.loop.bodyNetwork.layers]
+            found.update(dict.fromkeys(name for name in list_assigned(inner) if name not in (BREAK, CONTINUE)))
         elif kind in _JUMPS:
             found[BREAK if kind == "loopBreak" else CONTINUE] = None
         found.update(dict.fromkeys(layer.output))
@@ -71,8 +76,7 @@ def _make_branch(condition: Var, taken: Sequence[Any], other: Sequence[Any], con
     def run(layers: Sequence[Any]) -> list[Var]:
         context.values = dict(before)
         convert_statements(layers, context)
-        # A block may not return a value from outside as it is, nor one value twice.
-        return [mb.identity(x=context.values[name]) for name in names]
+        return _make_results(context.values[name] for name in names)
 
     layer = context.layer
     try:
@@ -103,12 +107,16 @@ def _enter(context: LayerContext, kind: str) -> Iterator[None]:
         context.nested.pop()
 
 
-def _to_condition(x: Var) -> Var:
-    """Return the bool of a value of one element, of which every number besides 0 is true."""
-    flat = mb.squeeze(x=mb.reshape(x=x, shape=[1]), axes=[0])
-    if types.is_bool(flat.dtype):
-        return flat
-    result: Var = mb.not_equal(x=flat, y=np.float32(0))
+def _to_condition(x: Var, *, as_it_is: bool = False) -> Var:
+    """Return the bool of a value of one element, of which every number besides 0 is true.
+
+    It is a scalar, or with `as_it_is` may have shape [1], which a while_loop accepts as well.
+    """
+    found = x if types.is_bool(x.dtype) else to_bool(x)
+    if found.rank == 0 or (as_it_is and tuple(found.shape) == (1,)):
+        return found
+    flat = found if tuple(found.shape) == (1,) else mb.reshape(x=found, shape=[1])
+    result: Var = mb.squeeze(x=flat, axes=[0])
     return result
 
 
@@ -132,38 +140,17 @@ def convert_jump(params: Any, context: LayerContext) -> list[Var]:
 
 @register_layer("loop")
 def convert_loop(params: Any, context: LayerContext) -> list[Var]:
-    """Convert a loop to a while_loop over a counter, the flag of a break, and the values that the loop assigns."""
+    """Convert a loop to a while_loop over the values that it assigns, and a counter and a flag where they decide.
+
+    The counter is for a loop of a limited number of steps, the flag for one with a break.
+    """
     layer = context.layer
-    condition, body = list(params.conditionNetwork.layers), list(params.bodyNetwork.layers)
-    outer = dict(context.values)
-    flags = {name: mb.const(val=False) for name in (BREAK, CONTINUE)}
-    assigned = [*dict.fromkeys([*list_assigned(condition), *list_assigned(body)])]
-    names = [name for name in assigned if name in outer and name not in flags]
-    most = _get_most_steps(params, context)
-    start = [mb.const(val=np.int32(0)), mb.const(val=False), *(mb.identity(x=outer[name]) for name in names)]
-
-    def enter(values: Sequence[Var]) -> None:
-        context.values = {**outer, **flags, BREAK: values[1], **dict(zip(names, values[2:], strict=True))}
-
-    def check(*values: Var) -> Var:
-        enter(values)
-        going: Var = mb.logical_and(x=mb.logical_not(x=values[1]), y=mb.less(x=values[0], y=most))
-        if condition:
-            context.convert_layers(condition)
-            going = mb.logical_and(x=going, y=_to_condition(context.values[params.conditionVar]))
-        return going
-
-    def run(*values: Var) -> list[Var]:
-        enter(values)
-        convert_statements(body, context)
-        return [mb.add(x=values[0], y=np.int32(1)), mb.identity(x=context.values[BREAK]),
-                *(mb.identity(x=context.values[name]) for name in names)]
-
-    if condition and not params.conditionVar:
+    if len(params.conditionNetwork.layers) and not params.conditionVar:
         raise context.refuse("a condition network without a condition variable", "expected its name")
+    loop = _Loop(params, context)
     try:
         with _enter(context, "loop"):
-            found = mb.while_loop(_cond=check, _body=run, loop_vars=start)
+            found = mb.while_loop(_cond=loop.check, _body=loop.run, loop_vars=loop.start)
     except InputError:
         raise
     except ValueError as error:
@@ -172,14 +159,79 @@ def convert_loop(params: Any, context: LayerContext) -> list[Var]:
                              "expected the same in each step, as MIL's while_loop requires") from error
     finally:
         context.layer = layer
-        context.values = outer
-    context.values.update(zip(names, list(found)[2:], strict=True))
+        context.values = loop.outer
+    results = list(found) if isinstance(found, (list, tuple)) else [found]
+    context.values.update({name: var for name, var in zip(loop.names, results, strict=True) if name in loop.assigned})
     return [context.get(name) for name in layer.output]
 
 
+class _Loop:
+    """The functions that build the blocks of a while_loop; `names` are those of its values, in their order."""
+
+    def __init__(self, params: Any, context: LayerContext) -> None:
+        self.context, self.outer = context, dict(context.values)
+        self.condition, self.body = list(params.conditionNetwork.layers), list(params.bodyNetwork.layers)
+        self.condition_name = params.conditionVar
+        found = dict.fromkeys([*list_assigned(self.condition), *list_assigned(self.body)])
+        self.assigned = [name for name in found if name in self.outer and name not in (BREAK, CONTINUE)]
+        self.most = _get_most_steps(params, context)
+        if self.most is None and not (self.condition and self.assigned):
+            self.most = np.int32(_MAX_STEPS)
+        counters = [] if self.most is None else [_COUNTER]
+        self.names = [*counters, *([BREAK] if BREAK in found else []), *self.assigned]
+        first = {_COUNTER: lambda: mb.const(val=np.int32(0)), BREAK: lambda: mb.const(val=False)}
+        self.start = [first[name]() if name in first else mb.identity(x=self.outer[name]) for name in self.names]
+
+    def _begin(self, values: Sequence[Var]) -> None:
+        flags = {name: mb.const(val=False) for name in (BREAK, CONTINUE)}
+        self.context.values = {**self.outer, **flags, **dict(zip(self.names, values, strict=True))}
+
+    def check(self, *values: Var) -> Var:
+        """Build the condition: of the network, of the counter and of the flag."""
+        self._begin(values)
+        held = self.context.values
+        parts = [mb.logical_not(x=held[BREAK])] if BREAK in self.names else []
+        if self.most is not None:
+            parts.append(mb.less(x=held[_COUNTER], y=self.most))
+        if self.condition:
+            self.context.convert_layers(self.condition)
+            parts.append(_to_condition(self.context.values[self.condition_name], as_it_is=not parts))
+        return functools.reduce(lambda one, other: mb.logical_and(x=one, y=other), parts)
+
+    def run(self, *values: Var) -> list[Var]:
+        """Build a step, which returns the values of the next one."""
+        self._begin(values)
+        convert_statements(self.body, self.context)
+        now = self.context.values
+        if self.most is not None:
+            now[_COUNTER] = mb.add(x=now[_COUNTER], y=np.int32(1))
+        return _make_results(_hide_constant(now[name], value) for name, value in zip(self.names, values, strict=True))
+
+
+def _make_results(values: Iterable[Var]) -> list[Var]:
+    """Return `values` as results of the block that is built, which may return none from outside and none twice."""
+    made: list[Var] = []
+    for var in values:
+        own = var.op is not None and var.op.op_type != "const" and var.op.enclosing_block is curr_block()
+        made.append(var if own and var not in made else mb.identity(x=var))
+    return made
+
+
+def _hide_constant(result: Var, value: Var) -> Var:
+    """Return the next value of a loop so that coremltools does not infer it where it does not know the present one."""
+    if result.val is None or value.val is not None:
+        return result
+    if types.is_bool(result.dtype):
+        return mb.select(cond=value, a=result, b=result)
+    both = mb.stack(values=[value, result], axis=0)
+    hidden: Var = mb.squeeze(x=mb.slice_by_size(x=both, begin=[1, *[0] * result.rank], size=[1, *[-1] * result.rank]),
+                             axes=[0])
+    return hidden
+
+
 def _get_most_steps(params: Any, context: LayerContext) -> Any:
-    """Return the largest number of steps: an input, a number of the layer, or the largest of int32."""
+    """Return the largest number of steps: an input or a number of the layer; None where there is no limit."""
     if context.layer.input:
         whole = context.to_int(cast(mb.reshape(x=context.x, shape=[1]), "fp32"))
         return mb.squeeze(x=whole, axes=[0])
-    return np.int32(min(int(params.maxLoopIterations) or 2**31 - 1, 2**31 - 1))
+    return np.int32(min(int(params.maxLoopIterations), _MAX_STEPS)) if params.maxLoopIterations else None
