@@ -492,3 +492,20 @@ def test_a_loop_may_assign_a_constant(shape):
     body.add_copy("keep", "ten", "kept")
     x = draw(*shape)
     np.testing.assert_allclose(predict(builder.spec, {"data": x})["out"], x + 21, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["add", "addBroadcastable"])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_sum_with_a_negation_is_a_difference(kind, first):
+    """Networks have no layer for the difference of a constant and a value in the classic mapping."""
+    builder = make_builder(exact=True, data=(2, 3))
+    builder.add_load_constant_nd("one", "one", np.ones(1, np.float32), (1,))
+    builder.add_activation("negate", "LINEAR", "data", "negated", [-1.0, 0.0])
+    names = ["negated", "one"] if first else ["one", "negated"]
+    if kind == "add":
+        builder.add_elementwise("difference", names, "out", "ADD")
+    else:
+        builder.add_add_broadcastable("difference", names, "out")
+    assert list_kinds(upgrade_model(builder.spec, "iOS18", "fp32")) == ["sub"]
+    x = draw(2, 3)
+    np.testing.assert_array_equal(predict(builder.spec, {"data": x})["out"], 1 - x)

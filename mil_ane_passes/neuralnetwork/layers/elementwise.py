@@ -21,12 +21,33 @@ def _combine(context: LayerContext, op: Callable[..., Any]) -> Var:
     return functools.reduce(lambda x, y: op(x=x, y=y), inputs)
 
 
+def _add(x: Var, y: Var) -> Var:
+    """Add two values; one less the other where a layer negates it, as the format has no difference of values."""
+    for one, other in ((y, x), (x, y)):
+        negated = _find_negated(one)
+        if negated is not None:
+            result: Var = mb.sub(x=other, y=negated)
+            return result
+    result = mb.add(x=x, y=y)
+    return result
+
+
+def _find_negated(x: Var) -> Var | None:
+    """Return the value whose negation `x` is; None where it is not one."""
+    if x.op is None or x.op.op_type != "mul" or x.val is not None:
+        return None
+    for one, other in ((x.op.x, x.op.y), (x.op.y, x.op.x)):
+        if other.val is not None and np.ndim(other.val) == 0 and other.val == -1:
+            return one
+    return None
+
+
 @register_layer("add")
 def convert_add(params: Any, context: LayerContext) -> Var:
     """Convert a sum of the inputs, or of one input and a constant."""
     if len(context.layer.input) == 1:
-        return mb.add(x=context.x, y=np.float32(params.alpha))
-    return _combine(context, mb.add)
+        return _add(context.x, mb.const(val=np.float32(params.alpha)))
+    return _combine(context, _add)
 
 
 @register_layer("multiply")
@@ -44,7 +65,7 @@ def convert_average(params: Any, context: LayerContext) -> Var:
 
 
 _OPS: dict[str, Callable[..., Any]] = {
-    "max": mb.maximum, "min": mb.minimum, "addBroadcastable": mb.add, "multiplyBroadcastable": mb.mul,
+    "max": mb.maximum, "min": mb.minimum, "addBroadcastable": _add, "multiplyBroadcastable": mb.mul,
     "maxBroadcastable": mb.maximum, "minBroadcastable": mb.minimum, "subtractBroadcastable": mb.sub,
     "divideBroadcastable": mb.real_div, "powBroadcastable": mb.pow, "modBroadcastable": mb.mod,
 }
