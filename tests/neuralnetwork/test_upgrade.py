@@ -509,3 +509,42 @@ def test_a_sum_with_a_negation_is_a_difference(kind, first):
     assert list_kinds(upgrade_model(builder.spec, "iOS18", "fp32")) == ["sub"]
     x = draw(2, 3)
     np.testing.assert_array_equal(predict(builder.spec, {"data": x})["out"], 1 - x)
+
+
+def scale_tanh(x):
+    return 1.75 * np.tanh(0.75 * x)
+
+
+def run_gru(x, h, weights, gate, activation):
+    """The GRU of the format's documentation, whose reset gate is applied before the recursion matrix."""
+    (w_z, w_r, w_o), (r_z, r_r, r_o), (b_z, b_r, b_o) = weights
+    found = []
+    for row in x:
+        z, r = gate(w_z @ row + r_z @ h + b_z), gate(w_r @ row + r_r @ h + b_r)
+        h = (1 - z) * activation(w_o @ row + r_o @ (h * r) + b_o) + z * h
+        found.append(h)
+    return np.stack(found)
+
+
+@pytest.mark.parametrize(("inner", "outer", "gate", "activation"), [
+    ("SIGMOID", "TANH", lambda x: 1 / (1 + np.exp(-x)), np.tanh),
+    ("SCALED_TANH", "TANH", scale_tanh, np.tanh),
+    ("SIGMOID", "SCALED_TANH", lambda x: 1 / (1 + np.exp(-x)), scale_tanh),
+])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_the_gate_of_a_gru_resets_before_the_recursion(inner, outer, gate, activation, reverse):
+    steps, size, hidden = 4, 3, 5
+    weights = [[draw(hidden, width) for _ in range(3)] for width in (size, hidden)] + [[draw(hidden) for _ in range(3)]]
+    builder = neural_network.NeuralNetworkBuilder(
+        [("data", datatypes.Array(steps, 1, size, 1, 1)), ("h", datatypes.Array(1, 1, hidden, 1, 1))],
+        [("out", None), ("last", None)], disable_rank5_shape_mapping=True)
+    builder.add_gru("gru", weights[1], weights[0], np.stack(weights[2]), hidden, size, ["data", "h"], ["out", "last"],
+                    activation=outer, inner_activation=inner, output_all=True, reverse_input=reverse)
+    for each in builder.spec.neuralNetwork.layers[0].gru.activations:
+        if each.HasField("scaledTanh"):  # the builder leaves both numbers at 0
+            each.scaledTanh.alpha, each.scaledTanh.beta = 1.75, 0.75
+    x, h = draw(steps, size), draw(hidden)
+    found = predict(builder.spec, {"data": x.reshape(steps, 1, size, 1, 1), "h": h.reshape(1, 1, hidden, 1, 1)})
+    expected = run_gru(x[::-1] if reverse else x, h, weights, gate, activation)
+    np.testing.assert_allclose(found["out"].reshape(steps, hidden), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found["last"].reshape(hidden), expected[-1], rtol=1e-4, atol=1e-5)

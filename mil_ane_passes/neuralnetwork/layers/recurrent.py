@@ -104,7 +104,7 @@ def convert_simple_recurrent(params: Any, context: LayerContext) -> list[Var]:
 
 @register_layer("gru")
 def convert_gru(params: Any, context: LayerContext) -> list[Var]:
-    """Convert a GRU; MIL stacks its gates as reset, output, update."""
+    """Convert a GRU, whose gate resets the state before the recursion; MIL stacks its gates as reset, output, update."""
     inner, hidden = int(params.inputVectorSize), int(params.outputVectorSize)
     read = context.weights.read
     gates = ("reset", "output", "update")
@@ -134,11 +134,12 @@ def convert_gru(params: Any, context: LayerContext) -> list[Var]:
 
 def _step_gru(row: Var, h: Var, weights: Sequence[Array], activations: Any, context: LayerContext) -> Var:
     w, r, b = weights
+    r_reset, r_output, r_update = np.split(r, 3)
     xs = mb.split(x=mb.linear(x=row, weight=w, bias=b), num_splits=3, axis=1)
-    hs = mb.split(x=mb.linear(x=h, weight=r), num_splits=3, axis=1)
-    reset = apply_activation(activations[0], mb.add(x=xs[0], y=hs[0]), context)
-    update = apply_activation(activations[0], mb.add(x=xs[2], y=hs[2]), context)
-    new = apply_activation(activations[1], mb.add(x=xs[1], y=mb.mul(x=reset, y=hs[1])), context)
+    reset = apply_activation(activations[0], mb.add(x=xs[0], y=mb.linear(x=h, weight=r_reset)), context)
+    update = apply_activation(activations[0], mb.add(x=xs[2], y=mb.linear(x=h, weight=r_update)), context)
+    memory = mb.linear(x=mb.mul(x=reset, y=h), weight=r_output)
+    new = apply_activation(activations[1], mb.add(x=xs[1], y=memory), context)
     kept = mb.mul(x=update, y=h)
     result: Var = mb.add(x=kept, y=mb.mul(x=mb.sub(x=np.float32(1), y=update), y=new))
     return result
