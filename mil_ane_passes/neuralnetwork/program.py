@@ -18,6 +18,7 @@ from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 from coremltools.proto import NeuralNetwork_pb2
 
 from ..ir.scopes import make_layer_scopes
+from ..package.names import make_free_name
 from ..utils.errors import AnePassesError, InputError
 from ..utils.text_format import escape_text
 from . import layers as _layers
@@ -26,7 +27,8 @@ from .layer_converter import BUILDER_ERRORS, CONVERTERS, LayerContext, format_ca
 from .layers.control_flow import convert_statements
 from .weights import WeightReader
 
-__all__ = ["NETWORK_KINDS", "PIPELINE_KINDS", "ConvertedNetwork", "Stage", "convert_network", "list_stages"]
+__all__ = ["NETWORK_KINDS", "PIPELINE_KINDS", "ConvertedNetwork", "Stage", "convert_network", "list_stages",
+           "make_scores_name"]
 
 NETWORK_KINDS = ("neuralNetwork", "neuralNetworkClassifier", "neuralNetworkRegressor")
 "The kinds of models that hold a network, as fields of the Model proto."
@@ -319,14 +321,23 @@ def _name_outputs(
     for name in listed:
         if name not in values:
             raise InputError(f"{where}: no part makes the output '{escape_text(name)}'; take a fresh copy of the model")
+    dictionaries = {each.name for each in outputs if each.is_dictionary}
     made: list[Var] = []
     for name in listed:
         var = values[name]
         if var.op is None or var.op.op_type == "const" or var.child_ops or var in made:
-            var = mb.identity(x=var, name=names[name])
-        var.set_name(names[name])
+            var = mb.identity(x=var)
+        var.set_name(make_scores_name(names) if name in dictionaries else names[name])
         made.append(var)
     return made
+
+
+def make_scores_name(names: Mapping[str, str]) -> str:
+    """Return the name of a classifier's probabilities in the program, where labels are not with them yet.
+
+    It is none of `names`, which has the identifiers of inputs and outputs by name.
+    """
+    return make_free_name("scores", set(names.values()))
 
 
 def _shape_output(feature: Feature, x: Var, classic: bool) -> Var:

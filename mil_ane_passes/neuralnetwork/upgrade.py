@@ -26,7 +26,7 @@ from ..utils.errors import AnePassesError, InputError
 from .interface import Feature
 from .layer_converter import BUILDER_ERRORS, format_cause
 from .precision import WholeNumbers
-from .program import ConvertedNetwork, convert_network, list_stages
+from .program import ConvertedNetwork, convert_network, list_stages, make_scores_name
 
 __all__ = ["DEFAULT_TARGET", "TARGETS", "UpgradedModel", "read_network", "upgrade_model"]
 
@@ -155,6 +155,8 @@ def _convert_program(network: ConvertedNetwork, opset: Any, precision: str, wher
         raise InputError(f"{where}: coremltools cannot save the program ({format_cause(error)}); expected a network "
                          "whose values Core ML can hold") from error
     result = made.get_spec()
+    if config:
+        _rename_probabilities(result, made._mil_program, network)
     _copy_description(result, network)
     return ct.models.MLModel(result, weights_dir=made.weights_dir, skip_model_load=True,
                               mil_program=made._mil_program)
@@ -164,18 +166,43 @@ def _make_classifier_config(network: ConvertedNetwork) -> Any:
     if network.labels is None:
         return None
     _check_label_count(network.labels, network)
-    probabilities = next((each for each in network.outputs if each.is_dictionary), None)
     return ct.ClassifierConfig(
-        class_labels=network.labels,
-        predicted_feature_name=network.description.predictedFeatureName or "classLabel",
-        predicted_probabilities_output=network.names[probabilities.name] if probabilities else None)
+        class_labels=network.labels, predicted_feature_name=_get_label_name(network),
+        predicted_probabilities_output=make_scores_name(network.names) if _find_probabilities(network) else None)
+
+
+def _get_label_name(network: ConvertedNetwork) -> str:
+    name = network.description.predictedFeatureName or "classLabel"
+    return network.names.get(name, name)
+
+
+def _find_probabilities(network: ConvertedNetwork) -> Feature | None:
+    """Return the output with a classifier's probabilities; None where it declares none."""
+    return next((each for each in network.outputs if each.is_dictionary), None)
+
+
+def _rename_probabilities(result: Any, program: Any, network: ConvertedNetwork) -> None:
+    """Give the probabilities of a classifier, which coremltools names after the label, their name in the network."""
+    feature, old = _find_probabilities(network), f"{_get_label_name(network)}_probs"
+    if feature is None:
+        return
+    new = network.names[feature.name]
+    for each in result.description.output:
+        each.name = new if each.name == old else each.name
+    result.description.predictedProbabilitiesName = new
+    for block in result.mlProgram.functions["main"].block_specializations.values():
+        for var in (var for op in block.operations if op.type == "classify" for var in op.outputs):
+            var.name = new if var.name == old else var.name
+        block.outputs[:] = [new if name == old else name for name in block.outputs]
+    for var in program.functions["main"].outputs:
+        var.name = new if var.name == old else var.name
 
 
 def _check_label_count(labels: list[Any], network: ConvertedNetwork) -> None:
     """Raise InputError where a classifier's labels are not as many as the elements of its probabilities."""
-    named = {network.names[each.name] for each in network.outputs if each.is_dictionary}
+    scores = make_scores_name(network.names)
     for var in network.program.functions["main"].outputs:
-        extent = var.shape[0] if var.name in named and var.rank == 1 else len(labels)
+        extent = var.shape[0] if var.name == scores and var.rank == 1 else len(labels)
         if not labels or isinstance(extent, (int, np.integer)) and extent != len(labels):
             raise InputError(f"the classifier has {len(labels)} class labels for {extent} probabilities; expected a "
                              "label for each: take a fresh copy of the model")

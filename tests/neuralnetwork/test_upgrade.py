@@ -548,3 +548,29 @@ def test_the_gate_of_a_gru_resets_before_the_recursion(inner, outer, gate, activ
     expected = run_gru(x[::-1] if reverse else x, h, weights, gate, activation)
     np.testing.assert_allclose(found["out"].reshape(steps, hidden), expected, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(found["last"].reshape(hidden), expected[-1], rtol=1e-4, atol=1e-5)
+
+
+def make_named_classifier(label="animal", scores="probs"):
+    builder = neural_network.NeuralNetworkBuilder(
+        [("data", datatypes.Array(3))], [(scores, None)], mode="classifier")
+    builder.add_softmax("softmax", "data", scores)
+    builder.set_class_labels(["cat", "dog", "owl"], predicted_feature_name=label, prediction_blob=scores)
+    return builder.spec
+
+
+@pytest.mark.parametrize(("label", "scores", "expected"), [
+    ("animal", "probs", ["animal", "probs"]), ("animal", "animal_probs", ["animal", "animal_probs"]),
+    ("which one?", "all-scores", ["which_one_", "all_scores"])])
+@pytest.mark.parametrize("precision", ["fp16", "fp32"])
+def test_the_outputs_of_a_classifier_keep_their_names(label, scores, expected, precision, tmp_path):
+    spec = make_named_classifier(label, scores)
+    spec.description.output[0].shortDescription = "one for each"
+    model = upgrade_model(spec, precision=precision).model
+    described = model.get_spec().description
+    assert {each.name for each in described.output} == set(expected)
+    assert [described.predictedFeatureName, described.predictedProbabilitiesName] == expected
+    texts = {each.name: each.shortDescription for each in described.output}
+    assert texts[expected[1]] == "one for each"
+    ane.upgrade(spec, tmp_path / "out.mlpackage", precision=precision)
+    found = ane.runtime.predictor(tmp_path / "out.mlpackage").predict({"data": np.array([0.0, 3.0, 1.0], np.float32)})
+    assert found[expected[0]] == "dog" and sum(found[expected[1]].values()) == pytest.approx(1, abs=1e-3)
