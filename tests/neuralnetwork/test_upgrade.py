@@ -574,3 +574,24 @@ def test_the_outputs_of_a_classifier_keep_their_names(label, scores, expected, p
     ane.upgrade(spec, tmp_path / "out.mlpackage", precision=precision)
     found = ane.runtime.predictor(tmp_path / "out.mlpackage").predict({"data": np.array([0.0, 3.0, 1.0], np.float32)})
     assert found[expected[0]] == "dog" and sum(found[expected[1]].values()) == pytest.approx(1, abs=1e-3)
+
+
+@pytest.mark.parametrize(("kind", "function"), [
+    ("LINEAR", lambda x: x), ("SIGMOID_HARD", lambda x: np.clip(0.2 * x + 0.5, 0, 1))])
+@pytest.mark.parametrize("unrolled", [False, True])
+def test_an_activation_of_a_recurrent_layer_has_its_usual_numbers_where_none_are_stored(kind, function, unrolled):
+    """The builder stores none; converters of Keras models rely on it."""
+    steps, size, hidden = 3, 3, 4
+    weights = [[0.5 * draw(hidden, width) for _ in range(3)] for width in (size, hidden)]
+    weights.append([draw(hidden) for _ in range(3)])
+    builder = neural_network.NeuralNetworkBuilder(
+        [("data", datatypes.Array(steps, 1, size, 1, 1))], [("out", None)], disable_rank5_shape_mapping=True)
+    builder.add_gru("gru", weights[1], weights[0], np.stack(weights[2]), hidden, size, ["data"], ["out"],
+                    activation="SCALED_TANH" if unrolled else "TANH", inner_activation=kind, output_all=True)
+    outer = builder.spec.neuralNetwork.layers[0].gru.activations[1]
+    if unrolled:
+        outer.scaledTanh.alpha, outer.scaledTanh.beta = 1.75, 0.75
+    x = draw(steps, size)
+    found = predict(builder.spec, {"data": x.reshape(steps, 1, size, 1, 1)})["out"]
+    expected = run_gru(x, np.zeros(hidden), weights, function, scale_tanh if unrolled else np.tanh)
+    np.testing.assert_allclose(found.reshape(steps, hidden), expected, rtol=1e-4, atol=1e-5)

@@ -24,16 +24,34 @@ _MAX_UNROLLED_STEPS = 512
 
 _NAMES = {"ReLU": "relu", "tanh": "tanh", "sigmoid": "sigmoid", "linear": "linear", "sigmoidHard": "sigmoid_hard"}
 _FIXED = {"linear": (1.0, 0.0), "sigmoidHard": (0.2, 0.5)}
+"Alpha and beta of the functions in MIL's recurrent ops, and in recurrent layers that store neither."
 
 
 def _get_activation(params: Any) -> str | None:
     """Return the name of an activation in MIL's recurrent ops; None where they have no form of it."""
     kind = params.WhichOneof("NonlinearityType")
-    if kind in _FIXED:  # MIL's op takes these functions with one pair of parameters
-        chosen = getattr(params, kind)
-        if not np.allclose((chosen.alpha, chosen.beta), _FIXED[kind]):
-            return None
+    if kind in _FIXED and not np.allclose(_read_alpha_and_beta(getattr(params, kind), kind), _FIXED[kind]):
+        return None
     return _NAMES.get(kind)
+
+
+def _read_alpha_and_beta(chosen: Any, kind: str) -> tuple[float, float]:
+    """Return the parameters of an activation.
+
+    coremltools' builder stores none in recurrent layers, which have been those of Keras, with its numbers, since.
+    """
+    return (chosen.alpha, chosen.beta) if chosen.alpha or chosen.beta else _FIXED[kind]
+
+
+def _activate(params: Any, x: Var, context: LayerContext) -> Var:
+    """Apply an activation of a layer that is written out."""
+    kind = params.WhichOneof("NonlinearityType")
+    if kind in _FIXED:
+        filled = type(params)()
+        chosen = getattr(filled, kind)
+        chosen.alpha, chosen.beta = _read_alpha_and_beta(getattr(params, kind), kind)
+        return apply_activation(filled, x, context)
+    return apply_activation(params, x, context)
 
 
 def _get_sequence(x: Var, context: LayerContext) -> tuple[Var, Callable[[Var], Var]]:
@@ -95,7 +113,7 @@ def convert_simple_recurrent(params: Any, context: LayerContext) -> list[Var]:
     else:
         def step(row: Var, states: list[Var]) -> list[Var]:
             total = mb.add(x=mb.linear(x=row, weight=w, bias=b), y=mb.linear(x=states[0], weight=r))
-            return [apply_activation(params.activation, total, context)]
+            return [_activate(params.activation, total, context)]
 
         y, (last,) = _unroll(x, [state], step, params.reverseInput, context)
         y = y if params.sequenceOutput else mb.expand_dims(x=last, axes=[0])
@@ -104,7 +122,7 @@ def convert_simple_recurrent(params: Any, context: LayerContext) -> list[Var]:
 
 @register_layer("gru")
 def convert_gru(params: Any, context: LayerContext) -> list[Var]:
-    """Convert a GRU, whose gate resets the state before the recursion; MIL stacks its gates as reset, output, update."""
+    """Convert a GRU, which resets the state before the recursion; MIL stacks its gates as reset, output, update."""
     inner, hidden = int(params.inputVectorSize), int(params.outputVectorSize)
     read = context.weights.read
     gates = ("reset", "output", "update")
@@ -136,10 +154,10 @@ def _step_gru(row: Var, h: Var, weights: Sequence[Array], activations: Any, cont
     w, r, b = weights
     r_reset, r_output, r_update = np.split(r, 3)
     xs = mb.split(x=mb.linear(x=row, weight=w, bias=b), num_splits=3, axis=1)
-    reset = apply_activation(activations[0], mb.add(x=xs[0], y=mb.linear(x=h, weight=r_reset)), context)
-    update = apply_activation(activations[0], mb.add(x=xs[2], y=mb.linear(x=h, weight=r_update)), context)
+    reset = _activate(activations[0], mb.add(x=xs[0], y=mb.linear(x=h, weight=r_reset)), context)
+    update = _activate(activations[0], mb.add(x=xs[2], y=mb.linear(x=h, weight=r_update)), context)
     memory = mb.linear(x=mb.mul(x=reset, y=h), weight=r_output)
-    new = apply_activation(activations[1], mb.add(x=xs[1], y=memory), context)
+    new = _activate(activations[1], mb.add(x=xs[1], y=memory), context)
     kept = mb.mul(x=update, y=h)
     result: Var = mb.add(x=kept, y=mb.mul(x=mb.sub(x=np.float32(1), y=update), y=new))
     return result
@@ -208,17 +226,17 @@ def _step_lstm(
     if peepholes is not None:
         into = mb.add(x=into, y=mb.mul(x=c, y=peepholes[0]))
         forget = mb.add(x=forget, y=mb.mul(x=c, y=peepholes[1]))
-    gate = apply_activation(activations[0], into, context)
+    gate = _activate(activations[0], into, context)
     kept = mb.sub(x=np.float32(1), y=gate) if params.coupledInputAndForgetGate else (
-        apply_activation(activations[0], forget, context))
-    new = mb.mul(x=gate, y=apply_activation(activations[1], block, context))
+        _activate(activations[0], forget, context))
+    new = mb.mul(x=gate, y=_activate(activations[1], block, context))
     cell = mb.add(x=mb.mul(x=kept, y=c), y=new)
     if 0 < params.cellClipThreshold < 1e30:
         cell = mb.clip(x=cell, alpha=-float(params.cellClipThreshold), beta=float(params.cellClipThreshold))
     if peepholes is not None:
         out = mb.add(x=out, y=mb.mul(x=cell, y=peepholes[2]))
-    shown = apply_activation(activations[2], cell, context)
-    return [mb.mul(x=apply_activation(activations[0], out, context), y=shown), cell]
+    shown = _activate(activations[2], cell, context)
+    return [mb.mul(x=_activate(activations[0], out, context), y=shown), cell]
 
 
 @register_layer("uniDirectionalLSTM")
