@@ -595,3 +595,13 @@ def test_an_activation_of_a_recurrent_layer_has_its_usual_numbers_where_none_are
     found = predict(builder.spec, {"data": x.reshape(steps, 1, size, 1, 1)})["out"]
     expected = run_gru(x, np.zeros(hidden), weights, function, scale_tanh if unrolled else np.tanh)
     np.testing.assert_allclose(found.reshape(steps, hidden), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("across", [False, True])
+def test_the_epsilon_of_a_mean_variance_normalization_is_under_the_root(across):
+    """coremltools writes layer norms, whose epsilon is there, as this layer."""
+    builder = make_builder(exact=True, data=(2, 3, 4, 5))
+    builder.add_mvn("mvn", "data", "out", across_channels=across, normalize_variance=True, epsilon=0.25)
+    x = draw(2, 3, 4, 5)
+    y = torch.nn.functional.layer_norm(torch.tensor(x), (3, 4, 5) if across else (4, 5), eps=0.25)
+    np.testing.assert_allclose(predict(builder.spec, {"data": x})["out"], y.numpy(), rtol=1e-5, atol=1e-6)

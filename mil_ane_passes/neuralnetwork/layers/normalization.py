@@ -31,13 +31,13 @@ def convert_batchnorm(params: Any, context: LayerContext) -> Var:
 
 @register_layer("mvn")
 def convert_mvn(params: Any, context: LayerContext) -> Var:
-    """Convert (x - mean) / (standard deviation + epsilon), over each channel or over all."""
+    """Convert (x - mean) / sqrt(variance + epsilon), over each channel or over all."""
     x, restore = context.to_nchw(context.x)
     axes = [1, 2, 3] if params.acrossChannels else [2, 3]
     centered: Var = mb.sub(x=x, y=mb.reduce_mean(x=x, axes=axes, keep_dims=True))
     if params.normalizeVariance:
         variance = mb.reduce_mean(x=mb.square(x=centered), axes=axes, keep_dims=True)
-        deviation = mb.add(x=mb.sqrt(x=variance), y=np.float32(params.epsilon))
+        deviation = mb.sqrt(x=mb.add(x=variance, y=np.float32(params.epsilon)))
         centered = mb.real_div(x=centered, y=deviation)
     return restore(centered)
 
