@@ -605,3 +605,20 @@ def test_the_epsilon_of_a_mean_variance_normalization_is_under_the_root(across):
     x = draw(2, 3, 4, 5)
     y = torch.nn.functional.layer_norm(torch.tensor(x), (3, 4, 5) if across else (4, 5), eps=0.25)
     np.testing.assert_allclose(predict(builder.spec, {"data": x})["out"], y.numpy(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("pads", "kinds"), [
+    ((1, 1, 2, 2), ["conv_transpose"]), ((0, 0, 3, 3), ["conv_transpose"]), ((0, 0, 0, 0), ["conv_transpose"]),
+    ((1, 0, 2, 2), ["conv_transpose", "slice_by_index"])])
+def test_a_deconvolution_that_loses_the_same_at_both_ends_is_one_op(pads, kinds):
+    weight, x = draw(3, 2, 4, 6), draw(1, 3, 5, 7)
+    builder = make_builder(exact=True, data=x.shape)
+    top, bottom, left, right = pads
+    builder.add_convolution(
+        "up", 3, 2, 4, 6, 2, 3, "valid", 1, weight.transpose(2, 3, 0, 1), None, False, is_deconv=True,
+        input_name="data", output_name="out", padding_top=top, padding_bottom=bottom, padding_left=left,
+        padding_right=right)
+    assert list_kinds(upgrade_model(builder.spec, "iOS18", "fp32")) == kinds
+    y = torch.nn.functional.conv_transpose2d(torch.tensor(x), torch.tensor(weight), stride=(2, 3)).numpy()
+    expected = y[:, :, top:y.shape[2] - bottom, left:y.shape[3] - right]
+    np.testing.assert_allclose(predict(builder.spec, {"data": x})["out"], expected, rtol=1e-4, atol=1e-5)

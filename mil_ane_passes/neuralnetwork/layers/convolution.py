@@ -62,7 +62,7 @@ def _convert_deconvolution(
     sizes = [int(each) for each in params.outputShape]
     if not same and not sizes:
         pads = read_border_amounts(params.valid.paddingAmounts, context)
-        return pad_or_crop(full, [-each for each in pads])
+        return _crop_output(full, settings, [-each for each in pads])
     if any(not isinstance(each, (int, np.integer)) for each in x.shape[2:]):
         if same and not sizes:
             crops = []
@@ -70,7 +70,7 @@ def _convert_deconvolution(
                 extra = max(extent - stride, 0)
                 before = (extra + 1) // 2 if top_left else extra // 2
                 crops += [-before, -(extra - before)]
-            return pad_or_crop(full, crops)
+            return _crop_output(full, settings, crops)
         raise context.refuse("an output shape for an input of flexible shape", "expected a fixed input shape")
     wanted = sizes or [int(each) * stride for each, stride in zip(x.shape[2:], strides)]
     crops = []
@@ -83,7 +83,19 @@ def _convert_deconvolution(
             pads = read_border_amounts(params.valid.paddingAmounts, context)
             before = pads[2 * axis]
             crops += [-before, -(extra - before)]
-    return pad_or_crop(full, crops)
+    return _crop_output(full, settings, crops)
+
+
+def _crop_output(full: Var, settings: dict[str, Any], ends: Sequence[int]) -> Var:
+    """Crop or pad a transposed convolution by [top, bottom, left, right]; by its pads where both ends lose the same.
+
+    Unequal pads of the op are avoided, as the ANE shifts what they leave.
+    """
+    crops = [-each for each in ends]
+    if crops[::2] == crops[1::2] and min(crops) >= 0 and any(crops):
+        result: Var = mb.conv_transpose(**settings, pad_type="custom", pad=crops)
+        return result
+    return pad_or_crop(full, ends)
 
 
 @register_layer("convolution3d")
