@@ -119,6 +119,53 @@ def test_as_torch_converts(layer, way, target, tmp_path):
     assert distance(after, layer, shape) < 1e-12
 
 
+@pytest.mark.law
+@given(st.tuples(st.integers(1, 8), st.integers(1, 8)), st.tuples(st.sampled_from([5, 7, 10]), st.sampled_from([5, 7])),
+       st.tuples(st.integers(8, 31), st.integers(8, 40)), st.integers(1, 2), st.sampled_from([1, 2]),
+       st.sampled_from(["custom", "same", "valid", "same_lower"]), st.integers(0, 3))
+def test_windows_on_two_axes(kernel, stride, extents, batch, groups, kind, pad):
+    """In phases of both axes, or in rows: the same sums as at the stride itself."""
+    weight = np.random.default_rng(2).standard_normal((6, 4 // groups, *kernel)).astype(np.float16)
+    given_pads = {"pad": [pad, 1, 0, pad]} if kind == "custom" else {}
+    made = build_program(lambda x: mb.conv(x=x, weight=weight, strides=list(stride), pad_type=kind, groups=groups,
+                                           bias=np.float16([1, -2, 0.5, 3, 4, -1]), name="y", **given_pads),
+                         x=(batch, 4, *extents))
+    before = Runtime(made, precision="float64")({"x": draw((batch, 4, *extents))})["y"]
+    assert apply_rewrite(rule(), made).fired
+    assert no_awkward_stride(made) and not find_matches(rule(), made).fired
+    assert max(op.outputs[0].rank for _, op in iterate_ops(made)) <= 5
+    found = Runtime(made, precision="float64")({"x": draw((batch, 4, *extents))})["y"]
+    np.testing.assert_allclose(found, before, rtol=0, atol=1e-12 * max(1, np.abs(before).max()))
+
+
+def patches(shape, kernel, stride, outputs=16):
+    weight = np.ones((outputs, shape[1], *kernel), np.float16)
+    held = build_program(lambda x: mb.conv(x=x, weight=weight, strides=[stride] * 2, name="y"), x=shape)
+    assert apply_rewrite(rule(), held).fired
+    return [op for _, op in iterate_ops(held) if op.op_type == "conv"][0].weight.shape
+
+
+def test_windows_lie_in_rows_where_that_moves_fewer_padded_bytes():
+    """Maps of 5 columns are padded 6.4 times, rows of 14 elements 2.3 times; maps of 32 columns are not padded."""
+    assert patches((1, 3, 70, 70), (14, 14), 14) == (16, 42, 14, 1)
+    assert patches((1, 3, 70, 448), (14, 14), 14) == (16, 588, 1, 1)
+    assert patches((1, 3, 70, 70), (14, 14), 14, outputs=4096) == (4096, 588, 1, 1), "the result is moved as well"
+    assert patches((1, 3, 70, 70), (15, 14), 14) == (16, 588, 2, 1), "they overlap"
+    assert patches((1, 3, 70, 70), (14, 15), 14) == (16, 588, 1, 2), "they overlap"
+
+
+def test_readers_of_one_weight_that_would_be_laid_out_apart():
+    weight = np.ones((16, 3, 14, 14), np.float16)
+
+    def body(x, wide):
+        held = mb.const(val=weight, name="w")
+        return [mb.conv(x=each, weight=held, strides=[14, 14], name=name) for each, name in ((x, "y"), (wide, "z"))]
+
+    trace = apply_rewrite(rule(), build_program(body, x=(1, 3, 70, 70), wide=(1, 3, 70, 448)))
+    assert {miss.reason for miss in trace.near_misses} == {
+        "weight is read in another way as well, so its phases would store it twice; form=slice keeps it"}
+
+
 def test_fp32_stays(tmp_path):
     found = find_matches(
         rule(), converted(torch.nn.Conv1d(1, 8, 10, 5), (1, 1, 103), "traced", tmp_path, precision="FLOAT32")

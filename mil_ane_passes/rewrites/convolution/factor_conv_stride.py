@@ -2,10 +2,13 @@
 
 With k = q * s + r, tap k at output t reads element (t + q) * s + r: tap q at t of phase r. So the phases become
 channels (channel c becomes c * s ... c * s + s - 1, which keeps groups together) and the taps of a phase its kernel.
+Windows on two axes that do not overlap can also be laid out in rows: the phases of the first axis become channels, and
+each window of the second one a row, which a kernel as long reads at once.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from functools import partial
 from typing import Any, Literal
@@ -14,14 +17,18 @@ import numpy as np
 from coremltools.converters.mil.mil import Operation, Var, types
 
 from ...ir.builder import RewriteBuilder, rebuild_op
-from ...ir.query import get_const_value, get_reshape_extents, is_compressed, is_const, is_symbolic
+from ...ir.query import get_const_value, get_itemsize, get_reshape_extents, is_compressed, is_const, is_symbolic
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Community, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_apple_authoring_rules, cite_m4_study
 from ...passes.examples import make_weight
+from ...passes.layout import compute_padded_bytes
 from .._target_gate import find_length_obstacle
-from .._weights import has_uniform_readers
+from .._weights import has_uniform_readers, reshape_weight
 from ._conv_geometry import crop_ends, pad_or_crop, resolve_conv_pads
 from ._examples import make_conv_example
+
+_MAX_ROW, _MAX_ROWS = 31, 16384
+"Tallest kernel and longest axis that a chip is known to support: those of windows that are laid out in rows."
 
 
 class FactorConvStride(Rewrite):
@@ -38,8 +45,9 @@ class FactorConvStride(Rewrite):
             no multiple of it zeros are multiplied too: an infinite or NaN input may then reach outputs beside its own.
             form=slice is bitwise.
     cost    the weight is laid out anew, at most ceil(K / s) * s / K times its bytes on each axis whose kernel is longer
-            than its stride; the input is moved once for each axis. form=slice keeps weight and input and computes s
-            times as much.
+            than its stride. The input is moved three times; patches on both axes are laid out in rows, moved four
+            times, where rows padded to 64 bytes make that fewer bytes. form=slice keeps weight and input and computes
+            s times as much.
 
     before
         %y: fp16[1, 4, 4] = conv(x=%x, weight=<fp16[4, 3, 10]>, strides=[5], pad_type=custom, pad=[1, 1])
@@ -121,6 +129,8 @@ class FactorConvStride(Rewrite):
             every: Var = mb.slice_by_index(x=dense, begin=zeros, end=zeros, stride=[1, 1, *subsampling],
                                            end_mask=[True] * dense.rank)
             return every
+        if _has_rows_layout(op):
+            return _build_conv_over_rows(mb, op, hit.pads)
         left = [(0, 0) if axis in axes else pair for axis, pair in enumerate(hit.pads)]
         if any(map(any, left)):
             changes |= {"pad_type": "custom", "pad": [amount for pair in left for amount in pair]}
@@ -145,6 +155,7 @@ class FactorConvStride(Rewrite):
         yield conv("a tail nobody reads", (1, 3, 29), 5, bias=bias)
         yield conv("same", (1, 3, 24), 5, bias=bias, pad_type="same")
         yield image("two axes", weight=(4, 2, 5, 7), strides=[5, 7])
+        yield image("windows in rows", x=(1, 2, 16, 30), weight=(4, 2, 4, 6), strides=[5, 7], bias=bias)
         yield image("kernel shorter than the stride", weight=(4, 2, 3, 1), strides=[5, 7])
         yield image("one of two axes", weight=(4, 2, 3, 10), strides=[2, 5], pad_type="custom", pad=[1, 1, 2, 2])
         yield conv("slice", (1, 3, 26), 4, bias=bias, dilations=[2], pad_type="custom", pad=[1, 2], options=by_slice)
@@ -193,7 +204,8 @@ def _find_phase_obstacle(op: Operation, axes: list[int]) -> str | None:
 
 def _read_layout_settings(op: Operation) -> tuple[Any, ...]:
     """Return the properties of a conv that decide how its weight is laid out in phases."""
-    return op.x.rank, op.x.dtype, get_const_value(op.strides), get_const_value(op.dilations), get_const_value(op.groups)
+    return (op.x.rank, op.x.dtype, get_const_value(op.strides), get_const_value(op.dilations),
+            get_const_value(op.groups), _has_rows_layout(op))
 
 
 def _compute_new_lengths(op: Operation, axes: list[int], pads: list[tuple[int, int]], phases: bool) -> list[int]:
@@ -212,30 +224,79 @@ def _compute_phased_length(op: Operation, axis: int) -> int:
 
 
 def _build_phase_input(mb: RewriteBuilder, op: Operation, axes: list[int], pads: list[tuple[int, int]]) -> Var:
-    """Pad or cut x on `axes` to exactly what the taps read, and lay out each of these axes in its phases."""
+    """Pad or cut x on `axes` to exactly what the taps read, and lay out these axes in their phases."""
     wanted = {axis: (pads[axis][0], _compute_phased_length(op, axis)) for axis in axes}
     x = pad_or_crop(mb, op.x, wanted)
-    for axis in axes:
-        x = _move_phases_to_channels(mb, x, 2 + axis, get_const_value(op.strides)[axis], _count_phases(op, axis))
-    return x
-
-
-def _move_phases_to_channels(mb: RewriteBuilder, x: Var, at: int, stride: int, phases: int) -> Var:
-    """Reshape [N, C, ..., L, ...] to [N, C * p, ..., L / s, ...], with the first p phases."""
-    if phases == 1:
-        steps = [stride if number == at else 1 for number in range(x.rank)]
+    steps = get_const_value(op.strides)
+    first = [steps[at - 2] if at - 2 in axes and _count_phases(op, at - 2) == 1 else 1 for at in range(x.rank)]
+    if max(first) > 1:
         zeros = [0] * x.rank
-        first: Var = mb.slice_by_index(x=x, begin=zeros, end=zeros, stride=steps, end_mask=[True] * x.rank)
-        return first
+        x = mb.slice_by_index(x=x, begin=zeros, end=zeros, stride=first, end_mask=[True] * x.rank)
+    phases = {2 + axis: (steps[axis], _count_phases(op, axis)) for axis in axes if _count_phases(op, axis) > 1}
+    return _move_phases_to_channels(mb, x, phases) if phases else x
+
+
+def _move_phases_to_channels(mb: RewriteBuilder, x: Var, phases: dict[int, tuple[int, int]]) -> Var:
+    """Reshape [N, C, ..., L, ...] to [N, C * p, ..., L / s, ...] for each axis L of `phases`: its s, and the first p."""
     shape = get_reshape_extents(x.shape)
-    apart = [*shape[:at], shape[at] // stride, stride, *shape[at + 1:]]
-    order = [0, 1, at + 1, *(number for number in range(2, len(apart)) if number != at + 1)]
+    front = shape[:2]
+    if len(shape) + len(phases) > 5:  # a rank above 5 is unsupported: batch and channels as one axis
+        front = [-1 if -1 in shape[:2] else shape[0] * shape[1]]
+    apart: list[int] = [*front]
+    inside: dict[int, int] = {}
+    for at in range(2, len(shape)):
+        if at not in phases:
+            apart.append(shape[at])
+            continue
+        inside[len(apart) + 1] = phases[at][1]
+        apart += [shape[at] // phases[at][0], phases[at][0]]
     laid = mb.reshape(x=x, shape=apart)
-    if phases < stride:
-        laid = crop_ends(mb, laid, [phases if number == at + 1 else 0 for number in range(laid.rank)])
-    moved = mb.transpose(x=laid, perm=order)
-    joined: Var = mb.reshape(x=moved, shape=[shape[0], shape[1] * phases, *shape[2:at], apart[at], *shape[at + 1:]])
+    if any(inside[at] < apart[at] for at in inside):
+        laid = crop_ends(mb, laid, [inside.get(at, 0) for at in range(laid.rank)])
+    moved = mb.transpose(x=laid, perm=[*range(len(front)), *inside, *(
+        at for at in range(len(front), len(apart)) if at not in inside)])
+    rest = [shape[at] // phases[at][0] if at in phases else shape[at] for at in range(2, len(shape))]
+    joined: Var = mb.reshape(x=moved, shape=[shape[0], shape[1] * math.prod(inside.values()), *rest])
     return joined
+
+
+def _has_rows_layout(op: Operation) -> bool:
+    """Return whether two axes of windows that do not overlap move fewer padded bytes in rows than in phases."""
+    axes = find_awkward_stride_axes(op)
+    if axes != [0, 1] or op.x.rank != 4 or any(map(is_symbolic, op.outputs[0].shape)):
+        return False
+    kernel, strides = [int(extent) for extent in op.weight.shape[2:]], get_const_value(op.strides)
+    batch, outer, height, width = map(int, op.outputs[0].shape)
+    if kernel[0] > strides[0] or not 1 < kernel[1] <= min(strides[1], _MAX_ROW) or height * width > _MAX_ROWS:
+        return False
+    maps, itemsize = batch * int(op.x.shape[1]), get_itemsize(op.x)
+    shapes = {
+        "phases": [(maps * height * strides[0] * width, strides[1]), *[(maps * math.prod(kernel) * height, width)] * 2],
+        "rows": [(maps * height * strides[0], width * strides[1]), (maps * kernel[0] * height, width * strides[1]),
+                 (maps * kernel[0] * height * width, strides[1]), (maps * math.prod(kernel), height * width),
+                 (batch * outer * height, width)]}
+    moved = {form: sum(compute_padded_bytes(shape, itemsize) for shape in made) for form, made in shapes.items()}
+    return moved["rows"] < moved["phases"]
+
+
+def _build_conv_over_rows(mb: RewriteBuilder, op: Operation, pads: list[tuple[int, int]]) -> Var:
+    """Build the conv over windows as rows: [N, C, H, W] to [N, C * K0, K1, h * w], read by a kernel K1 x 1."""
+    strides, kernel = get_const_value(op.strides), [int(extent) for extent in op.weight.shape[2:]]
+    x = pad_or_crop(mb, op.x, {axis: (pads[axis][0], _compute_phased_length(op, axis)) for axis in (0, 1)})
+    batch, channels = get_reshape_extents(x.shape)[:2]
+    outer, height, width = map(int, op.outputs[0].shape[1:])
+    x = mb.reshape(x=x, shape=[batch, channels, height, strides[0], width * strides[1]])
+    if kernel[0] < strides[0]:
+        x = crop_ends(mb, x, [0, 0, 0, kernel[0], 0])
+    x = mb.transpose(x=x, perm=[0, 1, 3, 2, 4])
+    x = mb.reshape(x=x, shape=[batch, channels * kernel[0], height * width, strides[1]])
+    if kernel[1] < strides[1]:
+        x = crop_ends(mb, x, [0, 0, 0, kernel[1]])
+    shape = (outer, int(op.weight.shape[1]) * kernel[0], kernel[1], 1)
+    made = rebuild_op(mb, op, x=mb.transpose(x=x, perm=[0, 1, 3, 2]), weight=reshape_weight(mb, op.weight, shape),
+                      strides=[1, 1], pad_type="valid", pad=None)
+    y: Var = mb.reshape(x=made, shape=[batch, outer, height, width])
+    return y
 
 
 def _count_phases(op: Operation, axis: int) -> int:

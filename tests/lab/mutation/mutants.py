@@ -96,8 +96,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "phases-before-channels",
         "factor_conv_stride",
         "factor_conv_stride",
-        "order = [0, 1, at + 1, *(number for number in range(2, len(apart)) if number != at + 1)]",
-        "order = [0, at + 1, 1, *(number for number in range(2, len(apart)) if number != at + 1)]",
+        "perm=[*range(len(front)), *inside, *(",
+        "perm=[*range(len(front) - 1), *inside, len(front) - 1, *(",
         "phases and channels change places",
     ),
     Mutant(
