@@ -17,6 +17,7 @@ from mil_ane_passes.ir.query import iterate_ops
 from mil_ane_passes.passes.engine import apply_rewrite, find_matches
 from mil_ane_passes.passes.examples import build_program, make_weight
 from mil_ane_passes.runtime import Runtime
+from tests.conversions import save_program
 from tests.rewrites.convolutions import WAYS, converted, distance, draw
 from tests.rewrites.helpers import kinds
 from tests.rewrites.windows import configured, holds, refused
@@ -77,14 +78,16 @@ def test_every_sum_is_the_same(drawn, target):
 @pytest.mark.parametrize("target", ["iOS15", "iOS18"])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("layer", "shape", "most"), [
-    (torch.nn.Conv2d(3, 8, 16, 16), (1, 3, 32, 48), 0), (torch.nn.Conv2d(3, 8, 32, 32, bias=False), (2, 3, 64, 64), 0),
+    (torch.nn.Conv2d(3, 8, 16, 16), (1, 3, 32, 48), 0), (torch.nn.Conv2d(3, 64, 16, 16), (1, 3, 37, 48), 0),
+    (torch.nn.Conv2d(2, 32, (16, 20), (8, 12), (3, 7), groups=2), (1, 2, 37, 48), 0),
+    (torch.nn.Conv2d(3, 8, 32, 32, bias=False), (2, 3, 64, 64), 0),
     (torch.nn.Conv2d(1, 8, 16, 10), (1, 1, 46, 66), 0), (torch.nn.Conv1d(1, 18, 400, 160, bias=False), (1, 1, 1040), 0),
     (torch.nn.Conv1d(1, 10, 256, 128), (1, 1, 640), 0),
     (torch.nn.Conv1d(32, 32, 128, padding=64, groups=4), (1, 32, 50), 0),
     (torch.nn.Conv2d(4, 4, 31, padding=15, groups=4), (1, 4, 20, 20), 5),
     (torch.nn.Conv2d(4, 4, (1, 21)), (1, 4, 5, 30), 0),
-], ids=["patches of 16", "patches of 32", "overlapping patches", "spectra", "spectra of halves", "positions",
-        "large kernels", "rows"])
+], ids=["patches of 16", "patches of 16 in stages", "overlapping in stages", "patches of 32",
+        "overlapping patches", "spectra", "spectra of halves", "positions", "large kernels", "rows"])
 def test_as_torch_converts(layer, shape, most, way, target, tmp_path):
     after = converted(layer, shape, way, tmp_path, passes=NAME, target=target)
     assert not refused(after, "m4") and not refused(after, "m1")
@@ -114,6 +117,79 @@ def test_which_form_is_taken():
     assert notes(conv([31], (1, 2, 64))) == []
 
 
+def test_patches_of_few_channels_take_two_stages():
+    """A conv that copies p x p elements to channels, and one whose kernel and stride are p times shorter."""
+    patches = conv([16, 16], (1, 3, 32, 48), strides=[16, 16], outputs=48)
+    assert notes(patches) == ["kernel 16x16 as stages of kernels 4x4 and 4x4"]
+    assert holds(patches, NAME).fired and kinds(patches)["conv"] == 2 and not kinds(patches)["reshape"]
+    assert notes(conv([16, 16], (1, 3, 32, 48), strides=[16, 16], outputs=47)) == [
+        "kernel 16x16 as windows of 16x16 as channels"], "more channels between than come out"
+    assert notes(conv([32, 24], (1, 1, 64, 48), strides=[16, 24], outputs=48)) == [
+        "kernel 32x24 as stages of kernels 4x4 and 8x6"]
+    assert notes(conv([3, 24], (1, 1, 9, 48), strides=[1, 6], outputs=48)) == [
+        "kernel 3x24 as stages of kernels 1x6 and 3x4"]
+    assert notes(conv([16, 16], (1, 1, 48, 48), strides=[10, 10], outputs=48)) == [
+        "kernel 16x16 as windows of 16x16 as channels"], "a stride of 5 would be left"
+    assert notes(conv([16, 16], (1, 3, 48, 48), strides=[16, 16], dilations=[2, 2], outputs=48)) == [
+        "kernel 16x16 as 2 parts that are added"]
+
+
+STAGED = st.sampled_from([(16, 16), (16, 8), (16, 4), (18, 6), (20, 4), (24, 24), (27, 9), (32, 8)])
+"Kernels and strides of one axis."
+
+
+@pytest.mark.law
+@given(STAGED, STAGED, st.tuples(st.integers(0, 30), st.integers(0, 30)), st.sampled_from([1, 2]),
+       st.sampled_from(["same", "same_lower", "valid", "custom"]), st.integers(0, 9))
+def test_stages_are_the_conv(high, wide, more, groups, kind, pad):
+    """Whatever the remainder of sizes and strides, with pads of either side."""
+    given_pads = {"pad": [pad, 1, 0, pad + 2]} if kind == "custom" else {}
+    made = conv([high[0], wide[0]], (2, 2, high[0] + more[0], wide[0] + more[1]), groups, outputs=128,
+                strides=[high[1], wide[1]], pad_type=kind, bias=np.linspace(-2, 2, 128).astype(np.float16),
+                **given_pads)
+    assert "stages" in notes(made)[0]
+    assert holds(made, NAME).fired and not refused(made, "m1")
+
+
+@pytest.mark.parametrize("target", ["m1", "m2", "m4", "m5", "a17"])
+@pytest.mark.parametrize(("channels", "kernel", "stride", "size"), [
+    (3, 16, 16, 96), (3, 16, 16, 224), (3, 14, 14, 98), (1, 16, 10, 128)])
+def test_patches_of_a_vision_transformer_are_not_slower(channels, kernel, stride, size, target, tmp_path):
+    """Small maps are padded most: what the CPU is guessed to save must not be spent on moving padded rows."""
+    random = np.random.default_rng(0)
+    weights = [random.standard_normal(shape).astype(np.float16) / 16
+               for shape in ((192, channels, kernel, kernel), (192, 192))]
+
+    def body(x):
+        y = mb.conv(x=x, weight=weights[0], strides=[stride, stride], bias=make_weight(192))
+        y = mb.transpose(x=mb.reshape(x=y, shape=[1, 192, -1]), perm=[0, 2, 1])
+        for number in range(48):
+            y = mb.gelu(x=mb.linear(x=y, weight=weights[1], name=f"l{number}"))
+        return mb.identity(x=y, name="y")
+
+    package = save_program(build_program(body, x=(1, channels, size, size)), tmp_path / "m.mlpackage")
+    report = ane.rewrite(package, preset="full", target=target, verify=False)
+    before, after = report.predicted
+    assert after.latency_us <= 1.02 * before.latency_us
+    assert after.unsupported == 0 and after.on_ane == after.ops
+
+
+def test_stages_of_symbolic_sizes():
+    made = conv([16, 16], (None, 1, None, 48), strides=[16, 16], outputs=16, pad_type="custom", pad=[3, 2, 0, 0])
+    assert holds(made, NAME, extent=40).fired and kinds(made)["conv"] == 2
+
+
+def test_stages_spread_what_is_not_finite():
+    made = conv([16, 16], (1, 1, 32, 32), strides=[8, 16], outputs=16)
+    x = draw((1, 1, 32, 32))
+    x[0, 0, 5, 5] = np.inf
+    assert np.isinf(Runtime(made, precision="float64")({"x": x})["y"][..., 0, 0]).all()
+    trace = apply_rewrite(configured(NAME), made)
+    assert trace.fired and not trace.keeps_nonfinite
+    after = Runtime(made, precision="float64")({"x": x})["y"]
+    assert not np.isfinite(after[..., 0, 0]).any() and np.isfinite(after[..., 1:]).all()
+
+
 def test_windows_and_folds_show_the_very_weight():
     """No byte of it is copied, so others may read it in other ways."""
     weight = np.ones((2, 1, 64), np.float16)
@@ -127,6 +203,23 @@ def test_windows_and_folds_show_the_very_weight():
     bases = {op.val.val.__array_interface__["data"][0] for _, op in iterate_ops(made)
              if op.op_type == "const" and np.size(op.val.val) == weight.size}
     assert len(bases) == 1
+
+
+def test_a_weight_read_otherwise_has_no_stages():
+    """Frames show the very weight, and are taken."""
+    weight = np.ones((16, 1, 16, 16), np.float16)
+
+    def body(x, step):
+        held = mb.const(val=weight, name="w")
+        return [mb.conv(x=x, weight=held, strides=[16, 16], name="y"),
+                mb.conv(x=x, weight=held, strides=[step, 16], name="z")]
+
+    alike = build_program(lambda x: body(x, 16), x=(1, 1, 32, 32))
+    assert notes(alike) == ["kernel 16x16 as stages of kernels 4x4 and 4x4"] * 2
+    assert len(holds(alike, NAME).fired) == 2
+    assert sum(op.op_type == "const" and np.shape(op.val.val) == (16, 16, 4, 4) for _, op in iterate_ops(alike)) == 1
+    assert notes(build_program(lambda x: body(x, 8), x=(1, 1, 32, 32))) == [
+        "kernel 16x16 as windows of 16x16 as channels"] * 2
 
 
 def test_a_weight_in_parts_is_not_stored_twice():

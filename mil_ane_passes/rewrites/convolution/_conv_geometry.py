@@ -13,6 +13,7 @@ from ...ir.query import get_const_value, is_symbolic
 __all__ = [
     "ConvSizes",
     "crop_ends",
+    "divide_out_2_and_3",
     "make_neutral_settings",
     "pad_or_crop",
     "pad_with_zeros",
@@ -103,3 +104,11 @@ def pad_with_zeros(mb: RewriteBuilder, x: Var, before: list[int], behind: list[i
     flat = [amount for pair in zip(before, behind) for amount in pair]
     padded: Var = mb.pad(x=x, pad=flat, mode="constant", constant_val=types.nptype_from_builtin(x.dtype)(0))
     return padded
+
+
+def divide_out_2_and_3(stride: int) -> int:
+    """Divide `stride` by 2 and 3 as often as possible and return the rest."""
+    for factor in (2, 3):
+        while stride % factor == 0:
+            stride //= factor
+    return stride

@@ -24,7 +24,7 @@ from ...passes.examples import make_weight
 from ...passes.layout import compute_padded_bytes
 from .._target_gate import find_length_obstacle
 from .._weights import has_uniform_readers, reshape_weight
-from ._conv_geometry import crop_ends, pad_or_crop, resolve_conv_pads
+from ._conv_geometry import crop_ends, divide_out_2_and_3, pad_or_crop, resolve_conv_pads
 from ._examples import make_conv_example
 
 _MAX_ROW, _MAX_ROWS = 31, 16384
@@ -174,15 +174,7 @@ class FactorConvStride(Rewrite):
 
 def find_awkward_stride_axes(op: Operation) -> list[int]:
     """Return the spatial axes whose stride has a prime factor other than 2 and 3."""
-    return [axis for axis, stride in enumerate(get_const_value(op.strides, [])) if _divide_out_2_and_3(stride) > 1]
-
-
-def _divide_out_2_and_3(stride: int) -> int:
-    """Divide `stride` by 2 and 3 as often as possible and return the rest."""
-    for factor in (2, 3):
-        while stride % factor == 0:
-            stride //= factor
-    return stride
+    return [axis for axis, stride in enumerate(get_const_value(op.strides, [])) if divide_out_2_and_3(stride) > 1]
 
 
 def _find_phase_obstacle(op: Operation, axes: list[int]) -> str | None:
@@ -237,7 +229,7 @@ def _build_phase_input(mb: RewriteBuilder, op: Operation, axes: list[int], pads:
 
 
 def _move_phases_to_channels(mb: RewriteBuilder, x: Var, phases: dict[int, tuple[int, int]]) -> Var:
-    """Reshape [N, C, ..., L, ...] to [N, C * p, ..., L / s, ...] for each axis L of `phases`: its s, and the first p."""
+    """Reshape [N, C, ..., L, ...] to [N, C * p, ..., L / s, ...] for each axis L of `phases`: its s and first p."""
     shape = get_reshape_extents(x.shape)
     front = shape[:2]
     if len(shape) + len(phases) > 5:  # a rank above 5 is unsupported: batch and channels as one axis

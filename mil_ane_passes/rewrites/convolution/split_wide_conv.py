@@ -1,5 +1,7 @@
 """Run a conv with a large kernel as convs with small ones; a `_ConvPlan` describes the form.
 
+stages: with K = q * p and a stride s = t * p, a conv of kernel p and stride p copies each p x p elements to as many
+channels, by a weight of ones and zeros; one of kernel q and stride t follows.
 frames: a stride cuts the input into rows of s elements; the K elements of a window are whole rows and the front of one.
 Laid side by side they are channels c * K + k, the order of the weight as it is stored: a conv of kernel 1.
 upright: a kernel 1xK as Kx1, with the last two axes of the input swapped.
@@ -31,6 +33,7 @@ from .._weights import find_reshape_obstacle, has_uniform_readers, reshape_weigh
 from ._conv_geometry import (
     ConvSizes,
     crop_ends,
+    divide_out_2_and_3,
     make_neutral_settings,
     pad_or_crop,
     pad_with_zeros,
@@ -55,16 +58,21 @@ class SplitWideConv(Rewrite):
     why     Kernels end at 15 wide and 31 tall on an M4, at 13 wide on an M1, and on an M6 one that is larger takes the
             model off the ANE. A square one of 16 compiles for an M4 after minutes and 11.7 GB.
     when    A kernel that is too large, or 14 to 16 square, in fp16, the weight stored. The first form that serves:
+            stages for patches of few channels, where kernel and stride have a common factor p (16 and 16: 4), the
+            strides that result have no prime factors but 2 and 3, and C * p * p is no more than the conv's own outputs.
             frames where the large axes are strided, undilated and of known size: windows become channels of a conv
             with kernel 1 (patches, spectra). upright for 1xK up to 31: the last two axes change over. fold for a 1-D
             one of stride 1 and known size with K = q * p: a q x p one over rows of p. parts for all others: pieces of
             the kernel over shifted inputs, added. 1-D kernels below 32 are ane::lift_conv_1d's.
     exact   rounding: the same products; parts round each result and each sum once more, and a partial sum must stay
-            below 65504. No element is multiplied that was not before, no weight is stored twice; a compressed
-            one stays so; parts do not support it, nor do frames that leave the kernel another axis.
-    cost    frames copy the input up to ceil(K / s) times on each axis, fold twice; upright takes two transposes, parts
-            a pass over the input and an add each. On M1 and M2 slices of large values have a fault of their own,
-            ane::last_axis_slice.
+            below 65504. No weight is stored twice. A compressed one stays so; stages and parts do not support it,
+            nor do frames that leave the kernel another axis. Stages multiply by zeros, so that an infinite or NaN
+            element reaches the outputs of all windows over its p x p; otherwise no element is multiplied that was not
+            before.
+    cost    stages take a conv that reads a few kB of weights: patches of 16 on 64 x 64 pixels are estimated at 3 us on
+            an M1, and frames, whose rows of 4 are padded to 32, at 26 us. frames copy the input up to ceil(K / s) times
+            on each axis, fold twice; upright takes two transposes, parts a pass over the input and an add each. On M1
+            and M2 slices of large values have a fault of their own, ane::last_axis_slice.
 
     before
         %y: fp16[1, 4, 1, 2] = conv(x=%x, weight=<fp16[4, 3, 32, 32]>, strides=[32, 32], pad_type=same)
@@ -79,8 +87,8 @@ class SplitWideConv(Rewrite):
     stage = "decompose"
     after = ("orient_conv",)
     exactness = Exactness.ROUNDING
-    bound = ("frames, upright and fold: the order of one sum. parts: half a unit in the last place of each partial sum "
-             "beside; of 31x31 in 6 parts 9e-4 of the largest output was measured, 3e-4 of the one conv")
+    bound = ("stages, frames, upright and fold: the order of one sum. parts: half a unit in the last place of each "
+             "partial sum beside; of 31x31 in 6 parts 9e-4 of the largest output was measured, 3e-4 of the one conv")
     preset = "full"
     roots = ("conv",)
     evidence = (
@@ -108,7 +116,8 @@ class SplitWideConv(Rewrite):
         if isinstance(pads, str):
             return Miss(op, pads)
         sizes = read_conv_sizes(op, pads)
-        plan = _plan_conv(sizes, large, sum(map(is_symbolic, op.x.shape)), self.max_copies, self.max_parts)
+        plan = _plan_stages(op, sizes, large) or _plan_conv(
+            sizes, large, sum(map(is_symbolic, op.x.shape)), self.max_copies, self.max_parts)
         if isinstance(plan, str):
             return Miss(op, plan)
         if plan.copies and is_compressed(op.weight):
@@ -117,7 +126,8 @@ class SplitWideConv(Rewrite):
             return Miss(op, "weight is read in another way as well, so it would be stored twice")
         if plan.copies and op.weight.consuming_blocks:
             return Miss(op, "weight is returned by a block")
-        return Hit(op, note=f"kernel {'x'.join(map(str, sizes.kernel))} as {plan.note}", plan=plan, sizes=sizes)
+        return Hit(op, note=f"kernel {'x'.join(map(str, sizes.kernel))} as {plan.note}", plan=plan, sizes=sizes,
+                   keeps_nonfinite=plan.form != "stages")
 
     def _find_large_axes(self, op: Operation) -> list[int]:
         """Return the spatial axes on which the kernel of `op` is too large."""
@@ -143,6 +153,10 @@ class SplitWideConv(Rewrite):
             return make_conv_example(name, x, (4, *kernel), **rest)
 
         bias = make_weight(4)
+        yield make_conv_example("patches in stages", (1, 1, 48, 32), (16, 1, 16, 16), strides=[16, 16],
+                                bias=make_weight(16))
+        yield make_conv_example("overlapping windows in stages", (2, 2, 50, 40), (32, 1, 16, 24), strides=[8, 12],
+                                groups=2, pad_type="custom", pad=[4, 5, 6, 7])
         yield conv("patches", (1, 3, 32, 64), (3, 32, 32), strides=[32, 32], pad_type="same")
         yield conv("overlapping windows", (1, 2, 40, 44), (2, 16, 16), strides=[10, 12], pad_type="same")
         yield conv("a spectrum", (1, 1, 203), (1, 40), strides=[16], pad_type="custom", pad=[20, 20])
@@ -160,6 +174,27 @@ class SplitWideConv(Rewrite):
                    reason="pad_type same pads by the input's size, which is symbolic")
         yield conv("too many parts", (1, 2, 4, 90), (2, 1, 40), options={"max_parts": 3},
                    reason="kernel 1x40 would take 4 parts, max_parts is 3")
+
+
+def _plan_stages(op: Operation, sizes: ConvSizes, large: list[int]) -> _ConvPlan | None:
+    """Plan two convs with kernels p and K / p, where that takes no more channels between than come out."""
+    if op.x.rank != 4 or is_symbolic(op.x.shape[1]) or is_compressed(op.weight):
+        return None
+    steps = tuple(_find_stage(*each) for each in zip(sizes.kernel, sizes.strides, sizes.dilations))
+    between = int(op.x.shape[1]) * math.prod(steps)
+    if any(steps[axis] == 1 for axis in large) or between > int(op.weight.shape[0]):
+        return None
+    if op.weight.consuming_blocks or not has_uniform_readers(op, op.weight.op.enclosing_block, _read_conv_settings):
+        return None  # frames show the very weight
+    kernels = ["x".join(map(str, kernel)) for kernel in (steps, [q // p for q, p in zip(sizes.kernel, steps)])]
+    return _ConvPlan("stages", f"stages of kernels {' and '.join(kernels)}", steps=steps, copies=True)
+
+
+def _find_stage(kernel: int, stride: int, dilation: int) -> int:
+    """Find the factor p of kernel and stride for which the larger of p and kernel / p is smallest, or return 1."""
+    found = [p for p in range(2, _MAX_WIDTH + 1) if kernel % p == 0 and stride % p == 0 and kernel // p <= _MAX_WIDTH
+             and divide_out_2_and_3(p) == divide_out_2_and_3(stride // p) == 1]
+    return 1 if dilation != 1 else min(found, key=lambda p: max(p, kernel // p), default=1)
 
 
 def _plan_conv(sizes: ConvSizes, large: list[int], symbolic: int, max_copies: int, max_parts: int) -> _ConvPlan | str:
@@ -194,20 +229,25 @@ def _plan_conv(sizes: ConvSizes, large: list[int], symbolic: int, max_copies: in
 
 @dataclass(frozen=True)
 class _ConvPlan:
-    """The form in which a conv is rewritten: `axes` (spatial) of frames, `pieces` (start, stop) of parts by axis.
+    """The form in which a conv is rewritten.
+
+    `axes` (spatial) of frames, `pieces` (start, stop) of parts by axis, `steps` of stages: the p of each axis.
 
     With `copies`, the weight is stored again with another layout in as many bytes, so that all its readers must be
     rewritten with that layout.
     """
 
-    form: Literal["frames", "upright", "fold", "parts"]
+    form: Literal["stages", "frames", "upright", "fold", "parts"]
     note: str
     axes: tuple[int, ...] = ()
     pieces: tuple[tuple[tuple[int, int], ...], ...] = ()
     rows: tuple[int, int] = (0, 0)
+    steps: tuple[int, ...] = ()
     copies: bool = False
 
     def build(self, mb: RewriteBuilder, op: Operation, sizes: ConvSizes) -> Var:
+        if self.form == "stages":
+            return _build_staged_convs(mb, op, sizes, self.steps)
         if self.form == "frames":
             return _build_framed_conv(mb, op, sizes, self.axes)
         if self.form == "upright":
@@ -215,6 +255,29 @@ class _ConvPlan:
         if self.form == "fold":
             return _build_folded_conv(mb, op, sizes, *self.rows)
         return _build_summed_convs(mb, op, sizes, self.pieces)
+
+
+def _build_staged_convs(mb: RewriteBuilder, op: Operation, sizes: ConvSizes, steps: tuple[int, ...]) -> Var:
+    """Build the conv that makes channels of p x p elements, and the one over them, whose windows are p times shorter.
+
+    Pads are the first one's: floor((floor(L / p) - q) / t) is floor((L - q * p) / (t * p)), so no place is cropped.
+    """
+    channels, (high, wide) = int(op.x.shape[1]), steps
+    between = channels * high * wide
+    copies = np.eye(between, dtype=types.nptype_from_builtin(op.x.dtype)).reshape(between, channels, high, wide)
+    pads = [amount for pair in sizes.pads for amount in pair]
+    settings: dict[str, Any] = {"pad_type": "custom", "pad": pads} if any(pads) else {"pad_type": "valid"}
+    x = mb.conv(x=op.x, weight=mb.once(("stages", copies.shape, op.x.dtype), lambda: mb.const(val=copies)),
+                strides=list(steps), **settings)
+    outer, inner = map(int, op.weight.shape[:2])
+    q, t = ([size // p for size, p in zip(of, steps)] for of in (sizes.kernel, sizes.strides))
+
+    def make() -> np.ndarray[Any, Any]:
+        apart = np.asarray(op.weight.val).reshape(outer, inner, q[0], high, q[1], wide)
+        return apart.transpose(0, 1, 3, 5, 2, 4).reshape(outer, inner * high * wide, *q)
+
+    weight = mb.weight(op.weight, f"stages_{high}x{wide}", make)
+    return rebuild_op(mb, op, x=x, weight=weight, strides=t, pad_type="valid", pad=None)
 
 
 def _build_framed_conv(mb: RewriteBuilder, op: Operation, sizes: ConvSizes, axes: tuple[int, ...]) -> Var:

@@ -147,6 +147,14 @@ MUTANTS: tuple[Mutant, ...] = (
         ("wide_with_bias",),
     ),
     Mutant(
+        "stages-read-down",
+        "split_wide_conv",
+        "split_wide_conv",
+        "return apart.transpose(0, 1, 3, 5, 2, 4)",
+        "return apart.transpose(0, 1, 5, 3, 2, 4)",
+        "the taps of a stage are read down instead of across",
+    ),
+    Mutant(
         "rows-follow-themselves",
         "split_wide_conv",
         "split_wide_conv",
