@@ -39,7 +39,8 @@ _PRODUCTS = ("conv", "linear")
 _BINARY_OPS = ("mul", "add", "sub", "real_div")
 _MOVEMENT_OPS = ("reshape", "transpose", "expand_dims", "squeeze")
 "Ops that a scale common to all elements passes through."
-_FP16_MAX, _FP16_SMALLEST_NORMAL = 65504.0, 2.0**-14
+_FP16_MAX, _FP16_SMALLEST_NORMAL, _FP16_UNIT = 65504.0, 2.0**-14, 2.0**-11
+"The largest number, the smallest that has all its bits, and the share by which rounding changes one that has."
 _MAX_CANCELLED_SHIFT = 4.0
 """Largest shift, in units of what is added to, that is moved into the bias from in front of a product: the products of
 x and those of the shift are summed apart there, and cancel."""
@@ -65,7 +66,9 @@ class FuseLinearConvs(Rewrite):
             zeros. Not: compressed weights, which would have to be unpacked; powers of two that
             ane::bounded_accumulation puts beside a product.
     exact   rounding: weight and bias are computed in float64 and rounded once, so each weight is off by half a unit;
-            the value between is not rounded any more. Not where that leaves fp16, or bits below 2^-14.
+            the value between is not rounded any more. As |A B| <= |A| |B|, the first moves a result by no more than
+            the second did, while weights are above 2^-14, where fp16 has all its bits; below, both are compared. Not
+            where rounding the weights would move more, or leaves fp16.
     cost    none: fewer ops, MACs and weights. A bias is added where there was none.
 
     before
@@ -467,12 +470,19 @@ def _find_shift_obstacle(product: Operation, affine: _Affine) -> str:
 
 def _find_rounding(fold: _Fold) -> bool | str:
     """Return whether the new weight or bias is rounded, or why fp16 does not hold them."""
-    exact, least, most = True, math.inf, 0.0
+    exact, least, most, worst = True, math.inf, 0.0, (0.0, 0.0)
+    between = None if fold.inner is None else _bound_value_between(fold.product, fold.inner)
+    done = 0
     for rows in _iterate_weight_rows(fold):
-        exact = exact and _fits_fp16(rows)
-        largest = np.abs(rows).reshape(len(rows), -1).max(axis=1, initial=0.0)
+        flat = rows.reshape(len(rows), -1)
+        largest = np.abs(flat).max(axis=1, initial=0.0)
         most = max(most, float(largest.max(initial=0.0)))
         least = min(least, float(largest[largest > 0].min(initial=math.inf)))
+        moved = _sum_rounding_errors(flat)
+        exact = exact and not moved.any()
+        before = _FP16_UNIT * (np.abs(flat).sum(axis=1) if between is None else between[done:done + len(rows)])
+        worst = max(worst[0], float(moved.max(initial=0.0))), max(worst[1], float(before.max(initial=0.0)))
+        done += len(rows)
     bias = _compute_bias(fold)
     if bias is not None:
         exact = exact and _fits_fp16(bias)
@@ -481,7 +491,28 @@ def _find_rounding(fold: _Fold) -> bool | str:
         return f"a weight or bias of {most:.4g} does not fit fp16"
     if least < _FP16_SMALLEST_NORMAL:
         return f"the largest weight of a channel would be {least:.4g}, and fp16 loses bits below 6.1e-05"
+    if worst[0] > worst[1]:
+        return (f"rounding the new weights would move results by up to {worst[0]:.2g} of the largest input, and "
+                f"rounding the value between moves them by up to {worst[1]:.2g}: most are below 6.1e-05, where fp16 "
+                "loses bits")
     return not exact
+
+
+def _bound_value_between(outer: Operation, inner: Operation) -> Array:
+    """Bound the magnitude that reaches each result through the value between two products, of inputs up to 1."""
+    groups = int(get_const_value(outer.inputs.get("groups"), 1))
+    sums = np.abs(np.asarray(inner.weight.val, np.float64)).reshape(int(inner.weight.shape[0]), -1).sum(axis=1)
+    weight = np.abs(np.asarray(outer.weight.val, np.float64))
+    taps = weight.reshape(groups, len(weight) // groups, weight.shape[1], -1).sum(axis=3)
+    bound: Array = np.einsum("goi,gi->go", taps, sums.reshape(groups, -1)).reshape(-1)
+    return bound
+
+
+def _sum_rounding_errors(rows: Array) -> Array:
+    """Sum what rounding to fp16 changes in each row: how far it moves a result of inputs up to 1."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        moved: Array = np.abs(rows.astype(np.float16).astype(np.float64) - rows).sum(axis=1)
+    return moved
 
 
 def _fits_fp16(values: Array) -> bool:
@@ -653,6 +684,12 @@ def _iterate_near_misses() -> Iterator[Example]:
     yield _make_chain_example(
         "shift and padding", (1, 4, 6, 6), _norm(4), _conv(4, 4, 3, 3, pad_type="same"),
         reason="the conv pads with zeros around values that are shifted: the sums at the edge would differ")
+    yield _make_chain_example(
+        "small weights beside a large one", (2, 64), lambda x: Builder.linear(
+            x=x, weight=np.asarray([[1.0, *[0.013] * 63]] * 2, np.float16)),
+        lambda x: Builder.mul(x=x, y=np.float16(1e-4)), reason=(
+            "rounding the new weights would move results by up to 7.8e-07 of the largest input, and rounding the value "
+            "between moves them by up to 8.9e-08: most are below 6.1e-05, where fp16 loses bits"))
     yield _make_chain_example("large shift", (2, 4), _apply("sub", 4, add=100), _linear(6, 4), reason=(
         "a shift of 100.6 in front would be summed apart from what it is added to; up to 4 is"))
     yield _make_chain_example("bounded", (2, 4), _linear(6, 4), lambda x: Builder.mul(x=x, y=np.float16(8)), reason=(
