@@ -42,11 +42,8 @@ def test_a_slower_row_needs_a_reason():
     assert SAMPLE.is_slower and SAMPLE.reason == "fixes of wrong numbers: `scaled_rms_norm`"
     other = dataclasses.replace(SAMPLE, steps={"split_dma_notch": 1.04}, fixes=())
     assert other.is_slower and not other.reason
-    placed = dataclasses.replace(other, off=(3, 2))
-    assert placed.reason == "ops leave the CPU, where the time before is a guess: `split_dma_notch`"
-    moved = dataclasses.replace(other, extrapolated=(10.0, 14.0))
-    assert moved.reason == "only ops that no measurement covers take longer, by less than 20 %: `split_dma_notch`"
-    assert not dataclasses.replace(other, extrapolated=(10.0, 11.0)).reason
+    assert not dataclasses.replace(other, off=(3, 2)).reason, "that ops leave the CPU is no reason"
+    assert not dataclasses.replace(other, extrapolated=(10.0, 14.0)).reason, "nor that nobody measured them"
     assert not dataclasses.replace(SAMPLE, after=(101.9, 50.0, 200.0)).is_slower
 
 

@@ -4,10 +4,11 @@
 
 Each of tests.lab.models.more is converted by coremltools at float16 and rewritten as a user's package would be, with
 the preset full, the equivalence check and the guard; before and after it runs in half precision and is held against
-PyTorch in double precision. `fixes` is the predicted cost after the preset safe: what right numbers cost, which a
-guard does not undo. REAL_PACKAGES names a folder with packages made by tests.package.real, which are taken from there.
-`--record` writes the rows to whole.json, which tests.lab.models.test_whole looks at. With `--latency`, latencies before
-and after are estimated instead, for more chips and without an equivalence check, and recorded in whole_latency.json.
+PyTorch in double precision, on several draws of its inputs (their errors differ by a factor of ten in some models).
+`fixes` is the predicted cost after the preset safe: what right numbers cost, which a guard does not undo. REAL_PACKAGES
+names a folder with packages made by tests.package.real, which are taken from there. `--record` writes the rows to
+whole.json, which tests.lab.models.test_whole looks at. With `--latency`, latencies before and after are estimated
+instead, for more chips and without an equivalence check, and recorded in whole_latency.json.
 
 This file imports torch at its top: import it inside functions.
 """
@@ -33,6 +34,7 @@ from tests.lab.models.tools import summarize_equivalence
 from tests.lab.models.whole_latency import (
     LATENCY_HEAD,
     LatencyResult,
+    compute_geometric_mean,
     format_latency,
     measure_latency,
     write_latencies,
@@ -41,6 +43,9 @@ from tests.lab.models.whole_latency import TARGETS as LATENCY_TARGETS
 from tests.lab.models.whole_table import RECORD, TABLE_HEAD, TARGETS, ArchitectureResult, format_row, read_record
 from tests.lab.models.zoo import Architecture
 from tests.package.real import VARIABLE, path_of
+
+DRAWS = 6
+"Inputs on which errors are measured; one of them says little about a model that amplifies the rounding of some inputs."
 
 
 def measure_targets(
@@ -52,11 +57,17 @@ def measure_targets(
         path = _find_package(architecture) or folder / "before.mlpackage"
         if not path.exists():
             fired.convert_architecture(architecture, model, inputs, path)
-        expected = fired.run_torch(model, inputs)
-        error = fired.measure_error(path, inputs, expected)
+        draws = [architecture.draw(seed) for seed in range(DRAWS)]
+        expected = [fired.run_torch(model, each) for each in draws]
+
+        def measure(package: Path) -> float:
+            return compute_geometric_mean(max(fired.measure_error(package, each, true), 1e-9)
+                                          for each, true in zip(draws, expected, strict=True))
+
+        error = measure(path)
         for target in targets:
             yield _rewrite_and_measure(architecture.name, target, path, folder / f"{target}.mlpackage",
-                                       lambda after: (error, fired.measure_error(after, inputs, expected)))
+                                       lambda after: (error, measure(after)))
     gc.collect()
 
 
@@ -97,7 +108,7 @@ def _rewrite_and_measure(name: str, target: str, before: Path, after: Path, erro
         (old.summary()["transitions"], new.summary()["transitions"]), proved,
         errors(after) if report.changed and after.exists() else (errors(before)[0],) * 2,
         {each.rule: len(each.fired) for each in report.traces if each.fired},
-        {each.rule: each.reverted for each in report.reverted}, dict(left))
+        {each.rule: each.reverted for each in report.reverted}, dict(left), DRAWS)
 
 
 def _count_weight_bytes(package: Path) -> int:

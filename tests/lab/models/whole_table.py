@@ -27,10 +27,11 @@ class ArchitectureResult:
     cures: float
     switches: tuple[int, int]
     proved: str
-    error: tuple[float, float]  # against PyTorch, a share of the output's largest value
+    error: tuple[float, float]  # against PyTorch, a share of the output's largest value; the mean of `draws`, geometric
     fired: dict[str, int] = field(default_factory=dict)
     undone: dict[str, str] = field(default_factory=dict)
     left: dict[str, int] = field(default_factory=dict)  # refused ops that are left, by kind
+    draws: int = 1  # of inputs
 
     @property
     def grows(self) -> bool:
