@@ -321,7 +321,8 @@ class RewriteReport:
         from ..passes.registry import get_all_rewrites
 
         safe = all(name in get_all_rewrites() and get_all_rewrites()[name].preset == "safe" for name in self.passes)
-        tries = ["--preset full tries more"] * safe
+        overridden = self.preset == "full"  # passes are "exactly these": they stand instead of the preset
+        tries = [f"{'--passes' if overridden else '--preset'} full tries more"] * safe
         tries += ["--max-growth none keeps what was reverted"] * bool(self.reverted)
         if self.output:
             tries.append(f"{self._lint(self.source)} says what is off the ANE, and why")
@@ -337,8 +338,7 @@ class RewriteReport:
             return (
                 f"nothing written: {len(self.left_out_passes)} passes were left out, and the rest is not verified "
                 f"equal either; name the passes to try with {format_option('passes')} ({format_no_verify_option()} "
-                f"writes without a "
-                "proof)"
+                "writes it unverified)"
             )
         if self.faulty_pass is None:
             return ("nothing written: the rewritten program is not verified equivalent "

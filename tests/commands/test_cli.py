@@ -90,6 +90,11 @@ def test_rewrite_copies_what_needs_nothing(idle, tmp_path, capsys):
     assert files(tmp_path / "out.mlpackage") == files(idle)
 
 
+def test_the_next_step_is_not_the_preset_that_the_named_passes_override(idle, tmp_path, capsys):
+    assert main(["rewrite", idle, "-o", str(tmp_path / "out.mlpackage"), "--preset", "full", "--passes", "safe"]) == 0
+    assert "next: --passes full tries more;" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("output", [[], ["-o", "out.mlpackage"]])
 def test_a_dry_run_writes_nothing(source, output, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
