@@ -308,17 +308,23 @@ def test_what_no_measurement_covers_counts_where_the_segmenter_expects_more_time
     assert fault_of(before, after) is None
     costlier = replace(after, cost=1.005)  # within the limit of the cost
     assert fault_of(before, costlier).words == "latency on m4 of 1.150 ms instead of 1.000 (estimated), +15.0%"
-    assert fault_of(replace(before, transitions=1), costlier) is None  # a better placement: the ranges have to be apart
+    assert fault_of(replace(before, transitions=1), costlier) is not None, "a transition less is no run time"
 
 
 def test_the_limit_of_the_run_time_is_the_users_too():
     assert fault_of(forecast_of(spent(1000)), forecast_of(spent(1100)), most=0.15) is None
 
 
-def test_with_a_better_placement_the_ranges_have_to_be_apart():
-    before = forecast_of(spent(1000, 900, spread=3.0), unsupported=1, on_ane=8)
-    assert fault_of(before, forecast_of(spent(1500))) is None
-    assert fault_of(before, forecast_of(spent(5000))).kind == "latency"
+@pytest.mark.parametrize("on_ane", [(8, 10), (10, 8)], ids=["from the CPU", "to the CPU"])
+def test_where_ops_change_the_processor_the_best_estimate_decides(on_ane):
+    """The time on the CPU is a guess with a wide range, before or after; a model that stays has lost nothing."""
+    def fault(total, **more):
+        return fault_of(forecast_of(spent(1000, 900, spread=3.0), on_ane=on_ane[0]),
+                        forecast_of(spent(total, 900), on_ane=on_ane[1]), **more)
+
+    assert fault(1015) is None and fault(500) is None
+    assert fault(1040).words == "latency on m4 of 1.040 ms instead of 1.000 (estimated), +4.0%"
+    assert fault(1040, most=0.05) is None
 
 
 def test_a_loss_on_one_chip_of_several_is_a_fault():
@@ -339,7 +345,6 @@ def test_a_graph_that_leaves_the_ane_is_not_better_placed_for_its_fewer_transiti
     before = forecast_of(spent(210, spread=2.0), transitions=1, on_ane=10)
     after = replace(forecast_of(spent(360, spread=2.0), on_ane=0), cost=0.9)
     assert fault_of(before, after).words == "latency on m4 of 0.360 ms instead of 0.210 (estimated), +71.4%"
-    assert fault_of(before, replace(after, on_ane=10)) is None  # the ranges have to be apart
 
 
 @pytest.mark.parametrize("target", ["m2", "all"])
