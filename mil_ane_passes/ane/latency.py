@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -142,18 +142,20 @@ class _Placed:
 
 def estimate_latency(
     program: Program, plan: Plan | None = None, target: str = "all", *, api: str = "coreml",
+    change: Callable[[Work], Work] | None = None,
 ) -> LatencyReport:
     """Estimate the run time of `program` on `target`, with the partitions of `plan`.
 
     Without a plan every op counts as on the ANE, in one partition. `api` is the programming interface of the caller:
-    coreml, coreai, or private (no Core ML: what measurements of the hardware use).
+    coreml, coreai, or private (no Core ML: what measurements of the hardware use). `change` is applied to the work of
+    each op on the ANE: what if its weight were stored in another way?
 
     Raises InputError for an unknown target or interface.
     """
     if api not in API_NAMES:
         raise InputError(f"api: found {api!r}; expected one of {', '.join(API_NAMES)}")
     chips = _resolve_chips(target)
-    functions = list(_iterate_functions(program, plan))
+    functions = list(_iterate_functions(program, plan, change or _keep_work))
     reports = sorted((_estimate_on_chip(functions, chip, target, api) for chip in chips),
                      key=lambda report: report.latency_us)
     return reports[0] if len(reports) == 1 else _merge_chips(reports, target)
@@ -182,23 +184,29 @@ class _Described:
     crossing: int
 
 
-def _iterate_functions(program: Program, plan: Plan | None) -> Iterator[_Described]:
+def _keep_work(work: Work) -> Work:
+    return work
+
+
+def _iterate_functions(program: Program, plan: Plan | None, change: Callable[[Work], Work]) -> Iterator[_Described]:
     for name, function in program.functions.items():
         works: dict[tuple[Work, bool], Work] = {}
         package = plan.package if plan is not None else None
         sizes = make_sizes(function, package.description(name) if package is not None else None)
         if plan is None:
             ops = [op for op in function.operations if op.op_type != "const"]
-            placed = [_place_on_ane(index, op, sizes, works) for index, op in enumerate(ops)]
+            placed = [_place_on_ane(index, op, sizes, works, change) for index, op in enumerate(ops)]
         else:
-            placed = [_place_on_ane(row.index, row.op, sizes, works) if row.backend == "ane" else
+            placed = [_place_on_ane(row.index, row.op, sizes, works, change) if row.backend == "ane" else
                       _Placed(row.index, row.op, "cpu", 1e3 * row.cost.of(row.engine)) for row in plan.of(name)]
         placed = [each for each in placed if not each.op.op_type.startswith("constexpr_")]
         yield _Described(name, placed, sum(list_interface_bytes(function, sizes)), _count_crossing(placed, sizes))
 
 
-def _place_on_ane(index: int, op: Operation, sizes: Sizes, works: dict[tuple[Work, bool], Work]) -> _Placed:
-    work = describe_work(op, sizes)
+def _place_on_ane(
+    index: int, op: Operation, sizes: Sizes, works: dict[tuple[Work, bool], Work], change: Callable[[Work], Work],
+) -> _Placed:
+    work = change(describe_work(op, sizes))
     same = works.setdefault((work, work.weight is None), work)
     return _Placed(index, op, "ane", work=same, weight=work.weight, spill=_may_leave_chip(op, work, sizes))
 

@@ -63,6 +63,8 @@ class LintOptions:
     """what Core ML said on a Mac: the result.json of measure.py (see mac-script), or a dumped compute plan"""
     after: Any = field(default=None, metadata=flag(metavar="B.mlpackage", batch=False))
     "a second package to set beside IN"
+    sizes: bool = field(default=False, metadata=flag(batch=False))
+    "what compressed weights would bring on the chip, and which formats were measured to go wrong"
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,8 @@ def lint(options: LintOptions) -> LintReport:
     the ANE. `options` sets options of rules, by name. `after` is a second source that is checked in the same way,
     `baseline` the JSON of an earlier report. `measured` is Core ML's answer on a Mac (the result.json of `measure.py`,
     a dumped compute plan, or its data): it overrides the prediction where both differ and its chip is the target, and
-    is reported beside the predicted backends and costs. Raises InputError for input that cannot be read and for
+    is reported beside the predicted backends and costs. With `sizes` the report has advice on compressed weights.
+    Raises InputError for input that cannot be read and for
     unknown names.
     """
     from ..ane.compute_plan import read_measurements
@@ -193,6 +196,10 @@ def lint(options: LintOptions) -> LintReport:
             unused = [each for each in plans if taken is not None and each is not taken]
             report.after = _lint_source(options.after, options.target, requested, names, unused, codes)
         report.baseline = None if known is None else known.compare(report.findings)
+        if options.sizes:
+            from ..ane.weight_formats import advise_on_weights
+
+            report.sizes = advise_on_weights(report.plan.program, report.plan, options.target, report.latency)
         return report
 
 

@@ -15,6 +15,7 @@ from ..ane.agreement import Agreement
 from ..ane.buffers import Buffer, list_buffers
 from ..ane.latency import LatencyReport, OpLatency, estimate_latency
 from ..ane.prediction import RuleResult
+from ..ane.weight_formats import SizeAdvice
 from ..ir.printer import format_dimension, format_op
 from ..ir.query import is_symbolic
 from ..passes.contract import Hit, Miss
@@ -42,7 +43,7 @@ class LintReport:
     requested. The rules that failed with an error are in `plan.failed`, and in the JSON if there are any. `left_out`
     are the parts of a pipeline that are not ML Programs, with their kinds. `latency` is the estimated run time, which
     is not Core ML's estimate in `plan`. `upgraded` describes the model where it is a NeuralNetwork,
-    `network` has what is reported of its layers.
+    `network` has what is reported of its layers. `sizes` is advice on compressed weights, None if it was not requested.
     """
 
     model: str
@@ -58,6 +59,7 @@ class LintReport:
     latency: LatencyReport | None = None
     upgraded: tuple[UpgradedSource, ...] = ()
     network: NetworkLint | None = None
+    sizes: SizeAdvice | None = None
 
     @classmethod
     def of(
@@ -141,6 +143,7 @@ class LintReport:
             **({"measured": agreement_to_dict(self.measured)} if self.measured is not None else {}),
             **upgrades_to_dict(self.upgraded),
             **({"network": self.network.to_dict()} if self.network is not None else {}),
+            **({"sizes": self.sizes.to_dict()} if self.sizes is not None else {}),
         }
 
     def __repr__(self) -> str:

@@ -13,14 +13,17 @@ from typing import TYPE_CHECKING
 
 from ..ane.latency import LatencyReport
 from ..ane.latency_parameters import load_parameters
+from ..ane.weight_formats import SizeAdvice
 from ..passes.contract import Evidence, Rewrite, Rule
 from ..passes.finding import Finding
+from ..passes.layout import format_bytes
 from ..passes.targets import Generation
 from ..transforms.contract import PART_SUFFIXES, build_part_path
 from ..utils.text_format import format_count, format_duration, format_latency_range, format_lines
 from .agreement import iterate_agreement_lines as agreement_lines
 from .lint_groups import UNMEASURED, UNSUPPORTED, FindingGroup, group_findings
 from .network import iterate_network_lines
+from .table import format_table
 
 if TYPE_CHECKING:
     from .lint import LintReport
@@ -63,6 +66,8 @@ def format_lint_text(report: LintReport, *, everything: bool = False) -> str:
     failed = [f"  {each.code} {each.slug}  rule {each.rule} failed {each}" for each in report.plan.failed]
     if failed:
         blocks.append(["rules that failed (what they would have found is missing; the rest is complete):", *failed])
+    if report.sizes is not None:
+        blocks.append(_format_sizes(report.sizes, shown))
     if not report.findings:
         lines.append("no findings")
     lines += [line for block in blocks for line in ("", *block)]
@@ -306,6 +311,34 @@ def _format_near_misses(report: LintReport, shown: int | None) -> list[str]:
     some = None if shown is None else _MAX_NEAR_MISSES_LISTED
     return _limit_lines([f"  {rule}  {reason}: {', '.join(names[:some])}{_format_remainder(len(names), some)}"
                          for (rule, reason), names in kinds.items()], shown)
+
+
+def _format_sizes(sizes: SizeAdvice, shown: int | None) -> list[str]:
+    """Format what compressed weights would bring, and which formats were measured to go wrong."""
+    packed = sizes.weight_bytes - sizes.dense_bytes
+    if not sizes.weight_bytes:
+        lines = ["weights of ops on the ANE: none"]
+    elif not sizes.formats:
+        lines = [f"weights of ops on the ANE: {format_bytes(packed)}, all compressed"]
+    else:
+        lines = [f"weights of ops on the ANE: {format_bytes(sizes.weight_bytes)}, {format_bytes(packed)} of it "
+                 "compressed; by the latency model, where the ops stay on the ANE, compressing the others would bring:"]
+    head = ("  format", "weights", "latency", "change")
+    rows = [(f"  {each.format.name}", format_bytes(each.weight_bytes), format_duration(each.latency.latency_us / 1e3)
+             + f" ({format_latency_range(each.latency.latency_low_us, each.latency.latency_high_us)})",
+             f"{each.change:+.1%}") for each in sizes.formats]
+    lines += format_table(head, (str.ljust, str.rjust, str.ljust, str.rjust), rows) if rows else []
+    for advice in sizes.formats:
+        lines.append(f"  {advice.format.name}: {advice.format.words}")
+        lines += [f"    {evidence}" for evidence in advice.format.evidence]
+    lines.append("formats that were measured to go wrong:")
+    for fault in sizes.faults:
+        names = ", ".join(f"%{name}" for name in fault.found[:_MAX_LISTED_PER_REASON if shown else None])
+        more = _format_remainder(len(fault.found), _MAX_LISTED_PER_REASON if shown else None)
+        lines.append(f"  {fault.words}: " + (f"{format_count(len(fault.found), 'weight')} here ({names}{more})"
+                                             if fault.found else "none here"))
+        lines += [f"    {evidence}" for evidence in fault.evidence]
+    return lines
 
 
 def _iterate_combined_fix_lines(report: LintReport, found: Iterable[FindingGroup]) -> Iterator[str]:
