@@ -70,9 +70,10 @@ class SplitWideConv(Rewrite):
             element reaches the outputs of all windows over its p x p; otherwise no element is multiplied that was not
             before.
     cost    stages take a conv that reads a few kB of weights: patches of 16 on 64 x 64 pixels are estimated at 3 us on
-            an M1, and frames, whose rows of 4 are padded to 32, at 26 us. frames copy the input up to ceil(K / s) times
-            on each axis, fold twice; upright takes two transposes, parts a pass over the input and an add each. On M1
-            and M2 slices of large values have a fault of their own, ane::last_axis_slice.
+            an M1, and frames, whose rows of 4 are padded to 32, at 26 us (no measurement covers strided convs of so few
+            channels). frames copy the input up to ceil(K / s) times on each axis, fold twice; upright takes two
+            transposes, parts a pass over the input and an add each. On M1 and M2 slices of large values have a fault
+            of their own, ane::last_axis_slice.
 
     before
         %y: fp16[1, 4, 1, 2] = conv(x=%x, weight=<fp16[4, 3, 32, 32]>, strides=[32, 32], pad_type=same)
