@@ -34,7 +34,6 @@ from tests.lab.models.tools import summarize_equivalence
 from tests.lab.models.whole_latency import (
     LATENCY_HEAD,
     LatencyResult,
-    compute_geometric_mean,
     format_latency,
     measure_latency,
     write_latencies,
@@ -43,9 +42,6 @@ from tests.lab.models.whole_latency import TARGETS as LATENCY_TARGETS
 from tests.lab.models.whole_table import RECORD, TABLE_HEAD, TARGETS, ArchitectureResult, format_row, read_record
 from tests.lab.models.zoo import Architecture
 from tests.package.real import VARIABLE, path_of
-
-DRAWS = 6
-"Inputs on which errors are measured; one of them says little about a model that amplifies the rounding of some inputs."
 
 
 def measure_targets(
@@ -57,13 +53,7 @@ def measure_targets(
         path = _find_package(architecture) or folder / "before.mlpackage"
         if not path.exists():
             fired.convert_architecture(architecture, model, inputs, path)
-        draws = [architecture.draw(seed) for seed in range(DRAWS)]
-        expected = [fired.run_torch(model, each) for each in draws]
-
-        def measure(package: Path) -> float:
-            return compute_geometric_mean(max(fired.measure_error(package, each, true), 1e-9)
-                                          for each, true in zip(draws, expected, strict=True))
-
+        measure = fired.make_error_measure(architecture, model)
         error = measure(path)
         for target in targets:
             yield _rewrite_and_measure(architecture.name, target, path, folder / f"{target}.mlpackage",
@@ -108,7 +98,7 @@ def _rewrite_and_measure(name: str, target: str, before: Path, after: Path, erro
         (old.summary()["transitions"], new.summary()["transitions"]), proved,
         errors(after) if report.changed and after.exists() else (errors(before)[0],) * 2,
         {each.rule: len(each.fired) for each in report.traces if each.fired},
-        {each.rule: each.reverted for each in report.reverted}, dict(left), DRAWS)
+        {each.rule: each.reverted for each in report.reverted}, dict(left), fired.DRAWS)
 
 
 def _count_weight_bytes(package: Path) -> int:
