@@ -27,7 +27,6 @@ _FLOAT_ONLY_KINDS = (
     "acos",
     "asin",
     "atan",
-    "atan2",
     "atanh",
     "cos",
     "cosh",
@@ -73,10 +72,10 @@ for _kind in filter(is_lowered_by_coremltools, _FLOAT_ONLY_KINDS):
 def _cast_to_float(context: Any, node: Any, name: Any, place: int) -> Any:
     """Return the name of an operand, or of its cast to fp32.
 
-    Only the first operand is cast, except for `atan2`: the second operand of `logsumexp` is its axes.
+    Only the first operand is cast: the second operand of `logsumexp` is its axes.
     """
     value = context[name] if isinstance(name, str) and name in context else None
-    if not isinstance(value, Var) or types.is_float(value.dtype) or (place > 0 and node.kind != "atan2"):
+    if not isinstance(value, Var) or types.is_float(value.dtype) or place > 0:
         return name
     as_float = f"{node.name}_float{place}"
     context.add(cast_to(value, types.fp32), as_float)
