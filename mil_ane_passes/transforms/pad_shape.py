@@ -240,9 +240,20 @@ def find_position(
                     return "position", int(place.reshape(-1)[int(np.argmax(steps))])
         if op.op_type == "concat" and len(op.values) == 2 and not types.is_int(op.outputs[0].dtype):
             axis = int(op.axis.val) % op.outputs[0].rank
-            if samples.is_padded(op.values[0], axis) and not samples.is_padded(op.values[1], axis):
+            if _is_appended(samples, op, axis):
                 return "position", int(op.values[0].shape[axis])
     return "length", next(iter(axes.values()))[1]
+
+
+def _is_appended(samples: LengthSamples, op: Operation, axis: int) -> bool:
+    """Return whether a concat puts new rows behind those of the length.
+
+    Sizes that vary in another way are no rows; `Padding` refuses them where they are needed.
+    """
+    try:
+        return samples.is_padded(op.values[0], axis) and not samples.is_padded(op.values[1], axis)
+    except Refusal:
+        return False
 
 
 def reaches_softmax(start: Var) -> bool:

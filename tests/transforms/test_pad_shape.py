@@ -133,6 +133,8 @@ REFUSED = {
     "stride along channels": (lambda x: mb.slice_by_index(x=x, begin=[0, 0, 0], end=[1, 0, WIDTH], stride=[1, 1, 2],
                                                           end_mask=[True, True, True], name="out"), "with a stride"),
     "rows turned": (lambda x: mb.reverse(x=x, axes=[1], name="out"), "(reverse) cannot be padded: it has no rule"),
+    "a row behind repeated rows": (lambda x: mb.concat(values=[mb.tile(x=x, reps=[1, 2, 1]), normal(1, 1, WIDTH)],
+                                                       axis=1, name="out"), "elements at successive lengths"),
     "repeated rows": (lambda x: mb.tile(x=x, reps=[1, 2, 1], name="out"), "elements at successive lengths"),
     "sorted rows": (lambda x: mb.topk(x=x, k=1, axis=1)[0], "(topk) cannot be padded"),
 }
