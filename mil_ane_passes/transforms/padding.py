@@ -528,7 +528,7 @@ class Padding:
             size = int(op.x.shape[axis])
             follows = self._follows(stops)
             if len(set(starts)) == 1 and follows and len(self.samples.deficits) > 1:
-                found[axis] = self.get_pads(op.x).get(axis, FINITE)
+                found[axis] = self._find_slice_pad(op, source, axis, stops)
             elif len(set(starts)) == 1 and len(set(stops)) == 1:
                 pass
             elif self._follows(starts) and follows:
@@ -613,6 +613,18 @@ class Padding:
                 bounds.append((first, first + 1 if squeeze[axis] else last))
             found.append(bounds)
         return found
+
+    def _find_slice_pad(self, op: Operation, source: Var, axis: int, stops: list[int]) -> Pad:
+        """Return what is behind the real elements of a slice that ends at `stops`.
+
+        Real elements that are cut off at the end lie where the result has padding: any number, also NaN. A cache, whose
+        rows are not padded, has finite numbers behind the place up to which it is read.
+        """
+        pads = self.get_pads(op.x)
+        if axis not in pads:
+            return FINITE
+        to_end = all(stop == self.samples.get_shape(source, place)[axis] for place, stop in enumerate(stops))
+        return pads[axis] if to_end else ANY
 
     def _follows(self, places: list[int]) -> bool:
         """Return whether places fall by one with each element that is missing."""

@@ -73,6 +73,16 @@ def causal(x):
     return attend(x, mb.select(cond=later, a=np.float32(-1e4), b=np.float32(0)))
 
 
+def cut_off(x):
+    """All rows but the last."""
+    return mb.slice_by_index(x=x, begin=[0, 0, 0], end=[1, -1, WIDTH], begin_mask=[True] * 3,
+                             end_mask=[True, False, True])
+
+
+def last_element(x):
+    return mb.slice_by_index(x=x, begin=[0, -1, 0], end=[1, 0, WIDTH], end_mask=[True] * 3)
+
+
 SUPPORTED = {
     "elementwise": lambda x: mb.gelu(x=mb.add(x=x, y=1.0), name="out"),
     "linear": lambda x: mb.relu(x=mb.linear(x=x, weight=normal(3, WIDTH), bias=normal(3)), name="out"),
@@ -104,10 +114,24 @@ SUPPORTED = {
     "one length alone is treated otherwise": lambda x: mb.mul(x=x, y=mb.select(
         cond=mb.equal(x=mb.gather(x=mb.shape(x=x), indices=1, axis=0), y=5), a=np.float32(2), b=np.float32(1)),
         name="out"),
+    "sum of all rows but the last": lambda x: mb.reduce_sum(x=cut_off(mb.exp(x=x)), axes=[1], name="out"),
+    "mean of rows moved by one": lambda x: mb.reduce_mean(x=mb.concat(values=[normal(1, 1, WIDTH), cut_off(x)], axis=1),
+                                                          axes=[1], name="out"),
+    "sum without a last row that is infinite": lambda x: mb.reduce_sum(x=cut_off(mb.real_div(
+        x=np.float32(1), y=mb.sub(x=x, y=last_element(x)))), axes=[1], name="out"),
     "rows from the second on": lambda x: mb.slice_by_index(
         x=mb.concat(values=[normal(1, 1, WIDTH), x], axis=1), begin=[0, 1, 0], end=[1, 0, WIDTH], end_mask=[True] * 3,
         name="out"),
 }
+
+
+def test_differences_of_neighbours_are_those_of_the_source():
+    def body(x):
+        later = mb.slice_by_index(x=x, begin=[0, 1, 0], end=[1, 0, WIDTH], end_mask=[True] * 3)
+        return mb.reduce_mean(x=mb.sub(x=later, y=cut_off(x)), axes=[1], name="out")
+
+    _, report = pad(program_of(body), {"x": (1, (3, LENGTH), WIDTH)})
+    assert report.equal, str(report)
 
 
 @pytest.mark.parametrize("name", SUPPORTED)
