@@ -622,3 +622,34 @@ def test_a_deconvolution_that_loses_the_same_at_both_ends_is_one_op(pads, kinds)
     y = torch.nn.functional.conv_transpose2d(torch.tensor(x), torch.tensor(weight), stride=(2, 3)).numpy()
     expected = y[:, :, top:y.shape[2] - bottom, left:y.shape[3] - right]
     np.testing.assert_allclose(predict(builder.spec, {"data": x})["out"], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("numbers", [None, (0.2, 0.5), (0.25, 0.5)], ids=["usual", "the same", "others"])
+def test_an_lstm_of_hard_sigmoids_gives_the_values_of_its_equations(numbers):
+    """As models of Keras have them; with peepholes, a bias of the forget gate and a bound of the cell, from the end."""
+    steps, size, hidden = 4, 3, 5
+    w, r = ([0.5 * draw(hidden, width) for _ in range(4)] for width in (size, hidden))
+    b, peep = [draw(hidden) for _ in range(4)], [draw(hidden) for _ in range(3)]
+    features = [("data", datatypes.Array(steps, 1, size, 1, 1)), ("h", datatypes.Array(1, 1, hidden, 1, 1)),
+                ("c", datatypes.Array(1, 1, hidden, 1, 1))]
+    builder = neural_network.NeuralNetworkBuilder(features, [("out", None), ("h_out", None), ("c_out", None)],
+                                                  disable_rank5_shape_mapping=True)
+    builder.add_unilstm("lstm", r, w, b, hidden, size, ["data", "h", "c"], ["out", "h_out", "c_out"],
+                        inner_activation="SIGMOID_HARD", cell_state_update_activation="RELU", peep=peep,
+                        output_all=True, forget_bias=True, cell_clip_threshold=0.5, reverse_input=True)
+    alpha, beta = numbers or (0.2, 0.5)
+    if numbers is not None:
+        stored = builder.spec.neuralNetwork.layers[0].uniDirectionalLSTM.activations[0].sigmoidHard
+        stored.alpha, stored.beta = numbers
+    x, h, c = draw(steps, size), draw(hidden), draw(hidden)
+    found = predict(builder.spec, {"data": x.reshape(steps, 1, size, 1, 1), "h": h.reshape(1, 1, hidden, 1, 1),
+                                   "c": c.reshape(1, 1, hidden, 1, 1)})
+    expected = []
+    for row in x[::-1]:
+        into, forget, out, block = (w[at] @ row + r[at] @ h + b[at] for at in range(4))
+        into, forget = (np.clip(alpha * each + beta, 0, 1) for each in (into + peep[0] * c, forget + 1 + peep[1] * c))
+        c = np.clip(forget * c + into * np.maximum(block, 0), -0.5, 0.5)
+        h = np.clip(alpha * (out + peep[2] * c) + beta, 0, 1) * np.tanh(c)
+        expected.append(h)
+    for name, values in (("out", np.stack(expected)), ("h_out", h), ("c_out", c)):
+        np.testing.assert_allclose(found[name].reshape(values.shape), values, rtol=1e-4, atol=1e-5)

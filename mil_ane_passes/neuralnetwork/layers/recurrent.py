@@ -22,7 +22,7 @@ Step = Callable[[Var, "list[Var]"], "list[Var]"]
 _MAX_UNROLLED_STEPS = 512
 "Steps up to which a layer is written out: each costs about ten ops."
 
-_NAMES = {"ReLU": "relu", "tanh": "tanh", "sigmoid": "sigmoid", "linear": "linear", "sigmoidHard": "sigmoid_hard"}
+_NAMES = {"ReLU": "relu", "tanh": "tanh", "sigmoid": "sigmoid", "linear": "linear", "sigmoidHard": "hard_sigmoid"}
 _FIXED = {"linear": (1.0, 0.0), "sigmoidHard": (0.2, 0.5)}
 "Alpha and beta of the functions in MIL's recurrent ops, and in recurrent layers that store neither."
 
