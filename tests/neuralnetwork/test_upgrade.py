@@ -653,3 +653,19 @@ def test_an_lstm_of_hard_sigmoids_gives_the_values_of_its_equations(numbers):
         expected.append(h)
     for name, values in (("out", np.stack(expected)), ("h_out", h), ("c_out", c)):
         np.testing.assert_allclose(found[name].reshape(values.shape), values, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("outer", ["TANH", "SOFTSIGN"])
+def test_a_scaled_tanh_without_numbers_is_that_of_the_recurrent_op(outer):
+    """coremltools writes the op's `scaled_tanh`, whose numbers nobody states, without any."""
+    builder = neural_network.NeuralNetworkBuilder(
+        [("data", datatypes.Array(3, 1, 2, 1, 1))], [("out", None)], disable_rank5_shape_mapping=True)
+    builder.add_gru("gru", [draw(4, 4)] * 3, [draw(4, 2)] * 3, None, 4, 2, ["data"], ["out"],
+                    inner_activation="SCALED_TANH", activation="TANH")
+    if outer == "SOFTSIGN":  # which the op lacks, so that the layer is written out
+        builder.spec.neuralNetwork.layers[0].gru.activations[1].softsign.SetInParent()
+        with pytest.raises(ane.InputError, match=r"layer 'gru' \(gru\): a scaled tanh without numbers"):
+            upgrade_model(builder.spec)
+        return
+    (op,) = [op for _, op in iterate_ops(upgrade_model(builder.spec).package.program) if op.op_type == "gru"]
+    assert op.recurrent_activation.val == "scaled_tanh"

@@ -32,7 +32,12 @@ def _get_activation(params: Any) -> str | None:
     kind = params.WhichOneof("NonlinearityType")
     if kind in _FIXED and not np.allclose(_read_alpha_and_beta(getattr(params, kind), kind), _FIXED[kind]):
         return None
-    return _NAMES.get(kind)
+    return "scaled_tanh" if _is_scaled_tanh_without_numbers(params) else _NAMES.get(kind)
+
+
+def _is_scaled_tanh_without_numbers(params: Any) -> bool:
+    """Return whether an activation is what coremltools writes for `scaled_tanh` of a recurrent op of MIL."""
+    return params.HasField("scaledTanh") and not (params.scaledTanh.alpha or params.scaledTanh.beta)
 
 
 def _read_alpha_and_beta(chosen: Any, kind: str) -> tuple[float, float]:
@@ -51,6 +56,9 @@ def _activate(params: Any, x: Var, context: LayerContext) -> Var:
         chosen = getattr(filled, kind)
         chosen.alpha, chosen.beta = _read_alpha_and_beta(getattr(params, kind), kind)
         return apply_activation(filled, x, context)
+    if _is_scaled_tanh_without_numbers(params):
+        raise context.refuse("a scaled tanh without numbers, beside what MIL's recurrent op lacks",
+                             "expected its alpha and beta: set them in the layer")
     return apply_activation(params, x, context)
 
 
