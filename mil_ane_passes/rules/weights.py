@@ -296,8 +296,8 @@ class ModelSize(PlanRule):
         Community("somewhere between 2 and 3 GB a model goes to the CPU as a whole; of five models of 0.8 GB the last "
                   "does; weights of 4 bits do not help", chip="M1", date="2023-04-01",
                   source="smpanaro/more-ane-transformers src/experiments/NOTES.md"),
-        Community("a package of 1.94 GB had nothing on the ANE of a Mac, and about 1.4 GB a package was the limit on an "
-                  "iPhone 17 Pro, in three models", chip="A19 Pro", source="john-rocky/CoreML-LLM", date="2026"),
+        Community("a package of 1.94 GB had nothing on the ANE of a Mac, and about 1.4 GB a package was the limit on "
+                  "an iPhone 17 Pro, in three models", chip="A19 Pro", source="john-rocky/CoreML-LLM", date="2026"),
         Community("a program of 1.5 GB compiles, one of 3.4 GB does not: about 2 GB a program (private route)",
                   source="https://github.com/sbryngelson/ANEForge/issues/45", date="2026"),
     )
