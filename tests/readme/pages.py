@@ -27,8 +27,8 @@ PAGES: Mapping[str, Mapping[str, Table]] = {
         "layer-rules": tables.layer_rules, "layer-rewrites": tables.layer_rewrites,
         "layer-kinds": networks.format_layers, "network-tests": format_counts, "network-failures": format_failures,
         "network-architectures": networks.format_architectures, "network-placements": networks.format_placements,
-        "network-refusals": networks.format_refusals, "network-fuzz": networks.format_fuzz,
-        "network-cost": networks.format_cost},
+        "network-placed-worse": networks.format_placed_worse, "network-refusals": networks.format_refusals,
+        "network-fuzz": networks.format_fuzz, "network-cost": networks.format_cost},
     "mil_ane_passes/rules/README.md": {
         "rules": tables.rules, "findings": tables.findings, "agreement": tables.agreement},
     "mil_ane_passes/rewrites/README.md": {

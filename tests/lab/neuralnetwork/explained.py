@@ -1,10 +1,10 @@
-"""The cases of coremltools' own tests of NeuralNetworks that do not pass here, each with its reason."""
+"""What does not pass, with its reason: cases of coremltools' own tests of NeuralNetworks, and placements."""
 
 from __future__ import annotations
 
 import re
 
-__all__ = ["EXPLAINED", "find_explanation"]
+__all__ = ["EXPLAINED", "PLACED_WORSE", "find_explanation"]
 
 EXPLAINED: dict[str, str] = {
     r"::test_topk_(cpu|gpu)$": (
@@ -26,3 +26,11 @@ EXPLAINED: dict[str, str] = {
 def find_explanation(case: str) -> str | None:
     """Return why `case` does not pass; None when nobody has said."""
     return next((reason for pattern, reason in EXPLAINED.items() if re.search(pattern, case)), None)
+
+PLACED_WORSE: dict[str, str] = {
+    "T5": "two look-ups of ids in one table, which in this format are gathers of a constant: gathers accept negative "
+          "ids, and the direct conversion by coremltools drops their wrapping in one of the two (add, mod on int32)",
+    "DAC decoder": "1-D transposed convolutions of kernel 16, which this format has with a height of 1: a kernel of "
+                   "1x16 is too wide for the ANE, and only those in one dimension are laid on the height",
+}
+"""Architectures of which more ops stay off the ANE than of the direct conversion, and why."""

@@ -12,7 +12,7 @@ from tests.lab.records import read_record
 
 from . import tables
 from .__main__ import RECORD, ROOT, compute_share
-from .explained import EXPLAINED, find_explanation
+from .explained import EXPLAINED, PLACED_WORSE, find_explanation
 
 
 def test_coremltools_own_tests_of_the_format_pass():
@@ -33,6 +33,13 @@ def test_sixty_architectures_are_right():
     rows = [row for row in read_record(tables.ARCHITECTURES) if not row["refused"]]
     assert len(rows) >= 60 and all(map(tables.is_right, rows))
     assert not [row["name"] for row in read_record(tables.ARCHITECTURES) if row["by"] == "upgrade"]
+
+
+def test_each_is_placed_as_well_as_the_direct_conversion_or_explained():
+    rows = [row for row in read_record(tables.ARCHITECTURES) if not row["refused"]]
+    assert {row["name"] for row in rows if not tables.is_placed_as_well(row)} == set(PLACED_WORSE)
+    assert sum(map(tables.is_placed_as_well, rows)) >= 60 and all(len(reason) > 40 for reason in PLACED_WORSE.values())
+    assert not tables.is_placed_as_well({"upgraded": {"left": {"cast": 1}}, "direct": {"left": {"add": 2}}})
 
 
 def test_nothing_breaks_the_upgrade():
