@@ -207,6 +207,8 @@ add_case("differences integers bools and other dimensions", lambda x: torch.diff
     (DIFFERENCES_X * 5).int())
 add_case("differences integers bools and other dimensions", lambda x: torch.diff(x > 0, n=2).int(), DIFFERENCES_X)
 add_case("differences integers bools and other dimensions", lambda x: torch.diff(x, n=0), DIFFERENCES_X)
+add_case("differences integers bools and other dimensions", lambda x: torch.diff(x, n=0, prepend=x[:, :1]),
+    DIFFERENCES_X)
 add_case("differences flexible size", lambda x: torch.diff(x, dim=0), DIFFERENCES_X, flexible=[0],
     at=[(torch.randn(2, 6),), (torch.randn(64, 6),)])
 add_refused("differences nothing left is refused", "6 differences of 6 elements leave none",
