@@ -112,11 +112,8 @@ def is_mapped(array: Array) -> bool:
 def file_of(array: Array) -> MappedFile | None:
     """Return the mapped file that `array` is a view of, or None."""
     at = _get_address(array)
-    return (
-        next((each for each in _mapped_files.values() if 0 <= at - each.start < each.size), None)
-        if _mapped_files
-        else None
-    )
+    # a copy: finalizers remove files whenever garbage is collected
+    return next((each for each in tuple(_mapped_files.values()) if 0 <= at - each.start < each.size), None)
 
 
 def check_file_of(array: Array) -> None:
