@@ -15,8 +15,8 @@ from coremltools.converters.mil.mil import Function, Operation, Placeholder, Var
 
 from ..ir.block_editor import BlockEditor
 from ..ir.builder import RewriteBuilder, UniqueNames
-from ..ir.coremltools_internals import add_function_input, remove_function_input
-from ..ir.query import get_consumers, is_used
+from ..ir.coremltools_internals import add_function_input, remove_function_input, set_stored_type
+from ..ir.query import get_consumers, is_const, is_used
 from ..package.interface import describe_feature, get_feature
 from ..passes.interface_change import InterfaceChange
 from ..utils.errors import InputError, suggest_nearest
@@ -31,7 +31,7 @@ from .padding import MASKED, Pad, Padding
 from .shape_inference import get_sizes
 from .state_flow import get_window
 
-__all__ = ["PadShape", "reaches_softmax"]
+__all__ = ["PadShape", "reaches_softmax", "spread_scalar_choices"]
 
 _OPTION = "--pad-shape"
 _MAX_NOTES = 6
@@ -103,6 +103,7 @@ class _PaddedFunction:
             return
         function, lengths = self._function, self._lengths
         deficits = sample_deficits(lengths.span)
+        spread_scalar_choices(function)
         dead = {*find_dead_ops(function), *find_unread_updates(function)}
         try:
             samples = LengthSamples(function, deficits, [lengths.get_shapes(each) for each in deficits])
@@ -271,6 +272,41 @@ def reaches_softmax(start: Var) -> bool:
             if op.op_type in _TRANSPARENT:
                 pending += op.outputs
     return False
+
+
+def spread_scalar_choices(function: Function) -> None:
+    """Compute selects between two scalars by arithmetic, which gives the same bits for finite scalars.
+
+    coremltools infers scalars for these, whatever the shape of the condition, so that nothing is known of the values.
+    """
+    with function, BlockEditor() as editor:
+        mb = RewriteBuilder(function, UniqueNames(function))
+        for op in list(function.operations):
+            if op.op_type == "select" and not op.a.rank and not op.b.rank and op.cond.rank and (
+                    types.is_float(op.a.dtype) and _is_finite(op.a) and _is_finite(op.b)):
+                with mb.at(op):
+                    made = _choose_scalar(mb, op)
+                    mb.adopt_scopes(op.scopes)
+                name, op.outputs[0].name = op.outputs[0].name, mb.make_unique_name("scalar")
+                made.name = name
+                set_stored_type(op.outputs[0], made.sym_type)  # users are rebound to values of the same type alone
+                editor.replace(op.outputs[0], made)
+                editor.remove_if_unused([op])
+
+
+def _is_finite(var: Var) -> bool:
+    return is_const(var) and var.val is not None and bool(np.isfinite(var.val))
+
+
+def _choose_scalar(mb: RewriteBuilder, op: Operation) -> Var:
+    """Return `a` where the condition is true, `b` where it is false."""
+    kind = types.nptype_from_builtin(op.a.dtype)
+    first, second = kind(op.a.val), kind(op.b.val)
+    chosen = mb.cast(x=op.cond, dtype=types.builtin_to_string(op.a.dtype))
+    if first == 0:
+        return mb.mul(x=mb.sub(x=kind(1), y=chosen), y=second)
+    made = mb.mul(x=chosen, y=first)
+    return made if second == 0 else mb.add(x=made, y=mb.mul(x=mb.sub(x=kind(1), y=chosen), y=second))
 
 
 def _drop_whole_slices(function: Function) -> None:

@@ -78,6 +78,8 @@ class Padding:
     replaced: dict[Var, Var] = field(default_factory=dict)
     failed: dict[Var, Refusal] = field(default_factory=dict)
     notes: list[tuple[Var, str]] = field(default_factory=list)
+    real: set[Var] = field(default_factory=set)
+    "Places of extremes along a padded axis, which are in front of the padding."
     _unsure: set[Var] = field(default_factory=set)
     "Numbers that may be others at lengths that were not sampled, or on a device: they are computed where needed."
     _made: dict[Any, Var] = field(default_factory=dict)
@@ -497,7 +499,7 @@ class Padding:
         if op.inputs.get("batch_dims") is not None and int(op.batch_dims.val):
             raise Refusal(op, "it gathers with batch dimensions")
         found: Pads = {place if place < axis else place + rank - 1: pad for place, pad in pads.items() if place != axis}
-        if axis in pads:
+        if axis in pads and not self._is_real_place(op.indices):
             index = op.indices.val
             least = int(op.x.shape[axis]) - self.samples.deficits[-1]
             if not is_const(op.indices) or np.min(index) < 0 or np.max(index) >= least:
@@ -505,16 +507,47 @@ class Padding:
         found |= {axis + place: FINITE for place in self.get_pads(op.indices)}
         self._set(op, found)
 
+    def _is_real_place(self, var: Var) -> bool:
+        """Return whether integers are the place of an extreme along an axis that is padded: never in the padding."""
+        while var.op is not None and var.op.op_type in ("cast", "expand_dims", "squeeze", "reshape", "identity"):
+            var = var.op.x
+        return var in self.real
+
+    def _pad_gather_along_axis(self, op: Operation) -> None:
+        axis, pads = int(op.axis.val) % op.x.rank, self.get_pads(op.x)
+        if axis in pads:
+            raise Refusal(op, "it reads a padded axis at places that may be in the padding")
+        value = _get_uniform(op.x)
+        self._set(op, dict.fromkeys(self.samples.find_padded_axes(op.outputs[0], op), FINITE if value is None and (
+            ANY not in pads.values()) else ANY if value is None else value))
+
     def _pad_gather_nd(self, op: Operation) -> None:
-        indices = self._get_source(op, "indices")
-        if op.inputs.get("batch_dims") is not None and int(op.batch_dims.val) or not is_const(op.indices):
-            raise Refusal(op, "it gathers with batch dimensions, or at places that move with the length")
-        found: Pads = dict.fromkeys(self.samples.find_padded_axes(indices, op), FINITE)
+        indices, pads = self._get_source(op, "indices"), self.get_pads(op.x)
+        if op.inputs.get("batch_dims") is not None and int(op.batch_dims.val):
+            raise Refusal(op, "it gathers with batch dimensions")
         count, kept = int(op.indices.shape[-1]), op.indices.rank - 1
+        if not is_const(op.indices) and not self._reads_real_places(op, [axis for axis in pads if axis < count]):
+            raise Refusal(op, "it gathers at places that move with the length")
+        found: Pads = dict.fromkeys(self.samples.find_padded_axes(indices, op), FINITE)
         if kept in found:
             raise Refusal(op, "the number of its indices depends on the length")
-        self._set(op, {**found, **{axis - count + kept: pad for axis, pad in self.get_pads(op.x).items()
-                                   if axis >= count}})
+        for axis in found:
+            along = [pads[source] for source in pads if source < count and is_const(op.indices) and _is_place(
+                np.asarray(op.indices.val)[..., source], axis)]
+            if along:
+                found[axis] = along[0]
+        self._set(op, {**found, **{axis - count + kept: pad for axis, pad in pads.items() if axis >= count}})
+
+    def _reads_real_places(self, op: Operation, axes: list[int]) -> bool:
+        """Return whether a gather_nd op reads padded axes at places of extremes, which its indices are stacked of."""
+        var = op.indices
+        while var.op is not None and var.op.op_type == "cast":
+            var = var.op.x
+        made = var.op
+        if made is None or made.op_type not in ("stack", "concat") or int(made.axis.val) % var.rank != var.rank - 1:
+            return False
+        columns = list(made.values)
+        return len(columns) == int(var.shape[-1]) and all(self._is_real_place(columns[axis]) for axis in axes)
 
     def _pad_slice_by_index(self, op: Operation) -> None:
         source = self._get_source(op, "x")
@@ -712,6 +745,23 @@ class Padding:
         kept = [axis for axis in range(x.rank) if axis not in gone]
         self._set(op, {kept.index(axis): pad for axis, pad in rest.items()})
 
+    def _pad_reduce_argmax(self, op: Operation) -> None:
+        """Fill the padding with what is never the first extreme: what is real comes first."""
+        axis, x = int(op.axis.val) % op.x.rank, op.x
+        if axis in self.get_pads(x):
+            dtype = types.nptype_from_builtin(x.dtype)
+            if not types.is_float(x.dtype) and not types.is_int(x.dtype):
+                raise Refusal(op, f"it finds the largest of {types.builtin_to_string(x.dtype)} along a padded axis")
+            limits = np.finfo(dtype) if types.is_float(x.dtype) else np.iinfo(dtype)
+            x = self._fill_padding(op, x, axis, limits.min if op.op_type == "reduce_argmax" else limits.max)
+            op.set_inputs(no_check_var_types=True, x=x)
+            self.real.add(op.outputs[0])
+        gone = [] if op.keep_dims.val else [axis]
+        kept = [place for place in range(x.rank) if place not in gone]
+        self._set(op, {kept.index(place): FINITE for place in self.get_pads(x) if place != axis})
+
+    _pad_reduce_argmin = _pad_reduce_argmax
+
     def _scale_mean(self, op: Operation, x: Var, axis: int) -> Var:
         """Return `x` times the padded length over the real one, so that the mean over all is that of the real part."""
         size, dtype = int(x.shape[axis]), types.builtin_to_string(x.dtype)
@@ -857,6 +907,13 @@ def _get_uniform(var: Var) -> float | None:
     value = np.asarray(var.val)
     first = value.reshape(-1)[0] if value.size else 0
     return float(first) if value.size and np.all(value == first) and np.isfinite(float(first)) else None
+
+
+def _is_place(column: np.ndarray[Any, Any], axis: int) -> bool:
+    """Return whether integers are their own places along an axis."""
+    shape = [1] * column.ndim
+    shape[axis] = -1
+    return bool(np.all(column == np.arange(column.shape[axis]).reshape(shape)))
 
 
 def _is_hidden(pad: Pad) -> bool:

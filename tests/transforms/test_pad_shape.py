@@ -83,6 +83,11 @@ def last_element(x):
     return mb.slice_by_index(x=x, begin=[0, -1, 0], end=[1, 0, WIDTH], end_mask=[True] * 3)
 
 
+def place_of_largest(x):
+    """The row with the largest sum, (1,)."""
+    return mb.reduce_argmax(x=mb.reduce_sum(x=x, axes=[2]), axis=1, keep_dims=False)
+
+
 SUPPORTED = {
     "elementwise": lambda x: mb.gelu(x=mb.add(x=x, y=1.0), name="out"),
     "linear": lambda x: mb.relu(x=mb.linear(x=x, weight=normal(3, WIDTH), bias=normal(3)), name="out"),
@@ -119,6 +124,17 @@ SUPPORTED = {
                                                           axes=[1], name="out"),
     "sum without a last row that is infinite": lambda x: mb.reduce_sum(x=cut_off(mb.real_div(
         x=np.float32(1), y=mb.sub(x=x, y=last_element(x)))), axes=[1], name="out"),
+    "place of the largest": lambda x: mb.cast(x=mb.reduce_argmax(x=mb.reduce_sum(x=mb.sub(
+        x=mb.sigmoid(x=x), y=2.0), axes=[2]), axis=1, keep_dims=False), dtype="fp32", name="out"),
+    "place of the smallest": lambda x: mb.cast(x=mb.reduce_argmin(x=mb.exp(x=x), axis=1, keep_dims=True),
+                                               dtype="fp32", name="out"),
+    "row of the largest": lambda x: mb.gather(x=x, indices=place_of_largest(x), axis=1, name="out"),
+    "row of the largest by its indices": lambda x: mb.gather_nd(x=x, indices=mb.stack(values=[
+        np.int32([0]), place_of_largest(x)], axis=1), name="out"),
+    "a choice between scalars": lambda x: mb.reduce_sum(x=mb.mul(x=x, y=mb.select(
+        cond=mb.greater(x=x, y=0.5), a=np.float32(2), b=np.float32(-3))), axes=[1], name="out"),
+    "an additive mask of scalars": lambda x: attend(x, mb.select(
+        cond=mb.greater(x=mb.matmul(x=x, y=x, transpose_y=True), y=0.0), a=np.float32(0), b=np.float32(-3e4))),
     "rows from the second on": lambda x: mb.slice_by_index(
         x=mb.concat(values=[normal(1, 1, WIDTH), x], axis=1), begin=[0, 1, 0], end=[1, 0, WIDTH], end_mask=[True] * 3,
         name="out"),
@@ -142,6 +158,42 @@ def test_real_parts_are_those_of_the_source_at_all_lengths(name):
     function = draft.program.functions["main"]
     assert tuple(function.inputs["x"].shape) == (1, LENGTH, WIDTH)
     assert "shape" not in types_of(draft)
+
+
+def looked_up(ids, table=None):
+    """Rows of the kinds of tokens, where a kind is read from a row of kinds at a place: RoBERTa's."""
+    kinds = mb.gather_along_axis(x=np.arange(9, dtype=np.int32)[None] % 3 if table is None else table, indices=ids,
+                                 axis=1)
+    return mb.gather(x=normal(3, WIDTH), indices=kinds, axis=0, name="out")
+
+
+def test_places_along_an_axis_of_a_table_are_looked_up():
+    draft, report = pad(program_of(looked_up, shape=(1, None), dtype=types.int32), {"x": (1, LENGTH)})
+    assert report.equal, str(report)
+    assert tuple(draft.program.functions["main"].outputs[0].shape) == (1, LENGTH, WIDTH)
+
+
+def test_places_along_a_padded_axis_are_not_known_to_be_real():
+    with pytest.raises(ane.InputError, match="it reads a padded axis at places that may be in the padding"):
+        pad(program_of(lambda x: looked_up(x, mb.minimum(x=x, y=2)), shape=(1, None), dtype=types.int32),
+            {"x": (1, LENGTH)})
+
+
+def masked(x, mask, *, shift=0):
+    """Attention whose mask of ones and zeros is spread over queries by indices, as transformers does it."""
+    size = mb.gather(x=mb.shape(x=mask), indices=1, axis=0)
+    places = mb.add(x=mb.range_1d(start=0, end=mb.sub(x=size, y=shift), step=1), y=shift)
+    indices = mb.stack(values=[mb.mul(x=places, y=0), places], axis=1)
+    seen = mb.cast(x=mb.gather_nd(x=mask, indices=indices), dtype="bool")
+    return attend(x, mb.select(cond=seen, a=np.float32(0), b=np.float32(-3e4)))
+
+
+def test_a_mask_that_is_read_at_each_place_hides_the_padding_without_a_length():
+    size = get_new_symbol()
+    program = program_of(masked, shape=(1, size, WIDTH), more=[mb.TensorSpec((1, size), dtype=types.int32)])
+    draft, report = pad(program, {"x": (1, LENGTH, WIDTH), "y": (1, LENGTH)})
+    assert report.equal, str(report)
+    assert list(draft.program.functions["main"].inputs) == ["x", "y"]
 
 
 REFUSED = {
