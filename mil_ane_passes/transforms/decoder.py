@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from coremltools.converters.mil.mil import Function, Operation, Program, Var, types
@@ -12,7 +11,8 @@ from ..utils.errors import InputError
 from .pad_shape import reaches_softmax
 from .shape_inference import Sizes, get_sizes
 
-__all__ = ["DecoderStructure", "recognize_decoder"]
+__all__ = ["DecoderStructure", "find_lookup", "format_sizes", "has_states",
+           "recognize_decoder"]
 
 _MASK_RANK = 4
 _LOOKUP_OPS = frozenset({"cast", "expand_dims", "squeeze", "reshape", "identity", "select", "greater_equal", "add"})
@@ -35,17 +35,22 @@ class DecoderStructure:
     "The number of tokens of a call, None if it is flexible."
 
 
+def has_states(program: Program) -> bool:
+    return any(types.is_state(var.sym_type) for function in program.functions.values()
+               for var in function.inputs.values())
+
+
 def recognize_decoder(program: Program, where: str) -> DecoderStructure:
-    """Return the structure of the decoder. Raises InputError that names what was found, and what it would need."""
-    if len(program.functions) != 1:
-        names = ", ".join(sorted(program.functions))
-        raise InputError(f"{where}: {len(program.functions)} functions ({names}); expected one")
+    """Return the structure of the decoder of one function.
+
+    Raises InputError that names what was found, and what it would need.
+    """
     (name, function), = program.functions.items()
     arrays = {each: var for each, var in function.inputs.items() if not types.is_state(var.sym_type)}
     ids, table = _find_ids(function, where)
     sizes = get_sizes(ids.sym_type) or ()
     if len(sizes) != 2 or sizes[0] != 1:
-        raise InputError(f"{where}: the token ids '{ids.name}' are {_format_sizes(sizes)}; expected (1, T): no batch, "
+        raise InputError(f"{where}: the token ids '{ids.name}' are {format_sizes(sizes)}; expected (1, T): no batch, "
                          "and no beams")
     mask = _find_mask(function, where)
     others = sorted(set(arrays) - {ids.name, mask.name})
@@ -65,24 +70,26 @@ def recognize_decoder(program: Program, where: str) -> DecoderStructure:
 def _find_ids(function: Function, where: str) -> tuple[Var, Operation]:
     """Return the input of token ids, and the op that looks them up."""
     found = [(var, op) for var in function.inputs.values() if types.is_tensor(var.sym_type) and types.is_int(var.dtype)
-             for op in list(_iterate_lookups(var))[:1]]
+             if (op := find_lookup(var)) is not None]
     if len(found) != 1:
         what = "no input of token ids is" if not found else f"{', '.join(repr(var.name) for var, _ in found)} are"
         raise InputError(f"{where}: {what} looked up in a table by a gather op; expected one input of integers")
     return found[0]
 
 
-def _iterate_lookups(start: Var) -> Iterator[Operation]:
+def find_lookup(start: Var) -> Operation | None:
+    """Return the op that looks up integers in a table of floats, None if there is not one."""
     pending, seen = [start], {start}
     while pending:
         var = pending.pop()
         for op in get_consumers(var):
             if op.op_type == "gather" and op.indices is var and (is_const(op.x) or is_compressed(op.x)) and (
                     types.is_float(op.outputs[0].dtype) and op.x.rank == 2):
-                yield op
-            elif op.op_type in _LOOKUP_OPS:
+                return op
+            if op.op_type in _LOOKUP_OPS:
                 pending += [each for each in op.outputs if each not in seen]
                 seen.update(op.outputs)
+    return None
 
 
 def _find_mask(function: Function, where: str) -> Var:
@@ -95,7 +102,7 @@ def _find_mask(function: Function, where: str) -> Var:
             "of floats (1, 1, T, E), of T new tokens and E = those before plus T")
     sizes = get_sizes(found[0].sym_type) or ()
     if len(sizes) != _MASK_RANK or sizes[-1] is not None or any(size not in (1, None) for size in sizes[:2]):
-        raise InputError(f"{where}: the mask '{found[0].name}' is {_format_sizes(sizes)}; expected (1, 1, T, E) with "
+        raise InputError(f"{where}: the mask '{found[0].name}' is {format_sizes(sizes)}; expected (1, 1, T, E) with "
                          "flexible E, which states the position")
     return found[0]
 
@@ -121,5 +128,5 @@ def _find_logits(function: Function, where: str) -> Var:
     return outputs[0]
 
 
-def _format_sizes(sizes: Sizes) -> str:
+def format_sizes(sizes: Sizes) -> str:
     return f"({', '.join('?' if size is None else str(size) for size in sizes)})"

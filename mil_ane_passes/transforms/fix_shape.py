@@ -18,7 +18,7 @@ from coremltools.converters.mil.mil import Block, Function, Operation, Var, type
 from ..ir.block_editor import BlockEditor
 from ..ir.clone import clone_function
 from ..ir.constants import make_const
-from ..ir.query import iterate_nested_ops, plain_type
+from ..ir.query import get_itemsize, iterate_nested_ops, plain_type
 from ..package.interface import describe_feature, get_feature, get_predicted_names, get_specification_version
 from ..package.names import rename_var
 from ..package.origin import get_file_inputs
@@ -31,7 +31,7 @@ from .dead_ops import has_effects
 from .names import check_identifier, strip_percent
 from .shape_inference import ShapeInference, Sizes, get_sizes, set_input_shape
 
-__all__ = ["EXACT_OPS", "FixShape", "fix_feature_shape", "format_shape"]
+__all__ = ["EXACT_OPS", "FixShape", "FoldSizes", "fix_feature_shape", "format_shape"]
 
 
 _OPTION = "--fix-shape"
@@ -115,6 +115,66 @@ class FixShape(Transform):
                 _fix_function(draft, name, each, shapes)
         if was_default:
             program.default_function_name = names[0]
+
+
+Evaluate = Callable[[Function, Sequence[Var]], Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class FoldSizes(Transform):
+    """Makes constants of what follows from sizes alone: shapes, places, masks and tables of positions.
+
+    What follows from floats that machines round differently, such as places on a logarithmic scale, is not folded by
+    coremltools' values, but by what `evaluate` computes, if it is given: it gets a function and values, and returns
+    arrays. Functions with flexible inputs stay as they are.
+    """
+
+    evaluate: Evaluate | None = None
+
+    def apply(self, draft: Draft) -> list[Draft]:
+        """Fold in place."""
+        for name, function in draft.program.functions.items():
+            if any(map(_is_flexible, function.inputs.values())):
+                continue
+            consts = [var for op in function.operations if op.op_type == "const" for var in op.outputs]
+            ShapeInference(function, [*function.inputs.values(), *consts])
+            plan = plan_folding(function, get_specification_version(function), of_consts=True)
+            folded, dropped = fold_constants(function, plan)
+            if self.evaluate is not None:
+                folded += _fold_evaluated(function, self.evaluate)
+            if folded:
+                _record(draft, name, "", f"{_format_op_count(folded)} became constants and {_format_op_count(dropped)} "
+                        "went with them", exact=self.evaluate is None)
+        return [draft]
+
+
+def _fold_evaluated(function: Function, evaluate: Evaluate) -> list[str]:
+    """Make constants of values that depend on consts alone and that others read; returns the types of their ops."""
+    moving = _find_dependent_vars(function, lambda op: False, *function.inputs.values())
+    computed = [op for op in function.operations if op.op_type != "const" and not op.op_type.startswith("constexpr_")
+                and not op.blocks and not has_effects(plain_type(op)) and not _has_state(op)]
+    read = {var for op in function.operations if any(each in moving for each in op.outputs)
+            for now in get_file_inputs(op).values() for var in now}
+    values = [var for op in computed for var in op.outputs if var in read and var not in moving and (
+        _count_bytes(var) <= _MAX_BLOB_BYTES)]
+    if not values:
+        return []
+    arrays = evaluate(function, values)
+    with function, BlockEditor() as editor:
+        for var, array in zip(values, arrays, strict=True):
+            made = np.asarray(array).astype(types.nptype_from_builtin(var.dtype)).reshape(tuple(var.shape))
+            const = make_const(made if types.is_tensor(var.sym_type) else made[()], var.dtype, var.name, var.op)
+            rename_var(const.op, const, var.name)
+            editor.replace(var, const)
+        editor.remove_if_unused([var.op for var in values])
+    return [var.op.op_type for var in values]
+
+
+def _count_bytes(var: Var) -> int:
+    sizes = get_sizes(var.sym_type)
+    if sizes is None or None in sizes or types.is_sub_byte(var.dtype) or var.dtype == types.str:
+        return _MAX_BLOB_BYTES + 1
+    return int(np.prod([1, *(size or 0 for size in sizes)])) * get_itemsize(var)
 
 
 def _check_several_functions(name: str, function: Function) -> None:
@@ -501,24 +561,27 @@ class FoldPlan:
     rounded: set[Var] = field(default_factory=set)
 
 
-def plan_folding(function: Function, version: int) -> FoldPlan:
-    """Plan the folding of the ops of `function`.
+def plan_folding(function: Function, version: int, of_consts: bool = False) -> FoldPlan:
+    """Plan the folding of the ops of `function`: those that depend on inputs, or with `of_consts` on consts alone, too.
 
     An op that was unneeded before stays, as does one with side effects, and one that makes an output of the function.
+    Compressed weights stay so.
     """
     before = _classify_ops(function, lambda var: False, set())
+    inexact = _find_dependent_vars(
+        function, lambda op: op.op_type not in EXACT_OPS and any(map(_is_float, op.outputs))
+    )
     moving, outputs = _find_dependent_vars(function, lambda op: False, *function.inputs.values()), set(function.outputs)
 
     def is_value(var: Var) -> bool:
-        return var in moving and var not in outputs and _can_be_written(var, version)
+        computed = var in moving or of_consts and var.op is not None and var.op.op_type != "const" and (
+            not var.op.op_type.startswith("constexpr_"))
+        return computed and var not in outputs and not (of_consts and var in inexact) and _can_be_written(var, version)
 
     known = _collect_file_ops(function)
     fates = _classify_ops(function, is_value, known - before.kept)
     fates.known = known
-    rounded = _find_dependent_vars(
-        function, lambda op: op.op_type not in EXACT_OPS and any(map(_is_float, op.outputs))
-    )
-    fates.rounded = {var for values in fates.values.values() for var in values if var in rounded}
+    fates.rounded = {var for values in fates.values.values() for var in values if var in inexact}
     return fates
 
 

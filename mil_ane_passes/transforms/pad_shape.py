@@ -31,7 +31,7 @@ from .padding import MASKED, Pad, Padding
 from .shape_inference import get_sizes
 from .state_flow import get_window
 
-__all__ = ["PadShape", "reaches_softmax", "spread_scalar_choices"]
+__all__ = ["PadShape", "reaches_softmax", "read_ranges", "spread_scalar_choices"]
 
 _OPTION = "--pad-shape"
 _MAX_NOTES = 6
@@ -39,6 +39,9 @@ _MAX_NOTES = 6
 _TRANSPARENT = frozenset({"add", "cast", "concat", "expand_dims", "identity", "maximum", "minimum", "mul", "reshape",
                           "slice_by_index", "split", "squeeze", "stack", "sub", "tile", "transpose"})
 "Ops through which padding is followed from an input to a softmax."
+_CHOOSING = frozenset({"equal", "not_equal", "greater", "greater_equal", "less", "less_equal", "logical_and",
+                       "logical_or", "logical_not", "select", "gather_nd"})
+"Ops through which integers that are a mask are followed as well."
 Size = int | tuple[int, int]
 Sizes = tuple[Size, ...]
 
@@ -96,6 +99,9 @@ class _PaddedFunction:
     def __init__(self, draft: Draft, name: str, function: Function, sizes: Mapping[str, Sizes]) -> None:
         self._draft, self._name, self._function = draft, name, function
         self._lengths = _read_lengths(function, sizes)
+        self._masks = {each for each, var in function.inputs.items() if types.is_tensor(var.sym_type) and (
+            types.is_int(var.dtype) and reaches_softmax(var))}
+        "Inputs of integers that hide keys; of a query, not all keys may be hidden."
 
     def apply(self) -> None:
         if not self._lengths.axes:
@@ -178,8 +184,8 @@ class _PaddedFunction:
         lengths = self._lengths
         shapes = tuple(lengths.get_shapes(each) for each in choose_compared_deficits(lengths.span))
         changes = [InterfaceChange("input", name, name, "reshaped", map=_make_padder(shape, values.get(name, 0.0)),
-                                   unmap_with=_make_input_cutter(name), shapes=shapes if name == next(iter(values))
-                                   else ()) for name, shape in lengths.shapes.items()]
+                                   unmap_with=_make_input_cutter(name, name in self._masks),
+                                   shapes=shapes if name == next(iter(values)) else ()) for name, shape in lengths.shapes.items()]
         changes += [InterfaceChange("output", name, name, "reshaped", unmap_with=_make_output_cutter(
             tuple(map(int, self._get_output(name).shape)), axes, lengths.find_deficit))
             for name, axes in outputs.items()]
@@ -201,9 +207,13 @@ def _make_padder(shape: tuple[int, ...], value: float) -> Callable[[Any], Any]:
     return pad
 
 
-def _make_input_cutter(name: str) -> Callable[[Any, Mapping[str, Any]], Any]:
+def _make_input_cutter(name: str, is_mask: bool) -> Callable[[Any, Mapping[str, Any]], Any]:
+    """Make the inverse of padding; a mask of integers that hides all keys shows the first, which has a result."""
     def cut(array: Any, feeds: Mapping[str, Any]) -> Any:
-        return np.asarray(array)[tuple(slice(0, size) for size in np.shape(feeds[name]))]
+        found = np.array(np.asarray(array)[tuple(slice(0, size) for size in np.shape(feeds[name]))])
+        if is_mask and found.ndim:
+            found[..., 0] = np.where(np.any(found, -1), found[..., 0], 1)
+        return found
 
     return cut
 
@@ -258,7 +268,11 @@ def _is_appended(samples: LengthSamples, op: Operation, axis: int) -> bool:
 
 
 def reaches_softmax(start: Var) -> bool:
-    """Return whether an input is added to what a softmax reads, or is the mask of an attention op."""
+    """Return whether an input is added to what a softmax reads, or is the mask of an attention op.
+
+    Integers may be compared and chosen by before.
+    """
+    transparent = _TRANSPARENT if types.is_float(start.dtype) else _TRANSPARENT | _CHOOSING
     pending, seen = [start], set()
     while pending:
         var = pending.pop()
@@ -269,7 +283,7 @@ def reaches_softmax(start: Var) -> bool:
             if op.op_type == "softmax" or (
                     op.op_type == "scaled_dot_product_attention" and op.inputs.get("attn_mask") is var):
                 return True
-            if op.op_type in _TRANSPARENT:
+            if op.op_type in transparent and (op.op_type != "gather_nd" or op.x is var):
                 pending += op.outputs
     return False
 
@@ -345,7 +359,7 @@ def _read_lengths(function: Function, sizes: Mapping[str, Sizes]) -> _Lengths:
         if declared is None or len(declared) != len(requested):
             raise _make_error(f"{len(requested)} sizes for '{name}', which has "
                               f"{'unknown' if declared is None else len(declared)} dimensions")
-        ranges = _read_ranges(get_feature(function, name), name, declared)
+        ranges = read_ranges(get_feature(function, name), name, declared)
         shapes[name] = tuple(each if isinstance(each, int) else each[1] for each in requested)
         for axis, (held, each, (least, most)) in enumerate(zip(declared, requested, ranges)):
             low, high = (each, each) if isinstance(each, int) and held is not None else (
@@ -364,7 +378,7 @@ def _read_lengths(function: Function, sizes: Mapping[str, Sizes]) -> _Lengths:
     return _Lengths(shapes, axes)
 
 
-def _read_ranges(feature: Any, name: str, declared: tuple[int | None, ...]) -> list[tuple[int, int]]:
+def read_ranges(feature: Any, name: str, declared: tuple[int | None, ...]) -> list[tuple[int, int]]:
     """Return the smallest and largest size of each axis that the description allows."""
     largest = (1 << 31) - 1
     kind = feature.type.WhichOneof("Type") if feature is not None else "multiArrayType"

@@ -328,7 +328,12 @@ class Padding:
     def _pad_unary(self, op: Operation) -> None:
         simple = _BOUNDED.get(op.op_type)
 
+        finite = op.op_type in ("rsqrt", "sqrt", "inverse", "log") and _is_positive(op.x) or (
+            op.op_type == "sqrt" and _is_positive(op.x, strictly=False))
+
         def judge(pad: Pad) -> Pad:
+            if pad != ANY and finite:
+                return FINITE
             if pad == ANY or op.op_type in _UNBOUNDED:
                 return 1.0 if op.op_type == "exp" and pad == 0.0 else ANY
             if isinstance(pad, float) and simple is not None:
@@ -390,7 +395,7 @@ class Padding:
                 second is None):
             return 0.0
         if op.op_type in ("real_div", "floor_div", "mod") and second == FINITE:
-            return ANY
+            return FINITE if op.op_type == "real_div" and _is_positive(op.y) else ANY
         if op.op_type == "pow" and not (isinstance(second, float) and second >= 0 and second == int(second)):
             return ANY
         return FINITE
@@ -729,7 +734,8 @@ class Padding:
                 x = self._clear(op, x, axis)
             elif kind == "mean":
                 x = self._scale_mean(op, self._clear(op, x, axis), axis)
-            elif kind in ("max", "log_sum_exp") and _is_hidden(self.get_pads(x)[axis]):
+            elif kind in ("max", "log_sum_exp") and _is_hidden(self.get_pads(x)[axis]) or (
+                    kind == "max" and self.get_pads(x)[axis] == 0.0 and _is_positive(x, strictly=False)):
                 continue
             elif kind in ("max", "min") and types.is_float(x.dtype):
                 largest = np.finfo(types.nptype_from_builtin(x.dtype)).max
@@ -907,6 +913,31 @@ def _get_uniform(var: Var) -> float | None:
     value = np.asarray(var.val)
     first = value.reshape(-1)[0] if value.size else 0
     return float(first) if value.size and np.all(value == first) and np.isfinite(float(first)) else None
+
+
+def _is_positive(var: Var, strictly: bool = True) -> bool:
+    """Return whether finite values are positive whatever they are computed from, or at least not negative."""
+    op = var.op
+    if is_const(var):
+        low = np.min(var.val) if var.val is not None and np.asarray(var.val).dtype.kind in "iuf" else -1
+        return bool(low > 0 or low == 0 and not strictly)
+    if op is None:
+        return False
+    if op.op_type in ("add", "maximum"):
+        sides = [_is_positive(side, False) for side in (op.x, op.y)], [_is_positive(side) for side in (op.x, op.y)]
+        return (any(sides[1]) or not strictly and any(sides[0])) and (op.op_type == "maximum" or all(sides[0]))
+    if op.op_type == "cast" and op.x.dtype == types.bool:
+        return not strictly
+    if op.op_type in ("mul", "real_div"):
+        return all(_is_positive(side, strictly or op.op_type == "real_div" and side is op.y) for side in (op.x, op.y))
+    if op.op_type in ("square", "abs") and strictly:
+        return _is_positive(op.x)
+    if op.op_type in ("reduce_mean", "reduce_sum", "reduce_max", "expand_dims", "reshape", "transpose", "identity"):
+        return _is_positive(op.x, strictly)
+    if op.op_type == "clip":
+        return float(op.alpha.val) > 0 or not strictly and float(op.alpha.val) == 0
+    squares = op.op_type == "pow" and is_const(op.y) and op.y.val is not None and np.all(np.mod(op.y.val, 2) == 0)
+    return not strictly and bool(squares or op.op_type in ("square", "abs", "relu", "reduce_sum_square"))
 
 
 def _is_place(column: np.ndarray[Any, Any], axis: int) -> bool:

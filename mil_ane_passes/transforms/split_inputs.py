@@ -19,7 +19,7 @@ from .dead_ops import get_read_vars, is_pure
 from .names import make_unknown_name_error
 from .split_at import SplitAt
 
-__all__ = ["SplitInputs", "find_lookups"]
+__all__ = ["SplitInputs", "find_boundary", "find_lookups"]
 
 _OPTION = "--split-inputs"
 
@@ -29,11 +29,13 @@ class SplitInputs(Transform):
     """Splits a function behind the lookups of inputs: values of floats that depend on one of `names` alone.
 
     Rows that are looked up in a table cross as they are, and a float that follows from values that cross by ops on
-    floats stays in the second part.
+    floats stays in the second part. `together` splits behind what depends on several of `names` as well: the rest
+    follows from looked-up rows and from other inputs.
     """
 
     names: Sequence[str]
     function: str | None = None
+    together: bool = False
 
     def apply(self, draft: Draft) -> list[Draft]:
         """Return the two parts. InputError for an unknown input, and for one that only floats are computed from."""
@@ -46,6 +48,14 @@ class SplitInputs(Transform):
             if each not in function.inputs:
                 raise make_unknown_name_error(each, format_option_values("split_inputs", each), function.inputs,
                                               "input", draft.gone)
+        if self.together:
+            values = find_boundary(function, self.names)
+            if not values:
+                raise self._make_error("nothing that is computed from these alone is read by the rest; expected "
+                                       "inputs of ids, positions or masks")
+            draft.done.append(EditRecord(_OPTION, name, ", ".join(self.names), "computed from integers alone: "
+                                         + ", ".join(f"'{var.name}'" for var in values)))
+            return SplitAt([var.name for var in values], self.function).apply(draft)
         found = find_lookups(function, self.names)
         for each in self.names:
             if not found[each]:
@@ -80,6 +90,28 @@ def find_lookups(function: Function, names: Sequence[str]) -> dict[str, list[Var
             if crosses and not _follows_from(var, roots):
                 found[name].append(var)
                 roots.add(var)
+    return found
+
+
+def find_boundary(function: Function, names: Sequence[str]) -> list[Var]:
+    """Return the values that depend on inputs `names` alone and are read by what follows from looked-up rows.
+
+    Rows of a table of floats, and all other inputs and states, are what the rest follows from.
+    """
+    follows = {var for name, var in function.inputs.items() if name not in names}
+    rows: list[Var] = []
+    sources = _find_sources(function)
+    for op in function.operations:
+        if any(var in follows for var in get_read_vars(op)) or any(
+                name.startswith("op ") for var in op.outputs for name in sources[var]):
+            follows.update(op.outputs)
+        elif op.op_type == "gather" and types.is_float(op.outputs[0].dtype) and sources[op.outputs[0]] and (
+                _is_weight(op.x)):
+            follows.update(op.outputs)
+            rows += op.outputs
+    known = follows - set(rows)
+    found = [var for op in function.operations for var in op.outputs if sources[var] and not is_const(var) and (
+        var not in known) and any(set(user.outputs) & known for user in get_consumers(var))]
     return found
 
 

@@ -135,6 +135,10 @@ SUPPORTED = {
         cond=mb.greater(x=x, y=0.5), a=np.float32(2), b=np.float32(-3))), axes=[1], name="out"),
     "an additive mask of scalars": lambda x: attend(x, mb.select(
         cond=mb.greater(x=mb.matmul(x=x, y=x, transpose_y=True), y=0.0), a=np.float32(0), b=np.float32(-3e4))),
+    "roots of sums of squares": lambda x: attend(mb.mul(x=x, y=mb.rsqrt(x=mb.add(x=mb.reduce_mean(
+        x=mb.square(x=x), axes=[2], keep_dims=True), y=1e-6)))),
+    "quotients of the largest magnitude": lambda x: attend(mb.real_div(x=x, y=mb.clip(x=mb.reduce_max(
+        x=mb.abs(x=x), axes=[2], keep_dims=True), alpha=1e-3, beta=1e4))),
     "rows from the second on": lambda x: mb.slice_by_index(
         x=mb.concat(values=[normal(1, 1, WIDTH), x], axis=1), begin=[0, 1, 0], end=[1, 0, WIDTH], end_mask=[True] * 3,
         name="out"),
@@ -194,6 +198,13 @@ def test_a_mask_that_is_read_at_each_place_hides_the_padding_without_a_length():
     draft, report = pad(program, {"x": (1, LENGTH, WIDTH), "y": (1, LENGTH)})
     assert report.equal, str(report)
     assert list(draft.program.functions["main"].inputs) == ["x", "y"]
+
+
+def test_an_extreme_of_ones_and_zeros_needs_no_mask():
+    draft, report = pad(program_of(lambda x: mb.reduce_max(x=mb.cast(x=mb.cast(x=x, dtype="bool"), dtype="fp32"),
+                                                           axes=[1], name="out")))
+    assert report.equal, str(report)
+    assert list(draft.program.functions["main"].inputs) == ["x"]
 
 
 REFUSED = {

@@ -1,8 +1,9 @@
-"""Which decoders become packages without unsupported ops, and do they generate the same tokens?
+"""Which encoders and decoders become packages without unsupported ops, and are results and tokens the same?
 
     python -m tests.lab.language_models [NAME ...] [--record]
 
-Each decoder of `builders.py` is converted in each form. With its cache in states it goes through `adapt`, which
+Encoders go through `adapt`, which compares them with the source at several lengths. Each decoder of `builders.py` is
+converted in each form. With its cache in states it goes through `adapt`, which
 compares it with the source on random feeds and generates 16 tokens with both; without states through the transforms of
 `edit`, compared with the source on random feeds at several lengths. `--record` writes the table to README.md.
 """
@@ -21,18 +22,18 @@ import mil_ane_passes as ane
 
 TARGET = "m4"
 PAGE = Path(__file__).parent / "README.md"
-HEAD = ("| decoder | cache | ops | unsupported on m4 | compared with the source |\n"
+HEAD = ("| model | form | ops | unsupported on m4 | compared with the source |\n"
         "| --- | --- | --- | --- | --- |")
 BEGIN, END = "<!-- table -->\n", "<!-- end of the table -->\n"
 
 
 def measure(name: str, form: str, folder: Path) -> str:
-    """Adapt or edit one decoder; returns its row of the table."""
+    """Adapt or edit one model; returns its row of the table."""
     from tests.lab.language_models.builders import convert
 
     source = convert(name, form)
     try:
-        before, after, outcome = (_adapt if form == "states" else _edit)(name, source, folder)
+        before, after, outcome = {"states": _adapt, "encoder": _adapt_encoder}.get(form, _edit)(name, source, folder)
     except ane.InputError as error:
         return f"| {name} | {form} | | | {' '.join(str(error).split())} |"
     counts = [sum(kinds.values()) for _, kinds in (before, after)]
@@ -47,6 +48,15 @@ def _adapt(name: str, source: Path, folder: Path) -> Any:
         return _count(source), _count(source), report.reason
     outcome = f"{len(report.tokens)} tokens the same, logits within {report.logit_error:.0e}"
     return _count(source), _count(folder / name / "decode.mlpackage"), outcome
+
+
+def _adapt_encoder(name: str, source: Path, folder: Path) -> Any:
+    report = ane.adapt(source, folder / name, target=TARGET)
+    if report.status != "written":
+        return _count(source), _count(source), report.reason
+    where = f"at {len(report.lengths)} lengths" if report.lengths else "on random features"
+    outcome = f"the same {where}, within {report.result_error:.0e}"
+    return _count(source), _count(folder / name / "encoder.mlpackage"), outcome
 
 
 def _edit(name: str, source: Path, folder: Path) -> Any:
@@ -75,7 +85,7 @@ def write_page(rows: Sequence[str]) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    from tests.lab.language_models.builders import DECODERS, FORMS
+    from tests.lab.language_models.builders import DECODERS, ENCODERS, FORMS
     from tests.lab.models.fired import silence_warnings
 
     parser = argparse.ArgumentParser(prog="python -m tests.lab.language_models", description=__doc__,
@@ -85,8 +95,8 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     print(HEAD)
     rows = []
-    for name in given.names or DECODERS:
-        for form in FORMS:
+    for name in given.names or [*ENCODERS, *DECODERS]:
+        for form in ("encoder",) if name in ENCODERS else FORMS:
             with tempfile.TemporaryDirectory() as folder, silence_warnings():
                 rows.append(measure(name, form, Path(folder)))
             print(rows[-1], flush=True)

@@ -1,6 +1,6 @@
-"""Decoders of `transformers` with tiny configurations and random weights, and their conversions with a cache.
+"""Models of `transformers` with tiny configurations and random weights: encoders, and decoders with a cache.
 
-Forms of a conversion:
+Encoders are converted with a flexible number of tokens (form "encoder"). Forms of a decoder's conversion:
 
 - "states": the cache is two states (layers, 1, heads, context, width); the mask (1, 1, T, E) carries the position in
   its length: rows go to [E - T, E). This is Apple's recipe for Llama 3.1.
@@ -67,6 +67,52 @@ DECODERS = {
         "vocab_size": VOCABULARY, "hidden_size": HEADS * WIDTH, "num_hidden_layers": LAYERS,
         "num_attention_heads": HEADS, "multi_query": True, "alibi": False, "new_decoder_architecture": False}),
 }
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """An encoder: its class, the class of its configuration, its inputs, and the configuration.
+
+    Inputs are (1, S) integers, or of features the shape of one batch.
+    """
+
+    model: str
+    config: str
+    inputs: tuple[str, ...]
+    settings: dict[str, Any]
+    features: tuple[int, ...] = ()
+
+    def make(self) -> nn.Module:
+        """Return the module with random weights, in float32, ready for inference."""
+        transformers()
+        torch.manual_seed(0)
+        config = getattr(package, self.config)(**self.settings, attn_implementation="eager")
+        return seeded(getattr(package, self.model)(config))
+
+
+_MASKED = ("input_ids", "attention_mask")
+_SMALL = {**_COMMON, "hidden_size": 64, "intermediate_size": 96}
+ENCODERS = {
+    "bert": Encoder("BertModel", "BertConfig", (*_MASKED, "token_type_ids"), _SMALL),
+    "roberta": Encoder("RobertaModel", "RobertaConfig", _MASKED, _SMALL),
+    "mpnet": Encoder("MPNetModel", "MPNetConfig", _MASKED, _SMALL),
+    "distilbert": Encoder("DistilBertModel", "DistilBertConfig", _MASKED, {
+        "vocab_size": VOCABULARY, "max_position_embeddings": CONTEXT, "dim": 64, "n_layers": LAYERS, "n_heads": HEADS,
+        "hidden_dim": 96}),
+    "electra": Encoder("ElectraModel", "ElectraConfig", _MASKED, {**_SMALL, "embedding_size": 32}),
+    "albert": Encoder("AlbertModel", "AlbertConfig", _MASKED, {**_SMALL, "embedding_size": 32}),
+    "clip_text": Encoder("CLIPTextModel", "CLIPTextConfig", ("input_ids",), {
+        **_SMALL, "bos_token_id": 0, "eos_token_id": VOCABULARY - 1}),
+    "t5_encoder": Encoder("T5EncoderModel", "T5Config", _MASKED, {
+        "vocab_size": VOCABULARY, "d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": LAYERS, "num_heads": HEADS}),
+    "whisper_encoder": Encoder("WhisperModel", "WhisperConfig", ("input_features",), {
+        "vocab_size": VOCABULARY, "d_model": 64, "encoder_layers": LAYERS, "encoder_attention_heads": HEADS,
+        "encoder_ffn_dim": 96, "decoder_layers": 1, "decoder_attention_heads": HEADS, "decoder_ffn_dim": 96,
+        "max_source_positions": 20, "num_mel_bins": 16, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+        "decoder_start_token_id": 1, "suppress_tokens": None, "begin_suppress_tokens": None}, (1, 16, 40)),
+}
+ENCODER_TOKENS = CONTEXT - 4
+"The most tokens of an encoder: some of its positions are those of padding."
 
 
 class _StateCache(package.cache_utils.Cache):
@@ -136,6 +182,20 @@ class StatelessDecoder(nn.Module):
         return logits, torch.stack([k for k, _ in cache.made]), torch.stack([v for _, v in cache.made])
 
 
+class EncoderOutputs(nn.Module):
+    """Inputs -> the last hidden state, and the pooled one if there is one."""
+
+    def __init__(self, model: nn.Module, names: tuple[str, ...]) -> None:
+        super().__init__()
+        self.model, self.names = getattr(model, "encoder", model) if "input_features" in names else model, names
+
+    @torch.no_grad()
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        found = self.model(**dict(zip(self.names, tensors, strict=True)), return_dict=True)
+        pooled = getattr(found, "pooler_output", None)
+        return found.last_hidden_state if pooled is None else (found.last_hidden_state, pooled)
+
+
 def make_mask(steps: int, end: int) -> np.ndarray[Any, Any]:
     """Return a causal mask for `steps` new positions of `end`, with a large negative finite value."""
     rows = np.arange(end - steps, end)[:, None]
@@ -173,12 +233,23 @@ def _convert_stateless(decoder: Decoder, path: Path) -> None:
         outputs=[ct.TensorType(name, dtype=np.float16) for name in ("logits", "newKeys", "newValues")]).save(str(path))
 
 
-_CONVERSIONS: dict[str, Callable[[Decoder, Path], None]] = {
-    "states": _convert_states, "stateless": _convert_stateless}
+def _convert_encoder(encoder: Encoder, path: Path) -> None:
+    module = EncoderOutputs(encoder.make(), encoder.inputs).eval()
+    tokens = ct.RangeDim(lower_bound=1, upper_bound=ENCODER_TOKENS, default=7)
+    example: tuple[torch.Tensor, ...] = tuple(torch.ones((1, 7), dtype=torch.int32) for _ in encoder.inputs)
+    inputs = [ct.TensorType(name, (1, tokens), dtype=np.int32) for name in encoder.inputs]
+    if encoder.features:
+        example, inputs = (torch.zeros(encoder.features),), [ct.TensorType(encoder.inputs[0], encoder.features)]
+    traced = torch.jit.trace(module, example, check_trace=False)
+    ane.convert(traced, skip_model_load=True, minimum_deployment_target=ct.target.iOS17, inputs=inputs).save(str(path))
+
+
+_CONVERSIONS: dict[str, Callable[[Any, Path], None]] = {
+    "states": _convert_states, "stateless": _convert_stateless, "encoder": _convert_encoder}
 
 
 def convert(name: str, form: str) -> Path:
-    """Return the package of a decoder in a form; it is converted if this machine has not done so before."""
+    """Return the package of a model in a form; it is converted if this machine has not done so before."""
     versions = (torch.__version__, package.__version__, ct.__version__, Path(__file__).read_text())
     key = hashlib.sha256(repr(versions).encode()).hexdigest()[:16]
     path = Path(tempfile.gettempdir()) / "language_models" / key / f"{name}_{form}.mlpackage"
@@ -186,6 +257,6 @@ def convert(name: str, form: str) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder, silence_warnings():
             made = Path(folder) / path.name
-            _CONVERSIONS[form](DECODERS[name], made)
+            _CONVERSIONS[form](ENCODERS[name] if form == "encoder" else DECODERS[name], made)
             made.rename(path)
     return path

@@ -1,0 +1,237 @@
+"""Decoders with a cache, adapted: packages for one token and for the prompt, a manifest, and generate.py."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .._version import __version__
+from ..utils.errors import InputError
+from ..utils.option_spelling import format_option_values
+from .adapt_parts import (
+    compare_drafts,
+    describe_var,
+    emit_drafts,
+    format_figures,
+    measure_package,
+    read_report_file,
+    rewrite_package,
+)
+
+if TYPE_CHECKING:
+    from coremltools.converters.mil.mil import Program
+
+    from ..transforms.contract import Draft
+    from ..transforms.decoder import DecoderStructure
+    from .adapt import AdaptOptions, AdaptReport
+
+__all__ = ["LOGIT_BOUND", "write_decoder"]
+
+_CACHE = "cache"
+_PROMPT, _STEPS = 9, 16
+"The lengths of the prompt and of what is generated, to compare with the source."
+LOGIT_BOUND = 1e-2
+"""The most that logits may differ, relative to the largest of their step: the cache passes in fp16 between calls, and
+rewrites of the preset full round otherwise."""
+
+
+def write_decoder(
+    options: AdaptOptions, before: Program, draft: Draft, structure: DecoderStructure, folder: Path, report: AdaptReport
+) -> None:
+    """Write the packages of a decoder and what belongs to them into `folder`; the report says if they are rejected."""
+    counts = check_sizes(options, structure)
+    parts = []
+    for count in counts:
+        options.progress(f"adapting to {count} tokens a call")
+        part = draft if count == counts[-1] else draft.copy()
+        parts.append(_write_part(options, before, part, structure, count, folder, report))
+        if report.status == "rejected":
+            return
+    report.after = measure_package(folder / parts[0]["main"], options.target)
+    _write_files(folder, _make_manifest(structure, options, parts, report))
+    if options.verify:
+        options.progress("generating tokens")
+        _compare_generations(before, structure, folder, report)
+
+
+def check_sizes(options: AdaptOptions, structure: DecoderStructure) -> list[int]:
+    """Return the numbers of tokens of a call, 1 first. Raises InputError for sizes that do not fit together."""
+    context = options.context or structure.rows
+    if context > structure.rows or context < 2:
+        raise InputError(f"{format_option_values('context', context)}: the cache has {structure.rows} rows; expected 2 "
+                         f"to {structure.rows}; convert the source model again for more")
+    if structure.steps not in (None, 1):
+        raise InputError(f"the token ids '{structure.ids}' are (1, {structure.steps}); expected a flexible number, or "
+                         "one")
+    if options.prefill is None or options.prefill == 1:
+        return [1]
+    if options.prefill >= context:
+        raise InputError(f"{format_option_values('prefill', options.prefill)}: expected fewer tokens than the context, "
+                         f"{context}")
+    if structure.steps == 1:
+        raise InputError(f"{format_option_values('prefill', options.prefill)}: the model takes one token a call; "
+                         "convert it with a flexible number")
+    if options.cache == "state":
+        raise InputError(f"{format_option_values('prefill', options.prefill)}: two packages cannot share a state; "
+                         f"expected {format_option_values('cache', 'io')}")
+    return [1, options.prefill]
+
+
+def _write_part(
+    options: AdaptOptions, before: Program, draft: Draft, structure: DecoderStructure, count: int, folder: Path,
+    report: AdaptReport,
+) -> dict[str, Any]:
+    """Transform, verify, rewrite and write the packages for `count` tokens a call; returns their manifest."""
+    drafts, position = _transform(options, draft, structure, count)
+    prefix = "decode" if count == 1 else "prefill"
+    if not report.done:
+        report.done = list(dict.fromkeys(each.note for part in drafts for each in part.done if each.changed))
+    if options.verify:
+        options.progress(f"comparing {prefix}")
+        found = compare_drafts(before, drafts)
+        if not found.equal:
+            report.status, report.reason = "rejected", f"{prefix}: {found}"
+            return {}
+    made = emit_drafts(drafts, folder)
+    lookup, main = folder / f"{prefix}_lookup.mlpackage", folder / f"{prefix}.mlpackage"
+    made[0].rename(lookup)
+    rewrite_package(options, made[1], main, report)
+    function = drafts[1].program.functions[structure.function]
+    crossing = [name for name in function.inputs if name in {var.name for var in drafts[0].program.functions[
+        structure.function].outputs}]
+    inputs = {name: describe_var(function.inputs[name]) for name in function.inputs}
+    return {"tokens": count, "lookup": lookup.name, "main": main.name, "position": position,
+            "lookups": {name: inputs[name]["dtype"] for name in crossing},
+            "mask": {**inputs[structure.mask], "visible": 0.0, "hidden": _get_hidden()},
+            "cache": inputs[_CACHE], "outputs": {var.name: describe_var(var) for var in function.outputs}}
+
+
+def _get_hidden() -> float:
+    from ..transforms.padding import MASKED
+
+    return MASKED
+
+
+def _transform(
+    options: AdaptOptions, draft: Draft, structure: DecoderStructure, count: int
+) -> tuple[list[Draft], str]:
+    """Apply the transforms for `count` tokens a call; returns the lookup and the rest, and the name of the position."""
+    from coremltools.converters.mil.mil import types
+
+    from ..transforms.contract import Transform, apply_transforms
+    from ..transforms.fix_shape import FixShape
+    from ..transforms.io import Io
+    from ..transforms.merge_states import MergeStates
+    from ..transforms.pad_shape import PadShape
+    from ..transforms.split_inputs import SplitInputs
+    from ..transforms.state_to_io import StateToIo
+
+    context = options.context or structure.rows
+    mask: tuple[Any, ...] = (1, 1, (count, count), (count, context))
+    first: list[Transform] = [] if structure.steps is not None else [FixShape({structure.ids: (1, count)})]
+    is_half = draft.program.functions[structure.function].inputs[structure.mask].dtype == types.fp16
+    halved: list[Transform] = [] if is_half else [Io("fp16", [structure.mask])]
+    draft, = apply_transforms(draft, [*first, PadShape({structure.mask: mask}), MergeStates(_CACHE), *halved])
+    positions = [change.new for change in draft.interfaces[structure.function].changes
+                 if change.kind == "input" and change.old is None and change.new is not None]
+    if positions[:1] != ["position"]:
+        raise InputError("no rows are written to the cache at a position that follows from the length of "
+                         f"'{structure.mask}'; expected a slice_update from E - T to E")
+    rest: list[Transform] = [StateToIo()] if options.cache == "io" else []
+    drafts = apply_transforms(draft, [*rest, SplitInputs([structure.ids, positions[0]])])
+    outputs = {var.name for var in drafts[1].program.functions[structure.function].outputs}
+    if options.cache == "io" and f"{_CACHE}_rows" not in outputs:
+        raise InputError("the cache is not written by rows at the position alone; expected that of all layers, or "
+                         f"{format_option_values('cache', 'state')}")
+    return drafts, positions[0]
+
+
+def _make_manifest(
+    structure: DecoderStructure, options: AdaptOptions, parts: Sequence[Mapping[str, Any]], report: AdaptReport
+) -> dict[str, Any]:
+    cache: dict[str, Any] = {"form": options.cache, **parts[0]["cache"]}
+    cache |= {"state": _CACHE} if options.cache == "state" else {"input": _CACHE, "output": f"{_CACHE}_rows", "axis": 2}
+    return {
+        "schema": 1, "kind": "decoder", "version": __version__, "context": options.context or structure.rows,
+        "vocabulary": structure.vocabulary,
+        "inputs": {"ids": structure.ids, "position": parts[0]["position"], "mask": structure.mask},
+        "outputs": {"logits": structure.logits}, "cache": cache,
+        "parts": [{key: value for key, value in part.items() if key not in ("position", "cache")} for part in parts],
+        "predicted": {"before": report.before, "after": report.after},
+    }
+
+
+def _write_files(folder: Path, manifest: Mapping[str, Any]) -> None:
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+    (folder / "generate.py").write_text(read_report_file("decoder", "generate.py"), encoding="utf-8")
+    (folder / "README.md").write_text(_format_readme(manifest), encoding="utf-8")
+
+
+def _compare_generations(before: Program, structure: DecoderStructure, folder: Path, report: AdaptReport) -> None:
+    """Generate tokens with the source and with the packages, and compare tokens and logits of each step."""
+    from ..report.decoder.generate import Decoder
+    from ..runtime import Runtime, predictor
+
+    manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    decoder = Decoder(folder, lambda path: predictor(path, precision="float32"))
+    original = Runtime(before, function=structure.function, precision="float32")
+    rng = np.random.default_rng(0)
+    prompt = rng.integers(0, structure.vocabulary, max(1, min(_PROMPT, manifest["context"] // 2))).tolist()
+    ids, end, worst = prompt, 0, 0.0
+    state: dict[str, Any] = {}
+    for _ in range(min(_STEPS, manifest["context"] - len(prompt))):
+        expected = np.zeros(0)
+        for chunk in [ids] if structure.steps is None else [[each] for each in ids]:
+            end += len(chunk)
+            expected = _run_source(original, before, structure, chunk, end, state)
+        found = decoder.feed(ids)
+        scale = float(np.abs(expected).max()) or 1.0
+        error = float(np.abs(expected - found).max()) / scale
+        worst = max(worst, error)
+        token = int(np.argmax(found))
+        if not error <= LOGIT_BOUND or expected[int(np.argmax(expected))] - expected[token] > 2 * error * scale:
+            report.status = "rejected"
+            report.reason = (f"after {end} tokens the logits differ by {error:.1e} of the largest; {LOGIT_BOUND:g} is "
+                             "allowed")
+            return
+        report.tokens.append(token)
+        ids = [token]
+    report.logit_error = worst
+
+
+def _run_source(
+    original: Any, before: Program, structure: DecoderStructure, ids: Sequence[int], end: int, state: dict[str, Any]
+) -> Any:
+    """Run the source on new tokens, the last of which is at `end`; returns the logits behind the last one."""
+    from coremltools.converters.mil.mil import types
+
+    function = before.functions[structure.function]
+    rows = np.where(np.arange(end)[None] <= np.arange(end - len(ids), end)[:, None], 0.0, _get_hidden())
+    mask = rows[None, None].astype(types.nptype_from_builtin(function.inputs[structure.mask].dtype))
+    found = original({structure.ids: np.array([ids], np.int32), structure.mask: mask}, state)
+    return np.asarray(found[structure.logits], np.float64).reshape(len(ids), -1)[-1]
+
+
+def _format_readme(manifest: Mapping[str, Any]) -> str:
+    text = read_report_file("decoder", "README.txt")
+    cache = manifest["cache"]
+    part = manifest["parts"][0]
+    values = {
+        "CONTEXT": manifest["context"], "CACHE_SHAPE": ", ".join(map(str, cache["shape"])),
+        "IDS": manifest["inputs"]["ids"], "POSITION": manifest["inputs"]["position"],
+        "MASK": manifest["inputs"]["mask"], "MASK_SHAPE": ", ".join(map(str, part["mask"]["shape"])),
+        "HIDDEN": f"{part['mask']['hidden']:g}", "LOGITS": manifest["outputs"]["logits"],
+        "LOOKUPS": ", ".join(part["lookups"]), "BEFORE": format_figures(manifest["predicted"]["before"]),
+        "AFTER": format_figures(manifest["predicted"]["after"]),
+    }
+    shared, _, rest = text.partition("<!-- io -->\n")
+    carried, _, rest = rest.partition("<!-- state -->\n")
+    stateful, _, rest = rest.partition("<!-- end -->\n")
+    text = shared + (carried if cache["form"] == "io" else stateful) + rest
+    for name, value in values.items():
+        text = text.replace(f"@{name}@", str(value))
+    return text

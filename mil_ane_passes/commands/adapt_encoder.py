@@ -1,0 +1,258 @@
+"""Encoders adapted: a package of lookups and masks, one that reads floats alone, a manifest, and how to call them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .._version import __version__
+from .adapt_parts import (
+    compare_drafts,
+    describe_var,
+    emit_drafts,
+    format_figures,
+    measure_package,
+    read_report_file,
+    rewrite_package,
+)
+
+if TYPE_CHECKING:
+    from coremltools.converters.mil.mil import Function, Program, Var
+
+    from ..transforms.contract import Draft
+    from ..transforms.encoder import EncoderStructure
+    from .adapt import AdaptOptions, AdaptReport
+
+__all__ = ["RESULT_BOUND", "write_encoder"]
+
+RESULT_BOUND = 1e-2
+"The most that results may differ, relative to the largest of an output: what crosses is fp16, and rewrites round."
+_LOOKUP, _MAIN = "lookup.mlpackage", "encoder.mlpackage"
+
+
+def write_encoder(
+    options: AdaptOptions, before: Program, draft: Draft, structure: EncoderStructure, context: int | None,
+    folder: Path, report: AdaptReport,
+) -> None:
+    """Write the packages of an encoder and what belongs to them into `folder`; the report says if they are rejected."""
+    from ..transforms.encoder import transform_encoder
+
+    options.progress("adapting")
+    drafts = transform_encoder(draft, structure, context, evaluate_values if options.verify else None)
+    report.done = list(dict.fromkeys(each.note for part in drafts for each in part.done if each.changed))
+    if options.verify:
+        options.progress("comparing")
+        found = compare_drafts(before, drafts)
+        if not found.equal:
+            report.status, report.reason = "rejected", str(found)
+            return
+    made = emit_drafts(drafts, folder)
+    if len(made) > 1:
+        made[0].rename(folder / _LOOKUP)
+    rewrite_package(options, made[-1], folder / _MAIN, report)
+    report.after = measure_package(folder / _MAIN, options.target)
+    manifest = _make_manifest(before.functions[structure.function], drafts, structure, context, report)
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+    (folder / "README.md").write_text(_format_readme(manifest), encoding="utf-8")
+    if options.verify:
+        options.progress("running")
+        _compare_results(before, structure, manifest, folder, report)
+
+
+def evaluate_values(function: Function, values: Sequence[Var]) -> list[Any]:
+    """Compute values that depend on constants alone, in float64."""
+    from coremltools.converters.mil.mil import Program
+
+    from ..ir.block_editor import BlockEditor
+    from ..ir.clone import clone_function
+    from ..ir.coremltools_internals import remove_function_input
+    from ..runtime import Runtime
+
+    clone = clone_function(function)
+    names = {var.name for var in values}
+    clone.set_outputs([var for op in clone.operations for var in op.outputs if var.name in names])
+    with BlockEditor() as editor:
+        editor.remove_if_unused(reversed(list(clone.operations)))
+    for name in list(clone.inputs):
+        remove_function_input(clone, name)
+    program = Program()
+    program.add_function("main", clone)
+    found = Runtime(program, function="main", precision="float64")({})
+    return [found[var.name] for var in values]
+
+
+def _make_manifest(
+    before: Function, drafts: Sequence[Draft], structure: EncoderStructure, context: int | None, report: AdaptReport
+) -> dict[str, Any]:
+    from ..transforms.shape_inference import get_sizes
+
+    functions = [draft.program.functions[structure.function] for draft in drafts]
+    main = functions[-1]
+    crossing = {var.name for var in functions[0].outputs} & set(main.inputs) if len(functions) > 1 else set()
+    inputs: dict[str, Any] = {}
+    length = None
+    for function, package in zip(functions, (_LOOKUP, _MAIN) if len(functions) > 1 else (_MAIN,)):
+        for name, var in function.inputs.items():
+            if name in crossing:
+                continue
+            if name not in before.inputs:
+                length = name
+            else:
+                inputs[name] = {**describe_var(var), "package": package, "length_axes": list(
+                    structure.lengths.get(name, ())), "padding": _get_padding(before.inputs[name])}
+    sources = {var.name: get_sizes(var.sym_type) or () for var in before.outputs}
+    outputs = {}
+    for function, package in zip(functions, (_LOOKUP, _MAIN) if len(functions) > 1 else (_MAIN,)):
+        for var in function.outputs:
+            if var.name in sources:
+                axes = [axis for axis, size in enumerate(sources[var.name]) if size is None and (
+                    int(var.shape[axis]) == context)]
+                outputs[var.name] = {**describe_var(var), "package": package, "length_axes": axes}
+    return {
+        "schema": 1, "kind": "encoder", "version": __version__, "context": context, "shortest": structure.least or None,
+        "vocabulary": structure.vocabulary, "lookup": _LOOKUP if len(functions) > 1 else None, "main": _MAIN,
+        "inputs": inputs, "length": length, "lookups": {name: describe_var(main.inputs[name]) for name in main.inputs
+                                                        if name in crossing},
+        "outputs": outputs, "predicted": {"before": report.before, "after": report.after},
+    }
+
+
+def _get_padding(var: Var) -> float:
+    """Return what is behind the real values of an input."""
+    from coremltools.converters.mil.mil import types
+
+    from ..transforms.pad_shape import reaches_softmax
+    from ..transforms.padding import MASKED
+
+    return MASKED if types.is_float(var.dtype) and reaches_softmax(var) else 0.0
+
+
+def _compare_results(
+    before: Program, structure: EncoderStructure, manifest: Mapping[str, Any], folder: Path, report: AdaptReport
+) -> None:
+    """Run the source and the packages at several real lengths, with and without masked tokens."""
+    from ..runtime import Runtime, predictor
+
+    original = Runtime(before, function=structure.function, precision="float32")
+    packages = {name: predictor(folder / name, precision="float32") for name in (manifest["lookup"], manifest["main"])
+                if name is not None}
+    lengths = _choose_lengths(manifest)
+    worst = 0.0
+    for number, length in enumerate(lengths):
+        feeds = _make_feeds(before.functions[structure.function], structure, length, number)
+        expected = original(feeds)
+        found = _run_packages(packages, manifest, feeds, length)
+        for name, value in expected.items():
+            scale = float(np.abs(value).max(initial=0.0)) or 1.0
+            error = float(np.abs(value.astype(np.float64) - found[name]).max(initial=0.0)) / scale
+            if not error <= RESULT_BOUND:
+                report.status = "rejected"
+                report.reason = (f"output '{name}'{'' if length is None else f' at length {length}'} differs by "
+                                 f"{error:.1e} of the largest; {RESULT_BOUND:g} is allowed")
+                return
+            worst = max(worst, error)
+    report.lengths = sorted({length for length in lengths if length is not None})
+    report.result_error = worst
+
+
+def _choose_lengths(manifest: Mapping[str, Any]) -> list[int | None]:
+    """Return lengths to compare: the ends, and between them; each number with an odd place has masked tokens."""
+    if manifest["context"] is None:
+        return [None, None]
+    low, high = min(manifest["shortest"], manifest["context"]), manifest["context"]
+    between = {low, high, (low + high) // 2, low + (high - low) // 4, high - (high - low) // 8}
+    return [length for length in sorted(between) for _ in range(2)]
+
+
+def _make_feeds(function: Function, structure: EncoderStructure, length: int | None, number: int) -> dict[str, Any]:
+    """Make random tokens or features, and masks: of every second number, the last third is hidden."""
+    from coremltools.converters.mil.mil import types
+
+    from ..transforms.decoder import find_lookup
+    from ..transforms.padding import MASKED
+    from ..transforms.shape_inference import get_sizes
+
+    rng = np.random.default_rng(number)
+    feeds: dict[str, Any] = {}
+    for name, var in function.inputs.items():
+        axes = structure.lengths.get(name, ())
+        sizes = enumerate(get_sizes(var.sym_type) or ())
+        shape = tuple((length if axis in axes else size) or 1 for axis, size in sizes)
+        dtype = types.nptype_from_builtin(var.dtype)
+        hidden = np.arange(shape[-1]) >= (shape[-1] if number % 2 == 0 else max(1, shape[-1] - shape[-1] // 3))
+        lookup = find_lookup(var) if name in structure.ids else None
+        value: Any
+        if lookup is not None:
+            value = rng.integers(0, int(lookup.x.shape[0]), shape)
+        elif name in structure.integers:
+            value = np.broadcast_to(np.where(hidden, 0, 1), shape)
+        elif _get_padding(var):
+            value = np.broadcast_to(np.where(hidden, MASKED, 0.0), shape)
+        else:
+            value = rng.standard_normal(shape)
+        feeds[name] = np.ascontiguousarray(value).astype(dtype)
+    return feeds
+
+
+def _run_packages(
+    packages: Mapping[str, Any], manifest: Mapping[str, Any], feeds: Mapping[str, Any], length: int | None
+) -> dict[str, Any]:
+    """Run the packages as the manifest describes, and cut results to the real length."""
+    padded: dict[str, dict[str, Any]] = {name: {} for name in packages}
+    for name, each in manifest["inputs"].items():
+        widths = [(0, size - held) for size, held in zip(each["shape"], feeds[name].shape, strict=True)]
+        padded[each["package"]][name] = np.pad(feeds[name], widths, constant_values=each["padding"]).astype(
+            each["dtype"])
+    if manifest["length"] is not None:
+        padded[manifest["lookup"] or manifest["main"]][manifest["length"]] = np.array([length], np.int32)
+    results: dict[str, Any] = {}
+    if manifest["lookup"] is not None:
+        results = dict(packages[manifest["lookup"]].predict(padded[manifest["lookup"]]))
+        padded[manifest["main"]] |= {name: np.asarray(results[name]).astype(each["dtype"])
+                                     for name, each in manifest["lookups"].items()}
+    results |= packages[manifest["main"]].predict(padded[manifest["main"]])
+    return {name: np.asarray(results[name])[tuple(slice(0, length if axis in each["length_axes"] else None)
+                                                  for axis in range(len(each["shape"])))]
+            for name, each in manifest["outputs"].items()}
+
+
+def _format_readme(manifest: Mapping[str, Any]) -> str:
+    """Fill in how to call the packages."""
+    text = read_report_file("encoder", "README.txt")
+    shared, _, rest = text.partition("<!-- two -->\n")
+    two, _, rest = rest.partition("<!-- one -->\n")
+    one, _, rest = rest.partition("<!-- end -->\n")
+    text = shared + (one if manifest["lookup"] is None else two) + rest
+    lines = [f"| `{name}` | {each['package']} | {each['dtype']} | ({', '.join(map(str, each['shape']))}) | "
+             f"{each['padding']:g} |" for name, each in manifest["inputs"].items()]
+    if manifest["length"] is not None:
+        lines.append(f"| `{manifest['length']}` | {manifest['lookup'] or manifest['main']} | int32 | (1) | the number "
+                     "of real tokens |")
+    context = "Inputs have the sizes of the source." if manifest["context"] is None else (
+        f"Inputs are padded to {manifest['context']} tokens: real values first, what the table says behind them. Of "
+        "results, what is behind the real length is to be ignored.")
+    values = {
+        "INPUTS": "\n".join(lines), "CONTEXT": context,
+        "OUTPUTS": ", ".join(f"`{name}` ({', '.join(map(str, each['shape']))})" for name, each in manifest[
+            "outputs"].items()),
+        "LOOKUPS": ", ".join(f"`{name}`" for name in manifest["lookups"]),
+        "LOOKUP_FEEDS": _format_feeds(manifest, manifest["lookup"]),
+        "MAIN_FEEDS": _format_feeds(manifest, manifest["main"]),
+        "MORE": "".join(f", {each}" for each in [_format_feeds(manifest, manifest["main"])] if each),
+        "FIRST_OUTPUT": next(iter(manifest["outputs"])), "BEFORE": format_figures(manifest["predicted"]["before"]),
+        "AFTER": format_figures(manifest["predicted"]["after"]),
+    }
+    for name, value in values.items():
+        text = text.replace(f"@{name}@", str(value))
+    return text
+
+
+def _format_feeds(manifest: Mapping[str, Any], package: str | None) -> str:
+    names = [name for name, each in manifest["inputs"].items() if each["package"] == package]
+    if manifest["length"] is not None and package == (manifest["lookup"] or manifest["main"]):
+        names.append(manifest["length"])
+    return ", ".join(f'"{name}": {name}' for name in names)

@@ -1,0 +1,95 @@
+"""Packages of an adapted model: written, rewritten, measured and described."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from ..transforms.contract import Draft
+    from .adapt import AdaptOptions, AdaptReport
+
+__all__ = ["compare_drafts", "describe_var", "emit_drafts", "format_figures", "measure_package", "read_report_file",
+           "rewrite_package"]
+
+
+def emit_drafts(drafts: Sequence[Draft], folder: Path) -> list[Path]:
+    """Write the packages of drafts below `folder`; returns their paths."""
+    from ..package.package_writer import PackageOutput, write_models
+
+    outputs, paths = [], []
+    for draft in drafts:
+        assert draft.package is not None
+        model, plan = draft.emit()
+        path = folder / f"transformed_{draft.part}.mlpackage"
+        paths.append(path)
+        outputs.append(PackageOutput(draft.package.layout, draft.package.files, model, path, plan))
+    write_models(outputs, overwrite=True, link=False, ahead=None)
+    return paths
+
+
+def rewrite_package(options: AdaptOptions, source: Path, target: Path, report: AdaptReport) -> None:
+    """Rewrite the main package with the preset full; without a verified result it stays as the transforms made it."""
+    from .rewrite import rewrite
+
+    options.progress(f"rewriting {target.name}")
+    found = rewrite(source, target, preset="full", target=options.target, verify=options.verify)
+    if not target.exists():
+        report.done.append(f"{target.name} is not rewritten: {found.status}")
+        source.rename(target)
+    else:
+        shutil.rmtree(source)
+
+
+def measure_package(package: Path, target: str) -> dict[str, Any]:
+    """Return the figures of a package on the target."""
+    from .lint import lint
+
+    found = lint(package, target=target)
+    figures = found.summary()
+    unsupported = Counter(row.op.op_type for row in found.plan.rows if row.ane == "no")
+    return {"ops": figures["ops"], "unsupported": dict(sorted(unsupported.items())),
+            "unknown": figures.get("ane_unknown", 0), "share": figures["predicted_share"],
+            "time_share": figures["predicted_time_share"], "transitions": figures["transitions"],
+            "estimated_ms": figures.get("est_ms"), "target": target}
+
+
+def format_figures(figures: Mapping[str, Any]) -> str:
+    if not figures:
+        return "not measured"
+    count = sum(figures["unsupported"].values())
+    listed = ", ".join(f"{number} {kind}" for kind, number in figures["unsupported"].items())
+    milliseconds = "" if figures["estimated_ms"] is None else f", {figures['estimated_ms']:.3f} ms estimated"
+    return (f"{figures['ops']} ops, {count} unsupported on {figures['target']}{f' ({listed})' if listed else ''}, "
+            f"{figures['share']:.1f} % of ops and {figures['time_share']:.1f} % of estimated time "
+            f"predicted on the ANE, {figures['transitions']} transitions{milliseconds}")
+
+
+def describe_var(var: Any) -> dict[str, Any]:
+    from coremltools.converters.mil.mil import types
+
+    from ..ir.query import get_type_info
+
+    info = get_type_info(var)
+    return {"shape": list(info.shape or ()), "dtype": np.dtype(types.nptype_from_builtin(info.dtype)).name}
+
+
+def compare_drafts(before: Any, drafts: Sequence[Draft]) -> Any:
+    """Compare what transforms made with the program of before, on random feeds."""
+    from ..equivalence.changed_interfaces import compare_across_interfaces
+
+    package = drafts[0].package
+    return compare_across_interfaces(before, drafts, describe=(lambda name: None) if package is None
+                                     else package.description)
+
+
+def read_report_file(folder: str, name: str) -> str:
+    """Return the text of a file of the `report` room that is copied or filled in."""
+    home = resources.files(f"{__package__.rpartition('.')[0]}.report.{folder}")
+    return home.joinpath(name).read_text(encoding="utf-8")

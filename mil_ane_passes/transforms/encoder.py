@@ -1,0 +1,287 @@
+"""Recognition of an encoder from its graph, and the transforms that leave floats of fixed size to its main package.
+
+An encoder computes attention over all tokens of a call, and keeps nothing for the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from coremltools.converters.mil.mil import Function, Operation, Program, Var, types
+
+from ..ir.block_editor import BlockEditor
+from ..ir.builder import RewriteBuilder, UniqueNames
+from ..ir.query import get_consumers, is_const
+from ..package.interface import get_feature
+from ..utils.errors import InputError
+from ..utils.option_spelling import format_option, format_option_values
+from .contract import Draft, EditRecord, Transform, apply_transforms
+from .decoder import find_lookup, format_sizes
+from .fix_shape import Evaluate, FoldSizes
+from .io import Io
+from .pad_shape import PadShape, read_ranges, spread_scalar_choices
+from .padding import MASKED
+from .shape_inference import get_sizes
+from .split_inputs import SplitInputs
+
+__all__ = ["AddMasks", "EncoderStructure", "OneHotRows", "choose_context", "recognize_encoder", "transform_encoder"]
+
+_UNBOUNDED = 1 << 30
+"Sizes from here on are those of a range without an upper end."
+_BETWEEN_SCORES = frozenset({"add", "cast", "mul", "real_div", "reshape", "transpose", "squeeze", "expand_dims",
+                             "identity", "select"})
+"Ops between a softmax and the product with the values."
+
+
+@dataclass(frozen=True)
+class EncoderStructure:
+    """The parts of an encoder by their names in the model, and its sizes.
+
+    `ids` are looked up in a table, `integers` are all inputs of integers, those included. `lengths` has the flexible
+    axes of inputs, which are `least` to `most` long together (0 and 0 if all are fixed; `most` may be without end).
+    """
+
+    function: str
+    ids: tuple[str, ...]
+    integers: tuple[str, ...]
+    vocabulary: int | None
+    lengths: dict[str, tuple[int, ...]]
+    least: int
+    most: int
+
+    @property
+    def is_bounded(self) -> bool:
+        return self.most < _UNBOUNDED
+
+
+def recognize_encoder(program: Program, where: str) -> EncoderStructure:
+    """Return the structure of the encoder. Raises InputError that names what was found, and what it would need."""
+    (name, function), = program.functions.items()
+    attention = next(_iterate_attention(function), None)
+    if attention is None:
+        raise InputError(f"{where}: no op softmax whose result is multiplied with values, and no "
+                         "scaled_dot_product_attention; expected a transformer: other models are for "
+                         "`mil-ane-passes rewrite`")
+    integers, ids, vocabulary = [], [], None
+    for each, var in function.inputs.items():
+        if not types.is_tensor(var.sym_type):
+            raise InputError(f"{where}: the input '{each}' is not an array; expected arrays")
+        if not types.is_float(var.dtype):
+            integers.append(each)
+            found = find_lookup(var)
+            if found is not None:
+                ids.append(each)
+                vocabulary = int(found.x.shape[0]) if vocabulary is None else vocabulary
+    lengths, least, most = _find_lengths(function, where)
+    return EncoderStructure(name, tuple(ids), tuple(integers), vocabulary, lengths, least, most)
+
+
+def _iterate_attention(function: Function) -> Iterator[Operation]:
+    for op in function.operations:
+        if op.op_type == "scaled_dot_product_attention":
+            yield op
+        elif op.op_type == "softmax":
+            pending = [op.outputs[0]]
+            while pending:
+                for user in get_consumers(pending.pop()):
+                    if user.op_type in ("matmul", "einsum"):
+                        yield user
+                    elif user.op_type in _BETWEEN_SCORES:
+                        pending += user.outputs
+
+
+def _find_lengths(function: Function, where: str) -> tuple[dict[str, tuple[int, ...]], int, int]:
+    """Return the flexible axes of each input, and the smallest and largest size that all of them can have."""
+    lengths: dict[str, tuple[int, ...]] = {}
+    least, most = 0, 0
+    for name, var in function.inputs.items():
+        sizes = get_sizes(var.sym_type)
+        if sizes is None:
+            raise InputError(f"{where}: the rank of the input '{name}' is not known; expected a fixed one")
+        axes = tuple(axis for axis, size in enumerate(sizes) if size is None)
+        if len(sizes) > 1 and sizes[0] != 1 and not types.is_float(var.dtype):
+            raise InputError(f"{where}: the token ids or mask '{name}' are {format_sizes(sizes)}; expected one "
+                             "sequence, (1, S): no batch")
+        if not axes:
+            continue
+        ranges = read_ranges(get_feature(function, name), name, sizes)
+        low, high = max(ranges[axis][0] for axis in axes), min(ranges[axis][1] for axis in axes)
+        if 0 in axes and len(sizes) > 1:
+            raise InputError(f"{where}: '{name}' is {format_sizes(sizes)}, a flexible number of sequences; expected "
+                             "one")
+        least, most = (max(least, low), min(most, high)) if lengths else (low, high)
+        lengths[name] = axes
+    return lengths, least, most
+
+
+def transform_encoder(
+    draft: Draft, structure: EncoderStructure, context: int | None, evaluate: Evaluate | None = None
+) -> list[Draft]:
+    """Return the package for integers and the one that reads floats alone, or that one alone if there are none.
+
+    Flexible lengths are padded to `context`. `evaluate` computes constants (see `FoldSizes`). Raises InputError naming
+    the op where integers cannot be kept out.
+    """
+    function = draft.program.functions[structure.function]
+    first: list[Transform] = []
+    if structure.lengths and context is not None:
+        first = [PadShape({name: tuple(
+            (min(structure.least, context), context) if axis in axes else int(size or 1) for axis, size in enumerate(
+                get_sizes(function.inputs[name].sym_type) or ())) for name, axes in structure.lengths.items()})]
+    draft, = apply_transforms(draft, [*first, FoldSizes(evaluate), OneHotRows(), AddMasks(), Io("fp16")])
+    function = draft.program.functions[structure.function]
+    integers = [name for name, var in function.inputs.items() if not types.is_float(var.dtype)]
+    integers = [name for name in integers if get_consumers(function.inputs[name])]
+    drafts = apply_transforms(draft, [SplitInputs(integers, together=True)]) if integers else [draft]
+    _check_floats(drafts[-1], structure.function)
+    return drafts
+
+
+def _check_floats(draft: Draft, name: str) -> None:
+    """Raise InputError where integers get into the main package."""
+    function = draft.program.functions[name]
+    for var in function.inputs.values():
+        users = get_consumers(var)
+        if users and not types.is_float(var.dtype):
+            raise InputError(f"{draft.where}: the op '{users[0].outputs[0].name}' ({users[0].op_type}) reads "
+                             f"'{var.name}', integers, and floats that do not follow from these alone; expected "
+                             "integers that are looked up in tables, compared or masked with by themselves")
+
+
+class AddMasks(Transform):
+    """Adds a mask to what a softmax reads, where a select puts a large negative value.
+
+    The weights of such keys are 0 both ways, if a query sees one key at least.
+    """
+
+    def apply(self, draft: Draft) -> list[Draft]:
+        for name, function in draft.program.functions.items():
+            spread_scalar_choices(function)
+            with function, BlockEditor() as editor:
+                mb = RewriteBuilder(function, UniqueNames(function))
+                for op in list(function.operations):
+                    if op.op_type == "select" and not is_const(op.cond) and self._replace(mb, op, editor):
+                        draft.done.append(EditRecord("", name, op.outputs[0].name, f"'{op.outputs[0].name}', select: a "
+                                                     "mask is added to scores"))
+        return [draft]
+
+    def _replace(self, mb: RewriteBuilder, op: Operation, editor: BlockEditor) -> bool:
+        hidden, scores = (op.a, op.b) if is_const(op.a) else (op.b, op.a)
+        old = op.outputs[0]
+        if not types.is_float(old.dtype) or is_const(scores) or not is_const(hidden) or hidden.val is None or (
+                np.size(hidden.val) != 1) or float(np.max(hidden.val)) > -1e4 or not all(
+                user.op_type == "softmax" for user in get_consumers(old)) or old.consuming_blocks:
+            return False
+        kind = types.nptype_from_builtin(old.dtype)
+        with mb.at(op):
+            chosen = mb.cast(x=op.cond, dtype=types.builtin_to_string(old.dtype))
+            shown = mb.sub(x=kind(1), y=chosen) if hidden is op.b else chosen
+            made = mb.add(x=scores, y=mb.mul(x=shown, y=kind(MASKED)))
+            mb.adopt_scopes(op.scopes)
+        if tuple(made.shape) != tuple(old.shape):
+            return False
+        editor.replace(old, made)
+        editor.remove_if_unused([op])
+        return True
+
+
+@dataclass(frozen=True)
+class OneHotRows(Transform):
+    """Reads rows at computed places by the product with a one-hot matrix, which gives the same bits for finite values.
+
+    These are rows of floats at few places that follow from integers, such as the last token's.
+    """
+
+    most: int = 16
+    "The most rows that are read so."
+
+    def apply(self, draft: Draft) -> list[Draft]:
+        for name, function in draft.program.functions.items():
+            with function, BlockEditor() as editor:
+                mb = RewriteBuilder(function, UniqueNames(function))
+                for op in list(function.operations):
+                    if op.op_type in ("gather", "gather_nd") and not is_const(op.x) and self._replace(mb, op, editor):
+                        draft.done.append(EditRecord("", name, op.outputs[0].name, f"'{op.outputs[0].name}', "
+                                                     f"{op.op_type}: rows are read by a one-hot matrix"))
+        return [draft]
+
+    def _replace(self, mb: RewriteBuilder, op: Operation, editor: BlockEditor) -> bool:
+        found = _find_places(op)
+        if found is None or not types.is_float(op.x.dtype) or op.outputs[0].rank < 1:
+            return False
+        axis, places = found
+        sizes = get_sizes(places.sym_type)
+        if sizes is None or None in sizes or None in (get_sizes(op.x.sym_type) or (None,)) or (
+                int(np.prod([1, *(size or 1 for size in sizes)])) > self.most):
+            return False
+        with mb.at(op):
+            made = _multiply_one_hot(mb, op, axis, places)
+            mb.adopt_scopes(op.scopes)
+        editor.replace(op.outputs[0], made)
+        editor.remove_if_unused([op])
+        return True
+
+
+def _find_places(op: Operation) -> tuple[int, Var] | None:
+    """Return the axis along which an op reads at computed places, and these; None for other ops.
+
+    Of the indices of gather_nd, those along other axes have to be 0, and these axes of size 1.
+    """
+    if op.inputs.get("batch_dims") is not None and int(op.batch_dims.val):
+        return None
+    if op.op_type == "gather":
+        return None if is_const(op.indices) else (int(op.axis.val) % op.x.rank, op.indices)
+    var = op.indices
+    while var.op is not None and var.op.op_type == "cast":
+        var = var.op.x
+    if var.op is None or var.op.op_type != "stack" or int(var.op.axis.val) % var.rank != var.rank - 1:
+        return None
+    columns = list(var.op.values)
+    moving = [axis for axis, column in enumerate(columns) if not is_const(column)]
+    others = [axis for axis in range(len(columns)) if axis not in moving]
+    if len(moving) != 1 or any(int(op.x.shape[axis]) != 1 or np.any(columns[axis].val) for axis in others):
+        return None
+    return moving[0], columns[moving[0]]
+
+
+def _multiply_one_hot(mb: RewriteBuilder, op: Operation, axis: int, places: Var) -> Var:
+    """Build the product of a one-hot matrix (places, size) and what `op` reads, in the shape of its output."""
+    x, out = op.x, tuple(map(int, op.outputs[0].shape))
+    size = int(x.shape[axis])
+    count = int(np.prod([1, *map(int, places.shape)]))
+    column = mb.reshape(x=mb.cast(x=places, dtype="int32"), shape=[count, 1])
+    column = mb.select(cond=mb.less(x=column, y=0), a=mb.add(x=column, y=size), b=column)
+    rows = mb.cast(x=mb.equal(x=np.arange(size, dtype=np.int32)[None], y=column),
+                   dtype=types.builtin_to_string(x.dtype), name="one_hot_rows")
+    order = [axis, *(place for place in range(x.rank) if place != axis)]
+    matrix = mb.reshape(x=x if order == list(range(x.rank)) else mb.transpose(x=x, perm=order), shape=[size, -1])
+    found = mb.matmul(x=rows, y=matrix)
+    if op.op_type == "gather_nd":
+        return mb.reshape(x=found, shape=out)
+    kept = [int(x.shape[place]) for place in order[1:]]
+    parts = mb.reshape(x=found, shape=[*map(int, places.shape), *kept])
+    many = len(places.shape)
+    perm = [*range(many, many + axis), *range(many), *range(many + axis, many + len(kept))]
+    return parts if perm == sorted(perm) else mb.transpose(x=parts, perm=perm)
+
+
+def choose_context(structure: EncoderStructure, context: int | None, where: str) -> int | None:
+    """Return the length to pad to, None if all sizes are fixed. Raises InputError for one that does not fit."""
+    given = format_option_values("context", context) if context is not None else format_option("context")
+    if not structure.lengths:
+        if context is not None:
+            raise InputError(f"{given}: all inputs of {where} have fixed sizes; expected none, or a model that was "
+                             "converted with a flexible length")
+        return None
+    if context is None:
+        if not structure.is_bounded:
+            raise InputError(f"{where}: the inputs {', '.join(structure.lengths)} have no largest size; expected "
+                             f"{given}")
+        return structure.most
+    if not structure.least <= context <= structure.most or context < 2:
+        end = str(structure.most) if structure.is_bounded else "any number"
+        raise InputError(f"{given}: the inputs {', '.join(structure.lengths)} can be {structure.least} to {end} long; "
+                         "expected a length in between")
+    return context

@@ -1,0 +1,195 @@
+"""Encoders adapted to the ANE: packages without integers, results of real lengths, and what cannot be adapted."""
+
+from __future__ import annotations
+
+import json
+
+import coremltools as ct
+import numpy as np
+import pytest
+from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import get_new_symbol, types
+
+import mil_ane_passes as ane
+from mil_ane_passes.commands.main import main
+from tests.package.helpers import make, normal, spec_of, write_spec
+
+CONTEXT, WIDTH = 12, 4
+
+
+def run_folder(folder, feeds, length):
+    """The results of an adapted encoder, called as its manifest says."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    padded = {"lookup.mlpackage": {}, "encoder.mlpackage": {}}
+    for name, each in manifest["inputs"].items():
+        array = np.full(each["shape"], each["padding"], each["dtype"])
+        array[tuple(slice(0, size) for size in feeds[name].shape)] = feeds[name]
+        padded[each["package"]][name] = array
+    if manifest["length"]:
+        padded["lookup.mlpackage"][manifest["length"]] = np.array([length], np.int32)
+    found = ane.runtime.predictor(str(folder / "lookup.mlpackage")).predict(padded["lookup.mlpackage"]) if manifest[
+        "lookup"] else {}
+    crossing = {name: found[name].astype(each["dtype"]) for name, each in manifest["lookups"].items()}
+    return ane.runtime.predictor(str(folder / "encoder.mlpackage")).predict(padded["encoder.mlpackage"] | crossing)
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "clip_text"])
+def test_an_encoder_gives_the_results_of_its_module_at_real_lengths(tmp_path, name):
+    pytest.importorskip("transformers")
+    import torch
+
+    from tests.lab.language_models.builders import ENCODERS, EncoderOutputs, convert
+
+    report = ane.adapt(convert(name, "encoder"), tmp_path / "out", context=32)
+    assert report.status == "written" and report.kind == "encoder", str(report)
+    assert report.after["unsupported"] == {} and report.after["unknown"] == 0
+    assert report.before["unsupported"] and report.lengths == [1, 8, 16, 29, 32] and report.result_error < 0.01
+    encoder = ENCODERS[name]
+    module = EncoderOutputs(encoder.make().double(), encoder.inputs)
+    for length in (1, 5, 32):
+        feeds = {"input_ids": np.random.default_rng(length).integers(2, 96, (1, length)),
+                 "attention_mask": (np.arange(length)[None] < max(1, length - 2)).astype(int),
+                 "token_type_ids": np.arange(length)[None] % 2}
+        given = {each: feeds[each].astype(np.int32) for each in encoder.inputs}
+        expected = module(*(torch.from_numpy(each).long() for each in given.values()))
+        found = run_folder(tmp_path / "out", given, length)
+        hidden, pooled = (value for value in found.values())
+        seen = feeds["attention_mask"][0].astype(bool) if "attention_mask" in given else np.ones(length, bool)
+        for value, wanted in ((hidden[:, :length][:, seen], expected[0][:, seen]), (pooled, expected[1])):
+            assert value.shape == tuple(wanted.shape)
+            assert np.abs(value - wanted.numpy()).max() < 0.03 * np.abs(wanted.numpy()).max()
+
+
+def test_the_main_package_reads_floats_alone_and_the_page_says_how_to_call_it(tmp_path, capsys):
+    source = make_encoder(tmp_path / "source.mlpackage")
+    assert main(["adapt", str(source), "-o", str(tmp_path / "out"), "--context", "8"]) == 0
+    said = capsys.readouterr().out
+    assert "results are those of the source at lengths 1, 2, 4, 8" in said and "README.md says how to call it" in said
+    function = ane.load(tmp_path / "out" / "encoder.mlpackage").program.functions["main"]
+    assert all(var.dtype == types.fp16 and None not in var.shape for var in function.inputs.values())
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert (manifest["schema"], manifest["kind"], manifest["context"], manifest["vocabulary"]) == (1, "encoder", 8, 9)
+    assert manifest["inputs"]["ids"] == {"shape": [1, 8], "dtype": "int32", "package": "lookup.mlpackage",
+                                         "length_axes": [1], "padding": 0.0}
+    assert manifest["outputs"]["out"]["length_axes"] == [1]
+    page = (tmp_path / "out" / "README.md").read_text()
+    assert "@" not in page and 'lookup.predict({"ids": ids, "mask": mask})' in page
+    assert not (tmp_path / "out" / "generate.py").exists()
+
+
+def test_an_encoder_of_features_is_one_package(tmp_path):
+    source = make_encoder(tmp_path / "source.mlpackage", features=True, length=CONTEXT)
+    report = ane.adapt(source, tmp_path / "out")
+    assert report.status == "written" and report.lengths == [], str(report)
+    assert "results are those of the source on random inputs" in str(report)
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert manifest["lookup"] is None and manifest["context"] is None
+    assert manifest["inputs"]["ids"]["dtype"] == "float16"
+    assert not (tmp_path / "out" / "lookup.mlpackage").exists()
+    page = (tmp_path / "out" / "README.md").read_text()
+    assert "lookup" not in page and 'encoder.predict({"ids": ids})' in page
+
+
+@pytest.mark.parametrize("form", ["select", "float mask", "pooled", "no mask"])
+def test_forms_of_masks_and_pooled_rows(tmp_path, form):
+    report = ane.adapt(make_encoder(tmp_path / "source.mlpackage", form=form), tmp_path / "out", context=CONTEXT)
+    assert report.status == "written", str(report)
+    assert report.after["unsupported"] == {}, str(report)
+
+
+@pytest.mark.parametrize(("options", "arguments", "reason"), [
+    ({"attend": False}, [], "no op softmax whose result is multiplied with values"),
+    ({"batch": 2}, [], "the token ids or mask 'ids' are (2, ?); expected one sequence, (1, S): no batch"),
+    ({"batch": None}, [], "'ids' are (?, ?); expected one sequence"),
+    ({"form": "integers in the middle"}, [], "the op 'chosen' (select) reads 'kind', integers, and floats that do not"),
+    ({}, ["--context", "13"], "--context 13: the inputs ids, mask can be 1 to 12 long; expected a length in between"),
+    ({"length": CONTEXT}, ["--context", "8"], "all inputs of"),
+    ({}, ["--prefill", "4"], "--prefill 4:"),
+    ({}, ["--cache", "state"], "has no cache; expected this for a decoder with a cache alone"),
+    ({"form": "reversed"}, ["--context", "8"], "(reverse) cannot be padded: it has no rule for padded axes"),
+])
+def test_what_is_not_recognized_is_named(tmp_path, capsys, options, arguments, reason):
+    source = make_encoder(tmp_path / "source.mlpackage", **options)
+    assert main(["adapt", str(source), "-o", str(tmp_path / "out"), *arguments]) == 2
+    said = capsys.readouterr().err
+    assert reason in said, said
+    assert [each.name for each in tmp_path.iterdir()] == ["source.mlpackage"]
+
+
+def test_a_length_without_an_end_has_to_be_given(tmp_path, capsys):
+    source = make_encoder(tmp_path / "source.mlpackage")
+    spec = spec_of(source)
+    for each in spec.description.input:
+        each.type.multiArrayType.shapeRange.sizeRanges[1].upperBound = -1
+    write_spec(source, spec)
+    assert main(["adapt", str(source), "-o", str(tmp_path / "out")]) == 2
+    assert "the inputs ids, mask have no largest size; expected --context" in capsys.readouterr().err
+    assert main(["adapt", str(source), "-o", str(tmp_path / "out"), "--context", "20"]) == 0
+
+
+@pytest.mark.parametrize("broken", ["padding", "mask"])
+def test_wrong_results_are_found_and_nothing_is_written(tmp_path, monkeypatch, broken):
+    from mil_ane_passes.commands import adapt_encoder
+    from mil_ane_passes.transforms import padding
+
+    if broken == "padding":
+        monkeypatch.setattr(adapt_encoder, "_get_padding", lambda var: 1.0)
+    else:
+        monkeypatch.setattr(padding.Padding, "_hide", lambda self, op, axis: None)
+    source = make_encoder(tmp_path / "source.mlpackage", form="select" if broken == "padding" else "no mask")
+    report = ane.adapt(source, tmp_path / "out", context=8)
+    assert report.status == "rejected" and ("differs by" if broken == "padding" else "different") in report.reason
+    assert [each.name for each in tmp_path.iterdir()] == ["source.mlpackage"]
+
+
+def make_encoder(path, *, batch=1, length=None, most=CONTEXT, features=False, form="additive", attend=True):
+    """A package of one attention over embedded tokens, or of features, that lacks something on request."""
+    size = get_new_symbol() if length is None else length
+    range_ = ct.RangeDim(1, most, default=1) if length is None else length
+    count = get_new_symbol() if batch is None else batch
+    many = ct.RangeDim(1, 3, default=1) if batch is None else batch
+    kind = types.fp16 if features else types.int32
+    shape = (count, size, WIDTH) if features else (count, size)
+    specs = [mb.TensorSpec(shape, dtype=kind)]
+    inputs = [ct.TensorType("ids", (many, range_, WIDTH) if features else (many, range_),
+                            dtype=np.float16 if features else np.int32)]
+    masked = not features and form != "no mask"
+    if masked:
+        float_mask = form == "float mask"
+        specs.append(mb.TensorSpec((1, 1, 1, size) if float_mask else (1, size), dtype=types.fp16 if float_mask
+                                   else types.int32))
+        inputs.append(ct.TensorType("mask", (1, 1, 1, range_) if float_mask else (1, range_),
+                                    dtype=np.float16 if float_mask else np.int32))
+
+    def body(ids, mask=None):
+        x = ids if features else mb.gather(x=normal(9, WIDTH).astype(np.float16), indices=ids, axis=0)
+        query = mb.matmul(x=x, y=normal(WIDTH, WIDTH).astype(np.float16))
+        scores = mb.matmul(x=query, y=x, transpose_y=True)
+        if form == "float mask":
+            scores = mb.add(x=scores, y=mb.squeeze(x=mask, axes=[1]))
+        elif form == "select":
+            hidden = mb.expand_dims(x=mb.equal(x=mask, y=0), axes=[1])
+            scores = mb.select(cond=hidden, a=np.float16(-3e4), b=scores)
+        elif mask is not None:
+            hidden = mb.sub(x=np.float16(1), y=mb.cast(x=mb.expand_dims(x=mask, axes=[1]), dtype="fp16"))
+            scores = mb.add(x=scores, y=mb.mul(x=hidden, y=np.float16(-2e4)))
+        if not attend:
+            return mb.relu(x=query, name="out")
+        weights = mb.softmax(x=scores, axis=-1)
+        if form == "integers in the middle":
+            kind = mb.cast(x=mb.expand_dims(x=mb.greater(x=ids, y=3), axes=[2]), dtype="int32", name="kind")
+            positive = mb.greater(x=scores, y=np.float16(0))
+            weights = mb.add(x=weights, y=mb.cast(x=mb.select(cond=positive, a=kind, b=mb.mul(x=kind, y=2),
+                                                              name="chosen"), dtype="fp16"))
+        mixed = mb.matmul(x=weights, y=x)
+        if form == "reversed":
+            mixed = mb.reverse(x=mixed, axes=[1])
+        if form == "pooled":
+            return mb.gather(x=mixed, indices=mb.reduce_argmax(x=ids, axis=1, keep_dims=False), axis=1, name="out")
+        return mb.relu(x=mixed, name="out")
+
+    names = {"ids": "ids", **({"mask": "mask"} if masked else {})}
+    scope: dict = {"body": body}
+    exec(f"def call({', '.join(names)}): return body({', '.join(names)})", scope)
+    program = mb.program(input_specs=specs, opset_version=ct.target.iOS18)(scope["call"])
+    return make(path, program, ct.target.iOS18, pass_pipeline=ct.PassPipeline.EMPTY, inputs=inputs)
