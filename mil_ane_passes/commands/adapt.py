@@ -141,11 +141,11 @@ def adapt(options: AdaptOptions) -> AdaptReport:
     """Adapt the encoder or decoder `src` to the ANE and write the folder `dst`: packages, manifest.json, README.md.
 
     `src` is a path, an MLModel or a `Package` of an ML Program. A decoder reads token ids, a mask (1, 1, T, E) whose
-    length E states the position, and a cache in states, which it writes there; it gets generate.py as well. A model
-    without a cache is an encoder: it reads token ids, or floats, and masks. These are found in the graph. `context` is
-    the number of tokens, `prefill` how many tokens a second pair of packages of a decoder takes at a time. The main
-    packages are rewritten with the preset full for `target`. Unless `verify` is false, all are compared with the source
-    on random feeds, and decoders generate tokens.
+    length E states the position, and a cache: in states, which it writes there, or in inputs that outputs return with
+    new rows appended; it gets generate.py as well. A model without a cache is an encoder: it reads token ids, or
+    floats, and masks. These are found in the graph. `context` is the number of tokens, `prefill` how many tokens a
+    second pair of packages of a decoder takes at a time. The main packages are rewritten with the preset full for
+    `target`. Unless `verify` is false, all are compared with the source on random feeds, and decoders generate tokens.
 
     Raises InputError for a model that is not recognized, with the op or input that it stopped at and what was expected
     instead; nothing is written then.
@@ -173,13 +173,13 @@ def adapt(options: AdaptOptions) -> AdaptReport:
 
 def _plan(options: AdaptOptions, draft: Draft, where: str) -> tuple[str, Callable[[Program, Path, AdaptReport], None]]:
     """Recognize the model and check the options; returns its kind, and what writes its folder."""
-    from ..transforms.decoder import has_states, recognize_decoder
+    from ..transforms.decoder import has_cache, recognize_decoder
     from ..transforms.encoder import choose_context, recognize_encoder
 
     if len(draft.program.functions) != 1:
         names = ", ".join(sorted(draft.program.functions))
         raise InputError(f"{where}: {len(draft.program.functions)} functions ({names}); expected one")
-    if has_states(draft.program):
+    if has_cache(draft.program):
         decoder = recognize_decoder(draft.program, where)
         check_sizes(options, decoder)
         return "decoder", lambda before, folder, report: write_decoder(options, before, draft, decoder, folder, report)

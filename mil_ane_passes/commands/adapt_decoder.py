@@ -61,9 +61,13 @@ def write_decoder(
 def check_sizes(options: AdaptOptions, structure: DecoderStructure) -> list[int]:
     """Return the numbers of tokens of a call, 1 first. Raises InputError for sizes that do not fit together."""
     context = options.context or structure.rows
-    if context > structure.rows or context < 2:
-        raise InputError(f"{format_option_values('context', context)}: the cache has {structure.rows} rows; expected 2 "
-                         f"to {structure.rows}; convert the source model again for more")
+    if structure.caches and options.cache == "state":
+        raise InputError(f"{format_option_values('cache', 'state')}: the cache of the source goes in and out; expected "
+                         f"{format_option_values('cache', 'io')}, or a source with states")
+    if context > structure.rows or context < 2 + structure.least:
+        held = "can have" if structure.caches else "has"
+        raise InputError(f"{format_option_values('context', context)}: the cache {held} {structure.rows} rows; "
+                         f"expected {2 + structure.least} to {structure.rows}; convert the source model again for more")
     if structure.steps not in (None, 1):
         raise InputError(f"the token ids '{structure.ids}' are (1, {structure.steps}); expected a flexible number, or "
                          "one")
@@ -75,7 +79,7 @@ def check_sizes(options: AdaptOptions, structure: DecoderStructure) -> list[int]
     if structure.steps == 1:
         raise InputError(f"{format_option_values('prefill', options.prefill)}: the model takes one token a call; "
                          "convert it with a flexible number")
-    if options.cache == "state":
+    if options.cache == "state" and not structure.caches:
         raise InputError(f"{format_option_values('prefill', options.prefill)}: two packages cannot share a state; "
                          f"expected {format_option_values('cache', 'io')}")
     return [1, options.prefill]
@@ -107,7 +111,8 @@ def _write_part(
     return {"tokens": count, "lookup": lookup.name, "main": main.name, "position": position,
             "lookups": {name: inputs[name]["dtype"] for name in crossing},
             "mask": {**inputs[structure.mask], "visible": 0.0, "hidden": _get_hidden()},
-            "cache": inputs[_CACHE], "outputs": {var.name: describe_var(var) for var in function.outputs}}
+            "caches": {name: inputs[name] for name in structure.caches or [_CACHE]},
+            "outputs": {var.name: describe_var(var) for var in function.outputs}}
 
 
 def _get_hidden() -> float:
@@ -122,29 +127,35 @@ def _transform(
     """Apply the transforms for `count` tokens a call; returns the lookup and the rest, and the name of the position."""
     from coremltools.converters.mil.mil import types
 
+    from ..transforms.cache_rows import CacheRows
     from ..transforms.contract import Transform, apply_transforms
     from ..transforms.fix_shape import FixShape
     from ..transforms.io import Io
     from ..transforms.merge_states import MergeStates
     from ..transforms.pad_shape import PadShape
+    from ..transforms.shape_inference import get_sizes
     from ..transforms.split_inputs import SplitInputs
     from ..transforms.state_to_io import StateToIo
 
     context = options.context or structure.rows
-    mask: tuple[Any, ...] = (1, 1, (count, count), (count, context))
+    sizes: dict[str, tuple[Any, ...]] = {structure.mask: (1, 1, (count, count), (count + structure.least, context))}
+    function = draft.program.functions[structure.function]
+    for name in structure.caches:
+        *outer, _, width = get_sizes(function.inputs[name].sym_type) or ()
+        sizes[name] = (*outer, (structure.least, context - count), width)
     first: list[Transform] = [] if structure.steps is not None else [FixShape({structure.ids: (1, count)})]
-    is_half = draft.program.functions[structure.function].inputs[structure.mask].dtype == types.fp16
-    halved: list[Transform] = [] if is_half else [Io("fp16", [structure.mask])]
-    draft, = apply_transforms(draft, [*first, PadShape({structure.mask: mask}), MergeStates(_CACHE), *halved])
+    caches: list[Transform] = [CacheRows(structure.caches)] if structure.caches else [MergeStates(_CACHE)]
+    halved = [name for name in (structure.mask, *structure.caches) if function.inputs[name].dtype != types.fp16]
+    draft, = apply_transforms(draft, [*first, PadShape(sizes), *caches, *([Io("fp16", halved)] if halved else [])])
     positions = [change.new for change in draft.interfaces[structure.function].changes
                  if change.kind == "input" and change.old is None and change.new is not None]
     if positions[:1] != ["position"]:
         raise InputError("no rows are written to the cache at a position that follows from the length of "
                          f"'{structure.mask}'; expected a slice_update from E - T to E")
-    rest: list[Transform] = [StateToIo()] if options.cache == "io" else []
+    rest: list[Transform] = [StateToIo()] if options.cache == "io" and not structure.caches else []
     drafts = apply_transforms(draft, [*rest, SplitInputs([structure.ids, positions[0]])])
     outputs = {var.name for var in drafts[1].program.functions[structure.function].outputs}
-    if options.cache == "io" and f"{_CACHE}_rows" not in outputs:
+    if options.cache == "io" and not {f"{name}_rows" for name in structure.caches or [_CACHE]} <= outputs:
         raise InputError("the cache is not written by rows at the position alone; expected that of all layers, or "
                          f"{format_option_values('cache', 'state')}")
     return drafts, positions[0]
@@ -153,14 +164,18 @@ def _transform(
 def _make_manifest(
     structure: DecoderStructure, options: AdaptOptions, parts: Sequence[Mapping[str, Any]], report: AdaptReport
 ) -> dict[str, Any]:
-    cache: dict[str, Any] = {"form": options.cache, **parts[0]["cache"]}
-    cache |= {"state": _CACHE} if options.cache == "state" else {"input": _CACHE, "output": f"{_CACHE}_rows", "axis": 2}
+    held = parts[0]["caches"]
+    cache: dict[str, Any] = {"form": options.cache}
+    if options.cache == "state":
+        cache |= {"state": _CACHE, **held[_CACHE]}
+    else:
+        cache["arrays"] = [{"input": name, "output": f"{name}_rows", "axis": 2, **each} for name, each in held.items()]
     return {
         "schema": 1, "kind": "decoder", "version": __version__, "context": options.context or structure.rows,
         "vocabulary": structure.vocabulary,
         "inputs": {"ids": structure.ids, "position": parts[0]["position"], "mask": structure.mask},
         "outputs": {"logits": structure.logits}, "cache": cache,
-        "parts": [{key: value for key, value in part.items() if key not in ("position", "cache")} for part in parts],
+        "parts": [{key: value for key, value in part.items() if key not in ("position", "caches")} for part in parts],
         "predicted": {"before": report.before, "after": report.after},
     }
 
@@ -180,9 +195,14 @@ def _compare_generations(before: Program, structure: DecoderStructure, folder: P
     decoder = Decoder(folder, lambda path: predictor(path, precision="float32"))
     original = Runtime(before, function=structure.function, precision="float32")
     rng = np.random.default_rng(0)
-    prompt = rng.integers(0, structure.vocabulary, max(1, min(_PROMPT, manifest["context"] // 2))).tolist()
+    most = max(part["tokens"] for part in manifest["parts"])
+    length = min(max(_PROMPT, most + 3 if most > 1 else 1), manifest["context"] - 2)  # a chunk, and single tokens
+    prompt = rng.integers(0, structure.vocabulary, max(1 + structure.least, length)).tolist()
     ids, end, worst = prompt, 0, 0.0
     state: dict[str, Any] = {}
+    if structure.caches:
+        state = _start_caches(before, structure, decoder, ids[:structure.least])
+        ids, end = ids[structure.least:], structure.least
     for _ in range(min(_STEPS, manifest["context"] - len(prompt))):
         expected = np.zeros(0)
         for chunk in [ids] if structure.steps is None else [[each] for each in ids]:
@@ -203,16 +223,42 @@ def _compare_generations(before: Program, structure: DecoderStructure, folder: P
     report.logit_error = worst
 
 
+def _start_caches(
+    before: Program, structure: DecoderStructure, decoder: Any, ids: Sequence[int]
+) -> dict[str, Any]:
+    """Return the caches to begin with, for the source, which may need some rows: those of the packages."""
+    from ..transforms.shape_inference import get_sizes
+
+    if ids:
+        decoder.feed(ids)
+    found = {}
+    for name in structure.caches:
+        var = before.functions[structure.function].inputs[name]
+        *outer, _, width = get_sizes(var.sym_type) or ()
+        rows = decoder.caches[name][:, :, :len(ids)]
+        found[name] = np.reshape(rows, (*(size or 1 for size in outer), len(ids), width or 1))
+    return found
+
+
 def _run_source(
     original: Any, before: Program, structure: DecoderStructure, ids: Sequence[int], end: int, state: dict[str, Any]
 ) -> Any:
-    """Run the source on new tokens, the last of which is at `end`; returns the logits behind the last one."""
+    """Run the source on new tokens, the last of which is at `end`; returns the logits behind the last one.
+
+    `state` are states or, if the cache goes in and out, its arrays; both are updated.
+    """
     from coremltools.converters.mil.mil import types
 
     function = before.functions[structure.function]
     rows = np.where(np.arange(end)[None] <= np.arange(end - len(ids), end)[:, None], 0.0, _get_hidden())
     mask = rows[None, None].astype(types.nptype_from_builtin(function.inputs[structure.mask].dtype))
-    found = original({structure.ids: np.array([ids], np.int32), structure.mask: mask}, state)
+    feeds = {structure.ids: np.array([ids], np.int32), structure.mask: mask}
+    if structure.caches:
+        held = {name: state[name].astype(types.nptype_from_builtin(function.inputs[name].dtype)) for name in state}
+        found = original({**feeds, **held})
+        state |= {name: found[output] for name, output in structure.caches.items()}
+    else:
+        found = original(feeds, state)
     return np.asarray(found[structure.logits], np.float64).reshape(len(ids), -1)[-1]
 
 
@@ -221,7 +267,9 @@ def _format_readme(manifest: Mapping[str, Any]) -> str:
     cache = manifest["cache"]
     part = manifest["parts"][0]
     values = {
-        "CONTEXT": manifest["context"], "CACHE_SHAPE": ", ".join(map(str, cache["shape"])),
+        "CONTEXT": manifest["context"], "CACHES": ", ".join(
+            f'"{each["input"]}": {each["shape"]}' for each in cache.get("arrays", ())),
+        "CACHE_SHAPE": ", ".join(map(str, cache.get("shape", ()))),
         "IDS": manifest["inputs"]["ids"], "POSITION": manifest["inputs"]["position"],
         "MASK": manifest["inputs"]["mask"], "MASK_SHAPE": ", ".join(map(str, part["mask"]["shape"])),
         "HIDDEN": f"{part['mask']['hidden']:g}", "LOGITS": manifest["outputs"]["logits"],

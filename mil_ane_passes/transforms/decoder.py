@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from coremltools.converters.mil.mil import Function, Operation, Program, Var, types
 
-from ..ir.query import get_consumers, get_static_shape, is_compressed, is_const
+from ..ir.query import get_consumers, get_flat_inputs, get_static_shape, is_compressed, is_const
+from ..package.interface import get_feature
 from ..utils.errors import InputError
-from .pad_shape import reaches_softmax
+from .pad_shape import reaches_softmax, read_ranges
 from .shape_inference import Sizes, get_sizes
 
-__all__ = ["DecoderStructure", "find_lookup", "format_sizes", "has_states",
+__all__ = ["DecoderStructure", "find_caches", "find_lookup", "format_sizes", "has_cache", "has_states",
            "recognize_decoder"]
 
 _MASK_RANK = 4
 _LOOKUP_OPS = frozenset({"cast", "expand_dims", "squeeze", "reshape", "identity", "select", "greater_equal", "add"})
 "Ops between token ids and the lookup in a table."
+_VIEWS = frozenset({"slice_by_index", "gather", "split", "squeeze", "cast", "identity", "transpose", "mul", "add"})
+"Ops between a cache and where rows are appended to it: those that take layers out, and some that are not supported."
 
 
 @dataclass(frozen=True)
 class DecoderStructure:
-    """The parts of a decoder by their names in the model, and its sizes."""
+    """The parts of a decoder by their names in the model, and its sizes.
+
+    The cache is in `states`, or goes in and out: `caches` maps inputs to outputs, both with all rows.
+    """
 
     function: str
     ids: str
@@ -33,6 +40,13 @@ class DecoderStructure:
     vocabulary: int
     steps: int | None
     "The number of tokens of a call, None if it is flexible."
+    caches: dict[str, str] = field(default_factory=dict)
+    least: int = 0
+    "The fewest rows of caches that go in."
+
+
+def has_cache(program: Program) -> bool:
+    return has_states(program) or any(find_caches(function) for function in program.functions.values())
 
 
 def has_states(program: Program) -> bool:
@@ -47,24 +61,29 @@ def recognize_decoder(program: Program, where: str) -> DecoderStructure:
     """
     (name, function), = program.functions.items()
     arrays = {each: var for each, var in function.inputs.items() if not types.is_state(var.sym_type)}
+    caches = find_caches(function)
     ids, table = _find_ids(function, where)
     sizes = get_sizes(ids.sym_type) or ()
     if len(sizes) != 2 or sizes[0] != 1:
         raise InputError(f"{where}: the token ids '{ids.name}' are {format_sizes(sizes)}; expected (1, T): no batch, "
                          "and no beams")
-    mask = _find_mask(function, where)
-    others = sorted(set(arrays) - {ids.name, mask.name})
+    mask = _find_mask(function, sizes[1], where)
+    others = sorted(set(arrays) - {ids.name, mask.name, *caches})
     if others:
         raise InputError(f"{where}: '{others[0]}' is an input besides token ids and a mask; expected these, and the "
                          "cache in states")
     states = tuple(each for each in function.inputs if each not in arrays)
-    rows = _find_rows(function, states, where)
-    logits = _find_logits(function, where)
+    if caches and states:
+        raise InputError(f"{where}: the cache '{next(iter(caches))}' is an input, and '{states[0]}' is a state; "
+                         "expected one form of cache")
+    returned = {each: _find_returned(function, each, op, where) for each, op in caches.items()}
+    rows, least = _find_bounds(function, mask, returned, where) if caches else (_find_rows(function, states, where), 0)
+    logits = _find_logits(function, set(returned.values()), where)
     width = (get_sizes(logits.sym_type) or (None,))[-1]
     if width is None:
         raise InputError(f"{where}: the size of the output '{logits.name}' is not fixed; expected logits")
     return DecoderStructure(name, ids.name, mask.name, get_sizes(mask.sym_type) or (), states, logits.name, rows,
-                            int(table.x.shape[0]), sizes[1])
+                            int(table.x.shape[0]), sizes[1], returned, least)
 
 
 def _find_ids(function: Function, where: str) -> tuple[Var, Operation]:
@@ -92,15 +111,19 @@ def find_lookup(start: Var) -> Operation | None:
     return None
 
 
-def _find_mask(function: Function, where: str) -> Var:
+def _find_mask(function: Function, steps: int | None, where: str) -> Var:
     found = [var for var in function.inputs.values() if types.is_tensor(var.sym_type) and types.is_float(var.dtype)
              and reaches_softmax(var)]
     if len(found) != 1:
         names = ", ".join(f"'{var.name}'" for var in found)
+        several = ", such as one for a sliding window" if found else ""
         raise InputError(
-            f"{where}: {names + ' are' if found else 'no input is'} added to what a softmax reads; expected one mask "
-            "of floats (1, 1, T, E), of T new tokens and E = those before plus T")
+            f"{where}: {names + ' are' if found else 'no input is'} added to what a softmax reads{several}; expected "
+            "one mask of floats (1, 1, T, E), of T new tokens and E = those before plus T")
     sizes = get_sizes(found[0].sym_type) or ()
+    if len(sizes) == _MASK_RANK and sizes[-2] == 1 and steps != 1:
+        raise InputError(f"{where}: the mask '{found[0].name}' is {format_sizes(sizes)}, one row for all tokens of a "
+                         "call, so that each sees the ones behind it; expected a causal mask (1, 1, T, E)")
     if len(sizes) != _MASK_RANK or sizes[-1] is not None or any(size not in (1, None) for size in sizes[:2]):
         raise InputError(f"{where}: the mask '{found[0].name}' is {format_sizes(sizes)}; expected (1, 1, T, E) with "
                          "flexible E, which states the position")
@@ -109,10 +132,21 @@ def _find_mask(function: Function, where: str) -> Var:
 
 def _find_rows(function: Function, states: tuple[str, ...], where: str) -> int:
     """Return the number of rows of the cache."""
+    for op in function.operations:
+        wrapped = next(_iterate_wraps(op), None) if op.op_type == "slice_update" else None
+        if wrapped is not None:
+            raise InputError(f"{where}: the op '{op.outputs[0].name}' (slice_update) writes at a place modulo a number "
+                             f"('{wrapped.outputs[0].name}', {wrapped.op_type}), as the cache of a sliding window; "
+                             "expected rows at a place that rises: convert the source model without a sliding window")
     shapes = [get_static_shape(function.inputs[each]) for each in states]
     if not states:
         raise InputError(f"{where}: the model has no states; expected a cache of keys and values in states")
     rows = {shape[-2:] if shape is not None and len(shape) > 2 else None for shape in shapes}
+    if None not in rows and len({each[0] for each in rows if each is not None}) > 1:
+        counts = sorted({each[0] for each in rows if each is not None})
+        raise InputError(f"{where}: caches of {' and '.join(map(str, counts))} rows, such as those of a sliding window "
+                         "beside others; expected the same rows for all layers: convert the source model without a "
+                         "sliding window")
     if len(rows) != 1 or None in rows:
         raise InputError(f"{where}: the states are {', '.join(map(str, shapes))}; expected a cache, (..., rows, width) "
                          "with the same rows and width")
@@ -120,12 +154,82 @@ def _find_rows(function: Function, states: tuple[str, ...], where: str) -> int:
     return int(found)
 
 
-def _find_logits(function: Function, where: str) -> Var:
-    outputs = [var for var in function.outputs if types.is_tensor(var.sym_type) and types.is_float(var.dtype)]
-    if len(outputs) != 1 or len(function.outputs) != 1:
-        raise InputError(f"{where}: {len(function.outputs)} outputs "
-                         f"({', '.join(var.name for var in function.outputs)}); expected logits alone")
-    return outputs[0]
+def _iterate_wraps(op: Operation) -> Iterator[Operation]:
+    """Yield the ops that wrap the place at which rows are written."""
+    pending, seen = [op.begin], {op.begin}
+    while pending:
+        made = pending.pop().op
+        if made is not None and types.is_int(made.outputs[0].dtype):
+            if made.op_type in ("mod", "floor_div"):
+                yield made
+            pending += [var for var in get_flat_inputs(made) if var not in seen]
+            seen.update(get_flat_inputs(made))
+
+
+def find_caches(function: Function) -> dict[str, Operation]:
+    """Return the inputs that new rows are appended to, with the first op that does so for each."""
+    found = {}
+    for name, var in function.inputs.items():
+        sizes = () if types.is_state(var.sym_type) else get_sizes(var.sym_type) or ()
+        if len(sizes) < 3 or None not in sizes or not types.is_float(var.dtype):
+            continue
+        pending = [var]
+        while pending and name not in found:
+            each = pending.pop()
+            for op in get_consumers(each):
+                axes = get_sizes(each.sym_type) or ()
+                if op.op_type == "concat" and op.values[0] is each and len(op.values) == 2 and (
+                        axes[int(op.axis.val) % each.rank] is None):
+                    found[name] = op
+                elif op.op_type in _VIEWS:
+                    pending += op.outputs
+    return found
+
+
+def _find_returned(function: Function, name: str, op: Operation, where: str) -> str:
+    """Return the output that has all rows of a cache, the new ones included."""
+    pending, outputs, cut = [op.outputs[0]], list(function.outputs), []
+    while pending:
+        var = pending.pop()
+        if var in outputs:
+            return str(var.name)
+        for user in get_consumers(var):
+            if user.op_type in ("stack", "concat", "expand_dims", "identity", "cast"):
+                pending += user.outputs
+            elif user.op_type in ("slice_by_index", "slice_by_size"):
+                cut.append(user)
+    if cut:
+        raise InputError(f"{where}: the op '{cut[0].outputs[0].name}' ({cut[0].op_type}) keeps some rows of the cache "
+                         f"'{name}', as a sliding window does; expected a cache that keeps all rows: convert the "
+                         "source model without a sliding window")
+    raise InputError(f"{where}: no output returns the cache '{name}' with the new rows (op '{op.outputs[0].name}'); "
+                     "expected one for each cache")
+
+
+def _find_bounds(
+    function: Function, mask: Var, caches: Mapping[str, str], where: str
+) -> tuple[int, int]:
+    """Return the most rows that there can be with the new ones, and the fewest that caches can have."""
+    most, least = [], []
+    for name in caches:
+        sizes = get_sizes(function.inputs[name].sym_type) or ()
+        axes = [axis for axis, size in enumerate(sizes) if size is None]
+        if axes != [len(sizes) - 2]:
+            raise InputError(f"{where}: the cache '{name}' is {format_sizes(sizes)}; expected (..., rows, width) with "
+                             "flexible rows alone: no batch, and no beams")
+        low, high = read_ranges(get_feature(function, name), name, sizes)[-2]
+        most.append(high + 1)
+        least.append(low)
+    most.append(read_ranges(get_feature(function, mask.name), mask.name, get_sizes(mask.sym_type) or ())[-1][1])
+    return min(most), max(least)
+
+
+def _find_logits(function: Function, caches: Collection[str], where: str) -> Var:
+    others = [var for var in function.outputs if var.name not in caches]
+    if len(others) != 1 or not types.is_tensor(others[0].sym_type) or not types.is_float(others[0].dtype):
+        raise InputError(f"{where}: {len(others)} outputs ({', '.join(var.name for var in others)}); expected logits "
+                         "alone" + (" beside the cache" if caches else ""))
+    return others[0]
 
 
 def format_sizes(sizes: Sizes) -> str:

@@ -22,7 +22,7 @@ from .contract import Draft, EditRecord, Transform
 from .dead_ops import find_dead_ops, find_unread_updates, remove_dead_ops
 from .state_flow import find_state_obstacle, forward_stores, get_window, join_stores, thread_state
 
-__all__ = ["MergeStates"]
+__all__ = ["MergeStates", "find_channels"]
 
 _OPTION = "--merge-states"
 
@@ -136,7 +136,7 @@ class _Merge:
         with BlockEditor() as editor:
             for op in get_consumers(initial):
                 window = get_window(op) if op.op_type == "slice_by_index" else None
-                channels = None if window is None or op.outputs[0] in self._function.outputs else _find_channels(
+                channels = None if window is None or op.outputs[0] in self._function.outputs else find_channels(
                     window.bounds, place.shape)
                 if channels is None:
                     continue
@@ -185,7 +185,7 @@ def _make_reader(place: _Place) -> Any:
     return read
 
 
-def _find_channels(bounds: Sequence[tuple[int, int]], shape: Sequence[int]) -> tuple[int, int] | None:
+def find_channels(bounds: Sequence[tuple[int, int]], shape: Sequence[int]) -> tuple[int, int] | None:
     """Return the channels of a window of whole rows, if they are next to each other; None otherwise."""
     if any(bounds[axis] != (0, shape[axis]) for axis in (len(shape) - 2, len(shape) - 1)):
         return None

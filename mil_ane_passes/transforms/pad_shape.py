@@ -183,9 +183,10 @@ class _PaddedFunction:
                  outputs: Mapping[str, tuple[int, ...]]) -> None:
         lengths = self._lengths
         shapes = tuple(lengths.get_shapes(each) for each in choose_compared_deficits(lengths.span))
-        changes = [InterfaceChange("input", name, name, "reshaped", map=_make_padder(shape, values.get(name, 0.0)),
-                                   unmap_with=_make_input_cutter(name, name in self._masks),
-                                   shapes=shapes if name == next(iter(values)) else ()) for name, shape in lengths.shapes.items()]
+        changes = [InterfaceChange(
+            "input", name, name, "reshaped", map=_make_padder(shape, values.get(name, 0.0)),
+            unmap_with=_make_input_cutter(name, name in self._masks),
+            shapes=shapes if name == next(iter(values)) else ()) for name, shape in lengths.shapes.items()]
         changes += [InterfaceChange("output", name, name, "reshaped", unmap_with=_make_output_cutter(
             tuple(map(int, self._get_output(name).shape)), axes, lengths.find_deficit))
             for name, axes in outputs.items()]

@@ -85,12 +85,12 @@ def test_the_manifest_states_names_shapes_and_the_form_of_the_cache(llama):
     manifest = json.loads((llama[1] / "manifest.json").read_text())
     assert (manifest["schema"], manifest["context"], manifest["vocabulary"]) == (1, 64, 96)
     assert manifest["inputs"] == {"ids": "inputIds", "position": "position", "mask": "causalMask"}
-    assert manifest["cache"] == {"form": "io", "shape": [1, 8, 64, 32], "dtype": "float16", "input": "cache",
-                                 "output": "cache_rows", "axis": 2}
+    assert manifest["cache"] == {"form": "io", "arrays": [
+        {"input": "cache", "output": "cache_rows", "axis": 2, "shape": [1, 8, 64, 32], "dtype": "float16"}]}
     assert [(part["tokens"], part["main"]) for part in manifest["parts"]] == [
         (1, "decode.mlpackage"), (16, "prefill.mlpackage")]
     page = (llama[1] / "README.md").read_text()
-    assert "@" not in page.replace("@ new", "") and "cache_rows" in page and "makeState" not in page
+    assert "@" not in page and '["cache": [1, 8, 64, 32]]' in page and "makeState" not in page
     assert not [each for each in llama[1].parent.iterdir() if each != llama[1]]
 
 
@@ -156,7 +156,7 @@ def make_decoder(path, **options):
                 inputs=[ids, mask, *more])
 
 
-def decoder(*, batch=1, mask=True, ids=True, state=True, extra=False, outputs=1, end=None, write=True):
+def decoder(*, batch=1, mask=True, ids=True, state=True, extra=False, outputs=1, end=None, write=True, ring=False):
     """A decoder of one attention over its own cache, or one that lacks something."""
     steps, length = get_new_symbol(), get_new_symbol() if end is None else end
     specs = {"ids": mb.TensorSpec((batch, steps), dtype=types.int32) if ids else mb.TensorSpec(
@@ -173,6 +173,7 @@ def decoder(*, batch=1, mask=True, ids=True, state=True, extra=False, outputs=1,
         if cache is not None:
             stop = mb.gather(x=mb.shape(x=mask_values), indices=3, axis=0)
             start = mb.sub(x=stop, y=mb.gather(x=mb.shape(x=mask_values), indices=2, axis=0))
+            start = mb.mod(x=start, y=ROWS, name="place") if ring else start
             begin, until = (mb.concat(values=[np.int32([0, 0]), mb.expand_dims(x=each, axes=[0]), np.int32([last])],
                                       axis=0) for each, last in ((start, 0), (stop, WIDTH)))
             until = mb.add(x=until, y=np.int32([batch, 1, 0, 0]))
@@ -194,6 +195,127 @@ def decoder(*, batch=1, mask=True, ids=True, state=True, extra=False, outputs=1,
     return mb.program(input_specs=list(specs.values()), opset_version=ct.target.iOS18)(scope["call"])
 
 
+def make_carrying(path, *, form="stacked", mask_rows=None, batch=1, masks=1, returned="all", state=False, least=1,
+                  float32=False):
+    """A package of a decoder of two layers whose cache goes in and comes out with new rows."""
+    kind, np_kind = (types.fp32, np.float32) if float32 else (types.fp16, np.float16)
+    steps, length, past = (get_new_symbol() for _ in range(3))
+    count = batch or get_new_symbol()
+    names = ["cache"] if form in ("stacked", "split", "gathered") else ["cache_0", "cache_1"]
+    lead = (2, 1, 1) if names == ["cache"] else (count, 1)
+    specs = {"ids": mb.TensorSpec((1 if batch is None else batch, steps), dtype=types.int32)}
+    specs |= {f"mask{number or ''}": mb.TensorSpec((1, 1, mask_rows or steps, length), dtype=kind)
+              for number in range(masks)}
+    specs |= {name: mb.TensorSpec((*lead, past, WIDTH), dtype=kind) for name in names}
+    specs |= {"held": mb.StateTensorSpec((1, 1, ROWS, WIDTH), dtype=types.fp16)} if state else {}
+
+    def body(ids, more):
+        masks_, caches = [more[each] for each in specs if each.startswith("mask")], [more[name] for name in names]
+        x = mb.gather(x=normal(9, WIDTH).astype(np_kind), indices=ids, axis=0)
+        new = []
+        for layer in range(2):
+            if form == "stacked":
+                held = mb.slice_by_index(x=caches[0], begin=[layer, 0, 0, 0, 0], end=[layer + 1, 1, 1, 0, WIDTH],
+                                         end_mask=[False, True, True, True, True],
+                                         squeeze_mask=[True, False, False, False, False])
+            elif form == "gathered":
+                held = mb.gather(x=caches[0], indices=layer, axis=0)
+            elif form == "split":
+                held = mb.squeeze(x=mb.split(x=caches[0], num_splits=2, axis=0)[layer], axes=[0])
+            else:
+                held = caches[layer]
+            held = mb.mul(x=held, y=np_kind(1)) if form == "scaled" else held
+            keys = mb.expand_dims(x=mb.matmul(x=x, y=normal(WIDTH, WIDTH).astype(np_kind)), axes=[1])
+            keys = mb.concat(values=[held, keys], axis=2)
+            new.append(keys)
+            scores = mb.matmul(x=mb.expand_dims(x=x, axes=[1]), y=keys, transpose_y=True)
+            for each in masks_:
+                scores = mb.add(x=scores, y=each)
+            x = mb.add(x=x, y=mb.squeeze(x=mb.matmul(x=mb.softmax(x=scores, axis=-1), y=keys), axes=[1]))
+        logits = mb.matmul(x=x, y=normal(WIDTH, 9).astype(np_kind), name="logits")
+        if returned == "window":
+            new = [mb.slice_by_index(x=each, begin=[0, 0, 1, 0], end=[1, 1, 0, WIDTH], end_mask=[True] * 4,
+                                     begin_mask=[True, True, False, True]) for each in new]
+        if returned == "swapped":
+            new = new[::-1]
+        outputs = [mb.stack(values=new, axis=0, name="new")] if len(names) == 1 else [
+            mb.identity(x=each, name=f"new_{number}") for number, each in enumerate(new)]
+        if state:
+            mb.coreml_update_state(state=more["held"], value=mb.mul(x=mb.read_state(input=more["held"]),
+                                                                    y=np.float16(2)))
+        return (logits, *(outputs if returned != "none" else ()))
+
+    scope: dict = {"body": body}
+    given = ", ".join(f"{each}={each}" for each in specs)
+    exec(f"def call({', '.join(specs)}): return body(ids, dict({given}))", scope)
+    program = mb.program(input_specs=list(specs.values()), opset_version=ct.target.iOS18)(scope["call"])
+    steps_, length_ = (ct.RangeDim(1, ROWS, default=1) for _ in range(2))
+    past_ = ct.RangeDim(least, ROWS - 1, default=1)
+    count_ = batch or ct.RangeDim(1, 2, default=1)
+    inputs = [ct.TensorType("ids", (1 if batch is None else batch, steps_), dtype=np.int32)]
+    inputs += [ct.TensorType(each, (1, 1, mask_rows or steps_, length_), dtype=np_kind) for each in specs
+               if each.startswith("mask")]
+    inputs += [ct.TensorType(name, (*(lead if names == ["cache"] else (count_, 1)), past_, WIDTH), dtype=np_kind)
+               for name in names]
+    return make(path, program, ct.target.iOS18, pass_pipeline=ct.PassPipeline.EMPTY, inputs=inputs)
+
+
+@pytest.mark.parametrize("form", ["stacked", "split", "gathered", "layers", "float32"])
+def test_a_cache_that_goes_in_and_out_becomes_new_rows_alone(tmp_path, form):
+    from mil_ane_passes.report.decoder.generate import Decoder, generate, open_by
+
+    source = make_carrying(tmp_path / "source.mlpackage", form="stacked" if form == "float32" else form,
+                           float32=form == "float32")
+    report = ane.adapt(source, tmp_path / "out", prefill=3)
+    assert report.status == "written" and report.kind == "decoder", str(report)
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    names = ["cache_0", "cache_1"] if form == "layers" else ["cache"]
+    assert [(each["input"], each["output"], each["shape"], each["dtype"]) for each in manifest["cache"]["arrays"]] == [
+        (name, f"{name}_rows", [1, 1 if form == "layers" else 2, ROWS, WIDTH], "float16") for name in names]
+    page = (tmp_path / "out" / "README.md").read_text()
+    assert all(f'"{name}": [1, ' in page for name in names) and "@" not in page
+    ids = [1, 2, 3, 4, 5]
+    chunks, singles = (Decoder(tmp_path / "out", open_by("reference")) for _ in range(2))
+    for each in ids[:-1]:
+        singles.feed([each])
+    assert np.abs(chunks.feed(ids) - singles.feed(ids[-1:])).max() < 0.01 and chunks.position == singles.position == 5
+    assert len(report.tokens) == len(generate(chunks, [1], 2)) == 2
+
+
+def test_a_stateless_decoder_generates_the_tokens_of_its_module_behind_a_prompt_in_chunks(tmp_path):
+    from mil_ane_passes.report.decoder.generate import Decoder, generate, open_by
+    from tests.lab.language_models.builders import convert
+
+    report = ane.adapt(convert("gpt2", "stateless"), tmp_path / "out", prefill=16)
+    assert report.status == "written" and report.after["unsupported"] == {}, str(report)
+    decoder = Decoder(tmp_path / "out", open_by("reference"))
+    assert generate(decoder, PROMPT, STEPS) == run_torch("gpt2", PROMPT, STEPS)[0]
+    assert decoder.position == len(PROMPT) + STEPS - 1
+
+
+@pytest.mark.parametrize(("options", "arguments", "reason"), [
+    ({"returned": "window"}, [], "(slice_by_index) keeps some rows of the cache 'cache', as a sliding window does"),
+    ({"returned": "none"}, [], "no output returns the cache 'cache' with the new rows"),
+    ({"returned": "swapped"}, [], "is not the cache 'cache' with rows appended to each layer in order"),
+    ({"form": "scaled"}, [], "the cache 'cache_0' is read by the op 'mul_0' (mul); expected layers of the cache"),
+    ({"batch": 2, "form": "layers"}, [], "the token ids 'ids' are (2, ?); expected (1, T): no batch, and no beams"),
+    ({"batch": None, "form": "layers"}, [], "the cache 'cache_0' is (?, 1, ?, 4); expected (..., rows, width) with "
+                                            "flexible rows alone: no batch, and no beams"),
+    ({"masks": 2}, [], "such as one for a sliding window; expected one mask of floats"),
+    ({"mask_rows": 1}, [], "one row for all tokens of a call, so that each sees the ones behind it; expected a causal"),
+    ({"state": True}, [], "the cache 'cache' is an input, and 'held' is a state; expected one form of cache"),
+    ({}, ["--cache", "state"], "the cache of the source goes in and out; expected --cache io"),
+    ({}, ["--context", "9"], "the cache can have 8 rows; expected 3 to 8"),
+    ({}, ["--context", "6", "--prefill", "6"], "--prefill 6: expected fewer tokens than the context, 6"),
+])
+def test_a_cache_that_is_carried_in_another_way_is_named(tmp_path, capsys, options, arguments, reason):
+    source = make_carrying(tmp_path / "source.mlpackage", **options)
+    assert main(["adapt", str(source), "-o", str(tmp_path / "out"), *arguments]) == 2
+    said = capsys.readouterr().err
+    assert reason in said, said
+    assert [each.name for each in tmp_path.iterdir()] == ["source.mlpackage"]
+
+
 @pytest.mark.parametrize(("options", "reason"), [
     ({"batch": 2}, "the token ids 'ids' are (2, ?); expected (1, T): no batch, and no beams"),
     ({"ids": False}, "no input of token ids is looked up in a table by a gather op"),
@@ -202,6 +324,7 @@ def decoder(*, batch=1, mask=True, ids=True, state=True, extra=False, outputs=1,
     ({"outputs": 2}, "2 outputs (logits, more); expected logits alone"),
     ({"end": ROWS}, "the mask 'mask' is (1, 1, ?, 8); expected (1, 1, T, E) with flexible E"),
     ({"write": False}, "no rows are written to the cache at a position"),
+    ({"ring": True}, "(slice_update) writes at a place modulo a number ('place', mod), as the cache of a sliding"),
 ])
 def test_what_is_not_recognized_is_named(tmp_path, capsys, options, reason):
     source = make_decoder(tmp_path / "source.mlpackage", **options)

@@ -33,7 +33,7 @@ class Decoder:
         self._parts = {part["tokens"]: (part, open_model(folder / part["lookup"]), open_model(folder / part["main"]))
                        for part in self.manifest["parts"]}
         cache = self.manifest["cache"]
-        self._cache = np.zeros(cache["shape"], cache["dtype"]) if cache["form"] == "io" else None
+        self.caches = {each["input"]: np.zeros(each["shape"], each["dtype"]) for each in cache.get("arrays", ())}
         self._state = None if cache["form"] == "io" else next(iter(self._parts.values()))[2].make_state()
 
     def feed(self, ids: Sequence[int]) -> Any:
@@ -55,14 +55,14 @@ class Decoder:
                                 names["position"]: np.array([self.position], np.int32)})
         feeds = {name: np.asarray(found[name]).astype(dtype) for name, dtype in part["lookups"].items()}
         feeds[names["mask"]] = self._make_mask(part["mask"], len(ids))
-        cache = self.manifest["cache"]
-        if self._cache is None:
+        if self._state is not None:
             results = main.predict(feeds, state=self._state)
         else:
-            results = main.predict({**feeds, cache["input"]: self._cache})
-            rows: list[Any] = [slice(None)] * self._cache.ndim
-            rows[cache["axis"]] = slice(self.position, self.position + len(ids))
-            self._cache[tuple(rows)] = results[cache["output"]]
+            results = main.predict({**feeds, **self.caches})
+            for each in self.manifest["cache"]["arrays"]:
+                rows: list[Any] = [slice(None)] * len(each["shape"])
+                rows[each["axis"]] = slice(self.position, self.position + len(ids))
+                self.caches[each["input"]][tuple(rows)] = results[each["output"]]
         self.position += len(ids)
         return np.asarray(results[self.manifest["outputs"]["logits"]]).reshape(len(ids), -1)[-1].astype(np.float32)
 

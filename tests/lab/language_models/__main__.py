@@ -2,10 +2,9 @@
 
     python -m tests.lab.language_models [NAME ...] [--record]
 
-Encoders go through `adapt`, which compares them with the source at several lengths. Each decoder of `builders.py` is
-converted in each form. With its cache in states it goes through `adapt`, which
-compares it with the source on random feeds and generates 16 tokens with both; without states through the transforms of
-`edit`, compared with the source on random feeds at several lengths. `--record` writes the table to README.md.
+All go through `adapt`, which compares them with the source on random feeds: encoders at several lengths, decoders of
+`builders.py` in each form of their cache over steps, and over 16 tokens generated with both, behind a prompt in chunks.
+`--record` writes the table to README.md.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def measure(name: str, form: str, folder: Path) -> str:
 
     source = convert(name, form)
     try:
-        before, after, outcome = {"states": _adapt, "encoder": _adapt_encoder}.get(form, _edit)(name, source, folder)
+        before, after, outcome = (_adapt_encoder if form == "encoder" else _adapt)(name, source, folder)
     except ane.InputError as error:
         return f"| {name} | {form} | | | {' '.join(str(error).split())} |"
     counts = [sum(kinds.values()) for _, kinds in (before, after)]
@@ -57,20 +56,6 @@ def _adapt_encoder(name: str, source: Path, folder: Path) -> Any:
     where = f"at {len(report.lengths)} lengths" if report.lengths else "on random features"
     outcome = f"the same {where}, within {report.result_error:.0e}"
     return _count(source), _count(folder / name / "encoder.mlpackage"), outcome
-
-
-def _edit(name: str, source: Path, folder: Path) -> Any:
-    from tests.lab.language_models.builders import CONTEXT, DECODERS, LAYERS, WIDTH
-
-    caches = {each: [LAYERS, 1, DECODERS[name].heads, (1, CONTEXT - 1), WIDTH] for each in ("keys", "values")}
-    report = ane.edit(source, folder / f"{name}.mlpackage", fix_shape={"inputIds": [1, 1]}, verify=True,
-                      pad_shape={"causalMask": [1, 1, 1, (2, CONTEXT)], **caches},
-                      split_inputs=["inputIds", "position"])
-    if report.verification is None or not report.verification.equal:
-        return _count(source), _count(source), str(report.verification)
-    found = ane.rewrite(folder / f"{name}_2.mlpackage", folder / f"{name}.mlpackage", preset="full", target=TARGET)
-    outcome = f"equal at {len({case.feeds for case in report.verification.cases})} lengths; rewritten: {found.status}"
-    return _count(source), _count(folder / f"{name}.mlpackage"), outcome
 
 
 def _count(package: Path) -> tuple[int, Counter[str]]:
