@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from .adapt_parts import (
     measure_package,
     read_report_file,
     rewrite_package,
+    share_weights,
 )
 
 if TYPE_CHECKING:
@@ -32,6 +34,9 @@ if TYPE_CHECKING:
 __all__ = ["LOGIT_BOUND", "write_decoder"]
 
 _CACHE = "cache"
+_LOOKUP, _MAIN = "lookup.mlpackage", "decoder.mlpackage"
+_MIN_VERSION_FUNCTIONS = 9
+"The specification version (iOS 18) from which a model may have several functions."
 _PROMPT, _STEPS = 9, 16
 "The lengths of the prompt and of what is generated, to compare with the source."
 LOGIT_BOUND = 1e-2
@@ -44,15 +49,21 @@ def write_decoder(
 ) -> None:
     """Write the packages of a decoder and what belongs to them into `folder`; the report says if they are rejected."""
     counts = check_sizes(options, structure)
-    parts = []
+    forms = []
     for count in counts:
         options.progress(f"adapting to {count} tokens a call")
-        part = draft if count == counts[-1] else draft.copy()
-        parts.append(_write_part(options, before, part, structure, count, folder, report))
-        if report.status == "rejected":
-            return
-    report.after = measure_package(folder / parts[0]["main"], options.target)
-    _write_files(folder, _make_manifest(structure, options, parts, report))
+        forms.append(_transform(options, draft if count == counts[-1] else draft.copy(), structure, count))
+        report.done += [each.note for part in forms[-1].drafts for each in part.done if each.changed and count == 1]
+        if options.verify:
+            options.progress(f"comparing {forms[-1].name}")
+            found = compare_drafts(before, forms[-1].drafts)
+            if not found.equal:
+                report.status, report.reason = "rejected", f"{forms[-1].name}: {found}"
+                return
+    report.done = list(dict.fromkeys(report.done))
+    parts = _write_packages(options, forms, structure, folder, report)
+    report.after = measure_package(folder / parts[0]["main"], options.target, parts[0]["function"])
+    _write_files(folder, _make_manifest(structure, options, forms, parts, report))
     if options.verify:
         options.progress("generating tokens")
         _compare_generations(before, structure, folder, report)
@@ -85,34 +96,69 @@ def check_sizes(options: AdaptOptions, structure: DecoderStructure) -> list[int]
     return [1, options.prefill]
 
 
-def _write_part(
-    options: AdaptOptions, before: Program, draft: Draft, structure: DecoderStructure, count: int, folder: Path,
-    report: AdaptReport,
-) -> dict[str, Any]:
-    """Transform, verify, rewrite and write the packages for `count` tokens a call; returns their manifest."""
-    drafts, position = _transform(options, draft, structure, count)
-    prefix = "decode" if count == 1 else "prefill"
-    if not report.done:
-        report.done = list(dict.fromkeys(each.note for part in drafts for each in part.done if each.changed))
-    if options.verify:
-        options.progress(f"comparing {prefix}")
-        found = compare_drafts(before, drafts)
-        if not found.equal:
-            report.status, report.reason = "rejected", f"{prefix}: {found}"
-            return {}
-    made = emit_drafts(drafts, folder)
-    lookup, main = folder / f"{prefix}_lookup.mlpackage", folder / f"{prefix}.mlpackage"
+@dataclass(frozen=True)
+class _Form:
+    """A decoder for `count` tokens a call: the drafts of the lookup and of the rest, and the name of the position."""
+
+    count: int
+    drafts: list[Draft]
+    position: str
+
+    @property
+    def name(self) -> str:
+        return "decode" if self.count == 1 else "prefill"
+
+
+def _write_packages(
+    options: AdaptOptions, forms: Sequence[_Form], structure: DecoderStructure, folder: Path, report: AdaptReport
+) -> list[dict[str, Any]]:
+    """Write and rewrite the packages; returns the manifest of each form.
+
+    Several forms are functions of the same packages, which have all weights once, where the format has functions.
+    """
+    from ..package.interface import get_specification_version
+
+    parts = [_describe_form(form, structure) for form in forms]
+    function = forms[0].drafts[0].program.functions[structure.function]
+    if len(forms) > 1 and get_specification_version(function) >= _MIN_VERSION_FUNCTIONS:
+        joined = [_join_functions([form.drafts[place] for form in forms], [form.name for form in forms], structure)
+                  for place in (0, 1)]
+        _write_pair(options, joined, folder / _LOOKUP, folder / _MAIN, report)
+        report.done.append(f"{_LOOKUP} and {_MAIN} have the functions {', '.join(form.name for form in forms)}, which "
+                           "share weights")
+        return [{**part, "lookup": _LOOKUP, "main": _MAIN, "function": form.name} for part, form in zip(parts, forms)]
+    for part, form in zip(parts, forms):
+        part |= {"lookup": f"{form.name}_lookup.mlpackage", "main": f"{form.name}.mlpackage", "function": None}
+        _write_pair(options, form.drafts, folder / part["lookup"], folder / part["main"], report)
+    return parts
+
+
+def _write_pair(options: AdaptOptions, drafts: Sequence[Draft], lookup: Path, main: Path, report: AdaptReport) -> None:
+    made = emit_drafts(drafts, main.parent)
     made[0].rename(lookup)
     rewrite_package(options, made[1], main, report)
-    function = drafts[1].program.functions[structure.function]
-    crossing = [name for name in function.inputs if name in {var.name for var in drafts[0].program.functions[
-        structure.function].outputs}]
-    inputs = {name: describe_var(function.inputs[name]) for name in function.inputs}
-    return {"tokens": count, "lookup": lookup.name, "main": main.name, "position": position,
-            "lookups": {name: inputs[name]["dtype"] for name in crossing},
+    if len(drafts[1].program.functions) > 1:
+        share_weights(main)
+
+
+def _join_functions(drafts: Sequence[Draft], names: Sequence[str], structure: DecoderStructure) -> Draft:
+    """Make one draft of drafts of the same package: their functions, the first of which is the default."""
+    first = drafts[0]
+    functions = [draft.program.functions[structure.function] for draft in drafts]
+    interfaces = [draft.interfaces[structure.function] for draft in drafts]
+    first.program.functions = dict(zip(names, functions, strict=True))
+    first.interfaces = dict(zip(names, interfaces, strict=True))
+    first.program.default_function_name = names[0]
+    return first
+
+
+def _describe_form(form: _Form, structure: DecoderStructure) -> dict[str, Any]:
+    lookup, main = (draft.program.functions[structure.function] for draft in form.drafts)
+    crossing = {var.name for var in lookup.outputs}
+    inputs = {name: describe_var(main.inputs[name]) for name in main.inputs}
+    return {"tokens": form.count, "lookups": {name: each["dtype"] for name, each in inputs.items() if name in crossing},
             "mask": {**inputs[structure.mask], "visible": 0.0, "hidden": _get_hidden()},
-            "caches": {name: inputs[name] for name in structure.caches or [_CACHE]},
-            "outputs": {var.name: describe_var(var) for var in function.outputs}}
+            "outputs": {var.name: describe_var(var) for var in main.outputs}}
 
 
 def _get_hidden() -> float:
@@ -123,8 +169,8 @@ def _get_hidden() -> float:
 
 def _transform(
     options: AdaptOptions, draft: Draft, structure: DecoderStructure, count: int
-) -> tuple[list[Draft], str]:
-    """Apply the transforms for `count` tokens a call; returns the lookup and the rest, and the name of the position."""
+) -> _Form:
+    """Apply the transforms for `count` tokens a call."""
     from coremltools.converters.mil.mil import types
 
     from ..transforms.cache_rows import CacheRows
@@ -158,13 +204,15 @@ def _transform(
     if options.cache == "io" and not {f"{name}_rows" for name in structure.caches or [_CACHE]} <= outputs:
         raise InputError("the cache is not written by rows at the position alone; expected that of all layers, or "
                          f"{format_option_values('cache', 'state')}")
-    return drafts, positions[0]
+    return _Form(count, drafts, positions[0])
 
 
 def _make_manifest(
-    structure: DecoderStructure, options: AdaptOptions, parts: Sequence[Mapping[str, Any]], report: AdaptReport
+    structure: DecoderStructure, options: AdaptOptions, forms: Sequence[_Form], parts: Sequence[Mapping[str, Any]],
+    report: AdaptReport,
 ) -> dict[str, Any]:
-    held = parts[0]["caches"]
+    main = next(iter(forms[0].drafts[1].program.functions.values()))
+    held = {name: describe_var(main.inputs[name]) for name in structure.caches or [_CACHE]}
     cache: dict[str, Any] = {"form": options.cache}
     if options.cache == "state":
         cache |= {"state": _CACHE, **held[_CACHE]}
@@ -173,9 +221,9 @@ def _make_manifest(
     return {
         "schema": 1, "kind": "decoder", "version": __version__, "context": options.context or structure.rows,
         "vocabulary": structure.vocabulary,
-        "inputs": {"ids": structure.ids, "position": parts[0]["position"], "mask": structure.mask},
+        "inputs": {"ids": structure.ids, "position": forms[0].position, "mask": structure.mask},
         "outputs": {"logits": structure.logits}, "cache": cache,
-        "parts": [{key: value for key, value in part.items() if key not in ("position", "caches")} for part in parts],
+        "parts": [dict(part) for part in parts],
         "predicted": {"before": report.before, "after": report.after},
     }
 
@@ -192,7 +240,7 @@ def _compare_generations(before: Program, structure: DecoderStructure, folder: P
     from ..runtime import Runtime, predictor
 
     manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-    decoder = Decoder(folder, lambda path: predictor(path, precision="float32"))
+    decoder = Decoder(folder, lambda path, function: predictor(path, function=function, precision="float32"))
     original = Runtime(before, function=structure.function, precision="float32")
     rng = np.random.default_rng(0)
     most = max(part["tokens"] for part in manifest["parts"])
@@ -262,11 +310,20 @@ def _run_source(
     return np.asarray(found[structure.logits], np.float64).reshape(len(ids), -1)[-1]
 
 
+def _describe_packages(parts: Sequence[Mapping[str, Any]]) -> str:
+    if parts[0]["function"] is None:
+        return "Packages, by the number of tokens of a call: see `parts` in `manifest.json`."
+    listed = ", ".join(f"`{part['function']}` takes {part['tokens']} at a time" for part in parts)
+    return f"Two packages with functions that share weights, by the number of tokens of a call: {listed}."
+
+
 def _format_readme(manifest: Mapping[str, Any]) -> str:
     text = read_report_file("decoder", "README.txt")
     cache = manifest["cache"]
     part = manifest["parts"][0]
     values = {
+        "PACKAGES": _describe_packages(manifest["parts"]), "FUNCTION": "" if part["function"] is None else (
+            f'cpuOnly.functionName = "{part["function"]}"; cpuAndNeuralEngine.functionName = "{part["function"]}"\n'),
         "CONTEXT": manifest["context"], "CACHES": ", ".join(
             f'"{each["input"]}": {each["shape"]}' for each in cache.get("arrays", ())),
         "CACHE_SHAPE": ", ".join(map(str, cache.get("shape", ()))),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .adapt import AdaptOptions, AdaptReport
 
 __all__ = ["compare_drafts", "describe_var", "emit_drafts", "format_figures", "measure_package", "read_report_file",
-           "rewrite_package"]
+           "rewrite_package", "share_weights"]
 
 
 def emit_drafts(drafts: Sequence[Draft], folder: Path) -> list[Path]:
@@ -47,11 +47,28 @@ def rewrite_package(options: AdaptOptions, source: Path, target: Path, report: A
         shutil.rmtree(source)
 
 
-def measure_package(package: Path, target: str) -> dict[str, Any]:
-    """Return the figures of a package on the target."""
+def share_weights(package: Path) -> None:
+    """Store weights once that several functions of a package have."""
+    from ..transforms.dedup_weights import DedupWeights
+    from ..transforms.sources import open_draft
+
+    draft, = DedupWeights().apply(open_draft(package))
+    if draft.redirected:
+        made, = emit_drafts([draft], package.parent)
+        shutil.rmtree(package)
+        made.rename(package)
+
+
+def measure_package(package: Path, target: str, function: str | None = None) -> dict[str, Any]:
+    """Return the figures of a package, or of one function, on the target."""
+    from ..package import load
     from .lint import lint
 
-    found = lint(package, target=target)
+    source: Any = package
+    if function is not None:
+        source = load(package).program
+        source.functions = {function: source.functions[function]}
+    found = lint(source, target=target)
     figures = found.summary()
     unsupported = Counter(row.op.op_type for row in found.plan.rows if row.ane == "no")
     return {"ops": figures["ops"], "unsupported": dict(sorted(unsupported.items())),

@@ -33,13 +33,14 @@ class PredictError(InputError, RuntimeError):
 
 @synchronized
 def predictor(
-    mlmodel: MLModel | str | PathLike[str], *, precision: str = "float16", quirks: Sequence[str] = (),
-    max_steps: int | None = DEFAULT_MAX_STEPS, max_seconds: float | None = None,
+    mlmodel: MLModel | str | PathLike[str], *, function: str | None = None, precision: str = "float16",
+    quirks: Sequence[str] = (), max_steps: int | None = DEFAULT_MAX_STEPS, max_seconds: float | None = None,
 ) -> Predictor:
     """Make an object that predicts as `mlmodel` would on a Mac, up to rounding, on any machine.
 
     `mlmodel` is an `MLModel` (for one with several functions, the one it was loaded with) or the path of an .mlpackage
-    or .mlmodel; a NeuralNetwork predicts as the ML Program that `upgrade` makes of it.
+    or .mlmodel; a NeuralNetwork predicts as the ML Program that `upgrade` makes of it. `function` names one of the
+    package at a path (default: its default function).
     `precision` "float16" rounds each value to its declared dtype; see `Runtime`. A prediction may take `max_steps`
     steps of loops and `max_seconds` (None: no limit), else it raises LimitReached. Raises InputError when it is not an
     ML Program or a NeuralNetwork, NotSupported when it has an op that the reference runtime lacks.
@@ -47,7 +48,7 @@ def predictor(
     if isinstance(mlmodel, (str, PathLike)):
         if not Path(mlmodel).exists():
             raise InputError(f"no file or folder '{fspath(mlmodel)}'; expected the path of an .mlpackage")
-        mlmodel = MLModel(fspath(mlmodel), skip_model_load=True)
+        mlmodel = MLModel(fspath(mlmodel), skip_model_load=True, **({"function_name": function} if function else {}))
     if not isinstance(mlmodel, MLModel):
         raise InputError(f"found a {type(mlmodel).__name__}; expected an MLModel or the path of an .mlpackage")
     return Predictor(mlmodel, precision, quirks, max_steps=max_steps, max_seconds=max_seconds)

@@ -15,7 +15,7 @@ from coremltools.converters.mil.mil import get_new_symbol, types
 
 import mil_ane_passes as ane
 from mil_ane_passes.commands.main import main
-from tests.package.helpers import make, normal, with_functions
+from tests.package.helpers import make, normal, spec_of, with_functions
 
 pytest.importorskip("transformers")
 
@@ -72,9 +72,9 @@ def test_no_op_is_unsupported_and_the_report_says_so(llama):
     report, folder = llama
     assert sum(report.before["unsupported"].values()) > 100
     assert report.after["unsupported"] == {} and report.after["unknown"] == 0
+    assert ane.lint(folder / "decoder.mlpackage", target="m4").summary()["ane_unsupported"] == 0
     for name in ("decode", "prefill"):
-        assert ane.lint(folder / f"{name}.mlpackage", target="m4").summary()["ane_unsupported"] == 0
-        function = ane.load(folder / f"{name}.mlpackage").program.functions["main"]
+        function = ane.load(folder / "decoder.mlpackage").program.functions[name]
         assert all(var.dtype == types.fp16 and var.rank <= 4 for var in function.inputs.values())
     assert len(report.tokens) == 16 and report.logit_error is not None and report.logit_error < 0.01
     assert "0 unsupported on m4" in str(report) and "generated 16 tokens as the source does" in str(report)
@@ -87,11 +87,45 @@ def test_the_manifest_states_names_shapes_and_the_form_of_the_cache(llama):
     assert manifest["inputs"] == {"ids": "inputIds", "position": "position", "mask": "causalMask"}
     assert manifest["cache"] == {"form": "io", "arrays": [
         {"input": "cache", "output": "cache_rows", "axis": 2, "shape": [1, 8, 64, 32], "dtype": "float16"}]}
-    assert [(part["tokens"], part["main"]) for part in manifest["parts"]] == [
-        (1, "decode.mlpackage"), (16, "prefill.mlpackage")]
+    assert [(part["tokens"], part["main"], part["function"]) for part in manifest["parts"]] == [
+        (1, "decoder.mlpackage", "decode"), (16, "decoder.mlpackage", "prefill")]
     page = (llama[1] / "README.md").read_text()
     assert "@" not in page and '["cache": [1, 8, 64, 32]]' in page and "makeState" not in page
     assert not [each for each in llama[1].parent.iterdir() if each != llama[1]]
+
+
+def test_functions_share_the_weights_of_the_source(llama):
+    from tests.lab.language_models.builders import convert
+
+    sizes = [sum(each.stat().st_size for each in package.rglob("weight.bin"))
+             for package in (convert("llama", "states"), llama[1] / "decoder.mlpackage", llama[1] / "lookup.mlpackage")]
+    assert sizes[1] + sizes[2] < 1.05 * sizes[0]
+    assert sorted(each.name for each in llama[1].iterdir()) == [
+        "README.md", "decoder.mlpackage", "generate.py", "lookup.mlpackage", "manifest.json"]
+    for name in ("decoder", "lookup"):
+        spec = spec_of(llama[1] / f"{name}.mlpackage")
+        assert spec.description.defaultFunctionName == "decode"
+        described = {each.name: [var.name for var in each.input] for each in spec.description.functions}
+        assert set(described) == {"decode", "prefill"} and described["decode"] == described["prefill"]
+    page = (llama[1] / "README.md").read_text()
+    assert "`decode` takes 1 at a time, `prefill` takes 16 at a time" in page
+    assert 'cpuAndNeuralEngine.functionName = "decode"' in page
+
+
+def test_before_functions_there_are_two_packages(tmp_path):
+    from mil_ane_passes.report.decoder.generate import Decoder, open_by
+
+    source = make_carrying(tmp_path / "source.mlpackage", target=ct.target.iOS17)
+    report = ane.adapt(source, tmp_path / "out", prefill=3)
+    assert report.status == "written", str(report)
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert [(part["lookup"], part["main"], part["function"]) for part in manifest["parts"]] == [
+        (f"{name}_lookup.mlpackage", f"{name}.mlpackage", None) for name in ("decode", "prefill")]
+    chunks, singles = (Decoder(tmp_path / "out", open_by("reference")) for _ in range(2))
+    for each in (1, 2, 3):
+        single = singles.feed([each])
+    assert np.abs(chunks.feed([1, 2, 3]) - single).max() < 0.01
+    assert "see `parts` in `manifest.json`" in (tmp_path / "out" / "README.md").read_text()
 
 
 def test_the_cache_as_one_state(tmp_path, capsys):
@@ -196,7 +230,7 @@ def decoder(*, batch=1, mask=True, ids=True, state=True, extra=False, outputs=1,
 
 
 def make_carrying(path, *, form="stacked", mask_rows=None, batch=1, masks=1, returned="all", state=False, least=1,
-                  float32=False):
+                  float32=False, target=ct.target.iOS18):
     """A package of a decoder of two layers whose cache goes in and comes out with new rows."""
     kind, np_kind = (types.fp32, np.float32) if float32 else (types.fp16, np.float16)
     steps, length, past = (get_new_symbol() for _ in range(3))
@@ -248,7 +282,7 @@ def make_carrying(path, *, form="stacked", mask_rows=None, batch=1, masks=1, ret
     scope: dict = {"body": body}
     given = ", ".join(f"{each}={each}" for each in specs)
     exec(f"def call({', '.join(specs)}): return body(ids, dict({given}))", scope)
-    program = mb.program(input_specs=list(specs.values()), opset_version=ct.target.iOS18)(scope["call"])
+    program = mb.program(input_specs=list(specs.values()), opset_version=target)(scope["call"])
     steps_, length_ = (ct.RangeDim(1, ROWS, default=1) for _ in range(2))
     past_ = ct.RangeDim(least, ROWS - 1, default=1)
     count_ = batch or ct.RangeDim(1, 2, default=1)
@@ -257,7 +291,7 @@ def make_carrying(path, *, form="stacked", mask_rows=None, batch=1, masks=1, ret
                if each.startswith("mask")]
     inputs += [ct.TensorType(name, (*(lead if names == ["cache"] else (count_, 1)), past_, WIDTH), dtype=np_kind)
                for name in names]
-    return make(path, program, ct.target.iOS18, pass_pipeline=ct.PassPipeline.EMPTY, inputs=inputs)
+    return make(path, program, target, pass_pipeline=ct.PassPipeline.EMPTY, inputs=inputs)
 
 
 @pytest.mark.parametrize("form", ["stacked", "split", "gathered", "layers", "float32"])

@@ -22,16 +22,19 @@ SCHEMA = 1
 
 
 class Decoder:
-    """A decoder and its cache. `open_model` opens a package as an object with `predict` and `make_state`."""
+    """A decoder and its cache.
 
-    def __init__(self, folder: Path, open_model: Callable[[Path], Any]) -> None:
+    `open_model` opens a package, or one function of it, as an object with `predict` and `make_state`.
+    """
+
+    def __init__(self, folder: Path, open_model: Callable[[Path, str | None], Any]) -> None:
         self.manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
         if self.manifest.get("schema") != SCHEMA:
             raise ValueError(f"manifest.json has schema {self.manifest.get('schema')}; this script reads {SCHEMA}")
         self.context: int = self.manifest["context"]
         self.position = 0
-        self._parts = {part["tokens"]: (part, open_model(folder / part["lookup"]), open_model(folder / part["main"]))
-                       for part in self.manifest["parts"]}
+        self._parts = {part["tokens"]: (part, *(open_model(folder / part[each], part["function"])
+                                                for each in ("lookup", "main"))) for part in self.manifest["parts"]}
         cache = self.manifest["cache"]
         self.caches = {each["input"]: np.zeros(each["shape"], each["dtype"]) for each in cache.get("arrays", ())}
         self._state = None if cache["form"] == "io" else next(iter(self._parts.values()))[2].make_state()
@@ -96,17 +99,20 @@ def generate(decoder: Decoder, ids: Sequence[int], steps: int, temperature: floa
     return found
 
 
-def open_by(runtime: str) -> Callable[[Path], Any]:
+def open_by(runtime: str) -> Callable[[Path, str | None], Any]:
     """Return what opens a package: coremltools on a Mac, or the reference runtime of mil_ane_passes."""
     if runtime == "reference":
         import mil_ane_passes
 
-        return lambda path: mil_ane_passes.runtime.predictor(str(path))
+        return lambda path, function: mil_ane_passes.runtime.predictor(str(path), function=function)
     import coremltools
 
-    return lambda path: coremltools.models.MLModel(
-        str(path), compute_units=coremltools.ComputeUnit.CPU_ONLY if "lookup" in path.name
-        else coremltools.ComputeUnit.CPU_AND_NE)
+    def open_model(path: Path, function: str | None) -> Any:
+        unit = coremltools.ComputeUnit.CPU_ONLY if "lookup" in path.name else coremltools.ComputeUnit.CPU_AND_NE
+        named = {} if function is None else {"function_name": function}
+        return coremltools.models.MLModel(str(path), compute_units=unit, **named)
+
+    return open_model
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -46,7 +46,7 @@ def _adapt(name: str, source: Path, folder: Path) -> Any:
     if report.status != "written":
         return _count(source), _count(source), report.reason
     outcome = f"{len(report.tokens)} tokens the same, logits within {report.logit_error:.0e}"
-    return _count(source), _count(folder / name / "decode.mlpackage"), outcome
+    return _count(source), _count(folder / name / "decoder.mlpackage", "decode"), outcome
 
 
 def _adapt_encoder(name: str, source: Path, folder: Path) -> Any:
@@ -58,8 +58,10 @@ def _adapt_encoder(name: str, source: Path, folder: Path) -> Any:
     return _count(source), _count(folder / name / "encoder.mlpackage"), outcome
 
 
-def _count(package: Path) -> tuple[int, Counter[str]]:
-    found = ane.lint(package, target=TARGET)
+def _count(package: Path, function: str | None = None) -> tuple[int, Counter[str]]:
+    program = ane.load(package).program
+    program.functions = {function: program.functions[function]} if function else program.functions
+    found = ane.lint(program, target=TARGET)
     return found.summary()["ops"], Counter(row.op.op_type for row in found.plan.rows if row.ane == "no")
 
 
