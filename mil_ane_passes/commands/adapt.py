@@ -63,6 +63,9 @@ class AdaptOptions:
     "the chip to rewrite for and to predict (default: m4)"
     cache: str = field(default="io", metadata=flag(choices=("io", "state")))
     "decoders: io (default): the cache goes in, its new rows come out, and the caller keeps it; state: one state"
+    embedding: str = field(default="package", metadata=flag(choices=("package", "npy", "one-hot")))
+    """decoders: where token ids are looked up: package (default): in the lookup package; npy: by the caller, in a file
+    of the table; one-hot: by a product in the main package, for small vocabularies"""
     verify: bool = field(default=True, metadata=flag())
     "compare results, and generated tokens, with those of the source (default); if they differ, nothing is written"
     overwrite: bool = field(default=False, metadata=flag())
@@ -183,7 +186,8 @@ def _plan(options: AdaptOptions, draft: Draft, where: str) -> tuple[str, Callabl
         decoder = recognize_decoder(draft.program, where)
         check_sizes(options, decoder)
         return "decoder", lambda before, folder, report: write_decoder(options, before, draft, decoder, folder, report)
-    for name, given in (("prefill", options.prefill), ("cache", None if options.cache == "io" else options.cache)):
+    for name, given in (("prefill", options.prefill), ("cache", None if options.cache == "io" else options.cache),
+                        ("embedding", None if options.embedding == "package" else options.embedding)):
         if given is not None:
             raise InputError(f"{format_option_values(name, given)}: {where} has no cache; expected this for a decoder "
                              "with a cache alone")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .._version import __version__
+from ..report.decoder.generate import read_rows
 from ..utils.errors import InputError
 from ..utils.option_spelling import format_option_values
 from .adapt_parts import (
@@ -25,7 +27,7 @@ from .adapt_parts import (
 )
 
 if TYPE_CHECKING:
-    from coremltools.converters.mil.mil import Program
+    from coremltools.converters.mil.mil import Function, Program
 
     from ..transforms.contract import Draft
     from ..transforms.decoder import DecoderStructure
@@ -33,8 +35,10 @@ if TYPE_CHECKING:
 
 __all__ = ["LOGIT_BOUND", "write_decoder"]
 
-_CACHE = "cache"
+_CACHE, _EMBEDDING = "cache", "embedding"
 _LOOKUP, _MAIN = "lookup.mlpackage", "decoder.mlpackage"
+_MAX_ONE_HOT = 16384
+"The most rows of a table that a product reads: the inner dimension that all generations accept."
 _MIN_VERSION_FUNCTIONS = 9
 "The specification version (iOS 18) from which a model may have several functions."
 _PROMPT, _STEPS = 9, 16
@@ -61,9 +65,10 @@ def write_decoder(
                 report.status, report.reason = "rejected", f"{forms[-1].name}: {found}"
                 return
     report.done = list(dict.fromkeys(report.done))
+    embedding = _write_embedding(options, before, structure, forms[0], folder, report)
     parts = _write_packages(options, forms, structure, folder, report)
     report.after = measure_package(folder / parts[0]["main"], options.target, parts[0]["function"])
-    _write_files(folder, _make_manifest(structure, options, forms, parts, report))
+    _write_files(folder, _make_manifest(structure, options, forms, parts, embedding, report))
     if options.verify:
         options.progress("generating tokens")
         _compare_generations(before, structure, folder, report)
@@ -82,6 +87,10 @@ def check_sizes(options: AdaptOptions, structure: DecoderStructure) -> list[int]
     if structure.steps not in (None, 1):
         raise InputError(f"the token ids '{structure.ids}' are (1, {structure.steps}); expected a flexible number, or "
                          "one")
+    if options.embedding == "one-hot" and structure.vocabulary > _MAX_ONE_HOT:
+        raise InputError(f"{format_option_values('embedding', 'one-hot')}: the table has {structure.vocabulary:,} "
+                         f"rows; expected {_MAX_ONE_HOT:,} at most, the inner dimension of a product, or "
+                         f"{format_option_values('embedding', 'npy')}")
     if options.prefill is None or options.prefill == 1:
         return [1]
     if options.prefill >= context:
@@ -182,6 +191,7 @@ def _transform(
     from ..transforms.shape_inference import get_sizes
     from ..transforms.split_inputs import SplitInputs
     from ..transforms.state_to_io import StateToIo
+    from ..transforms.token_input import TokenInput
 
     context = options.context or structure.rows
     sizes: dict[str, tuple[Any, ...]] = {structure.mask: (1, 1, (count, count), (count + structure.least, context))}
@@ -199,7 +209,12 @@ def _transform(
         raise InputError("no rows are written to the cache at a position that follows from the length of "
                          f"'{structure.mask}'; expected a slice_update from E - T to E")
     rest: list[Transform] = [StateToIo()] if options.cache == "io" and not structure.caches else []
-    drafts = apply_transforms(draft, [*rest, SplitInputs([structure.ids, positions[0]])])
+    integers = [structure.ids, positions[0]]
+    if options.embedding != "package":
+        table = _read_table(function, structure)
+        rest.insert(0, TokenInput(structure.ids, _EMBEDDING, partial(read_rows, table), options.embedding == "one-hot"))
+        integers = [positions[0]]
+    drafts = apply_transforms(draft, [*rest, SplitInputs(integers)])
     outputs = {var.name for var in drafts[1].program.functions[structure.function].outputs}
     if options.cache == "io" and not {f"{name}_rows" for name in structure.caches or [_CACHE]} <= outputs:
         raise InputError("the cache is not written by rows at the position alone; expected that of all layers, or "
@@ -207,9 +222,42 @@ def _transform(
     return _Form(count, drafts, positions[0])
 
 
+def _read_table(function: Function, structure: DecoderStructure) -> dict[str, Any]:
+    from ..transforms.decoder import find_lookup
+    from ..transforms.token_input import read_table
+
+    lookup = find_lookup(function.inputs[structure.ids])
+    assert lookup is not None
+    return read_table(lookup.x)
+
+
+def _write_embedding(
+    options: AdaptOptions, before: Program, structure: DecoderStructure, form: _Form, folder: Path, report: AdaptReport
+) -> dict[str, Any]:
+    """Write the table of embeddings if it is a file; returns its manifest, and reports the trade-off."""
+    if options.embedding == "package":
+        return {"form": "package"}
+    table = _read_table(before.functions[structure.function], structure)
+    held = describe_var(form.drafts[1].program.functions[structure.function].inputs[_EMBEDDING])
+    found = {"form": options.embedding, "input": _EMBEDDING, "dtype": held["dtype"]}
+    nbytes = sum(each.nbytes for each in table.values())
+    crossing = int(np.prod(held["shape"])) * np.dtype(held["dtype"]).itemsize
+    if options.embedding == "npy":
+        found["files"] = {name: f"embedding{'' if name == 'data' else '_' + name}.npy" for name in table}
+        for name, file in found["files"].items():
+            np.save(folder / file, table[name])
+        cost = f"the caller reads rows of {nbytes:,} bytes in files, {crossing:,} bytes cross a token"
+    else:
+        cost = (f"each call reads all {nbytes:,} bytes of the table and multiplies {structure.vocabulary:,} rows, "
+                f"where a lookup reads one; {crossing:,} bytes cross a token")
+    report.done.append(f"embedding as {options.embedding}: {cost}. One measurement found an embedding outside of the "
+                       "model 2-3 % slower a call (gliclass): measure it on the device")
+    return found
+
+
 def _make_manifest(
     structure: DecoderStructure, options: AdaptOptions, forms: Sequence[_Form], parts: Sequence[Mapping[str, Any]],
-    report: AdaptReport,
+    embedding: Mapping[str, Any], report: AdaptReport,
 ) -> dict[str, Any]:
     main = next(iter(forms[0].drafts[1].program.functions.values()))
     held = {name: describe_var(main.inputs[name]) for name in structure.caches or [_CACHE]}
@@ -222,7 +270,7 @@ def _make_manifest(
         "schema": 1, "kind": "decoder", "version": __version__, "context": options.context or structure.rows,
         "vocabulary": structure.vocabulary,
         "inputs": {"ids": structure.ids, "position": forms[0].position, "mask": structure.mask},
-        "outputs": {"logits": structure.logits}, "cache": cache,
+        "outputs": {"logits": structure.logits}, "cache": cache, "embedding": dict(embedding),
         "parts": [dict(part) for part in parts],
         "predicted": {"before": report.before, "after": report.after},
     }
@@ -320,14 +368,18 @@ def _describe_packages(parts: Sequence[Mapping[str, Any]]) -> str:
 def _format_readme(manifest: Mapping[str, Any]) -> str:
     text = read_report_file("decoder", "README.txt")
     cache = manifest["cache"]
-    part = manifest["parts"][0]
+    part, form = manifest["parts"][0], manifest["embedding"]["form"]
     values = {
         "PACKAGES": _describe_packages(manifest["parts"]), "FUNCTION": "" if part["function"] is None else (
             f'cpuOnly.functionName = "{part["function"]}"; cpuAndNeuralEngine.functionName = "{part["function"]}"\n'),
+        "TOKEN": f'"{manifest["inputs"]["ids"]}": int32Array([[token]]), ' if form == "package" else "",
+        "EMBEDDING": {"npy": f'    inputs["{_EMBEDDING}"] = row(of: token)  // of embedding.npy, with its parameters\n',
+                      "one-hot": f'    inputs["{_EMBEDDING}"] = oneHot(token)\n'}.get(form, ""),
+        "READS": "token ids and the position (integers)" if form == "package" else "the position (an integer)",
         "CONTEXT": manifest["context"], "CACHES": ", ".join(
             f'"{each["input"]}": {each["shape"]}' for each in cache.get("arrays", ())),
         "CACHE_SHAPE": ", ".join(map(str, cache.get("shape", ()))),
-        "IDS": manifest["inputs"]["ids"], "POSITION": manifest["inputs"]["position"],
+        "POSITION": manifest["inputs"]["position"],
         "MASK": manifest["inputs"]["mask"], "MASK_SHAPE": ", ".join(map(str, part["mask"]["shape"])),
         "HIDDEN": f"{part['mask']['hidden']:g}", "LOGITS": manifest["outputs"]["logits"],
         "LOOKUPS": ", ".join(part["lookups"]), "BEFORE": format_figures(manifest["predicted"]["before"]),

@@ -230,7 +230,7 @@ def decoder(*, batch=1, mask=True, ids=True, state=True, extra=False, outputs=1,
 
 
 def make_carrying(path, *, form="stacked", mask_rows=None, batch=1, masks=1, returned="all", state=False, least=1,
-                  float32=False, target=ct.target.iOS18):
+                  float32=False, target=ct.target.iOS18, table=None, ids_read=False):
     """A package of a decoder of two layers whose cache goes in and comes out with new rows."""
     kind, np_kind = (types.fp32, np.float32) if float32 else (types.fp16, np.float16)
     steps, length, past = (get_new_symbol() for _ in range(3))
@@ -245,7 +245,9 @@ def make_carrying(path, *, form="stacked", mask_rows=None, batch=1, masks=1, ret
 
     def body(ids, more):
         masks_, caches = [more[each] for each in specs if each.startswith("mask")], [more[name] for name in names]
-        x = mb.gather(x=normal(9, WIDTH).astype(np_kind), indices=ids, axis=0)
+        x = mb.gather(x=normal(9, WIDTH).astype(np_kind) if table is None else table(np_kind), indices=ids, axis=0)
+        if ids_read:
+            x = mb.add(x=x, y=mb.expand_dims(x=mb.cast(x=ids, dtype="fp16", name="kinds"), axes=[2]))
         new = []
         for layer in range(2):
             if form == "stacked":
@@ -325,6 +327,107 @@ def test_a_stateless_decoder_generates_the_tokens_of_its_module_behind_a_prompt_
     decoder = Decoder(tmp_path / "out", open_by("reference"))
     assert generate(decoder, PROMPT, STEPS) == run_torch("gpt2", PROMPT, STEPS)[0]
     assert decoder.position == len(PROMPT) + STEPS - 1
+
+
+CODES = np.random.default_rng(3).integers(0, 4, (9, WIDTH)).astype(np.uint8)
+
+
+def affine(kind):
+    return mb.constexpr_affine_dequantize(quantized_data=CODES.astype(np.int8), zero_point=np.int8(1),
+                                          scale=np.linspace(0.5, 2, 9).astype(np.float16), axis=0)
+
+
+def blocks(kind):
+    return mb.constexpr_blockwise_shift_scale(
+        data=CODES.astype(np.int8), scale=np.linspace(0.5, 2, 6).reshape(3, 2).astype(np.float16),
+        offset=np.int8([[1, 0], [2, 1], [0, 3]]))
+
+
+def small_blocks(kind):
+    from coremltools.converters.mil.mil.types.type_mapping import np_uint4_dtype
+
+    return mb.constexpr_blockwise_shift_scale(data=CODES.astype(np_uint4_dtype),
+                                              scale=np.float16([[0.5, 1.5]]).reshape(1, 2))
+
+
+def packed_palette(kind):
+    bits = np.unpackbits(CODES.reshape(-1, 1), axis=1, bitorder="little")[:, :2].reshape(-1)
+    return mb.constexpr_lut_to_dense(indices=np.packbits(bits, bitorder="little"), lut=np.float16([-1, 0.5, 1, 3]),
+                                     shape=np.uint32([9, WIDTH]))
+
+
+def palettes(kind):
+    from coremltools.converters.mil.mil.types.type_mapping import np_uint2_dtype
+
+    return mb.constexpr_lut_to_dense(indices=CODES.astype(np_uint2_dtype),
+                                     lut=np.linspace(-2, 2, 12).reshape(3, 1, 4, 1).astype(np.float16))
+
+
+TABLES = {"dense": (None, ct.target.iOS18, []), "affine": (affine, ct.target.iOS17, ["offset", "scale"]),
+          "blocks": (blocks, ct.target.iOS18, ["offset", "scale"]),
+          "small blocks": (small_blocks, ct.target.iOS18, ["scale"]),
+          "packed palette": (packed_palette, ct.target.iOS17, ["lut"]),
+          "palettes": (palettes, ct.target.iOS18, ["lut"])}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_table_of_embeddings_is_a_file_that_the_script_reads(tmp_path, name):
+    from mil_ane_passes.report.decoder.generate import Decoder, open_by
+
+    table, target, more = TABLES[name]
+    source = make_carrying(tmp_path / "source.mlpackage", table=table, target=target)
+    report = ane.adapt(source, tmp_path / "out", embedding="npy")
+    assert report.status == "written" and report.logit_error < 0.01, str(report)
+    assert "embedding as npy" in str(report) and "2-3 % slower" in str(report)
+    assert sorted(each.name for each in (tmp_path / "out").glob("*.npy")) == sorted(
+        ["embedding.npy", *(f"embedding_{each}.npy" for each in more)])
+    data = np.load(tmp_path / "out" / "embedding.npy")
+    assert data.shape == (9, WIDTH) and data.dtype in ((np.uint8, np.int8) if more else (np.float16,))
+    assert ane.adapt(source, tmp_path / "other").status == "written"
+    ours, others = (Decoder(tmp_path / each, open_by("reference")) for each in ("out", "other"))
+    for token in (8, 0, 3, 5):
+        assert np.abs(ours.feed([token]) - others.feed([token])).max() < 0.01
+    for package in (tmp_path / "out").glob("*.mlpackage"):
+        function, = ane.load(package).program.functions.values()
+        assert "ids" not in function.inputs
+    assert "row(of: token)" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_the_embedding_as_a_product_of_one_hot_rows(tmp_path):
+    from mil_ane_passes.report.decoder.generate import Decoder, open_by
+
+    source = make_decoder(tmp_path / "source.mlpackage")
+    report = ane.adapt(source, tmp_path / "out", embedding="one-hot", prefill=3)
+    assert report.status == "written" and report.after["unsupported"] == {}, str(report)
+    assert "each call reads all 72 bytes of the table and multiplies 9 rows" in str(report)
+    function = ane.load(tmp_path / "out" / "decoder.mlpackage").program.functions["prefill"]
+    assert tuple(function.inputs["embedding"].shape) == (1, 3, 9)
+    assert "oneHot(token)" in (tmp_path / "out" / "README.md").read_text()
+    assert ane.adapt(source, tmp_path / "other").status == "written"
+    ours, others = (Decoder(tmp_path / each, open_by("reference")) for each in ("out", "other"))
+    assert np.abs(ours.feed([8, 0, 3, 5]) - others.feed([8, 0, 3, 5])).max() < 0.01
+
+
+@pytest.mark.parametrize(("options", "form", "reason"), [
+    ({}, "one-hot", "the table has 9 rows; expected 8 at most"),
+    ({"ids_read": True}, "npy", "the op 'kinds' (cast) reads the token ids 'ids' besides the lookup in a table"),
+    ({"table": "sparse"}, "npy",
+     "is compressed by constexpr_sparse_to_dense, or several times; expected one of constexpr_affine_dequantize"),
+])
+def test_an_embedding_that_cannot_be_taken_out_is_named(tmp_path, monkeypatch, options, form, reason):
+    from mil_ane_passes.commands import adapt_decoder
+
+    monkeypatch.setattr(adapt_decoder, "_MAX_ONE_HOT", 8)
+    if "table" in options:
+        from coremltools.converters.mil.mil.types.type_mapping import np_uint1_dtype
+
+        mask = np.uint8([1, 0] * 18).reshape(9, 4).astype(np_uint1_dtype)
+        options = {"table": lambda kind: mb.constexpr_sparse_to_dense(mask=mask, nonzero_data=np.ones(18, np.float16))}
+    source = make_carrying(tmp_path / "source.mlpackage", **options)
+    with pytest.raises(ane.InputError, match="expected") as refusal:
+        ane.adapt(source, tmp_path / "out", embedding=form)
+    assert reason in str(refusal.value), str(refusal.value)
+    assert [each.name for each in tmp_path.iterdir()] == ["source.mlpackage"]
 
 
 @pytest.mark.parametrize(("options", "arguments", "reason"), [

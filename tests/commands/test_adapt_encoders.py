@@ -105,6 +105,7 @@ def test_forms_of_masks_and_pooled_rows(tmp_path, form):
     ({}, ["--context", "13"], "--context 13: the inputs ids, mask can be 1 to 12 long; expected a length in between"),
     ({"length": CONTEXT}, ["--context", "8"], "all inputs of"),
     ({}, ["--prefill", "4"], "--prefill 4:"),
+    ({}, ["--embedding", "npy"], "--embedding npy:"),
     ({}, ["--cache", "state"], "has no cache; expected this for a decoder with a cache alone"),
     ({"form": "reversed"}, ["--context", "8"], "(reverse) cannot be padded: it has no rule for padded axes"),
 ])

@@ -21,6 +21,22 @@ SCHEMA = 1
 "The version of manifest.json that this script reads."
 
 
+def read_rows(table: dict[str, Any], ids: Any) -> Any:
+    """Return rows of a table (n, width), which may be compressed: entries of palettes, shifted and scaled by blocks."""
+    rows = np.asarray(table["data"][ids])
+    count, width = table["data"].shape
+
+    def spread(parameter: Any) -> Any:
+        return np.repeat(parameter[ids // (count // parameter.shape[0])], width // parameter.shape[1], axis=1)
+
+    if "lut" in table:
+        rows = np.take_along_axis(spread(table["lut"]), rows[..., None].astype(np.int64), -1)[..., 0]
+    if "scale" in table:
+        rows = rows.astype(np.float64)
+        rows = (rows - spread(table["offset"]) if "offset" in table else rows) * spread(table["scale"])
+    return rows
+
+
 class Decoder:
     """A decoder and its cache.
 
@@ -37,6 +53,8 @@ class Decoder:
                                                 for each in ("lookup", "main"))) for part in self.manifest["parts"]}
         cache = self.manifest["cache"]
         self.caches = {each["input"]: np.zeros(each["shape"], each["dtype"]) for each in cache.get("arrays", ())}
+        self._table = {name: np.load(folder / file, mmap_mode="r") for name, file in
+                       self.manifest["embedding"].get("files", {}).items()}
         self._state = None if cache["form"] == "io" else next(iter(self._parts.values()))[2].make_state()
 
     def feed(self, ids: Sequence[int]) -> Any:
@@ -54,9 +72,14 @@ class Decoder:
     def _step(self, ids: Sequence[int]) -> Any:
         part, lookup, main = self._parts[len(ids)]
         names = self.manifest["inputs"]
-        found = lookup.predict({names["ids"]: np.array([ids], np.int32),
-                                names["position"]: np.array([self.position], np.int32)})
+        embedding = self.manifest["embedding"]
+        tokens = {names["ids"]: np.array([ids], np.int32)} if embedding["form"] == "package" else {}
+        found = lookup.predict({**tokens, names["position"]: np.array([self.position], np.int32)})
         feeds = {name: np.asarray(found[name]).astype(dtype) for name, dtype in part["lookups"].items()}
+        if embedding["form"] != "package":
+            found = read_rows(self._table, np.array(ids)) if embedding["form"] == "npy" else np.eye(
+                self.manifest["vocabulary"])[list(ids)]
+            feeds[embedding["input"]] = found[None].astype(embedding["dtype"])
         feeds[names["mask"]] = self._make_mask(part["mask"], len(ids))
         if self._state is not None:
             results = main.predict(feeds, state=self._state)
