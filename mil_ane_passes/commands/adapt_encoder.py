@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,8 @@ def write_encoder(
     from ..transforms.encoder import transform_encoder
 
     options.progress("adapting")
-    drafts = transform_encoder(draft, structure, context, evaluate_values if options.verify else None)
+    runs = options.verify or find_spec("torch") is not None
+    drafts = transform_encoder(draft, structure, context, evaluate_values if runs else None)
     report.done = list(dict.fromkeys(each.note for part in drafts for each in part.done if each.changed))
     if options.verify:
         options.progress("comparing")

@@ -290,7 +290,7 @@ def reaches_softmax(start: Var) -> bool:
 
 
 def spread_scalar_choices(function: Function) -> None:
-    """Compute selects between two scalars by arithmetic, which gives the same bits for finite scalars.
+    """Compute selects between two scalars by arithmetic, which gives equal values for finite scalars.
 
     coremltools infers scalars for these, whatever the shape of the condition, so that nothing is known of the values.
     """

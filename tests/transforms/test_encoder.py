@@ -1,0 +1,145 @@
+"""Transforms for encoders: constants of sizes, rows at computed places, masks that are added, integers cut off."""
+
+from __future__ import annotations
+
+import coremltools as ct
+import numpy as np
+import pytest
+from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import types
+
+from mil_ane_passes.commands.adapt_encoder import evaluate_values
+from mil_ane_passes.equivalence.changed_interfaces import compare_across_interfaces
+from mil_ane_passes.ir.clone import clone_program
+from mil_ane_passes.transforms.contract import Draft, apply_transforms
+from mil_ane_passes.transforms.encoder import AddMasks, OneHotRows
+from mil_ane_passes.transforms.fix_shape import FoldSizes
+from mil_ane_passes.transforms.split_inputs import SplitInputs
+from tests.package.helpers import normal
+
+ROWS, WIDTH = 16, 4
+TABLE = normal(8, WIDTH).astype(np.float16)
+
+
+def program_of(body, *, ids=(1, ROWS), x=(1, ROWS, WIDTH)):
+    @mb.program(input_specs=[mb.TensorSpec(ids, dtype=types.int32), mb.TensorSpec(x, dtype=types.fp16)],
+                opset_version=ct.target.iOS18)
+    def program(ids, x):
+        return body(ids, x)
+
+    return program
+
+
+def apply(program, *transforms):
+    return apply_transforms(Draft(clone_program(program), "a program"), list(transforms))
+
+
+def types_of(draft):
+    return [op.op_type for op in draft.program.functions["main"].operations if op.op_type != "const"]
+
+
+def buckets(ids, x):
+    """Rows of a table at places on a logarithmic scale: those of powers of 2 are at the edge of two buckets."""
+    places = mb.cast(x=mb.range_1d(start=1, end=ROWS + 1, step=1), dtype="fp16")
+    scaled = mb.mul(x=mb.log(x=places), y=np.float16(1 / np.log(2)))
+    rows = mb.gather(x=TABLE, indices=mb.cast(x=scaled, dtype="int32"), axis=0)
+    return mb.add(x=x, y=rows, name="out")
+
+
+def test_places_on_a_logarithmic_scale_are_evaluated_and_not_rounded():
+    program = program_of(buckets)
+    kept, = apply(program, FoldSizes())
+    assert "log" in types_of(kept) and compare_across_interfaces(program, [kept]).equal
+    folded, = apply(program, FoldSizes(evaluate_values))
+    assert types_of(folded) == ["add"]
+    report = compare_across_interfaces(program, [folded])
+    assert report.equal, str(report)
+    wrong, = apply(program, FoldSizes(lambda function, values: [
+        TABLE[np.log(np.arange(1, ROWS + 1), dtype=np.float16).astype(np.float16).astype(int)] for _ in values]))
+    assert not compare_across_interfaces(program, [wrong]).equal
+
+
+PICKED = {
+    "one row": lambda ids, x: mb.gather(x=x, indices=mb.reduce_argmax(x=ids, axis=1, keep_dims=False), axis=1,
+                                        name="out"),
+    "rows in two axes": lambda ids, x: mb.gather(x=x, indices=mb.mod(x=mb.slice_by_index(
+        x=ids, begin=[0, 0], end=[1, 6]), y=ROWS), axis=1, name="out"),
+    "places from the end": lambda ids, x: mb.gather(x=x, indices=mb.sub(x=mb.mod(x=mb.slice_by_index(
+        x=ids, begin=[0, 0], end=[1, 6]), y=ROWS), y=ROWS), axis=1, name="out"),
+    "columns": lambda ids, x: mb.gather(x=x, indices=mb.mod(x=mb.slice_by_index(
+        x=ids, begin=[0, 2], end=[1, 4], squeeze_mask=[True, False]), y=WIDTH), axis=2, name="out"),
+    "indices": lambda ids, x: mb.gather_nd(x=x, indices=mb.stack(values=[np.int32([0]), mb.reduce_argmax(
+        x=ids, axis=1, keep_dims=False)], axis=1), name="out"),
+}
+
+
+@pytest.mark.parametrize("name", PICKED)
+def test_rows_at_computed_places_are_read_by_a_product(name):
+    program = program_of(PICKED[name])
+    draft, = apply(program, OneHotRows())
+    assert "matmul" in types_of(draft) and not {"gather", "gather_nd"} & set(types_of(draft))
+    report = compare_across_interfaces(program, [draft])
+    assert report.equal, str(report)
+
+
+@pytest.mark.parametrize("body", [
+    lambda ids, x: mb.gather(x=x, indices=[3, 1], axis=1, name="out"),
+    lambda ids, x: mb.gather(x=TABLE, indices=mb.mod(x=ids, y=8), axis=0, name="out"),
+    lambda ids, x: mb.gather(x=mb.concat(values=[x, x], axis=1), indices=mb.concat(values=[mb.mod(
+        x=ids, y=ROWS), [[3]]], axis=1), axis=1, name="out"),
+    lambda ids, x: mb.gather_nd(x=x, indices=mb.stack(values=[np.int32([0]), np.int32([3])], axis=1), name="out"),
+])
+def test_constant_places_tables_and_many_rows_stay_as_they_are(body):
+    program = program_of(body)
+    draft, = apply(program, OneHotRows())
+    assert types_of(draft) == types_of(Draft(program, "a program")) and not draft.done
+
+
+def scores(ids, x):
+    return mb.mul(x=mb.matmul(x=x, y=x, transpose_y=True), y=np.float16(0.1))
+
+
+def hidden_by(choose):
+    """Attention whose scores are chosen by integers: keys of odd ids, but not all, are hidden."""
+    def body(ids, x):
+        odd = mb.logical_and(x=mb.equal(x=mb.mod(x=ids, y=2), y=1), y=(np.arange(ROWS) > 0)[None])
+        chosen = choose(mb.expand_dims(x=odd, axes=[1]), scores(ids, x))
+        return mb.matmul(x=mb.softmax(x=chosen, axis=-1), y=x, name="out")
+
+    return body
+
+
+def test_a_select_of_scores_becomes_a_mask_that_is_added():
+    for choose in (lambda hidden, found: mb.select(cond=hidden, a=np.float16(-np.inf), b=found),
+                   lambda hidden, found: mb.select(cond=mb.logical_not(x=hidden), a=found, b=np.float16(-3e4))):
+        program = program_of(hidden_by(choose))
+        draft, = apply(program, AddMasks())
+        assert "select" not in types_of(draft)
+        report = compare_across_interfaces(program, [draft])
+        assert report.equal, str(report)
+
+
+def test_a_select_of_other_numbers_or_for_another_reader_stays():
+    program = program_of(hidden_by(lambda hidden, found: mb.select(cond=hidden, a=np.float16(-5), b=found)))
+    assert "select" in types_of(apply(program, AddMasks())[0])
+    program = program_of(hidden_by(lambda hidden, found: mb.relu(x=mb.select(
+        cond=hidden, a=np.float16(-3e4), b=found))))
+    assert "select" in types_of(apply(program, AddMasks())[0])
+
+
+def embedded(ids, x):
+    """Rows and a mask of the same integers, beside features."""
+    rows = mb.gather(x=TABLE, indices=mb.mod(x=ids, y=8), axis=0)
+    mask = mb.mul(x=mb.cast(x=mb.greater(x=ids, y=3), dtype="fp16"), y=np.float16(-10))
+    mixed = mb.add(x=mb.add(x=rows, y=x), y=mb.expand_dims(x=mask, axes=[2]))
+    return mb.relu(x=mixed, name="out")
+
+
+def test_integers_are_cut_off_together_where_floats_read_them():
+    program = program_of(embedded)
+    drafts = apply(program, SplitInputs(["ids"], together=True))
+    first, second = (draft.program.functions["main"] for draft in drafts)
+    assert set(first.inputs) == {"ids"} and {"x"} < set(second.inputs)
+    assert all(types.is_float(var.dtype) for var in second.inputs.values())
+    assert types_of(drafts[1]) == ["add", "expand_dims", "add", "relu"] or "gather" not in types_of(drafts[1])
+    assert compare_across_interfaces(program, drafts).equal
