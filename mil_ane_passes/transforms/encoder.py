@@ -13,7 +13,9 @@ from coremltools.converters.mil.mil import Function, Operation, Program, Var, ty
 
 from ..ir.block_editor import BlockEditor
 from ..ir.builder import RewriteBuilder, UniqueNames
-from ..ir.query import get_consumers, is_const
+from ..ir.coremltools_internals import set_stored_type
+from ..ir.query import get_consumers, get_flat_inputs, is_const
+from ..ir.type_inference import infer_types
 from ..package.interface import get_feature
 from ..utils.errors import InputError
 from ..utils.option_spelling import format_option, format_option_values
@@ -26,13 +28,19 @@ from .padding import MASKED
 from .shape_inference import get_sizes
 from .split_inputs import SplitInputs
 
-__all__ = ["AddMasks", "EncoderStructure", "OneHotRows", "choose_context", "recognize_encoder", "transform_encoder"]
+__all__ = ["AddMasks", "EncoderStructure", "NarrowMasks", "OneHotRows", "choose_context", "recognize_encoder",
+           "transform_encoder"]
 
 _UNBOUNDED = 1 << 30
 "Sizes from here on are those of a range without an upper end."
 _BETWEEN_SCORES = frozenset({"add", "cast", "mul", "real_div", "reshape", "transpose", "squeeze", "expand_dims",
                              "identity", "select"})
 "Ops between a softmax and the product with the values."
+
+
+_BROADCASTING = frozenset({"add", "sub", "mul", "real_div", "cast", "equal", "not_equal", "logical_and", "logical_or",
+                           "logical_not", "identity", "maximum", "minimum", "reduce_max", "reduce_min"})
+"Ops that read values of size 1 along an axis as they read repeated ones."
 
 
 @dataclass(frozen=True)
@@ -130,7 +138,7 @@ def transform_encoder(
         first = [PadShape({name: tuple(
             (min(structure.least, context), context) if axis in axes else int(size or 1) for axis, size in enumerate(
                 get_sizes(function.inputs[name].sym_type) or ())) for name, axes in structure.lengths.items()})]
-    draft, = apply_transforms(draft, [*first, FoldSizes(evaluate), OneHotRows(), AddMasks(), Io("fp16")])
+    draft, = apply_transforms(draft, [*first, FoldSizes(evaluate), OneHotRows(), AddMasks(), NarrowMasks(), Io("fp16")])
     function = draft.program.functions[structure.function]
     integers = [name for name, var in function.inputs.items() if not types.is_float(var.dtype)]
     integers = [name for name in integers if get_consumers(function.inputs[name])]
@@ -185,6 +193,67 @@ class AddMasks(Transform):
         editor.replace(old, made)
         editor.remove_if_unused([op])
         return True
+
+
+class NarrowMasks(Transform):
+    """Leaves masks as small as they are where all that reads them broadcasts.
+
+    A mask of keys that is repeated for each query, by a tile or by `and` with constants that are true, is (1, 1, 1, S)
+    again instead of (1, 1, S, S): the same numbers cross to the main package once.
+    """
+
+    def apply(self, draft: Draft) -> list[Draft]:
+        for name, function in draft.program.functions.items():
+            with function, BlockEditor() as editor:
+                for op in list(function.operations):
+                    narrow = _find_narrow(op)
+                    if narrow is None or not _can_narrow(function, op, narrow):
+                        continue
+                    draft.done.append(EditRecord("", name, narrow.name, f"'{op.outputs[0].name}', {op.op_type}: values "
+                                                 "that are repeated stay as they are"))
+                    editor.replace(op.outputs[0], narrow)
+                    editor.remove_if_unused([op])
+        return [draft]
+
+
+def _find_narrow(op: Operation) -> Var | None:
+    """Return the value that an op repeats along axes of size 1; None for other ops."""
+    if op.op_type == "tile" and is_const(op.reps):
+        narrow = op.x
+        repeats = [int(each) for each in op.reps.val]
+        return narrow if all(size == 1 or each == 1 for size, each in zip(narrow.shape, repeats)) and max(repeats) > 1 \
+            else None
+    if op.op_type == "logical_and":
+        for narrow, other in ((op.x, op.y), (op.y, op.x)):
+            if is_const(other) and np.all(other.val) and not is_const(narrow) and narrow.rank == op.outputs[0].rank:
+                return narrow if tuple(narrow.shape) != tuple(op.outputs[0].shape) else None
+    return None
+
+
+def _can_narrow(function: Function, op: Operation, narrow: Var) -> bool:
+    """Infer the types of all that reads the output of `op` as if it was `narrow`; they stay if the rest broadcasts."""
+    before: dict[Var, object] = {op.outputs[0]: op.outputs[0].sym_type}
+    set_stored_type(op.outputs[0], narrow.sym_type)
+    for user in function.operations:
+        if not any(var in before for var in get_flat_inputs(user)) or user is op:
+            continue
+        try:
+            plain = user.op_type == "tile" and is_const(user.reps) and np.all(user.reps.val == 1)
+            found = infer_types(user) if plain or user.op_type in _BROADCASTING else None
+        except (TypeError, ValueError):
+            found = None
+        var = user.outputs[0]
+        if found is None or isinstance(found, tuple) or found != var.sym_type and var in function.outputs:
+            break
+        if found != var.sym_type:
+            before[var] = var.sym_type
+            set_stored_type(var, found)
+    else:
+        if op.outputs[0] not in function.outputs:
+            return True
+    for var, sym_type in before.items():
+        set_stored_type(var, sym_type)
+    return False
 
 
 @dataclass(frozen=True)

@@ -484,6 +484,25 @@ def test_sizes_that_do_not_fit_are_explained(tmp_path, capsys, arguments, reason
     assert not (tmp_path / "out").exists()
 
 
+def test_caches_of_different_rows_are_those_of_a_sliding_window():
+    from mil_ane_passes.transforms.decoder import recognize_decoder
+
+    steps, length = get_new_symbol(), get_new_symbol()
+
+    @mb.program(input_specs=[
+        mb.TensorSpec((1, steps), dtype=types.int32), mb.TensorSpec((1, 1, steps, length), dtype=types.fp16),
+        mb.StateTensorSpec((1, 1, ROWS, WIDTH), dtype=types.fp16),
+        mb.StateTensorSpec((1, 1, ROWS // 2, WIDTH), dtype=types.fp16)], opset_version=ct.target.iOS18)
+    def program(ids, mask, whole, window):
+        x = mb.gather(x=normal(9, WIDTH).astype(np.float16), indices=ids, axis=0)
+        held = mb.add(x=mb.reduce_sum(x=mb.read_state(input=whole)), y=mb.reduce_sum(x=mb.read_state(input=window)))
+        weights = mb.softmax(x=mb.add(x=mb.mul(x=mask, y=held), y=mask), axis=-1)
+        return mb.mul(x=x, y=mb.reduce_sum(x=weights, axes=[1, 3]), name="logits")
+
+    with pytest.raises(ane.InputError, match="caches of 4 and 8 rows, such as those of a sliding window beside others"):
+        recognize_decoder(program, "a program")
+
+
 def test_several_functions_are_refused(tmp_path, capsys):
     source = make_decoder(tmp_path / "source.mlpackage")
     both = with_functions(tmp_path / "both.mlpackage", {"one": source, "two": source}, "one")

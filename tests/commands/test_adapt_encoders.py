@@ -44,6 +44,9 @@ def test_an_encoder_gives_the_results_of_its_module_at_real_lengths(tmp_path, na
     assert report.status == "written" and report.kind == "encoder", str(report)
     assert report.after["unsupported"] == {} and report.after["unknown"] == 0
     assert report.before["unsupported"] and report.lengths == [1, 8, 16, 29, 32] and report.result_error < 0.01
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert all(int(np.prod(each["shape"])) <= 32 * 64 and each["shape"][-2:] != [32, 32]
+               for each in manifest["lookups"].values()), "masks cross once, not for each query"
     encoder = ENCODERS[name]
     module = EncoderOutputs(encoder.make().double(), encoder.inputs)
     for length in (1, 5, 32):
@@ -88,6 +91,12 @@ def test_an_encoder_of_features_is_one_package(tmp_path):
     assert not (tmp_path / "out" / "lookup.mlpackage").exists()
     page = (tmp_path / "out" / "README.md").read_text()
     assert "lookup" not in page and 'encoder.predict({"ids": ids})' in page
+
+
+def test_without_the_check_nothing_is_compared(tmp_path):
+    report = ane.adapt(make_encoder(tmp_path / "source.mlpackage"), tmp_path / "out", verify=False)
+    assert report.status == "written" and report.result_error is None and report.lengths == []
+    assert report.after["unsupported"] == {} and "results are those" not in str(report)
 
 
 @pytest.mark.parametrize("form", ["select", "float mask", "pooled", "no mask"])
