@@ -94,10 +94,10 @@ class AdaptReport:
 
     `kind`: "encoder" or "decoder". `status`: "written", or "rejected" (results differ from those of the source; nothing
     was written). `before` and `after` are figures of the source and of the main package (for one token): ops, those
-    unsupported by type, shares on the ANE, estimated time, transitions. `done` are the changes. Of a decoder, `tokens`
-    are what both generated, `logit_error` is the largest difference of logits, relative to the largest of their step.
-    Of an encoder, `lengths` are those that were compared, `result_error` is the largest difference of results, relative
-    to the largest of an output.
+    unsupported by type, a reason for each type, shares on the ANE, estimated time, transitions. `done` are the changes.
+    Of a decoder, `tokens` are what both generated, `logit_error` is the largest difference of logits, relative to the
+    largest of their step. Of an encoder, `lengths` are those that were compared, `result_error` is the largest
+    difference of results, relative to the largest of an output.
     """
 
     source: str
@@ -124,6 +124,10 @@ class AdaptReport:
 
     def __str__(self) -> str:
         lines = [*self.done, f"before: {format_figures(self.before)}", f"after: {format_figures(self.after)}"]
+        reasons: dict[str, list[str]] = {}
+        for kind in self.after.get("unsupported", ()):
+            reasons.setdefault(self.after["reasons"][kind], []).append(kind)
+        lines += [f"left unsupported: {', '.join(kinds)}: {escape_text(why)}" for why, kinds in reasons.items()]
         if self.logit_error is not None:
             lines.append(f"generated {len(self.tokens)} tokens as the source does; logits within "
                          f"{self.logit_error:.1e} of the largest ({LOGIT_BOUND:g} allowed)")

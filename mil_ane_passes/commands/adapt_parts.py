@@ -70,8 +70,10 @@ def measure_package(package: Path, target: str, function: str | None = None) -> 
         source.functions = {function: source.functions[function]}
     found = lint(source, target=target)
     figures = found.summary()
-    unsupported = Counter(row.op.op_type for row in found.plan.rows if row.ane == "no")
+    left = [row for row in found.plan.rows if row.ane == "no"]
+    unsupported = Counter(row.op.op_type for row in left)
     return {"ops": figures["ops"], "unsupported": dict(sorted(unsupported.items())),
+            "reasons": {row.op.op_type: row.reason for row in reversed(left)},
             "unknown": figures.get("ane_unknown", 0), "share": figures["predicted_share"],
             "time_share": figures["predicted_time_share"], "transitions": figures["transitions"],
             "estimated_ms": figures.get("est_ms"), "target": target}

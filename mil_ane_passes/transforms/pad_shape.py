@@ -16,7 +16,7 @@ from coremltools.converters.mil.mil import Function, Operation, Placeholder, Var
 from ..ir.block_editor import BlockEditor
 from ..ir.builder import RewriteBuilder, UniqueNames
 from ..ir.coremltools_internals import add_function_input, remove_function_input, set_stored_type
-from ..ir.query import get_consumers, is_const, is_used
+from ..ir.query import get_consumers, is_used
 from ..package.interface import describe_feature, get_feature
 from ..passes.interface_change import InterfaceChange
 from ..utils.errors import InputError, suggest_nearest
@@ -27,7 +27,7 @@ from .dead_ops import find_dead_ops, find_unread_updates, remove_dead_ops
 from .fix_shape import fix_feature_shape, format_shape
 from .names import strip_percent
 from .padded_values import LengthSamples, Refusal, choose_compared_deficits, sample_deficits
-from .padding import MASKED, Pad, Padding
+from .padding import MASKED, Pad, Padding, get_uniform
 from .shape_inference import get_sizes
 from .state_flow import get_window
 
@@ -290,17 +290,21 @@ def reaches_softmax(start: Var) -> bool:
 
 
 def spread_scalar_choices(function: Function) -> None:
-    """Compute selects between two scalars by arithmetic, which gives equal values for finite scalars.
+    """Compute selects between two numbers by arithmetic, which gives equal values for finite numbers.
 
-    coremltools infers scalars for these, whatever the shape of the condition, so that nothing is known of the values.
+    For two scalars, coremltools infers scalars whatever the shape of the condition, so that nothing is known of the
+    values.
     """
     with function, BlockEditor() as editor:
         mb = RewriteBuilder(function, UniqueNames(function))
         for op in list(function.operations):
-            if op.op_type == "select" and not op.a.rank and not op.b.rank and op.cond.rank and (
-                    types.is_float(op.a.dtype) and _is_finite(op.a) and _is_finite(op.b)):
+            if op.op_type != "select" or not op.cond.rank or not types.is_float(op.a.dtype):
+                continue
+            first, second = get_uniform(op.a), get_uniform(op.b)
+            scalars = not op.a.rank and not op.b.rank or tuple(op.cond.shape) == tuple(op.outputs[0].shape)
+            if first is not None and second is not None and scalars:
                 with mb.at(op):
-                    made = _choose_scalar(mb, op)
+                    made = _choose_scalar(mb, op, first, second)
                     mb.adopt_scopes(op.scopes)
                 name, op.outputs[0].name = op.outputs[0].name, mb.make_unique_name("scalar")
                 made.name = name
@@ -309,14 +313,10 @@ def spread_scalar_choices(function: Function) -> None:
                 editor.remove_if_unused([op])
 
 
-def _is_finite(var: Var) -> bool:
-    return is_const(var) and var.val is not None and bool(np.isfinite(var.val))
-
-
-def _choose_scalar(mb: RewriteBuilder, op: Operation) -> Var:
+def _choose_scalar(mb: RewriteBuilder, op: Operation, a: float, b: float) -> Var:
     """Return `a` where the condition is true, `b` where it is false."""
     kind = types.nptype_from_builtin(op.a.dtype)
-    first, second = kind(op.a.val), kind(op.b.val)
+    first, second = kind(a), kind(b)
     chosen = mb.cast(x=op.cond, dtype=types.builtin_to_string(op.a.dtype))
     if first == 0:
         return mb.mul(x=mb.sub(x=kind(1), y=chosen), y=second)

@@ -22,7 +22,7 @@ from .dead_ops import get_read_vars, has_effects
 from .fix_shape import EXACT_OPS
 from .padded_values import LengthSamples, Refusal
 
-__all__ = ["MASKED", "Padding"]
+__all__ = ["MASKED", "Padding", "get_uniform"]
 
 MASKED = -40000.0
 "The value that hides keys: finite in fp16, and so far below scores that the softmax of it is 0."
@@ -374,7 +374,7 @@ class Padding:
                 if pad is None:
                     if own >= 0 and int(var.shape[own]) != 1:
                         raise Refusal(op, f"'{var.name}' has {var.shape[own]} elements along axis {own} at any length")
-                    pad = _get_uniform(var)
+                    pad = get_uniform(var)
                 pads.append(pad)
             found[axis] = judge(pads)
         self._set(op, found)
@@ -522,7 +522,7 @@ class Padding:
         axis, pads = int(op.axis.val) % op.x.rank, self.get_pads(op.x)
         if axis in pads:
             raise Refusal(op, "it reads a padded axis at places that may be in the padding")
-        value = _get_uniform(op.x)
+        value = get_uniform(op.x)
         self._set(op, dict.fromkeys(self.samples.find_padded_axes(op.outputs[0], op), FINITE if value is None and (
             ANY not in pads.values()) else ANY if value is None else value))
 
@@ -892,12 +892,12 @@ class Padding:
 
     def _pad_fill(self, op: Operation) -> None:
         self._set_parameter(op, "shape", np.array(self.samples.get_shape(op.outputs[0]), np.int32))
-        value = _get_uniform(op.value)
+        value = get_uniform(op.value)
         self._set(op, dict.fromkeys(self.samples.find_padded_axes(op.outputs[0], op),
                                     FINITE if value is None else value))
 
     def _pad_fill_like(self, op: Operation) -> None:
-        value = _get_uniform(op.value)
+        value = get_uniform(op.value)
         self._set(op, dict.fromkeys(self.get_pads(op.ref_tensor), FINITE if value is None else value))
 
     def _pad_coreml_update_state(self, op: Operation) -> None:
@@ -906,7 +906,7 @@ class Padding:
         self._set(op, {})
 
 
-def _get_uniform(var: Var) -> float | None:
+def get_uniform(var: Var) -> float | None:
     """Return the number that all elements of a const are; None for other values."""
     if not is_const(var) or var.val is None or np.asarray(var.val).dtype.kind not in "biuf":
         return None

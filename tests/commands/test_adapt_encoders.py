@@ -99,6 +99,13 @@ def test_without_the_check_nothing_is_compared(tmp_path):
     assert report.after["unsupported"] == {} and "results are those" not in str(report)
 
 
+def test_what_is_left_unsupported_is_listed_with_its_reason(tmp_path):
+    report = ane.adapt(make_encoder(tmp_path / "source.mlpackage", float32=True), tmp_path / "out")
+    assert report.status == "written" and report.after["unsupported"]["softmax"] == 1
+    lines = [each for each in str(report).splitlines() if each.startswith("left unsupported: ")]
+    assert len(lines) == 1 and "matmul" in lines[0] and "compute in fp32" in lines[0]
+
+
 @pytest.mark.parametrize("form", ["select", "float mask", "pooled", "no mask"])
 def test_forms_of_masks_and_pooled_rows(tmp_path, form):
     report = ane.adapt(make_encoder(tmp_path / "source.mlpackage", form=form), tmp_path / "out", context=CONTEXT)
@@ -152,7 +159,8 @@ def test_wrong_results_are_found_and_nothing_is_written(tmp_path, monkeypatch, b
     assert [each.name for each in tmp_path.iterdir()] == ["source.mlpackage"]
 
 
-def make_encoder(path, *, batch=1, length=None, most=CONTEXT, features=False, form="additive", attend=True):
+def make_encoder(path, *, batch=1, length=None, most=CONTEXT, features=False, form="additive", attend=True,
+                 float32=False):
     """A package of one attention over embedded tokens, or of features, that lacks something on request."""
     size = get_new_symbol() if length is None else length
     range_ = ct.RangeDim(1, most, default=1) if length is None else length
@@ -173,7 +181,8 @@ def make_encoder(path, *, batch=1, length=None, most=CONTEXT, features=False, fo
 
     def body(ids, mask=None):
         x = ids if features else mb.gather(x=normal(9, WIDTH).astype(np.float16), indices=ids, axis=0)
-        query = mb.matmul(x=x, y=normal(WIDTH, WIDTH).astype(np.float16))
+        x = mb.cast(x=x, dtype="fp32") if float32 else x
+        query = mb.matmul(x=x, y=normal(WIDTH, WIDTH).astype(np.float32 if float32 else np.float16))
         scores = mb.matmul(x=query, y=x, transpose_y=True)
         if form == "float mask":
             scores = mb.add(x=scores, y=mb.squeeze(x=mask, axes=[1]))
@@ -182,7 +191,8 @@ def make_encoder(path, *, batch=1, length=None, most=CONTEXT, features=False, fo
             scores = mb.select(cond=hidden, a=np.float16(-3e4), b=scores)
         elif mask is not None:
             hidden = mb.sub(x=np.float16(1), y=mb.cast(x=mb.expand_dims(x=mask, axes=[1]), dtype="fp16"))
-            scores = mb.add(x=scores, y=mb.mul(x=hidden, y=np.float16(-2e4)))
+            hidden = mb.mul(x=hidden, y=np.float16(-2e4))
+            scores = mb.add(x=scores, y=mb.cast(x=hidden, dtype="fp32") if float32 else hidden)
         if not attend:
             return mb.relu(x=query, name="out")
         weights = mb.softmax(x=scores, axis=-1)

@@ -150,6 +150,20 @@ def test_a_mask_that_is_repeated_for_each_query_crosses_once(name):
     assert report.equal, str(report)
 
 
+def test_a_choice_between_constants_of_full_size_is_narrowed_as_well():
+    def body(ids, x):
+        seen = mb.logical_or(x=mb.equal(x=mb.mod(x=ids, y=2), y=1), y=(np.arange(ROWS) == 0)[None])
+        mask = mb.select(cond=REPEATS["and"](mb.expand_dims(x=seen, axes=[1])),
+                         a=np.zeros((1, ROWS, ROWS), np.float16), b=np.full((1, ROWS, ROWS), -3e4, np.float16))
+        return mb.matmul(x=mb.softmax(x=mb.add(x=scores(ids, x), y=mask), axis=-1), y=x, name="out")
+
+    program = program_of(body)
+    draft, = apply(program, AddMasks(), NarrowMasks())
+    assert not {"select", "logical_and"} & set(types_of(draft))
+    report = compare_across_interfaces(program, [draft])
+    assert report.equal, str(report)
+
+
 @pytest.mark.parametrize(("repeat", "read"), [
     (REPEATS["tile"], lambda mask: mb.transpose(x=mask, perm=[0, 2, 1])),
     (REPEATS["and"], lambda mask: mb.softmax(x=mask, axis=1)),
