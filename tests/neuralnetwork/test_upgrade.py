@@ -624,6 +624,30 @@ def test_a_deconvolution_that_loses_the_same_at_both_ends_is_one_op(pads, kinds)
     np.testing.assert_allclose(predict(builder.spec, {"data": x})["out"], expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(("mode", "left", "right", "size"), [
+    ("valid", 0, 0, None), ("valid", 4, 4, None), ("valid", 3, 5, None), ("same", 4, 4, None), ("valid", 4, 4, 88),
+    ("valid", 3, 5, 88)])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_deconvolution_of_a_sequence_has_one_dimension(mode, left, right, size, groups):
+    """The format has it with a height of 1, where a kernel of 16 is too wide for the ANE."""
+    weight, bias, x = draw(4, 6 // groups, 16), draw(6), draw(1, 4, 11)
+    builder = make_builder(exact=True, data=x.shape)
+    builder.add_expand_dims("tall", "data", "tall", [2])
+    builder.add_convolution(
+        "up", 4, 6, 1, 16, 1, 8, mode, groups, weight[:, :, None].transpose(2, 3, 0, 1), bias, True, is_deconv=True,
+        input_name="tall", output_name="long", padding_left=left, padding_right=right,
+        output_shape=size and (1, size))
+    builder.add_squeeze("flat", "long", "out", [2])
+    program = upgrade_model(builder.spec, "iOS18", "fp16").package.program
+    assert [op.x.rank for _, op in iterate_ops(program) if op.op_type == "conv_transpose"] == [3]
+    report = ane.rewrite(program, preset="full", target="m4", verify=False)
+    assert report.predicted[1].unsupported == 0
+    y = torch.nn.functional.conv_transpose1d(
+        torch.tensor(x), torch.tensor(weight), torch.tensor(bias), stride=8, groups=groups).numpy()
+    expected = y[:, :, left:y.shape[2] - right]
+    np.testing.assert_allclose(predict(builder.spec, {"data": x})["out"], expected, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("numbers", [None, (0.2, 0.5), (0.25, 0.5)], ids=["usual", "the same", "others"])
 def test_an_lstm_of_hard_sigmoids_gives_the_values_of_its_equations(numbers):
     """As models of Keras have them; with peepholes, a bias of the forget gate and a bound of the cell, from the end."""

@@ -32,6 +32,9 @@ def convert_convolution(params: Any, context: LayerContext) -> Var:
         weight: Any = inputs[1]
         groups = 1
     elif params.isDeconvolution:
+        flat = _find_flat_input(params, x, kernel)
+        if flat is not None:
+            x, kernel, strides, dilations = flat, kernel[1:], strides[1:], dilations[1:]
         weight = context.weights.make(params.weights, (inner, outputs // groups, *kernel), axis=1)
     else:
         weight = context.weights.make(params.weights, (outputs, inner, *kernel))
@@ -42,7 +45,8 @@ def convert_convolution(params: Any, context: LayerContext) -> Var:
     same = params.WhichOneof("ConvolutionPaddingType") == "same"
     top_left = same and params.same.asymmetryMode == params.same.TOP_LEFT_HEAVY
     if params.isDeconvolution:
-        return restore(_convert_deconvolution(params, settings, kernel, same, top_left, context))
+        made = _convert_deconvolution(params, settings, kernel, same, top_left, context)
+        return restore(made if made.rank == 4 else mb.expand_dims(x=made, axes=[2]))
     if same:
         return restore(mb.conv(**settings, pad_type="same_lower" if top_left else "same"))
     pads = read_border_amounts(params.valid.paddingAmounts, context)
@@ -51,17 +55,30 @@ def convert_convolution(params: Any, context: LayerContext) -> Var:
     return restore(mb.conv(**settings, pad_type="valid"))
 
 
+def _find_flat_input(params: Any, x: Var, kernel: Sequence[int]) -> Var | None:
+    """Find the value of rank 3 to which an axis of height 1 was added for a deconvolution; None where there is none.
+
+    The format has no 1-D layers. In one dimension, rewrites choose the axis that the ANE has wider kernels on.
+    """
+    height = params.valid.paddingAmounts.borderAmounts[:1]
+    crops_height = any(each.startEdgeSize or each.endEdgeSize for each in height)
+    if kernel[0] != 1 or x.shape[2] != 1 or crops_height or (params.outputShape and params.outputShape[0] != 1):
+        return None
+    return find_reshaped(x, [*x.shape[:2], x.shape[3]])
+
+
 def _convert_deconvolution(
     params: Any, settings: dict[str, Any], kernel: Sequence[int], same: bool, top_left: bool, context: LayerContext,
 ) -> Var:
     """Make the full transposed convolution and crop it: this format crops by `padding`, or to `outputShape`."""
     x, strides = settings["x"], settings["strides"]
-    if list(settings["dilations"]) != [1, 1]:
+    spatial = x.rank - 2
+    if any(each != 1 for each in settings["dilations"]):
         raise context.refuse("a dilated deconvolution", "expected dilations of 1")
     full: Var = mb.conv_transpose(**settings, pad_type="valid")
-    sizes = [int(each) for each in params.outputShape]
+    sizes = [int(each) for each in params.outputShape][-spatial:]
+    pads = read_border_amounts(params.valid.paddingAmounts, context)[-2 * spatial:]
     if not same and not sizes:
-        pads = read_border_amounts(params.valid.paddingAmounts, context)
         return _crop_output(full, settings, [-each for each in pads])
     if any(not isinstance(each, (int, np.integer)) for each in x.shape[2:]):
         if same and not sizes:
@@ -80,14 +97,13 @@ def _convert_deconvolution(
             before = (extra + 1) // 2 if top_left else extra // 2
             crops += [-before, -(extra - before)]
         else:
-            pads = read_border_amounts(params.valid.paddingAmounts, context)
             before = pads[2 * axis]
             crops += [-before, -(extra - before)]
     return _crop_output(full, settings, crops)
 
 
 def _crop_output(full: Var, settings: dict[str, Any], ends: Sequence[int]) -> Var:
-    """Crop or pad a transposed convolution by [top, bottom, left, right]; by its pads where both ends lose the same.
+    """Crop or pad a transposed convolution by its `ends`; by the op's own pads where both ends lose the same.
 
     Unequal pads of the op are avoided, as the ANE shifts what they leave.
     """

@@ -24,16 +24,15 @@ def read_border_amounts(amounts: Any, context: LayerContext) -> list[int]:
 
 
 def pad_or_crop(x: Var, ends: Sequence[int], value: float = 0.0) -> Var:
-    """Pad the last two axes by the positive and crop them by the negative numbers [top, bottom, left, right]."""
+    """Pad the last axes by the positive and crop them by the negative numbers, such as [top, bottom, left, right]."""
+    others = x.rank - len(ends) // 2
     crops = [max(-each, 0) for each in ends]
     if any(crops):
-        begin, end = [0] * x.rank, [0] * x.rank
-        masks = [True] * (x.rank - 2) + [not crops[1], not crops[3]]
-        begin[-2:], end[-2:] = [crops[0], crops[2]], [-crops[1], -crops[3]]
-        x = mb.slice_by_index(x=x, begin=begin, end=end, end_mask=masks)
+        begin, end = [0] * others + crops[::2], [0] * others + [-each for each in crops[1::2]]
+        x = mb.slice_by_index(x=x, begin=begin, end=end, end_mask=[not each for each in end])
     pads = [max(each, 0) for each in ends]
     if any(pads):
-        x = mb.pad(x=x, pad=[0] * (2 * x.rank - 4) + pads, mode="constant", constant_val=value)
+        x = mb.pad(x=x, pad=[0] * (2 * others) + pads, mode="constant", constant_val=value)
     return x
 
 

@@ -30,7 +30,5 @@ def find_explanation(case: str) -> str | None:
 PLACED_WORSE: dict[str, str] = {
     "T5": "two look-ups of ids in one table, which in this format are gathers of a constant: gathers accept negative "
           "ids, and the direct conversion by coremltools drops their wrapping in one of the two (add, mod on int32)",
-    "DAC decoder": "1-D transposed convolutions of kernel 16, which this format has with a height of 1: a kernel of "
-                   "1x16 is too wide for the ANE, and only those in one dimension are laid on the height",
 }
 """Architectures of which more ops stay off the ANE than of the direct conversion, and why."""
