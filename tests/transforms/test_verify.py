@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import pkgutil
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,7 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import types
 
 import mil_ane_passes as ane
+from mil_ane_passes import transforms
 from mil_ane_passes.commands.main import main
 from mil_ane_passes.equivalence.changed_interfaces import compare_across_interfaces
 from mil_ane_passes.ir.clone import clone_program
@@ -191,6 +194,9 @@ def test_the_page_lists_all_transforms():
     parameters = inspect.signature(ane.edit).parameters
     page = (Path(ane.__file__).parent / "transforms/README.md").read_text()
     listed = re.findall(r"^\| `(\w+)` \| `(--[\w-]+)` \|", page, re.MULTILINE)
-    assert {name for name, _ in listed} == {kind.__name__ for kind in Transform.__subclasses__() if
+    for module in pkgutil.iter_modules(transforms.__path__):
+        importlib.import_module(f"{transforms.__name__}.{module.name}")
+    composed = re.findall(r"^\| `(\w+)` \| `adapt` \|", page, re.MULTILINE)
+    assert {name for name, _ in listed} | set(composed) == {kind.__name__ for kind in Transform.__subclasses__() if
                                             kind.__module__.startswith("mil_ane_passes")}
     assert {option.strip("-").replace("-", "_") for _, option in listed} <= set(parameters)
