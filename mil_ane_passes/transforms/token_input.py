@@ -18,6 +18,7 @@ from ..ir.coremltools_internals import add_function_input, remove_function_input
 from ..ir.query import get_consumers, get_static_shape, is_const
 from ..passes.interface_change import InterfaceChange
 from ..utils.errors import InputError
+from ..utils.option_spelling import format_option
 from .contract import Draft, EditRecord, Transform
 from .dead_ops import find_dead_ops, remove_dead_ops
 from .decoder import find_lookup
@@ -51,8 +52,8 @@ class TokenInput(Transform):
         shape = get_static_shape(var)
         assert lookup is not None and shape is not None
         if self.name in {*function.inputs, *(each.name for each in function.outputs)}:
-            raise InputError(f"{draft.where}: '{self.name}' is an input or output; expected this name to be free: "
-                             "rename it by `mil-ane-passes edit --rename`")
+            raise InputError(f"{draft.where}: '{self.name}' is an input or output; expected this name to be free: give "
+                             f"it another by {format_option('rename')} of edit")
         dead = set(find_dead_ops(function))
         table = lookup.x
         size = int(table.shape[0 if self.one_hot else 1])

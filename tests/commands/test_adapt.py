@@ -230,7 +230,8 @@ def decoder(*, batch=1, mask=True, ids=True, state=True, extra=False, outputs=1,
 
 
 def make_carrying(path, *, form="stacked", mask_rows=None, batch=1, masks=1, returned="all", state=False, least=1,
-                  float32=False, target=ct.target.iOS18, table=None, ids_read=False):
+                  float32=False, target=ct.target.iOS18, table=None, ids_read=False,
+                  named="logits"):
     """A package of a decoder of two layers whose cache goes in and comes out with new rows."""
     kind, np_kind = (types.fp32, np.float32) if float32 else (types.fp16, np.float16)
     steps, length, past = (get_new_symbol() for _ in range(3))
@@ -268,7 +269,7 @@ def make_carrying(path, *, form="stacked", mask_rows=None, batch=1, masks=1, ret
             for each in masks_:
                 scores = mb.add(x=scores, y=each)
             x = mb.add(x=x, y=mb.squeeze(x=mb.matmul(x=mb.softmax(x=scores, axis=-1), y=keys), axes=[1]))
-        logits = mb.matmul(x=x, y=normal(WIDTH, 9).astype(np_kind), name="logits")
+        logits = mb.matmul(x=x, y=normal(WIDTH, 9).astype(np_kind), name=named)
         if returned == "window":
             new = [mb.slice_by_index(x=each, begin=[0, 0, 1, 0], end=[1, 1, 0, WIDTH], end_mask=[True] * 4,
                                      begin_mask=[True, True, False, True]) for each in new]
@@ -410,6 +411,7 @@ def test_the_embedding_as_a_product_of_one_hot_rows(tmp_path):
 
 @pytest.mark.parametrize(("options", "form", "reason"), [
     ({}, "one-hot", "the table has 9 rows; expected 8 at most"),
+    ({"named": "embedding"}, "npy", "'embedding' is an input or output; expected this name to be free"),
     ({"ids_read": True}, "npy", "the op 'kinds' (cast) reads the token ids 'ids' besides the lookup in a table"),
     ({"table": "sparse"}, "npy",
      "is compressed by constexpr_sparse_to_dense, or several times; expected one of constexpr_affine_dequantize"),
