@@ -20,6 +20,7 @@ from .adapt_parts import (
     describe_var,
     emit_drafts,
     format_figures,
+    join_figures,
     measure_package,
     read_report_file,
     rewrite_package,
@@ -67,7 +68,8 @@ def write_decoder(
     report.done = list(dict.fromkeys(report.done))
     embedding = _write_embedding(options, before, structure, forms[0], folder, report)
     parts = _write_packages(options, forms, structure, folder, report)
-    report.after = measure_package(folder / parts[0]["main"], options.target, parts[0]["function"])
+    report.after = join_figures([measure_package(folder / each["package"], options.target, parts[0]["function"])
+                                 for each in parts[0]["main"]])
     _write_files(folder, _make_manifest(structure, options, forms, parts, embedding, report))
     if options.verify:
         options.progress("generating tokens")
@@ -77,6 +79,7 @@ def write_decoder(
 def check_sizes(options: AdaptOptions, structure: DecoderStructure) -> list[int]:
     """Return the numbers of tokens of a call, 1 first. Raises InputError for sizes that do not fit together."""
     context = options.context or structure.rows
+    _check_parts(options)
     if structure.caches and options.cache == "state":
         raise InputError(f"{format_option_values('cache', 'state')}: the cache of the source goes in and out; expected "
                          f"{format_option_values('cache', 'io')}, or a source with states")
@@ -103,6 +106,17 @@ def check_sizes(options: AdaptOptions, structure: DecoderStructure) -> list[int]
         raise InputError(f"{format_option_values('prefill', options.prefill)}: two packages cannot share a state; "
                          f"expected {format_option_values('cache', 'io')}")
     return [1, options.prefill]
+
+
+def _check_parts(options: AdaptOptions) -> None:
+    given = [(name, value) for name, value in (("parts", options.parts), ("max_part_size", options.max_part_size))
+             if value is not None]
+    if len(given) > 1:
+        raise InputError(f"{' and '.join(format_option_values(*each) for each in given)}: each says how many parts to "
+                         "make; expected one of them")
+    if given and options.cache == "state":
+        raise InputError(f"{format_option_values(*given[0])}: one state has the cache of all layers, and lives in one "
+                         f"part; expected {format_option_values('cache', 'io')}")
 
 
 @dataclass(frozen=True)
@@ -132,22 +146,60 @@ def _write_packages(
     if len(forms) > 1 and get_specification_version(function) >= _MIN_VERSION_FUNCTIONS:
         joined = [_join_functions([form.drafts[place] for form in forms], [form.name for form in forms], structure)
                   for place in (0, 1)]
-        _write_pair(options, joined, folder / _LOOKUP, folder / _MAIN, report)
-        report.done.append(f"{_LOOKUP} and {_MAIN} have the functions {', '.join(form.name for form in forms)}, which "
-                           "share weights")
-        return [{**part, "lookup": _LOOKUP, "main": _MAIN, "function": form.name} for part, form in zip(parts, forms)]
+        mains = _write_pair(options, structure, joined, folder / _LOOKUP, folder / _MAIN, report)
+        report.done.append(f"all packages have the functions {', '.join(form.name for form in forms)}, which share "
+                           "weights")
+        return [{**part, "lookup": _LOOKUP, "main": mains[form.name], "function": form.name}
+                for part, form in zip(parts, forms)]
     for part, form in zip(parts, forms):
-        part |= {"lookup": f"{form.name}_lookup.mlpackage", "main": f"{form.name}.mlpackage", "function": None}
-        _write_pair(options, form.drafts, folder / part["lookup"], folder / part["main"], report)
+        part |= {"lookup": f"{form.name}_lookup.mlpackage", "function": None}
+        mains = _write_pair(options, structure, form.drafts, folder / part["lookup"], folder / f"{form.name}.mlpackage",
+                            report)
+        part["main"] = mains[structure.function]
     return parts
 
 
-def _write_pair(options: AdaptOptions, drafts: Sequence[Draft], lookup: Path, main: Path, report: AdaptReport) -> None:
-    made = emit_drafts(drafts, main.parent)
-    made[0].rename(lookup)
-    rewrite_package(options, made[1], main, report)
-    if len(drafts[1].program.functions) > 1:
-        share_weights(main)
+def _write_pair(
+    options: AdaptOptions, structure: DecoderStructure, drafts: Sequence[Draft], lookup: Path, main: Path,
+    report: AdaptReport,
+) -> dict[str, list[dict[str, Any]]]:
+    """Write the package of lookups and the main one, or its parts; returns the manifest of these for each function."""
+    from ..transforms.cache_rows import narrow_channels
+
+    mains = _cut_main(options, drafts[1], report)
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in drafts[1].program.functions}
+    for draft in mains if len(mains) > 1 else ():
+        draft.part = f"main_{draft.part}"
+    paths = [main if len(mains) == 1 else main.with_name(f"{main.stem}_{number}.mlpackage")
+             for number in range(1, len(mains) + 1)]
+    for path, draft in zip(paths, mains, strict=True):
+        for name, function in draft.program.functions.items():
+            caches = {} if options.cache == "state" else {
+                cache: narrow_channels(draft, name, cache) for cache in structure.caches or [_CACHE]
+                if cache in function.inputs}
+            found[name].append({"package": path.name, "caches": caches, "inputs": {
+                each: describe_var(function.inputs[each])["dtype"] for each in function.inputs if each not in caches
+                and not (options.cache == "state" and each == _CACHE)}})
+    first, *made = emit_drafts([drafts[0], *mains], main.parent)
+    first.rename(lookup)
+    for source, path in zip(made, paths, strict=True):
+        rewrite_package(options, source, path, report)
+        if len(drafts[1].program.functions) > 1:
+            share_weights(path)
+    return found
+
+
+def _cut_main(options: AdaptOptions, draft: Draft, report: AdaptReport) -> list[Draft]:
+    """Cut the main package between its layers, as asked."""
+    from ..transforms.split_parts import SplitIntoParts, parse_byte_size
+
+    if options.parts in (None, 1) and options.max_part_size is None:
+        return [draft]
+    most = None if options.max_part_size is None else parse_byte_size(options.max_part_size, "max_part_size")
+    before = len(draft.done)
+    found = SplitIntoParts(None if most is not None else options.parts, most).apply(draft)
+    report.done += [each.note for each in found[0].done[before:]]
+    return found
 
 
 def _join_functions(drafts: Sequence[Draft], names: Sequence[str], structure: DecoderStructure) -> Draft:
@@ -358,11 +410,21 @@ def _run_source(
     return np.asarray(found[structure.logits], np.float64).reshape(len(ids), -1)[-1]
 
 
+def _describe_calls(part: Mapping[str, Any]) -> str:
+    """Describe the packages that a call runs."""
+    names = [each["package"] for each in part["main"]]
+    if len(names) == 1:
+        return "two of them"
+    return (f"the lookup, and the main model in {len(names)} parts, {', '.join(f'`{name}`' for name in names)}, in "
+            "this order: each reads what the ones before it returned, and its channels of the cache (`caches` in "
+            "`manifest.json`; the sketch below shows one part)")
+
+
 def _describe_packages(parts: Sequence[Mapping[str, Any]]) -> str:
     if parts[0]["function"] is None:
         return "Packages, by the number of tokens of a call: see `parts` in `manifest.json`."
     listed = ", ".join(f"`{part['function']}` takes {part['tokens']} at a time" for part in parts)
-    return f"Two packages with functions that share weights, by the number of tokens of a call: {listed}."
+    return f"Packages with functions that share weights, by the number of tokens of a call: {listed}."
 
 
 def _format_readme(manifest: Mapping[str, Any]) -> str:
@@ -370,7 +432,8 @@ def _format_readme(manifest: Mapping[str, Any]) -> str:
     cache = manifest["cache"]
     part, form = manifest["parts"][0], manifest["embedding"]["form"]
     values = {
-        "PACKAGES": _describe_packages(manifest["parts"]), "FUNCTION": "" if part["function"] is None else (
+        "PACKAGES": _describe_packages(manifest["parts"]), "CALLS": _describe_calls(part),
+        "FUNCTION": "" if part["function"] is None else (
             f'cpuOnly.functionName = "{part["function"]}"; cpuAndNeuralEngine.functionName = "{part["function"]}"\n'),
         "TOKEN": f'"{manifest["inputs"]["ids"]}": int32Array([[token]]), ' if form == "package" else "",
         "EMBEDDING": {"npy": f'    inputs["{_EMBEDDING}"] = row(of: token)  // of embedding.npy, with its parameters\n',

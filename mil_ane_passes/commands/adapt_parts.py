@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from ..transforms.contract import Draft
     from .adapt import AdaptOptions, AdaptReport
 
-__all__ = ["compare_drafts", "describe_var", "emit_drafts", "format_figures", "measure_package", "read_report_file",
-           "rewrite_package", "share_weights"]
+__all__ = ["compare_drafts", "describe_var", "emit_drafts", "format_figures", "join_figures", "measure_package",
+           "read_report_file", "rewrite_package", "share_weights"]
 
 
 def emit_drafts(drafts: Sequence[Draft], folder: Path) -> list[Path]:
@@ -77,6 +77,24 @@ def measure_package(package: Path, target: str, function: str | None = None) -> 
             "unknown": figures.get("ane_unknown", 0), "share": figures["predicted_share"],
             "time_share": figures["predicted_time_share"], "transitions": figures["transitions"],
             "estimated_ms": figures.get("est_ms"), "target": target}
+
+
+def join_figures(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Join the figures of packages that run one after the other."""
+    if len(parts) == 1:
+        return dict(parts[0])
+    ops = sum(each["ops"] for each in parts)
+    times = [each["estimated_ms"] or 0.0 for each in parts]
+    unsupported: Counter[str] = sum((Counter(each["unsupported"]) for each in parts), Counter())
+    return {"ops": ops, "unsupported": dict(sorted(unsupported.items())),
+            "reasons": {kind: why for each in reversed(parts) for kind, why in each["reasons"].items()},
+            "unknown": sum(each["unknown"] for each in parts),
+            "share": sum(each["share"] * each["ops"] for each in parts) / ops if ops else 0.0,
+            "time_share": (sum(each["time_share"] * time for each, time in zip(parts, times, strict=True)) / sum(times)
+                           if sum(times) else parts[0]["time_share"]),
+            "transitions": sum(each["transitions"] for each in parts),
+            "estimated_ms": None if any(each["estimated_ms"] is None for each in parts) else sum(times),
+            "target": parts[0]["target"]}
 
 
 def format_figures(figures: Mapping[str, Any]) -> str:

@@ -27,7 +27,7 @@ from .merge_states import find_channels
 from .state_flow import get_window
 from .state_to_io import RowWrite, match_row_write
 
-__all__ = ["CacheRows"]
+__all__ = ["CacheRows", "narrow_channels"]
 
 
 @dataclass(frozen=True)
@@ -209,6 +209,76 @@ class _CacheChange:
         self._draft.done.append(EditRecord(
             "", self._name, cache, f"cache '{cache}' is ({', '.join(map(str, shape))}); output '{output}', its new "
             f"rows alone, replaces '{self._old_output}': the caller writes them along axis 2 from row {where} on"))
+
+
+def narrow_channels(draft: Draft, name: str, cache: str) -> list[tuple[int, int]]:
+    """Make an input of function `name` that holds those channels alone that the function reads.
+
+    It keeps its name. Returns the channels that it holds, as ranges of the whole cache: one of all channels where it is
+    read by other ops than slices.
+    """
+    function = draft.program.functions[name]
+    held = function.inputs[cache]
+    shape = get_static_shape(held) or ()
+    whole = [(0, int(shape[1]))]
+    windows = [get_window(op) if op.op_type == "slice_by_index" else None for op in get_consumers(held)]
+    read = [window.bounds for window in windows if window is not None and not window.dropped]
+    if not read or len(read) < len(windows) or held in function.outputs:
+        return whole
+    ranges = _join_ranges([bounds[1] for bounds in read])
+    if ranges == whole:
+        return whole
+    _replace_input(function, held, cache, ranges, read)
+    narrow = (shape[0], sum(end - begin for begin, end in ranges), *shape[2:])
+    feature = get_feature(function, cache)
+    if feature is not None:
+        described = type(feature)()
+        described.CopyFrom(feature)
+        described.type.multiArrayType.shape[:] = narrow
+        describe_feature(function, described)
+    draft.change_interface(name, InterfaceChange(
+        "input", cache, cache, "reshaped",
+        map=lambda value: np.concatenate([np.asarray(value)[:, begin:end] for begin, end in ranges], 1)))
+    return ranges
+
+
+def _join_ranges(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Join ranges that meet or overlap, in order."""
+    found: list[tuple[int, int]] = []
+    for begin, end in sorted(ranges):
+        if found and begin <= found[-1][1]:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        else:
+            found.append((begin, end))
+    return found
+
+
+def _replace_input(
+    function: Function, held: Var, cache: str, ranges: Sequence[tuple[int, int]],
+    read: Sequence[tuple[tuple[int, int], ...]],
+) -> None:
+    """Put an input of the channels in `ranges` in place of `held`, of which slices `read` these bounds."""
+    users, shape = get_consumers(held), get_static_shape(held) or ()
+    narrow = (shape[0], sum(end - begin for begin, end in ranges), *shape[2:])
+    held.name = f"{cache}_whole"
+    placeholder = Placeholder(narrow, held.dtype, name=cache)
+    made = placeholder.outputs[0]
+    made.name = cache
+    with function:
+        mb = RewriteBuilder(function, UniqueNames(function))
+        remove_function_input(function, cache)
+        add_function_input(function, cache, placeholder)
+        with BlockEditor() as editor:
+            for op, bounds in zip(users, read, strict=True):
+                before = sum(end - begin for begin, end in ranges if end <= bounds[1][0])
+                start = next(begin for begin, end in ranges if begin <= bounds[1][0] < end)
+                shift = before - start
+                moved = [bounds[0], (bounds[1][0] + shift, bounds[1][1] + shift), *bounds[2:]]
+                with mb.at(op):
+                    view = mb.slice_by_index(x=made, begin=[begin for begin, _ in moved], end=[end for _, end in moved])
+                    mb.adopt_scopes(op.scopes)
+                editor.replace(op.outputs[0], view)
+                editor.remove([op])
 
 
 def _is_room(op: Operation, first: Var) -> bool:

@@ -34,6 +34,8 @@ _BALANCE = 1.1
 "How much larger than in the most balanced cut the largest part may be, for cuts at narrower places."
 _MIN_WEIGHT_BYTES = 1024
 "Smaller constants are not counted: sizes, axes and epsilons."
+_VIEWS = frozenset({"slice_by_index", "slice_by_size", "reshape", "transpose", "squeeze", "expand_dims", "identity"})
+"Ops that read a part of an input in another form, such as the cache of a layer: each part of the model does so itself."
 _ASSUMED_SIZE = 64
 "The size that a flexible dimension counts as, where crossing bytes are compared."
 Float = np.float64
@@ -124,6 +126,7 @@ class _CutPlaces:
         if self._graph.refusal:
             raise InputError(f"the function '{function.name}' cannot be cut: {self._graph.refusal}")
         self._names = collect_names(function)
+        self._views = self._find_views()
         self._last = self._find_last_readers()
         self._weights = list(self._iterate_weight_reads())
         self._torn: dict[int, str] = self._find_torn_states()
@@ -143,7 +146,7 @@ class _CutPlaces:
         """
         graph, listed, required = self._graph, list[str](), set[int]()
         for at in range(place, -1, -1):
-            if graph.constant[at] or at in required:
+            if graph.constant[at] or at in self._views or at in required:
                 continue
             named = [var.name for var in graph.ops[at].outputs
                      if self._last.get(var, -1) > place or var in graph.outputs]
@@ -201,6 +204,15 @@ class _CutPlaces:
         why = f"; the states {', '.join(states)} allow no cut between" if states else ""
         return (f"the ops around '{named}' alone, between which it cannot be cut, have {format_bytes(largest)} of "
                 f"weights{why}; expected at least that")
+
+    def _find_views(self) -> set[int]:
+        """Find the places of ops that make parts of inputs, and nothing else."""
+        graph, found = self._graph, set[int]()
+        for place, op in enumerate(graph.ops):
+            if op.op_type in _VIEWS and all(var in graph.inputs or graph.maker.get(var) in found or (
+                    var in graph.maker and graph.constant[graph.maker[var]]) for var in graph.reads[place]):
+                found.add(place)
+        return found - {place for place in found if graph.constant[place]}
 
     def _find_last_readers(self) -> dict[Var, int]:
         return {var: place for place, read in enumerate(self._graph.reads) if not self._graph.constant[place]
@@ -267,7 +279,7 @@ class _CutPlaces:
         width, stuck, leaves = 0.0, 0, dict[int, list[tuple[float, int]]]()
         unread = set(graph.inputs)
         for place, op in enumerate(graph.ops):
-            if graph.constant[place]:
+            if graph.constant[place] or place in self._views:
                 continue
             given = unread & graph.reads[place]  # inputs that both parts need are given to both
             unread -= given

@@ -87,8 +87,8 @@ def test_the_manifest_states_names_shapes_and_the_form_of_the_cache(llama):
     assert manifest["inputs"] == {"ids": "inputIds", "position": "position", "mask": "causalMask"}
     assert manifest["cache"] == {"form": "io", "arrays": [
         {"input": "cache", "output": "cache_rows", "axis": 2, "shape": [1, 8, 64, 32], "dtype": "float16"}]}
-    assert [(part["tokens"], part["main"], part["function"]) for part in manifest["parts"]] == [
-        (1, "decoder.mlpackage", "decode"), (16, "decoder.mlpackage", "prefill")]
+    assert [(part["tokens"], list_packages(part), part["function"]) for part in manifest["parts"]] == [
+        (1, ["decoder.mlpackage"], "decode"), (16, ["decoder.mlpackage"], "prefill")]
     page = (llama[1] / "README.md").read_text()
     assert "@" not in page and '["cache": [1, 8, 64, 32]]' in page and "makeState" not in page
     assert not [each for each in llama[1].parent.iterdir() if each != llama[1]]
@@ -112,6 +112,48 @@ def test_functions_share_the_weights_of_the_source(llama):
     assert 'cpuAndNeuralEngine.functionName = "decode"' in page
 
 
+def list_packages(part):
+    return [each["package"] for each in part["main"]]
+
+
+def test_the_main_package_is_cut_between_its_layers(llama, tmp_path):
+    """Each part has its layer's weights and reads its channels of the cache; together they return the same logits."""
+    from mil_ane_passes.report.decoder.generate import Decoder
+    from mil_ane_passes.runtime import predictor
+    from tests.lab.language_models.builders import convert
+
+    report = ane.adapt(convert("llama", "states"), tmp_path / "out", prefill=16, parts=2)
+    assert report.status == "written" and len(report.tokens) == 16, str(report)
+    assert report.after["unsupported"] == {} and "part 2 of 2 has " in str(report)
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    names = ["decoder_1.mlpackage", "decoder_2.mlpackage"]
+    assert [list_packages(part) for part in manifest["parts"]] == [names, names]
+    assert [each["caches"] for each in manifest["parts"][0]["main"]] == [
+        {"cache": [[0, 2], [4, 6]]}, {"cache": [[2, 4], [6, 8]]}]  # keys and values of a layer
+    sizes = [sum(file.stat().st_size for file in (tmp_path / "out" / name).rglob("*.bin")) for name in names]
+    whole = sum(file.stat().st_size for file in (llama[1] / "decoder.mlpackage").rglob("*.bin"))
+    assert sum(sizes) < 1.05 * whole and max(sizes) < 0.7 * whole
+    one, several = (Decoder(folder, lambda path, function: predictor(path, function=function, precision="float32"))
+                    for folder in (llama[1], tmp_path / "out"))
+    for ids in (PROMPT, [3], [4]):
+        expected = one.feed(ids)
+        assert np.abs(several.feed(ids) - expected).max() <= 2e-3 * np.abs(expected).max()  # the cache is in fp16
+    page = (tmp_path / "out" / "README.md").read_text()
+    assert "main model in 2 parts, `decoder_1.mlpackage`, `decoder_2.mlpackage`, in this order" in page
+
+
+def test_parts_of_at_most_a_size(tmp_path, capsys):
+    source = make_carrying(tmp_path / "source.mlpackage")
+    whole = ["adapt", str(source), "-o", str(tmp_path / "whole"), "--max-part-size", "1GB"]
+    assert main(whole) == 0 and "part 1 of" not in capsys.readouterr().out
+    manifest = json.loads((tmp_path / "whole" / "manifest.json").read_text())
+    assert len(list_packages(manifest["parts"][0])) == 1
+    assert main([*whole, "--parts", "2", "--overwrite"]) == 2
+    assert "--parts 2 and --max-part-size 1GB: each says how many parts to make" in capsys.readouterr().err
+    assert main(["adapt", str(source), "-o", str(tmp_path / "none"), "--parts", "40"]) == 2
+    assert "can be cut at " in capsys.readouterr().err and not (tmp_path / "none").exists()
+
+
 def test_before_functions_there_are_two_packages(tmp_path):
     from mil_ane_passes.report.decoder.generate import Decoder, open_by
 
@@ -119,8 +161,8 @@ def test_before_functions_there_are_two_packages(tmp_path):
     report = ane.adapt(source, tmp_path / "out", prefill=3)
     assert report.status == "written", str(report)
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
-    assert [(part["lookup"], part["main"], part["function"]) for part in manifest["parts"]] == [
-        (f"{name}_lookup.mlpackage", f"{name}.mlpackage", None) for name in ("decode", "prefill")]
+    assert [(part["lookup"], list_packages(part), part["function"]) for part in manifest["parts"]] == [
+        (f"{name}_lookup.mlpackage", [f"{name}.mlpackage"], None) for name in ("decode", "prefill")]
     chunks, singles = (Decoder(tmp_path / "out", open_by("reference")) for _ in range(2))
     for each in (1, 2, 3):
         single = singles.feed([each])

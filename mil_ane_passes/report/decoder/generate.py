@@ -2,8 +2,8 @@
 
     python generate.py --ids 1,2,3 --steps 16 --runtime coreml
 
-Each step runs two packages: the lookup of token ids and positions, and the rest, which reads floats alone. On a Mac,
-`--runtime coreml` runs them by coremltools; anywhere, `--runtime reference` runs them by mil_ane_passes.
+Each step runs the lookup of token ids and positions, and the rest, which reads floats alone, in one package or several.
+On a Mac, `--runtime coreml` runs them by coremltools; anywhere, `--runtime reference` runs them by mil_ane_passes.
 """
 
 from __future__ import annotations
@@ -49,13 +49,15 @@ class Decoder:
             raise ValueError(f"manifest.json has schema {self.manifest.get('schema')}; this script reads {SCHEMA}")
         self.context: int = self.manifest["context"]
         self.position = 0
-        self._parts = {part["tokens"]: (part, *(open_model(folder / part[each], part["function"])
-                                                for each in ("lookup", "main"))) for part in self.manifest["parts"]}
+        self._parts = {part["tokens"]: (
+            part, open_model(folder / part["lookup"], part["function"]),
+            [open_model(folder / each["package"], part["function"]) for each in part["main"]])
+            for part in self.manifest["parts"]}
         cache = self.manifest["cache"]
         self.caches = {each["input"]: np.zeros(each["shape"], each["dtype"]) for each in cache.get("arrays", ())}
         self._table = {name: np.load(folder / file, mmap_mode="r") for name, file in
                        self.manifest["embedding"].get("files", {}).items()}
-        self._state = None if cache["form"] == "io" else next(iter(self._parts.values()))[2].make_state()
+        self._state = None if cache["form"] == "io" else next(iter(self._parts.values()))[2][0].make_state()
 
     def feed(self, ids: Sequence[int]) -> Any:
         """Run tokens through the model, as many at a time as its packages take; returns the logits of the last one."""
@@ -70,7 +72,7 @@ class Decoder:
         return logits
 
     def _step(self, ids: Sequence[int]) -> Any:
-        part, lookup, main = self._parts[len(ids)]
+        part, lookup, models = self._parts[len(ids)]
         names = self.manifest["inputs"]
         embedding = self.manifest["embedding"]
         tokens = {names["ids"]: np.array([ids], np.int32)} if embedding["form"] == "package" else {}
@@ -81,16 +83,23 @@ class Decoder:
                 self.manifest["vocabulary"])[list(ids)]
             feeds[embedding["input"]] = found[None].astype(embedding["dtype"])
         feeds[names["mask"]] = self._make_mask(part["mask"], len(ids))
-        if self._state is not None:
-            results = main.predict(feeds, state=self._state)
-        else:
-            results = main.predict({**feeds, **self.caches})
-            for each in self.manifest["cache"]["arrays"]:
-                rows: list[Any] = [slice(None)] * len(each["shape"])
-                rows[each["axis"]] = slice(self.position, self.position + len(ids))
-                self.caches[each["input"]][tuple(rows)] = results[each["output"]]
+        results = self._run(part["main"], models, feeds)
+        for each in self.manifest["cache"].get("arrays", ()):
+            rows: list[Any] = [slice(None)] * len(each["shape"])
+            rows[each["axis"]] = slice(self.position, self.position + len(ids))
+            self.caches[each["input"]][tuple(rows)] = results[each["output"]]
         self.position += len(ids)
         return np.asarray(results[self.manifest["outputs"]["logits"]]).reshape(len(ids), -1)[-1].astype(np.float32)
+
+    def _run(self, parts: Sequence[dict[str, Any]], models: Sequence[Any], feeds: dict[str, Any]) -> dict[str, Any]:
+        """Run the parts of the main model, each with what those before it returned and its channels of the cache."""
+        known = dict(feeds)
+        for part, model in zip(parts, models):
+            read = {name: np.asarray(known[name]).astype(dtype) for name, dtype in part["inputs"].items()}
+            read |= {name: np.concatenate([self.caches[name][:, begin:end] for begin, end in ranges], 1)
+                     for name, ranges in part["caches"].items()}
+            known |= model.predict(read) if self._state is None else model.predict(read, state=self._state)
+        return known
 
     def _make_mask(self, mask: dict[str, Any], count: int) -> Any:
         """Hide the keys behind each query."""
