@@ -668,7 +668,7 @@ def _iterate_affine_examples() -> Iterator[Example]:
     yield _make_chain_example("scale before padding", (1, 4, 5, 5), _apply("mul", 4, 1, 1), _conv(
         6, 4, 3, 3, bias=True, pad_type="same"))
     yield _make_chain_example("norm before reflection", (1, 4, 7), _norm(4), lambda x: Builder.pad(
-        x=x, pad=[2, 2], mode="reflect"), _conv(6, 4, 5))
+        x=x, pad=[2, 2], mode="reflect", constant_val=types.nptype_from_builtin(x.dtype)(0)), _conv(6, 4, 5))
 
 
 def _iterate_near_misses() -> Iterator[Example]:
@@ -688,7 +688,7 @@ def _iterate_near_misses() -> Iterator[Example]:
         "small weights beside a large one", (2, 64), lambda x: Builder.linear(
             x=x, weight=np.asarray([[1.0, *[0.013] * 63]] * 2, np.float16)),
         lambda x: Builder.mul(x=x, y=np.float16(1e-4)), reason=(
-            "rounding the new weights would move results by up to 7.8e-07 of the largest input, and rounding the value "
+            "rounding the new weights would move results by up to 7e-07 of the largest input, and rounding the value "
             "between moves them by up to 8.9e-08: most are below 6.1e-05, where fp16 loses bits"))
     yield _make_chain_example("large shift", (2, 4), _apply("sub", 4, add=100), _linear(6, 4), reason=(
         "a shift of 100.6 in front would be summed apart from what it is added to; up to 4 is"))

@@ -154,11 +154,11 @@ class SplitWideConv(Rewrite):
             return make_conv_example(name, x, (4, *kernel), **rest)
 
         bias = make_weight(4)
+        yield conv("patches", (1, 3, 32, 64), (3, 32, 32), strides=[32, 32], pad_type="same")
         yield make_conv_example("patches in stages", (1, 1, 48, 32), (16, 1, 16, 16), strides=[16, 16],
                                 bias=make_weight(16))
         yield make_conv_example("overlapping windows in stages", (2, 2, 50, 40), (32, 1, 16, 24), strides=[8, 12],
                                 groups=2, pad_type="custom", pad=[4, 5, 6, 7])
-        yield conv("patches", (1, 3, 32, 64), (3, 32, 32), strides=[32, 32], pad_type="same")
         yield conv("overlapping windows", (1, 2, 40, 44), (2, 16, 16), strides=[10, 12], pad_type="same")
         yield conv("a spectrum", (1, 1, 203), (1, 40), strides=[16], pad_type="custom", pad=[20, 20])
         yield conv("one strided axis", (1, 2, 9, 80), (2, 3, 20), strides=[1, 20], pad_type="same")
