@@ -280,3 +280,21 @@ def test_a_long_prefill(tmp_path):
     assert fired.reason == "8 tiles of queries, 56% of 2048 x 2048 scores computed"
     true = torch_outputs(layer, x)
     assert np.abs(only_output(held, x.numpy(), "float16") - true).max() <= 5e-3 * np.abs(true).max()
+
+
+@pytest.mark.parametrize("options", [{"rows": 16}, {"rows": 16, "unmasked_tiles": 3}, {"rows": 5, "unmasked_tiles": 3}])
+@pytest.mark.parametrize("blocked", ["nothing", "keys at the end", "what is behind"])
+def test_options_that_make_one_tile_of_all_end(options, blocked):
+    places = np.arange(12)
+    hidden = {"nothing": places < 0, "keys at the end": places >= 9, "what is behind": places > places[:, None]}[blocked]
+    mask = np.where(np.broadcast_to(hidden, (12, 12)), -4e4, 0).astype(np.float16)
+
+    def body(q):
+        return mb.matmul(x=mb.softmax(x=mb.add(x=mb.matmul(x=q, y=q, transpose_y=True), y=mask)), y=q)
+
+    held = build_program(body, q=(1, 2, 12, 4))
+    changed = clone_program(held)
+    trace = apply_rewrite(rule(least=1, most_kept=1.0, **options), changed)
+    assert len(trace.fired) <= 2 and not apply_rewrite(rule(least=1, most_kept=1.0, **options), changed).fired
+    feeds = np.random.default_rng(0).standard_normal((1, 2, 12, 4)).astype(np.float16)
+    assert np.allclose(only_output(changed, feeds, "float64"), only_output(held, feeds, "float64"), rtol=1e-6)

@@ -120,6 +120,8 @@ class TileAttention(Rewrite):
         if isinstance(tiles, str):
             return Miss(op, tiles)
         kept = sum((stop - start) * (last - first) for (start, stop), (first, last) in tiles) / (int(rows) * int(keys))
+        if len(tiles) == 1 and kept == 1:
+            return Miss(op, f"its {rows} queries are one tile, which sees all keys")
         return Hit(op, attention=found, tiles=tiles, fixes_nonfinite=kept < 1, keeps_nonfinite=kept == 1,
                    note=f"{len(tiles)} tiles of queries, {kept:.0%} of {rows} x {keys} scores computed")
 
@@ -163,6 +165,8 @@ class TileAttention(Rewrite):
         yield _make_written_example("no mask", options={**options, "unmasked_tiles": 3}, mask=np.zeros((8, 8)))
         yield _make_written_example("nothing blocked", options=options, mask=np.zeros((8, 8)), reason=(
             "tiles of 4 queries leave 100% of the scores, above most_kept=0.8"))
+        yield _make_written_example("one tile", options={"rows": 8, "least": 8, "most_kept": 1.0}, reason=(
+            "its 8 queries are one tile, which sees all keys"))
         yield _make_written_example("a blocked row", options=options, mask=np.full((8, 8), -4e4), reason=(
             "a query sees no key: its result is a mean of all values"))
         yield _make_written_example("short", reason="fewer than 512 queries (least)")
