@@ -5,17 +5,17 @@ from __future__ import annotations
 import copy
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 from coremltools.converters.mil.mil import Function, Var
 
+from ..ir.constants import get_blob_ref
 from ..ir.query import count_stored_bytes, is_symbolic, iterate_nested_ops
 from ..passes.layout import format_bytes
 from ..utils.errors import InputError
-from ..utils.option_spelling import format_option_values
+from ..utils.option_spelling import format_option, format_option_values
 from ..utils.text_format import format_count
 from .contract import MAX_PARTS, Draft, EditRecord, Transform
 from .names import collect_names
@@ -47,8 +47,8 @@ class SplitIntoParts(Transform):
 
     Weights are counted as stored. The parts are balanced as far as a tenth of the largest, and of all such cuts those
     are taken at which the fewest bytes cross. Cuts are between layers, which are the narrowest places, unless there are
-    not enough of these. All functions are cut after the same values, those of the first. One of `count` and `max_bytes`
-    is None.
+    not enough of these. All functions are cut after the same values, those of the default one, and the weights of all
+    count; one that several read, once. One of `count` and `max_bytes` is None.
     """
 
     count: int | None = None
@@ -61,8 +61,10 @@ class SplitIntoParts(Transform):
 
     def apply(self, draft: Draft) -> list[Draft]:
         """Return the parts, in the order in which they run. Raises InputError if there are no such cuts."""
-        name, function = next(iter(draft.select_functions(self.function).items()))
-        places = _CutPlaces(function)
+        functions = draft.select_functions(self.function)
+        name = draft.program.default_function_name  # not the first one read: their order differs between runs
+        name, function = (name, functions[name]) if name in functions else next(iter(sorted(functions.items())))
+        places = _CutPlaces(function, [each for each in functions.values() if each is not function])
         cuts = self._choose(places)
         if not cuts:
             draft.done.append(EditRecord(
@@ -76,8 +78,13 @@ class SplitIntoParts(Transform):
             parts.append(first)
             crossed.update(values)
         parts.append(rest)
-        for number, (part, (start, end)) in enumerate(zip(parts, pairwise([0, *cuts, None]), strict=True), 1):
-            note = self._describe(part.program.functions[name], number, len(parts), places.count_bytes(start or 0, end))
+        for number, part in enumerate(parts, 1):
+            nbytes = _count_weight_bytes(part.program.functions.values())
+            if nbytes > (math.inf if self.max_bytes is None else self.max_bytes):
+                raise InputError(f"{self._asked}: part {number} of {len(parts)} would have {format_bytes(nbytes)} of "
+                                 f"weights in its functions; expected a larger size, or {format_option('function')}, "
+                                 "which cuts one and leaves the others out")
+            note = self._describe(part.program.functions[name], number, len(parts), nbytes)
             before.append(EditRecord(self._option, name, "", note))
             part.part = str(number)
         for part in parts:
@@ -120,7 +127,7 @@ class _CutPlaces:
     narrowest place is kept.
     """
 
-    def __init__(self, function: Function) -> None:
+    def __init__(self, function: Function, others: Sequence[Function] = ()) -> None:
         self._function = function
         self._graph = FunctionGraph(function)
         if self._graph.refusal:
@@ -128,7 +135,7 @@ class _CutPlaces:
         self._names = collect_names(function)
         self._views = self._find_views()
         self._last = self._find_last_readers()
-        self._weights = list(self._iterate_weight_reads())
+        self._weights = list(self._iterate_weight_reads(others))
         self._torn: dict[int, str] = self._find_torn_states()
         self.found, self._crossing = self._find_places()
         self._bytes = self._measure_segments()
@@ -218,36 +225,24 @@ class _CutPlaces:
         return {var: place for place, read in enumerate(self._graph.reads) if not self._graph.constant[place]
                 for var in read}
 
-    def _iterate_weight_reads(self) -> Iterator[tuple[int, int, int]]:
+    def _iterate_weight_reads(self, others: Iterable[Function]) -> Iterator[tuple[int, int, int]]:
         """Yield for each reading of a weight the place of the op, that of the previous one (-1: none), and the bytes.
 
-        A weight that several ops read counts in each part that reads it, and once there.
+        A weight that several ops read counts in each part that reads it, and once there. What an op of another function
+        reads counts where the op of this one with an output of the same name is, or the one behind which there is none.
         """
-        graph, previous, stored = self._graph, dict[int, int](), dict[int, int]()
-        for place, op in enumerate(graph.ops):
-            if graph.constant[place]:
-                if op.op_type == "const":
-                    stored[place] = count_stored_bytes(op.outputs[0])
-                continue
-            for source in self._find_consts(place):
-                if stored.get(source, 0) >= _MIN_WEIGHT_BYTES:
-                    yield place, previous.get(source, -1), stored[source]
-                previous[source] = place
-            inside = sum(count_stored_bytes(inner.outputs[0]) for block in op.blocks
-                         for inner in iterate_nested_ops(block) if inner.op_type == "const")
-            if inside >= _MIN_WEIGHT_BYTES:
-                yield place, -1, inside
-
-    def _find_consts(self, place: int) -> set[int]:
-        """Find the places of the constants that the op at `place` reads, also through ops on constants."""
-        graph, found = self._graph, set[int]()
-        pending = [graph.maker[var] for var in graph.reads[place] if var in graph.maker]
-        while pending:
-            source = pending.pop()
-            if source not in found and graph.constant[source]:
-                found.add(source)
-                pending += [graph.maker[var] for var in graph.reads[source] if var in graph.maker]
-        return found
+        reads = list(_iterate_weights(self._graph))
+        places = {var.name: place for var, place in self._graph.maker.items()}
+        for graph in map(FunctionGraph, others):
+            at, located = 0, list[int]()
+            for op in graph.ops:
+                at = next((places[var.name] for var in op.outputs if var.name in places), at)
+                located.append(at)
+            reads += [(located[place], weight, nbytes) for place, weight, nbytes in _iterate_weights(graph)]
+        previous = dict[Hashable, int]()
+        for place, weight, nbytes in sorted(reads, key=lambda read: read[0]):
+            yield place, previous.get(weight, -1), nbytes
+            previous[weight] = place
 
     def _find_torn_states(self) -> dict[int, str]:
         """Return the places that a state is used before and behind, with its name: it lives in one part."""
@@ -326,6 +321,43 @@ class _CutPlaces:
             chosen.append(every.argmin(axis=0))
             least = every.min(axis=0)
         return least, chosen
+
+
+def _count_weight_bytes(functions: Iterable[Function]) -> int:
+    """Count the bytes of the weights that the ops of `functions` read, each once."""
+    return sum({weight: nbytes for each in functions for _, weight, nbytes in _iterate_weights(FunctionGraph(each))
+                }.values())
+
+
+def _iterate_weights(graph: FunctionGraph) -> Iterator[tuple[int, Hashable, int]]:
+    """Yield for each reading of a weight the place of the op, what is equal for the same weight, and the bytes."""
+    stored = dict[int, tuple[Hashable, int]]()
+    for place, op in enumerate(graph.ops):
+        if graph.constant[place]:
+            if op.op_type == "const":
+                var = op.outputs[0]
+                stored[place] = get_blob_ref(var) or id(var), count_stored_bytes(var)
+            continue
+        for source in sorted(_find_consts(graph, place)):
+            weight, nbytes = stored.get(source, (None, 0))
+            if nbytes >= _MIN_WEIGHT_BYTES:
+                yield place, weight, nbytes
+        for var in (inner.outputs[0] for block in op.blocks for inner in iterate_nested_ops(block)
+                    if inner.op_type == "const"):
+            if (nbytes := count_stored_bytes(var)) >= _MIN_WEIGHT_BYTES:
+                yield place, get_blob_ref(var) or id(var), nbytes
+
+
+def _find_consts(graph: FunctionGraph, place: int) -> set[int]:
+    """Find the places of the constants that the op at `place` reads, also through ops on constants."""
+    found = set[int]()
+    pending = [graph.maker[var] for var in graph.reads[place] if var in graph.maker]
+    while pending:
+        source = pending.pop()
+        if source not in found and graph.constant[source]:
+            found.add(source)
+            pending += [graph.maker[var] for var in graph.reads[source] if var in graph.maker]
+    return found
 
 
 def parse_byte_size(text: str | float, option: str) -> int:

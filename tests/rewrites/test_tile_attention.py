@@ -286,7 +286,8 @@ def test_a_long_prefill(tmp_path):
 @pytest.mark.parametrize("blocked", ["nothing", "keys at the end", "what is behind"])
 def test_options_that_make_one_tile_of_all_end(options, blocked):
     places = np.arange(12)
-    hidden = {"nothing": places < 0, "keys at the end": places >= 9, "what is behind": places > places[:, None]}[blocked]
+    behind = places > places[:, None]
+    hidden = {"nothing": places < 0, "keys at the end": places >= 9, "what is behind": behind}[blocked]
     mask = np.where(np.broadcast_to(hidden, (12, 12)), -4e4, 0).astype(np.float16)
 
     def body(q):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import coremltools as ct
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from mil_ane_passes.ir.clone import clone_program
 from mil_ane_passes.passes.layout import format_bytes
 from mil_ane_passes.transforms.contract import Draft, apply_transforms
 from mil_ane_passes.transforms.split_parts import SplitIntoParts, parse_byte_size
-from tests.package.helpers import make, normal
+from tests.package.helpers import make, normal, with_functions
 
 WIDTH, INNER = 16, 64
 LAYER_BYTES = 2 * WIDTH * INNER * 4
@@ -148,6 +150,47 @@ def test_functions_are_cut_after_the_same_values():
     assert compare_across_interfaces(program, parts).equal
     (first, second) = split(program, count=2, function="other")
     assert set(first.program.functions) == set(second.program.functions) == {"other"}
+
+
+def functions_with(tmp_path, *, shared):
+    """A package of two functions of equal layers, with the same weights or with weights of their own."""
+    def body(x):
+        for at in range(4):
+            weight = np.full((64, 64), at, np.float32) if shared else normal(64, 64)
+            x = mb.add(x=x, y=mb.linear(x=x, weight=weight, name=f"linear{at}"), name=f"layer{at}")
+        return x
+
+    named = {}
+    for name in ("one", "two"):
+        program = mb.program(input_specs=[mb.TensorSpec((1, 64))], opset_version=ct.target.iOS18)(body)
+        named[name] = make(tmp_path / f"{name}.mlpackage", program, ct.target.iOS18,
+                           pass_pipeline=ct.PassPipeline.EMPTY)
+    return with_functions(tmp_path / "both.mlpackage", named, "two")
+
+
+@pytest.mark.parametrize(("shared", "count"), [(True, 2), (False, 4)])
+def test_weights_of_all_functions_count(tmp_path, shared, count):
+    size = 2 * 64 * 64 * 4
+    report = ane.edit(functions_with(tmp_path, shared=shared), tmp_path / "out.mlpackage", max_part_size=size + 100)
+    assert len(report.outputs) == count
+    found = [sum(file.stat().st_size for file in Path(each).rglob("*.bin")) for each in report.outputs]
+    assert all(size <= each < size + 1000 for each in found), found
+    assert f"part 1 of {count} has" in str(report) and "--max-part-size  two: " in str(report)
+    assert str(report).count(f"{format_bytes(size)} of weights") == count
+
+
+def test_weights_of_functions_that_do_not_fit_are_stated():
+    program, other = layers(2), layers(2, inner=4 * INNER)
+    program.functions["other"] = other.functions["main"]
+    with pytest.raises(ane.InputError, match="the ops around .* alone, between which it cannot be cut, have 2"):
+        split(program, max_bytes=10_000)
+    for op in other.functions["main"].operations:
+        if op.op_type == "linear" and op.name == "up1":  # its place is then unknown, and taken to be that before it
+            op.outputs[0].name = "other"
+    with pytest.raises(ane.InputError, match=r"part 4 of 4 would have 42.0 kB of weights in its functions; expected a "
+                                             "larger size, or function=, which cuts one"):
+        split(program, max_bytes=25_000)
+    assert len(split(program, max_bytes=42_000)) == 2
 
 
 def test_outputs_are_made_where_their_values_are():
