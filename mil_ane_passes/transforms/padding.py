@@ -688,11 +688,25 @@ class Padding:
             self._set(op, {})
             return
         axis = moving[0]
-        if any(place != axis and (first, last) != (0, int(op.x.shape[place]))
-               for place, (first, last) in enumerate(zip(begin, end))):
-            raise Refusal(op, "it writes a part of the rows only; expected entire rows at a place that moves")
-        made = self._blend(op, op.x, op.update, axis, moving[1])
-        self._note(op, made, f"{int(op.update.shape[axis])} rows are written along axis {axis} by a mask")
+        begin[axis], end[axis] = 0, int(op.x.shape[axis])
+        self._write_rows(op, axis, moving[1], begin, end)
+
+    def _write_rows(self, op: Operation, axis: int, start: int, begin: list[int], end: list[int]) -> None:
+        """Blend rows into what lies from `begin` to `end`, such as a layer of a cache, and store that in its place."""
+        flags = _get_flags(op, "squeeze_mask", op.x.rank)
+        dropped = [place for place, flag in enumerate(flags) if flag and place != axis]
+        lowered = axis - sum(place < axis for place in dropped)
+        new = self.mb.expand_dims(x=op.update, axes=[lowered]) if flags[axis] else op.update
+        what = f"{int(new.shape[lowered])} rows are written along axis {axis} by a mask"
+        if not dropped and list(zip(begin, end)) == [(0, int(size)) for size in op.x.shape]:
+            made = self._blend(op, op.x, new, axis, start)
+        else:
+            part = self.mb.slice_by_index(x=op.x, begin=begin, end=end,
+                                          squeeze_mask=[place in dropped for place in range(op.x.rank)])
+            made = self._blend(op, part, new, lowered, start)
+            made = self.mb.expand_dims(x=made, axes=dropped) if dropped else made
+            made = self.mb.slice_update(x=op.x, update=made, begin=begin, end=end)
+        self._note(op, made, what)
         self._replace(op, made)
 
     def _blend(self, op: Operation, x: Var, new: Var, axis: int, start: int) -> Var:

@@ -194,6 +194,8 @@ class _CutPlaces:
         """Explain why there are no more places."""
         states = sorted(set(self._torn.values()))
         why = f"; states are used on both sides of others: {', '.join(states)}" if states else ""
+        if not self.found:
+            return f"there is no place at which the function can be cut{why}"
         return (f"the function can be cut at {format_count(len(self.found), 'place')} only{why}; expected at most "
                 f"{len(self.found) + 1} parts")
 

@@ -103,13 +103,18 @@ def _resolve(index: int, size: int) -> int:
 
 
 def forward_stores(function: Function, mb: RewriteBuilder) -> int:
-    """Replace loads of a slice that was stored before by what was stored; returns how many loads changed.
+    """Replace loads of a slice that was stored before by what was stored; returns how many ops changed.
 
-    Loads and stores that nothing reads any more are left to the caller, who may need what they made.
+    Loads and stores of an entire value, as of `cache[:, :heads]`, are the value. Loads and stores that nothing reads
+    any more are left to the caller, who may need what they made.
     """
     changed = 0
     with BlockEditor() as editor:
         for op in list(function.operations):
+            if _is_entire(op) and op.outputs[0] not in function.outputs:
+                editor.replace(op.outputs[0], op.x if op.op_type == "slice_by_index" else op.update)
+                changed += 1
+                continue
             if op.op_type != "slice_by_index" or op.x.op is None or op.x.op.op_type != "slice_update":
                 continue
             window, source = get_window(op), op.x
@@ -132,6 +137,12 @@ def forward_stores(function: Function, mb: RewriteBuilder) -> int:
                 op.set_inputs(no_check_var_types=True, x=source)
                 changed += 1
     return changed
+
+
+def _is_entire(op: Operation) -> bool:
+    """Return whether an op loads or stores all elements of a value."""
+    window = get_window(op) if op.op_type in ("slice_by_index", "slice_update") else None
+    return window is not None and not window.dropped and not window.find_partial_axes(op.x.shape)
 
 
 def _drop_axes(mb: RewriteBuilder, var: Var, axes: tuple[int, ...]) -> Var:

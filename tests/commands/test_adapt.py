@@ -339,6 +339,70 @@ def make_carrying(path, *, form="stacked", mask_rows=None, batch=1, masks=1, ret
     return make(path, program, target, pass_pipeline=ct.PassPipeline.EMPTY, inputs=inputs)
 
 
+def make_written_in_one(path, form, convert):
+    """A package of a decoder of torch that assigns rows of one layer of its cache in one statement."""
+    import torch
+    from torch import nn
+
+    heads, width = 2, 8
+    lead = (2, 1, heads) if form != "rank 4" else (2, heads)
+
+    class Decoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.table, self.logits = nn.Embedding(9, heads * width), nn.Linear(heads * width, 9)
+            self.layers = nn.ModuleList([nn.Linear(heads * width, heads * width) for _ in range(6)])
+            self.register_buffer("k", torch.zeros(*lead, ROWS, width))
+            self.register_buffer("v", torch.zeros(*lead, ROWS, width))
+
+        def forward(self, ids, mask):
+            x, end = self.table(ids), mask.shape[-1]
+            begin = end - ids.shape[-1]
+            for layer in range(2):
+                q, k, v = (self.layers[3 * layer + each](x).reshape(1, -1, heads, width).transpose(1, 2)
+                           for each in range(3))
+                for cache, new in ((self.k, k), (self.v, v)):
+                    if form == "rank 5":
+                        cache[layer, :, :, begin:end] = new
+                    elif form == "rank 4":
+                        cache[layer:layer + 1, :, begin:end] = new
+                    else:
+                        cache[layer, :, :new.shape[1], begin:end, :] = new
+                k, v = (cache[layer:layer + 1, :, :end] if form == "rank 4" else cache[layer, :, :, :end]
+                        for cache in (self.k, self.v))
+                made = torch.softmax(q @ k.transpose(-1, -2) + mask, -1) @ v
+                x = x + made.transpose(1, 2).reshape(1, -1, heads * width)
+            return self.logits(x)
+
+    module = Decoder().eval()
+    traced = torch.jit.trace(module, (torch.zeros((1, 2), dtype=torch.int32), torch.zeros(1, 1, 2, 5)),
+                             check_trace=False)
+    steps, length = (ct.RangeDim(1, ROWS, default=1) for _ in range(2))
+    states = [ct.StateType(ct.TensorType(shape=tuple(held.shape), dtype=np.float16), name=name)
+              for name, held in module.named_buffers()]
+    convert(traced, inputs=[ct.TensorType("ids", (1, steps), dtype=np.int32),
+                            ct.TensorType("mask", (1, 1, steps, length), dtype=np.float16)],
+            outputs=[ct.TensorType("logits", dtype=np.float16)], states=states, skip_model_load=True,
+            minimum_deployment_target=ct.target.iOS18).save(str(path))
+    return path
+
+
+@pytest.mark.parametrize(("form", "convert"), [("rank 5", ct.convert), ("rank 4", ct.convert),
+                                               ("rank 5 up to its heads", ane.convert)])
+def test_rows_of_a_layer_that_are_written_in_one_statement(tmp_path, form, convert):
+    from mil_ane_passes.report.decoder.generate import Decoder, open_by
+
+    source = make_written_in_one(tmp_path / "source.mlpackage", form, convert)
+    report = ane.adapt(source, tmp_path / "out", prefill=3)
+    assert report.status == "written" and report.after["unsupported"] == {}, str(report)
+    decoder, state = Decoder(tmp_path / "out", open_by("reference")), {}
+    for end, token in enumerate([3, 1, 8, 2, 5], 1):
+        expected = ane.run(source, {"ids": np.int32([[token]]), "mask": np.zeros((1, 1, 1, end), np.float16)},
+                           state=state)["logits"]
+        assert np.abs(decoder.feed([token]) - expected.reshape(-1)).max() < 0.02 * np.abs(expected).max()
+
+
 @pytest.mark.parametrize("form", ["stacked", "split", "gathered", "layers", "float32"])
 def test_a_cache_that_goes_in_and_out_becomes_new_rows_alone(tmp_path, form):
     from mil_ane_passes.report.decoder.generate import Decoder, generate, open_by

@@ -396,3 +396,45 @@ def test_enumerated_shapes_are_refused_with_the_alternative(tmp_path):
                 inputs=[ct.TensorType("x", shape=shapes)], pass_pipeline=ct.PassPipeline.EMPTY)
     with pytest.raises(ane.InputError, match="list of shapes; expected a range.*fix.shape"):
         ane.edit(path, dry_run=True, pad_shape={"x": (1, 8, WIDTH)})
+
+
+def layered_cache(form):
+    """A cache of two layers; in each, two rows, or one without its axis, are written at a position and read again."""
+    size = get_new_symbol()
+    shape, rows = {"rank 5": ((2, 1, 2, LENGTH, 3), 2), "rank 4": ((2, 2, LENGTH, 3), 2), "channels": (
+        (1, 4, LENGTH, 3), 2), "one row": ((2, 2, LENGTH, 3), 1), "one layer": ((1, 1, 2, LENGTH, 3), 2),
+                   "one row of all": ((1, 2, LENGTH, 3), 1)}[form]
+    layer_axis, dropped = (1, []) if form == "channels" else (0, [0] if form != "rank 4" else [])
+    place = len(shape) - 2
+    dropped = {"one row": [0, place], "one row of all": [place]}.get(form, dropped)
+    flags = [axis in dropped for axis in range(len(shape))]
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 2, rows, 3), dtype=types.fp16), mb.TensorSpec((1, size),
+                                                                                             dtype=types.fp16),
+                             mb.StateTensorSpec(shape, dtype=types.fp16)], opset_version=ct.target.iOS18)
+    def program(x, y, cache):
+        end = mb.gather(x=mb.shape(x=y), indices=np.int32([1]), axis=0)
+        held = mb.read_state(input=cache)
+        for layer in range(shape[layer_axis] // (2 if form == "channels" else 1)):
+            begin, until = [0] * len(shape), list(shape)
+            begin[layer_axis], until[layer_axis] = (2 * layer, 2 * layer + 2) if form == "channels" else (
+                layer, layer + 1)
+            window = [mb.concat(values=[np.int32(part[:place]), at, np.int32(part[place + 1:])], axis=0)
+                      for part, at in ((begin, mb.sub(x=end, y=np.int32([rows]))), (until, end))]
+            new = mb.mul(x=x, y=np.float16(layer + 1))
+            new = mb.squeeze(x=new, axes=dropped) if place in dropped else new
+            held = mb.slice_update(x=held, update=new, begin=window[0], end=window[1], squeeze_mask=flags)
+            held = mb.coreml_update_state(state=cache, value=held)
+            read = mb.slice_by_index(x=held, begin=begin, end=window[1])
+            total = mb.reduce_sum(x=read, axes=[place], keep_dims=True)
+            x = mb.add(x=x, y=mb.reshape(x=total, shape=(1, -1, 1, 3)))
+        return mb.identity(x=x, name="out")
+
+    return program
+
+
+@pytest.mark.parametrize("form", ["rank 5", "rank 4", "channels", "one row", "one layer", "one row of all"])
+def test_rows_of_one_layer_of_a_cache_are_written_at_a_position(form):
+    draft, report = pad(layered_cache(form), {"y": (1, (2, LENGTH))})
+    assert report.equal, str(report)
+    assert "position" in draft.program.functions["main"].inputs

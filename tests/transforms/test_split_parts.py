@@ -134,6 +134,10 @@ def test_one_weight_above_the_size_is_named():
 def test_more_parts_than_places():
     with pytest.raises(ane.InputError, match="can be cut at 3 places only; expected at most 4 parts"):
         split(layers(2), count=5)
+    program = mb.program(input_specs=[mb.TensorSpec((1, 64))], opset_version=ct.target.iOS16)(
+        lambda x: mb.linear(x=x, weight=normal(64, 64), name="only"))
+    with pytest.raises(ane.InputError, match="split_parts 2: there is no place at which the function can be cut$"):
+        split(program, count=2)
 
 
 @pytest.mark.parametrize("count", [0, 1, 65, -3, 2.5, "2"])
