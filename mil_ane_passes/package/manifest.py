@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import zipfile
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from .limits import MAX_MANIFEST_BYTES, MAX_MODEL_BYTES
 MANIFEST = "Manifest.json"
 DATA_FOLDER = "Data"
 _SUFFIX = ".mlpackage"
+_VERSION_FORM = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9}){0,2}")
 _MAX_NAMED = 8  # items named in an error
 _REMEDY = "give the .mlpackage folder that coremltools saved"
 _PYTORCH_HINT = (
@@ -144,6 +146,10 @@ def _read_manifest(root: Path) -> tuple[dict[str, Any], str]:
         raise InputError(
             f"{root}: {MANIFEST} lacks 'itemInfoEntries' or 'rootModelIdentifier', so no model is found; {_REMEDY}"
         )
+    version = manifest.get("fileFormatVersion", "1.0.0")
+    if not isinstance(version, str) or not _VERSION_FORM.fullmatch(version):
+        raise InputError(f"{root}: {MANIFEST} has the fileFormatVersion {str(version)[:40]!r}, with which neither Core "
+                         f"ML nor coremltools opens a package; expected one such as '1.0.0'; {_REMEDY}")
     return entries, root_id
 
 

@@ -15,7 +15,9 @@ from mil_ane_passes.utils.errors import InputError
 from .helpers import (
     MODEL,
     WEIGHTS,
+    conv_program,
     main_block,
+    make,
     spec_of,
     write_spec,
 )
@@ -183,3 +185,12 @@ def test_weights_that_may_not_be_read_are_not_called_missing(source, monkeypatch
     with pytest.raises(InputError, match=r"cannot be read \(Permission denied\); expected one that you may") as found:
         load(source)
     assert "missing" not in str(found.value) and "damaged" not in str(found.value)
+
+
+@pytest.mark.parametrize("version", [None, 1, {}, "../x", "", "x" * 1000])
+def test_a_version_of_the_format_that_nothing_opens_is_named(tmp_path, version):
+    source = make(tmp_path / "source.mlpackage", conv_program())
+    manifest = json.loads((source / "Manifest.json").read_text())
+    (source / "Manifest.json").write_text(json.dumps({**manifest, "fileFormatVersion": version}))
+    with pytest.raises(InputError, match="fileFormatVersion .{0,42}, with which .* expected one such as '1.0.0'"):
+        load(source)
