@@ -89,7 +89,7 @@ def read_exactly(file: FileIO, path: Path, at: int, count: int) -> bytes:
 
 def check_mapped_files(files: Iterable[MappedFile] | None = None) -> None:
     """Raise AnePassesError if one of `files` (default: all mapped files) is smaller than when it was mapped."""
-    for mapping in list(_mapped_files.values()) if files is None else files:
+    for mapping in _list_mapped_files() if files is None else files:
         mapping.check()
 
 
@@ -112,8 +112,16 @@ def is_mapped(array: Array) -> bool:
 def file_of(array: Array) -> MappedFile | None:
     """Return the mapped file that `array` is a view of, or None."""
     at = _get_address(array)
-    # a copy: finalizers remove files whenever garbage is collected
-    return next((each for each in tuple(_mapped_files.values()) if 0 <= at - each.start < each.size), None)
+    return next((each for each in _list_mapped_files() if 0 <= at - each.start < each.size), None)
+
+
+def _list_mapped_files() -> list[MappedFile]:
+    """List the currently mapped files.
+
+    Finalizers remove files whenever garbage is collected, as it may be while a list is made of a dict's values, but not
+    while a dict is copied.
+    """
+    return list(_mapped_files.copy().values())
 
 
 def check_file_of(array: Array) -> None:
