@@ -197,7 +197,7 @@ def _cut_main(options: AdaptOptions, draft: Draft, report: AdaptReport) -> list[
         return [draft]
     most = None if options.max_part_size is None else parse_byte_size(options.max_part_size, "max_part_size")
     before = len(draft.done)
-    found = SplitIntoParts(None if most is not None else options.parts, most).apply(draft)
+    found = SplitIntoParts(None if most is not None else options.parts, most, named="parts").apply(draft)
     report.done += [each.note for each in found[0].done[before:]]
     return found
 

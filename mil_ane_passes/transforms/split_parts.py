@@ -54,6 +54,8 @@ class SplitIntoParts(Transform):
     count: int | None = None
     max_bytes: int | None = None
     function: str | None = None
+    named: str = "split_parts"
+    "The option that asks for `count`, for errors."
 
     def __post_init__(self) -> None:
         if self.count is not None and (not isinstance(self.count, int) or not 2 <= self.count <= MAX_PARTS):
@@ -98,7 +100,7 @@ class SplitIntoParts(Transform):
     @property
     def _asked(self) -> str:
         if self.count is not None:
-            return format_option_values("split_parts", str(self.count))
+            return format_option_values(self.named, str(self.count))
         return format_option_values("max_part_size", str(self.max_bytes))
 
     def _choose(self, places: _CutPlaces) -> list[int]:
