@@ -317,7 +317,7 @@ def test_the_limit_of_the_run_time_is_the_users_too():
 
 @pytest.mark.parametrize(("on_ane", "cost", "limit"), [((8, 10), 0.9, 1.2), ((8, 10), 1.005, 1.02),
                                                         ((10, 8), 0.9, 1.02)],
-                         ids=["from the CPU", "from the CPU, dearer for the segmenter", "to the CPU"])
+                         ids=["from the CPU", "from the CPU, costlier for the segmenter", "to the CPU"])
 def test_where_ops_change_the_processor_the_best_estimate_decides(on_ane, cost, limit):
     """The time on the CPU is a guess with a wide range, before or after; that the ranges overlap is no excuse."""
     def fault(total, **more):

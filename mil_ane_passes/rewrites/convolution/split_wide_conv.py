@@ -178,7 +178,7 @@ class SplitWideConv(Rewrite):
 
 
 def _plan_stages(op: Operation, sizes: ConvSizes, large: list[int]) -> _ConvPlan | None:
-    """Plan two convs with kernels p and K / p, where that takes no more channels between than come out."""
+    """Plan two convs with kernels p and K / p, if the value between has at most as many channels as the result."""
     if op.x.rank != 4 or is_symbolic(op.x.shape[1]) or is_compressed(op.weight):
         return None
     steps = tuple(_find_stage(*each) for each in zip(sizes.kernel, sizes.strides, sizes.dilations))
