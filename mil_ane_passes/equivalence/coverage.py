@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from coremltools.converters.mil.mil import Block, Function, Operation, Program, Var, types
+from coremltools.converters.mil.mil import Block, Function, Operation, Program, types
 
 from ..ir.coremltools_internals import get_typed_value
 from ..ir.printer import format_block
+from ..ir.value_numbering import ValueNumbering
 from ..utils.option_spelling import format_option
 from .adversarial_feeds import SPECIAL
 from .execution import Run
@@ -109,32 +110,11 @@ def differing(before: Program, after: Program, found: Iterable[Unknown]) -> list
 def _same_ops(before: Function, after: Function, output: str) -> bool:
     """Return whether both programs compute `output` by the same ops on the same inputs and constants, apart from
     names."""
-    known: dict[Any, int] = {}
-    made = [{var.name: keys[var] for var in function.outputs}
-            for function, keys in ((before, _keys(before, known)), (after, _keys(after, known)))]
+    numbering = ValueNumbering()
+    for function in (before, after):
+        numbering.number_function(function)
+    made = [{var.name: numbering.numbers[var] for var in function.outputs} for function in (before, after)]
     return output in made[0] and made[0][output] == made[1].get(output)
-
-
-def _keys(function: Function, known: dict[Any, int]) -> dict[Var, int]:
-    """Number the values of a function, with equal numbers for values that are computed alike; `known` is shared."""
-    keys = {var: known.setdefault(("input", name), len(known)) for name, var in function.inputs.items()}
-    for op in function.operations:
-        inputs = tuple((param, _keys_of(bound, keys)) for param, bound in sorted(op.inputs.items()))
-        held = _held(op) if op.op_type == "const" else tuple(map(format_block, op.blocks))
-        for place, var in enumerate(op.outputs):
-            keys[var] = known.setdefault((op.op_type, place, inputs, held), len(known))
-    return keys
-
-
-def _keys_of(bound: Any, keys: Mapping[Var, int]) -> tuple[Any, ...]:
-    """Return the numbers of the values that one input reads; for values that exist in pymil only, their text."""
-    found = bound if isinstance(bound, (list, tuple)) else () if bound is None else (bound,)
-    return tuple(keys[var] if var in keys else str(getattr(var, "val", var)) for var in found)
-
-
-def _held(const: Operation) -> tuple[Any, ...]:
-    value = np.asarray(const.outputs[0].val)
-    return (str(value.dtype), value.shape, value.tobytes() if value.dtype != object else repr(value.tolist()))
 
 
 def _iterate_blocks(program: Program) -> Iterator[tuple[BlockPath, Block]]:

@@ -268,10 +268,9 @@ def compare_programs(
     drawn = build_plans(before, seeds, describe, feeds) if feeds is not None else _add_adversarial_plans(
         build_plans(before, seeds, describe), before, describe, promised, {plan.function for plan in further}, ranges)
     made = [round_feeds(plan, across) for plan in (*further, *drawn) if only in (None, (plan.function, plan.label))]
-    old = execute_plans(before, made, precisions, lambda text: progress(f"before, {text}"))
+    old, new = _execute_both(before, after, made, precisions, progress, quirks, mapping or {})
     lost = round_results(old, across)
     made = [replace(run.plan, error=run.error) for run in old.runs]
-    new = execute_plans(after, made, precisions, lambda text: progress(f"after, {text}"), quirks)
     report = _judge_with_adjustments(before, old, new, promised, precisions)
     report.quirks, report.notes = tuple(quirks), [*report.notes, *[WIDTHS_NOTE] * bool(across)]
     report.notes += _describe_extreme_feeds(report, made, promised)
@@ -283,6 +282,20 @@ def compare_programs(
         _locate_first_difference(report, made, lambda plan, case: find_first_difference(
             before, after, plan, case.precision, exactness, case.failed, quirks=quirks, mapping=mapping))
     return report
+
+
+def _execute_both(
+    before: Program, after: Program, plans: Sequence[Plan], precisions: Sequence[str], progress: Progress,
+    quirks: Sequence[str], mapping: Mapping[str, str],
+) -> tuple[Execution, Execution]:
+    """Execute plans on both programs, with `quirks` in the second; one that the first cannot run is not run."""
+    from .lockstep import execute_in_lockstep
+
+    if not quirks:
+        return execute_in_lockstep(before, after, plans, precisions, progress, mapping)
+    old = execute_plans(before, plans, precisions, lambda text: progress(f"before, {text}"))
+    runnable = [replace(run.plan, error=run.error) for run in old.runs]
+    return old, execute_plans(after, runnable, precisions, lambda text: progress(f"after, {text}"), quirks)
 
 
 def _describe_extreme_feeds(report: VerifyReport, plans: Sequence[Plan], promised: Strictness) -> Iterator[str]:

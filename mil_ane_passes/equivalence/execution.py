@@ -24,11 +24,16 @@ __all__ = [
     "Execution",
     "Plan",
     "Run",
+    "RunProgress",
     "build_plans",
     "check_runnable",
     "copy_state",
     "execute_pipeline",
     "execute_plans",
+    "execute_run",
+    "is_left_out",
+    "join_results",
+    "note_error",
 ]
 
 Array = np.ndarray[Any, Any]
@@ -156,21 +161,23 @@ def execute_plans(
     from ..runtime import Runtime
 
     found = Execution([Run(plan, error=plan.error) for plan in made])
-    done, total, started = 0, len(made) * len(precisions), time.monotonic()
+    count = RunProgress(progress, len(made) * len(precisions))
     for function in dict.fromkeys(plan.function for plan in made):
         for precision in precisions:
             runtime = Runtime(program, function=function, precision=precision, quirks=quirks,
                               finite_constants=finite_constants, rounded_steps=rounded_steps,
                               departure=depart(function))
             for run in found.runs:
-                if run.plan.function != function or run.error or not (run.plan.typed or precision == "float64"):
-                    continue
-                left = _format_time_left(time.monotonic() - started, done, total)
-                done += 1
-                progress(f"run {done} of {total}{left}: {function}, {run.plan.label}, {precision}")
-                _execute_run(runtime, run, precision)
+                if not is_left_out(run, function, precision):
+                    count.report(run.plan, precision)
+                    execute_run(runtime, run, precision)
             found.executed_blocks |= runtime.executed_blocks
     return found
+
+
+def is_left_out(run: Run, function: str, precision: str) -> bool:
+    """Return whether a run is of another function, has ended, or is not made at `precision`."""
+    return bool(run.plan.function != function or run.error or not (run.plan.typed or precision == "float64"))
 
 
 def execute_pipeline(
@@ -186,19 +193,29 @@ def execute_pipeline(
         for number, run in enumerate(found.runs, 1):
             if not run.error:
                 progress(f"run {number} of {len(made)}: pipeline, {run.plan.label}, {precision}")
-                _execute_run(lambda feeds, state: runtime(feeds), run, precision)
+                execute_run(lambda feeds, state: runtime(feeds), run, precision)
     return found
 
 
-def _format_time_left(seconds: float, done: int, total: int) -> str:
-    """Estimate the remaining time from the runs so far.
+class RunProgress:
+    """Reports each run before it is made, with the remaining time as the runs so far let expect it."""
 
-    It is empty before the first run, or if only a few seconds are left.
-    """
-    rest = seconds / done * (total - done) if done else 0.0
-    if rest < _MIN_SECONDS_REPORTED:
-        return ""
-    return f" (about {rest / 60:.0f} min left)" if rest >= 90 else f" (about {rest:.0f} s left)"
+    def __init__(self, progress: Callable[[str], None], total: int) -> None:
+        self._progress, self._total = progress, total
+        self._done, self._started = 0, time.monotonic()
+
+    def report(self, plan: Plan, precision: str) -> None:
+        left = self._format_time_left()
+        self._done += 1
+        self._progress(f"run {self._done} of {self._total}{left}: {plan.function}, {plan.label}, {precision}")
+
+    def _format_time_left(self) -> str:
+        """Format the remaining time; nothing before the first run, or if only a few seconds are left."""
+        spent = time.monotonic() - self._started
+        rest = spent / self._done * (self._total - self._done) if self._done else 0.0
+        if rest < _MIN_SECONDS_REPORTED:
+            return ""
+        return f" (about {rest / 60:.0f} min left)" if rest >= 90 else f" (about {rest:.0f} s left)"
 
 
 def copy_state(plan: Plan) -> dict[str, Array]:
@@ -206,15 +223,26 @@ def copy_state(plan: Plan) -> dict[str, Array]:
     return {name: value.copy() for name, value in plan.state.items()}
 
 
-def _execute_run(runtime: Any, run: Run, precision: str) -> None:
+def execute_run(runtime: Any, run: Run, precision: str) -> None:
+    """Execute one run at one precision, for its results or its error."""
     state = copy_state(run.plan)
     try:
-        outputs = to_arrays(runtime(run.plan.feeds, state))
+        outputs = runtime(run.plan.feeds, state)
     except NotSupported:
         raise
     except InputError as error:
-        if run.plan.label.startswith(USER_FEEDS_LABEL):
-            raise
-        run.error = str(error)
+        note_error(run, error)
         return
-    run.results[precision] = outputs | {f"state {name}": value for name, value in state.items()}
+    run.results[precision] = join_results(outputs, state)
+
+
+def note_error(run: Run, error: InputError) -> None:
+    """Note that a run ended with `error`. Raises it if the user asked for this run."""
+    if run.plan.label.startswith(USER_FEEDS_LABEL):
+        raise error
+    run.error = str(error)
+
+
+def join_results(outputs: Mapping[str, Any], state: Mapping[str, Array]) -> dict[str, Array]:
+    """Return outputs and final values of states as `Run.results` has them."""
+    return to_arrays(outputs) | {f"state {name}": value for name, value in state.items()}

@@ -3,18 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 
 from coremltools.converters.mil.mil import Block, Function, Operation, Var
 
-from ..ir.query import get_flat_inputs, iterate_ops_inside_out
+from ..ir.query import get_flat_inputs, iterate_nested_ops, iterate_ops_inside_out
+from ..ir.value_numbering import ValueNumbering
 from .coverage import BlockPath, iterate_nested_blocks
 
-__all__ = ["FunctionValues", "find_ancestors", "find_counterparts", "find_state_updates", "is_constant"]
+__all__ = [
+    "FunctionValues",
+    "OpMatch",
+    "find_ancestors",
+    "find_counterparts",
+    "find_equal_inputs",
+    "find_state_updates",
+    "is_constant",
+    "match_ops",
+]
+
+_STATE_OPS = frozenset({"read_state", "write_state", "coreml_update_state"})
+"Ops whose results depend on when they run, or that have an effect."
 
 
 def is_constant(var: Var) -> bool:
     """Return whether `var` is stored in the program, as a const or a compressed constant."""
-    return var.op is not None and (var.op.op_type == "const" or var.op.op_type.startswith("constexpr_"))
+    return var.op is not None and _is_constant_op(var.op)
+
+
+def _is_constant_op(op: Operation) -> bool:
+    return bool(op.op_type == "const" or op.op_type.startswith("constexpr_"))
+
+
+@dataclass(frozen=True)
+class OpMatch:
+    """What an op of the second function has to do with the first function.
+
+    `pairs` are its outputs, each with the value of the first function that it may be equal to. If `is_same`, that is
+    the result of an equal op on the counterparts of `operands`, the computed values that this op reads.
+    """
+
+    operands: tuple[Var, ...]
+    pairs: tuple[tuple[Var, Var], ...]
+    is_same: bool
+    counterpart: Operation
+    "The op of the first function that makes the first of these values."
 
 
 class FunctionValues:
@@ -79,6 +112,70 @@ def find_counterparts(
         for target in after.named(new):
             pairs.setdefault(target, []).extend(var for var in before.named(old) if var not in pairs[target])
     return {var: stands_for for var, stands_for in pairs.items() if stands_for}
+
+
+def find_equal_inputs(before: Function, after: Function) -> set[str]:
+    """Return the names of the inputs that two functions store alike: those of the same name and type."""
+    numbering = ValueNumbering()
+    numbering.number_inputs(before)
+    numbering.number_inputs(after)
+    return {name for name, var in after.inputs.items()
+            if name in before.inputs and numbering.numbers[var] == numbering.numbers[before.inputs[name]]}
+
+
+def match_ops(
+    before: FunctionValues, after: FunctionValues, mapping: Mapping[str, str]
+) -> dict[Operation, OpMatch]:
+    """Match the ops of the function `after`, without those of nested blocks, with values of `before`.
+
+    An op is the same as one of `before` if it is of its type and reads equal constants and the counterparts of its
+    operands. The result of any other op may be equal to the value of the same name, or that which `mapping` (name
+    before -> name after) names; ops behind it are matched as if it were.
+    """
+    numbering = ValueNumbering()
+    first: dict[int, Var] = {}
+    numbering.number_inputs(before.function)
+    for op in before.function.operations:
+        _number(numbering, op)
+        if not _is_constant_op(op):
+            first.update((numbering.numbers[var], var) for var in op.outputs if numbering.numbers[var] not in first)
+    numbering.number_inputs(after.function)
+    named, inner = find_counterparts(before, after, mapping), set(before.function.operations)
+    found: dict[Operation, OpMatch] = {}
+    for op in after.function.operations:
+        _number(numbering, op)
+        if _is_constant_op(op):
+            continue
+        numbers = [numbering.numbers[var] for var in op.outputs]
+        is_same = bool(numbers) and all(number in first for number in numbers)
+        if is_same:
+            pairs = [(var, first[number]) for var, number in zip(op.outputs, numbers)]
+        else:
+            pairs = [(var, other) for var in op.outputs for other in named.get(var, ())[:1] if other.op in inner]
+            numbering.numbers.update((var, numbering.numbers[other]) for var, other in pairs)
+        if pairs:
+            found[op] = OpMatch(_list_operands(op, after.function), tuple(pairs), is_same, pairs[0][1].op)
+    return found
+
+
+def _number(numbering: ValueNumbering, op: Operation) -> None:
+    if op.op_type in _STATE_OPS or any(inner.op_type in _STATE_OPS for block in op.blocks
+                                       for inner in iterate_nested_ops(block)):
+        numbering.assign_new_numbers(op)
+    else:
+        numbering.number_op(op)
+
+
+def _list_operands(op: Operation, function: Function) -> tuple[Var, ...]:
+    """List the values of `function` that an op reads, also inside its blocks, without constants."""
+    read = [*get_flat_inputs(op)]
+    for block in op.blocks:
+        read += block.outputs
+        read += [var for inner in iterate_nested_ops(block) for var in get_flat_inputs(inner)]
+        read += [var for inner in iterate_nested_ops(block) for each in inner.blocks for var in each.outputs]
+    inputs = set(function.inputs.values())
+    return tuple(dict.fromkeys(var for var in read if not is_constant(var) and (
+        var in inputs or (var.op is not None and var.op.enclosing_block is function))))
 
 
 def find_state_updates(values: FunctionValues, state: str) -> list[Operation]:

@@ -53,6 +53,10 @@ class LazyValue:
             self._value = self._read().reshape(self.shape)
         return self._value
 
+    def read(self) -> np.ndarray[Any, Any]:
+        """Return the elements, read anew unless `val` was accessed before; they are not kept."""
+        return self._read().reshape(self.shape) if self._value is None else self._value
+
     def reshaped(self, shape: tuple[int, ...]) -> LazyValue:
         """Return the same elements with another shape, still unread."""
         return LazyValue(self._read, shape)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from .interpreter import Interpreter, StateCell
     from .prepared_function import PreparedFunction
 
-__all__ = ["PRECISIONS", "Runtime", "missing_ops"]
+__all__ = ["PRECISIONS", "Call", "Runtime", "missing_ops"]
 
 #: float64 tests the algebra; float32 computes floats in float32; float16 rounds each value to its declared dtype
 PRECISIONS = ("float64", "float32", "float16")
@@ -44,6 +45,16 @@ def missing_ops(program: Any, function: str | None = None) -> list[tuple[str, st
         for op in iterate_nested_ops(each)
         if op.op_type not in kernels
     ]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One run of a function: its interpreter, the cells of its states, and the values of its inputs, in order."""
+
+    block: Any
+    machine: Interpreter
+    cells: Mapping[str, StateCell]
+    arguments: Iterator[Any]
 
 
 class Runtime:
@@ -104,6 +115,15 @@ class Runtime:
 
         Raises InputError, before anything runs, for feeds or states of the wrong name, dtype or shape.
         """
+        call = self.start_call(feeds, state)
+        try:
+            results = call.machine.run_block(self._block, call.arguments)
+        finally:
+            self.executed_blocks |= call.machine.executed_blocks
+        return self.finish_call(call, results, state)
+
+    def start_call(self, feeds: Mapping[str, Any], state: MutableMapping[str, Any] | None) -> Call:
+        """Check the inputs of a run and prepare it. Raises InputError as a call does."""
         arrays, states = self._check_inputs(feeds, state or {})
         machine = self._make_interpreter()
         cells = self._state_cells(machine, states, state or {})
@@ -112,16 +132,18 @@ class Runtime:
             cells[name] if name in cells else machine.keep(var, machine.precision.tensor(arrays[name]))
             for name, var in self._block.inputs.items()
         )
-        try:
-            results = machine.run_block(self._block, arguments)
-        finally:
-            self.executed_blocks |= machine.executed_blocks
+        return Call(self._block, machine, cells, arguments)
+
+    def finish_call(
+        self, call: Call, results: list[Any], state: MutableMapping[str, Any] | None
+    ) -> dict[str, np.ndarray[Any, Any]]:
+        """Write the states of a run to `state`, and return its outputs by name; empties `results`."""
         if state is not None:
-            for name, cell in cells.items():
+            for name, cell in call.cells.items():
                 if cell.written or name not in state:
-                    state[name] = machine.precision.numpy(cell.content, states[name].dtype)
+                    state[name] = call.machine.precision.numpy(cell.content, self._block.inputs[name].dtype)
         # Each tensor is freed before the next is copied.
-        return {var.name: self._to_result(machine, var, results.pop(0)) for var in self._block.outputs}
+        return {var.name: self._to_result(call.machine, var, results.pop(0)) for var in self._block.outputs}
 
     @synchronized
     def check(self, feeds: Mapping[str, Any], state: Mapping[str, Any] | None = None) -> None:

@@ -12,7 +12,7 @@ import torch
 from ..utils.budget import get_current_budget
 from ..utils.errors import AnePassesError, InputError
 from .memory_limits import LiveValues, estimate_result_bytes, is_out_of_memory, refuse_allocation
-from .numeric import is_tensor_value
+from .numeric import have_equal_bits, is_tensor_value
 from .op_inputs import OpInputs
 from .prepared_function import PreparedFunction, is_lazy
 from .quirks import select_quirks
@@ -75,23 +75,38 @@ class Interpreter:
 
     def run_block(self, block: Any, arguments: Iterable[Any] = ()) -> list[Any]:
         """Run one block with `arguments` bound to its inputs; return the stored values of its outputs."""
+        for op, finished in self.enter_block(block, arguments):
+            self.run_op(op)
+            self.release(finished)
+        return self.leave_block(block)
+
+    def enter_block(self, block: Any, arguments: Iterable[Any]) -> list[tuple[Any, list[int]]]:
+        """Bind `arguments` to the inputs of a block; return its ops, each with the values to release after it."""
         self.executed_blocks.add(block)
         steps = self.prepared.steps[block]
         for var, value in zip(steps.inputs, arguments):
-            self._hold(id(var), value)
-        self._release_values(steps.unread_inputs)
-        for op, finished in steps.ops:
-            self.run_op(op)
-            self._release_values(finished)
+            self.hold(id(var), value)
+        self.release(steps.unread_inputs)
+        return steps.ops
+
+    def leave_block(self, block: Any) -> list[Any]:
+        """Return the stored values of a block's outputs, and release them."""
         results = [self._get_stored(var) for var in block.outputs]
-        self._release_values(steps.left)
+        self.release(self.prepared.steps[block].left)
         return results
 
-    def _hold(self, key: int, value: Any) -> None:
+    def hold(self, key: int, value: Any) -> None:
+        """Store the value of the variable with the id `key`."""
         self.env[key] = value
         self.live.add(key, value)
 
-    def _release_values(self, keys: Iterable[int]) -> None:
+    def holds_bits(self, var: Any, value: Any) -> bool:
+        """Return whether the stored value of `var` and `value` are tensors of one dtype and shape with equal bits."""
+        held = self.env[id(var)]
+        return isinstance(held, torch.Tensor) and isinstance(value, torch.Tensor) and have_equal_bits(held, value)
+
+    def release(self, keys: Iterable[int]) -> None:
+        """Drop the values of variables, which nothing reads any more."""
         for key in keys:
             self.env.pop(key, None)
             self.live.drop(key)
@@ -123,8 +138,9 @@ class Interpreter:
         """Format the running loops and the current step of each."""
         return ", in it ".join(f"while_loop '{op.outputs[0].name}' (step {step:,})" for op, step in self._loops)
 
-    def _check_time(self, op: Any) -> None:
-        if self.budget.is_time_over:
+    def check_time(self, op: Any) -> None:
+        """Raise LimitReached where `op` would run when the time is over."""
+        if self._is_timed and self.budget.is_time_over:
             name = op.outputs[0].name if op.outputs else op.name
             self.budget.raise_time_exceeded(", in it ".join(filter(None, [self._where(), f"{op.op_type} '{name}'"])))
 
@@ -133,12 +149,11 @@ class Interpreter:
 
     def run_op(self, op: Any) -> None:
         """Run one op and store its outputs."""
-        if self._is_timed:
-            self._check_time(op)
+        self.check_time(op)
         try:
             for var, value in zip(op.outputs, self._evaluate(op)):
                 stored = self.keep(var, value)
-                self._hold(id(var), stored)
+                self.hold(id(var), stored)
                 if self.observer is not None:
                     self.observer(op, var, stored)
         except (MemoryError, RuntimeError) as error:

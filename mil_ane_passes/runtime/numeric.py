@@ -15,13 +15,19 @@ from coremltools.converters.mil.mil import types
 
 from ..utils.mapped_files import check_file_of, is_mapped, iterate_chunks, read_once
 
-__all__ = ["Precision", "canonicalize_layout", "get_bit_width", "is_tensor_value"]
+__all__ = ["Precision", "canonicalize_layout", "get_bit_width", "have_equal_bits", "is_tensor_value"]
 
 #: torch allocates at this alignment; at another one vector libraries may round differently, so all tensors get it
 _ALIGNMENT = 64
 
 #: the largest number of fp16
 _FP16_MAX = 65504.0
+
+#: integers of the same size in bytes, as which the bits of any elements are compared
+_INTEGERS_BY_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+#: elements that are compared before all are: most tensors that differ do so in one of them
+_SAMPLES = 64
 
 #: the dtypes that torch reads in numpy's layout, in the machine's byte order
 _SHARED_NUMPY_DTYPES = frozenset(map(np.dtype, ("f2", "f4", "f8", "i4", "i8", "?")))
@@ -44,6 +50,15 @@ def get_bit_width(dtype: Any) -> int:
 def is_tensor_value(value: object) -> bool:
     """Return whether `Precision.tensor` can convert `value` to a tensor (not strings, lists and states)."""
     return isinstance(value, (bool, int, float, np.generic, np.ndarray)) and not isinstance(value, np.str_)
+
+
+def have_equal_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors have the same dtype, shape and bits; -0 and 0 differ, and NaN equal themselves."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    one, other = (each.reshape(-1).view(_INTEGERS_BY_SIZE[each.element_size()]) for each in (one, other))
+    step = max(1, one.numel() // _SAMPLES)
+    return bool(torch.equal(one[::step], other[::step])) and (step == 1 or bool(torch.equal(one, other)))
 
 
 def _copy_elements(out: torch.Tensor, array: np.ndarray[Any, Any]) -> None:

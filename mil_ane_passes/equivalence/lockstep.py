@@ -1,0 +1,211 @@
+"""Runs of two functions side by side, in which what they have in common is computed once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Operation, Program
+
+from ..ir.query import iterate_nested_ops
+from ..runtime.engine import Call, Runtime
+from ..utils.errors import InputError, LimitReached
+from ..utils.locking import synchronized
+from .execution import Execution, Plan, Run, RunProgress, copy_state, execute_run, is_left_out, join_results, note_error
+from .value_matching import FunctionValues, OpMatch, find_equal_inputs, match_ops
+
+if TYPE_CHECKING:
+    from ..runtime.interpreter import Interpreter
+
+__all__ = ["Lockstep", "execute_in_lockstep"]
+
+Array = np.ndarray[Any, Any]
+
+
+class Lockstep:
+    """Runs two functions on the same feeds, op by op of the second; the first runs as far as each op needs.
+
+    An op whose operands have the bits of their counterparts, and that an equal op of the first function computes from
+    those, takes its result. Any other op is run, and if its result has the bits of its counterpart, the ops behind it
+    take results again. A value of the first function is freed when neither function needs it.
+    """
+
+    def __init__(
+        self, first: Runtime, second: Runtime, matches: Mapping[Any, OpMatch], equal_inputs: Collection[str]
+    ) -> None:
+        self.first, self.second = first, second
+        self._matches, self._equal_inputs = matches, equal_inputs
+        self.taken: Counter[str] = Counter()
+        "Ops of the second function by type whose results were taken so far."
+
+    @synchronized
+    def __call__(
+        self, feeds: Mapping[str, Any], states: tuple[MutableMapping[str, Any], MutableMapping[str, Any]]
+    ) -> tuple[dict[str, Array], dict[str, Array] | InputError]:
+        """Run both once; returns their outputs, or in place of the second's the error that it ended with.
+
+        Raises the errors of the first; LimitReached of either, also where each alone would keep within the limit.
+        """
+        one = self.first.start_call(feeds, states[0])
+        steps = _Steps(one, self._matches)
+        outcome: dict[str, Array] | InputError
+        try:
+            try:
+                two = self.second.start_call(feeds, states[1])
+                found = self._run_second(steps, two)
+                outcome = self.second.finish_call(two, found, states[1])
+            except InputError as error:
+                if steps.failed:
+                    raise
+                outcome = error
+            return self.first.finish_call(one, steps.finish(), states[0]), outcome
+        finally:
+            self.first.executed_blocks |= one.machine.executed_blocks
+
+    def _run_second(self, first: _Steps, call: Call) -> list[Any]:
+        machine = call.machine
+        machine.live = first.machine.live  # one limit for the values of both
+        equal = {id(var) for name, var in call.block.inputs.items() if name in self._equal_inputs}
+        try:
+            for op, finished in machine.enter_block(call.block, call.arguments):
+                match = self._matches.get(op)
+                if match is None:
+                    machine.run_op(op)
+                else:
+                    self._run_matched(first, machine, op, match, equal)
+                machine.release(finished)
+                equal.difference_update(finished)
+            return machine.leave_block(call.block)
+        finally:
+            self.second.executed_blocks |= machine.executed_blocks
+
+    def _run_matched(self, first: _Steps, machine: Interpreter, op: Any, match: OpMatch, equal: set[int]) -> None:
+        """Take the results of `op` from the first function, or run it and compare them."""
+        first.run_until(match)
+        if match.is_same and all(id(var) in equal for var in match.operands):
+            machine.check_time(op)
+            self.taken[op.op_type] += 1
+            _count_blocks(op, match.counterpart, first.machine, machine)
+        else:
+            machine.run_op(op)
+        for own, other in match.pairs:
+            value = first.machine.env[id(other)]
+            if id(own) not in machine.env or machine.holds_bits(own, value):
+                machine.hold(id(own), value)
+                equal.add(id(own))
+        first.drop_needs(match)
+
+
+class _Steps:
+    """The run of the first function, which goes on as the second needs its values."""
+
+    def __init__(self, call: Call, matches: Mapping[Any, OpMatch]) -> None:
+        self.machine, self._block = call.machine, call.block
+        self.failed = False
+        self._needs = Counter(id(other) for match in matches.values() for _, other in match.pairs)
+        self._finished: set[int] = set()
+        "Values that the first function no longer reads, but the second may take."
+        self._done: set[int] = set()
+        self._ops = iter(self.machine.enter_block(self._block, call.arguments))
+
+    def run_until(self, match: OpMatch) -> None:
+        """Run on until the counterparts of `match` are computed."""
+        for _, other in match.pairs:
+            while id(other) not in self.machine.env and self._run_next():
+                pass
+
+    def _run_next(self) -> bool:
+        op, finished = next(self._ops, (None, []))
+        if op is None:
+            return False
+        try:
+            self.machine.run_op(op)
+        except InputError:
+            self.failed = True
+            raise
+        needed = {key for key in finished if self._needs[key]}
+        self._finished |= needed
+        self.machine.release(key for key in finished if key not in needed)
+        return True
+
+    def drop_needs(self, match: OpMatch) -> None:
+        """Release the counterparts of an op of the second function that has run."""
+        for _, other in match.pairs:
+            self._needs[id(other)] -= 1
+            if not self._needs[id(other)] and id(other) in self._finished:
+                self._finished.discard(id(other))
+                self.machine.release([id(other)])
+
+    def finish(self) -> list[Any]:
+        """Run to the end and return the values of the outputs."""
+        self._needs.clear()
+        self.machine.release(self._finished)
+        while self._run_next():
+            pass
+        return self.machine.leave_block(self._block)
+
+
+def _count_blocks(op: Any, counterpart: Any, first: Interpreter, second: Interpreter) -> None:
+    """Count the blocks in `op` as executed where those in its counterpart are."""
+    if not op.blocks:
+        return
+    pairs = [*zip(op.blocks, counterpart.blocks)]
+    for own, other in zip(_iterate_inner(op), _iterate_inner(counterpart)):
+        pairs += zip(own.blocks, other.blocks)
+    second.executed_blocks.update(own for own, other in pairs if other in first.executed_blocks)
+
+
+def _iterate_inner(op: Operation) -> Iterator[Operation]:
+    return (inner for block in op.blocks for inner in iterate_nested_ops(block) if inner.blocks)
+
+
+def execute_in_lockstep(
+    before: Program, after: Program, made: Sequence[Plan], precisions: Sequence[str], progress: Callable[[str], None],
+    mapping: Mapping[str, str],
+) -> tuple[Execution, Execution]:
+    """Execute every plan on two programs at every precision, and what they have in common once.
+
+    Returns what `execute_plans` returns for each alone; a plan that `before` cannot run has its error in both.
+    `mapping` (name before -> name after) is that of `compare_programs`.
+    """
+    old, new = (Execution([Run(plan, error=plan.error) for plan in made]) for _ in range(2))
+    count = RunProgress(progress, len(made) * len(precisions))
+    for function in dict.fromkeys(plan.function for plan in made):
+        values = [FunctionValues(function, program.functions[function]) for program in (before, after)]
+        matches = match_ops(values[0], values[1], mapping)
+        equal = find_equal_inputs(values[0].function, values[1].function)
+        for precision in precisions:
+            runtimes = [Runtime(program, function=function, precision=precision) for program in (before, after)]
+            lockstep = Lockstep(runtimes[0], runtimes[1], matches, equal)
+            for pair in zip(old.runs, new.runs):
+                if not is_left_out(pair[0], function, precision):
+                    count.report(pair[0].plan, precision)
+                    _execute_pair(lockstep, pair, precision)
+            old.executed_blocks |= runtimes[0].executed_blocks
+            new.executed_blocks |= runtimes[1].executed_blocks
+    return old, new
+
+
+def _execute_pair(lockstep: Any, runs: tuple[Run, Run], precision: str) -> None:
+    """Execute a plan on both programs; one after the other where both at once exceed a limit."""
+    old, new = runs
+    states = copy_state(old.plan), copy_state(old.plan)
+    try:
+        outputs, outcome = lockstep(old.plan.feeds, states)
+    except LimitReached:
+        for runtime, run in ((lockstep.first, old), (lockstep.second, new)):
+            if not run.error:
+                execute_run(runtime, run, precision)
+            new.error = new.error or old.error
+        return
+    except InputError as error:
+        note_error(old, error)
+        new.error = old.error
+        return
+    old.results[precision] = join_results(outputs, states[0])
+    if isinstance(outcome, InputError):
+        note_error(new, outcome)
+    elif not new.error:
+        new.results[precision] = join_results(outcome, states[1])

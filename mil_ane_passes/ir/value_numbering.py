@@ -1,0 +1,160 @@
+"""Value numbering: values that are computed alike, in one function or in several, get the same number."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Hashable, Iterator
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Block, Function, Operation, Var, types
+
+from .constants import LazyValue, get_blob_ref
+from .coremltools_internals import get_typed_value
+
+__all__ = ["ValueNumbering"]
+
+Array = np.ndarray[Any, Any]
+
+_MAX_BYTES_IN_KEY = 1 << 10
+"The most bytes of a constant that are its key; larger ones are compared by place, and only then by digest."
+_SAMPLES = 64
+"Elements of a large constant that are compared before all of it is read."
+_MAX_DEPTH = 100
+"Nested blocks from this depth on get new numbers: each takes a level of Python's stack."
+_PIECE_BYTES = 4 << 20
+
+
+class ValueNumbering:
+    """Numbers of values, in `numbers`.
+
+    Equal numbers: inputs of the same name, equal constants, and results of ops of one type, opset and result type
+    whose inputs have equal numbers and whose nested blocks are alike apart from names. Functions that are numbered one
+    after the other share the numbers.
+    """
+
+    def __init__(self) -> None:
+        self.numbers: dict[Var, int] = {}
+        self._known: dict[Hashable, int] = {}
+        self._constants = _ConstantKeys()
+
+    def number_function(self, function: Function) -> None:
+        """Number the inputs of a function and the results of its ops."""
+        self.number_inputs(function)
+        for op in function.operations:
+            self.number_op(op)
+
+    def number_inputs(self, function: Function) -> None:
+        for name, var in function.inputs.items():
+            self.numbers[var] = self._get_number(("input", name, _get_kind(var)))
+
+    def number_op(self, op: Operation, depth: int = 0) -> bool:
+        """Number the results of an op; returns whether any op before computes alike."""
+        count = len(self._known)
+        if op.op_type == "const":
+            key: Hashable = self._constants.make_key(op.outputs[0])
+        else:
+            key = (type(op), tuple((name, self._number_input(bound)) for name, bound in sorted(op.inputs.items())),
+                   tuple(self._number_block(block, depth + 1) for block in op.blocks))
+        for place, var in enumerate(op.outputs):
+            self.numbers[var] = self._get_number((key, place, _get_kind(var)))
+        return len(self._known) == count
+
+    def assign_new_numbers(self, op: Operation) -> None:
+        """Number the results of an op as unlike all others."""
+        for var in op.outputs:
+            self.numbers[var] = self._get_number(("new", len(self._known)))
+
+    def _get_number(self, key: Hashable) -> int:
+        return self._known.setdefault(key, len(self._known))
+
+    def _number_input(self, bound: Any) -> Hashable:
+        """Return the numbers of the values that one input reads; for values that exist in pymil only, their text."""
+        found = bound if isinstance(bound, (list, tuple)) else () if bound is None else (bound,)
+        return tuple(self.numbers[var] if var in self.numbers else str(getattr(var, "val", var)) for var in found)
+
+    def _number_block(self, block: Block, depth: int) -> Hashable:
+        if depth > _MAX_DEPTH:
+            return ("deep", id(block))
+        for place, var in enumerate(block.inputs):
+            self.numbers[var] = self._get_number(("block input", depth, place, _get_kind(var)))
+        for op in block.operations:
+            self.number_op(op, depth)
+        return (len(block.inputs), tuple(self.numbers[var] for var in block.outputs))
+
+
+class _ConstantKeys:
+    """Keys of constants, equal for equal dtypes, shapes and bits.
+
+    A large constant is known by its place: the same object, or the same bytes of a file. Only one that is at none of
+    the places seen is read, with those of its dtype and shape.
+    """
+
+    def __init__(self) -> None:
+        self._by_place: dict[Hashable, Hashable] = {}
+        self._by_kind: dict[Hashable, list[_LargeConstant]] = {}
+
+    def make_key(self, var: Var) -> Hashable:
+        held = get_typed_value(var)
+        if not isinstance(held, LazyValue):
+            value = np.asarray(var.val)
+            if value.dtype == object or value.nbytes <= _MAX_BYTES_IN_KEY:
+                content = repr(value.tolist()) if value.dtype == object else value.tobytes()
+                return ("const", str(value.dtype), value.shape, content)
+            held = value
+        kind = (_get_kind(var), tuple(held.shape))
+        places = [*_list_places(var, held)]
+        key = next((self._by_place[place] for place in places if place in self._by_place), None)
+        if key is None:
+            found = _LargeConstant(held, ("large", kind, len(self._by_place)))
+            others = self._by_kind.setdefault(kind, [])
+            same = next((each for each in others if found.equals(each)), None)
+            if same is None:
+                others.append(found)
+            key = (same or found).key
+        self._by_place.update(dict.fromkeys(places, key))
+        return key
+
+
+def _list_places(var: Var, held: Any) -> Iterator[Hashable]:
+    """Yield what a large constant can be known by: where it is stored, and in memory."""
+    blob = get_blob_ref(var)
+    if blob is not None:
+        yield (blob.file, blob.offset, _get_kind(var), tuple(held.shape))
+    if isinstance(held, np.ndarray) and held.flags.c_contiguous:
+        yield (held.__array_interface__["data"][0], held.dtype.str, held.shape)
+
+
+class _LargeConstant:
+    """A constant that is compared by samples, then by a digest of all of it, which is taken once."""
+
+    def __init__(self, held: Any, key: Hashable) -> None:
+        self.key = key
+        self._held = held
+        self._digest = b""
+
+    def equals(self, other: _LargeConstant) -> bool:
+        return self._sample() == other._sample() and self._get_digest() == other._get_digest()
+
+    def _sample(self) -> bytes:
+        """Return some elements; none of a value that has to be unpacked first."""
+        if isinstance(self._held, LazyValue):
+            return b""
+        flat = self._held.reshape(-1)
+        return bytes(flat[:: max(1, flat.size // _SAMPLES)].tobytes())
+
+    def _get_digest(self) -> bytes:
+        if not self._digest:
+            value = self._held.read() if isinstance(self._held, LazyValue) else self._held
+            flat, found = np.ascontiguousarray(value).reshape(-1), hashlib.blake2b(digest_size=32)
+            step = max(1, _PIECE_BYTES // flat.itemsize)
+            for start in range(0, flat.size, step):
+                found.update(flat[start : start + step].view(np.uint8).data)
+            self._digest = found.digest()
+        return self._digest
+
+
+def _get_kind(var: Var) -> Hashable:
+    """Return what distinguishes types of values whose shape follows from how they are computed."""
+    kind = var.sym_type
+    return var.dtype if types.is_tensor(kind) or types.is_scalar(kind) else str(kind.__name__)
