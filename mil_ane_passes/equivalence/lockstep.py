@@ -50,36 +50,36 @@ class Lockstep:
         """
         one = self.first.start_call(feeds, states[0])
         steps = _Steps(one, self._matches)
+        entered: set[Any] = set()
         outcome: dict[str, Array] | InputError
         try:
             try:
                 two = self.second.start_call(feeds, states[1])
-                found = self._run_second(steps, two)
+                found = self._run_second(steps, two, entered)
                 outcome = self.second.finish_call(two, found, states[1])
             except InputError as error:
                 if steps.failed:
                     raise
                 outcome = error
-            return self.first.finish_call(one, steps.finish(), states[0]), outcome
+            outputs = self.first.finish_call(one, steps.finish(), states[0])
         finally:
             self.first.executed_blocks |= one.machine.executed_blocks
+        self.second.executed_blocks |= entered  # not where the first fails: nothing is compared then
+        return outputs, outcome
 
-    def _run_second(self, first: _Steps, call: Call) -> list[Any]:
+    def _run_second(self, first: _Steps, call: Call, entered: set[Any]) -> list[Any]:
         machine = call.machine
-        machine.live = first.machine.live  # one limit for the values of both
+        machine.live, machine.executed_blocks = first.machine.live, entered  # one limit for the values of both
         equal = {id(var) for name, var in call.block.inputs.items() if name in self._equal_inputs}
-        try:
-            for op, finished in machine.enter_block(call.block, call.arguments):
-                match = self._matches.get(op)
-                if match is None:
-                    machine.run_op(op)
-                else:
-                    self._run_matched(first, machine, op, match, equal)
-                machine.release(finished)
-                equal.difference_update(finished)
-            return machine.leave_block(call.block)
-        finally:
-            self.second.executed_blocks |= machine.executed_blocks
+        for op, finished in machine.enter_block(call.block, call.arguments):
+            match = self._matches.get(op)
+            if match is None:
+                machine.run_op(op)
+            else:
+                self._run_matched(first, machine, op, match, equal)
+            machine.release(finished)
+            equal.difference_update(finished)
+        return machine.leave_block(call.block)
 
     def _run_matched(self, first: _Steps, machine: Interpreter, op: Any, match: OpMatch, equal: set[int]) -> None:
         """Take the results of `op` from the first function, or run it and compare them."""

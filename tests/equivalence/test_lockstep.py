@@ -1,0 +1,313 @@
+"""Two programs side by side: the results that each has alone, and what is computed once."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from dataclasses import replace
+
+import coremltools as ct
+import numpy as np
+import pytest
+from coremltools.converters.mil.mil import Builder as mb
+from coremltools.converters.mil.mil import Function, Program, types
+
+import mil_ane_passes as ane
+from mil_ane_passes.equivalence.equivalence import compare_programs
+from mil_ane_passes.equivalence.execution import Plan, build_plans, execute_plans
+from mil_ane_passes.equivalence.lockstep import execute_in_lockstep
+from mil_ane_passes.ir.clone import clone_program
+from mil_ane_passes.passes.contract import Exactness
+from mil_ane_passes.passes.examples import build_program, make_weight
+from mil_ane_passes.runtime.interpreter import Interpreter
+from mil_ane_passes.utils.errors import InputError, LimitReached
+from tests.conversions import save_program
+from tests.lab.fuzz_programs.draft import generate_program
+from tests.lab.fuzz_programs.kinds import KINDS
+
+PRECISIONS = ("float64", "float16")
+
+
+def run_both(before, after, plans=None, precisions=PRECISIONS, mapping=None):
+    plans = build_plans(before, 2, lambda name: None) if plans is None else plans
+    return execute_in_lockstep(before, after, plans, precisions, lambda text: None, mapping or {})
+
+
+def run_alone(before, after, plans=None, precisions=PRECISIONS):
+    plans = build_plans(before, 2, lambda name: None) if plans is None else plans
+    old = execute_plans(before, plans, precisions, lambda text: None)
+    return old, execute_plans(after, [replace(run.plan, error=run.error) for run in old.runs], precisions,
+                              lambda text: None)
+
+
+def assert_same(one, other):
+    """The same errors, bits and executed blocks."""
+    for found, expected in zip(one, other, strict=True):
+        for run, alone in zip(found.runs, expected.runs, strict=True):
+            assert run.error == alone.error and list(run.results) == list(alone.results)
+            for precision, results in alone.results.items():
+                assert list(run.results[precision]) == list(results)
+                for name, value in results.items():
+                    assert run.results[precision][name].dtype == value.dtype
+                    assert run.results[precision][name].tobytes() == value.tobytes(), (precision, name)
+        assert found.executed_blocks == expected.executed_blocks
+
+
+@contextlib.contextmanager
+def counted(monkeypatch):
+    """Count the ops that are run, by type."""
+    count, run_op = Counter(), Interpreter.run_op
+
+    def run(self, op):
+        count[op.op_type] += 1
+        run_op(self, op)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Interpreter, "run_op", run)
+        yield count
+
+
+def chain(change=lambda x: mb.add(x=x, y=np.float16(1), name="middle"), target=ct.target.iOS17):
+    """exp, tanh, a changed value, then relu, sigmoid and cos."""
+    def body(x):
+        x = mb.tanh(x=mb.exp(x=x, name="first"), name="second")
+        return mb.cos(x=mb.sigmoid(x=mb.relu(x=change(x), name="fourth"), name="fifth"), name="y")
+
+    return build_program(body, opset=target, x=(2, 3))
+
+
+def test_what_both_programs_compute_is_run_once(monkeypatch):
+    before, after = chain(), chain(lambda x: mb.sub(x=x, y=np.float16(-1), name="middle"))
+    with counted(monkeypatch) as count:
+        found = run_both(before, after)
+    assert count == {"exp": 4, "tanh": 4, "add": 4, "sub": 4, "relu": 4, "sigmoid": 4, "cos": 4}  # 2 draws, 2 widths
+    assert_same(found, run_alone(before, after))
+
+
+def test_behind_other_values_both_are_run_until_the_bits_agree_again(monkeypatch):
+    def halved(x):
+        return mb.real_div(x=x, y=np.float16(2), name="middle")
+
+    def shifted(x):
+        return mb.sub(x=mb.real_div(x=x, y=np.float16(2)), y=np.float16(30), name="middle")
+
+    def build(change):  # relu makes zeros of all that the second program shifted
+        return chain(lambda x: mb.sub(x=change(x), y=np.float16(60), name="lowered"))
+
+    before, after = build(halved), build(shifted)
+    with counted(monkeypatch) as count:
+        found = run_both(before, after, precisions=("float64",))
+    assert count["relu"] == 4 and count["sigmoid"] == count["cos"] == 2
+    assert_same(found, run_alone(before, after, precisions=("float64",)))
+
+
+def test_a_value_of_another_name_is_found_by_the_mapping(monkeypatch):
+    before, after = chain(), chain(lambda x: mb.sub(x=x, y=np.float16(-1), name="other"))
+    for mapping, runs in (({}, 4), ({"middle": "other"}, 2)):
+        with counted(monkeypatch) as count:
+            found = run_both(before, after, precisions=("float64",), mapping=mapping)
+        assert count["relu"] == runs
+        assert_same(found, run_alone(before, after, precisions=("float64",)))
+
+
+def multiplied(weight, **names):
+    return build_program(lambda x: mb.relu(x=mb.matmul(x=x, y=weight, name="product"), name="y"), x=(2, len(weight)))
+
+
+@pytest.mark.parametrize(("change", "runs"), [
+    (lambda weight: weight, 2), (lambda weight: weight * (1 + 2.0**-9 * (np.arange(weight.size) == 700).reshape(
+        weight.shape)).astype(np.float16), 4), (lambda weight: np.where(weight == 0, np.float16(-0.0), weight), 4)],
+    ids=["equal", "one element", "the sign of a zero"])
+def test_large_constants_are_equal_by_their_bits(monkeypatch, tmp_path, change, runs):
+    weight = make_weight(32, 32)
+    weight[3, 4] = 0
+    before, after = (ane.load(save_program(multiplied(each), tmp_path / f"{number}.mlpackage")).program
+                     for number, each in enumerate((weight, change(weight))))
+    with counted(monkeypatch) as count:
+        found = run_both(before, after, precisions=("float64",))
+    assert count["matmul"] == runs
+    assert_same(found, run_alone(before, after, precisions=("float64",)))
+
+
+def test_packed_weights_of_two_files_are_compared(monkeypatch, tmp_path):
+    def build(last):
+        indices = np.arange(64 * 64).reshape(64, 64) % 16
+        indices[-1, -1] = last
+        return build_program(lambda x: mb.matmul(x=x, y=mb.constexpr_lut_to_dense(
+            indices=indices.astype(types.np_uint4_dtype), lut=np.arange(16, dtype=np.float16).reshape(1, 1, 16, 1)),
+            name="y"), opset=ct.target.iOS18, x=(2, 64))
+
+    for last, runs in ((15, 2), (14, 4)):
+        before, after = (ane.load(save_program(build(each), tmp_path / f"{last} {each}.mlpackage", ct.target.iOS18)
+                                  ).program for each in (15, last))
+        with counted(monkeypatch) as count:
+            found = run_both(before, after, precisions=("float64",))
+        assert count["matmul"] == runs
+        assert_same(found, run_alone(before, after, precisions=("float64",)))
+
+
+def branched(limit, inner=1.0):
+    def body(x):
+        raised = mb.mul(x=x, y=np.float16(2), name="raised")
+        total = mb.reduce_sum(x=mb.cast(x=x, dtype="fp32"), axes=[0, 1], keep_dims=False)
+        found = mb.cond(pred=mb.greater(x=total, y=np.float32(0), name="positive"),
+                        _true_fn=lambda: mb.add(x=raised, y=np.float16(inner)),
+                        _false_fn=lambda: mb.exp(x=raised), name="chosen")
+        return mb.minimum(x=found, y=np.float16(limit), name="y")
+
+    return build_program(body, x=(2, 3))
+
+
+@pytest.mark.parametrize(("inner", "runs"), [(1.0, 2), (3.0, 4)], ids=["alike", "another constant in a branch"])
+def test_branches_that_are_alike_are_run_once(monkeypatch, inner, runs):
+    before, after = branched(1.0), branched(2.0, inner)
+    with counted(monkeypatch) as count:
+        found = run_both(before, after, precisions=("float64",))
+    assert count["cond"] == runs
+    assert_same(found, run_alone(before, after, precisions=("float64",)))
+
+
+def test_what_a_branch_reads_from_outside_counts(monkeypatch):
+    def build(change):
+        def body(x):
+            outside = change(x)
+            return mb.cond(pred=mb.greater(x=mb.reduce_max(x=x, axes=[0, 1], keep_dims=False), y=np.float16(-9)),
+                           _true_fn=lambda: mb.relu(x=outside), _false_fn=lambda: mb.abs(x=outside), name="y")
+        return build_program(body, x=(2, 3))
+
+    before, after = (build(lambda x, kind=kind: kind(x=x, name="outside")) for kind in (mb.sin, mb.cos))
+    found = run_both(before, after)
+    assert_same(found, run_alone(before, after))
+    with counted(monkeypatch) as count:
+        run_both(before, before)
+    assert count["cond"] == 4
+
+
+def accumulating(change):
+    """A state that is read, written and read again."""
+    @mb.program(input_specs=[mb.TensorSpec((1, 4), dtype=types.fp16),
+                             mb.StateTensorSpec((1, 4), dtype=types.fp16)], opset_version=ct.target.iOS18)
+    def made(x, total):
+        held = mb.read_state(input=total, name="held")
+        new = mb.coreml_update_state(state=total, value=mb.add(x=held, y=change(x), name="new"), name="updated")
+        return mb.tanh(x=mb.sub(x=mb.read_state(input=total, name="again"), y=mb.relu(x=new)), name="y")
+
+    return made
+
+
+def test_states_are_each_programs_own(monkeypatch):
+    before = accumulating(lambda x: mb.mul(x=x, y=np.float16(2), name="change"))
+    for kind, runs in ((lambda x: mb.add(x=x, y=x, name="change"), 2),
+                       (lambda x: mb.mul(x=x, y=np.float16(3), name="change"), 4)):
+        after = accumulating(kind)
+        with counted(monkeypatch) as count:
+            found = run_both(before, after, precisions=("float64",))
+        assert count["read_state"] == 8 and count["tanh"] == runs
+        assert_same(found, run_alone(before, after, precisions=("float64",)))
+
+
+def test_inputs_of_another_width_are_not_the_same():
+    def build(dtype):
+        return build_program(lambda x: mb.cast(x=mb.exp(x=mb.cast(x=x, dtype="fp16")), dtype="fp32", name="y"),
+                             dtype=dtype, x=(2, 3))
+
+    before, after = build(types.fp32), build(types.fp16)
+    plans = [Plan("main", "small", {"x": np.float32([[1.1, 2.3, 3.7], [0.1, 0.2, 0.3]])})]
+    assert_same(run_both(before, after, plans), run_alone(before, after, plans))
+
+
+def failing(rows):
+    """A reshape that fits an input of so many rows."""
+    return build_program(lambda x: mb.relu(x=mb.reshape(x=mb.exp(x=x), shape=[rows, 3]), name="y"), x=(None, 3))
+
+
+@pytest.mark.parametrize(("numbers", "errors"), [
+    ((2, 5), (False, True)), ((5, 2), (True, True)), ((5, 5), (True, True)),
+], ids=["of the second", "of the first", "of both"])
+def test_errors_are_those_of_each_program(numbers, errors):
+    before, after = map(failing, numbers)
+    plans = [Plan("main", "two rows", {"x": np.ones((2, 3), np.float16)})]
+    found = run_both(before, after, plans)
+    assert_same(found, run_alone(before, after, plans))
+    assert [bool(execution.runs[0].error) for execution in found] == list(errors)
+    with pytest.raises(InputError, match="reshape"):
+        run_both(before, after, [replace(plans[0], label="given feeds")])
+
+
+def test_values_are_freed_when_neither_reads_them(monkeypatch):
+    """A chain of fifty ops of 80 kB holds a few values at a time, in either program and in both."""
+    def build(last):
+        def body(x):
+            for _ in range(50):
+                x = mb.tanh(x=x)
+            return last(x=x, name="y")
+        return build_program(body, x=(100, 100))
+
+    from mil_ane_passes.runtime.memory_limits import LiveValues
+
+    held, add = [], LiveValues.add
+    monkeypatch.setattr(LiveValues, "add", lambda self, key, value: (add(self, key, value), held.append(self.bytes)))
+    run_both(build(mb.relu), build(mb.abs), precisions=("float64",))
+    assert 80_000 <= max(held) <= 4 * 80_000
+
+
+def test_programs_that_fit_in_memory_alone_are_run_one_after_the_other(monkeypatch):
+    """Two that have nothing in common need the sum of what they hold at once."""
+    def build(kind):
+        def body(x):
+            values = [kind(x=mb.mul(x=x, y=np.float16(number))) for number in range(1, 5)]
+            return mb.concat(values=values, axis=0, name="y")
+        return build_program(body, x=(100, 100))
+
+    before, after = build(mb.sin), build(mb.cos)
+    monkeypatch.setattr("mil_ane_passes.runtime.memory_limits._get_byte_limit", lambda: 900_000)
+    expected = run_alone(before, after, precisions=("float64",))
+    assert_same(run_both(before, after, precisions=("float64",)), expected)
+    monkeypatch.setattr("mil_ane_passes.runtime.memory_limits._get_byte_limit", lambda: 300_000)
+    with pytest.raises(LimitReached):
+        run_both(before, after, precisions=("float64",))
+
+
+def test_functions_of_one_program_are_each_held_against_its_own():
+    def build(change):
+        program = Program()
+        for name in ("main", "other"):
+            function = chain(change if name == "other" else lambda x: mb.relu(x=x, name="middle")).functions["main"]
+            program.add_function(name, function)
+        program.default_function_name = "main"
+        return program
+
+    before, after = (build(lambda x, kind=kind: kind(x=x, name="middle")) for kind in (mb.sin, mb.abs))
+    assert all(isinstance(each, Function) for each in before.functions.values())
+    found = run_both(before, after)
+    assert {run.plan.function for run in found[0].runs} == {"main", "other"}
+    assert_same(found, run_alone(before, after))
+
+
+@pytest.mark.parametrize("seed", range(3, 300, 27))
+def test_random_programs_have_the_results_that_they_have_alone(seed):
+    """A program, and what the preset full makes of it without a check of its own."""
+    drawn = generate_program(seed, KINDS)
+    if drawn is None:
+        pytest.skip("pymil does not accept the program of this seed")
+    after = clone_program(drawn.program)
+    ane.rewrite(after, dst=after, passes="full", target=drawn.targets[0] if drawn.targets else "m1", verify=False)
+    assert_same(run_both(drawn.program, after), run_alone(drawn.program, after))
+
+
+def test_a_difference_is_found_behind_what_is_shared():
+    report = compare_programs(chain(), chain(lambda x: mb.add(x=x, y=np.float16(1.5), name="middle")),
+                              exactness=Exactness.ROUNDING)
+    assert report.status == "different" and report.first is not None and "middle" in str(report.first)
+
+
+def test_ops_of_another_opset_are_not_the_same(monkeypatch):
+    def build(target):
+        return build_program(lambda x: mb.gather(x=mb.exp(x=x), indices=np.int32([1, 0]), axis=0, name="y"),
+                             opset=target, x=(2, 3))
+
+    before, after = build(ct.target.iOS15), build(ct.target.iOS17)
+    with counted(monkeypatch) as count:
+        found = run_both(before, after, precisions=("float64",))
+    assert count == {"exp": 2, "gather": 4}
+    assert_same(found, run_alone(before, after, precisions=("float64",)))
