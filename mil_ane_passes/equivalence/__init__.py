@@ -7,6 +7,11 @@ agree to 1e-9 of the output's largest value, and float16 results are no further 
 the worst error of the program before, plus one unit in the last place. `approximate` reports the error. The final value
 of a state counts as an output.
 
+Both programs run side by side (`lockstep`). An op of the second that an op of the first equals, in type, constants and
+nested blocks, and whose operands have the bits of that op's, takes its result: what a rewrite left alone is computed
+once, and so is what follows a changed region whose results have the same bits. Values are freed when neither program
+needs them. Where both at once exceed the memory limit, they run one after the other.
+
 A rewrite that fixes an overflow declares it (`fixes_nonfinite`): where the program before computes NaN or infinity, the
 program after may compute a number. It is compared with the program before in which constants that fp16 cannot hold are
 read as large finite numbers: a mask of minus infinity stands for the limit of ever larger masks. Values that were
