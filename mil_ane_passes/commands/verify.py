@@ -12,7 +12,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,15 +51,20 @@ EXAMPLE = "verify in.mlpackage out.mlpackage"
 
 _PRECISIONS = ("float64", "float32", "float16")
 _EXACTNESS = ("bitwise", "rounding")
+_RECORDED: Mapping[str, tuple[type, ...]] = {
+    "precision": (str,), "exactness": (str,), "seeds": (int,), "function": (str, type(None)),
+    "fixes_nonfinite": (bool,), "widths": (bool,), "quirks": (list, tuple),
+    **dict.fromkeys(("atol", "rtol", "snr", "cosine"), (int, float, type(None)))}
+"The options that evidence has, and their types in JSON."
 
 
 @dataclass(frozen=True)
 class VerifyOptions:
     """The options of `verify`."""
 
-    before: Any = field(metadata=argument("A"))
+    before: Any = field(default=None, metadata=argument("A", nargs="?"))
     "an .mlpackage or .mlmodel"
-    after: Any = field(metadata=argument("B", nargs="?"))
+    after: Any = field(default=None, metadata=argument("B", nargs="?"))
     "the .mlpackage or .mlmodel to compare with it"
     _: KW_ONLY
     atol: float | None = field(default=None, metadata=flag(type=float, metavar="X"))
@@ -91,6 +96,12 @@ class VerifyOptions:
     quirks: Sequence[str] = field(default=(), metadata=flag("--quirk", metavar="NAME", action="append"))
     """a published fault to imitate in B only: A with itself shows whether the fault hits it, A with a rewrite whether
     that fixes it; may be given more than once; see below"""
+    report: str | os.PathLike[str] | None = field(default=None, metadata=flag(metavar="FILE", batch=False))
+    """write evidence as JSON, by which somebody else repeats the check: digests of both files, of the feeds and of the
+    outputs of each run, options, versions and verdict"""
+    replay: str | os.PathLike[str] | None = field(default=None, metadata=flag(metavar="FILE", batch=False))
+    """repeat the check of which this file is the evidence, with its options, and say whether models, feeds, verdict
+    and bits are the recorded ones; A and B where they are not at their places then"""
     progress: Progress = ignore_progress
 
 
@@ -110,11 +121,15 @@ def run(arguments: argparse.Namespace) -> int:
         keywords = {**read_options(arguments, VerifyOptions), "before": before, "after": after}
         report = verify(**keywords, progress=progress)
     print_report(report, arguments.format)
-    return 0 if report.equal else 1
+    return 0 if report.equal and not report.departed else 1
 
 
 def _choose_sides(arguments: argparse.Namespace) -> tuple[Any, Any]:
     """Return the two models to compare, the reference first."""
+    if arguments.replay is not None and arguments.torch is None and arguments.before is None:
+        return None, None
+    if arguments.before is None:
+        arguments.misused("the following arguments are required: A")
     if arguments.after is None and arguments.torch is None:
         arguments.misused("without --torch the following arguments are required: B")
     if arguments.after is not None and arguments.torch is not None:
@@ -193,9 +208,51 @@ def verify(options: VerifyOptions) -> VerifyReport:
     `tolerance` times the largest value (default 1e-4 for a model entirely in fp32, else 2e-2); integers have to be
     equal.
 
+    `report` is where to write evidence, a JSON file by which somebody else repeats the check of two files with
+    `replay`; the report's `repeated` and `departed` say what was the same then, and what was not. With `replay`, models
+    that are not given are those at the recorded paths, and the options are the recorded ones (feeds have to be given
+    again).
+
     Raises InputError for feeds or interfaces that do not fit and for a callable that raises, NotSupported (nothing
     run) for an op the reference runtime lacks.
     """
+    from .evidence import check_evidence_file, check_models, compare_with_evidence, read_evidence, write_evidence
+
+    recorded = None if options.replay is None else read_evidence(options.replay)
+    options = options if recorded is None else _take_recorded(options, recorded)
+    if options.before is None or options.after is None:
+        raise InputError(f"found one model; expected two, or {format_option('replay')} of a recorded check")
+    models = {"before": options.before, "after": options.after}
+    if recorded is not None:
+        check_models(format_option_values("replay", options.replay), models)
+    target = None if options.report is None else check_evidence_file(options.report, models)
+    found = _verify_sides(options)
+    if target is not None:
+        write_evidence(target, models, {name: getattr(options, name) for name in _RECORDED}, found)
+    if recorded is not None:
+        compare_with_evidence(recorded, models, found)
+    return found
+
+
+def _take_recorded(options: VerifyOptions, recorded: Mapping[str, Any]) -> VerifyOptions:
+    """Return the options of a recorded check, with its models where none are given."""
+    who = format_option_values("replay", options.replay)
+    given = [name for name in _RECORDED if getattr(options, name) != getattr(VerifyOptions, name)]
+    if given:
+        raise InputError(f"{who}: the recorded check has options of its own; found {format_option(given[0])} as well")
+    found = {name: recorded["options"].get(name, getattr(VerifyOptions, name)) for name in _RECORDED}
+    for name, value in found.items():
+        if not isinstance(value, _RECORDED[name]) or isinstance(value, bool) != (bool in _RECORDED[name]):
+            raise InputError(f"{who}: option '{name}' is {value!r}; expected what `verify --report` wrote")
+    paths = {name: each.get("path") if isinstance(each, dict) else None for name, each in recorded["models"].items()}
+    for name in ("before", "after"):
+        found[name] = paths.get(name) if getattr(options, name) is None else getattr(options, name)
+        if found[name] is None:
+            raise InputError(f"{who}: there is no path of '{name}'; give both models")
+    return replace(options, **found)
+
+
+def _verify_sides(options: VerifyOptions) -> VerifyReport:
     from ..equivalence.callables import is_callable_side
     from ..equivalence.comparison import Accuracy, Strictness
     from ..equivalence.equivalence import VerifyReport
@@ -245,12 +302,16 @@ def _compare_sources(
     precisions = (options.precision,) if options.precision == "float64" else ("float64", options.precision)
     how = {"precisions": precisions, "exactness": strictness, **_collect_run_settings(options)}
     if old.is_pipeline != new.is_pipeline and options.function is None:
+        if options.report is not None or options.replay is not None:
+            raise InputError("one of the two is an entire pipeline, of which no evidence is recorded; name the part: "
+                             f"{format_option('function')}PART/FUNCTION")
         single, pipeline = (new, old) if old.is_pipeline else (old, new)
         return compare_with_pipeline(single.program, pipeline.package, program_first=single is old,
                                      describe=single.describe, **how)
     if options.feeds is None:
         _check_shapes_accepted(old.program, new.program)
-    return compare_programs(old.program, new.program, widths=options.widths, describe=old.describe, **how)
+    return compare_programs(old.program, new.program, widths=options.widths, describe=old.describe,
+                            digests=options.report is not None or options.replay is not None, **how)
 
 
 def _check_shapes_accepted(before: Program, after: Program) -> None:

@@ -31,8 +31,10 @@ from .execution import (
     Execution,
     Plan,
     Run,
+    RunDigest,
     build_plans,
     check_runnable,
+    digest_runs,
     execute_pipeline,
     execute_plans,
 )
@@ -115,6 +117,12 @@ class VerifyReport:
     "The tolerance for a callable's outputs, as a share of each output's largest value; None between programs."
     upgraded: tuple[UpgradedSource, ...] = ()
     "The NeuralNetworks among the compared models, which were read as ML Programs."
+    runs: list[RunDigest] = field(default_factory=list)
+    "Digests of all runs, where they were asked for."
+    repeated: str = ""
+    "For a check that repeats a recorded one: what was the same."
+    departed: str = ""
+    "For a check that repeats a recorded one: what was not the same; empty if all was."
 
     @property
     def equal(self) -> bool:
@@ -138,7 +146,8 @@ class VerifyReport:
                 "tolerance": self.tolerance, "accuracy": self.accuracy.limits() if self.accuracy else None,
                 "quirks": list(self.quirks), "reason": self.reason, "notes": self.notes, "sampled": list(self.sampled),
                 "first_difference": self.first.to_dict() if self.first else None,
-                "cases": [case.to_dict() for case in self.cases], **upgrades_to_dict(self.upgraded)}
+                "cases": [case.to_dict() for case in self.cases], **upgrades_to_dict(self.upgraded),
+                **({"repeated": self.repeated, "departed": self.departed} if self.repeated or self.departed else {})}
 
     def __repr__(self) -> str:
         return format_short_repr(
@@ -151,6 +160,11 @@ class VerifyReport:
         )
 
     def __str__(self) -> str:
+        again = [f"repeated: {self.repeated}"] * bool(self.repeated)
+        again += [f"not repeated: {self.departed}"] * bool(self.departed)
+        return "\n".join([self._format_verdict(), *map(escape_text, again)])
+
+    def _format_verdict(self) -> str:
         if self.status == "not verified":
             return escape_text(f"not verified: {self.reason}")
         precisions = ", ".join(dict.fromkeys(case.precision for case in self.cases))
@@ -248,7 +262,7 @@ def compare_programs(
     describe: Callable[[str], Any] = lambda name: None, progress: Progress = lambda text: None,
     quirks: Sequence[str] = (), mapping: Mapping[str, str] | None = None, further: Sequence[Plan] = (),
     widths: bool = False, only: tuple[str, str] | None = None, locate: bool = True,
-    ranges: Mapping[str, tuple[float, float]] | None = None,
+    ranges: Mapping[str, tuple[float, float]] | None = None, digests: bool = False,
 ) -> VerifyReport:
     """Compare two programs on the same feeds. Raises InputError when their interfaces differ.
 
@@ -259,7 +273,7 @@ def compare_programs(
     `widths`, floats of `after`'s interface may have another width: both programs get values that the narrower type
     holds, and outputs of `before` are rounded to the dtypes of `after`. `only` names the function and feeds of the only
     run to make, `ranges` are the user's intervals of inputs. Without `feeds`, adversarial feeds are run, too, at all
-    precisions for BITWISE, else at float64.
+    precisions for BITWISE, else at float64. With `digests`, the report has those of all `runs`.
     """
     _check_same_interface(before, after, widths)
     check_runnable(after, quirks)
@@ -270,9 +284,11 @@ def compare_programs(
     made = [round_feeds(plan, across) for plan in (*further, *drawn) if only in (None, (plan.function, plan.label))]
     old, new = _execute_both(before, after, made, precisions, progress, quirks, mapping or {})
     lost = round_results(old, across)
+    runs = digest_runs(old, new) if digests else []
     made = [replace(run.plan, error=run.error) for run in old.runs]
     report = _judge_with_adjustments(before, old, new, promised, precisions)
-    report.quirks, report.notes = tuple(quirks), [*report.notes, *[WIDTHS_NOTE] * bool(across)]
+    report.quirks, report.runs = tuple(quirks), runs
+    report.notes += [WIDTHS_NOTE] * bool(across)
     report.notes += _describe_extreme_feeds(report, made, promised)
     if report.equal:
         unknown = differing(before, after, outputs_without_numbers(before, old.runs))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,10 +25,12 @@ __all__ = [
     "Execution",
     "Plan",
     "Run",
+    "RunDigest",
     "RunProgress",
     "build_plans",
     "check_runnable",
     "copy_state",
+    "digest_runs",
     "execute_pipeline",
     "execute_plans",
     "execute_run",
@@ -79,6 +82,18 @@ class Run:
     moved_stored: dict[str, Array] | None = None
     rounding: frozenset[str] = frozenset()
     error: str = ""
+
+
+@dataclass(frozen=True)
+class RunDigest:
+    """SHA-256 digests of one run: of its feeds and states, and of the outputs of both programs ("" for none)."""
+
+    function: str
+    feeds: str
+    precision: str
+    inputs: str
+    before: str
+    after: str
 
 
 @dataclass
@@ -246,3 +261,25 @@ def note_error(run: Run, error: InputError) -> None:
 def join_results(outputs: Mapping[str, Any], state: Mapping[str, Array]) -> dict[str, Array]:
     """Return outputs and final values of states as `Run.results` has them."""
     return to_arrays(outputs) | {f"state {name}": value for name, value in state.items()}
+
+
+def digest_runs(before: Execution, after: Execution) -> list[RunDigest]:
+    """Digest the runs that the first program could make, in order."""
+    found = []
+    for old, new in zip(before.runs, after.runs):
+        inputs = _digest_arrays({**old.plan.feeds, **{f"state {name}": each for name, each in old.plan.state.items()}})
+        for precision in () if old.error else old.results:
+            outputs = (_digest_arrays(each.results[precision]) if precision in each.results else ""
+                       for each in (old, new))
+            found.append(RunDigest(old.plan.function, old.plan.label, precision, inputs, *outputs))
+    return found
+
+
+def _digest_arrays(arrays: Mapping[str, Any]) -> str:
+    """Digest names, dtypes, shapes and elements; texts and labels by their representation."""
+    digest = hashlib.sha256()
+    for name, value in sorted(arrays.items()):
+        array = np.asarray(value)
+        digest.update(f"{name}\0{array.dtype}\0{array.shape}\0".encode())
+        digest.update(repr(array.tolist()).encode() if array.dtype == object else array.tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,128 @@
+"""Evidence of an equivalence check: a file by which somebody else repeats it."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .._version import __version__
+from ..utils.errors import InputError
+from ..utils.json_file import read_json
+from ..utils.option_spelling import format_option, format_option_values
+from ..utils.text_format import format_count
+from .batch_records import take_fingerprint
+from .output import check_output_file, write_text_file
+
+if TYPE_CHECKING:
+    from ..equivalence.equivalence import VerifyReport
+
+__all__ = ["check_evidence_file", "check_models", "compare_with_evidence", "read_evidence", "write_evidence"]
+
+_SCHEMA = 1
+_KIND = "mil_ane_passes equivalence check"
+_EXPECTED = "expected what `verify --report` wrote"
+_PACKAGES = ("coremltools", "numpy", "torch")
+
+
+def check_models(who: str, models: Mapping[str, Any]) -> None:
+    """Raise InputError, in the name of the option `who`, for models that are not files: nobody else has them."""
+    for name, model in models.items():
+        if not isinstance(model, (str, os.PathLike)):
+            raise InputError(f"{who}: {name} is of type {type(model).__name__}; evidence names files by digest, so both "
+                             "models have to be paths")
+
+
+def check_evidence_file(path: str | os.PathLike[str], models: Mapping[str, Any]) -> Path:
+    """Check, before a long run, that evidence of `models` can be written to `path`. Raises InputError if not."""
+    check_models(format_option_values("report", path), models)
+    return check_output_file(os.fspath(path), models.values())
+
+
+def write_evidence(
+    path: Path, models: Mapping[str, str | os.PathLike[str]], options: Mapping[str, Any], report: VerifyReport
+) -> None:
+    """Write the digests of models and runs, the options, versions and the verdict as JSON."""
+    found = {
+        "schema": _SCHEMA, "kind": _KIND, "versions": _list_versions(),
+        "models": {name: {"path": os.fspath(model), "sha256": _digest_model(model)} for name, model in models.items()},
+        "options": {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()},
+        "report": report.to_dict(), "runs": [dataclasses.asdict(run) for run in report.runs],
+    }
+    write_text_file(path, json.dumps(found, indent=1, allow_nan=False) + "\n")
+
+
+def read_evidence(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read evidence. Raises InputError for another file, or one of a later schema."""
+    who = format_option_values("replay", path)
+    found = read_json(path, who, _EXPECTED)
+    if not isinstance(found, dict) or found.get("kind") != _KIND:
+        raise InputError(f"{who}: this is no evidence of an equivalence check; {_EXPECTED}")
+    if found.get("schema") != _SCHEMA:
+        raise InputError(f"{who}: schema {found.get('schema')!r}; expected {_SCHEMA}, that of version {__version__}")
+    kinds = {"models": dict, "options": dict, "report": dict, "runs": list, "versions": dict}
+    for name, kind in kinds.items():
+        if not isinstance(found.get(name), kind):
+            raise InputError(f"{who}: '{name}' is missing or of another type; {_EXPECTED}")
+    return found
+
+
+def compare_with_evidence(
+    recorded: Mapping[str, Any], models: Mapping[str, str | os.PathLike[str]], report: VerifyReport
+) -> None:
+    """Say in `report` what of the `recorded` check it repeats: models, verdict, feeds and the bits of the outputs."""
+    departed = []
+    for name, model in models.items():
+        known = recorded["models"].get(name)
+        if not isinstance(known, dict) or known.get("sha256") != _digest_model(model):
+            departed.append(f"{name} is not the model that was recorded (other SHA-256)")
+    status = recorded["report"].get("status")
+    if status != report.status:
+        departed.append(f"the verdict was {status!r} and is {report.status!r}")
+    same_inputs, same_bits = _count_same(recorded["runs"], [dataclasses.asdict(run) for run in report.runs])
+    count = max(len(recorded["runs"]), len(report.runs))
+    if same_inputs < count:
+        departed.append(f"{same_inputs} of {format_count(count, 'run')} had the recorded feeds")
+    changed = [f"{name} {known} then, {now} now" for name, now in _list_versions().items()
+               if (known := recorded["versions"].get(name)) != now]
+    versions = f" ({'; '.join(changed)})" if changed else ""
+    if not departed:
+        report.repeated = (f"the recorded models, verdict and feeds; outputs had the same bits in {same_bits} of "
+                           f"{format_count(count, 'run')}{versions}")
+    report.departed = "; ".join(departed) + (versions if departed else "")
+
+
+def _count_same(recorded: list[Any], found: list[dict[str, Any]]) -> tuple[int, int]:
+    """Count the runs that had the recorded feeds, and of these those whose outputs had the recorded bits."""
+    known = {tuple(run[key] for key in ("function", "feeds", "precision")): run for run in recorded
+             if isinstance(run, dict) and {"function", "feeds", "precision"} <= run.keys()}
+    pairs = [(run, known.get((run["function"], run["feeds"], run["precision"]), {})) for run in found]
+    pairs = [(run, was) for run, was in pairs if run["inputs"] == was.get("inputs")]
+    return len(pairs), sum(run == was for run, was in pairs)
+
+
+def _digest_model(model: str | os.PathLike[str]) -> str:
+    """Digest the names and contents of a package's files, or a file's content."""
+    if not os.path.lexists(model):
+        raise InputError(f"{os.fspath(model)}: no such file or package; give its place, such as verify A B "
+                         f"{format_option('replay')}FILE")
+    digest = hashlib.sha256()
+    for name, each in sorted(take_fingerprint(model, deep=True).items()):
+        digest.update(f"{name}\0{each['sha256']}\0".encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
+
+
+def _list_versions() -> dict[str, str]:
+    found = {"mil_ane_passes": __version__, "python": platform.python_version(), "machine": platform.machine()}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "none"
+    return found
