@@ -139,9 +139,12 @@ class WeightReader:
             )
         count = codes.shape[axis]
         scale, bias = (np.broadcast_to(each, (count,)).astype(np.float32) for each in (scale, bias))
-        if not scale.all():
-            raise self._damaged(what, "a scale of 0", "scales other than 0")
         shape = tuple(count if each == axis else 1 for each in range(codes.ndim))
+        if not scale.all():  # as coremltools quantizes a channel of equal weights: what is stored is its bias
+            constant = scale == 0
+            codes = np.where(constant.reshape(shape), np.array(1, codes.dtype), codes)
+            scale, bias = np.where(constant, bias, scale), np.where(constant, 0, bias)
+            scale, codes = np.where(scale == 0, 1, scale), np.where((scale == 0).reshape(shape), 0, codes)
         result: Var = mb.constexpr_blockwise_shift_scale(
             data=codes, scale=scale.reshape(shape),
             offset=(-bias / scale).reshape(shape))

@@ -108,6 +108,21 @@ def test_quantized_weights_stay_quantized(mode, bits):
     assert upgraded.expanded == {"the model: layer 'conv' (convolution): bias": 4}
 
 
+@pytest.mark.parametrize("mode", ["linear", "linear_symmetric"])
+def test_a_channel_of_equal_weights_has_a_scale_of_0(mode):
+    weight, bias, x = draw(4, 3, 3, 3), draw(4), draw(3, 8, 8)
+    weight[1], weight[2] = 0.0, 0.5
+    model = ct.models.MLModel(make_conv_net(weight, bias).spec, skip_model_load=True)
+    spec = quantize_weights(model, 8, quantization_mode=mode)
+    spec = spec if hasattr(spec, "SerializeToString") else spec.get_spec()
+    stored = spec.neuralNetwork.layers[0].convolution.weights.quantization.linearQuantization
+    assert 0.0 in stored.scale
+    found = predict(spec, {"data": x}, deployment_target="iOS18")["out"]
+    exact = predict(make_conv_net(weight, bias).spec, {"data": x})["out"]
+    np.testing.assert_allclose(found[1:3], exact[1:3], atol=0.01)
+    np.testing.assert_allclose(found, exact, atol=0.2)
+
+
 def test_scales_by_channel_need_ios18():
     model = ct.models.MLModel(make_conv_net(draw(4, 3, 3, 3), draw(4)).spec, skip_model_load=True)
     spec = quantize_weights(model, 8, quantization_mode="linear")
