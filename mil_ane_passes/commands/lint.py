@@ -112,7 +112,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise InputError("no path given; expected the path of an .mlpackage")
     settings = read_lint_settings(arguments)
     target = None if arguments.output is None else check_output_file(
-        arguments.output, [settings.keywords.get("baseline"), arguments.measured, settings.file])
+        arguments.output, [arguments.src, settings.keywords.get("after"), settings.keywords.get("baseline"),
+                           arguments.measured, settings.file])
     with settings.name_file():
         report = lint(**settings.keywords)
     if arguments.format == "html" and target is None and isinstance(sys.stdout, io.TextIOWrapper):

@@ -111,7 +111,8 @@ def _run_command(arguments: argparse.Namespace) -> int:
     if arguments.output is None and not arguments.trace:
         raise InputError("no output; expected -o OUT.npz, or --trace")
     # The final states may overwrite the file of the initial ones, so that the next run continues from there.
-    inputs = {arguments.output: [arguments.feeds, arguments.state], arguments.state_out: [arguments.feeds]}
+    inputs = {arguments.output: [arguments.src, arguments.feeds, arguments.state],
+              arguments.state_out: [arguments.src, arguments.feeds]}
     targets = [None if path is None else check_output_file(path, inputs[path], "an .npz file")
                for path in (arguments.output, arguments.state_out)]
     if targets[0] is not None and targets[0] == targets[1]:

@@ -25,6 +25,29 @@ def make_builder(exact=True, outputs=("out",), **inputs):
                                                disable_rank5_shape_mapping=exact)
 
 
+@pytest.mark.parametrize("line", [
+    ["lint", "IN", "-o", "OUT"], ["lint", "IN", "--format", "json", "-o", "OUT"],
+    ["lint", "other.mlmodel", "--after", "IN", "-o", "OUT"], ["run", "IN", "--feeds", "feeds.npz", "-o", "OUT"],
+    ["run", "IN", "--feeds", "feeds.npz", "-o", "free.npz", "--state-out", "OUT"]])
+@pytest.mark.parametrize("link", ["", "symlink_to", "hardlink_to"])
+def test_results_do_not_replace_the_source(tmp_path, monkeypatch, capsys, line, link):
+    monkeypatch.chdir(tmp_path)
+    source = tmp_path / "net.mlmodel"
+    builder = make_builder(x=(3, 4))
+    builder.add_activation("layer", "RELU", "x", "out")
+    ct.utils.save_spec(builder.spec, str(source))
+    stored = source.read_bytes()
+    (tmp_path / "other.mlmodel").write_bytes(stored)
+    np.savez("feeds.npz", x=draw(3, 4))
+    out = source
+    if link:
+        out = tmp_path / "linked"
+        getattr(out, link)(source)
+    assert main([{"IN": str(source), "OUT": str(out)}.get(each, each) for each in line]) == 2
+    assert "what this run reads" in capsys.readouterr().err
+    assert source.read_bytes() == stored
+
+
 def make_one(add, *shapes, exact=True, **settings):
     builder = make_builder(exact, **dict(zip("xy", shapes)))
     names = {"input_names": list("xy")} if len(shapes) > 1 else {"input_name": "x"}
