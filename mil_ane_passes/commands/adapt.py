@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .._version import __version__
+from ..package.destination import has_overlap
 from ..utils.errors import InputError
 from ..utils.option_spelling import format_option, format_option_values
 from ..utils.text_format import escape_text, format_lines
@@ -212,9 +213,11 @@ def _check_target(options: AdaptOptions, source: Path) -> Path:
     if options.dst is None:
         raise InputError("no output; expected a folder to write")
     target = Path(os.path.abspath(options.dst))
-    if target.suffix == ".mlpackage" or source.resolve() in (target.resolve(), *target.resolve().parents):
-        raise InputError(f"output '{target}': expected a folder outside of the source package, which gets several "
-                         "packages")
+    if has_overlap(os.path.realpath(source), os.path.realpath(target)):
+        raise InputError(f"output '{target}': leads to the source package '{source}', into it or around it; expected "
+                         "another folder: the source is never changed")
+    if target.suffix == ".mlpackage":
+        raise InputError(f"output '{target}': is the name of a package; expected that of a folder, which gets several")
     if target.exists() and not (options.overwrite and (target / "manifest.json").is_file()):
         held = "without a manifest.json of an earlier run" if options.overwrite else "already"
         raise InputError(f"output '{target}' exists {held}; expected a free name"

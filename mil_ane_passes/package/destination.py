@@ -19,7 +19,7 @@ def find_enclosing_package(path: str | os.PathLike[str]) -> Path | None:
 def check_destination(source: str | os.PathLike[str], path: str | os.PathLike[str], overwrite: bool) -> None:
     """Raise InputError when `save` could not write a package loaded from `source` to `path`."""
     target = Path(os.path.abspath(path))
-    if _has_overlap(os.path.realpath(source), os.path.realpath(target)):
+    if has_overlap(os.path.realpath(source), os.path.realpath(target)):
         raise InputError(
             f"{target}: leads to the source package {os.fspath(source)}, into it or around it; expected another place: "
             "the source is never changed"
@@ -48,7 +48,7 @@ def _is_replaceable(target: Path) -> bool:
     return (target / "Manifest.json").is_file() or not any(target.iterdir())
 
 
-def _has_overlap(source: str, target: str) -> bool:
+def has_overlap(source: str, target: str) -> bool:
     """Return whether one of two real paths is the other or inside it.
 
     File identity is compared, too, as names may differ in case.

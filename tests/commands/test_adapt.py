@@ -631,3 +631,15 @@ def test_a_folder_that_exists_is_replaced_on_request_only(tmp_path, capsys):
     assert main(["adapt", str(source), "-o", str(other), "--overwrite"]) == 2
     assert "exists without a manifest.json" in capsys.readouterr().err
     assert main(["adapt", str(source), "-o", str(source)]) == 2
+    assert "the source is never changed" in capsys.readouterr().err
+    source.rename(out / "source.mlpackage")
+    for each in sorted(out.glob("*.mlpackage")):
+        assert main(["adapt", str(each), "-o", str(out), "--overwrite"]) == 2
+        assert "the source is never changed" in capsys.readouterr().err and (each / "Manifest.json").is_file()
+
+
+def test_a_link_that_leads_to_itself_is_no_place_to_write_to(tmp_path, capsys):
+    source, loop = make_decoder(tmp_path / "source.mlpackage"), tmp_path / "loop"
+    loop.symlink_to(loop)
+    assert main(["adapt", str(source), "-o", str(loop / "out")]) == 2
+    assert "no folder" in capsys.readouterr().err
