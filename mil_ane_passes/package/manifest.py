@@ -84,9 +84,14 @@ def read_layout(path: str | os.PathLike[str]) -> Layout:
 
 
 def _get_file_size(path: Path) -> int | None:
-    """Return the size of the regular file at `path`; None if it is missing or of another kind."""
+    """Return the size of the regular file at `path`; None if it is missing or of another kind.
+
+    Raises InputError where a folder on the way to it cannot be entered.
+    """
     try:
         found = path.stat()
+    except PermissionError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror}); expected folders that you may enter") from error
     except (OSError, ValueError):
         return None
     return found.st_size if stat.S_ISREG(found.st_mode) else None

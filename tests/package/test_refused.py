@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import struct
+from pathlib import Path
 
 import pytest
 
@@ -185,6 +186,19 @@ def test_weights_that_may_not_be_read_are_not_called_missing(source, monkeypatch
     with pytest.raises(InputError, match=r"cannot be read \(Permission denied\); expected one that you may") as found:
         load(source)
     assert "missing" not in str(found.value) and "damaged" not in str(found.value)
+
+
+def test_a_model_behind_a_closed_folder_is_not_called_missing(source, monkeypatch):
+    look = Path.stat
+
+    def refuse(path, **options):
+        if path.suffix == ".mlmodel":
+            raise PermissionError(13, "Permission denied", str(path))
+        return look(path, **options)
+
+    monkeypatch.setattr(Path, "stat", refuse)  # root may enter every folder
+    with pytest.raises(InputError, match=r"cannot be read \(Permission denied\); expected folders that you may enter"):
+        load(source)
 
 
 @pytest.mark.parametrize("version", [None, 1, {}, "../x", "", "x" * 1000])
