@@ -35,8 +35,8 @@ def check_models(who: str, models: Mapping[str, Any]) -> None:
     """Raise InputError, in the name of the option `who`, for models that are not files: nobody else has them."""
     for name, model in models.items():
         if not isinstance(model, (str, os.PathLike)):
-            raise InputError(f"{who}: {name} is of type {type(model).__name__}; evidence names files by digest, so both "
-                             "models have to be paths")
+            raise InputError(f"{who}: {name} is of type {type(model).__name__}; evidence names files by digest, so "
+                             "both models have to be paths")
 
 
 def check_evidence_file(path: str | os.PathLike[str], models: Mapping[str, Any]) -> Path:
