@@ -5,7 +5,7 @@ coremltools states neither of them; they are those of coremltools 8.3 to 9.0, an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from coremltools.converters.mil.mil import Block, Function, Operation, Var
@@ -15,6 +15,7 @@ __all__ = [
     "clear_block_copy",
     "clear_users",
     "evaluate_op",
+    "get_input_vars",
     "get_typed_value",
     "remove_function_input",
     "remove_last_user",
@@ -46,6 +47,12 @@ def evaluate_op(op: Operation, sym_types: Sequence[Any]) -> tuple[Any, ...]:
     Raises what coremltools' value inference raises.
     """
     return tuple(op._auto_val(tuple(sym_types)))
+
+
+def get_input_vars(op: Operation) -> Mapping[str, Any]:
+    """Return the operands of `op` by name as they are bound, internal ones included."""
+    bound: Mapping[str, Any] = op._input_vars
+    return bound
 
 
 def set_input_var(op: Operation, name: str, operand: Any) -> None:

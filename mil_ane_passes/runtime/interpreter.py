@@ -168,7 +168,7 @@ class Interpreter:
 
     def _evaluate(self, op: Any) -> Sequence[Any]:
         inputs: Any = OpInputs(op, self)
-        faults = select_quirks(self.quirks, op)
+        faults = select_quirks(self.quirks, op) if self.quirks else ()
         try:
             self.live.require(op, estimate_result_bytes(self.prepared, op, inputs))
             for fault in faults:

@@ -7,6 +7,7 @@ torch lacks most kernels for the unsigned and the sub-byte types.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,12 @@ def canonicalize_layout(x: torch.Tensor) -> torch.Tensor:
     if x.data_ptr() % _ALIGNMENT:
         x = x.clone()
     # Axes of extent 1 may carry any stride and still count as contiguous; kernels look at strides to pick a layout.
-    return x.view(-1).view(x.shape) if 1 in x.shape else x
+    return x.view(-1).view(x.shape) if x.stride() != _get_row_major_strides(x.shape) else x
+
+
+@lru_cache(4096)
+def _get_row_major_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(torch.empty(shape, device="meta").stride())
 
 
 def get_bit_width(dtype: Any) -> int:
@@ -169,7 +175,8 @@ class Precision:
             # this one at every width: NaN becomes 0, and what is out of range the nearest end of the declared type.
             lowest, highest = _get_integer_range(dtype)
             value = value.double().nan_to_num(0.0).clamp(lowest, min(highest, 2**63 - 1024))
-        value = value.to(storage)
+        if value.dtype is not storage:
+            value = value.to(storage)
         if not (storage.is_floating_point or storage == torch.bool):
             value = self._wrap_integers(value, dtype)
         stored = canonicalize_layout(value)

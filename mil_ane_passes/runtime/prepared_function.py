@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from coremltools.converters.mil.mil import types
 
+from ..ir.coremltools_internals import get_input_vars
 from ..ir.query import iterate_nested_ops
 from ..utils.mapped_files import MappedFile, check_mapped_files, file_of
 from .memory_limits import most_kept
@@ -53,6 +54,8 @@ class PreparedFunction:
         self._block = block
         self._ops = list(iterate_nested_ops(block))
         self._inputs: dict[Any, Mapping[str, Any]] = {op: op.inputs for op in self._ops}
+        #: what each op is bound to, which is faster to compare than `inputs`
+        self._bound = {op: dict(get_input_vars(op)) for op in self._ops if op.op_type != "const"}
         blocks = [block, *(inner for op in self._ops for inner in op.blocks)]
         self._outputs = {each: list(each.outputs) for each in blocks}
         self.steps: dict[Any, BlockSteps] = {each: self._plan_block(each) for each in blocks}
@@ -72,7 +75,7 @@ class PreparedFunction:
         return (
             self._ops == list(iterate_nested_ops(self._block))
             and all(self._outputs[block] == list(block.outputs) for block in self._outputs)
-            and all(op.inputs == known for op, known in self._inputs.items() if op.op_type != "const")
+            and all(get_input_vars(op) == bound for op, bound in self._bound.items())
         )
 
     def inputs(self, op: Any) -> Mapping[str, Any]:

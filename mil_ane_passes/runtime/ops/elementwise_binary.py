@@ -76,5 +76,7 @@ def promote_operands(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, to
 
     torch ignores the dtype of a 0-d operand in the result's dtype, and `maximum` requires equal dtypes.
     """
+    if x.dtype is y.dtype:
+        return x, y
     dtype = torch.promote_types(x.dtype, y.dtype)
     return x.to(dtype), y.to(dtype)
