@@ -23,7 +23,7 @@ from types import FrameType
 from typing import Any
 
 from ..package.staging import close_all_stagings
-from ..passes.coremltools_setup import WORKER_VARIABLE, is_importing
+from ..passes.coremltools_setup import WORKER_VARIABLE, hide_optional_packages, is_importing
 from ..utils.errors import InputError
 from .batch_jobs import Job, OptionsError, run_job
 from .batch_report import BatchItem, BatchReport
@@ -136,6 +136,7 @@ def _start_worker() -> None:
         signal.signal(number, _handle_interrupt)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=_watch_parent, daemon=True).start()
+    hide_optional_packages()
 
 
 def _run_interruptibly(job: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import re
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -37,12 +38,16 @@ TOPICS = {
 """Topics, and the modules whose docstrings are their pages; imported by name to avoid a dependency on them."""
 
 
+_CODE_OF_RULE = re.compile(r"(ANE|NN)\d+", re.IGNORECASE)
+"What is no name of a patch of the torch frontend."
+
+
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("code", metavar="CODE", nargs="?",
                         help="a code (ANE301), a slug, the name of a pass or patch, or a topic; without it, the "
                              "topics are listed")
     add_format_option(parser)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, uses_frontend=lambda arguments: not _CODE_OF_RULE.fullmatch(arguments.code or ""))
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from .._version import __version__
-from ..passes.coremltools_setup import silence_coremltools
+from ..passes.coremltools_setup import hide_optional_packages, silence_coremltools
 from ..utils.errors import InputError, NotSupported, suggest_nearest
 from ..utils.option_spelling import use_command_spelling
 from ..utils.text_format import escape_text
@@ -25,7 +25,8 @@ __all__ = ["main"]
 COMMANDS = ("adapt", "batch", "calibrate", "calibrate_plan", "edit", "explain", "lint", "mac_script", "passes",
             "patches", "rewrite", "run", "upgrade", "verify")
 """The modules of the commands. Each has `HELP`, `EXAMPLE`, `add(parser)` and `run(arguments)`, and its docstring is
-the description; none of them imports coremltools before it runs."""
+the description; none of them imports coremltools before it runs. Parsers of commands that may need coremltools' torch
+frontend have `uses_frontend`, which says whether they do with given arguments."""
 _INVALID_CHOICE = re.compile(r"argument .*: invalid choice: '([^']*)' \(choose from (.*)\)", re.DOTALL)
 _SIGPIPE_EXIT_CODE = 128 + 13
 "Exit code that a shell sees of a program ended by SIGPIPE; Windows has no such signal."
@@ -48,6 +49,8 @@ def _run_as_process() -> int:
         atexit.register(gc.freeze)  # to look for garbage among a model's ops as the process ends takes long
         if getattr(arguments, "keeps_all", False):
             gc.disable()
+        if not getattr(arguments, "uses_frontend", lambda arguments: False)(arguments):
+            hide_optional_packages()
         if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
             sys.stdout.reconfigure(errors="backslashreplace")  # a name that the locale has no letters for
         return _run_command(arguments)

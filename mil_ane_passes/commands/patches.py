@@ -23,7 +23,7 @@ NOT_NEEDED = "the installed coremltools is right"
 
 def add(parser: argparse.ArgumentParser) -> None:
     add_format_option(parser)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, uses_frontend=lambda arguments: True)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -112,7 +112,8 @@ def add(parser: argparse.ArgumentParser) -> None:
                              "or a .py file) is or returns; it is put in eval mode")
     add_quirk_list(parser)
     add_format_option(parser)
-    parser.set_defaults(run=run, proves=True, misused=parser.error)
+    parser.set_defaults(run=run, proves=True, misused=parser.error,
+                        uses_frontend=lambda arguments: arguments.torch is not None)
 
 
 def run(arguments: argparse.Namespace) -> int:

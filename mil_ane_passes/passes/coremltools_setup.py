@@ -4,6 +4,10 @@ As a command we own the terminal: the messages that coremltools logs during its 
 missing elsewhere, a torch newer than it was tested with) would precede every message of ours. Work that does not need
 coremltools (help, copying large files) can also start before its import, which takes a second. As a library, we
 silence and defer nothing.
+
+coremltools also imports torch, transformers, scipy and others where they are installed, for converters and training
+that no command uses: five sixths of the time that its import takes. In the command it is imported as if they were not
+installed, which it supports; our own modules import torch as ever.
 """
 
 from __future__ import annotations
@@ -15,6 +19,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from importlib.abc import MetaPathFinder
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,8 +28,10 @@ from typing import Any
 from ..utils.garbage_collection import pause_garbage_collection
 
 __all__ = [
+    "ENTRY_POINT_GROUP",
     "WORKER_VARIABLE",
     "freeze_imported_objects",
+    "hide_optional_packages",
     "is_importing",
     "register_with_coremltools",
     "silence_coremltools",
@@ -32,6 +40,12 @@ __all__ = [
 WORKER_VARIABLE = "MIL_ANE_PASSES_WORKER"
 """Set in the environment of worker processes that run single jobs of a batch; they behave like the command."""
 
+_OPTIONAL_PACKAGES = frozenset({
+    "executorch", "libsvm", "pandas", "scipy", "sklearn", "tensorflow", "torch", "torchao", "torchaudio", "torchvision",
+    "transformers", "xgboost"})
+"What coremltools 8.3 to 9.0 tries to import, and works without (`coremltools/_deps`)."
+ENTRY_POINT_GROUP = "mil_ane_passes.rules"
+"The group of entry points by which other distributions offer rules."
 _COMMAND = "mil-ane-passes"
 _RUN_AS_MODULE = frozenset({"-m", "__main__"})
 
@@ -62,6 +76,31 @@ def freeze_imported_objects() -> None:
 @cache
 def _freeze_once() -> None:
     gc.freeze()  # only the first time: garbage from later work on a model has to be collected
+
+
+def hide_optional_packages() -> None:
+    """Let modules of coremltools find none of its optional packages, from now on in this process.
+
+    Only for processes that convert nothing. Does nothing where coremltools is imported already, or where plugins are
+    installed: a plugin may use any part of coremltools.
+    """
+    if "coremltools" not in sys.modules and not entry_points(group=ENTRY_POINT_GROUP):
+        sys.meta_path.insert(0, _OptionalPackageFinder())
+
+
+class _OptionalPackageFinder(MetaPathFinder):
+    """Says of optional packages that they are not installed, to modules of coremltools alone."""
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
+        if fullname in _OPTIONAL_PACKAGES and _find_importer(sys._getframe(1)).partition(".")[0] == "coremltools":
+            raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
+
+
+def _find_importer(frame: FrameType | None) -> str:
+    """Return the name of the module that imports, from a frame of the import system."""
+    while frame is not None and str(frame.f_globals.get("__name__")).startswith("importlib."):
+        frame = frame.f_back
+    return "" if frame is None else str(frame.f_globals.get("__name__"))
 
 
 @contextmanager
