@@ -5,17 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 import coremltools as ct
-from coremltools.converters.mil.mil import Block, Builder, Function, Program, Var, types
+import numpy as np
+from coremltools.converters.mil.mil import Block, Builder, Function, Operation, Program, Var, types
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
-from ..ir.query import get_consumers
-from ..passes.contract import BlockRule, Community, Example, Hit, Measured, Miss
+from ..ir.query import get_consumers, is_const
+from ..passes.contract import BlockRule, Community, Example, Hit, Measured, Miss, Vendor
 from ..passes.examples import make_example
 from ..passes.targets import format_generations
+from ..utils.text_format import join_names
 from ._sizes import select_generations
 
 _WIDTH_MULTIPLE = 32
 "Numbers in a row of 64 bytes in fp16: a state failed whose width is not a multiple of it."
+_STATE_PATTERN = "https://github.com/john-rocky/CoreML-LLM/blob/main/docs/MLSTATE_PATTERN.md"
+_STATE_WRITERS = frozenset({"coreml_update_state", "write_state"})
+_PASSED_THROUGH = frozenset({"slice_by_index", "slice_by_size", "coreml_update_state", "identity"})
+"Ops through which rows of an updated cache are followed."
 
 
 class StateWidth(BlockRule):
@@ -61,6 +67,172 @@ class StateWidth(BlockRule):
         yield Example("270", lambda: _build_stateful(270))
         yield Example("256", lambda: _build_stateful(256), reason="state 's' is 256 wide, a multiple of 32")
         yield make_example("no state", lambda x: Builder.relu(x=x, name="y"), reason="", x=(1, 270))
+
+
+class SeveralStates(BlockRule):
+    """A function with two states and more was seen to fail when it predicts, where one with a single state runs.
+
+    why     Nine variants of one decoder were tried: those with two states end in an error of inference (status 0x1d)
+            when they predict, those with one run; with three, the CPU also computed slice_update wrongly. The same
+            author ships another decoder with two states, which runs. So it is no rule without exception, and what
+            makes the difference is not known.
+    when    A function with two and more states, at the first op that reads one.
+    fix     One state for all (`edit --merge-states`), or no state: the cache goes in, its new rows come out
+            (`edit --state-to-io`, `adapt`).
+    no fix  The states of a function are the model's interface, which rewrites do not change.
+    """
+
+    code, slug = "ANE241", "several-states"
+    confidence = "medium"
+    advice = "Keep what the states hold in one (edit --merge-states), or outside of the model (edit --state-to-io)."
+    evidence = (
+        Community("of nine variants of a decoder all with two states fail with status 0x1d, all with one run; with "
+                  "three the CPU computes slice_update wrongly",
+                  source="https://github.com/john-rocky/CoreML-LLM/blob/main/docs/LFM2_CONVERSION_FINDINGS.md",
+                  os="macOS 26.0.1, iOS", date="2026-04-28"),
+        Community("contradicts it: a decoder with two states is shipped and makes 31 tokens a second",
+                  source=_STATE_PATTERN, date="2026-04-28"),
+    )
+
+    def match_block(self, block: Block) -> Iterator[Hit | Miss]:
+        if not isinstance(block, Function):
+            return
+        states = [(name, readers) for name, var in block.inputs.items()
+                  if types.is_state(var.sym_type) and (readers := get_consumers(var))]
+        if len(states) == 1:
+            yield Miss(states[0][1][0], "one state in the function, two were seen to fail", near=False)
+        elif states:
+            names = join_names(f"'{name}'" for name, _ in states)
+            yield Hit(states[0][1][0], covers=[op for _, readers in states for op in readers],
+                      note=f"{len(states)} states in one function ({names}); two were seen to fail at prediction, and "
+                           "to run in another model")
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("two", lambda: _build_cache(states=2))
+        yield Example("one", lambda: _build_cache(), reason="one state in the function, two were seen to fail")
+        yield make_example("none", lambda x: Builder.relu(x=x, name="y"), reason="", x=(1, 32))
+
+
+class StateUpdatedInPlace(BlockRule):
+    """What becomes of rows written into a state depends on the place, the opset and the model.
+
+    why     Sources contradict each other. Written at a computed place, one decoder was rejected by the ANE's compiler
+            as a whole while its prefill was taken; others run so, with one state and the opset of iOS 18. One
+            program with slice_update was planned on the ANE as CoreML8 and failed with -14 as CoreML9 (iOS 26).
+            Apple says that an assignment to a window may reside on the ANE.
+    when    A slice_update whose result is written to a state, with the place: constant or computed.
+    fix     A blend with a mask of ones at the new rows (the same bits for finite values), which `adapt` writes; the
+            position becomes an input. Do not raise the opset beyond iOS 18.
+    no fix  Where the rows go is decided by the caller: the position has to become an input (`adapt`).
+    """
+
+    code, slug = "ANE242", "state-updated-in-place"
+    level, confidence = "note", "low"
+    advice = "Blend the new rows in by a mask (adapt does), and stay with the opset of iOS 18."
+    evidence = (
+        Community("a decoder that updates its cache in the model is rejected by the ANE's compiler; of its prefill "
+                  "1,918 of 1,919 ops are on the ANE", chip="M5 Pro",
+                  source="https://github.com/FluidInference/mobius/pull/77", date="2026-07-16"),
+        Community("contradicts it: computed places run with one packed state and the opset of iOS 18",
+                  source=_STATE_PATTERN, date="2026-04-28"),
+        Community("the same program with slice_update is planned on the ANE as CoreML8 and fails with -14 as CoreML9",
+                  source="https://github.com/savageAZfck/mil_spec", date="2026-09"),
+        Vendor("an assignment to a window may reside on the ANE",
+               source="https://github.com/apple/coremltools/blob/9.0/coremltools/converters/mil/frontend/torch/ops.py"),
+    )
+
+    def match_block(self, block: Block) -> Iterator[Hit | Miss]:
+        for op in block.operations:
+            if op.op_type != "slice_update" or not any(each.op_type in _STATE_WRITERS for each in _list_users(op)):
+                continue
+            computed = [name for name in ("begin", "end") if not is_const(op.inputs.get(name))]
+            place = "a computed place, rejected in one model and run in another" if computed else (
+                "a constant place; of computed ones some were rejected")
+            yield Hit(op, note=f"rows are written into a state at {place}")
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("constant place", lambda: _build_cache())
+        yield Example("computed place", lambda: _build_cache(computed=True))
+        yield Example("blended", lambda: _build_cache(blended=True), reason="")
+
+
+class TransposedUpdate(BlockRule):
+    """A transpose of rows of an updated cache was seen to fail in the ANE's compiler.
+
+    why     A decoder whose keys are sliced from the result of a slice_update and transposed by an op of their own
+            fails with -14; with the transpose inside the matmul (transpose_y) it compiles.
+    when    A transpose that reads the result of a slice_update, directly or through slices, or the same values read
+            back from the state they were written to.
+    fix     matmul with transpose_x or transpose_y in place of the transpose: the same bits.
+    """
+
+    code, slug = "ANE243", "transposed-cache-update"
+    confidence = "low"
+    advice = "Transpose inside the matmul (transpose_y) in place of the transpose: the same bits."
+    evidence = (
+        Community("a standalone transpose of a slice of a slice_update fails with -14; matmul's transpose_y does not",
+                  source=_STATE_PATTERN, date="2026-04-28"),
+    )
+
+    def match_block(self, block: Block) -> Iterator[Hit | Miss]:
+        for op in block.operations:
+            if op.op_type != "transpose":
+                continue
+            source = op.x
+            while source.op is not None and source.op.op_type in _PASSED_THROUGH:
+                source = source.op.inputs["value"] if source.op.op_type == "coreml_update_state" else source.op.x
+            if source.op is not None and source.op.op_type == "read_state":
+                source = _find_written_value(source) or source
+            if source.op is not None and source.op.op_type == "slice_update":
+                yield Hit(op, note=f"reads '{source.name}', the result of a slice_update")
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("of the update", lambda: _build_cache(transposed=True))
+        yield Example("not transposed", lambda: _build_cache(), reason="")
+        yield make_example("of an input", lambda x: Builder.transpose(x=x, perm=[1, 0], name="y"), reason="", x=(4, 32))
+
+
+def _list_users(op: Operation) -> list[Operation]:
+    return [user for var in op.outputs for user in get_consumers(var)]
+
+
+def _find_written_value(read: Var) -> Var | None:
+    """Return the value that was written last to the state that `read` was read from, before it in its block."""
+    state, found = read.op.inputs["input"], None
+    for op in read.op.enclosing_block.operations:
+        if op is read.op:
+            break
+        if op.op_type in _STATE_WRITERS and op.inputs.get("state") is state:
+            found = op.inputs["value"]
+    return found
+
+
+def _build_cache(
+    states: int = 1, computed: bool = False, blended: bool = False, transposed: bool = False
+) -> Program:
+    """Build a function that writes a row into each of its states, and returns a product with what they hold."""
+    placeholders = {f"s{number}": Builder.state_tensor_placeholder((1, 4, 32), types.fp16) for number in range(states)}
+    given = {"x": Builder.placeholder((1, 1, 32), types.fp16), "at": Builder.placeholder((3,), types.int32)}
+    with Function({**placeholders, **given}, opset_version=ct.target.iOS18) as function:
+        x, results = function.inputs["x"], []
+        for name in placeholders:
+            held = Builder.read_state(input=function.inputs[name])
+            if blended:
+                mask = np.array([1, 0, 0, 0], np.float16).reshape(1, 4, 1)
+                new = Builder.add(x=Builder.mul(x=held, y=1 - mask), y=Builder.mul(x=x, y=mask))
+            else:
+                begin = function.inputs["at"] if computed else np.array([0, 1, 0], np.int32)
+                end = Builder.add(x=begin, y=np.array([1, 1, 32], np.int32))
+                new = Builder.slice_update(x=held, update=x, begin=begin, end=end)
+            kept = Builder.coreml_update_state(state=function.inputs[name], value=new)
+            if transposed:
+                results.append(Builder.matmul(x=x, y=Builder.transpose(x=kept, perm=[0, 2, 1])))
+            else:
+                results.append(Builder.matmul(x=x, y=kept, transpose_y=True))
+        function.set_outputs([Builder.concat(values=results, axis=0, name="y")])
+    built = Program()
+    built.add_function("main", function)
+    return built
 
 
 def _build_stateful(width: int) -> Program:
