@@ -39,10 +39,15 @@ def check_models(who: str, models: Mapping[str, Any]) -> None:
                              "both models have to be paths")
 
 
-def check_evidence_file(path: str | os.PathLike[str], models: Mapping[str, Any]) -> Path:
-    """Check, before a long run, that evidence of `models` can be written to `path`. Raises InputError if not."""
+def check_evidence_file(
+    path: str | os.PathLike[str], models: Mapping[str, Any], replayed: str | os.PathLike[str] | None
+) -> Path:
+    """Check, before a long run, that evidence of `models` can be written to `path`. Raises InputError if not.
+
+    `replayed` is the evidence that the run reads, if any.
+    """
     check_models(format_option_values("report", path), models)
-    return check_output_file(os.fspath(path), models.values())
+    return check_output_file(os.fspath(path), [*models.values(), replayed])
 
 
 def write_evidence(

@@ -34,7 +34,7 @@ from .options import (
     positive_int,
     read_options,
 )
-from .output import print_report, show_progress
+from .output import check_output_file, print_report, show_progress
 from .run import add_quirk_list
 
 if TYPE_CHECKING:
@@ -118,6 +118,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     before, after = _choose_sides(arguments)
+    if arguments.report is not None:
+        check_output_file(arguments.report, [arguments.feeds])  # `verify` itself gets arrays, and checks the rest
     with show_progress() as progress:
         keywords = {**read_options(arguments, VerifyOptions), "before": before, "after": after}
         report = verify(**keywords, progress=progress)
@@ -226,7 +228,8 @@ def verify(options: VerifyOptions) -> VerifyReport:
     models = {"before": options.before, "after": options.after}
     if recorded is not None:
         check_models(format_option_values("replay", options.replay), models)
-    target = None if options.report is None else check_evidence_file(options.report, models)
+    target = None if options.report is None else check_evidence_file(
+        options.report, models, options.replay)
     found = _verify_sides(options)
     if target is not None:
         write_evidence(target, models, {name: getattr(options, name) for name in _RECORDED}, found)

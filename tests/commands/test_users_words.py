@@ -133,6 +133,8 @@ def test_results_do_not_replace_what_the_run_reads(source, feeds, tmp_path, caps
         ["run", source, "--feeds", feeds, "-o", other / "Manifest.json"],
         ["run", source, "--feeds", feeds, "-o", other / "Data" / "new.npz"],
         ["run", source, "--feeds", feeds, "-o", tmp_path / "o.npz", "--state-out", feeds],
+        ["verify", source, other, "--feeds", feeds, "--report", feeds],
+        ["verify", source, other, "--feeds", feeds, "--report", link],
         ["lint", source, "-o", baseline, "--baseline", baseline], ["lint", source, "-o", config, "--config", config],
         ["lint", source, "-o", other / "Manifest.json"], ["rewrite", source, "-o", other / "x.mlpackage"],
         ["mac-script", other / "mac", source], ["batch", "lint", source, "-o", other / "reports"],

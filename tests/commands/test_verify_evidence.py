@@ -133,6 +133,7 @@ def test_wrong_use(models, evidence, tmp_path, capsys):
         (["--replay", str(tmp_path / "none.json")], "no file"),
         ([*models, "--report", str(tmp_path / "none" / "x.json")], "no folder"),
         ([*models, "--report", str(tmp_path / "False.mlpackage" / "x.json")], "lies in the package"),
+        (["--replay", str(evidence), "--report", str(evidence)], "would be replaced"),
         ([models[0], "--replay", str(evidence), "--torch", "torch:nn.Identity"],
          "before is of type Identity; evidence names"),
     ):
