@@ -8,6 +8,7 @@ manifest, and a README that says how they are called; for decoders also generate
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import time
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .._version import __version__
-from ..package.destination import has_overlap
+from ..package.destination import find_enclosing_package, has_overlap
 from ..utils.errors import InputError
 from ..utils.option_spelling import format_option, format_option_values
 from ..utils.text_format import escape_text, format_lines
@@ -45,6 +46,12 @@ __all__ = ["AdaptOptions", "AdaptReport", "adapt"]
 
 HELP = "make a language model run on the ANE: encoders, and decoders with a script that generates tokens"
 EXAMPLE = "adapt decoder.mlpackage -o adapted --prefill 64"
+
+_MANIFEST = "manifest.json"
+_KINDS = ("decoder", "encoder")
+"Kinds in the manifests that are written here."
+_UNNAMED_FILES = frozenset({_MANIFEST, "README.md", "generate.py", "__pycache__", ".DS_Store"})
+"What an adapted folder may have that its manifest does not name."
 
 
 @dataclass(frozen=True)
@@ -218,13 +225,31 @@ def _check_target(options: AdaptOptions, source: Path) -> Path:
                          "another folder: the source is never changed")
     if target.suffix == ".mlpackage":
         raise InputError(f"output '{target}': is the name of a package; expected that of a folder, which gets several")
-    if target.exists() and not (options.overwrite and (target / "manifest.json").is_file()):
-        held = "without a manifest.json of an earlier run" if options.overwrite else "already"
-        raise InputError(f"output '{target}' exists {held}; expected a free name"
-                         + ("" if options.overwrite else f", or {format_option('overwrite')}"))
+    if (around := find_enclosing_package(target)) is not None:
+        raise InputError(f"output '{target}': lies in the package {around}; expected a place outside of packages")
+    if os.path.lexists(target):
+        if not options.overwrite:
+            raise InputError(f"output '{target}' exists already; expected a free name, or {format_option('overwrite')}")
+        _check_replaceable(target)
     if not target.parent.is_dir():
         raise InputError(f"no folder '{target.parent}'; expected one to write to")
     return target
+
+
+def _check_replaceable(target: Path) -> None:
+    """Raise InputError unless `target` holds what an earlier run wrote and nothing else, so that nothing is lost."""
+    try:
+        text = (target / _MANIFEST).read_text(encoding="utf-8")
+        found = json.loads(text)
+    except (ValueError, RecursionError, OSError):
+        found = None
+    if not isinstance(found, dict) or found.get("kind") not in _KINDS or not {"schema", "predicted"} <= found.keys():
+        raise InputError(f"output '{target}' exists without a {_MANIFEST} of an earlier run; expected a free name")
+    foreign = sorted(name for name in os.listdir(target)
+                     if name not in _UNNAMED_FILES and json.dumps(name) not in text)  # the manifest names packages
+    if foreign:
+        raise InputError(f"output '{target}' holds '{foreign[0]}', which no earlier run wrote and which would be lost; "
+                         "move it away, or give a free name")
 
 
 def _put_folder(folder: Path, target: Path) -> None:

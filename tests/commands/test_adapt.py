@@ -638,6 +638,37 @@ def test_a_folder_that_exists_is_replaced_on_request_only(tmp_path, capsys):
         assert "the source is never changed" in capsys.readouterr().err and (each / "Manifest.json").is_file()
 
 
+def test_a_folder_with_anything_else_is_not_replaced(tmp_path, capsys):
+    source, out = make_decoder(tmp_path / "source.mlpackage"), tmp_path / "out"
+    arguments = ["adapt", str(source), "-o", str(out), "--overwrite", "--no-verify"]
+    out.mkdir()
+    (out / "index.html").write_text("precious")
+    for text in ('{"name": "an app"}', "[]", "{", '{"kind": "decoder"}'):
+        (out / "manifest.json").write_text(text)
+        assert main(arguments) == 2
+        assert "exists without a manifest.json of an earlier run" in capsys.readouterr().err
+        assert (out / "index.html").read_text() == "precious" and (out / "manifest.json").read_text() == text
+    (out / "index.html").unlink()
+    (out / "manifest.json").unlink()
+    out.rmdir()
+    assert main(arguments) == 0
+    (out / "__pycache__").mkdir()
+    (out / "notes.txt").write_text("precious")
+    assert main(arguments) == 2
+    assert "holds 'notes.txt', which no earlier run wrote" in capsys.readouterr().err
+    (out / "notes.txt").unlink()
+    assert main(arguments) == 0
+    assert main([*arguments, "--embedding", "npy"]) == 0 and (out / "embedding.npy").is_file()
+    assert main(arguments) == 0 and not (out / "embedding.npy").exists()
+
+
+def test_nothing_is_written_into_another_package(tmp_path, capsys):
+    source, other = (make_decoder(tmp_path / f"{name}.mlpackage") for name in ("source", "other"))
+    assert main(["adapt", str(source), "-o", str(other / "Data" / "out")]) == 2
+    error = capsys.readouterr().err
+    assert f"lies in the package {other}" in error and ".mil-ane-passes" not in error
+
+
 def test_a_link_that_leads_to_itself_is_no_place_to_write_to(tmp_path, capsys):
     source, loop = make_decoder(tmp_path / "source.mlpackage"), tmp_path / "loop"
     loop.symlink_to(loop)
