@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
@@ -115,7 +116,7 @@ def _run_command(arguments: argparse.Namespace) -> int:
               arguments.state_out: [arguments.src, arguments.feeds]}
     targets = [None if path is None else check_output_file(path, inputs[path], "an .npz file")
                for path in (arguments.output, arguments.state_out)]
-    if targets[0] is not None and targets[0] == targets[1]:
+    if None not in targets and len({os.path.realpath(target) for target in targets if target}) == 1:
         raise InputError(f"outputs and states would both be written to '{targets[0]}'; expected two files")
     report = _execute_package(arguments)
     if targets[1] is not None and not report.states:

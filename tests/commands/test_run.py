@@ -163,6 +163,15 @@ def test_states_that_cannot_be_used(asked, message, stateful, tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_outputs_and_states_are_not_written_to_one_file_by_two_names(stateful, tmp_path, capsys):
+    (tmp_path / "link.npz").symlink_to(tmp_path / "out.npz")
+    for name in ("link.npz", f"../{tmp_path.name}/out.npz"):
+        assert main(["run", str(stateful / "stateful.mlpackage"), "--feeds", str(stateful / "x.npz"), "-o",
+                     str(tmp_path / "out.npz"), "--state-out", str(tmp_path / name)]) == 2
+        assert "outputs and states would both be written to" in capsys.readouterr().err
+    assert not (tmp_path / "out.npz").exists()
+
+
 def test_a_package_without_states_has_none_to_write(source, feeds, tmp_path, capsys):
     assert main(["run", source, "--feeds", feeds, "-o", str(tmp_path / "o.npz"), "--state-out",
                  str(tmp_path / "s.npz")]) == 2
