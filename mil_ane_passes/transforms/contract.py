@@ -158,5 +158,10 @@ def apply_transforms(draft: Draft, transforms: Sequence[Transform]) -> list[Draf
 
 
 def build_part_path(target: Path, part: str) -> Path:
-    """Return the path a draft is written to: `target`, or beside it with the part appended to the name."""
+    """Return the path a draft is written to: `target`, or beside it with the part appended to the name.
+
+    Raises InputError for a path that ends in no name, such as "." and "/".
+    """
+    if not target.name:
+        raise InputError(f"'{target}': is not the name of a package; expected one that ends in .mlpackage")
     return target.with_name(f"{target.stem}_{part}{target.suffix}") if part else target

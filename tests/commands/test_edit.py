@@ -119,6 +119,12 @@ def test_link_shares_what_stays(fixtures, tmp_path, link, monkeypatch):
     assert one.samefile(other) is link
 
 
+@pytest.mark.parametrize("place", [".", "/", ""])
+def test_a_place_without_a_name_is_no_place_for_parts(place, tmp_path, capsys):
+    assert main(["edit", str(tmp_path / "source.mlpackage"), "--split-at", "x", "-o", place]) == 2
+    assert "is not the name of a package; expected one that ends in .mlpackage" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("option", [("--io", "fp16"), ("--split-at", "x")])
 def test_options_that_take_many_names_do_not_hide_where_the_package_stands(fixtures, capsys, option):
     with pytest.raises(SystemExit):
