@@ -238,11 +238,12 @@ def _check_target(options: AdaptOptions, source: Path) -> Path:
 
 def _check_replaceable(target: Path) -> None:
     """Raise InputError unless `target` holds what an earlier run wrote and nothing else, so that nothing is lost."""
+    text, found = "", None
     try:
         text = (target / _MANIFEST).read_text(encoding="utf-8")
         found = json.loads(text)
     except (ValueError, RecursionError, OSError):
-        found = None
+        pass
     if not isinstance(found, dict) or found.get("kind") not in _KINDS or not {"schema", "predicted"} <= found.keys():
         raise InputError(f"output '{target}' exists without a {_MANIFEST} of an earlier run; expected a free name")
     foreign = sorted(name for name in os.listdir(target)
