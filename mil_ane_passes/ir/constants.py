@@ -28,12 +28,15 @@ class BlobRef:
 
     `file` is the weight file on disk, `name` its name as the program's proto spells it
     (`@model_path/weights/weight.bin`), `offset` the position of the blob's 64-byte metadata, `nbytes` its payload.
+    `opened` tells the file from another that is at the same path later: device, inode, size and time of its last change
+    when it was opened.
     """
 
     file: Path
     name: str
     offset: int
     nbytes: int
+    opened: tuple[int, ...]
 
 
 class LazyValue:

@@ -120,7 +120,7 @@ def _list_places(var: Var, held: Any) -> Iterator[Hashable]:
     """Yield what a large constant can be known by: where it is stored, and in memory."""
     blob = get_blob_ref(var)
     if blob is not None:
-        yield (blob.file, blob.offset, _get_kind(var), tuple(held.shape))
+        yield (blob.file, blob.opened, blob.offset, _get_kind(var), tuple(held.shape))
     if isinstance(held, np.ndarray) and held.flags.c_contiguous:
         yield (held.__array_interface__["data"][0], held.dtype.str, held.shape)
 

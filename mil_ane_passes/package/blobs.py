@@ -91,7 +91,9 @@ class WeightFile:
             if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would block until something writes to it
                 raise InputError(f"weight file {path} is no plain file; {_REMEDY}")
             self._file = FileIO(path)
-            self.size = os.fstat(self._file.fileno()).st_size
+            found = os.fstat(self._file.fileno())
+            self.size = found.st_size
+            self._opened = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
         except OSError as error:
             raise InputError(_format_open_error(path, error)) from error
         if self.size < ALIGN:
@@ -191,7 +193,7 @@ class WeightFile:
 
     def ref(self, blob: Blob) -> BlobRef:
         """Return the reference to `blob` that consts carry."""
-        return BlobRef(self.path, self.name, blob.offset, blob.nbytes)
+        return BlobRef(self.path, self.name, blob.offset, blob.nbytes, self._opened)
 
 
 class WeightFiles:

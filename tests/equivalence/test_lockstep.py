@@ -129,6 +129,27 @@ def test_large_constants_are_equal_by_their_bits(monkeypatch, tmp_path, change, 
     assert_same(found, run_alone(before, after, precisions=("float64",)))
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_weights_of_a_package_that_took_the_place_of_another_are_its_own(packed, tmp_path):
+    def build(last):
+        values = np.arange(64 * 64).reshape(64, 64) % 16
+        values[-1, -1] = last
+        return build_program(lambda x: mb.matmul(x=x, y=mb.constexpr_lut_to_dense(
+            indices=values.astype(types.np_uint4_dtype), lut=np.arange(16, dtype=np.float16).reshape(1, 1, 16, 1))
+            if packed else values.astype(np.float16), name="y"), opset=ct.target.iOS18, x=(2, 64))
+
+    path, feeds = tmp_path / "model.mlpackage", {"x": np.ones((2, 64), np.float16)}
+    save_program(build(15), path, ct.target.iOS18)
+    known = ane.load(path)
+    first = ane.run(known, feeds)
+    path.rename(tmp_path / "aside.mlpackage")
+    assert ane.verify(known, tmp_path / "aside.mlpackage").equal
+    save_program(build(3), path, ct.target.iOS18)
+    assert not np.array_equal(first["y"], ane.run(path, feeds)["y"])
+    for sides in ((known, path), (path, known)):
+        assert ane.verify(*sides, feeds=feeds).status == "different"
+
+
 def test_packed_weights_of_two_files_are_compared(monkeypatch, tmp_path):
     def build(last):
         indices = np.arange(64 * 64).reshape(64, 64) % 16
