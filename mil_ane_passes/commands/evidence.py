@@ -28,6 +28,8 @@ __all__ = ["check_evidence_file", "check_models", "compare_with_evidence", "read
 _SCHEMA = 1
 _KIND = "mil_ane_passes equivalence check"
 _EXPECTED = "expected what `verify --report` wrote"
+_RUN_KEYS = ("function", "feeds", "precision")
+"What tells the runs of a check apart."
 _PACKAGES = ("coremltools", "numpy", "torch")
 
 
@@ -75,6 +77,10 @@ def read_evidence(path: str | os.PathLike[str]) -> dict[str, Any]:
     for name, kind in kinds.items():
         if not isinstance(found.get(name), kind):
             raise InputError(f"{who}: '{name}' is missing or of another type; {_EXPECTED}")
+    for number, run in enumerate(found["runs"], 1):
+        for name in _RUN_KEYS:
+            if not isinstance(run, dict) or not isinstance(run.get(name), str):
+                raise InputError(f"{who}: run {number} of 'runs' has no text as its '{name}'; {_EXPECTED}")
     return found
 
 
@@ -105,9 +111,8 @@ def compare_with_evidence(
 
 def _count_same(recorded: list[Any], found: list[dict[str, Any]]) -> tuple[int, int]:
     """Count the runs that had the recorded feeds, and of these those whose outputs had the recorded bits."""
-    known = {tuple(run[key] for key in ("function", "feeds", "precision")): run for run in recorded
-             if isinstance(run, dict) and {"function", "feeds", "precision"} <= run.keys()}
-    pairs = [(run, known.get((run["function"], run["feeds"], run["precision"]), {})) for run in found]
+    known = {tuple(run[key] for key in _RUN_KEYS): run for run in recorded}
+    pairs = [(run, known.get(tuple(run[key] for key in _RUN_KEYS), {})) for run in found]
     pairs = [(run, was) for run, was in pairs if run["inputs"] == was.get("inputs")]
     return len(pairs), sum(run == was for run, was in pairs)
 

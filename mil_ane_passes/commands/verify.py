@@ -246,7 +246,9 @@ def _take_recorded(options: VerifyOptions, recorded: Mapping[str, Any]) -> Verif
         raise InputError(f"{who}: the recorded check has options of its own; found {format_option(given[0])} as well")
     found = {name: recorded["options"].get(name, getattr(VerifyOptions, name)) for name in _RECORDED}
     for name, value in found.items():
-        if not isinstance(value, _RECORDED[name]) or isinstance(value, bool) != (bool in _RECORDED[name]):
+        several = value if isinstance(value, (list, tuple)) else ()
+        if not isinstance(value, _RECORDED[name]) or isinstance(value, bool) != (bool in _RECORDED[name]) or not all(
+                isinstance(each, str) for each in several):
             raise InputError(f"{who}: option '{name}' is {value!r}; expected what `verify --report` wrote")
     paths = {name: each.get("path") if isinstance(each, dict) else None for name, each in recorded["models"].items()}
     for name in ("before", "after"):

@@ -116,6 +116,9 @@ def test_feeds_are_given_again(models, tmp_path):
     (lambda found: found.update(schema=2), "schema 2; expected 1"),
     (lambda found: found.update(runs={}), "'runs' is missing or of another type"),
     (lambda found: found["options"].update(seeds="2"), "option 'seeds' is '2'"),
+    (lambda found: found["options"].update(quirks=[["x"]]), "option 'quirks' is [['x']]"),
+    (lambda found: found["runs"].append(5), "run 8 of 'runs' has no text as its 'function'"),
+    (lambda found: found["runs"][0].update(feeds=["seed 0"]), "run 1 of 'runs' has no text as its 'feeds'"),
     (lambda found: found["options"].update(widths=1), "option 'widths' is 1"),
     (lambda found: found["models"].pop("after"), "there is no path of 'after'; give both models"),
 ])
