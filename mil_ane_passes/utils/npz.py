@@ -5,6 +5,7 @@ from __future__ import annotations
 import lzma
 import math
 import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -26,8 +27,10 @@ _MAX_EAGER_BYTES = 1 << 26
 _MAX_NAME_BYTES = (1 << 16) - 1 - len(".npy")
 """Maximum length in bytes of an array's name: that of a member's name in a zip archive, less ".npy"."""
 _READ_ERRORS = (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error,
-                RuntimeError, NotImplementedError, MemoryError, OverflowError)
-"Exceptions that zipfile, its decompressors and numpy raise for damaged, encrypted and huge members."
+                RuntimeError, NotImplementedError, MemoryError, OverflowError, TypeError, SyntaxError,
+                tokenize.TokenError)
+"""Exceptions that zipfile, its decompressors and numpy raise for damaged, encrypted and huge members, the last three for
+headers of arrays."""
 
 
 class StoredArray:
@@ -70,7 +73,12 @@ def read_arrays(path: str | None, what: str = "feeds", each: str = "input") -> d
     if not start.startswith(b"PK"):  # numpy would speak of pickled objects
         raise InputError(f"{what}: '{path}' is no .npz file; {expected}, as np.savez(path, name=array) writes it")
     with _convert_read_errors(path, expected=expected, what=what), zipfile.ZipFile(path) as archive:
-        stored = {_get_array_name(member): _read_header(archive, path, member) for member in archive.infolist()}
+        stored: dict[str, StoredArray] = {}
+        for member in archive.infolist():
+            name = _get_array_name(member)
+            if name in stored:
+                raise InputError(f"{what}: '{path}' has two arrays called '{name}'; {expected}")
+            stored[name] = _read_header(archive, path, member)
     found: dict[str, Any] = {}
     left = _MAX_EAGER_BYTES
     for name, array in stored.items():

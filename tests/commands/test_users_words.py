@@ -8,6 +8,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import warnings
 import zipfile
 from pathlib import Path
 
@@ -103,6 +104,29 @@ def test_an_npz_that_cannot_be_used(case, source, tmp_path, capsys):
 def _refused_large(arguments, capsys) -> str:
     assert main([str(each) for each in arguments]) == 2
     return capsys.readouterr().err
+
+
+@pytest.mark.parametrize("header", [
+    "{'descr': '<f4', 'fortran_order': False, 'shape': (True, 4), }", "{'descr': '<f4', 'fortran_order': False, ((",
+    "{'descr': '<f4', b'fortran_order': False, 'shape': (3, 4), }", "{'descr': '<f4', 'shape': 3 4 }", "(" * 3000])
+def test_damaged_headers_are_refused(header, tmp_path):
+    text = header.encode() + b"\n"
+    with zipfile.ZipFile(tmp_path / "f.npz", "w") as archive:
+        archive.writestr("x.npy", b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + bytes(16))
+    with pytest.raises(ane.InputError, match="feeds: cannot read"):
+        read_arrays(str(tmp_path / "f.npz"))
+
+
+@pytest.mark.parametrize("second", ["x.npy", "x"])
+def test_two_arrays_of_one_name_are_refused(second, tmp_path):
+    with zipfile.ZipFile(tmp_path / "f.npz", "w") as archive, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name, value in (("x.npy", 1.0), (second, 2.0)):
+            content = io.BytesIO()
+            np.save(content, np.full((3, 4), value))
+            archive.writestr(name, content.getvalue())
+    with pytest.raises(ane.InputError, match="has two arrays called 'x'"):
+        read_arrays(str(tmp_path / "f.npz"))
 
 
 def test_large_arrays_of_the_right_shape_are_read(tmp_path):
