@@ -29,8 +29,8 @@ _MAX_NAME_BYTES = (1 << 16) - 1 - len(".npy")
 _READ_ERRORS = (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error,
                 RuntimeError, NotImplementedError, MemoryError, OverflowError, TypeError, SyntaxError,
                 tokenize.TokenError)
-"""Exceptions that zipfile, its decompressors and numpy raise for damaged, encrypted and huge members, the last three for
-headers of arrays."""
+"""Exceptions that zipfile, its decompressors and numpy raise for damaged, encrypted and huge members, the last three
+for headers of arrays."""
 
 
 class StoredArray:
