@@ -81,7 +81,7 @@ class AdaptOptions:
     verify: bool = field(default=True, metadata=flag())
     "compare results, and generated tokens, with those of the source (default); if they differ, nothing is written"
     overwrite: bool = field(default=False, metadata=flag())
-    "replace OUT_DIR if it exists"
+    "replace OUT_DIR if it holds what an earlier run wrote, and nothing else"
     progress: Progress = ignore_progress
 
 
