@@ -122,6 +122,7 @@ class Runtime:
             self.executed_blocks |= call.machine.executed_blocks
         return self.finish_call(call, results, state)
 
+    @synchronized
     def start_call(self, feeds: Mapping[str, Any], state: MutableMapping[str, Any] | None) -> Call:
         """Check the inputs of a run and prepare it. Raises InputError as a call does."""
         arrays, states = self._check_inputs(feeds, state or {})
@@ -134,6 +135,7 @@ class Runtime:
         )
         return Call(self._block, machine, cells, arguments)
 
+    @synchronized
     def finish_call(
         self, call: Call, results: list[Any], state: MutableMapping[str, Any] | None
     ) -> dict[str, np.ndarray[Any, Any]]:

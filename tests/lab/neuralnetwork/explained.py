@@ -11,10 +11,6 @@ EXPLAINED: dict[str, str] = {
         "the values are those expected; the test takes the places of equal numbers from `np.argsort`, which does not "
         "define their order, and the layer does not either"
     ),
-    r"::test_conv3d_gpu_slow$": (
-        "a sweep of thousands of 3-D convolutions, which this run did not end within its time limit: those it came to "
-        "are right, and test_conv3d_cpu_slow, the same sweep for another compute unit, passes as a whole"
-    ),
     r"::TestKMeansLookup::test_kmeans_lookup\[weightShape[013]": (
         "scikit-learn, which the test needs to choose a table, is not among what the tests are run with; it predicts "
         "nothing"

@@ -44,7 +44,7 @@ def _read_architectures() -> list[dict[str, Any]]:
 
 def is_right(row: dict[str, Any]) -> bool:
     """Return whether a row of the record is within the bounds."""
-    return row["float32"] <= _BOUND and row["float16"] <= max(row["bound"], _FACTOR * row["float16_direct"])
+    return row["float32"] <= max(_BOUND, _FACTOR * row["float32_direct"]) and row["float16"] <= max(row["bound"], _FACTOR * row["float16_direct"])
 
 
 def is_placed_as_well(row: dict[str, Any]) -> bool:
