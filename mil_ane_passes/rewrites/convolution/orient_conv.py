@@ -126,7 +126,7 @@ class OrientConv(BlockRewrite):
         yield _make_region_example("upright", _conv(600, 4, 3, 1, pad_type="same"), lambda x: Builder.relu(x=x))
         yield _make_region_example("bias, pad, scale", _pad(0, 0, 2, 2, 0, 0), _conv(
             600, 4, 5, 1, strides=[2, 1], bias=make_weight(600)), lambda x: Builder.mul(x=x, y=make_weight(600, 1, 1)),
-            _conv(600, 1, 3, 1, groups=600, pad_type="custom", pad=[1, 1, 0, 0]))
+            _conv(600, 1, 3, 1, groups=600, pad_type="custom", pad=[1, 1, 0, 0]), within=1000)
         yield _make_region_example(
             "pool and slice", _conv(600, 4, 3, 1), lambda x: Builder.max_pool(
                 x=x, kernel_sizes=[2, 1], strides=[2, 1], pad_type="valid"),
@@ -494,7 +494,7 @@ def _pad(*amounts: int) -> Callable[[Var], Var]:
 
 
 def _make_region_example(
-    name: str, *steps: Callable[[Var], Var], at: int = 3, reason: str | None = None
+    name: str, *steps: Callable[[Var], Var], at: int = 3, reason: str | None = None, within: float = float("inf")
 ) -> Example:
     """Make an example of `steps` on a value with a dummy axis at position `at`."""
     axis = -1 if at == 3 else 2
@@ -506,7 +506,7 @@ def _make_region_example(
         built: Var = Builder.squeeze(x=value, axes=[axis], name="y")
         return built
 
-    return make_example(name, body, reason=reason, x=(1, 4, 40))
+    return make_example(name, body, reason=reason, within=within, x=(1, 4, 40))
 
 
 def _build_between_transposes(x: Var) -> Var:
