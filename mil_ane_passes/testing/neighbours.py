@@ -285,6 +285,7 @@ class NeighbourBuilder:
     def __init__(self, block: Block, anchor: Operation | None, source: Var | None = None) -> None:
         self._block, self._anchor, self._source = block, anchor, source
         self._given: dict[tuple[Shape, Any], Var] = {}
+        self._has_failed = False
 
     def build_producer(self, op_type: str, shape: Sequence[Any], dtype: Any) -> Var | None:
         """Build an op of `op_type` whose result has that shape and dtype; None where it cannot have them."""
@@ -320,8 +321,15 @@ class NeighbourBuilder:
             inputs = _make_op_inputs(op_type, shape, given)
             made = getattr(Builder, op_type)(**inputs, before_op=self._anchor)
         except Exception:  # coremltools has no such op for this shape and dtype in this opset
+            self._has_failed = True
             return []
         return list(made)[::-1] if isinstance(made, (list, tuple)) else [made]
+
+    def clean_up(self, program: Program) -> None:
+        """Remove what is left in `program` of ops that could not be built since the last call, if there are any."""
+        if self._has_failed:
+            remove_failed_ops(program)
+            self._has_failed = False
 
     def _value(self, shape: Shape, dtype: Any) -> Var:
         source = self._source
@@ -417,6 +425,7 @@ def iterate_failures(
                     continue
                 seen.add(place.key)
                 yield from _iterate_feeding_failures(name, program, place, builders, kinds(len(seen)), answer)
+        builders.clean_up(program)
         for place in list(_iterate_input_slots(program)):
             key = (getattr(place.var.op, "op_type", None), place.var.dtype)
             if key not in seen and not is_const(place.var):
@@ -438,7 +447,7 @@ def _iterate_feeding_failures(
             continue
         place.read(made)
         yield from _iterate_match_failures(
-            f"'{name}', {kind} feeding '{place.name}' of {place.op.op_type}", program, answer
+            f"'{name}', {kind} feeding '{place.name}' of {place.op.op_type}", program, answer, builders
         )
         place.read(place.var)
 
@@ -447,17 +456,22 @@ def _iterate_reading_failures(
     name: str, program: Program, place: _InputSlot, kinds: Sequence[str], answer: MatchProgram
 ) -> Iterator[str]:
     block = place.op.enclosing_block
+    builder = NeighbourBuilder(block, None, place.var)
     with block:
         for kind in kinds:
-            made = NeighbourBuilder(block, None, place.var).build_consumer(kind)
+            made = builder.build_consumer(kind)
             if made is not None:
                 source = getattr(place.var.op, "op_type", "the block")
-                yield from _iterate_match_failures(f"'{name}', {kind} reading what {source} gives", program, answer)
+                what = f"'{name}', {kind} reading what {source} gives"
+                yield from _iterate_match_failures(what, program, answer, builder)
                 block.remove_ops([made])
+    builder.clean_up(program)
 
 
-def _iterate_match_failures(what: str, program: Program, answer: MatchProgram) -> Iterator[str]:
-    remove_failed_ops(program)
+def _iterate_match_failures(
+    what: str, program: Program, answer: MatchProgram, builder: NeighbourBuilder
+) -> Iterator[str]:
+    builder.clean_up(program)
     try:
         answer(program)
     except Exception as error:
