@@ -113,6 +113,12 @@ def _look_up_entries(indices: torch.Tensor, lut: torch.Tensor, vector_axis: int 
 
 
 def _unpack_bits(packed: Array, bits: int, count: int) -> Array:
-    """Unpack `count` unsigned numbers of `bits` bits each to int64."""
-    stream = np.unpackbits(packed.astype(np.uint8), bitorder="little")[: count * bits].reshape(count, bits)
-    return np.asarray(stream.astype(np.int64) @ (1 << np.arange(bits, dtype=np.int64)))
+    """Unpack `count` unsigned numbers of `bits` bits each, 8 at most, to int64."""
+    stored = packed.astype(np.uint8)
+    if bits == 8:
+        return stored[:count].astype(np.int64)
+    stream = np.unpackbits(stored, bitorder="little")[: count * bits].reshape(count, bits)
+    numbers = stream[:, 0].copy()
+    for place in range(1, bits):
+        numbers |= stream[:, place] << place
+    return numbers.astype(np.int64)
