@@ -5,14 +5,17 @@ from __future__ import annotations
 import ast
 import functools
 import json
+import os
 import re
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
 import mil_ane_passes as ane
+from tests.without_torch import hide_torch
 
 HOME = Path(ane.__file__).parent
 NAME = "mil_ane_passes"
@@ -71,8 +74,9 @@ asked = list(NoTorch.importers)
 lacking = []
 # As in the command, where importing the package registers no passes: so the module itself comes first.
 sys.argv, sys.orig_argv = ["mil-ane-passes", *sys.argv[1:]], ["mil-ane-passes"]
+to_be_first = sys.argv[3].split()
 for module in sys.argv[1].split():
-    for loaded in [name for name in sys.modules if name.split(".")[0] == "mil_ane_passes"]:
+    for loaded in [name for name in sys.modules if name.split(".")[0] == "mil_ane_passes" and module in to_be_first]:
         del sys.modules[loaded]
     try:
         importlib.import_module(module)
@@ -99,18 +103,6 @@ except ane.InputError as error:
 print(json.dumps({"registered": registered, "replaced": replaced, "public": public, "pipeline": pipeline,
                   "asked": asked, "lacking": lacking, "run": run, "order": order}))
 """
-
-FRONTEND = """
-import json
-import re
-from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY as table
-before = dict(table.name_to_func_mapping)
-import mil_ane_passes as ane
-ane.pipeline(), ane.rewrite, ane.run
-same = all(table.name_to_func_mapping[name] is before[name] for name in before)
-print(json.dumps([len(before), len(table.name_to_func_mapping), same]))
-"""
-
 
 def find_modules() -> dict[str, Path]:
     found = {}
@@ -230,18 +222,28 @@ def test_no_module_needs_itself_to_be_imported():
     assert not set(graph) - done, f"circular: {sorted(set(graph) - done)}"
 
 
-@pytest.fixture(scope="module")
-def without_torch(tmp_path_factory):
+def import_without_torch(to_be_first):
+    """What the process sees that imports each module, those `to_be_first` before all others."""
     command = [
         sys.executable,
         "-c",
         WITHOUT_TORCH,
         " ".join(MODULES),
         str(HOME.parent / "fixtures/nothing_to_do.mlpackage"),
+        " ".join(to_be_first),
     ]
-    result = subprocess.run(command, capture_output=True, text=True, cwd=HOME.parent, check=False)
+    result = subprocess.run(command, capture_output=True, text=True, env=hide_torch(), check=False)
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def without_torch():
+    """Of the modules of a folder, whose imports begin with the same packages, the first and the last come first."""
+    folders = defaultdict(list)
+    for module, file in MODULES.items():
+        folders[file.parent].append(module)
+    return import_without_torch({each for modules in folders.values() for each in (modules[0], modules[-1])})
 
 
 def test_importing_needs_no_torch_and_asks_for_none(without_torch):
@@ -266,8 +268,10 @@ def test_importing_registers_our_passes_and_replaces_none(without_torch):
         name.partition("{")[0] for name in without_torch["pipeline"] if name.startswith("ane::")}
 
 
-def test_every_module_can_be_the_first_one_imported(without_torch):
-    """All but the kernels also without torch."""
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_every_module_can_be_the_first_one_imported(without_torch, every):
+    """All but the kernels also without torch. Two of each folder in the fast run."""
+    without_torch = import_without_torch(MODULES) if every else without_torch
     needing = {
         module for module in MODULES if any(name.split(".")[0] == "torch" for name in imports(module, lazy=False))
     }
@@ -280,14 +284,6 @@ def test_running_without_torch_says_what_to_install(without_torch):
     assert without_torch["run"] == (
         "the reference runtime needs PyTorch, which is not installed: pip install 'mil-ane-passes[verify]'"
     )
-
-
-def test_importing_leaves_the_torch_frontend_alone():
-    result = subprocess.run(
-        [sys.executable, "-c", FRONTEND], capture_output=True, text=True, cwd=HOME.parent, check=True
-    )
-    before, after, same = json.loads(result.stdout.splitlines()[-1])
-    assert before > 100 and after == before and same
 
 
 def test_public_names():
@@ -353,7 +349,7 @@ else:
 
 def test_help_does_not_wait_for_coremltools():
     done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, check=False,
-                          cwd=Path(ane.__file__).parent.parent)
+                          env=hide_torch())
     assert done.returncode == 0, done.stderr
 
 
@@ -374,16 +370,33 @@ try:
 except ane.InputError:
     kept = gc.get_freeze_count() - before
 ane.pipeline, ane.runtime
-print(json.dumps([during, gc.isenabled(), kept > 100_000, gc.get_freeze_count() - before <= kept]))
+imported = [name in sys.modules for name in ("transformers", "coremltools.optimize.torch")]
+import transformers  # which whoever needs it can
+print(json.dumps([during, gc.isenabled(), kept > 100_000, gc.get_freeze_count() - before <= kept, *imported]))
 """
 
 
-@pytest.mark.parametrize("program", ["mil-ane-passes", "train.py"])
-def test_the_collector_rests_while_modules_are_imported_and_only_the_command_never_looks_at_them_again(program):
+@pytest.fixture(scope="module", params=["mil-ane-passes", "train.py"])
+def imported(request, tmp_path_factory):
+    """Whether the process is the command, and what it sees while coremltools is imported; it finds a `transformers`."""
+    folder, is_command = tmp_path_factory.mktemp("there"), request.param == "mil-ane-passes"
+    (folder / "transformers.py").touch()
+    environment = dict(os.environ) if is_command else hide_torch()
+    path = os.pathsep.join([str(folder), str(HOME.parent), environment.get("PYTHONPATH", "")])
+    done = subprocess.run([sys.executable, "-c", COLLECTOR, request.param], capture_output=True, text=True, check=True,
+                          env={**environment, "PYTHONPATH": path})
+    return is_command, json.loads(done.stdout.splitlines()[-1])
+
+
+def test_the_collector_rests_while_modules_are_imported_and_only_the_command_never_looks_at_them_again(imported):
     """What comes after the first import is collected as ever; a caller's collector is left as it was."""
-    done = subprocess.run([sys.executable, "-c", COLLECTOR, program], capture_output=True, text=True, check=True,
-                          cwd=Path(ane.__file__).parent.parent)
-    assert json.loads(done.stdout.splitlines()[-1]) == [[False], True, program == "mil-ane-passes", True]
+    is_command, found = imported
+    assert found[:4] == [[False], True, is_command, True]
+
+
+def test_only_in_the_command_coremltools_skips_what_it_only_looks_for(imported):
+    is_command, found = imported
+    assert found[4:] == [not is_command, False]
 
 
 PRIVATE = re.compile(
