@@ -45,10 +45,14 @@ def test_every_generated_table_belongs_to_a_page():
         (name, marker) for name, tables in PAGES.items() for marker in tables}
 
 
-def test_the_five_minutes_show_what_they_print(tmp_path):
-    """Every block is run as it stands; with other versions names and numbers may differ, so only that it runs."""
+@pytest.mark.parametrize("here", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_the_five_minutes_show_what_they_print(tmp_path, here):
+    """Every block is run as it stands; with other versions names and numbers may differ, so only that it runs.
+
+    Here, or (slow) in a process a command, as a reader would.
+    """
     assert {step.language for step in steps(README)} == {"python", "sh"} and len(list(steps(README))) >= 3
-    anew = shown_anew(README, tmp_path)
+    anew = shown_anew(README, tmp_path, here=here)
     if HERE == RECORDED_WITH:
         assert anew == README, "run python -m tests.test_readme to write what they print"
 

@@ -20,6 +20,7 @@ from mil_ane_passes.ir.query import iterate_ops
 from mil_ane_passes.passes.contract import Rewrite
 from mil_ane_passes.passes.registry import fixes_for, get_all_rules
 from mil_ane_passes.runtime.registry import load_kernels
+from tests.without_torch import hide_torch
 
 ROOT = Path(mil_ane_passes.__file__).parent.parent
 KEYS = [
@@ -290,14 +291,14 @@ def test_version_and_help_name_the_commands(capsys):
         assert ended.value.code == 0 and expected in capsys.readouterr().out
 
 
-def command(*arguments, **options):
+def command(*arguments):
     return subprocess.run(
         [sys.executable, "-m", "mil_ane_passes", *arguments],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
-        **options,
+        env=hide_torch(),
     )
 
 
@@ -326,6 +327,7 @@ def test_a_reader_that_leaves_early_gets_no_traceback():
             stderr=subprocess.PIPE,
             text=True,
             check=False,
+            env=hide_torch(),
         )
     finally:
         os.close(writing)

@@ -30,6 +30,7 @@ TWO = Patches([
 ])
 
 WITHOUT_TORCH = """
+import sys
 from mil_ane_passes.commands.main import main
 sys.exit(main(["patches"]))
 """

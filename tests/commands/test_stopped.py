@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.signals import hears_signals
+from tests.without_torch import hide_torch
 
 ROOT = Path(__file__).parents[2]
 
@@ -63,7 +64,8 @@ def source(tmp_path):
 def test_a_signal_ends_the_run_with_nothing_left(source, tmp_path, where, number):
     command = [sys.executable, "-c", RUN, where, str(int(number)), "rewrite", source, "-o", tmp_path / "out.mlpackage",
                "--no-verify", "--format", "json"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False, preexec_fn=hears_signals)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False, preexec_fn=hears_signals,
+                          env=hide_torch())
     why = "interrupted" if number == signal.SIGINT else f"stopped by {number.name}"
     assert (done.stdout, done.stderr) == ("", f"mil-ane-passes: {why}; nothing is left half written\n")
     assert done.returncode == 128 + number
@@ -74,12 +76,12 @@ def test_a_signal_that_is_ignored_stays_ignored(source, tmp_path):
     command = [sys.executable, "-c", f"import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n{RUN}",
                "os.mkdir *.mil-ane-passes/new", str(int(signal.SIGHUP)), "rewrite", source, "-o",
                tmp_path / "out.mlpackage", "--no-verify"]
-    assert subprocess.run(command, capture_output=True, cwd=ROOT, check=False).returncode == 0
+    assert subprocess.run(command, capture_output=True, cwd=ROOT, check=False, env=hide_torch()).returncode == 0
     assert sorted(os.listdir(tmp_path)) == ["in.mlpackage", "out.mlpackage"]
 
 
 def test_a_report_that_cannot_be_printed_is_an_error_in_one_line():
     with open("/dev/full", "w") as full:
         done = subprocess.run([sys.executable, "-m", "mil_ane_passes", "passes", "--format", "json"], cwd=ROOT,
-                              stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+                              stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=hide_torch())
     assert (done.returncode, done.stderr) == (2, "mil-ane-passes: No space left on device\n")

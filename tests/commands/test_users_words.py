@@ -22,6 +22,7 @@ from mil_ane_passes.package.staging import REPLACED, Staging
 from mil_ane_passes.utils.npz import StoredArray, read_arrays, write_npz
 from tests.commands.test_bad_input import refused
 from tests.lab.reliability.widened import limit_memory
+from tests.without_torch import hide_torch
 
 SHAPE = (1, 8, 20)
 
@@ -169,11 +170,12 @@ def test_results_do_not_replace_what_the_run_reads(source, feeds, tmp_path, caps
 
 def test_closed_standard_output_and_deleted_folder(source, tmp_path):
     line = f'"{sys.executable}" -m mil_ane_passes lint "{source}"'
-    closed = subprocess.run(["sh", "-c", f"{line} >&-"], stderr=subprocess.PIPE, text=True)
+    closed = subprocess.run(["sh", "-c", f"{line} >&-"], stderr=subprocess.PIPE, text=True, env=hide_torch())
     assert closed.returncode in (0, 1) and not closed.stderr
     gone = tmp_path / "gone"
     gone.mkdir()
-    deleted = subprocess.run(["sh", "-c", f'cd "{gone}" && rmdir "{gone}" && {line}'], capture_output=True, text=True)
+    deleted = subprocess.run(["sh", "-c", f'cd "{gone}" && rmdir "{gone}" && {line}'], capture_output=True, text=True,
+                             env=hide_torch())
     assert deleted.returncode == 2 and not deleted.stdout
     assert deleted.stderr == ("mil-ane-passes: the working directory of this process was deleted; change to another "
                               "(cd) and run again\n")

@@ -20,6 +20,7 @@ from coremltools.libmilstoragepython import _BlobStorageReader, _BlobStorageWrit
 from mil_ane_passes.ir.constants import LazyValue, get_blob_ref
 from mil_ane_passes.package import files, load, save, weights
 from mil_ane_passes.package.blobs import DTYPES, WeightFile, count_payload_bytes
+from tests.without_torch import hide_torch
 
 from .helpers import WEIGHTS, conv_program, host_program, linear_program, make, normal, op_named, replace, tree
 from .test_unchanged import compressed
@@ -73,7 +74,7 @@ def huge(tmp_path_factory):
 def test_memory_does_not_grow_with_weights(huge, tmp_path, what):
     target = tmp_path / "saved.mlpackage"
     command = [sys.executable, "-c", HUGE, str(huge), str(target), what]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=hide_torch())
     assert int(done.stdout) < 40_000, "kilobytes more than after import"
     size, old = (target / WEIGHTS).stat().st_size, (huge / WEIGHTS).stat().st_size
     assert old > 200_000_000
@@ -105,7 +106,8 @@ def test_loading_maps_none_of_many_weights_into_memory(tmp_path):
 
     source = make(tmp_path / "many.mlpackage", program, ct.target.iOS17, compute_precision=ct.precision.FLOAT16,
                   pass_pipeline=ct.PassPipeline.EMPTY)
-    done = subprocess.run([sys.executable, "-c", MAPPED, str(source)], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", MAPPED, str(source)], capture_output=True, text=True, check=True,
+                          env=hide_torch())
     assert int(done.stdout) < 2_000, "kilobytes of 32 MB of weights"
 
 

@@ -15,6 +15,7 @@ import pytest
 from mil_ane_passes.package import CopyAhead, contents, file_clone, files, load, package_writer, save, staging, swap
 from mil_ane_passes.package.staging import REPLACED, Staging
 from mil_ane_passes.utils.errors import InputError
+from tests.without_torch import hide_torch
 
 from .helpers import WEIGHTS, tree
 
@@ -32,7 +33,7 @@ sys.stdin.read()
 def holding(target: Path) -> tuple[subprocess.Popen[str], Path]:
     """Another process that stages something for `target`."""
     process = subprocess.Popen([sys.executable, "-c", HOLD, str(target)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                               text=True, cwd=Path(staging.__file__).parents[2])
+                               text=True, env=hide_torch())
     assert process.stdout is not None
     return process, Path(process.stdout.readline().strip())
 

@@ -31,6 +31,7 @@ from mil_ane_passes.passes.registry import (
 )
 from mil_ane_passes.utils.errors import InputError, RuleError
 from tests.passes.test_registry import EVIDENCE, source
+from tests.without_torch import ABSENT
 
 FINDING = """
 from mil_ane_passes.passes.contract import Community, Miss, Rule
@@ -134,7 +135,7 @@ def test_a_package_that_imports_us_before_its_parts_is_not_taken_for_broken(plug
 
 
 def elsewhere(site: Path, code: str) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join([str(site), str(Path(ane.__file__).parent.parent)])
+    path = os.pathsep.join([str(ABSENT), str(site), str(Path(ane.__file__).parent.parent)])
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False,
                           env={"PYTHONPATH": path, "PATH": ""})
 
@@ -287,7 +288,7 @@ def test_an_error_about_a_name_recalls_what_was_left_out(plugin):
 
 def test_the_command_says_it_once_on_the_error_stream(plugin, fixtures):
     site = plugin("newcomer_rules", "import no_such_module")
-    path = os.pathsep.join([str(site), str(Path(ane.__file__).parent.parent)])
+    path = os.pathsep.join([str(ABSENT), str(site), str(Path(ane.__file__).parent.parent)])
     done = subprocess.run(
         [sys.executable, "-m", "mil_ane_passes", "lint", str(fixtures / "nothing_to_do.mlpackage"), "--format", "json"],
         capture_output=True, text=True, check=False, env={"PYTHONPATH": path, "PATH": ""})

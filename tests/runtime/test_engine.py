@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import subprocess
 import sys
 import weakref
 from typing import Any
@@ -18,6 +17,7 @@ from coremltools.converters.mil.mil import get_new_symbol, types
 from mil_ane_passes.runtime import QUIRKS, Runtime, interpreter, missing_ops, registry
 from mil_ane_passes.utils.errors import InputError, NotSupported
 from tests.runtime.helpers import draw, program, run, same_bits
+from tests.without_torch import without_torch
 
 X = np.array([[1.0, -2.0, 3.0]], np.float32)
 
@@ -28,8 +28,8 @@ def _doubled() -> Any:
 
 def test_importing_the_runtime_does_not_import_torch() -> None:
     # coremltools imports torch itself when it finds it, so torch is hidden from it, not looked for afterwards.
-    code = "import sys; sys.modules['torch'] = None; import mil_ane_passes.runtime"
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    done = without_torch("import mil_ane_passes.runtime")
+    assert done.returncode == 0, done.stderr
 
 
 def test_without_torch_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

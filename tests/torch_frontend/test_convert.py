@@ -124,6 +124,7 @@ def test_the_patches_hold_for_what_is_from_torch_only(monkeypatch):
 
 
 WITHOUT_TORCH = """
+import sys
 import coremltools as ct
 from coremltools.converters.mil.mil import Builder as mb
 import mil_ane_passes as ane

@@ -250,6 +250,7 @@ for name in [name for name in sys.modules if name.split(".")[0] == "torch"]:
 sys.meta_path.insert(0, NoTorch())
 import mil_ane_passes as ane
 ane.torch_frontend.patched, ane.torch_frontend.install, ane.convert, ane.torch_frontend.active()
+ane.pipeline(), ane.rewrite, ane.run
 assert all(table.name_to_func_mapping[name] is before[name] for name in before)
 assert len(table.name_to_func_mapping) == len(before)
 assert all(vars(TorchOpsRegistry)[name] is members[name] for name in members)

@@ -24,6 +24,7 @@ from mil_ane_passes.commands.mac_script import write_mac_script
 from mil_ane_passes.passes.pipeline import NAMESPACE
 from mil_ane_passes.utils.garbage_collection import pause_garbage_collection
 from mil_ane_passes.utils.locking import exclusive, is_synchronized
+from tests.without_torch import hide_torch
 
 REWRITTEN, IDLE = "conv_transpose_1d.mlpackage", "nothing_to_do.mlpackage"
 THREADS = 8
@@ -301,5 +302,5 @@ os._exit(0)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on Windows")
 def test_a_forked_process_does_not_wait_for_a_thread_it_does_not_have(fixtures):
     done = subprocess.run([sys.executable, "-c", FORK, str(fixtures / IDLE)], capture_output=True, text=True,
-                          timeout=2 * MAX_WAIT_SECONDS)
+                          timeout=2 * MAX_WAIT_SECONDS, env=hide_torch())
     assert done.stdout.split() == ["0", "0"], done.stderr

@@ -36,8 +36,9 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., SampleRun
     @functools.cache
     def sample(suite: str, one_in: int, *options: str) -> SampleRun:
         results = tmp_path_factory.mktemp(suite) / "results.jsonl"
+        jobs = [] if suite != "stateful" else ["--jobs", "1"]  # it takes less time than a process to start
         command = [sys.executable, "-m", "tests.lab.upstream", "--suite", suite, "--one-in", str(one_in), "--results",
-                   str(results), *options]
+                   str(results), *jobs, *options]
         return SampleRun(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False), results)
     return sample
 
