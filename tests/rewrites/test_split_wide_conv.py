@@ -151,7 +151,8 @@ def test_stages_are_the_conv(high, wide, more, groups, kind, pad):
     assert holds(made, NAME).fired and not refused(made, "m1")
 
 
-@pytest.mark.parametrize("target", ["m1", "m2", "m4", "m5", "a17"])
+@pytest.mark.parametrize("target", [
+    "m1", "m4", *(pytest.param(each, marks=pytest.mark.slow) for each in ("m2", "m5", "a17"))])
 @pytest.mark.parametrize(("channels", "kernel", "stride", "size"), [
     (3, 16, 16, 96), (3, 16, 16, 224), (3, 14, 14, 98), (1, 16, 10, 128)])
 def test_patches_of_a_vision_transformer_are_not_slower(channels, kernel, stride, size, target, tmp_path):

@@ -83,13 +83,13 @@ def check(path: Path, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["iOS16", "iOS18"])
-@pytest.mark.parametrize("exported", [False, True], ids=["traced", "exported"])
+@pytest.mark.parametrize("way", ["traced", "exported"])
 @pytest.mark.parametrize("make", [LikeGPT2, LikeBERT])
-def test_the_lookup_of_a_transformer_becomes_a_package_of_its_own(make, exported, target, tmp_path):
+def test_the_lookup_of_a_transformer_becomes_a_package_of_its_own(make, way, target, tmp_path):
     torch.manual_seed(0)
     model, ids = make().eval(), torch.arange(8, dtype=torch.int32)[None]
     inputs = (ids,) if make is LikeGPT2 else (ids, ids % 2)
-    if exported:
+    if way == "exported":
         source, settings = torch.export.export(model, inputs).run_decompositions({}), {}
     else:
         source = torch.jit.trace(model, inputs)

@@ -65,8 +65,8 @@ def test_a_question_about_all_members_of_a_list_is_answered_where_it_is_put(kept
     np.testing.assert_allclose(found, X3[:2].numpy() * (3 if kept else 2), rtol=1e-5)
 
 
-@pytest.mark.parametrize("heads", [2, 3])
-@pytest.mark.parametrize("mask", [False, True])
+@pytest.mark.parametrize(("heads", "mask"), [(2, False), (3, True), *(
+    pytest.param(*each, marks=pytest.mark.slow) for each in ((3, False), (2, True)))])
 def test_a_scripted_encoder_layer_under_a_mask(heads, mask):
     """An odd number of heads is computed step by step, an even one by torch's op for the whole layer."""
     layer = scripted(lambda: nn.TransformerEncoderLayer(12, heads, 24, batch_first=True))
