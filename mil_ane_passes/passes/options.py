@@ -64,11 +64,16 @@ def _convert_value(value: Any, kind: type) -> Any:
 
 def get_options(cls: type) -> dict[str, Option]:
     """Collect the options that a rule class and its bases declare, by name."""
+    return {name: Option(name, hint, getattr(cls, name), doc) for name, (hint, doc) in _read_declarations(cls).items()}
+
+
+@functools.cache
+def _read_declarations(cls: type) -> dict[str, tuple[Any, str]]:
+    """Read type and doc line of each option. Evaluating annotations takes milliseconds, and each pipeline asks."""
     hints = get_type_hints(cls)
     docs = {name: doc for base in reversed(cls.__mro__) for name, doc in read_field_docs(base).items()}
     return {
-        name: Option(name, hint, getattr(cls, name), docs.get(name, ""))
-        for name, hint in hints.items()
+        name: (hint, docs.get(name, "")) for name, hint in hints.items()
         if get_origin(hint) is not ClassVar and hint is not ClassVar and not name.startswith("_")
     }
 
