@@ -33,7 +33,7 @@ def run_folder(folder, feeds, length):
     return ane.runtime.predictor(str(folder / "encoder.mlpackage")).predict(padded["encoder.mlpackage"] | crossing)
 
 
-@pytest.mark.parametrize("name", ["bert", "roberta", "clip_text"])
+@pytest.mark.parametrize("name", ["bert", pytest.param("roberta", marks=pytest.mark.slow), "clip_text"])
 def test_an_encoder_gives_the_results_of_its_module_at_real_lengths(tmp_path, name):
     pytest.importorskip("transformers")
     import torch

@@ -66,7 +66,7 @@ def test_real_layers(name, rows, inner, outer, parts):
         assert time_of_ops(held) < 0.7 * before
 
 
-@pytest.mark.parametrize("layout", ["linear", "conv"])
+@pytest.mark.parametrize("layout", [pytest.param("linear", marks=pytest.mark.slow), "conv"])
 def test_a_step_of_llama_is_torchs(layout):
     """The MLP of Llama-3.2-1B for one token: silu(gate) * up, down, all three on the notch."""
     random, width, hidden = np.random.default_rng(0), 2048, 8192

@@ -43,7 +43,8 @@ def of_every_type(opset):
     return built, made
 
 
-@pytest.mark.parametrize("opset", [ct.target.iOS15, ct.target.iOS16, ct.target.iOS17, ct.target.iOS18])
+@pytest.mark.parametrize("opset", [ct.target.iOS15, ct.target.iOS18, *(
+    pytest.param(each, marks=pytest.mark.slow) for each in (ct.target.iOS16, ct.target.iOS17))])
 def test_every_rule_and_the_prediction_answer_about_every_op_type(opset):
     built, _ = of_every_type(opset)
     rules = [rule() for rule in get_all_rules().values()]

@@ -41,7 +41,7 @@ def test_a_decoder_becomes_a_package_without_unsupported_ops(tmp_path, name, for
     assert found.summary()["ane_unsupported"] == 0
 
 
-@pytest.mark.parametrize("name", ["bert", "distilbert", "t5-encoder"])
+@pytest.mark.parametrize("name", ["bert", pytest.param("distilbert", marks=pytest.mark.slow), "t5-encoder"])
 def test_the_mask_of_an_encoder_of_flexible_length_hides_the_padding(tmp_path, name):
     import coremltools as ct
     import numpy as np
