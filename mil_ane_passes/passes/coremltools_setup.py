@@ -48,37 +48,14 @@ ENTRY_POINT_GROUP = "mil_ane_passes.rules"
 "The group of entry points by which other distributions offer rules."
 _COMMAND = "mil-ane-passes"
 _RUN_AS_MODULE = frozenset({"-m", "__main__"})
-_UNUSED = frozenset({"torchaudio", "transformers"})
-"""Packages that coremltools imports only to see whether they are there, for its tests: a second for `transformers`."""
-
-
-class _UnusedPackages:
-    """Import hook that keeps coremltools, and only it, from importing what it never uses, nor any command of ours."""
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        """Raise ImportError for packages that coremltools only looks for; None leaves the import to other hooks."""
-        if name in _UNUSED and _find_importer(sys._getframe(1)) == "coremltools._deps":
-            raise ImportError(f"{name} is not needed here", name=name)
-        if name == "coremltools.optimize":  # its part for training in torch can still be imported by name
-            sys.modules["coremltools._deps"].__dict__["_IMPORT_CT_OPTIMIZE_TORCH"] = False
-
-
-def _find_importer(frame: FrameType | None) -> str:
-    """Find the name of the module whose import statement runs in `frame` or its callers."""
-    while frame is not None and frame.f_globals["__name__"].startswith("importlib."):
-        frame = frame.f_back
-    return frame.f_globals["__name__"] if frame else ""
 
 
 def register_with_coremltools(guard: Any = None) -> None:
-    """Register every rewrite with coremltools as `ane::<name>`; the command imports on demand, and less.
+    """Register every rewrite with coremltools as `ane::<name>`. Does nothing in the command, which imports on demand.
 
     `guard` as for `register_passes`.
     """
-    if _is_command_process():
-        if not any(isinstance(finder, _UnusedPackages) for finder in sys.meta_path):
-            sys.meta_path.insert(0, _UnusedPackages())
-    else:
+    if not _is_command_process():
         with pause_garbage_collection():
             from .pipeline import register_passes
 

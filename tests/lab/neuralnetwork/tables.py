@@ -44,7 +44,8 @@ def _read_architectures() -> list[dict[str, Any]]:
 
 def is_right(row: dict[str, Any]) -> bool:
     """Return whether a row of the record is within the bounds."""
-    return row["float32"] <= max(_BOUND, _FACTOR * row["float32_direct"]) and row["float16"] <= max(row["bound"], _FACTOR * row["float16_direct"])
+    bounds = max(_BOUND, _FACTOR * row["float32_direct"]), max(row["bound"], _FACTOR * row["float16_direct"])
+    return row["float32"] <= bounds[0] and row["float16"] <= bounds[1]
 
 
 def is_placed_as_well(row: dict[str, Any]) -> bool:
