@@ -1,4 +1,4 @@
-"""Search for packages by paths, folders and patterns, and the names of their results."""
+"""Search for packages by paths, folders and patterns, and the names of their results, for `batch` and `lint`."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ class Source:
     error: str = ""
 
 
-def find_sources(given: Paths, folder: Path | None) -> list[Source]:
+def find_sources(given: Paths, folder: Path | None, *, named: bool = True) -> list[Source]:
     """Find the packages that `given` refers to, in that order, each once.
 
     The result is named after its package. A package that is found in a folder keeps its path below that folder.
     `folder`, the folder of the results, is not searched. A missing package becomes a source with an `error`. Raises
-    InputError when nothing is given, or when the results of two packages would have the same name.
+    InputError when nothing is given, or when the results of two packages would have the same name; not `named`: there
+    are no such results.
     """
     listed = [given] if isinstance(given, (str, os.PathLike)) else list(given)
     if not listed or not all(os.fspath(each).strip() for each in listed):
@@ -44,7 +45,8 @@ def find_sources(given: Paths, folder: Path | None) -> list[Source]:
     for each in listed:
         for source in _iterate_sources(os.fspath(each), folder):
             found.setdefault(os.path.realpath(source.path), source)
-    _check_names(found.values())
+    if named:
+        _check_names(found.values())
     return list(found.values())
 
 

@@ -1,13 +1,16 @@
 """Say which ops leave the ANE, why, on whose evidence, and what fixes it; nothing runs, all of it is predicted.
 
-Exit code 0: clean; 1: findings. With --fail-under or --baseline these are the gates instead, and findings alone fail
-nothing. What the gates look at is IN. Defaults of the options may stand in setup.cfg or pyproject.toml.
+Exit code 0: clean; 1: findings; 2: a package could not be looked at (the others are). With --fail-under or --baseline
+these are the gates instead, of each package, and findings alone fail nothing. What the gates look at is IN. Defaults of
+the options may stand in setup.cfg or pyproject.toml.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import io
+import os
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,19 +22,24 @@ from typing import TYPE_CHECKING, Any
 
 from ..utils.errors import InputError
 from ..utils.garbage_collection import pause_garbage_collection
+from ..utils.locking import synchronized
 from ..utils.text_format import escape_text, format_count, format_lines
+from .batch_sources import Source, find_sources
 from .options import add_options, argument, command, flag, read_options
-from .output import check_output_file, print_upgrades, write_text_file
+from .output import check_output_file, format_error, print_upgrades, write_text_file
 from .settings import Settings, parse_percent, read_settings
 
 if TYPE_CHECKING:
     from ..ane.compute_plan import Measurement, MeasurementSource
     from ..passes.contract import Rule
     from ..passes.finding import Finding
+    from ..report.baseline import BaselineFile
     from ..report.lint import LintReport
+    from ..report.lint_collection import Collection, CollectionTotals
     from .sources import OpenedSource
 
-__all__ = ["FORMATS", "LintOptions", "LintSettings", "add_gate_options", "lint", "read_lint_settings"]
+__all__ = ["FORMATS", "LintOptions", "LintSettings", "add_gate_options", "lint", "prepare_lint",
+           "read_lint_settings"]
 
 HELP = "which ops leave the ANE, why, and what fixes it"
 EXAMPLE = "lint in.mlpackage --target m4"
@@ -47,8 +55,8 @@ _MAX_TRIED_CUTS = 16
 class LintOptions:
     """The options of `lint`."""
 
-    src: Any = field(metadata=argument("IN"))
-    "the .mlpackage or .mlmodel to look at"
+    src: Any = field(metadata=argument("IN", nargs="+"))
+    "the .mlpackage or .mlmodel to look at; or several, folders with packages in them, or patterns"
     _: KW_ONLY
     target: str = field(default="all", metadata=flag())
     "chip or device to look at (default: all)"
@@ -58,7 +66,7 @@ class LintOptions:
     "do not report these; in the prediction they still count"
     options: Mapping[str, Mapping[str, Any]] | None = None
     baseline: str | PathLike[str] | None = field(default=None, metadata=flag(metavar="FILE", batch=False))
-    "gate: no findings but those in this JSON report"
+    "gate: no findings but those in this JSON report; of several IN, each has its own in the report of all"
     measured: MeasurementSource | None = field(default=None, metadata=flag(metavar="RESULT.json", batch=False))
     """what Core ML said on a Mac: the result.json of measure.py (see mac-script), or a dumped compute plan"""
     after: Any = field(default=None, metadata=flag(metavar="B.mlpackage", batch=False))
@@ -101,32 +109,120 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def add_gate_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the gate, and of the settings file."""
-    parser.add_argument("--fail-under", metavar="PCT", help="gate: percent of ops predicted on the ANE")
+    parser.add_argument("--fail-under", metavar="PCT",
+                        help="gate: percent of ops predicted on the ANE, of each package")
     parser.add_argument("--config", metavar="FILE", help="the setup.cfg or pyproject.toml to read (default: the "
                                                          "nearest one that speaks of us, from here upwards)")
     parser.add_argument("--no-config", action="store_true", help="read no such file")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if not arguments.src.strip():
+    if not all(each.strip() for each in arguments.src):
         raise InputError("no path given; expected the path of an .mlpackage")
+    sources = find_sources(arguments.src, None, named=False)
+    single = [source.path for source in sources] == arguments.src and len(sources) == 1
+    if not single:
+        _reject_options_of_one_package(arguments)
+    elif sources[0].error and not os.path.exists(sources[0].path):
+        raise InputError(sources[0].error)
     settings = read_lint_settings(arguments)
     target = None if arguments.output is None else check_output_file(
-        arguments.output, [arguments.src, settings.keywords.get("after"), settings.keywords.get("baseline"),
-                           arguments.measured, settings.file])
+        arguments.output, [*(source.path for source in sources), settings.keywords.get("after"),
+                           settings.keywords.get("baseline"), arguments.measured, settings.file])
     with settings.name_file():
-        report = lint(**settings.keywords)
+        linter = prepare_lint(None, **{name: value for name, value in settings.keywords.items() if name != "src"})
     if arguments.format == "html" and target is None and isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")  # the encoding that the page declares
-    from ..report.formats import format_report
+    return _Run(linter, _open_collection(arguments, single, linter), target, single, settings.fail_under).go(sources)
 
-    print_upgrades(report)
-    _print_or_write(report, format_report(report, arguments.format, everything=arguments.all), target)
-    failed = list(_iterate_failed_gates(report, settings.fail_under))
-    for message in failed:
-        print(f"mil-ane-passes: {escape_text(message)}", file=sys.stderr)
-    gated = settings.fail_under is not None or report.baseline is not None
-    return 1 if failed or (report.warnings and not gated) else 0
+
+def _reject_options_of_one_package(arguments: argparse.Namespace) -> None:
+    """Raise InputError for options that several packages, or a folder, cannot have."""
+    if arguments.format == "html":
+        raise InputError("--format html is a page about one package; expected the path of one, or use `mil-ane-passes "
+                         "batch lint IN -o DIR --report html`")
+    for name, value in (("after", arguments.after), ("measured", arguments.measured)):
+        if value is not None:
+            raise InputError(f"--{name} is about one package; expected the path of one, and no folder or pattern")
+
+
+def _open_collection(arguments: argparse.Namespace, single: bool, linter: _Linter) -> Collection:
+    """Choose the form of the output."""
+    from ..report import lint_collection as forms
+
+    settings = {"target": linter.options.target}
+    if single:
+        return forms.SingleReport(arguments.format, arguments.all)
+    if arguments.format == "json":
+        return forms.JsonCollection(settings)
+    if arguments.format == "sarif":
+        return forms.SarifCollection(settings)
+    return forms.TextCollection(arguments.all)
+
+
+@dataclass
+class _Run:
+    """One run of the command: looks at each package, and prints or writes the output."""
+
+    linter: _Linter
+    collection: Collection
+    target: Path | None
+    single: bool
+    fail_under: float | None
+    kept: list[str] = field(default_factory=list)
+    "What will be written to the file."
+    headlines: list[str] = field(default_factory=list)
+    "What is printed then: a line for each package."
+
+    def go(self, sources: Sequence[Source]) -> int:
+        """Look at the sources in their order; returns the exit code, the worst of all."""
+        from ..report.lint_collection import CollectionTotals
+
+        totals = CollectionTotals()
+        codes = [self._lint_source(source, totals) for source in sources]
+        self._print(self.collection.finish(totals))
+        self._write(totals)
+        for message in (*totals.gates, *totals.failed.values()):
+            print(f"mil-ane-passes: {escape_text(message)}", file=sys.stderr)
+        return max(codes)
+
+    def _lint_source(self, source: Source, totals: CollectionTotals) -> int:
+        """Look at one source, and print what can be printed already. Errors of one of several are recorded."""
+        if not self.single:
+            gc.collect()  # the program of the package before; the collector does not run by itself in this command
+        try:
+            if source.error and not self.single:  # of a single path, why it is not a package says more
+                raise InputError(source.error)
+            report = self.linter.lint(source.path, several=not self.single)
+        except Exception as error:
+            if self.single:
+                raise
+            message = format_error(error)
+            totals.failed[source.path] = message if source.path in message else f"{source.path}: {message}"
+            return 2
+        print_upgrades(report)
+        totals.add(report)
+        self._print(self.collection.add(report))
+        if self.target is not None:
+            from ..report.lint_text import format_headline
+
+            self.headlines.append(format_headline(report))
+        failed = list(_iterate_failed_gates(report, self.fail_under))
+        totals.gates += failed if self.single else [f"{source.path}: {message}" for message in failed]
+        gated = self.fail_under is not None or report.baseline is not None
+        return 1 if failed or (report.warnings and not gated) else 0
+
+    def _print(self, text: str | None) -> None:
+        if text is not None and self.target is None:
+            print(text)
+        elif text is not None:
+            self.kept.append(text)
+
+    def _write(self, totals: CollectionTotals) -> None:
+        if self.target is None:
+            return
+        write_text_file(self.target, "".join(f"{text}\n" for text in self.kept))
+        print(format_lines([*self.headlines, *([] if self.single else [str(totals)]), f"written to {self.target}"]))
 
 
 def read_lint_settings(arguments: argparse.Namespace) -> LintSettings:
@@ -139,16 +235,6 @@ def read_lint_settings(arguments: argparse.Namespace) -> LintSettings:
     found = {name: value for name in ("target", "select", "ignore", "options", "baseline")
              if name not in typed and (value := getattr(settings, name)) is not None}
     return LintSettings({**found, **typed}, frozenset(found), settings.file, share)
-
-
-def _print_or_write(report: LintReport, made: str, target: Path | None) -> None:
-    if target is None:
-        print(made)
-        return
-    from ..report.lint_text import format_headline
-
-    write_text_file(target, f"{made}\n")
-    print(format_lines([format_headline(report), f"written to {target}"]))
 
 
 def _iterate_failed_gates(report: LintReport, share: float | None) -> Iterator[str]:
@@ -172,9 +258,21 @@ def lint(options: LintOptions) -> LintReport:
     `baseline` the JSON of an earlier report. `measured` is Core ML's answer on a Mac (the result.json of `measure.py`,
     a dumped compute plan, or its data): it overrides the prediction where both differ and its chip is the target, and
     is reported beside the predicted backends and costs. With `sizes` the report has advice on compressed weights.
-    Raises InputError for input that cannot be read and for
-    unknown names.
+    Raises InputError for input that cannot be read and for unknown names.
     """
+    return _prepare(options).lint(options.src)
+
+
+@command(LintOptions)
+def prepare_lint(options: LintOptions) -> _Linter:
+    """Check the options and read the files that they name, once for all packages; `src` is ignored.
+
+    Raises InputError as `lint` does.
+    """
+    return _prepare(options)
+
+
+def _prepare(options: LintOptions) -> _Linter:
     from ..ane.compute_plan import read_measurements
     from ..ane.fixes import names_of_fixes
     from ..passes.rule_selection import configure_rules, select_rule_names
@@ -191,17 +289,41 @@ def lint(options: LintOptions) -> LintReport:
         helping = names_of_fixes(rule for name, rule in rules.items() if name in names)
         requested = [rule for name, rule in rules.items() if name in names or name in helping or rule.refuses]
         plans = [] if options.measured is None else read_measurements(options.measured)
-        report = _lint_source(options.src, options.target, requested, names, plans, codes)
-        if options.after is not None:
-            taken = None if report.measured is None else report.measured.match.measurement
-            unused = [each for each in plans if taken is not None and each is not taken]
-            report.after = _lint_source(options.after, options.target, requested, names, unused, codes)
-        report.baseline = None if known is None else known.compare(report.findings)
-        if options.sizes:
-            from ..ane.weight_formats import advise_on_weights
+    return _Linter(options, codes, names, requested, known, plans)
 
-            report.sizes = advise_on_weights(report.plan.program, report.plan, options.target, report.latency)
-        return report
+
+@dataclass(frozen=True)
+class _Linter:
+    """Options of `lint`, and what they stand for: codes of rules of layers, names of rules that are reported, rules to
+    match, the baseline and measurements."""
+
+    options: LintOptions
+    codes: frozenset[str]
+    names: frozenset[str]
+    rules: list[Rule]
+    baseline: BaselineFile | None
+    measurements: list[Measurement]
+
+    @synchronized
+    def lint(self, src: Any, *, several: bool = False) -> LintReport:
+        """Lint one source, or one of `several`."""
+        with pause_garbage_collection():
+            report = self._lint_source(src, self.measurements)
+            if self.options.after is not None:
+                taken = None if report.measured is None else report.measured.match.measurement
+                unused = [each for each in self.measurements if taken is not None and each is not taken]
+                report.after = self._lint_source(self.options.after, unused)
+            if self.baseline is not None:
+                known = self.baseline.select(report.model, self.options.target, several=several)
+                report.baseline = known.compare(report.findings)
+            if self.options.sizes:
+                from ..ane.weight_formats import advise_on_weights
+
+                report.sizes = advise_on_weights(report.plan.program, report.plan, report.target, report.latency)
+            return report
+
+    def _lint_source(self, src: Any, plans: Sequence[Measurement]) -> LintReport:
+        return _lint_source(src, self.options.target, self.rules, self.names, plans, self.codes)
 
 
 def _lint_source(

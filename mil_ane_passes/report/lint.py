@@ -89,6 +89,16 @@ class LintReport:
         layers = [] if self.network is None else self.network.findings
         return [*(item for item in self.findings if item.level != "note"), *layers]
 
+    @property
+    def shown_findings(self) -> list[Finding | LayerFinding]:
+        """The findings that count: all, of ops and of layers, or with a baseline those that it does not have.
+
+        A baseline is about findings of ops; those of layers are then left out.
+        """
+        if self.baseline is not None:
+            return [*self.baseline.new]
+        return [*self.findings, *(() if self.network is None else self.network.findings)]
+
     def summary(self) -> dict[str, Any]:
         segments, support = self.plan.segments, self.plan.support
         return {

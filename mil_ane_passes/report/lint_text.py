@@ -156,7 +156,9 @@ def _iterate_baseline_lines(report: LintReport, shown: int | None) -> Iterator[s
     same = len(report.findings) - len(report.baseline.new)
     yield (f"against {report.baseline.file}: {len(report.baseline.new)} new, {same} known, "
            f"{len(report.baseline.gone)} gone")
-    if report.baseline.target != report.target:
+    if report.baseline.missing:
+        yield "  it has no report of this package, so all of its findings are new"
+    elif report.baseline.target != report.target:
         yield f"  it was made for target {report.baseline.target}, this is for {report.target}"
     gone = [f"  gone: {code}  {function}:%{value} ({op})" for code, function, op, value in report.baseline.gone]
     yield from _limit_lines(gone, shown)

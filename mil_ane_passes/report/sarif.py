@@ -11,6 +11,7 @@ import hashlib
 import inspect
 import os
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -19,13 +20,14 @@ from .._version import __version__
 from ..passes.contract import Rule
 from ..passes.finding import Finding
 from ..passes.registry import fixes_for
+from ..utils.text_format import escape_text
 from ..utils.upgraded_source import upgrades_to_dict
 from .network import LayerFinding
 
 if TYPE_CHECKING:
     from .lint import LintReport
 
-__all__ = ["build_sarif"]
+__all__ = ["SarifLog", "build_sarif"]
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 FINGERPRINT_NAME = "milAnePasses/v1"
@@ -33,34 +35,71 @@ FINGERPRINT_NAME = "milAnePasses/v1"
 
 def build_sarif(report: LintReport) -> dict[str, Any]:
     """Build one run with a result for each finding and near miss."""
-    listed = [*report.findings, *report.near_misses]
-    rules = sorted({item.problem.name: item.problem for item in listed}.values(), key=lambda rule: rule.code)
-    where = {rule.name: number for number, rule in enumerate(rules)}
-    location = _build_artifact_location(report.model)
-    seen: Counter[Any] = Counter()
-    results = [_build_result(item, where[item.problem.name], location, seen) for item in listed]
-    if report.baseline is not None:
-        new = {id(item) for item in report.baseline.new}
-        for item, result in zip(report.findings, results):
-            result["baselineState"] = "new" if id(item) in new else "unchanged"
-        results += [_build_absent_result(key, location) for key in report.baseline.gone]
-    layers = [] if report.network is None else list(report.network.findings)
-    firsts = {each.code: each for each in layers}
-    layer_rules = {code: len(rules) + at for at, code in enumerate(firsts)}
-    results += [_build_layer_result(each, layer_rules[each.code], location, seen) for each in layers]
-    run: dict[str, Any] = {
-        "tool": {"driver": {"name": "mil-ane-passes", "version": __version__,
-                            "rules": [*map(_build_rule, rules), *map(_build_layer_rule, firsts.values())]}},
-        "invocations": [{"executionSuccessful": True}],
-        "artifacts": [{"location": location or {}, "description": {"text": _escape_literal(report.model)},
-                       "roles": ["analysisTarget", "directory"] if location else ["analysisTarget", "memoryContents"]}],
-        "results": results, "columnKind": "utf16CodeUnits",
-        "properties": {"target": report.target, "predicted": True, "summary": report.summary(),
-                       **upgrades_to_dict(report.upgraded),
-                       **({"network": {name: value for name, value in report.network.to_dict().items()
-                                       if name != "findings"}} if report.network is not None else {})},
-    }
-    return {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
+    log = SarifLog()
+    log.add(report)
+    (described,) = log.models
+    return log.build({name: value for name, value in described.items() if name != "model"})
+
+
+class SarifLog:
+    """One run over several reports, which are added one by one and not kept."""
+
+    def __init__(self) -> None:
+        self.rules: dict[str, dict[str, Any]] = {}
+        self.layer_rules: dict[str, dict[str, Any]] = {}
+        self.artifacts: list[dict[str, Any]] = []
+        self.results: list[dict[str, Any]] = []
+        self.models: list[dict[str, Any]] = []
+
+    def add(self, report: LintReport) -> None:
+        """Add the results of a report, and the rules that they refer to."""
+        place = _build_artifact_location(report.model)
+        location = None if place is None else {**place, "index": len(self.artifacts)}
+        roles = ["analysisTarget", "directory"] if place else ["analysisTarget", "memoryContents"]
+        self.artifacts.append({"location": place or {}, "description": {"text": _escape_literal(report.model)},
+                               "roles": roles})
+        listed = [*report.findings, *report.near_misses]
+        for item in listed:
+            self.rules.setdefault(item.problem.code, _build_rule(item.problem))
+        seen: Counter[Any] = Counter()
+        results = [_build_result(item, location, seen) for item in listed]
+        if report.baseline is not None:
+            new = {id(item) for item in report.baseline.new}
+            for item, result in zip(report.findings, results):
+                result["baselineState"] = "new" if id(item) in new else "unchanged"
+            results += [_build_absent_result(key, location) for key in report.baseline.gone]
+        for each in () if report.network is None else report.network.findings:
+            self.layer_rules.setdefault(each.code, _build_layer_rule(each))
+            results.append(_build_layer_result(each, location, seen))
+        self.results += results
+        self.models.append({
+            "model": report.model, "target": report.target, "predicted": True, "summary": report.summary(),
+            **upgrades_to_dict(report.upgraded),
+            **({"network": {name: value for name, value in report.network.to_dict().items()
+                            if name != "findings"}} if report.network is not None else {})})
+
+    def build(self, properties: Mapping[str, Any], failures: Sequence[str] = ()) -> dict[str, Any]:
+        """Build the log; `failures` are messages about what could not be looked at."""
+        rules = [*(self.rules[code] for code in sorted(self.rules)), *self.layer_rules.values()]
+        where = {rule["id"]: number for number, rule in enumerate(rules)}
+        invocation: dict[str, Any] = {"executionSuccessful": not failures}
+        if failures:
+            invocation["toolExecutionNotifications"] = [
+                {"level": "error", "message": {"text": _escape_literal(escape_text(each))}} for each in failures]
+        run = {
+            "tool": {"driver": {"name": "mil-ane-passes", "version": __version__, "rules": rules}},
+            "invocations": [invocation], "artifacts": self.artifacts,
+            "results": [_add_rule_index(result, where) for result in self.results],
+            "columnKind": "utf16CodeUnits", "properties": dict(properties),
+        }
+        return {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
+
+
+def _add_rule_index(result: dict[str, Any], where: Mapping[str, int]) -> dict[str, Any]:
+    """Insert the index of the result's rule; rules of results that are gone may not be listed."""
+    if result.get("baselineState") == "absent":
+        return result
+    return {"ruleId": result["ruleId"], "ruleIndex": where[result["ruleId"]], **result}
 
 
 def _build_rule(rule: type[Rule]) -> dict[str, Any]:
@@ -90,7 +129,7 @@ def _build_layer_rule(item: LayerFinding) -> dict[str, Any]:
 
 
 def _build_layer_result(
-    item: LayerFinding, number: int, location: dict[str, Any] | None, seen: Counter[Any]
+    item: LayerFinding, location: dict[str, Any] | None, seen: Counter[Any]
 ) -> dict[str, Any]:
     identity = (item.code, item.layer, item.kind)
     seen[identity] += 1
@@ -98,7 +137,7 @@ def _build_layer_result(
     place = _build_named_location(location, item.layer, item.layer)
     place["logicalLocations"][0]["kind"] = "module"
     return {
-        "ruleId": item.code, "ruleIndex": number, "kind": "fail", "level": item.level,
+        "ruleId": item.code, "kind": "fail", "level": item.level,
         "message": {"text": _escape_literal(f"layer '{item.layer}' ({item.kind}): {item.reason}.{stays} (Reported.)")},
         "locations": [place], "partialFingerprints": {FINGERPRINT_NAME: _compute_fingerprint(identity, seen[identity])},
         "properties": {"layer": item.layer, "kind": item.kind, "ops": list(item.ops),
@@ -107,12 +146,12 @@ def _build_layer_result(
 
 
 def _build_result(
-    item: Finding, number: int, location: dict[str, Any] | None, seen: Counter[Any],
+    item: Finding, location: dict[str, Any] | None, seen: Counter[Any],
 ) -> dict[str, Any]:
     identity = (item.near_miss, *item.key)
     seen[identity] += 1
     made: dict[str, Any] = {
-        "ruleId": item.problem.code, "ruleIndex": number,
+        "ruleId": item.problem.code,
         "kind": "informational" if item.near_miss else "fail", "level": "none" if item.near_miss else item.level,
         "message": {"text": _escape_literal(_format_message(item))},
         "locations": [_build_location(item, location)],
@@ -163,7 +202,7 @@ def _build_location(item: Finding, location: dict[str, Any] | None) -> dict[str,
 def _build_named_location(location: dict[str, Any] | None, full: str, name: str) -> dict[str, Any]:
     made: dict[str, Any] = {"logicalLocations": [{"name": name, "fullyQualifiedName": full, "kind": "variable"}]}
     if location:
-        made["physicalLocation"] = {"artifactLocation": {**location, "index": 0}}
+        made["physicalLocation"] = {"artifactLocation": location}
     return made
 
 

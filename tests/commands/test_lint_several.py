@@ -1,0 +1,238 @@
+"""The command lint of several packages: paths, folders and patterns, their outputs, gates and exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+
+import pytest
+from coremltools.converters.mil.mil import Builder as mb
+
+import mil_ane_passes as ane
+from mil_ane_passes.commands.main import main
+from mil_ane_passes.passes.examples import build_program
+from tests.conversions import save_program
+from tests.report.test_sarif import conforming_result
+
+OPTIONS = ("--target", "m4", "--no-config")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A package with a finding, one without, and a folder that is not a package."""
+    folder = tmp_path_factory.mktemp("made")
+    save_program(build_program(lambda x: mb.cumsum(x=mb.relu(x=x), axis=1, name="sums"), x=(1, 8, 16)),
+                 folder / "found.mlpackage")
+    save_program(build_program(lambda x: mb.relu(x=x, name="y"), x=(1, 8, 16)), folder / "clean.mlpackage")
+    return folder
+
+
+@pytest.fixture
+def models(made, tmp_path, monkeypatch):
+    """The working directory, with models/a.mlpackage (clean), models/b/c.mlpackage (a finding), and more that is no
+    package."""
+    shutil.copytree(made / "clean.mlpackage", tmp_path / "models" / "a.mlpackage")
+    shutil.copytree(made / "found.mlpackage", tmp_path / "models" / "b" / "c.mlpackage")
+    (tmp_path / "models" / "README.md").write_text("not a model")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "models"
+
+
+def ran(capsys, *arguments, code):
+    given = main(["lint", *map(str, arguments), *OPTIONS])
+    printed = capsys.readouterr()
+    assert given == code, printed
+    return printed.out, printed.err
+
+
+def refused(capsys, *arguments):
+    out, err = ran(capsys, *arguments, code=2)
+    assert out == "" and err.startswith("mil-ane-passes: ") and err.count("\n") == 1 and "internal" not in err
+    return err.removeprefix("mil-ane-passes: ").rstrip("\n")
+
+
+def damage(models):
+    """Cut the program of models/a.mlpackage."""
+    (file,) = (models / "a.mlpackage").rglob("model.mlmodel")
+    file.write_bytes(file.read_bytes()[:20])
+
+
+@pytest.mark.parametrize("given", [["models"], ["models/**"], ["models/b/../a.mlpackage", "models/b"],
+                                   ["models/a.mlpackage", "models/b/c.mlpackage", "models/./a.mlpackage"]])
+def test_the_text_has_the_report_of_each_package_and_a_line_of_summary(given, models, capsys):
+    out, err = ran(capsys, *given, code=1)
+    first, second = [line.partition(" on m4: ")[0] for line in out.splitlines() if " on m4: " in line and
+                     not line.startswith("latency")]
+    assert os.path.samefile(first, "models/a.mlpackage") and os.path.samefile(second, "models/b/c.mlpackage")
+    assert out == (f"{ane.lint(first, target='m4')}\n\n{ane.lint(second, target='m4')}\n\n"
+                   f"{out.splitlines()[-1]}\n") and err == ""
+    assert out.splitlines()[-1].startswith("2 packages: 1 finding in 1 of them, ")
+    assert out.splitlines()[-1].endswith(" of 3 ops predicted on the ANE")
+
+
+def test_a_pattern_that_matches_one_package_and_a_folder_with_one_are_several(models, capsys):
+    for given in ("models/?.mlpackage", "models/b"):
+        out, _ = ran(capsys, given, "--format", "json", code=0 if "?" in given else 1)
+        assert len(json.loads(out)["reports"]) == 1
+    assert "reports" not in json.loads(ran(capsys, "models/a.mlpackage", "--format", "json", code=0)[0])
+
+
+def test_the_json_of_several(models, capsys):
+    out, err = ran(capsys, "models", "--format", "json", code=1)
+    data = json.loads(out)
+    assert (data["schema"], data["tool"], data["command"], data["target"]) == (1, "mil-ane-passes", "lint", "m4")
+    assert [each["model"] for each in data["reports"]] == ["models/a.mlpackage", "models/b/c.mlpackage"]
+    assert data["reports"] == [json.loads(json.dumps(ane.lint(each["model"], target="m4").to_dict()))
+                               for each in data["reports"]]
+    assert data["failed"] == [] and err == ""
+    assert data["summary"] == {
+        "packages": 2, "with_findings": 1, "findings": 1, "ops": 3, "failed": 0,
+        "notes": sum(item["level"] == "note" for each in data["reports"] for item in each["findings"]),
+        "predicted_on_ane": sum(each["summary"]["predicted_on_ane"] for each in data["reports"])}
+
+
+def test_the_sarif_of_several_is_one_run(models, capsys):
+    out, _ = ran(capsys, "models", "--format", "sarif", code=1)
+    (run,) = json.loads(out)["runs"]
+    uris = [each["location"]["uri"] for each in run["artifacts"]]
+    assert uris == ["models/a.mlpackage", "models/b/c.mlpackage"]
+    rules = run["tool"]["driver"]["rules"]
+    assert [each["id"] for each in rules] == sorted({each["ruleId"] for each in run["results"]})
+    for result in run["results"]:
+        conforming_result(result, rules)
+        (location,) = result["locations"]
+        artifact = location["physicalLocation"]["artifactLocation"]
+        assert artifact["uri"] == uris[artifact["index"]]
+    assert {each["locations"][0]["physicalLocation"]["artifactLocation"]["index"] for each in run["results"]
+            if each["level"] == "warning"} == {1}
+    assert run["invocations"] == [{"executionSuccessful": True}]
+    assert [each["model"] for each in run["properties"]["models"]] == uris
+    alone = json.loads(ran(capsys, "models/b/c.mlpackage", "--format", "sarif", code=1)[0])["runs"][0]["results"]
+    assert {each["partialFingerprints"]["milAnePasses/v1"] for each in alone} <= {
+        each["partialFingerprints"]["milAnePasses/v1"] for each in run["results"]}
+
+
+def test_one_that_cannot_be_read_does_not_keep_the_others_from_being_looked_at(models, capsys):
+    damage(models)
+    out, err = ran(capsys, "models", "missing.mlpackage", "none/*", code=2)
+    assert out.startswith("models/b/c.mlpackage on m4: ") and out.splitlines()[-1].endswith(
+        "; 3 packages could not be looked at") and out.splitlines()[-1].startswith("1 package: 1 finding, ")
+    first, second, third = err.splitlines()
+    assert first.startswith("mil-ane-passes: models/a.mlpackage: ") and "internal" not in first
+    assert second.startswith("mil-ane-passes: missing.mlpackage: no such file or folder; ")
+    assert third == "mil-ane-passes: none/*: nothing matches this pattern; expected some .mlpackage"
+
+
+def test_what_could_not_be_read_is_in_json_and_sarif(models, capsys):
+    damage(models)
+    data = json.loads(ran(capsys, "models", "--format", "json", code=2)[0])
+    (failed,) = data["failed"]
+    assert failed["model"] == "models/a.mlpackage" and failed["error"].startswith("models/a.mlpackage: ")
+    assert [each["model"] for each in data["reports"]] == ["models/b/c.mlpackage"] and data["summary"]["failed"] == 1
+    (run,) = json.loads(ran(capsys, "models", "--format", "sarif", code=2)[0])["runs"]
+    assert run["invocations"] == [{"executionSuccessful": False, "toolExecutionNotifications": [
+        {"level": "error", "message": {"text": failed["error"]}}]}]
+    assert [each["location"]["uri"] for each in run["artifacts"]] == ["models/b/c.mlpackage"]
+
+
+@pytest.mark.parametrize("form", ["text", "json", "sarif"])
+def test_a_file_has_what_would_be_printed(form, models, capsys):
+    printed, _ = ran(capsys, "models", "--format", form, code=1)
+    out, err = ran(capsys, "models", "--format", form, "-o", "report", code=1)
+    first, second, summary, last = out.splitlines()
+    assert first.startswith("models/a.mlpackage on m4: ") and second.startswith("models/b/c.mlpackage on m4: ")
+    assert summary.startswith("2 packages: ") and last == "written to report" and err == ""
+    with open("report", encoding="utf-8") as file:
+        assert file.read() == printed
+
+
+def test_names_cannot_forge_lines(models, capsys):
+    (models / "a.mlpackage").rename(models / "a\n2 packages: none.mlpackage")
+    out, _ = ran(capsys, "models", code=1)
+    assert out.startswith("models/a\\n2 packages: none.mlpackage on m4: ")
+    damage(models := shutil.copytree(models / "a\n2 packages: none.mlpackage", models / "a.mlpackage").parent)
+    (models / "a.mlpackage").rename(models / "d\nwritten to x.mlpackage")
+    _, err = ran(capsys, "models", code=2)
+    assert err.count("\n") == 1 and "models/d\\nwritten to x.mlpackage" in err
+
+
+@pytest.mark.parametrize("given", ["models", "models/*.mlpackage"])
+@pytest.mark.parametrize("options,message", [
+    (["--format", "html"], "--format html is a page about one package; expected the path of one, or use "),
+    (["--after", "b.mlpackage"], "--after is about one package; expected the path of one, and no folder or pattern"),
+    (["--measured", "r.json"], "--measured is about one package; expected the path of one, and no folder or pattern"),
+])
+def test_options_of_one_package(given, options, message, models, capsys):
+    assert refused(capsys, given, *options).startswith(message)
+
+
+def test_what_is_wrong_for_every_package_is_said_once(models, capsys):
+    assert refused(capsys, "models", "--select", "nonsense").startswith("select: no rule 'nonsense'; ")
+    assert refused(capsys, "models", "none/*.mlpackage", "--fail-under", "most").startswith("--fail-under: found")
+    assert refused(capsys, "models", "").startswith("no path given; ")
+    assert refused(capsys, "none/*.mlpackage").startswith("none/*.mlpackage: nothing matches this pattern; ")
+    (models / "n.mlmodel").write_text("not a model")
+    assert "is what this run reads" in refused(capsys, "models", "-o", "models/n.mlmodel")
+    (models.parent / "setup.cfg").write_text("[mil_ane_passes]\ntarget = m99\n")
+    assert main(["lint", "models"]) == 2
+    assert capsys.readouterr().err.startswith(f"mil-ane-passes: {models.parent / 'setup.cfg'}: target 'm99' is not ")
+
+
+def test_the_bar_is_for_each_package(models, capsys):
+    shares = [ane.lint(each, target="m4").share for each in ("models/a.mlpackage", "models/b/c.mlpackage")]
+    assert ran(capsys, "models", "--fail-under", "0", code=0)[1] == ""
+    _, err = ran(capsys, "models", "--fail-under", "100", code=1)
+    assert [line.partition(": --fail-under: ")[0] for line in err.splitlines()] == [
+        f"mil-ane-passes: {path}" for path, share in zip(("models/a.mlpackage", "models/b/c.mlpackage"), shares)
+        if share < 100]
+    damage(models)
+    assert len(ran(capsys, "models", "--fail-under", "100", code=2)[1].splitlines()) == 2
+
+
+def test_the_baseline_of_several_has_a_report_of_each(models, capsys, monkeypatch):
+    ran(capsys, "models", "--format", "json", "-o", "old.json", code=1)
+    out, err = ran(capsys, "models", "--baseline", "old.json", code=0)
+    assert err == "" and out.count("against old.json: 0 new, ") == 2
+    assert out.splitlines()[-1].startswith("2 packages: 0 findings, 0 notes; ")
+    shutil.copytree(models / "b" / "c.mlpackage", models / "b" / "new.mlpackage")
+    out, err = ran(capsys, "models", "--baseline", "old.json", code=1)
+    assert err == ("mil-ane-passes: models/b/new.mlpackage: --baseline: 1 finding that old.json does not have\n")
+    assert "  it has no report of this package, so all of its findings are new" in out.splitlines()
+    data = json.loads(ran(capsys, "models", "--baseline", "old.json", "--format", "json", code=1)[0])
+    assert [each["baseline"].get("missing", False) for each in data["reports"]] == [False, False, True]
+    monkeypatch.chdir(models)
+    ran(capsys, "b/c.mlpackage", "--baseline", "../old.json", code=1)  # paths count from where the command runs
+
+
+def test_the_baseline_of_several_is_that_of_one_of_them(models, capsys):
+    ran(capsys, "models", "--format", "json", "-o", "old.json", code=1)
+    ran(capsys, models / "b" / "c.mlpackage", "--baseline", "old.json", code=0)
+    shutil.copytree(models / "b" / "c.mlpackage", "other.mlpackage")
+    out, _ = ran(capsys, "other.mlpackage", "--baseline", "old.json", code=1)
+    assert "  it has no report of this package, so all of its findings are new" in out.splitlines()
+
+
+def test_the_baseline_of_one_package_is_of_that_one_among_several(models, capsys):
+    ran(capsys, "models/b/c.mlpackage", "--format", "json", "-o", "old.json", code=1)
+    ran(capsys, "models", "--baseline", "old.json", code=0)
+    shutil.copytree(models / "b" / "c.mlpackage", "other.mlpackage")
+    ran(capsys, "other.mlpackage", "--baseline", "old.json", code=0)  # alone: the baseline of any one package
+    ran(capsys, "models", "other.mlpackage", "--baseline", "old.json", code=1)
+
+
+@pytest.mark.parametrize("reports,message", [
+    ([{"findings": []}], "baseline: a report in 'old.json' lacks its model; "), ([3], "baseline: a report in "),
+    ([{"model": "a", "findings": 3}], "baseline: a finding in 'old.json' lacks code, function, op or value; "),
+    ([{"model": "a"}], "baseline: a finding in 'old.json' lacks code, function, op or value; "),
+])
+def test_a_baseline_of_several_that_is_none(reports, message, models, capsys):
+    with open("old.json", "w") as file:
+        json.dump({"schema": 1, "command": "lint", "reports": reports}, file)
+    assert refused(capsys, "models", "--baseline", "old.json").startswith(message)
+
+
+def test_equal_names_in_different_folders(models, capsys):
+    shutil.copytree(models / "a.mlpackage", models / "b" / "a.mlpackage")
+    assert ran(capsys, "models/a.mlpackage", "models/b/a.mlpackage", code=0)[0].splitlines()[-1].startswith(
+        "2 packages: 0 findings, ")
