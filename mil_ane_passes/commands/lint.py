@@ -44,6 +44,8 @@ __all__ = ["FORMATS", "LintOptions", "LintSettings", "add_gate_options", "lint",
 HELP = "which ops leave the ANE, why, and what fixes it"
 EXAMPLE = "lint in.mlpackage --target m4"
 FORMATS = ("text", "json", "sarif", "html")
+LINE_FORMATS = ("concise", "github")
+"Forms with a line for each finding; a summary and what failed are on stderr."
 
 Names = Iterable[str] | str
 Cuts = tuple[tuple[str, ...], ...]
@@ -99,7 +101,9 @@ class LintSettings:
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--format", choices=FORMATS, default="text", help="text for people (default)")
+    parser.add_argument("--format", choices=FORMATS + LINE_FORMATS, default="text",
+                        help="text for people (default); concise: a line for each finding; github: annotations of "
+                             "GitHub workflows")
     parser.add_argument("-o", "--output", metavar="FILE", help="where the report goes; replaced if it exists")
     parser.add_argument("--all", action="store_true", help="in the text, all places of each finding")
     add_options(parser, LintOptions)
@@ -133,7 +137,9 @@ def run(arguments: argparse.Namespace) -> int:
         linter = prepare_lint(None, **{name: value for name, value in settings.keywords.items() if name != "src"})
     if arguments.format == "html" and target is None and isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")  # the encoding that the page declares
-    return _Run(linter, _open_collection(arguments, single, linter), target, single, settings.fail_under).go(sources)
+    lines = arguments.format in LINE_FORMATS
+    return _Run(linter, _open_collection(arguments, single, linter), target, single, lines,
+                settings.fail_under).go(sources)
 
 
 def _reject_options_of_one_package(arguments: argparse.Namespace) -> None:
@@ -151,6 +157,8 @@ def _open_collection(arguments: argparse.Namespace, single: bool, linter: _Linte
     from ..report import lint_collection as forms
 
     settings = {"target": linter.options.target}
+    if arguments.format in LINE_FORMATS:
+        return forms.LineCollection(arguments.format)
     if single:
         return forms.SingleReport(arguments.format, arguments.all)
     if arguments.format == "json":
@@ -162,12 +170,16 @@ def _open_collection(arguments: argparse.Namespace, single: bool, linter: _Linte
 
 @dataclass
 class _Run:
-    """One run of the command: looks at each package, and prints or writes the output."""
+    """One run of the command: looks at each package, and prints or writes the output.
+
+    `single`: the path of one package was given; `lines`: the output has a line for each finding and nothing else.
+    """
 
     linter: _Linter
     collection: Collection
     target: Path | None
     single: bool
+    lines: bool
     fail_under: float | None
     kept: list[str] = field(default_factory=list)
     "What will be written to the file."
@@ -184,6 +196,8 @@ class _Run:
         self._write(totals)
         for message in (*totals.gates, *totals.failed.values()):
             print(f"mil-ane-passes: {escape_text(message)}", file=sys.stderr)
+        if self.lines and self.target is None:
+            print(f"mil-ane-passes: {escape_text(totals)}", file=sys.stderr)
         return max(codes)
 
     def _lint_source(self, source: Source, totals: CollectionTotals) -> int:
@@ -195,7 +209,7 @@ class _Run:
                 raise InputError(source.error)
             report = self.linter.lint(source.path, several=not self.single)
         except Exception as error:
-            if self.single:
+            if self.single and not self.lines:
                 raise
             message = format_error(error)
             totals.failed[source.path] = message if source.path in message else f"{source.path}: {message}"
@@ -222,7 +236,8 @@ class _Run:
         if self.target is None:
             return
         write_text_file(self.target, "".join(f"{text}\n" for text in self.kept))
-        print(format_lines([*self.headlines, *([] if self.single else [str(totals)]), f"written to {self.target}"]))
+        summary = [] if self.single and not self.lines else [str(totals)]
+        print(format_lines([*self.headlines, *summary, f"written to {self.target}"]))
 
 
 def read_lint_settings(arguments: argparse.Namespace) -> LintSettings:

@@ -1,4 +1,4 @@
-"""Reports of several packages in one output: text with a line of summary, JSON, or SARIF.
+"""Reports of several packages in one output: text with a line of summary, a line for each finding, JSON, or SARIF.
 
 Reports are added one by one and not kept, as each holds the program of its package.
 """
@@ -14,9 +14,11 @@ from .._version import __version__
 from ..utils.text_format import escape_text, format_count
 from .formats import format_report
 from .lint import LintReport
+from .lint_lines import format_concise_lines, format_github_line, format_github_lines
 from .sarif import SarifLog
 
-__all__ = ["Collection", "CollectionTotals", "JsonCollection", "SarifCollection", "SingleReport", "TextCollection"]
+__all__ = ["Collection", "CollectionTotals", "JsonCollection", "LineCollection", "SarifCollection", "SingleReport",
+           "TextCollection"]
 
 
 @dataclass
@@ -95,6 +97,23 @@ class TextCollection:
 
     def finish(self, totals: CollectionTotals) -> str | None:
         return escape_text(totals)
+
+
+@dataclass
+class LineCollection:
+    """A line for each finding, "concise" or an annotation of "github"; there, failures are annotations, too."""
+
+    form: str
+
+    def add(self, report: LintReport) -> str | None:
+        lines = format_concise_lines(report) if self.form == "concise" else format_github_lines(report)
+        return "\n".join(lines) or None
+
+    def finish(self, totals: CollectionTotals) -> str | None:
+        if self.form == "concise":
+            return None
+        errors = (*totals.gates, *totals.failed.values())
+        return "\n".join(format_github_line("error", "mil-ane-passes lint", each) for each in errors) or None
 
 
 def build_heading(settings: Mapping[str, Any]) -> dict[str, Any]:

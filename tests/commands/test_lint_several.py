@@ -236,3 +236,44 @@ def test_equal_names_in_different_folders(models, capsys):
     shutil.copytree(models / "a.mlpackage", models / "b" / "a.mlpackage")
     assert ran(capsys, "models/a.mlpackage", "models/b/a.mlpackage", code=0)[0].splitlines()[-1].startswith(
         "2 packages: 0 findings, ")
+
+
+@pytest.mark.parametrize("given,packages", [("models", "2 packages: 1 finding in 1 of them, "),
+                                            ("models/b/c.mlpackage", "1 package: 1 finding, ")])
+def test_concise_prints_a_line_for_each_finding_and_a_summary_beside(given, packages, models, capsys):
+    out, err = ran(capsys, given, "--format", "concise", code=1)
+    assert err.startswith(f"mil-ane-passes: {packages}") and err.count("\n") == 1
+    (line,) = [line for line in out.splitlines() if " warning: " in line]
+    assert line.startswith("models/b/c.mlpackage:sums: ANE205 cumsum warning: cumsum is ")
+    assert line.endswith("; fix: triangle_cumsum (rounding)")
+    assert all(" note: " in each for each in out.splitlines() if each != line)
+
+
+def test_concise_of_nothing_prints_nothing(models, capsys):
+    ran(capsys, "models", "--format", "json", "-o", "old.json", code=1)
+    out, err = ran(capsys, "models", "--format", "concise", "--baseline", "old.json", code=0)
+    assert out == "" and err.startswith("mil-ane-passes: 2 packages: 0 findings, 0 notes; ")
+    out, err = ran(capsys, "models", "--format", "concise", "--baseline", "old.json", "-o", "report", code=0)
+    assert out.splitlines()[2:] == [err_line.removeprefix("mil-ane-passes: ") for err_line in
+                                    ran(capsys, "models", "--format", "concise", "--baseline", "old.json",
+                                        code=0)[1].splitlines()] + ["written to report"]
+    assert os.path.getsize("report") == 0 and err == ""
+
+
+def test_github_makes_errors_of_gates_and_of_what_could_not_be_read(models, capsys):
+    damage(models)
+    out, err = ran(capsys, "models", "--format", "github", "--fail-under", "100", code=2)
+    warnings = [line for line in out.splitlines() if line.startswith("::warning ")]
+    assert len(warnings) == 1 and warnings[0].startswith(
+        "::warning title=ANE205 cumsum,file=models/b/c.mlpackage::models/b/c.mlpackage:sums: ANE205 ")
+    gate, failed = (line for line in out.splitlines() if line.startswith("::error "))
+    assert gate.startswith("::error title=mil-ane-passes lint::models/b/c.mlpackage: --fail-under: ")
+    assert " %25) are predicted " in gate and failed.startswith(
+        "::error title=mil-ane-passes lint::models/a.mlpackage: ")
+    assert [line.partition(": ")[0] for line in err.splitlines()] == ["mil-ane-passes"] * 3
+
+
+def test_github_makes_an_error_of_a_single_package_that_cannot_be_read(models, capsys):
+    out, err = ran(capsys, "missing.mlpackage", "--format", "github", code=2)
+    assert out.startswith("::error title=mil-ane-passes lint::missing.mlpackage: no such file or folder; ")
+    assert err.startswith("mil-ane-passes: missing.mlpackage: no such file or folder; ")

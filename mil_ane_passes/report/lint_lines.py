@@ -1,0 +1,67 @@
+"""A lint report in lines, one for each finding: for editors and logs, and as annotations of GitHub workflows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ..utils.text_format import escape_text
+from .network import LayerFinding
+
+if TYPE_CHECKING:
+    from ..passes.finding import Finding
+    from .lint import LintReport
+
+__all__ = ["format_concise_lines", "format_github_lines", "format_github_line", "get_fix_pass"]
+
+_SEVERITIES = {"warning": "warning", "note": "notice"}
+"GitHub's names of our levels. An error is what could not be looked at, and a gate that was not passed."
+
+
+def format_concise_lines(report: LintReport) -> list[str]:
+    """Format the findings that count as lines: `path:value: CODE slug level: reason; fix: rewrite (exactness)`."""
+    return [line for _, line in _iterate_lines(report)]
+
+
+def format_github_lines(report: LintReport) -> list[str]:
+    """Format the findings that count as annotations of a GitHub workflow."""
+    return [format_github_line(_SEVERITIES[item.level], f"{item.code} {item.slug}", line, report.model)
+            for item, line in _iterate_lines(report)]
+
+
+def format_github_line(severity: str, title: str, message: str, file: str | None = None) -> str:
+    """Format a workflow command that makes an annotation; `severity` is error, warning or notice.
+
+    GitHub reads a message up to the end of the line, and a property up to a comma or colons, and decodes `%25`, `%0D`,
+    `%0A`, `%3A` and `%2C`. Control characters are escaped as in all text, so that only the percent sign, colons and
+    commas are left to encode.
+    """
+    place = "" if file is None else f",file={_escape_property(file)}"
+    return f"::{severity} title={_escape_property(title)}{place}::{_escape_message(message)}"
+
+
+def _escape_message(text: str) -> str:
+    return escape_text(text).replace("%", "%25")
+
+
+def _escape_property(text: str) -> str:
+    return re.sub("[:,]", lambda found: f"%{ord(found[0]):02X}", _escape_message(text))
+
+
+def _iterate_lines(report: LintReport) -> Iterator[tuple[Finding | LayerFinding, str]]:
+    several = len(report.plan.program.functions) > 1
+    for item in report.shown_findings:
+        if isinstance(item, LayerFinding):
+            place = item.layer
+        else:
+            place = f"{item.function}/{item.value}" if several else item.value
+        fix = get_fix_pass(item)
+        words = f"; fix: {fix} ({item.fix['exactness']})" if fix and item.fix else ""
+        yield item, escape_text(f"{report.model}:{place}: {item.code} {item.slug} {item.level}: {item.reason}{words}")
+
+
+def get_fix_pass(item: Finding | LayerFinding) -> str | None:
+    """Return the rewrite that fixes a finding, in the syntax of `--passes`; None if none does."""
+    fix = item.fix
+    return None if fix is None or fix["pass"] is None else str(fix["pass"]).removeprefix("ane::")
