@@ -106,6 +106,8 @@ def add(parser: argparse.ArgumentParser) -> None:
                              "GitHub workflows")
     parser.add_argument("-o", "--output", metavar="FILE", help="where the report goes; replaced if it exists")
     parser.add_argument("--all", action="store_true", help="in the text, all places of each finding")
+    parser.add_argument("--statistics", action="store_true",
+                        help="count the findings of each rule, the most frequent first, as text or json")
     add_options(parser, LintOptions)
     add_gate_options(parser)
     parser.set_defaults(run=run, keeps_all=True)
@@ -129,6 +131,8 @@ def run(arguments: argparse.Namespace) -> int:
         _reject_options_of_one_package(arguments)
     elif sources[0].error and not os.path.exists(sources[0].path):
         raise InputError(sources[0].error)
+    if arguments.statistics and arguments.format not in ("text", "json"):
+        raise InputError(f"--statistics: found --format {arguments.format}; expected text or json")
     settings = read_lint_settings(arguments)
     target = None if arguments.output is None else check_output_file(
         arguments.output, [*(source.path for source in sources), settings.keywords.get("after"),
@@ -157,6 +161,10 @@ def _open_collection(arguments: argparse.Namespace, single: bool, linter: _Linte
     from ..report import lint_collection as forms
 
     settings = {"target": linter.options.target}
+    if arguments.statistics:
+        from ..report.lint_statistics import StatisticsCollection
+
+        return StatisticsCollection(arguments.format, settings)
     if arguments.format in LINE_FORMATS:
         return forms.LineCollection(arguments.format)
     if single:

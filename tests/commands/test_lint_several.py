@@ -277,3 +277,45 @@ def test_github_makes_an_error_of_a_single_package_that_cannot_be_read(models, c
     out, err = ran(capsys, "missing.mlpackage", "--format", "github", code=2)
     assert out.startswith("::error title=mil-ane-passes lint::missing.mlpackage: no such file or folder; ")
     assert err.startswith("mil-ane-passes: missing.mlpackage: no such file or folder; ")
+
+
+def test_statistics_count_the_findings_of_each_rule(models, capsys):
+    shutil.copytree(models / "b" / "c.mlpackage", models / "d.mlpackage")
+    out, err = ran(capsys, "models", "--statistics", code=1)
+    head, *rows, blank, summary = out.splitlines()
+    assert head.split() == ["count", "code", "rule", "level", "packages", "fixed", "by"] and err == "" and not blank
+    assert summary.startswith("3 packages: 2 findings in 2 of them, ")
+    counts = [int(row.split()[0]) for row in rows]
+    assert counts == sorted(counts, reverse=True)
+    assert ["2", "ANE205", "cumsum", "warning", "2", "triangle_cumsum"] in [row.split() for row in rows]
+    reports = [ane.lint(path, target="m4") for path in models.rglob("*.mlpackage")]
+    assert sum(counts) == sum(len(each.findings) for each in reports)
+
+
+def test_statistics_as_json_and_of_one_package(models, capsys):
+    data = json.loads(ran(capsys, "models/b/c.mlpackage", "--statistics", "--format", "json", code=1)[0])
+    assert (data["schema"], data["command"], data["target"]) == (1, "lint", "m4")
+    assert data["failed"] == [] and data["summary"]["packages"] == 1
+    (row,) = [row for row in data["statistics"] if row["level"] == "warning"]
+    assert row == {"code": "ANE205", "slug": "cumsum", "level": "warning", "count": 1, "packages": 1, "fixable": 1,
+                   "fixes": {"triangle_cumsum": 1}}
+
+
+def test_statistics_with_a_baseline_a_file_and_what_cannot_be_read(models, capsys):
+    ran(capsys, "models", "--format", "json", "-o", "old.json", code=1)
+    out, _ = ran(capsys, "models", "--statistics", "--baseline", "old.json", code=0)
+    assert out.startswith("2 packages: 0 findings, 0 notes; ") and out.count("\n") == 1
+    damage(models)
+    printed, err = ran(capsys, "models", "--statistics", code=2)
+    assert printed.endswith("; 1 package could not be looked at\n") and "models/a.mlpackage: " in err
+    ran(capsys, "models", "--statistics", "-o", "counts", code=2)
+    with open("counts", encoding="utf-8") as file:
+        assert file.read() == printed
+    (failed,) = json.loads(ran(capsys, "models", "--statistics", "--format", "json", code=2)[0])["failed"]
+    assert failed["model"] == "models/a.mlpackage"
+
+
+@pytest.mark.parametrize("form", ["sarif", "html", "concise", "github"])
+def test_statistics_have_two_formats(form, models, capsys):
+    assert refused(capsys, "models/a.mlpackage", "--statistics", "--format", form) == (
+        f"--statistics: found --format {form}; expected text or json")
