@@ -127,7 +127,21 @@ class Parser(argparse.ArgumentParser):
             super().error(
                 escape_text(f"no option {name}; {self.prog} --help tells more{suggest_nearest(name, options)}")
             )
-        return found, rest
+        return found, self._take_positionals(found, rest)
+
+    def _take_positionals(self, found: argparse.Namespace, rest: list[str]) -> list[str]:
+        """Add what stands behind options to the last positional argument, which argparse closes at the first option:
+        `lint a --target m4 b`. Returns what is left."""
+        last = next((action for action in reversed(self._actions) if not action.option_strings), None)
+        if last is None or not rest or last.type is not None:
+            return rest
+        if last.nargs == "+":
+            setattr(found, last.dest, [*getattr(found, last.dest), *rest])
+            return []
+        if last.nargs == "?" and getattr(found, last.dest) is None:
+            setattr(found, last.dest, rest[0])
+            return rest[1:]
+        return rest
 
     def error(self, message: str) -> NoReturn:
         if message.endswith(" required: COMMAND"):

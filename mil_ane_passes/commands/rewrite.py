@@ -15,6 +15,7 @@ from .._version import __version__
 from ..package.copy_ahead import CopyAhead
 from ..passes.max_growth import DEFAULT_MAX_GROWTH, parse_max_growth
 from ..utils.budget import DEFAULT_MAX_STEPS, share_budget
+from ..utils.errors import InputError
 from ..utils.option_spelling import format_no_verify_option, format_option
 from ..utils.text_format import (
     format_count,
@@ -102,11 +103,16 @@ class RewriteOptions:
 
 def add(parser: argparse.ArgumentParser) -> None:
     add_options(parser, RewriteOptions)
+    parser.add_argument("out", metavar="OUT", nargs="?", help="the same as -o OUT")
     add_format_option(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.out is not None:
+        if arguments.dst is not None:
+            raise InputError(f"found two outputs, '{arguments.out}' and -o '{arguments.dst}'; expected one of them")
+        arguments.dst = arguments.out
     if _is_network_destination(arguments.dst):
         with show_progress() as progress:
             report = rewrite(**read_options(arguments, RewriteOptions), progress=progress)

@@ -81,3 +81,18 @@ def test_blocks_too_deep_for_python_are_told_in_one_line(monkeypatch, tmp_path, 
     line = refused(["rewrite", FIXTURE, "-o", tmp_path / "out.mlpackage"], capsys)
     assert line == "mil-ane-passes: the model's blocks are nested too deep for this machine's Python"
     assert not list(tmp_path.iterdir())
+
+
+def test_the_output_may_stand_behind_the_input(tmp_path, capsys):
+    target = tmp_path / "out.mlpackage"
+    assert main(["rewrite", FIXTURE, str(target), "--no-verify"]) == 0
+    assert f"written to {target}, not verified" in capsys.readouterr().out and (target / "Manifest.json").is_file()
+    line = refused(["rewrite", FIXTURE, target], capsys)
+    assert str(target) in line and "--overwrite" in line
+
+
+def test_one_output_is_named_once(tmp_path, capsys):
+    line = refused(["rewrite", FIXTURE, tmp_path / "a.mlpackage", "-o", tmp_path / "b.mlpackage"], capsys)
+    assert line == (f"mil-ane-passes: found two outputs, '{tmp_path / 'a.mlpackage'}' and -o "
+                    f"'{tmp_path / 'b.mlpackage'}'; expected one of them")
+    assert not list(tmp_path.iterdir())

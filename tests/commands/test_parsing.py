@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mil_ane_passes.commands.main import main
+from mil_ane_passes.commands.main import _build_parser, main
 
 
 @pytest.mark.parametrize("arguments, error", [
@@ -44,3 +44,24 @@ def test_no_command_shows_the_commands(capsys):
     said = capsys.readouterr()
     assert ended.value.code == 2 and not said.out
     assert "rewrite a package and verify the result before writing it" in said.err and "Exit codes:" in said.err
+
+
+@pytest.mark.parametrize("arguments, name, paths", [
+    (["lint", "a", "--target", "m4", "b", "c"], "src", ["a", "b", "c"]),
+    (["lint", "--target", "m4", "a", "b", "--all", "c"], "src", ["a", "b", "c"]),
+    (["lint", "a", "--all"], "src", ["a"]),
+    (["batch", "lint", "a", "-o", "r", "b"], "sources", ["a", "b"]),
+    (["rewrite", "a", "b"], "out", "b"), (["rewrite", "a", "--preset", "full", "b"], "out", "b"),
+    (["rewrite", "--preset", "full", "a", "b"], "out", "b"), (["rewrite", "a", "-o", "b"], "out", None),
+    (["explain", "ANE205"], "code", "ANE205"),
+])
+def test_paths_may_stand_behind_options(arguments, name, paths):
+    assert getattr(_build_parser().parse_args(arguments), name) == paths
+
+
+@pytest.mark.parametrize("arguments", [["rewrite", "a", "b", "c"], ["rewrite", "a", "--diff", "b", "c"],
+                                       ["verify", "a", "b", "--seeds", "1", "c"]])
+def test_one_path_too_many(arguments, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2 and "unrecognized arguments: c; " in capsys.readouterr().err
