@@ -168,7 +168,7 @@ ALLOWED = {
     "equivalence": {"equivalence", "runtime", "passes", "ir", "utils"},
     "torch_frontend": {"torch_frontend", "equivalence", "runtime", "passes", "ir", "utils"},
     "testing": {"testing", "equivalence", "runtime", "package", "ane", "passes", "ir", "utils"},
-    "report": {"report", "transforms", "ane", "passes", "ir", "utils", "_version"},
+    "report": {"report", "transforms", "package", "ane", "passes", "ir", "utils", "_version"},
     "commands": {
         "commands",
         "neuralnetwork",

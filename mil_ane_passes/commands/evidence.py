@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .._version import __version__
+from ..package.output_file import check_output_file, write_text_file
 from ..utils.errors import InputError
 from ..utils.json_file import read_json
 from ..utils.option_spelling import format_option, format_option_values
 from ..utils.text_format import format_count
 from .batch_records import take_fingerprint
-from .output import check_output_file, write_text_file
 
 if TYPE_CHECKING:
     from ..equivalence.equivalence import VerifyReport

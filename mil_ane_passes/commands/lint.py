@@ -20,13 +20,14 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..package.output_file import check_output_file, write_text_file
 from ..utils.errors import InputError
 from ..utils.garbage_collection import pause_garbage_collection
 from ..utils.locking import synchronized
 from ..utils.text_format import escape_text, format_count, format_lines
 from .batch_sources import Source, find_sources
 from .options import add_options, argument, command, flag, read_options
-from .output import check_output_file, format_error, print_upgrades, write_text_file
+from .output import format_error, print_upgrades
 from .settings import Settings, parse_percent, read_settings
 
 if TYPE_CHECKING:

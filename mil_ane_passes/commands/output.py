@@ -1,22 +1,20 @@
-"""Shared output functions of commands: reports, progress, output files, and copies that are made ahead."""
+"""Shared output functions of commands: reports, progress, arrays, and copies that are made ahead."""
 
 from __future__ import annotations
 
 import json
 import logging
-import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from ..package.copy_ahead import CopyAhead
-from ..package.destination import check_destination, find_enclosing_package
-from ..package.file_replacement import replace_file
-from ..package.write_errors import convert_write_errors
+from ..package.destination import check_destination
+from ..package.output_file import write_atomically
 from ..transforms.contract import build_part_path
 from ..utils.errors import AnePassesError, InputError, format_memory_error
 from ..utils.npz import Array, write_npz
@@ -24,7 +22,6 @@ from ..utils.option_spelling import format_option
 from ..utils.text_format import escape_text
 
 __all__ = [
-    "check_output_file",
     "format_error",
     "format_example",
     "print_report",
@@ -32,8 +29,6 @@ __all__ = [
     "show_progress",
     "start_copying",
     "write_arrays",
-    "write_atomically",
-    "write_text_file",
 ]
 
 _LOG_INTERVAL = 10.0
@@ -119,44 +114,6 @@ def _log_progress() -> Iterator[Callable[[str], None]]:
     finally:
         over.set()
         writer.join()
-
-
-def check_output_file(path: str, inputs: Iterable[str | os.PathLike[str] | None], what: str = "a file") -> Path:
-    """Check the file to write.
-
-    Raises InputError for a folder, for a file in a missing folder or inside a package, and for one of the `inputs` of
-    the same run (None: not given), which the result would replace.
-    """
-    target = Path(path)
-    if not path.strip() or target.is_dir():
-        raise InputError(f"'{path}' is a folder; expected the name of {what} to write")
-    if not target.absolute().parent.is_dir():
-        raise InputError(f"no folder '{target.parent}' to write '{target.name}' to; create it first")
-    if (around := find_enclosing_package(target)) is not None:
-        raise InputError(f"'{path}' lies in the package {around}, which is never changed; expected another place")
-    for each in inputs:
-        if each is not None and target.exists() and target.is_file() and os.path.exists(each) \
-                and os.path.samefile(target, each):
-            raise InputError(f"'{path}' is what this run reads ('{os.fspath(each)}'), and would be replaced; expected "
-                             "another file")
-    return target
-
-
-def write_text_file(target: Path, text: str) -> None:
-    """Write a text as `write_atomically` does."""
-    write_atomically(target, lambda file: file.write(text.encode("utf-8", "surrogateescape")))
-
-
-def write_atomically(target: Path, fill: Callable[[IO[bytes]], object]) -> None:
-    """Let `fill` write a file atomically. An existing file is replaced; a link is followed to its target.
-
-    A path that is not a regular file, such as /dev/null or a pipe, is written to and not replaced.
-    """
-    if target.exists() and not target.is_file():
-        with convert_write_errors(target, "the file"), open(target, "wb") as device:
-            fill(device)
-        return
-    replace_file(Path(os.path.realpath(target)), fill)
 
 
 def write_arrays(target: Path, arrays: Mapping[str, Array]) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from .._version import __version__
 from ..package.copy_ahead import CopyAhead
 from ..passes.max_growth import DEFAULT_MAX_GROWTH, parse_max_growth
+from ..report.document import Document, build_document, build_fragment
 from ..utils.budget import DEFAULT_MAX_STEPS, share_budget
 from ..utils.errors import InputError
 from ..utils.option_spelling import format_no_verify_option, format_option
@@ -182,7 +183,7 @@ def rewrite(options: RewriteOptions) -> RewriteReport:
 
 
 @dataclass
-class RewriteReport:
+class RewriteReport(Document):
     """The outcome of one rewrite.
 
     `status`: "written" (verified, or verification was not requested), "unchanged" (no rule fired; the package was
@@ -256,6 +257,28 @@ class RewriteReport:
             **({"left_out": dict(self.left_out)} if self.left_out else {}),
             **({"outside": self.outside} if self.outside else {}), **upgrades_to_dict(self.upgraded),
         }
+
+    def to_html(self) -> str:
+        """Return a page with the outcome of each pass and the text; it loads nothing else."""
+        return build_document(f"{self.source}: {self.status}", self._repr_html_())
+
+    def _repr_html_(self) -> str:
+        """Return what notebooks show: the outcome, a row for each pass that did something, and the text, folded."""
+        heads = ("pass", "code", "matches", "exactness", "outcome")
+        return build_fragment(f"{self.source}: {self._format_outcome()[0]}", heads, self._list_outcomes(), str(self))
+
+    def _list_outcomes(self) -> list[tuple[object, ...]]:
+        """List each pass that did something: its name, code, number of matches, exactness, and what became of it."""
+        left_out = {each.rule: f"left out: it breaks the equivalence check {each}" for each in self.left_out_passes}
+        rows: list[tuple[object, ...]] = []
+        for trace in self.traces:
+            outcome = (f"failed and was rolled back, {trace.failed}" if trace.failed else
+                       f"reverted: {trace.reverted}" if trace.reverted else "rewritten" if trace.fired else "")
+            if outcome:
+                code = trace.fired[0].code if trace.fired else ""
+                rows.append((trace.rule, code, len(trace.fired) or trace.places,
+                             trace.strength.value if trace.strength else "", outcome))
+        return [*rows, *((name, "", "", "", words) for name, words in left_out.items())]
 
     def __repr__(self) -> str:
         return format_short_repr(

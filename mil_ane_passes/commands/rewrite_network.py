@@ -28,13 +28,13 @@ from ..neuralnetwork.network_view import list_views
 from ..neuralnetwork.program import convert_network, list_stages
 from ..neuralnetwork.upgrade import TARGETS, read_network
 from ..package.destination import find_enclosing_package
+from ..package.output_file import write_atomically
 from ..passes.contract import Exactness
 from ..passes.coremltools_setup import silence_coremltools
 from ..utils.budget import share_budget
 from ..utils.errors import InputError, LimitReached, NotSupported
 from ..utils.option_spelling import choose_spelling, format_no_verify_option, format_option
 from ..utils.text_format import format_count, format_lines, format_short_repr
-from .output import write_atomically
 from .rewrite import RewriteOptions, RewriteReport
 
 __all__ = ["NetworkRewriteReport", "rewrite_in_format"]
@@ -92,6 +92,12 @@ class NetworkRewriteReport(RewriteReport):
             "left_out_passes": [each.to_dict() for each in self.left_out_passes],
             "seconds": round(self.seconds, 6),
         }
+
+    def _list_outcomes(self) -> list[tuple[object, ...]]:
+        fired = [(trace.rule, trace.fired[0].code, len(trace.fired), trace.exactness.value if trace.exactness else "",
+                  "rewritten") for trace in self.traces if trace.fired]
+        return [*fired, *((each.rule, "", "", "", f"left out: it breaks the equivalence check: {each.reason}")
+                          for each in self.left_out_passes)]
 
     def __repr__(self) -> str:
         return format_short_repr(self, source=self.source, status=self.status, output=self.output,

@@ -10,6 +10,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .._version import __version__
+from ..package.output_file import check_output_file
 from ..passes.coremltools_setup import silence_coremltools
 from ..report.table import format_table
 from ..utils.budget import DEFAULT_MAX_STEPS, share_budget
@@ -29,7 +30,7 @@ from .options import (
     ignore_progress,
     read_options,
 )
-from .output import check_output_file, print_report, show_progress, write_arrays
+from .output import print_report, show_progress, write_arrays
 
 if TYPE_CHECKING:
     from ..equivalence.trace import TraceRow

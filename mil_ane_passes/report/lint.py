@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -26,15 +26,16 @@ from ..utils.text_format import format_short_repr
 from ..utils.upgraded_source import UpgradedSource, upgrades_to_dict
 from .agreement import agreement_to_dict
 from .baseline import BaselineComparison
+from .document import Document, build_fragment
 from .lint_groups import group_findings
-from .lint_text import format_lint_text
+from .lint_text import format_headline, format_lint_text
 from .network import LayerFinding, NetworkLint
 
 __all__ = ["LintReport"]
 
 
 @dataclass
-class LintReport:
+class LintReport(Document):
     """The ops that are predicted off the ANE of `target`, the reasons and the fixes; see `to_dict` for the parts.
 
     `findings` are the hits, worst first; `near_misses` the near misses. `plan` holds the program itself and is not part
@@ -155,6 +156,32 @@ class LintReport:
             **({"network": self.network.to_dict()} if self.network is not None else {}),
             **({"sizes": self.sizes.to_dict()} if self.sizes is not None else {}),
         }
+
+    def to_html(self) -> str:
+        """Return the page that `lint --format html` prints; it loads nothing else."""
+        from .formats import format_report
+
+        return format_report(self, "html")
+
+    def to_sarif(self) -> dict[str, Any]:
+        """Return the SARIF 2.1.0 that `lint --format sarif` prints."""
+        from .sarif import build_sarif
+
+        return build_sarif(self)
+
+    def get_forms(self) -> Mapping[str, Callable[[], str]]:
+        from .formats import format_report
+
+        return {**super().get_forms(), ".sarif": lambda: format_report(self, "sarif")}
+
+    def _repr_html_(self) -> str:
+        """Return what notebooks show: the predicted shares, the findings by rule, and the text, folded."""
+        from .lint_statistics import count_rules
+
+        rules = count_rules([self])
+        return build_fragment(format_headline(self), ("count", "code", "rule", "level", "fixed by"),
+                              [(rule.count, rule.code, rule.slug, rule.level, rule.describe_fixes())
+                               for rule in rules], str(self))
 
     def __repr__(self) -> str:
         return format_short_repr(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ from .lint_collection import CollectionTotals, build_heading
 from .lint_lines import get_fix_pass
 from .table import format_table
 
-__all__ = ["RuleCount", "StatisticsCollection"]
+__all__ = ["RuleCount", "StatisticsCollection", "count_rules"]
 
 
 @dataclass
@@ -42,31 +42,51 @@ class RuleCount:
                          for name, count in self.fixes.items()) or "-"
 
 
+_Rules = dict[tuple[str, str, str], RuleCount]
+"Counts by code, slug and level."
+
+
+def count_rules(reports: Iterable[LintReport]) -> list[RuleCount]:
+    """Count the findings of each rule that count in the reports, the most frequent rule first."""
+    rules: _Rules = {}
+    for report in reports:
+        _count_findings(report, rules)
+    return _sort_rules(rules)
+
+
+def _count_findings(report: LintReport, rules: _Rules) -> None:
+    seen = set()
+    for item in report.shown_findings:
+        key = item.code, item.slug, item.level
+        rule = rules.setdefault(key, RuleCount(*key))
+        rule.count += 1
+        rule.packages += key not in seen
+        seen.add(key)
+        fix = get_fix_pass(item)
+        if fix is not None:
+            name = fix.partition("{")[0]  # with options, such as an axis, it is the same rewrite
+            rule.fixes[name] = rule.fixes.get(name, 0) + 1
+
+
+def _sort_rules(rules: _Rules) -> list[RuleCount]:
+    return sorted(rules.values(), key=lambda rule: (-rule.count, rule.code, rule.slug, rule.level))
+
+
 @dataclass
 class StatisticsCollection:
     """The output of `lint --statistics`: a table, or JSON, with the most frequent rule first."""
 
     form: str
     settings: Mapping[str, Any]
-    rules: dict[tuple[str, str, str], RuleCount] = field(default_factory=dict)
+    rules: _Rules = field(default_factory=dict)
 
     def add(self, report: LintReport) -> str | None:
-        """Count the findings of a report that count; nothing is printed before the end."""
-        seen = set()
-        for item in report.shown_findings:
-            key = item.code, item.slug, item.level
-            rule = self.rules.setdefault(key, RuleCount(*key))
-            rule.count += 1
-            rule.packages += key not in seen
-            seen.add(key)
-            fix = get_fix_pass(item)
-            if fix is not None:
-                name = fix.partition("{")[0]  # with options, such as an axis, it is the same rewrite
-                rule.fixes[name] = rule.fixes.get(name, 0) + 1
+        """Count the findings of a report; nothing is printed before the end."""
+        _count_findings(report, self.rules)
         return None
 
     def finish(self, totals: CollectionTotals) -> str | None:
-        rules = sorted(self.rules.values(), key=lambda rule: (-rule.count, rule.code, rule.slug, rule.level))
+        rules = _sort_rules(self.rules)
         if self.form == "json":
             return json.dumps({**build_heading(self.settings), "statistics": [rule.to_dict() for rule in rules],
                                "failed": totals.list_failures(), "summary": totals.to_dict()}, indent=2)
