@@ -83,7 +83,7 @@ def commands(lines: list[list[str]], cwd: Path, path: Path) -> list[Done]:
 def copied(target: Path) -> Path:
     """The repository without what tools left in it."""
     ignore = shutil.ignore_patterns("__pycache__", "*.egg-info", ".?*_cache", ".hypothesis")
-    for name in ("mil_ane_passes", "tests", "fixtures", ".ci"):
+    for name in ("mil_ane_passes", "tests", "fixtures", ".ci", ".github"):
         shutil.copytree(ROOT / name, target / name, ignore=ignore)
     for name in ("CHANGELOG.md", "LICENSE", "README.md", "pyproject.toml", "setup.cfg"):
         shutil.copy(ROOT / name, target / name)

@@ -13,14 +13,14 @@ from setuptools.command.build_py import build_py as _build_py
 __all__ = ["build_py", "extra_sources"]
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("tests", "fixtures", ".ci")
+FOLDERS = ("tests", "fixtures", ".ci", ".github")
 FILES = ("CHANGELOG.md", "LICENSE", "README.md", "pyproject.toml", "setup.cfg")
 MADE = frozenset({"__pycache__", "build", "dist"})
 "Folders that tools leave behind; so are hidden ones and *.egg-info."
 
 
 def extra_sources(root: Path = ROOT) -> list[str]:
-    """The files of tests, fixtures and the commands of CI below `root`, as paths from there, in order."""
+    """The files of tests, fixtures, the commands of CI and the action below `root`, as paths from there, in order."""
     found = [path for folder in FOLDERS for path in (root / folder).rglob("*") if path.is_file()]
     parts = {path: path.relative_to(root).parts for path in found}
     kept = [path for path in found if not any(_is_made(part) for part in parts[path][1:])]

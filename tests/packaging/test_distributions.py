@@ -92,10 +92,12 @@ def test_what_tools_leave_behind_is_not_in_the_source_distribution(tmp_path):
     from tests.packaging.sources import extra_sources
 
     for name in ("tests/a.py", "tests/__pycache__/a.pyc", "tests/x.egg-info/PKG-INFO", "tests/p/build/lib/a.py",
-                 "tests/.pytest_cache/v", "fixtures/m.mlpackage/Manifest.json", ".ci/run", "notes/a.txt", "README.md"):
+                 "tests/.pytest_cache/v", "fixtures/m.mlpackage/Manifest.json", ".ci/run", "notes/a.txt", "README.md",
+                 ".github/actions/a.yml"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    assert extra_sources(tmp_path) == [".ci/run", "README.md", "fixtures/m.mlpackage/Manifest.json", "tests/a.py"]
+    assert extra_sources(tmp_path) == [".ci/run", ".github/actions/a.yml", "README.md",
+                                       "fixtures/m.mlpackage/Manifest.json", "tests/a.py"]
 
 
 def test_the_metadata_is_whole(metadata):

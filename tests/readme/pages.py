@@ -21,6 +21,7 @@ Table = Callable[[], str]
 PAGES: Mapping[str, Mapping[str, Table]] = {
     "README.md": {},
     "mil_ane_passes/README.md": {},
+    "mil_ane_passes/commands/README.md": {},
     "mil_ane_passes/ane/README.md": {"latency-errors": tables.latency_errors, "latency-ranges": tables.latency_ranges,
                                      "latency-proof": tables.latency_proof},
     "mil_ane_passes/neuralnetwork/README.md": {
