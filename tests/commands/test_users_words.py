@@ -185,7 +185,7 @@ def test_too_little_memory(source, monkeypatch, capsys):
     def lint(*given, **named):
         raise MemoryError
 
-    monkeypatch.setattr("mil_ane_passes.commands.lint.lint", lint)
+    monkeypatch.setattr("mil_ane_passes.commands.lint._lint_source", lint)
     assert main(["lint", str(source)]) == 2
     assert "not enough memory" in capsys.readouterr().err
 
