@@ -220,17 +220,16 @@ def _prepare_options(request: Request) -> dict[str, Any]:
     from ..equivalence.user_inputs import UserInputs, parse_ranges
     from ..passes.max_growth import check_max_growth
     from ..passes.pipeline import select_rewrites
-    from ..passes.rule_selection import configure_rules, select_rule_names
     from ..passes.targets import parse_target
     from ..utils.npz import read_arrays
+    from .lint import prepare_lint
 
     how = dict(request.options)
     try:
-        parse_target(how["target"])
         if request.command == "lint":
-            select_rule_names(how["select"], how["ignore"])
-            configure_rules(how["options"])
+            prepare_lint(None, **{name: how[name] for name in get_batch_options(LintOptions)})
             return how
+        parse_target(how["target"])
         select_rewrites(how["preset"], how["passes"], how["options"])
         check_max_growth(how["max_growth"])
         how["feeds"] = [read_arrays(path) for path in how["feeds"]] or None

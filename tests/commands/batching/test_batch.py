@@ -318,3 +318,11 @@ def test_a_folder_that_cannot_be_made_and_an_unknown_form_are_refused(two, tmp_p
     with pytest.raises(InputError, match="report: found 'pdf'; expected text, json, sarif, html"):
         batch("lint", two, tmp_path / "out", report="pdf")
     assert not (tmp_path / "out").exists()
+
+
+def test_rules_of_layers_are_selected_as_in_lint(fixtures, tmp_path):
+    path = next((fixtures / "onnx_coreml").glob("dilated_conv_ios13.mlmodel"))
+    report = batch("lint", path, tmp_path / "out", report="json", select="NN1")
+    assert report.exit_code in (0, 1) and [item.error for item in report.items] == [""], report
+    found = json.loads((tmp_path / "out" / f"{path.stem}.json").read_text())
+    assert found["findings"] == [] and all(each["code"].startswith("NN1") for each in found["network"]["findings"])
