@@ -23,14 +23,25 @@ from .batch_records import take_fingerprint
 if TYPE_CHECKING:
     from ..equivalence.equivalence import VerifyReport
 
-__all__ = ["check_evidence_file", "check_models", "compare_with_evidence", "read_evidence", "write_evidence"]
+__all__ = [
+    "check_evidence_file",
+    "check_models",
+    "compare_with_evidence",
+    "describe_evidence",
+    "read_evidence",
+    "write_evidence",
+]
 
 _SCHEMA = 1
 _KIND = "mil_ane_passes equivalence check"
-_EXPECTED = "expected what `verify --report` wrote"
 _RUN_KEYS = ("function", "feeds", "precision")
 "What tells the runs of a check apart."
 _PACKAGES = ("coremltools", "numpy", "torch")
+
+
+def describe_evidence() -> str:
+    """Say what is expected of a file of evidence."""
+    return f"expected what verify with {format_option('report')} wrote"
 
 
 def check_models(who: str, models: Mapping[str, Any]) -> None:
@@ -67,20 +78,20 @@ def write_evidence(
 
 def read_evidence(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read evidence. Raises InputError for another file, or one of a later schema."""
-    who = format_option_values("replay", path)
-    found = read_json(path, who, _EXPECTED)
+    who, expected = format_option_values("replay", path), describe_evidence()
+    found = read_json(path, who, expected)
     if not isinstance(found, dict) or found.get("kind") != _KIND:
-        raise InputError(f"{who}: this is no evidence of an equivalence check; {_EXPECTED}")
+        raise InputError(f"{who}: this is no evidence of an equivalence check; {expected}")
     if found.get("schema") != _SCHEMA:
         raise InputError(f"{who}: schema {found.get('schema')!r}; expected {_SCHEMA}, that of version {__version__}")
     kinds = {"models": dict, "options": dict, "report": dict, "runs": list, "versions": dict}
     for name, kind in kinds.items():
         if not isinstance(found.get(name), kind):
-            raise InputError(f"{who}: '{name}' is missing or of another type; {_EXPECTED}")
+            raise InputError(f"{who}: '{name}' is missing or of another type; {expected}")
     for number, run in enumerate(found["runs"], 1):
         for name in _RUN_KEYS:
             if not isinstance(run, dict) or not isinstance(run.get(name), str):
-                raise InputError(f"{who}: run {number} of 'runs' has no text as its '{name}'; {_EXPECTED}")
+                raise InputError(f"{who}: run {number} of 'runs' has no text as its '{name}'; {expected}")
     return found
 
 

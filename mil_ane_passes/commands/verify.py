@@ -16,6 +16,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..package.output_file import check_output_file
 from ..utils.budget import DEFAULT_MAX_STEPS, share_budget
 from ..utils.errors import InputError, LimitReached, suggest_nearest
 from ..utils.npz import Array, read_arrays
@@ -34,7 +35,7 @@ from .options import (
     positive_int,
     read_options,
 )
-from .output import check_output_file, print_report, show_progress
+from .output import print_report, show_progress
 from .run import add_quirk_list
 
 if TYPE_CHECKING:
@@ -240,6 +241,8 @@ def verify(options: VerifyOptions) -> VerifyReport:
 
 def _take_recorded(options: VerifyOptions, recorded: Mapping[str, Any]) -> VerifyOptions:
     """Return the options of a recorded check, with its models where none are given."""
+    from .evidence import describe_evidence
+
     who = format_option_values("replay", options.replay)
     given = [name for name in _RECORDED if getattr(options, name) != getattr(VerifyOptions, name)]
     if given:
@@ -249,7 +252,7 @@ def _take_recorded(options: VerifyOptions, recorded: Mapping[str, Any]) -> Verif
         several = value if isinstance(value, (list, tuple)) else ()
         if not isinstance(value, _RECORDED[name]) or isinstance(value, bool) != (bool in _RECORDED[name]) or not all(
                 isinstance(each, str) for each in several):
-            raise InputError(f"{who}: option '{name}' is {value!r}; expected what `verify --report` wrote")
+            raise InputError(f"{who}: option '{name}' is {value!r}; {describe_evidence()}")
     paths = {name: each.get("path") if isinstance(each, dict) else None for name, each in recorded["models"].items()}
     for name in ("before", "after"):
         found[name] = paths.get(name) if getattr(options, name) is None else getattr(options, name)
