@@ -16,9 +16,11 @@ from coremltools.converters.mil.backend.mil.load import should_use_weight_file
 from coremltools.converters.mil.mil import Block, Function, Operation, Var, types
 
 from ..ir.block_editor import BlockEditor
+from ..ir.builder import RewriteBuilder, UniqueNames
 from ..ir.clone import clone_function
+from ..ir.compressed_weights import explain_axis_obstacle, insert_unit_axis
 from ..ir.constants import make_const
-from ..ir.query import get_itemsize, iterate_nested_ops, plain_type
+from ..ir.query import get_flat_inputs, get_itemsize, is_compressed, is_const, iterate_nested_ops, plain_type
 from ..package.interface import describe_feature, get_feature, get_predicted_names, get_specification_version
 from ..package.names import rename_var
 from ..package.origin import get_file_inputs
@@ -127,6 +129,9 @@ class FoldSizes(Transform):
     What follows from floats that machines round differently, such as places on a logarithmic scale, is not folded by
     coremltools' values, but by what `evaluate` computes, if it is given: it gets a function and values, and returns
     arrays. Functions with flexible inputs stay as they are.
+
+    Compressed weights stay so, and so do their rows at places in order, such as those of a table of positions. Rows at
+    other places are stored unpacked, and the actions say so.
     """
 
     evaluate: Evaluate | None = None
@@ -140,25 +145,103 @@ class FoldSizes(Transform):
             ShapeInference(function, [*function.inputs.values(), *consts])
             plan = plan_folding(function, get_specification_version(function), of_consts=True)
             folded, dropped = fold_constants(function, plan)
+            kept = _cut_compressed_rows(function)
+            unpacked: dict[str, int] = {}
             if self.evaluate is not None:
-                folded += _fold_evaluated(function, self.evaluate)
+                folded += _fold_evaluated(function, self.evaluate, unpacked)
             if folded:
                 _record(draft, name, "", f"{_format_op_count(folded)} became constants and {_format_op_count(dropped)} "
                         "went with them", exact=self.evaluate is None)
+            for table in kept:
+                _record(draft, name, table, f"rows of the compressed '{table}' stay so")
+            for table, nbytes in unpacked.items():
+                _record(draft, name, table, f"rows of the compressed '{table}' are stored unpacked, {nbytes:,} bytes: "
+                        "they are read at constant places that are not in order")
         return [draft]
 
 
-def _fold_evaluated(function: Function, evaluate: Evaluate) -> list[str]:
-    """Make constants of values that depend on consts alone and that others read; returns the types of their ops."""
+def _cut_compressed_rows(function: Function) -> list[str]:
+    """Make slices of lookups of compressed rows at constant places in order; returns the names of the tables."""
+    found = []
+    with function, BlockEditor() as editor:
+        mb = RewriteBuilder(function, UniqueNames(function))
+        for op in list(function.operations):
+            first = _find_first_row(op)
+            if first is None:
+                continue
+            old, rows = op.outputs[0], op.x
+            leading, count = op.indices.rank - 1, int(op.indices.shape[-1])
+            for _ in range(leading):
+                rows = insert_unit_axis(mb, rows, 0)
+            if count < int(op.x.shape[0]):
+                begin, end = [0] * rows.rank, [int(size) for size in rows.shape]
+                begin[leading], end[leading] = first, first + count
+                with mb.at(op):
+                    rows = mb.slice_by_index(x=rows, begin=begin, end=end)
+                    mb.adopt_scopes(op.scopes)
+            found.append(op.x.name)
+            editor.replace(old, rows)
+            editor.remove_if_unused([op])
+    return found
+
+
+def _find_first_row(op: Operation) -> int | None:
+    """Return the first row that an op looks up in a compressed table, if the others follow in order; None otherwise."""
+    if op.op_type != "gather" or not is_compressed(op.x) or not is_const(op.indices) or op.indices.val is None or (
+            int(op.axis.val) % op.x.rank) or op.outputs[0] in op.enclosing_block.outputs or (
+            explain_axis_obstacle(op.x) is not None):
+        return None
+    batch = op.inputs.get("batch_dims")
+    places = np.asarray(op.indices.val)
+    if batch is not None and int(batch.val) or places.ndim == 0 or places.size != places.shape[-1]:
+        return None
+    flat = places.reshape(-1)
+    in_order = flat.size > 0 and flat[0] >= 0 and np.array_equal(flat, flat[0] + np.arange(flat.size))
+    return int(flat[0]) if in_order and flat[-1] < int(op.x.shape[0]) else None
+
+
+def _find_compressed(function: Function) -> set[Var]:
+    """Return compressed weights, and what follows from them other than rows at places: as many numbers, unpacked."""
+    found: set[Var] = set()
+    for op in function.operations:
+        moved = not op.op_type.startswith("gather") and any(var in found for var in get_flat_inputs(op))
+        if op.op_type.startswith("constexpr_") or moved:
+            found.update(op.outputs)
+    return found
+
+
+def _list_compressed_sources(var: Var) -> list[str]:
+    """Return the names of the compressed weights that a value follows from."""
+    pending, seen, found = [var], {var}, []
+    while pending:
+        each = pending.pop()
+        if is_compressed(each):
+            found.append(each.name)
+        elif each.op is not None:
+            more = [read for read in get_flat_inputs(each.op) if read not in seen]
+            seen.update(more)
+            pending += more
+    return found
+
+
+def _fold_evaluated(function: Function, evaluate: Evaluate, unpacked: dict[str, int]) -> list[str]:
+    """Make constants of values that depend on consts alone and that others read; returns the types of their ops.
+
+    `unpacked` gets the bytes of rows of compressed weights, by the names of these.
+    """
     moving = _find_dependent_vars(function, lambda op: False, *function.inputs.values())
     computed = [op for op in function.operations if op.op_type != "const" and not op.op_type.startswith("constexpr_")
                 and not op.blocks and not has_effects(plain_type(op)) and not _has_state(op)]
     read = {var for op in function.operations if any(each in moving for each in op.outputs)
             for now in get_file_inputs(op).values() for var in now}
+    compressed = _find_compressed(function)
     values = [var for op in computed for var in op.outputs if var in read and var not in moving and (
-        _count_bytes(var) <= _MAX_BLOB_BYTES)]
+        var not in compressed and _count_bytes(var) <= _MAX_BLOB_BYTES)]
     if not values:
         return []
+    for var in values:
+        for name in _list_compressed_sources(var):
+            unpacked[name] = unpacked.get(name, 0) + _count_bytes(var)
     arrays = evaluate(function, values)
     with function, BlockEditor() as editor:
         for var, array in zip(values, arrays, strict=True):

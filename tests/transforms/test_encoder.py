@@ -59,6 +59,47 @@ def test_places_on_a_logarithmic_scale_are_evaluated_and_not_rounded():
     assert not compare_across_interfaces(program, [wrong]).equal
 
 
+def compressed_rows(places, finish=lambda rows: rows):
+    """Rows of a compressed table at constant places, added to x."""
+    def body(ids, x):
+        table = mb.constexpr_blockwise_shift_scale(data=np.arange(20 * WIDTH, dtype=np.int8).reshape(20, WIDTH),
+                                                   scale=np.full((20, 1), 0.5, np.float16), name="positions")
+        return mb.add(x=x, y=finish(mb.gather(x=table, indices=np.int32(places), axis=0)), name="out")
+
+    return body
+
+
+@pytest.mark.parametrize(("places", "kept"), [
+    ([list(range(ROWS))], ["slice_by_index", "add"]), (list(range(2, ROWS + 2)), ["slice_by_index", "add"]),
+    ([list(range(20))], ["add"])])
+def test_rows_of_a_compressed_table_in_order_stay_compressed(places, kept):
+    program = program_of(compressed_rows(places), x=(1, np.size(places), WIDTH))
+    folded, = apply(program, FoldSizes(evaluate_values))
+    assert types_of(folded) == ["constexpr_blockwise_shift_scale", *kept]
+    assert "rows of the compressed 'positions' stay so" in folded.done[-1].note
+    report = compare_across_interfaces(program, [folded])
+    assert report.equal, str(report)
+
+
+def test_rows_of_a_compressed_table_out_of_order_are_unpacked_and_named():
+    program = program_of(compressed_rows([[*range(ROWS - 1), 3]]))
+    folded, = apply(program, FoldSizes(evaluate_values))
+    assert types_of(folded) == ["add"]
+    assert any("rows of the compressed 'positions' are stored unpacked, 128 bytes" in each.note
+               for each in folded.done), [each.note for each in folded.done]
+    assert compare_across_interfaces(program, [folded]).equal
+
+
+def test_a_compressed_weight_in_another_order_is_not_unpacked():
+    def body(ids, x):
+        table = mb.constexpr_blockwise_shift_scale(data=np.arange(WIDTH * WIDTH, dtype=np.int8).reshape(WIDTH, WIDTH),
+                                                   scale=np.full((WIDTH, 1), 0.5, np.float16))
+        return mb.matmul(x=x, y=mb.transpose(x=table, perm=[1, 0]), name="out")
+
+    folded, = apply(program_of(body), FoldSizes(evaluate_values))
+    assert types_of(folded) == ["constexpr_blockwise_shift_scale", "transpose", "matmul"]
+
+
 PICKED = {
     "one row": lambda ids, x: mb.gather(x=x, indices=mb.reduce_argmax(x=ids, axis=1, keep_dims=False), axis=1,
                                         name="out"),
