@@ -292,12 +292,14 @@ def _write_embedding(
     table = _read_table(before.functions[structure.function], structure)
     held = describe_var(form.drafts[1].program.functions[structure.function].inputs[_EMBEDDING])
     found = {"form": options.embedding, "input": _EMBEDDING, "dtype": held["dtype"]}
-    nbytes = sum(each.nbytes for each in table.values())
+    arrays = {name: each for name, each in table.items() if isinstance(each, np.ndarray)}
+    nbytes = sum(each.nbytes for each in arrays.values())
     crossing = int(np.prod(held["shape"])) * np.dtype(held["dtype"]).itemsize
     if options.embedding == "npy":
-        found["files"] = {name: f"embedding{'' if name == 'data' else '_' + name}.npy" for name in table}
+        found |= {name: each for name, each in table.items() if name not in arrays}
+        found["files"] = {name: f"embedding{'' if name == 'data' else '_' + name}.npy" for name in arrays}
         for name, file in found["files"].items():
-            np.save(folder / file, table[name])
+            np.save(folder / file, arrays[name])
         cost = f"the caller reads rows of {nbytes:,} bytes in files, {crossing:,} bytes cross a token"
     else:
         cost = (f"each call reads all {nbytes:,} bytes of the table and multiplies {structure.vocabulary:,} rows, "

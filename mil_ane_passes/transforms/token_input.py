@@ -1,12 +1,13 @@
 """Token ids replaced by what is looked up for them: rows of the table, which the caller reads, or one-hot rows.
 
-The table is a const or compressed; `read_table` returns what it consists of.
+The table is a const or compressed; `read_table` returns what it consists of, as compressed as it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -95,19 +96,39 @@ class TokenInput(Transform):
 
 
 def read_table(table: Var) -> dict[str, Any]:
-    """Return what a table consists of: `data` (rows, width) and, if it is compressed, `lut`, `scale` and `offset`.
+    """Return what a table (rows, width) consists of.
 
-    These have a number for each block of rows and columns, `lut` (blocks, blocks, entries) some. InputError for other
-    compressions.
+    `width` is that of a row, and `data` its values (rows, width). Integers of fewer than 8 `bits`, `signed` or not, are
+    packed, lowest bits first, each row from a byte on. Of a sparse table, `data` are those values that `mask` (bits,
+    packed) has, and row n is `data[starts[n]:starts[n + 1]]`. If values are codes, `lut`, `scale` and `offset` have a
+    number for each block of rows and columns, `lut` (blocks, blocks, entries) some. InputError for other compressions.
     """
-    if is_const(table):
-        return {"data": np.asarray(table.val)}
-    op = table.op
-    reader = _READERS.get(op.op_type)
-    if reader is None or any(bound is not None and not is_const(bound) for bound in op.inputs.values()):
-        raise InputError(f"the table '{table.name}' is compressed by {op.op_type}, or several times; expected one of "
-                         f"{', '.join(_READERS)} to write it as a file")
-    return reader(op)
+    found = _read_values(table)
+    return {"width": int(table.shape[1]), **(_pack_sparse if "mask" in found else _pack_dense)(found)}
+
+
+def _read_values(var: Var) -> dict[str, Any]:
+    """Return data (rows, width) or, beside a mask (rows, width), those of a sparse table alone, and its parameters."""
+    if is_const(var):
+        data = np.asarray(var.val)
+        if not types.is_sub_byte(var.dtype):
+            return {"data": data}
+        return {"data": _widen(data), "bits": var.dtype.get_bitwidth(), "signed": not var.dtype.is_unsigned()}
+    reader = _READERS.get(var.op.op_type)
+    if reader is None:
+        raise _make_refusal(var)
+    return reader(var.op)
+
+
+def _make_refusal(var: Var) -> InputError:
+    return InputError(f"the table '{var.name}' is compressed by {var.op.op_type}, or several times; expected one of "
+                      f"{', '.join(_READERS)} to write it as a file")
+
+
+def _read_parameter(var: Var) -> np.ndarray[Any, Any]:
+    """Return the values of a parameter of a compression, which may be compressed itself: it is small."""
+    found = var.val if is_const(var) else var.op.materialized_val_inference()
+    return _widen(np.asarray(found))
 
 
 def _read_affine(op: Operation) -> dict[str, Any]:
@@ -119,23 +140,65 @@ def _read_affine(op: Operation) -> dict[str, Any]:
 
 
 def _read_blocks(op: Operation) -> dict[str, Any]:
-    found = {"data": np.asarray(op.data.val), "scale": np.asarray(op.scale.val)}
+    """Read what is shifted and scaled by blocks: integers, entries of palettes, or those values that are not 0."""
+    found = _read_values(op.inputs["data" if "data" in op.inputs else "nonzero_data"])
+    if "scale" in found:
+        raise _make_refusal(op.outputs[0])
     offset = op.inputs.get("offset")
-    return {name: _widen(each) for name, each in {**found, **({} if offset is None else {
-        "offset": np.asarray(offset.val)})}.items()}
+    return {**found, "scale": _read_parameter(op.scale), **(
+        {} if offset is None else {"offset": _read_parameter(offset)})}
 
 
 def _read_palette(op: Operation) -> dict[str, Any]:
-    lut = np.asarray(op.lut.val)
+    lut = _read_parameter(op.lut)
+    indices = op.inputs["indices" if "indices" in op.inputs else "indices_nonzero_data"]
     if op.inputs.get("shape") is None:
         if lut.shape[-1] != 1:
             raise InputError(f"the table is compressed by palettes of vectors of {lut.shape[-1]}; expected numbers")
-        return {"data": _widen(np.asarray(op.indices.val)), "lut": lut[..., 0]}
+        return {**_read_values(indices), "lut": lut[..., 0]}
     shape = [int(each) for each in op.shape.val]
     bits = int(lut.size - 1).bit_length() or 1
-    packed = np.unpackbits(np.asarray(op.indices.val).view(np.uint8), bitorder="little")
+    packed = np.unpackbits(np.asarray(indices.val).view(np.uint8), bitorder="little")
     codes = packed[:shape[0] * shape[1] * bits].reshape(-1, bits) @ (1 << np.arange(bits))
-    return {"data": codes.astype(np.uint8).reshape(shape), "lut": lut.reshape(1, 1, -1)}
+    found = {"data": codes.astype(np.uint8).reshape(shape), "lut": lut.reshape(1, 1, -1)}
+    return found if bits == _BYTE else {**found, "bits": bits, "signed": False}
+
+
+def _read_sparse(op: Operation) -> dict[str, Any]:
+    mask = op.mask
+    while not is_const(mask):  # each op of a chain returns the mask that it reads
+        mask = mask.op.inputs["data_mask" if "data_mask" in mask.op.inputs else "indices_mask"]
+    shape = tuple(int(size) for size in op.outputs[0].shape)
+    values = np.asarray(mask.val)
+    if op.inputs.get("shape") is not None:
+        values = np.unpackbits(values.view(np.uint8), bitorder="little")[:shape[0] * shape[1]]
+    return {**_read_values(op.nonzero_data), "mask": values.reshape(shape).astype(bool)}
+
+
+def _pack_dense(found: Mapping[str, Any]) -> dict[str, Any]:
+    if "bits" not in found:
+        return dict(found)
+    rows = found["data"]
+    parts = [_pack_bits(rows[start:start + _PACKED_AT_ONCE], found["bits"])
+             for start in range(0, len(rows), _PACKED_AT_ONCE)]
+    return {**found, "data": np.concatenate(parts)}
+
+
+def _pack_sparse(found: Mapping[str, Any]) -> dict[str, Any]:
+    mask = found["mask"]
+    starts = np.concatenate([[0], np.cumsum(mask.sum(1))])
+    data = found["data"].reshape(-1)
+    if "bits" in found:
+        rows = [_pack_bits(data[begin:end], found["bits"]) for begin, end in pairwise(starts)]
+        data, starts = np.concatenate(rows), np.concatenate([[0], np.cumsum([len(each) for each in rows])])
+    kind = np.uint32 if starts[-1] <= np.iinfo(np.uint32).max else np.uint64
+    return {**found, "data": data, "mask": np.packbits(mask, axis=1, bitorder="little"), "starts": starts.astype(kind)}
+
+
+def _pack_bits(codes: np.ndarray[Any, Any], bits: int) -> np.ndarray[Any, Any]:
+    """Pack integers of the last axis into bytes, the lowest bits first."""
+    found = np.unpackbits(codes.view(np.uint8)[..., None], axis=-1, bitorder="little")[..., :bits]
+    return np.packbits(found.reshape(*codes.shape[:-1], -1), axis=-1, bitorder="little")
 
 
 def _widen(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -145,6 +208,10 @@ def _widen(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return array.astype(np.uint8 if array.size == 0 or array.min() >= 0 else np.int8)
 
 
+_BYTE = 8
+_PACKED_AT_ONCE = 1024
+"Rows that are packed at a time: eight bytes are held for each number."
 _READERS: dict[str, Callable[[Operation], dict[str, Any]]] = {
     "constexpr_affine_dequantize": _read_affine, "constexpr_blockwise_shift_scale": _read_blocks,
-    "constexpr_lut_to_dense": _read_palette}
+    "constexpr_lut_to_dense": _read_palette, "constexpr_sparse_to_dense": _read_sparse,
+    "constexpr_lut_to_sparse": _read_palette, "constexpr_sparse_blockwise_shift_scale": _read_blocks}

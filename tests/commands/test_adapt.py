@@ -473,18 +473,89 @@ def palettes(kind):
                                      lut=np.linspace(-2, 2, 12).reshape(3, 1, 4, 1).astype(np.float16))
 
 
-TABLES = {"dense": (None, ct.target.iOS18, []), "affine": (affine, ct.target.iOS17, ["offset", "scale"]),
-          "blocks": (blocks, ct.target.iOS18, ["offset", "scale"]),
-          "small blocks": (small_blocks, ct.target.iOS18, ["scale"]),
-          "packed palette": (packed_palette, ct.target.iOS17, ["lut"]),
-          "palettes": (palettes, ct.target.iOS18, ["lut"])}
+def negative_blocks(kind):
+    from coremltools.converters.mil.mil.types.type_mapping import np_int4_dtype
+
+    return mb.constexpr_blockwise_shift_scale(data=(CODES.astype(np.int8) * 5 - 8).astype(np_int4_dtype),
+                                              scale=np.float16([[0.5, 1.5]]).reshape(1, 2))
+
+
+def sparse_mask():
+    from coremltools.converters.mil.mil.types.type_mapping import np_uint1_dtype
+
+    return (CODES > 1).astype(np.uint8).astype(np_uint1_dtype)
+
+
+def sparse(kind):
+    return mb.constexpr_sparse_to_dense(mask=sparse_mask(), nonzero_data=np.linspace(
+        -2, 2, int((CODES > 1).sum())).astype(np.float16))
+
+
+def packed_sparse(kind):
+    return mb.constexpr_sparse_to_dense(mask=np.packbits((CODES > 1).reshape(-1), bitorder="little"), shape=np.uint32(
+        [9, WIDTH]), nonzero_data=np.linspace(-2, 2, int((CODES > 1).sum())).astype(np.float16))
+
+
+def sparse_palette(kind):
+    from coremltools.converters.mil.mil.types.type_mapping import np_uint2_dtype
+
+    codes = CODES[CODES > 1].astype(np_uint2_dtype)
+    mask, values = mb.constexpr_lut_to_sparse(indices_mask=sparse_mask(), indices_nonzero_data=codes,
+                                              lut=np.linspace(-2, 2, 12).reshape(3, 1, 4, 1).astype(np.float16))
+    return mb.constexpr_sparse_to_dense(mask=mask, nonzero_data=values)
+
+
+def sparse_blocks(kind):
+    mask, values = mb.constexpr_sparse_blockwise_shift_scale(
+        data_mask=sparse_mask(), nonzero_data=CODES[CODES > 1].astype(np.int8), offset=np.int8([[1]] * 9),
+        scale=np.linspace(0.5, 2, 9).reshape(9, 1).astype(np.float16))
+    return mb.constexpr_sparse_to_dense(mask=mask, nonzero_data=values)
+
+
+def scaled_palette(kind):
+    return mb.constexpr_blockwise_shift_scale(data=palettes(kind), scale=np.linspace(0.5, 2, 9).reshape(9, 1).astype(
+        np.float16))
+
+
+def quantized_palettes(kind):
+    from coremltools.converters.mil.mil.types.type_mapping import np_uint2_dtype
+
+    lut = mb.constexpr_blockwise_shift_scale(data=np.arange(-6, 6, dtype=np.int8).reshape(3, 1, 4, 1),
+                                             scale=np.full((1, 1, 1, 1), 0.375, np.float16))
+    return mb.constexpr_lut_to_dense(indices=CODES.astype(np_uint2_dtype), lut=lut)
+
+
+def twice_scaled(kind):
+    return mb.constexpr_blockwise_shift_scale(data=blocks(kind), scale=np.full((1, 1), 0.5, np.float16))
+
+
+def vectors(kind):
+    from coremltools.converters.mil.mil.types.type_mapping import np_uint2_dtype
+
+    return mb.constexpr_lut_to_dense(indices=CODES[:, :2].astype(np_uint2_dtype), vector_axis=1,
+                                     lut=np.linspace(-2, 2, 8).reshape(1, 1, 4, 2).astype(np.float16))
+
+
+TABLES = {"dense": (None, ct.target.iOS18, [], (9, 4)),
+          "affine": (affine, ct.target.iOS17, ["offset", "scale"], (9, 4)),
+          "blocks": (blocks, ct.target.iOS18, ["offset", "scale"], (9, 4)),
+          "small blocks": (small_blocks, ct.target.iOS18, ["scale"], (9, 2)),
+          "negative blocks": (negative_blocks, ct.target.iOS18, ["scale"], (9, 2)),
+          "packed palette": (packed_palette, ct.target.iOS17, ["lut"], (9, 1)),
+          "palettes": (palettes, ct.target.iOS18, ["lut"], (9, 1)),
+          "scaled palette": (scaled_palette, ct.target.iOS18, ["lut", "scale"], (9, 1)),
+          "quantized palettes": (quantized_palettes, ct.target.iOS18, ["lut"], (9, 1)),
+          "sparse": (sparse, ct.target.iOS18, ["mask", "starts"], None),
+          "packed sparse": (packed_sparse, ct.target.iOS17, ["mask", "starts"], None),
+          "sparse palette": (sparse_palette, ct.target.iOS18, ["lut", "mask", "starts"], None),
+          "sparse blocks": (sparse_blocks, ct.target.iOS18, ["mask", "offset", "scale", "starts"], None)}
 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_the_table_of_embeddings_is_a_file_that_the_script_reads(tmp_path, name):
     from mil_ane_passes.report.decoder.generate import Decoder, open_by
 
-    table, target, more = TABLES[name]
+    table, target, more, shape = TABLES[name]
     source = make_carrying(tmp_path / "source.mlpackage", table=table, target=target)
     report = ane.adapt(source, tmp_path / "out", embedding="npy")
     assert report.status == "written" and report.logit_error < 0.01, str(report)
@@ -492,7 +563,8 @@ def test_the_table_of_embeddings_is_a_file_that_the_script_reads(tmp_path, name)
     assert sorted(each.name for each in (tmp_path / "out").glob("*.npy")) == sorted(
         ["embedding.npy", *(f"embedding_{each}.npy" for each in more)])
     data = np.load(tmp_path / "out" / "embedding.npy")
-    assert data.shape == (9, WIDTH) and data.dtype in ((np.uint8, np.int8) if more else (np.float16,))
+    assert shape is None and data.ndim == 1 or data.shape == shape
+    assert data.dtype in ((np.float16,) if not {"lut", "scale"} & set(more) else (np.uint8, np.int8))
     assert ane.adapt(source, tmp_path / "other", verify=False).status == "written"
     ours, others = (Decoder(tmp_path / each, open_by("reference")) for each in ("out", "other"))
     for token in (8, 0, 3, 5):
@@ -522,18 +594,14 @@ def test_the_embedding_as_a_product_of_one_hot_rows(tmp_path):
     ({}, "one-hot", "the table has 9 rows; expected 8 at most"),
     ({"named": "embedding"}, "npy", "'embedding' is an input or output; expected this name to be free"),
     ({"ids_read": True}, "npy", "the op 'kinds' (cast) reads the token ids 'ids' besides the lookup in a table"),
-    ({"table": "sparse"}, "npy",
-     "is compressed by constexpr_sparse_to_dense, or several times; expected one of constexpr_affine_dequantize"),
+    ({"table": twice_scaled}, "npy",
+     "is compressed by constexpr_blockwise_shift_scale, or several times; expected one of constexpr_affine_dequantize"),
+    ({"table": vectors}, "npy", "the table is compressed by palettes of vectors of 2; expected numbers"),
 ])
 def test_an_embedding_that_cannot_be_taken_out_is_named(tmp_path, monkeypatch, options, form, reason):
     from mil_ane_passes.commands import adapt_decoder
 
     monkeypatch.setattr(adapt_decoder, "_MAX_ONE_HOT", 8)
-    if "table" in options:
-        from coremltools.converters.mil.mil.types.type_mapping import np_uint1_dtype
-
-        mask = np.uint8([1, 0] * 18).reshape(9, 4).astype(np_uint1_dtype)
-        options = {"table": lambda kind: mb.constexpr_sparse_to_dense(mask=mask, nonzero_data=np.ones(18, np.float16))}
     source = make_carrying(tmp_path / "source.mlpackage", **options)
     with pytest.raises(ane.InputError, match="expected") as refusal:
         ane.adapt(source, tmp_path / "out", embedding=form)

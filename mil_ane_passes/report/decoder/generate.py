@@ -22,19 +22,49 @@ SCHEMA = 1
 
 
 def read_rows(table: dict[str, Any], ids: Any) -> Any:
-    """Return rows of a table (n, width), which may be compressed: entries of palettes, shifted and scaled by blocks."""
-    rows = np.asarray(table["data"][ids])
-    count, width = table["data"].shape
+    """Return rows of a table (n, width), which may be compressed.
+
+    Its integers may be packed, those of a sparse one are the values that its mask has; they may be entries of palettes,
+    shifted and scaled by blocks.
+    """
+    count, width = len(table["starts"]) - 1 if "mask" in table else len(table["data"]), table["width"]
 
     def spread(parameter: Any) -> Any:
         return np.repeat(parameter[ids // (count // parameter.shape[0])], width // parameter.shape[1], axis=1)
 
+    mask = unpack_bits(table["mask"][ids], width).astype(bool) if "mask" in table else None
+    rows = unpack(table, table["data"][ids], width) if mask is None else read_sparse_rows(table, ids, mask)
     if "lut" in table:
         rows = np.take_along_axis(spread(table["lut"]), rows[..., None].astype(np.int64), -1)[..., 0]
     if "scale" in table:
         rows = rows.astype(np.float64)
         rows = (rows - spread(table["offset"]) if "offset" in table else rows) * spread(table["scale"])
-    return rows
+    return rows if mask is None else np.where(mask, rows, 0)
+
+
+def read_sparse_rows(table: dict[str, Any], ids: Any, mask: Any) -> Any:
+    """Return rows (n, width) with the values of a sparse table where the mask is true, and 0 elsewhere."""
+    rows = []
+    for each, held in zip(ids, mask):
+        begin, end = (int(place) for place in table["starts"][each:each + 2])
+        values = unpack(table, np.asarray(table["data"][begin:end]), int(held.sum()))
+        row = np.zeros(held.shape, values.dtype)
+        row[held] = values
+        rows.append(row)
+    return np.stack(rows)
+
+
+def unpack(table: dict[str, Any], data: Any, count: int) -> Any:
+    """Return the integers of rows (..., count) from their bytes, if they are packed."""
+    if "bits" not in table:
+        return np.asarray(data)
+    bits = table["bits"]
+    codes = unpack_bits(data, count * bits).reshape(*data.shape[:-1], count, bits) @ (1 << np.arange(bits))
+    return codes - (codes >> bits - 1 << bits) if table["signed"] else codes
+
+
+def unpack_bits(data: Any, count: int) -> Any:
+    return np.unpackbits(np.asarray(data), axis=-1, bitorder="little")[..., :count]
 
 
 class Decoder:
@@ -55,8 +85,9 @@ class Decoder:
             for part in self.manifest["parts"]}
         cache = self.manifest["cache"]
         self.caches = {each["input"]: np.zeros(each["shape"], each["dtype"]) for each in cache.get("arrays", ())}
-        self._table = {name: np.load(folder / file, mmap_mode="r") for name, file in
-                       self.manifest["embedding"].get("files", {}).items()}
+        embedding = self.manifest["embedding"]
+        self._table = {**embedding, **{name: np.load(folder / file, mmap_mode="r")
+                                       for name, file in embedding.get("files", {}).items()}}
         self._state = None if cache["form"] == "io" else next(iter(self._parts.values()))[2][0].make_state()
 
     def feed(self, ids: Sequence[int]) -> Any:
