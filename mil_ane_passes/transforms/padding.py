@@ -929,8 +929,18 @@ def get_uniform(var: Var) -> float | None:
     return float(first) if value.size and np.all(value == first) and np.isfinite(float(first)) else None
 
 
-def _is_positive(var: Var, strictly: bool = True) -> bool:
-    """Return whether finite values are positive whatever they are computed from, or at least not negative."""
+def _is_positive(var: Var, strictly: bool = True, known: dict[tuple[Var, bool], bool] | None = None) -> bool:
+    """Return whether finite values are positive whatever they are computed from, or at least not negative.
+
+    `known` are results for the values that `var` is computed from: sums of residual layers are read several times each.
+    """
+    known = {} if known is None else known
+    if (var, strictly) not in known:
+        known[var, strictly] = _find_sign(var, strictly, known)
+    return known[var, strictly]
+
+
+def _find_sign(var: Var, strictly: bool, known: dict[tuple[Var, bool], bool]) -> bool:
     op = var.op
     if is_const(var):
         low = np.min(var.val) if var.val is not None and np.asarray(var.val).dtype.kind in "iuf" else -1
@@ -938,16 +948,19 @@ def _is_positive(var: Var, strictly: bool = True) -> bool:
     if op is None:
         return False
     if op.op_type in ("add", "maximum"):
-        sides = [_is_positive(side, False) for side in (op.x, op.y)], [_is_positive(side) for side in (op.x, op.y)]
+        sides = [*([_is_positive(side, strict, known) for side in (op.x, op.y)] for strict in (False, True))]
         return (any(sides[1]) or not strictly and any(sides[0])) and (op.op_type == "maximum" or all(sides[0]))
     if op.op_type == "cast" and op.x.dtype == types.bool:
         return not strictly
     if op.op_type in ("mul", "real_div"):
-        return all(_is_positive(side, strictly or op.op_type == "real_div" and side is op.y) for side in (op.x, op.y))
+        if op.op_type == "mul" and op.x is op.y and not strictly:
+            return True
+        return all(_is_positive(side, strictly or op.op_type == "real_div" and side is op.y, known)
+                   for side in (op.x, op.y))
     if op.op_type in ("square", "abs") and strictly:
-        return _is_positive(op.x)
+        return _is_positive(op.x, True, known)
     if op.op_type in ("reduce_mean", "reduce_sum", "reduce_max", "expand_dims", "reshape", "transpose", "identity"):
-        return _is_positive(op.x, strictly)
+        return _is_positive(op.x, strictly, known)
     if op.op_type == "clip":
         return float(op.alpha.val) > 0 or not strictly and float(op.alpha.val) == 0
     squares = op.op_type == "pow" and is_const(op.y) and op.y.val is not None and np.all(np.mod(op.y.val, 2) == 0)

@@ -145,6 +145,21 @@ SUPPORTED = {
 }
 
 
+@pytest.mark.parametrize(("square", "masked"), [
+    (lambda x: mb.mul(x=x, y=x), False), (lambda x: mb.mul(x=x, y=mb.abs(x=x)), True)], ids=["squares", "signed"])
+def test_norms_behind_many_residual_sums(square, masked):
+    """Whether sums behind each other are positive is computed once for each: twice for each term would never end."""
+    def body(x):
+        for _ in range(40):
+            x = mb.add(x=x, y=mb.tanh(x=x))
+        mean = mb.add(x=mb.reduce_mean(x=square(x), axes=[-1], keep_dims=True), y=np.float32(1e-3))
+        return attend(mb.mul(x=x, y=mb.rsqrt(x=mean)))
+
+    draft, report = pad(program_of(body))
+    assert report.equal, str(report)
+    assert ("select" in types_of(draft)) == masked, "roots of what may be negative are not finite in the padding"
+
+
 def test_differences_of_neighbours_are_those_of_the_source():
     def body(x):
         later = mb.slice_by_index(x=x, begin=[0, 1, 0], end=[1, 0, WIDTH], end_mask=[True] * 3)
