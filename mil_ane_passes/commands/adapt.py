@@ -106,7 +106,8 @@ class AdaptReport:
 
     `kind`: "encoder" or "decoder". `status`: "written", or "rejected" (results differ from those of the source; nothing
     was written). `before` and `after` are figures of the source and of the main package (for one token): ops, those
-    unsupported by type, a reason for each type, shares on the ANE, estimated time, transitions. `done` are the changes.
+    unsupported by type, a reason for each type, shares on the ANE, estimated time, transitions, and bytes of weights,
+    which of `after` are those of the whole folder. `done` are the changes.
     Of a decoder, `tokens` are what both generated, `logit_error` is the largest difference of logits, relative to the
     largest of their step. Of an encoder, `lengths` are those that were compared, `result_error` is the largest
     difference of results, relative to the largest of an output.

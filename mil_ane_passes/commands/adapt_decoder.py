@@ -17,6 +17,7 @@ from ..utils.errors import InputError
 from ..utils.option_spelling import format_option_values
 from .adapt_parts import (
     compare_drafts,
+    count_weight_bytes,
     describe_var,
     emit_drafts,
     format_figures,
@@ -69,7 +70,7 @@ def write_decoder(
     embedding = _write_embedding(options, before, structure, forms[0], folder, report)
     parts = _write_packages(options, forms, structure, folder, report)
     report.after = join_figures([measure_package(folder / each["package"], options.target, parts[0]["function"])
-                                 for each in parts[0]["main"]])
+                                 for each in parts[0]["main"]]) | {"weight_bytes": count_weight_bytes(folder)}
     _write_files(folder, _make_manifest(structure, options, forms, parts, embedding, report))
     if options.verify:
         options.progress("generating tokens")

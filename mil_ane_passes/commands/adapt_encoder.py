@@ -13,6 +13,7 @@ import numpy as np
 from .._version import __version__
 from .adapt_parts import (
     compare_drafts,
+    count_weight_bytes,
     describe_var,
     emit_drafts,
     format_figures,
@@ -56,7 +57,7 @@ def write_encoder(
     if len(made) > 1:
         made[0].rename(folder / _LOOKUP)
     rewrite_package(options, made[-1], folder / _MAIN, report)
-    report.after = measure_package(folder / _MAIN, options.target)
+    report.after = measure_package(folder / _MAIN, options.target) | {"weight_bytes": count_weight_bytes(folder)}
     manifest = _make_manifest(before.functions[structure.function], drafts, structure, context, report)
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     (folder / "README.md").write_text(_format_readme(manifest), encoding="utf-8")

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..passes.layout import format_bytes
+
 if TYPE_CHECKING:
     from ..transforms.contract import Draft
     from .adapt import AdaptOptions, AdaptReport
 
-__all__ = ["compare_drafts", "describe_var", "emit_drafts", "format_figures", "join_figures", "measure_package",
-           "read_report_file", "rewrite_package", "share_weights"]
+__all__ = ["compare_drafts", "count_weight_bytes", "describe_var", "emit_drafts", "format_figures", "join_figures",
+           "measure_package", "read_report_file", "rewrite_package", "share_weights"]
 
 
 def emit_drafts(drafts: Sequence[Draft], folder: Path) -> list[Path]:
@@ -76,7 +78,12 @@ def measure_package(package: Path, target: str, function: str | None = None) -> 
             "reasons": {row.op.op_type: row.reason for row in reversed(left)},
             "unknown": figures.get("ane_unknown", 0), "share": figures["predicted_share"],
             "time_share": figures["predicted_time_share"], "transitions": figures["transitions"],
-            "estimated_ms": figures.get("est_ms"), "target": target}
+            "estimated_ms": figures.get("est_ms"), "weight_bytes": count_weight_bytes(package), "target": target}
+
+
+def count_weight_bytes(folder: Path) -> int:
+    """Count the bytes of weight files, and of tables that are files, below a folder."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.suffix in (".bin", ".npy"))
 
 
 def join_figures(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -94,7 +101,7 @@ def join_figures(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                            if sum(times) else parts[0]["time_share"]),
             "transitions": sum(each["transitions"] for each in parts),
             "estimated_ms": None if any(each["estimated_ms"] is None for each in parts) else sum(times),
-            "target": parts[0]["target"]}
+            "weight_bytes": sum(each["weight_bytes"] for each in parts), "target": parts[0]["target"]}
 
 
 def format_figures(figures: Mapping[str, Any]) -> str:
@@ -105,7 +112,8 @@ def format_figures(figures: Mapping[str, Any]) -> str:
     milliseconds = "" if figures["estimated_ms"] is None else f", {figures['estimated_ms']:.3f} ms estimated"
     return (f"{figures['ops']} ops, {count} unsupported on {figures['target']}{f' ({listed})' if listed else ''}, "
             f"{figures['share']:.1f} % of ops and {figures['time_share']:.1f} % of estimated time "
-            f"predicted on the ANE, {figures['transitions']} transitions{milliseconds}")
+            f"predicted on the ANE, {figures['transitions']} transitions{milliseconds}, "
+            f"{format_bytes(figures['weight_bytes'])} of weights")
 
 
 def describe_var(var: Any) -> dict[str, Any]:
