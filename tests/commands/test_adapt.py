@@ -191,6 +191,20 @@ def test_the_cache_as_one_state(tmp_path, capsys):
     assert sampled[0] == sampled[1] != sampled[2]
 
 
+def test_figures_are_those_of_lint_and_no_fix_is_tried_for_them(llama, monkeypatch):
+    from mil_ane_passes.commands import adapt_parts, lint
+    from tests.lab.language_models.builders import convert
+
+    source = convert("llama", "states")
+    expected = ane.lint(source, target="m4")
+    assert any(item.split_at for item in expected.findings)
+    monkeypatch.setattr(lint, "_can_cut", lambda *given: pytest.fail("a fix is tried"))
+    figures = adapt_parts.measure_package(source, "m4")
+    assert figures["ops"] == len(expected.plan.rows) and figures["share"] == round(expected.share, 2)
+    assert sum(figures["unsupported"].values()) == sum(row.ane == "no" for row in expected.plan.rows)
+    assert set(figures["reasons"]) == set(figures["unsupported"]) and all(figures["reasons"].values())
+
+
 def test_a_script_with_wrong_ids_says_what_is_expected(llama, monkeypatch, capsys):
     from mil_ane_passes.report.decoder import generate
 
