@@ -20,7 +20,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib.abc import MetaPathFinder
-from importlib.metadata import entry_points
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -84,6 +83,8 @@ def hide_optional_packages() -> None:
     Only for processes that convert nothing. Does nothing where coremltools is imported already, or where plugins are
     installed: a plugin may use any part of coremltools.
     """
+    from importlib.metadata import entry_points  # imported here, where stop signals are handled
+
     if "coremltools" not in sys.modules and not entry_points(group=ENTRY_POINT_GROUP):
         sys.meta_path.insert(0, _OptionalPackageFinder())
 

@@ -58,7 +58,7 @@ def finders(monkeypatch):
 def test_modules_of_coremltools_alone_do_not_find_them(finders, monkeypatch, tmp_path):
     (tmp_path / "xgboost.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(coremltools_setup, "entry_points", lambda group: [])
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [])
     coremltools_setup.hide_optional_packages()
     for importer, is_found in (("coremltools._deps", False), ("coremltoolsmore", True), ("mil_ane_passes.x", True)):
         importlib.invalidate_caches()
@@ -74,10 +74,10 @@ def test_modules_of_coremltools_alone_do_not_find_them(finders, monkeypatch, tmp
 
 def test_with_plugins_or_coremltools_nothing_is_hidden(finders, monkeypatch):
     before = list(finders)
-    monkeypatch.setattr(coremltools_setup, "entry_points", lambda group: [SimpleNamespace(name="a plugin's rule")])
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [SimpleNamespace(name="a plugin's rule")])
     coremltools_setup.hide_optional_packages()
     assert finders == before
-    monkeypatch.setattr(coremltools_setup, "entry_points", lambda group: [])
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [])
     sys.modules["coremltools"] = ane
     coremltools_setup.hide_optional_packages()
     assert finders == before
