@@ -19,7 +19,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from importlib.abc import MetaPathFinder
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -89,7 +88,7 @@ def hide_optional_packages() -> None:
         sys.meta_path.insert(0, _OptionalPackageFinder())
 
 
-class _OptionalPackageFinder(MetaPathFinder):
+class _OptionalPackageFinder:
     """Says of optional packages that they are not installed, to modules of coremltools alone."""
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
