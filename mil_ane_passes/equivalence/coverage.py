@@ -36,8 +36,8 @@ def find_unentered_blocks(
     old, new = dict(_iterate_blocks(before)), dict(_iterate_blocks(after))
     return [
         " > ".join(place) for place, block in new.items()
-        if (place not in old or _has_differences(old[place], block))
-        and (block not in seen_after or (place in old and old[place] not in seen_before))
+        if (block not in seen_after or (place in old and old[place] not in seen_before))
+        and (place not in old or _has_differences(old[place], block))  # only now: it prints both
     ]
 
 
