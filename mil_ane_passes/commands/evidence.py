@@ -28,6 +28,7 @@ __all__ = [
     "check_models",
     "compare_with_evidence",
     "describe_evidence",
+    "digest_models",
     "read_evidence",
     "write_evidence",
 ]
@@ -37,6 +38,14 @@ _KIND = "mil_ane_passes equivalence check"
 _RUN_KEYS = ("function", "feeds", "precision")
 "What tells the runs of a check apart."
 _PACKAGES = ("coremltools", "numpy", "torch")
+
+
+@dataclasses.dataclass(frozen=True)
+class DigestedModel:
+    """The path of a model, and the SHA-256 of what was there before the check."""
+
+    path: str
+    sha256: str
 
 
 def describe_evidence() -> str:
@@ -64,12 +73,12 @@ def check_evidence_file(
 
 
 def write_evidence(
-    path: Path, models: Mapping[str, str | os.PathLike[str]], options: Mapping[str, Any], report: VerifyReport
+    path: Path, models: Mapping[str, DigestedModel], options: Mapping[str, Any], report: VerifyReport
 ) -> None:
     """Write the digests of models and runs, the options, versions and the verdict as JSON."""
     found = {
         "schema": _SCHEMA, "kind": _KIND, "versions": _list_versions(),
-        "models": {name: {"path": os.fspath(model), "sha256": _digest_model(model)} for name, model in models.items()},
+        "models": {name: dataclasses.asdict(model) for name, model in models.items()},
         "options": {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()},
         "report": report.to_dict(), "runs": [dataclasses.asdict(run) for run in report.runs],
     }
@@ -96,13 +105,13 @@ def read_evidence(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def compare_with_evidence(
-    recorded: Mapping[str, Any], models: Mapping[str, str | os.PathLike[str]], report: VerifyReport
+    recorded: Mapping[str, Any], models: Mapping[str, DigestedModel], report: VerifyReport
 ) -> None:
     """Say in `report` what of the `recorded` check it repeats: models, verdict, feeds and the bits of the outputs."""
     departed = []
     for name, model in models.items():
         known = recorded["models"].get(name)
-        if not isinstance(known, dict) or known.get("sha256") != _digest_model(model):
+        if not isinstance(known, dict) or known.get("sha256") != model.sha256:
             departed.append(f"{name} is not the model that was recorded (other SHA-256)")
     status = recorded["report"].get("status")
     if status != report.status:
@@ -126,6 +135,11 @@ def _count_same(recorded: list[Any], found: list[dict[str, Any]]) -> tuple[int, 
     pairs = [(run, known.get(tuple(run[key] for key in _RUN_KEYS), {})) for run in found]
     pairs = [(run, was) for run, was in pairs if run["inputs"] == was.get("inputs")]
     return len(pairs), sum(run == was for run, was in pairs)
+
+
+def digest_models(models: Mapping[str, str | os.PathLike[str]]) -> dict[str, DigestedModel]:
+    """Digest models before they are read: while a long check runs, others may take their places."""
+    return {name: DigestedModel(os.fspath(model), _digest_model(model)) for name, model in models.items()}
 
 
 def _digest_model(model: str | os.PathLike[str]) -> str:

@@ -220,7 +220,14 @@ def verify(options: VerifyOptions) -> VerifyReport:
     Raises InputError for feeds or interfaces that do not fit and for a callable that raises, NotSupported (nothing
     run) for an op the reference runtime lacks.
     """
-    from .evidence import check_evidence_file, check_models, compare_with_evidence, read_evidence, write_evidence
+    from .evidence import (
+        check_evidence_file,
+        check_models,
+        compare_with_evidence,
+        digest_models,
+        read_evidence,
+        write_evidence,
+    )
 
     recorded = None if options.replay is None else read_evidence(options.replay)
     options = options if recorded is None else _take_recorded(options, recorded)
@@ -229,13 +236,13 @@ def verify(options: VerifyOptions) -> VerifyReport:
     models = {"before": options.before, "after": options.after}
     if recorded is not None:
         check_models(format_option_values("replay", options.replay), models)
-    target = None if options.report is None else check_evidence_file(
-        options.report, models, options.replay)
+    target = None if options.report is None else check_evidence_file(options.report, models, options.replay)
+    digested = digest_models(models) if target is not None or recorded is not None else {}
     found = _verify_sides(options)
     if target is not None:
-        write_evidence(target, models, {name: getattr(options, name) for name in _RECORDED}, found)
+        write_evidence(target, digested, {name: getattr(options, name) for name in _RECORDED}, found)
     if recorded is not None:
-        compare_with_evidence(recorded, models, found)
+        compare_with_evidence(recorded, digested, found)
     return found
 
 
@@ -244,7 +251,8 @@ def _take_recorded(options: VerifyOptions, recorded: Mapping[str, Any]) -> Verif
     from .evidence import describe_evidence
 
     who = format_option_values("replay", options.replay)
-    given = [name for name in _RECORDED if getattr(options, name) != getattr(VerifyOptions, name)]
+    given = [name for name in _RECORDED if name != "quirks" and getattr(options, name) != getattr(VerifyOptions, name)]
+    given += ["quirks"] * bool(options.quirks)
     if given:
         raise InputError(f"{who}: the recorded check has options of its own; found {format_option(given[0])} as well")
     found = {name: recorded["options"].get(name, getattr(VerifyOptions, name)) for name in _RECORDED}

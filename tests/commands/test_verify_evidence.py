@@ -133,6 +133,7 @@ def test_a_damaged_file_is_refused(evidence, capsys, change, reason):
 def test_wrong_use(models, evidence, tmp_path, capsys):
     for arguments, reason in (
         (["--replay", str(evidence), "--seeds", "5"], "the recorded check has options of its own; found --seeds"),
+        (["--replay", str(evidence), "--atol", "0"], "the recorded check has options of its own; found --atol"),
         (["--replay", str(tmp_path / "none.json")], "no file"),
         ([*models, "--report", str(tmp_path / "none" / "x.json")], "no folder"),
         ([*models, "--report", str(tmp_path / "False.mlpackage" / "x.json")], "lies in the package"),
