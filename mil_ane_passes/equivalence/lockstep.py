@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,10 +11,10 @@ from coremltools.converters.mil.mil import Operation, Program
 
 from ..ir.query import iterate_nested_ops
 from ..runtime.engine import Call, Runtime
-from ..utils.errors import InputError, LimitReached
+from ..utils.errors import InputError, MemoryLimitReached
 from ..utils.locking import synchronized
 from .execution import Execution, Plan, Run, RunProgress, copy_state, execute_run, is_left_out, join_results, note_error
-from .value_matching import FunctionValues, OpMatch, find_equal_inputs, match_ops
+from .value_matching import FunctionMatch, FunctionValues, OpMatch, match_functions
 
 if TYPE_CHECKING:
     from ..runtime.interpreter import Interpreter
@@ -32,13 +32,9 @@ class Lockstep:
     take results again. A value of the first function is freed when neither function needs it.
     """
 
-    def __init__(
-        self, first: Runtime, second: Runtime, matches: Mapping[Any, OpMatch], equal_inputs: Collection[str]
-    ) -> None:
+    def __init__(self, first: Runtime, second: Runtime, match: FunctionMatch) -> None:
         self.first, self.second = first, second
-        self._matches, self._equal_inputs = matches, equal_inputs
-        self.taken: Counter[str] = Counter()
-        "Ops of the second function by type whose results were taken so far."
+        self._match = match
 
     @synchronized
     def __call__(
@@ -46,10 +42,11 @@ class Lockstep:
     ) -> tuple[dict[str, Array], dict[str, Array] | InputError]:
         """Run both once; returns their outputs, or in place of the second's the error that it ended with.
 
-        Raises the errors of the first; LimitReached of either, also where each alone would keep within the limit.
+        Raises the errors of the first; LimitReached of either, that of memory also where each alone would keep within
+        it.
         """
         one = self.first.start_call(feeds, states[0])
-        steps = _Steps(one, self._matches)
+        steps = _Steps(one, self._match.ops)
         entered: set[Any] = set()
         outcome: dict[str, Array] | InputError
         try:
@@ -70,9 +67,9 @@ class Lockstep:
     def _run_second(self, first: _Steps, call: Call, entered: set[Any]) -> list[Any]:
         machine = call.machine
         machine.live, machine.executed_blocks = first.machine.live, entered  # one limit for the values of both
-        equal = {id(var) for name, var in call.block.inputs.items() if name in self._equal_inputs}
+        equal = {id(var) for name, var in call.block.inputs.items() if name in self._match.equal_inputs}
         for op, finished in machine.enter_block(call.block, call.arguments):
-            match = self._matches.get(op)
+            match = self._match.ops.get(op)
             if match is None:
                 machine.run_op(op)
             else:
@@ -86,7 +83,6 @@ class Lockstep:
         first.run_until(match)
         if match.is_same and all(id(var) in equal for var in match.operands):
             machine.check_time(op)
-            self.taken[op.op_type] += 1
             _count_blocks(op, match.counterpart, first.machine, machine)
         else:
             machine.run_op(op)
@@ -107,7 +103,6 @@ class _Steps:
         self._needs = Counter(id(other) for match in matches.values() for _, other in match.pairs)
         self._finished: set[int] = set()
         "Values that the first function no longer reads, but the second may take."
-        self._done: set[int] = set()
         self._ops = iter(self.machine.enter_block(self._block, call.arguments))
 
     def run_until(self, match: OpMatch) -> None:
@@ -174,11 +169,10 @@ def execute_in_lockstep(
     count = RunProgress(progress, len(made) * len(precisions))
     for function in dict.fromkeys(plan.function for plan in made):
         values = [FunctionValues(function, program.functions[function]) for program in (before, after)]
-        matches = match_ops(values[0], values[1], mapping)
-        equal = find_equal_inputs(values[0].function, values[1].function)
+        match = match_functions(values[0], values[1], mapping)
         for precision in precisions:
             runtimes = [Runtime(program, function=function, precision=precision) for program in (before, after)]
-            lockstep = Lockstep(runtimes[0], runtimes[1], matches, equal)
+            lockstep = Lockstep(runtimes[0], runtimes[1], match)
             for pair in zip(old.runs, new.runs):
                 if not is_left_out(pair[0], function, precision):
                     count.report(pair[0].plan, precision)
@@ -188,13 +182,13 @@ def execute_in_lockstep(
     return old, new
 
 
-def _execute_pair(lockstep: Any, runs: tuple[Run, Run], precision: str) -> None:
-    """Execute a plan on both programs; one after the other where both at once exceed a limit."""
+def _execute_pair(lockstep: Lockstep, runs: tuple[Run, Run], precision: str) -> None:
+    """Execute a plan on both programs; one after the other where the values of both exceed the memory."""
     old, new = runs
     states = copy_state(old.plan), copy_state(old.plan)
     try:
         outputs, outcome = lockstep(old.plan.feeds, states)
-    except LimitReached:
+    except MemoryLimitReached:
         for runtime, run in ((lockstep.first, old), (lockstep.second, new)):
             if not run.error:
                 execute_run(runtime, run, precision)

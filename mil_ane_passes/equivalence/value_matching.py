@@ -12,14 +12,14 @@ from ..ir.value_numbering import ValueNumbering
 from .coverage import BlockPath, iterate_nested_blocks
 
 __all__ = [
+    "FunctionMatch",
     "FunctionValues",
     "OpMatch",
     "find_ancestors",
     "find_counterparts",
-    "find_equal_inputs",
     "find_state_updates",
     "is_constant",
-    "match_ops",
+    "match_functions",
 ]
 
 _STATE_OPS = frozenset({"read_state", "write_state", "coreml_update_state"})
@@ -48,6 +48,14 @@ class OpMatch:
     is_same: bool
     counterpart: Operation
     "The op of the first function that makes the first of these values."
+
+
+@dataclass(frozen=True)
+class FunctionMatch:
+    """What two functions have in common: matches of ops of the second, and names of inputs that are stored alike."""
+
+    ops: Mapping[Operation, OpMatch]
+    equal_inputs: frozenset[str]
 
 
 class FunctionValues:
@@ -114,23 +122,12 @@ def find_counterparts(
     return {var: stands_for for var, stands_for in pairs.items() if stands_for}
 
 
-def find_equal_inputs(before: Function, after: Function) -> set[str]:
-    """Return the names of the inputs that two functions store alike: those of the same name and type."""
-    numbering = ValueNumbering()
-    numbering.number_inputs(before)
-    numbering.number_inputs(after)
-    return {name for name, var in after.inputs.items()
-            if name in before.inputs and numbering.numbers[var] == numbering.numbers[before.inputs[name]]}
+def match_functions(before: FunctionValues, after: FunctionValues, mapping: Mapping[str, str]) -> FunctionMatch:
+    """Match the inputs and ops of the function `after`, without those of nested blocks, with values of `before`.
 
-
-def match_ops(
-    before: FunctionValues, after: FunctionValues, mapping: Mapping[str, str]
-) -> dict[Operation, OpMatch]:
-    """Match the ops of the function `after`, without those of nested blocks, with values of `before`.
-
-    An op is the same as one of `before` if it is of its type and reads equal constants and the counterparts of its
-    operands. The result of any other op may be equal to the value of the same name, or that which `mapping` (name
-    before -> name after) names; ops behind it are matched as if it were.
+    Inputs are alike that have the same name and type. An op is the same as one of `before` if it is of its type and
+    reads equal constants and the counterparts of its operands. The result of any other op may be equal to the value of
+    the same name, or that which `mapping` (name before -> name after) names; ops behind it are matched as if it were.
     """
     numbering = ValueNumbering()
     first: dict[int, Var] = {}
@@ -140,6 +137,8 @@ def match_ops(
         if not _is_constant_op(op):
             first.update((numbering.numbers[var], var) for var in op.outputs if numbering.numbers[var] not in first)
     numbering.number_inputs(after.function)
+    inputs = frozenset(name for name, var in after.function.inputs.items() if name in before.function.inputs
+                       and numbering.numbers[var] == numbering.numbers[before.function.inputs[name]])
     named, inner = find_counterparts(before, after, mapping), set(before.function.operations)
     found: dict[Operation, OpMatch] = {}
     for op in after.function.operations:
@@ -155,7 +154,7 @@ def match_ops(
             numbering.numbers.update((var, numbering.numbers[other]) for var, other in pairs)
         if pairs:
             found[op] = OpMatch(_list_operands(op, after.function), tuple(pairs), is_same, pairs[0][1].op)
-    return found
+    return FunctionMatch(found, inputs)
 
 
 def _number(numbering: ValueNumbering, op: Operation) -> None:

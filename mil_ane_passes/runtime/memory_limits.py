@@ -18,7 +18,7 @@ import numpy as np
 from coremltools.converters.mil.mil import types
 
 from ..ir.printer import format_dimension
-from ..utils.errors import LimitReached
+from ..utils.errors import MemoryLimitReached
 
 if TYPE_CHECKING:
     from .prepared_function import PreparedFunction
@@ -53,13 +53,14 @@ _ALIASING_OPS = frozenset({"reshape", "squeeze", "expand_dims", "identity"})
 
 
 def refuse_oversized_values(ops: Iterable[Any]) -> None:
-    """Raise LimitReached when an op makes a value that, as far as its shape is known, needs over half of the memory."""
+    """Raise MemoryLimitReached when an op makes a value that, as far as its shape is known, takes over half of the
+    memory."""
     most = _MAX_MEMORY_SHARE * _get_machine_bytes()
     for op in ops:
         for var in op.outputs:
             nbytes = _ELEMENT_BYTES * _count_elements(var.sym_type)
             if nbytes > most:
-                raise LimitReached(
+                raise MemoryLimitReached(
                     f"value {var.name!r} of shape ({', '.join(map(format_dimension, var.sym_type.get_shape()))}) takes "
                     f"{nbytes / 1e9:.0f} GB; the reference runtime holds at most {most / 1e9:.0f} GB for one value "
                     "on this machine"
@@ -67,11 +68,11 @@ def refuse_oversized_values(ops: Iterable[Any]) -> None:
 
 
 def refuse_excessive_peak(prepared: PreparedFunction, block: Any) -> None:
-    """Raise LimitReached when the values alive at one op of `block` exceed the limit, as far as shapes are known."""
+    """Raise MemoryLimitReached when the values alive at one op of `block` exceed it, as far as shapes are known."""
     peak, op = _find_peak(prepared, block)
     most = _get_byte_limit()
     if peak > most:
-        raise LimitReached(
+        raise MemoryLimitReached(
             _format_limit_message(op, f"the values that are alive here take {_format_bytes(peak)}", most)
         )
 
@@ -144,9 +145,9 @@ class LiveValues:
             self.bytes -= self._held.pop(place)[0]
 
     def require(self, op: Any, nbytes: int) -> None:
-        """Raise LimitReached when `nbytes` of results of `op` exceed the limit together with the live values."""
+        """Raise MemoryLimitReached when `nbytes` of results of `op` exceed the limit together with the live values."""
         if nbytes and self.bytes + nbytes > self.most:
-            raise LimitReached(
+            raise MemoryLimitReached(
                 _format_limit_message(
                     op,
                     f"makes {_format_bytes(nbytes)} beside {_format_bytes(self.bytes)} of values that are still needed",
@@ -223,10 +224,10 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def refuse_allocation(op: Any, error: BaseException, live: LiveValues) -> NoReturn:
-    """Raise LimitReached because the system did not provide the memory that `op` needs."""
+    """Raise MemoryLimitReached because the system did not provide the memory that `op` needs."""
     requested = _REQUESTED_BYTES_PATTERN.search(str(error))
     amount = f"{_format_bytes(int(requested[1]))} more" if requested else "as much memory as it needs"
-    raise LimitReached(
+    raise MemoryLimitReached(
         f"{_describe_op(op)}: the system does not give {amount}, beside {_format_bytes(live.bytes)} of values "
         f"that are still needed; {_REMEDY}"
     ) from error

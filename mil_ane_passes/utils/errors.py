@@ -10,6 +10,7 @@ __all__ = [
     "AnePassesError",
     "InputError",
     "LimitReached",
+    "MemoryLimitReached",
     "NotSupported",
     "RuleError",
     "format_memory_error",
@@ -41,6 +42,10 @@ class LimitReached(NotSupported):
 
     The message names the op and the limit.
     """
+
+
+class MemoryLimitReached(LimitReached):
+    """A run was stopped, or not started, because its values exceed the limit on memory."""
 
 
 class RuleError(AnePassesError):
