@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import coremltools as ct
 import numpy as np
@@ -178,22 +178,39 @@ class TransposedUpdate(BlockRule):
         for op in block.operations:
             if op.op_type != "transpose":
                 continue
-            source = op.x
-            while source.op is not None and source.op.op_type in _PASSED_THROUGH:
-                source = source.op.inputs["value"] if source.op.op_type == "coreml_update_state" else source.op.x
-            if source.op is not None and source.op.op_type == "read_state":
-                source = _find_written_value(source) or source
+            source = _find_source_of_rows(op.x)
             if source.op is not None and source.op.op_type == "slice_update":
                 yield Hit(op, note=f"reads '{source.name}', the result of a slice_update")
 
     def examples(self) -> Iterable[Example]:
         yield Example("of the update", lambda: _build_cache(transposed=True))
+        yield Example("through a slice", lambda: _build_cache(
+            transposed=True, read=lambda state, kept: Builder.slice_by_size(x=kept, begin=[0, 1, 0], size=[1, 2, 32])))
+        yield Example("read back from the state", lambda: _build_cache(
+            transposed=True, read=lambda state, kept: Builder.read_state(input=state)))
+        yield Example("read before it is written", lambda: _build_cache(
+            transposed=True, read=lambda state, kept: kept.op.inputs["value"].op.x), reason="")
         yield Example("not transposed", lambda: _build_cache(), reason="")
         yield make_example("of an input", lambda x: Builder.transpose(x=x, perm=[1, 0], name="y"), reason="", x=(4, 32))
 
 
 def _list_users(op: Operation) -> list[Operation]:
     return [user for var in op.outputs for user in get_consumers(var)]
+
+
+def _find_source_of_rows(var: Var) -> Var:
+    """Follow rows of a cache back through slices and the state that they are kept in, within their block."""
+    while var.op is not None:
+        if var.op.op_type == "read_state":
+            source = _find_written_value(var)
+        elif var.op.op_type in _PASSED_THROUGH:
+            source = var.op.inputs["value" if var.op.op_type in _STATE_WRITERS else "x"]
+        else:
+            break
+        if source is None:
+            break
+        var = source
+    return var
 
 
 def _find_written_value(read: Var) -> Var | None:
@@ -208,9 +225,13 @@ def _find_written_value(read: Var) -> Var | None:
 
 
 def _build_cache(
-    states: int = 1, computed: bool = False, blended: bool = False, transposed: bool = False
+    states: int = 1, computed: bool = False, blended: bool = False, transposed: bool = False,
+    read: Callable[[Var, Var], Var] = lambda state, kept: kept,
 ) -> Program:
-    """Build a function that writes a row into each of its states, and returns a product with what they hold."""
+    """Build a function that writes a row into each of its states, and returns a product with what they hold.
+
+    `read` gets the state and what was written, and returns what is multiplied.
+    """
     placeholders = {f"s{number}": Builder.state_tensor_placeholder((1, 4, 32), types.fp16) for number in range(states)}
     given = {"x": Builder.placeholder((1, 1, 32), types.fp16), "at": Builder.placeholder((3,), types.int32)}
     with Function({**placeholders, **given}, opset_version=ct.target.iOS18) as function:
@@ -224,7 +245,8 @@ def _build_cache(
                 begin = function.inputs["at"] if computed else np.array([0, 1, 0], np.int32)
                 end = Builder.add(x=begin, y=np.array([1, 1, 32], np.int32))
                 new = Builder.slice_update(x=held, update=x, begin=begin, end=end)
-            kept = Builder.coreml_update_state(state=function.inputs[name], value=new)
+            state = function.inputs[name]
+            kept = read(state, Builder.coreml_update_state(state=state, value=new))
             if transposed:
                 results.append(Builder.matmul(x=x, y=Builder.transpose(x=kept, perm=[0, 2, 1])))
             else:

@@ -12,6 +12,7 @@ import torch
 from coremltools.converters.mil.mil import Builder as mb
 
 from mil_ane_passes.runtime import Runtime
+from mil_ane_passes.runtime.numeric import have_equal_bits
 from tests.runtime.helpers import close, draw, program, run, same_bits
 
 
@@ -97,3 +98,22 @@ def test_a_long_program_does_not_spread_over_the_heap() -> None:
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     # Two values of 4 MB are alive at once. With constants kept as they were first read, it grew by 525 MB; now by 43.
     assert int(done.stdout.splitlines()[-1]) < 150e6
+
+
+BITS = np.arange(5000, dtype=np.float16)
+
+
+@pytest.mark.parametrize(("one", "other", "expected"), [
+    (BITS, BITS.copy(), True),
+    (BITS, np.where(BITS == BITS[1234], np.float16(0.5), BITS), False),
+    (np.where(BITS < 9, np.float16(0), BITS), np.where(BITS < 9, np.float16(-0.0), BITS), False),
+    (np.array([0x7E00, 0x7E00], np.uint16).view(np.float16), np.array([0x7E00, 0x7E00], np.uint16).view(np.float16),
+     True),
+    (np.array([0x7E00], np.uint16).view(np.float16), np.array([0x7E01], np.uint16).view(np.float16), False),
+    (BITS, BITS.reshape(50, 100), False),
+    (np.zeros(3, np.float32), np.zeros(3, np.int32), False),
+    (np.zeros((0, 3), np.float32), np.zeros((0, 3), np.float32), True),
+    (np.array(True), np.array(False), False),
+], ids=["equal", "one element of many", "-0", "the same NaN", "another NaN", "shape", "dtype", "nothing", "bools"])
+def test_tensors_of_equal_bits(one: Any, other: Any, expected: bool) -> None:
+    assert have_equal_bits(torch.from_numpy(one), torch.from_numpy(other)) is expected
