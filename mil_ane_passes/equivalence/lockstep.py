@@ -75,7 +75,6 @@ class Lockstep:
             else:
                 self._run_matched(first, machine, op, match, equal)
             machine.release(finished)
-            equal.difference_update(finished)
         return machine.leave_block(call.block)
 
     def _run_matched(self, first: _Steps, machine: Interpreter, op: Any, match: OpMatch, equal: set[int]) -> None:
