@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from ..ir.constants import LazyValue
+from ..ir.coremltools_internals import get_typed_value
 from ..utils.budget import get_current_budget
 from ..utils.errors import AnePassesError, InputError
 from .memory_limits import LiveValues, estimate_result_bytes, is_out_of_memory, refuse_allocation
@@ -56,22 +58,27 @@ class Interpreter:
         "The running loops, outermost first, each with its steps so far."
         self._is_timed = self.budget.max_seconds is not None
         prepared.constants.check_files()
-        prepared.constants.cache_read_constants(self._constant)
+        prepared.constants.cache_read_constants(self._make_constant)
 
     def operand(self, var: Any) -> Any:
         """Return the value of `var` in the form kernels expect."""
         if id(var) in self.env:
             return self.precision.operand(self.env[id(var)])
-        return self.prepared.constants.get(var, self._constant)
+        return self.prepared.constants.get(var, self._make_passing_constant)
 
-    def _constant(self, var: Any) -> Any:
+    def _make_passing_constant(self, var: Any) -> Any:
+        return self._make_constant(var, passing=True)
+
+    def _make_constant(self, var: Any, passing: bool = False) -> Any:
+        """Compute the operand for a constant; `passing` if one op reads it and it is then dropped."""
         if is_lazy(var.op) and var.op.op_type != "const":
             made = self._evaluate(var.op)[var.op.outputs.index(var)]
             return self.precision.operand(self.keep(var, made))
-        value = var.val
+        held = get_typed_value(var)
+        value = held.read() if isinstance(held, LazyValue) else var.val  # what is unpacked to be read is not kept
         if value is None:
             raise KeyError(f"variable '{var.name}' is read before it is computed")
-        return self.precision.constant(value) if is_tensor_value(value) else value
+        return self.precision.constant(value, passing) if is_tensor_value(value) else value
 
     def run_block(self, block: Any, arguments: Iterable[Any] = ()) -> list[Any]:
         """Run one block with `arguments` bound to its inputs; return the stored values of its outputs."""

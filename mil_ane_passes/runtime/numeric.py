@@ -7,6 +7,9 @@ torch lacks most kernels for the unsigned and the sub-byte types.
 
 from __future__ import annotations
 
+import math
+import weakref
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -16,10 +19,13 @@ from coremltools.converters.mil.mil import types
 
 from ..utils.mapped_files import check_file_of, is_mapped, iterate_chunks, read_once
 
-__all__ = ["Precision", "canonicalize_layout", "get_bit_width", "have_equal_bits", "is_tensor_value"]
+__all__ = ["Precision", "ReusedMemory", "canonicalize_layout", "get_bit_width", "have_equal_bits", "is_tensor_value"]
 
 #: torch allocates at this alignment; at another one vector libraries may round differently, so all tensors get it
 _ALIGNMENT = 64
+
+#: bytes from which the memory of constants is used again
+_LARGE_BYTES = 1 << 20
 
 #: the largest number of fp16
 _FP16_MAX = 65504.0
@@ -32,6 +38,30 @@ _SAMPLES = 64
 
 #: the dtypes that torch reads in numpy's layout, in the machine's byte order
 _SHARED_NUMPY_DTYPES = frozenset(map(np.dtype, ("f2", "f4", "f8", "i4", "i8", "?")))
+
+
+class ReusedMemory:
+    """Memory for large tensors, one at a time, that is used again when nothing refers to the tensor before.
+
+    The first write to a page takes several times as long as to convert the numbers that it holds.
+    """
+
+    def __init__(self) -> None:
+        self._memory = np.empty(0, np.uint8)
+        self._user: weakref.ref[np.ndarray[Any, Any]] = weakref.ref(self._memory)
+
+    def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Return a tensor whose elements are not set, aligned as torch's own."""
+        nbytes = math.prod(shape) * dtype.itemsize
+        if nbytes < _LARGE_BYTES:
+            return torch.empty(tuple(shape), dtype=dtype)
+        if self._user() is not None or self._memory.size < nbytes + _ALIGNMENT:
+            self._memory = np.empty(0, np.uint8)  # frees what there is before there is more
+            self._memory = np.empty(nbytes + _ALIGNMENT, np.uint8)
+        first = -self._memory.__array_interface__["data"][0] % _ALIGNMENT
+        view = self._memory[first : first + nbytes]
+        self._user = weakref.ref(view)
+        return torch.from_numpy(view).view(dtype).view(tuple(shape))
 
 
 def canonicalize_layout(x: torch.Tensor) -> torch.Tensor:
@@ -99,11 +129,16 @@ class Precision:
         self.infinity = None if not finite_constants else 3e4 if name == "float16" else 1e6
         self.compute = torch.float64 if name == "float64" else torch.float32
         self._storage: dict[Any, torch.dtype] = {}
+        self._reused = ReusedMemory()
 
-    def tensor(self, value: Any) -> torch.Tensor:
-        """Convert a numpy value to a tensor in the computing dtype, in memory that torch allocated (never shared)."""
+    def tensor(self, value: Any, passing: bool = False) -> torch.Tensor:
+        """Convert a numpy value to a tensor in the computing dtype, in memory of its own.
+
+        That of a `passing` tensor, which is read by one op and then dropped, may be used again.
+        """
         array = np.asarray(value)
-        out = torch.empty(array.shape, dtype=self._computed(array.dtype))
+        dtype = self._computed(array.dtype)
+        out = self._reused.allocate(array.shape, dtype) if passing else torch.empty(array.shape, dtype=dtype)
         if is_mapped(array) and array.flags.c_contiguous:
             for start, piece in iterate_chunks(array):
                 _copy_elements(out.view(-1)[start : start + piece.size], piece)
@@ -112,12 +147,12 @@ class Precision:
         _copy_elements(out, array)
         return out
 
-    def constant(self, value: Any) -> torch.Tensor:
+    def constant(self, value: Any, passing: bool = False) -> torch.Tensor:
         """Convert a constant as `tensor` does.
 
         With `finite_constants`, magnitudes of 65504 and more become the finite number of this precision.
         """
-        made = self.tensor(value)
+        made = self.tensor(value, passing)
         if self.infinity is not None and made.is_floating_point():
             made.masked_fill_(made >= _FP16_MAX, self.infinity).masked_fill_(made <= -_FP16_MAX, -self.infinity)
         return made

@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from coremltools.converters.mil.mil import types
 
+from ..ir.constants import LazyValue
+from ..ir.coremltools_internals import get_typed_value
 from ..utils.mapped_files import check_file_of
 
 if TYPE_CHECKING:
@@ -85,6 +87,7 @@ class OpInputs:
         known = var is not None and var.op is not None and var.op.op_type == "const"
         if not known:
             return None
-        value = np.asarray(var.val)
+        held = get_typed_value(var)
+        value = np.asarray(held.read() if isinstance(held, LazyValue) else var.val)
         check_file_of(value)
         return value

@@ -15,6 +15,7 @@ from coremltools.converters.mil.mil.types.type_mapping import nptype_from_builti
 from mil_ane_passes.runtime import Runtime
 from tests.runtime.helpers import Array, close, draw, program
 
+pytestmark = pytest.mark.usefixtures("elements_at_once")
 X = draw(0, 3, 8)
 
 
@@ -139,9 +140,9 @@ def test_a_table_is_read_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
     table, sizes = draw(1, 1000, 8), []
     convert = numeric.Precision.tensor
 
-    def watched(self: Any, value: Any) -> Any:
+    def watched(self: Any, value: Any, *passing: bool) -> Any:
         sizes.append(np.size(value))
-        return convert(self, value)
+        return convert(self, value, *passing)
 
     made = program(lambda x: mb.gather(x=table, indices=x, axis=0), {"x": np.array([[3, -1]], np.int32)})
     monkeypatch.setattr(numeric.Precision, "tensor", watched)

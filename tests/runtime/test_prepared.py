@@ -12,7 +12,7 @@ import torch
 from coremltools.converters.mil.mil import Builder as mb
 
 from mil_ane_passes.runtime import Runtime
-from mil_ane_passes.runtime.numeric import have_equal_bits
+from mil_ane_passes.runtime.numeric import ReusedMemory, have_equal_bits
 from tests.runtime.helpers import close, draw, program, run, same_bits
 
 
@@ -117,3 +117,31 @@ BITS = np.arange(5000, dtype=np.float16)
 ], ids=["equal", "one element of many", "-0", "the same NaN", "another NaN", "shape", "dtype", "nothing", "bools"])
 def test_tensors_of_equal_bits(one: Any, other: Any, expected: bool) -> None:
     assert have_equal_bits(torch.from_numpy(one), torch.from_numpy(other)) is expected
+
+
+def test_memory_of_large_constants_is_used_again_unless_a_value_still_lies_in_it() -> None:
+    memory = ReusedMemory()
+    first = memory.allocate((600, 1000), torch.float32)
+    place = first.data_ptr()
+    row = first[1]
+    del first
+    second = memory.allocate((300, 1000), torch.float64)
+    assert second.data_ptr() != place and second.data_ptr() % 64 == 0
+    place = second.data_ptr()
+    del second, row
+    assert memory.allocate((400, 1000), torch.float32).data_ptr() == place
+    assert memory.allocate((3,), torch.int32).shape == (3,)
+
+
+def test_constants_that_are_returned_are_not_overwritten() -> None:
+    weights = [np.full((1024, 1024), value, np.float16) for value in (1, 2, 3)]
+
+    def build(x: Any) -> Any:
+        # opaque to pymil, which would compute a reshape of a constant itself
+        kept = [mb.slice_by_index(x=weight, begin=x, end=[1024, 1024], end_mask=[True, True]) for weight in weights]
+        return (*kept, mb.gather(x=weights[0], indices=x, axis=1))
+
+    feeds = {"x": np.zeros(2, np.int32)}
+    for precision in ("float64", "float16"):
+        found = list(Runtime(program(build, feeds), precision=precision)(feeds).values())
+        assert [each.min() for each in found[:3]] == [each.max() for each in found[:3]] == [1, 2, 3]

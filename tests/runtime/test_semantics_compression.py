@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tests.runtime.helpers import Array, close, draw, run, same_bits
 from tests.runtime.laws import law
 
+pytestmark = pytest.mark.usefixtures("elements_at_once")
 PRECISIONS = ("float64", "float32", "float16")
 
 

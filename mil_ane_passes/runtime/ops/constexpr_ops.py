@@ -1,11 +1,14 @@
 """Compressed constants, decompressed when they are used.
 
 The work is done on numpy arrays: packed data is not arithmetic. Scales and zero points are applied in the computing
-dtype, in the order coremltools' `decompress` functions apply them.
+dtype, in the order coremltools' `decompress` functions apply them. Large weights are decompressed some rows at a time:
+what is computed on the way takes several times the memory of the result.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +17,9 @@ import torch
 from ..registry import register_kernel
 
 Array = np.ndarray[Any, Any]
+
+_ELEMENTS_AT_ONCE = 1 << 20
+"Elements that are decompressed at once; a multiple of 8, so that packed bits are cut between bytes."
 
 
 @register_kernel("constexpr_cast")
@@ -24,42 +30,90 @@ def constexpr_cast(op: Any, ins: Any) -> torch.Tensor:
 @register_kernel("constexpr_affine_dequantize")
 def constexpr_affine_dequantize(op: Any, ins: Any) -> torch.Tensor:
     """Compute `scale * (data - zero_point)`, with vectors along `axis`."""
-    data = ins["quantized_data"].to(ins.compute)
+    data = _read_packed(ins, "quantized_data")
     shape = [1] * data.dim()
     shape[ins.value("axis")] = -1
-    zero_point, scale = (ins[name].to(ins.compute) for name in ("zero_point", "scale"))
-    return (data - _reshape_parameter(zero_point, shape)) * _reshape_parameter(scale, shape)
+    zero_point, scale = (_reshape_parameter(ins[name].to(ins.compute), shape) for name in ("zero_point", "scale"))
+    return _compute_by_rows(lambda data, zero_point, scale: (data.to(ins.compute) - zero_point) * scale,
+                            data, zero_point, scale)
 
 
 def _reshape_parameter(parameter: torch.Tensor, shape: list[int]) -> torch.Tensor:
-    return parameter.reshape(shape) if parameter.numel() > 1 else parameter.reshape(())
+    return parameter.reshape(shape if parameter.numel() > 1 else [1] * len(shape))
+
+
+def _read_packed(ins: Any, name: str) -> torch.Tensor:
+    """Return packed or quantized data, as stored where that is in bytes."""
+    stored = ins.constant(name)
+    if stored is None or stored.dtype.kind not in "iu" or stored.dtype.itemsize > 1:
+        return torch.as_tensor(ins[name])
+    return torch.from_numpy(np.array(stored, np.dtype(stored.dtype.str)))  # without what marks types below a byte
+
+
+def _compute_by_rows(
+    compute: Callable[..., torch.Tensor], data: torch.Tensor, *parameters: torch.Tensor
+) -> torch.Tensor:
+    """Compute a weight from `data` and the parameters of its blocks, some rows at a time.
+
+    Parameters have the rank of `data`, and along each axis one entry for so many elements, or one for all. The weight
+    has as many rows as `data`, or a multiple of it.
+    """
+    count = data.shape[0] if data.dim() else 1
+    step = math.lcm(*(count // each.shape[0] for each in parameters if each.dim() and each.shape[0] > 1))
+    rows = max(1, _ELEMENTS_AT_ONCE * count // max(1, data.numel()) // step) * step
+    if rows >= count:
+        return compute(data, *parameters)
+    found = torch.empty(0)
+    for start in range(0, count, rows):
+        part = compute(data[start : start + rows], *(_cut_rows(each, start, rows, count) for each in parameters))
+        if not start:
+            found = torch.empty(part.shape[0] // rows * count, *part.shape[1:], dtype=part.dtype)
+        place = found.shape[0] // count * start
+        found[place : place + part.shape[0]] = part
+    return found
+
+
+def _cut_rows(parameter: torch.Tensor, start: int, rows: int, count: int) -> torch.Tensor:
+    """Cut out the entries for `rows` of `count` rows of data."""
+    if parameter.shape[0] == 1:
+        return parameter
+    per_entry = count // parameter.shape[0]
+    return parameter[start // per_entry : (start + rows) // per_entry]
 
 
 @register_kernel("constexpr_blockwise_shift_scale")
 def constexpr_blockwise_shift_scale(op: Any, ins: Any) -> torch.Tensor:
-    return _dequantize_blocks(ins["data"], ins)
+    return _dequantize_blocks(_read_packed(ins, "data"), ins)
 
 
 @register_kernel("constexpr_lut_to_dense")
 def constexpr_lut_to_dense(op: Any, ins: Any) -> torch.Tensor:
-    indices, lut = ins["indices"], ins["lut"]
+    indices, lut = _read_packed(ins, "indices"), ins["lut"]
     if not ins.accepts("shape"):
         return _look_up_entries(indices, lut, ins.value("vector_axis"))
     # Before iOS18 indices are packed bits, least significant first.
     shape = ins.values("shape")
     bits = int(lut.numel() - 1).bit_length() or 1
-    flat = _unpack_bits(indices.numpy(), bits, int(np.prod(shape)))
-    return lut.reshape(-1)[torch.from_numpy(flat)].reshape(shape)
+    found = torch.empty(math.prod(shape), dtype=lut.dtype)
+    for start, numbers in _iterate_unpacked(indices.numpy(), bits, found.numel()):
+        torch.take(lut, torch.from_numpy(numbers), out=found[start : start + numbers.size])
+    return found.reshape(shape)
 
 
 @register_kernel("constexpr_sparse_to_dense")
 def constexpr_sparse_to_dense(op: Any, ins: Any) -> torch.Tensor:
-    mask, data = ins["mask"], ins["nonzero_data"]
-    if ins.accepts("shape"):
-        shape = ins.values("shape")
-        bits = _unpack_bits(mask.numpy(), 1, int(np.prod(shape)))
-        mask = torch.from_numpy(bits).reshape(shape)
-    return _scatter_nonzero(data, mask)
+    mask, data = _read_packed(ins, "mask"), ins["nonzero_data"]
+    if not ins.accepts("shape"):
+        return _scatter_nonzero(data, mask)
+    shape, at = ins.values("shape"), 0
+    found = torch.zeros(math.prod(shape), dtype=data.dtype)
+    for start, bits in _iterate_unpacked(mask.numpy(), 1, found.numel()):
+        places = start + torch.from_numpy(np.flatnonzero(bits))
+        found[places] = data[at : at + places.numel()]
+        at += places.numel()
+    if at != data.numel():
+        raise ValueError(f"the mask selects {at} elements, there are {data.numel()}")
+    return found.reshape(shape)
 
 
 @register_kernel("constexpr_lut_to_sparse")
@@ -86,10 +140,14 @@ def _scatter_nonzero(data: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 def _dequantize_blocks(data: torch.Tensor, ins: Any) -> torch.Tensor:
     """Compute `scale * (data - offset)`, with one scale and offset for each block."""
-    data, scale, offset = data.to(ins.compute), ins["scale"], ins.get("offset")
-    if offset is not None:
-        data = data - _repeat_blocks(offset.to(ins.compute), data.shape)
-    return _repeat_blocks(scale, data.shape) * data
+    def dequantize(data: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor | None = None) -> torch.Tensor:
+        data = data.to(ins.compute)
+        if offset is not None:
+            data = data - _repeat_blocks(offset, data.shape)
+        return _repeat_blocks(scale, data.shape) * data
+
+    offset = ins.get("offset")
+    return _compute_by_rows(dequantize, data, ins["scale"], *([] if offset is None else [offset.to(ins.compute)]))
 
 
 def _repeat_blocks(parameter: torch.Tensor, shape: torch.Size) -> torch.Tensor:
@@ -102,14 +160,22 @@ def _repeat_blocks(parameter: torch.Tensor, shape: torch.Size) -> torch.Tensor:
 def _look_up_entries(indices: torch.Tensor, lut: torch.Tensor, vector_axis: int | None) -> torch.Tensor:
     """Replace each index by its entry in the table of its block; vectors are laid out along `vector_axis`."""
     palettes, vector = lut.shape[-2:]
-    places = indices.long()
-    tables = torch.arange(int(np.prod(lut.shape[:-2]))).reshape(lut.shape[:-2])
-    rows = _repeat_blocks(tables, indices.shape) * palettes + places
-    entries = lut.reshape(-1, vector)[rows]
-    if vector == 1:
-        return entries.squeeze(-1)
+    entries = lut.reshape(-1, vector)
     axis = (vector_axis or 0) % indices.dim()
-    return entries.movedim(-1, axis + 1).flatten(axis, axis + 1)
+
+    def look_up(indices: torch.Tensor, tables: torch.Tensor) -> torch.Tensor:
+        found = entries[_repeat_blocks(tables, indices.shape) * palettes + indices.long()]
+        return found.squeeze(-1) if vector == 1 else found.movedim(-1, axis + 1).flatten(axis, axis + 1)
+
+    tables = torch.arange(math.prod(lut.shape[:-2])).reshape(lut.shape[:-2])
+    return _compute_by_rows(look_up, indices, tables)
+
+
+def _iterate_unpacked(packed: Array, bits: int, count: int) -> Iterator[tuple[int, Array]]:
+    """Yield `count` unpacked numbers in pieces, each with the index of its first number."""
+    for start in range(0, count, _ELEMENTS_AT_ONCE):
+        size = min(_ELEMENTS_AT_ONCE, count - start)
+        yield start, _unpack_bits(packed[start * bits // 8 : -(-(start + size) * bits // 8)], bits, size)
 
 
 def _unpack_bits(packed: Array, bits: int, count: int) -> Array:

@@ -10,15 +10,13 @@ import torch
 from ...utils.errors import InputError
 from ..registry import register_kernel
 
-__all__ = ["apply_scatter", "make_positions"]
 
-
-def make_positions(like: torch.Tensor) -> torch.Tensor:
+def _make_positions(like: torch.Tensor) -> torch.Tensor:
     """Number the elements of `like` row by row, in its shape."""
     return torch.arange(like.numel()).reshape(like.shape)
 
 
-def apply_scatter(data: torch.Tensor, places: torch.Tensor, updates: torch.Tensor, mode: str) -> torch.Tensor:
+def _apply_scatter(data: torch.Tensor, places: torch.Tensor, updates: torch.Tensor, mode: str) -> torch.Tensor:
     """Apply `updates` to `data` at the flat positions `places`, one after the other.
 
     The last of several updates of one position wins.
@@ -143,20 +141,20 @@ def gather_nd(op: Any, ins: Any) -> torch.Tensor:
 @register_kernel("scatter")
 def scatter(op: Any, ins: Any) -> torch.Tensor:
     data = ins["data"]
-    places = _gather_on_axis(make_positions(data), ins["indices"], ins.value("axis"), 0, ins)
-    return apply_scatter(data, places, ins["updates"], ins.value("mode"))
+    places = _gather_on_axis(_make_positions(data), ins["indices"], ins.value("axis"), 0, ins)
+    return _apply_scatter(data, places, ins["updates"], ins.value("mode"))
 
 
 @register_kernel("scatter_along_axis")
 def scatter_along_axis(op: Any, ins: Any) -> torch.Tensor:
     data = ins["data"]
-    places = _gather_along_axis(make_positions(data), ins["indices"], ins.value("axis"), ins)
-    return apply_scatter(data, places, ins["updates"], ins.value("mode"))
+    places = _gather_along_axis(_make_positions(data), ins["indices"], ins.value("axis"), ins)
+    return _apply_scatter(data, places, ins["updates"], ins.value("mode"))
 
 
 @register_kernel("scatter_nd")
 def scatter_nd(op: Any, ins: Any) -> torch.Tensor:
     data = ins["data"]
-    return apply_scatter(
-        data, _gather_nd(make_positions(data), ins["indices"], 0, ins), ins["updates"], ins.value("mode")
+    return _apply_scatter(
+        data, _gather_nd(_make_positions(data), ins["indices"], 0, ins), ins["updates"], ins.value("mode")
     )

@@ -9,7 +9,6 @@ import torch
 from torch.nn import functional
 
 from ..registry import register_kernel
-from .scatter_gather import apply_scatter, make_positions
 
 
 @register_kernel("expand_dims")
@@ -131,9 +130,10 @@ def slice_by_size(op: Any, ins: Any) -> torch.Tensor:
 
 @register_kernel("slice_update")
 def slice_update(op: Any, ins: Any) -> torch.Tensor:
-    x = ins["x"]
-    places = _apply_slices(make_positions(x), _read_slices(ins, x.shape)[0])
-    return apply_scatter(x, places, ins["update"].reshape(places.shape), "update")
+    updated = ins["x"].clone(memory_format=torch.contiguous_format)
+    place = updated.numpy()[tuple(_read_slices(ins, updated.shape)[0])]  # a view also where steps are negative
+    place[...] = ins["update"].reshape(place.shape).numpy()
+    return updated
 
 
 @register_kernel("sliding_windows")
