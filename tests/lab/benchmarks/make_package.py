@@ -1,6 +1,6 @@
 """Write an .mlpackage of a given size, to time and weigh what the package layer does with large models.
 
-Usage: python -m tests.lab.benchmarks.make_package OUT.mlpackage [--gigabytes 1.0] [--shape llm|tower]
+Usage: python -m tests.lab.benchmarks.make_package OUT.mlpackage [--gigabytes 1.0] [--shape llm|llm-int4|tower]
 """
 
 from __future__ import annotations

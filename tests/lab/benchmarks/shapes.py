@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,7 @@ WEIGHT_OFFSET = (
 HIDDEN, INNER, HEADS, KEY_HEADS, HEAD, VOCABULARY, TOKENS = 3072, 8192, 24, 8, 128, 32_000, 64
 LAYER_BYTES = 2 * HIDDEN * (2 * HEADS * HEAD + 2 * KEY_HEADS * HEAD + 3 * INNER)
 EMBEDDING_BYTES = 2 * VOCABULARY * HIDDEN
+QUANTIZED_BLOCK = 32
 
 # A tower of layers.
 WIDTH, LENGTH, KERNEL = 1024, 8, 4
@@ -27,13 +29,23 @@ WIDTH, LENGTH, KERNEL = 1024, 8, 4
 class WeightViews:
     """Views of one random buffer: as many different weights as wanted for the memory of one."""
 
-    def __init__(self, largest: int, count: int, fan_in: int, seed: int) -> None:
+    def __init__(self, buffer: np.ndarray) -> None:
+        self.buffer, self.taken = buffer, 0
+
+    @classmethod
+    def draw(cls, largest: int, count: int, fan_in: int, seed: int) -> WeightViews:
         generator = np.random.default_rng(seed)
         scale = (2.0 / fan_in) ** 0.5  # keeps the variance through a relu, however deep the chain
         values = generator.standard_normal(largest + WEIGHT_OFFSET * (count + 1), dtype=np.float32)
         values *= scale
-        self.buffer = values.astype(np.float16)
-        self.taken = 0
+        return cls(values.astype(np.float16))
+
+    def quantize(self) -> WeightViews:
+        """Return views of random int4 numbers: the lowest bits of these."""
+        from coremltools.converters.mil.mil import types
+        from coremltools.converters.mil.mil.types.type_mapping import nptype_from_builtin
+
+        return WeightViews(((self.buffer.view(np.int16) & 15) - 8).astype(nptype_from_builtin(types.int4)))
 
     def __call__(self, *shape: int) -> np.ndarray:
         start = WEIGHT_OFFSET * self.taken
@@ -48,7 +60,7 @@ def make_tower(gigabytes: float, seed: int) -> Program:
     from coremltools.converters.mil.mil import types
 
     layers = max(2, round(gigabytes * 1e9 / (2 * WIDTH * WIDTH)) - KERNEL)
-    weights, bias = WeightViews(WIDTH * WIDTH * KERNEL, layers, WIDTH, seed), np.full(WIDTH, 0.01, np.float16)
+    weights, bias = WeightViews.draw(WIDTH * WIDTH * KERNEL, layers, WIDTH, seed), np.full(WIDTH, 0.01, np.float16)
     lift = np.linspace(-0.5, 0.5, WIDTH, dtype=np.float16)
 
     @mb.program(input_specs=[mb.TensorSpec((1, WIDTH, LENGTH), dtype=types.fp16)], opset_version=ct.target.iOS18)
@@ -66,15 +78,19 @@ def make_tower(gigabytes: float, seed: int) -> Program:
     return program
 
 
-def make_language_model(gigabytes: float, seed: int) -> Program:
+def make_language_model(gigabytes: float, seed: int, quantized: bool = False) -> Program:
     """A decoder as coremltools converts it from PyTorch: RMS norms in parts, rotary positions, grouped queries, a gated
-    feed forward, and one matrix for both ends."""
+    feed forward, and one matrix for both ends.
+
+    If `quantized`, the weights of linear layers are int4 with an fp16 scale for 32 numbers of a row.
+    """
     import coremltools as ct
     from coremltools.converters.mil import Builder as mb
     from coremltools.converters.mil.mil import types
 
-    layers = max(1, round((gigabytes * 1e9 - EMBEDDING_BYTES) / LAYER_BYTES))
-    made = _DecoderBuilder(mb, WeightViews(max(VOCABULARY, INNER) * HIDDEN, 10 * layers, HIDDEN, seed))
+    layer_bytes = LAYER_BYTES * (0.5 + 2 / QUANTIZED_BLOCK) / 2 if quantized else LAYER_BYTES
+    layers = max(1, round((gigabytes * 1e9 - EMBEDDING_BYTES) / layer_bytes))
+    made = _DecoderBuilder(mb, WeightViews.draw(max(VOCABULARY, INNER) * HIDDEN, 10 * layers, HIDDEN, seed), quantized)
 
     @mb.program(input_specs=[mb.TensorSpec((1, TOKENS), dtype=types.int32)], opset_version=ct.target.iOS18)
     def program(ids: Var) -> Var:
@@ -91,11 +107,19 @@ def make_language_model(gigabytes: float, seed: int) -> Program:
 class _DecoderBuilder:
     """The parts of a layer."""
 
-    def __init__(self, mb: Any, weights: WeightViews) -> None:
-        self.mb, self.weights = mb, weights
+    def __init__(self, mb: Any, weights: WeightViews, quantized: bool) -> None:
+        self.mb, self.weights, self.numbers = mb, weights, weights.quantize() if quantized else None
         angle = np.outer(np.arange(TOKENS), 10_000.0 ** -np.linspace(0, 1, HEAD // 2, endpoint=False))
         self.cos, self.sin = (np.tile(f(angle), 2).astype(np.float16) for f in (np.cos, np.sin))
         self.mask = np.triu(np.full((TOKENS, TOKENS), -1e4, np.float16), 1)
+
+    def linear(self, x: Var, *shape: int) -> Var:
+        """Multiply by a weight of `shape` (outputs, inputs)."""
+        if self.numbers is None:
+            return self.mb.linear(x=x, weight=self.weights(*shape))
+        scale = np.full((shape[0], shape[1] // QUANTIZED_BLOCK), (2.0 / shape[1]) ** 0.5 / 4, np.float16)
+        weight = self.mb.constexpr_blockwise_shift_scale(data=self.numbers(*shape), scale=scale)
+        return self.mb.linear(x=x, weight=weight)
 
     def norm(self, x: Var) -> Var:
         mb = self.mb
@@ -110,16 +134,16 @@ class _DecoderBuilder:
         scores = mb.mul(x=mb.matmul(x=query, y=key, transpose_y=True), y=np.float16(HEAD**-0.5))
         mixed = mb.matmul(x=mb.softmax(x=mb.add(x=scores, y=self.mask), axis=-1), y=value)
         flat = mb.reshape(x=mb.transpose(x=mixed, perm=[0, 2, 1, 3]), shape=[1, TOKENS, HEADS * HEAD])
-        return mb.linear(x=flat, weight=self.weights(HIDDEN, HEADS * HEAD))
+        return self.linear(flat, HIDDEN, HEADS * HEAD)
 
     def feed_forward(self, x: Var) -> Var:
         mb = self.mb
-        gate = mb.silu(x=mb.linear(x=x, weight=self.weights(INNER, HIDDEN)))
-        wide = mb.mul(x=gate, y=mb.linear(x=x, weight=self.weights(INNER, HIDDEN)))
-        return mb.linear(x=wide, weight=self.weights(HIDDEN, INNER))
+        gate = mb.silu(x=self.linear(x, INNER, HIDDEN))
+        wide = mb.mul(x=gate, y=self.linear(x, INNER, HIDDEN))
+        return self.linear(wide, HIDDEN, INNER)
 
     def _heads(self, x: Var, count: int) -> Var:
-        made = self.mb.linear(x=x, weight=self.weights(count * HEAD, HIDDEN))
+        made = self.linear(x, count * HEAD, HIDDEN)
         return self.mb.transpose(x=self.mb.reshape(x=made, shape=[1, TOKENS, count, HEAD]), perm=[0, 2, 1, 3])
 
     def _turned(self, x: Var) -> Var:
@@ -137,4 +161,5 @@ class _DecoderBuilder:
         return mb.reshape(x=tiled, shape=[1, HEADS, TOKENS, HEAD])
 
 
-SHAPES: dict[str, Callable[[float, int], Program]] = {"llm": make_language_model, "tower": make_tower}
+SHAPES: dict[str, Callable[[float, int], Program]] = {
+    "llm": make_language_model, "llm-int4": partial(make_language_model, quantized=True), "tower": make_tower}
