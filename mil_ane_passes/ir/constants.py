@@ -19,7 +19,11 @@ from coremltools.converters.mil.mil.builder import _BEFORE_OP_STACK
 from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry
 from coremltools.converters.mil.mil.scope import SCOPE_STACK
 
-__all__ = ["BlobRef", "LazyValue", "get_blob_ref", "make_bare_var", "make_const", "make_reshaped_const"]
+__all__ = ["BlobRef", "LazyValue", "get_blob_ref", "make_bare_var", "make_const", "make_reshaped_const",
+           "unpack_codes", "unpack_elements"]
+
+_ELEMENTS_AT_ONCE = 1 << 18
+"Elements that are unpacked at once, few enough to stay in the processor's cache; a multiple of 8."
 
 
 @dataclass(frozen=True)
@@ -42,11 +46,14 @@ class BlobRef:
 class LazyValue:
     """Lazy replacement for a const's value (`Var._sym_val`): reads it on the first access of `.val`.
 
-    `read` returns the flat, unpacked elements; `shape` is the shape of the value.
+    `read` returns the flat, unpacked elements, `read_packed` the bytes they are stored in; `shape` is the shape of the
+    value.
     """
 
-    def __init__(self, read: Callable[[], np.ndarray[Any, Any]], shape: tuple[int, ...]) -> None:
+    def __init__(self, read: Callable[[], np.ndarray[Any, Any]], shape: tuple[int, ...],
+                 read_packed: Callable[[], bytes]) -> None:
         self._read = read
+        self.read_packed = read_packed
         self.shape = shape
         self._value: np.ndarray[Any, Any] | None = None
 
@@ -62,7 +69,27 @@ class LazyValue:
 
     def reshaped(self, shape: tuple[int, ...]) -> LazyValue:
         """Return the same elements with another shape, still unread."""
-        return LazyValue(self._read, shape)
+        return LazyValue(self._read, shape, self.read_packed)
+
+
+def unpack_elements(packed: np.ndarray[Any, Any], dtype: Any, count: int) -> np.ndarray[Any, Any]:
+    """Unpack `count` elements of a sub-byte builtin type from bytes, the first element in the lowest bits."""
+    bits, found = int(dtype.get_bitwidth()), np.empty(count, types.nptype_from_builtin(dtype))
+    sign, place = 0 if dtype.is_unsigned() else 1 << (bits - 1), found.view(np.uint8)
+    for start in range(0, count, _ELEMENTS_AT_ONCE):
+        size = min(_ELEMENTS_AT_ONCE, count - start)
+        codes = unpack_codes(packed[start * bits // 8 : -(-(start + size) * bits // 8)], bits)[:size]
+        np.subtract(codes ^ sign, sign, out=place[start : start + size])  # extends the sign; wraps to the signed bits
+    return found
+
+
+def unpack_codes(packed: np.ndarray[Any, Any], bits: int) -> np.ndarray[Any, Any]:
+    """Unpack all numbers of `bits` bits each, 8 at most, from bytes to uint8, the first number in the lowest bits."""
+    if 8 % bits == 0:
+        shifts = np.arange(0, 8, bits, dtype=np.uint8)
+        return np.asarray((packed[:, None] >> shifts) & np.uint8((1 << bits) - 1)).reshape(-1)
+    stream = np.unpackbits(packed, bitorder="little")
+    return np.packbits(stream[: stream.size // bits * bits].reshape(-1, bits), axis=-1, bitorder="little").reshape(-1)
 
 
 def make_const(

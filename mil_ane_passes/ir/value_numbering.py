@@ -145,7 +145,8 @@ class _LargeConstant:
 
     def _get_digest(self) -> bytes:
         if not self._digest:
-            value = self._held.read() if isinstance(self._held, LazyValue) else self._held
+            lazy = isinstance(self._held, LazyValue)
+            value = np.frombuffer(self._held.read_packed(), np.uint8) if lazy else self._held
             flat, found = np.ascontiguousarray(value).reshape(-1), hashlib.blake2b(digest_size=32)
             step = max(1, _PIECE_BYTES // flat.itemsize)
             for start in range(0, flat.size, step):

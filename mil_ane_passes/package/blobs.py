@@ -7,10 +7,10 @@ padding bits), then the data. Header, metadata and data all start at multiples o
 from __future__ import annotations
 
 import bisect
+import math
 import os
 import stat
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -18,9 +18,8 @@ from typing import Any
 
 import numpy as np
 from coremltools.converters.mil.mil import types
-from coremltools.optimize import _utils as optimize_utils
 
-from ..ir.constants import BlobRef
+from ..ir.constants import BlobRef, LazyValue, unpack_elements
 from ..utils.errors import InputError
 from ..utils.mapped_files import map_file, read_exactly
 from .manifest import Layout, check_inside
@@ -179,17 +178,16 @@ class WeightFile:
         raw = self.bytes[blob.data : blob.data + blob.nbytes]
         return raw if types.is_sub_byte(dtype) else raw.view(types.nptype_from_builtin(dtype))
 
-    def reader(self, blob: Blob, dtype: Any, count: int) -> Callable[[], Array]:
-        """Return a function that unpacks the `count` sub-byte elements of `blob` when it is called."""
+    def make_lazy(self, blob: Blob, dtype: Any, shape: tuple[int, ...]) -> LazyValue:
+        """Return the sub-byte elements of `blob`, which are unpacked when they are read."""
+
+        def read_packed() -> bytes:
+            return self.read(blob.data, blob.nbytes)
 
         def read() -> Array:
-            flat = optimize_utils.restore_elements_from_packed_bits(
-                np.frombuffer(self.read(blob.data, blob.nbytes), np.uint8), dtype.get_bitwidth(), count,
-                not dtype.is_unsigned()
-            )
-            return np.asarray(flat).astype(types.nptype_from_builtin(dtype))
+            return unpack_elements(np.frombuffer(read_packed(), np.uint8), dtype, math.prod(shape))
 
-        return read
+        return LazyValue(read, shape, read_packed)
 
     def ref(self, blob: Blob) -> BlobRef:
         """Return the reference to `blob` that consts carry."""

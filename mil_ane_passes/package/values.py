@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 from coremltools.converters.mil.mil import get_new_symbol, mil_list, types
 from coremltools.converters.mil.mil.program import get_new_variadic_symbol
-from coremltools.optimize import _utils as optimize_utils
 
-from ..ir.constants import LazyValue
+from ..ir.constants import unpack_elements
 from ..utils.errors import InputError
 from .blobs import Array, Blob, WeightFile, WeightFiles
 from .limits import MAX_ELEMENTS, MAX_RANK, EvaluationBudget, count_elements
@@ -133,7 +132,7 @@ class ValueReader:
         count = math.prod(shape)
         file, blob = self._files.find(ref.fileName, ref.offset, dtype, count)
         if types.is_sub_byte(dtype):
-            return LoadedValue(LazyValue(file.reader(blob, dtype, count), shape), dtype, file, blob)
+            return LoadedValue(file.make_lazy(blob, dtype, shape), dtype, file, blob)
         return LoadedValue(file.view(blob, dtype).reshape(shape), dtype, file, blob)
 
 
@@ -160,11 +159,7 @@ def _read_immediate(tensor: Any, dtype: Any, shape: tuple[int, ...], is_tensor: 
 def _decode_bytes(stored: bytes, dtype: Any, count: int) -> Array:
     np_type = types.nptype_from_builtin(dtype)
     if types.is_sub_byte(dtype):
-        raw = np.frombuffer(stored, np.uint8)
-        flat = optimize_utils.restore_elements_from_packed_bits(
-            raw, dtype.get_bitwidth(), count, not dtype.is_unsigned()
-        )
-        return np.asarray(flat).astype(np_type)
+        return unpack_elements(np.frombuffer(stored, np.uint8), dtype, count)
     itemsize = np.dtype(np_type).itemsize  # 0 for strings
     if not itemsize or len(stored) % itemsize:
         raise InputError(

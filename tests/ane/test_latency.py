@@ -35,8 +35,8 @@ def test_no_weight_is_read():
         raise AssertionError("a weight was read")
 
     def body(x):
-        first = make_const(LazyValue(refuse, (1 << 16, 1 << 16)), types.fp16, "first")
-        second = make_const(LazyValue(refuse, (64, 1 << 16, 1, 1)), types.fp16, "second")
+        first = make_const(LazyValue(refuse, (1 << 16, 1 << 16), refuse), types.fp16, "first")
+        second = make_const(LazyValue(refuse, (64, 1 << 16, 1, 1), refuse), types.fp16, "second")
         made = mb.expand_dims(x=mb.linear(x=x, weight=programs.fill_weight((1 << 16, 1 << 16))), axes=[2, 3])
         del first
         return mb.conv(x=made, weight=second)

@@ -10,9 +10,11 @@ import pytest
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import types
 from coremltools.converters.mil.mil.types.type_mapping import nptype_from_builtin
+from coremltools.optimize import _utils as optimize_utils
 
 from mil_ane_passes.ir.builder import RewriteBuilder, UniqueNames
 from mil_ane_passes.ir.compressed_weights import explain_axis_obstacle, insert_unit_axis
+from mil_ane_passes.ir.constants import unpack_elements
 from mil_ane_passes.ir.query import is_compressed, iterate_ops
 from mil_ane_passes.passes.examples import build_program, make_weight
 from mil_ane_passes.runtime import Runtime
@@ -206,3 +208,15 @@ def test_a_form_nobody_knows_is_left_alone(monkeypatch):
     assert explain_axis_obstacle(before) == (
         "weight is compressed by constexpr_affine_dequantize with an input 'zero_point' that is not known here"
     )
+
+
+@pytest.mark.parametrize("dtype", [types.int4, types.uint1, types.uint2, types.uint3, types.uint4, types.uint6],
+                         ids=types.builtin_to_string)
+@pytest.mark.parametrize("count", [0, 1, 13, (1 << 18) + 5])
+def test_elements_are_unpacked_as_coremltools_does(dtype, count):
+    bits = dtype.get_bitwidth()
+    packed = np.random.default_rng(count).integers(0, 256, -(-count * bits // 8), np.uint8)
+    found = unpack_elements(packed, dtype, count)
+    expected = optimize_utils.restore_elements_from_packed_bits(packed, bits, count, not dtype.is_unsigned())
+    assert found.dtype == nptype_from_builtin(dtype)
+    np.testing.assert_array_equal(found, expected)

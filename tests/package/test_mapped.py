@@ -160,7 +160,7 @@ def test_blob_dtypes_are_the_hosts(tmp_path, dtype):
     blob = file.blob(offset)
     assert (blob.dtype, blob.nbytes) == (DTYPES[dtype], count_payload_bytes(dtype, 13))
     if types.is_sub_byte(dtype):
-        read = file.reader(blob, dtype, 13)()
+        read = file.make_lazy(blob, dtype, (13,)).read()
         assert read.dtype.metadata == nptype_from_builtin(dtype).metadata
     else:
         read = file.view(blob, dtype)

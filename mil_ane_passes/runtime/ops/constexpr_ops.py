@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ...ir.constants import unpack_codes
 from ..registry import register_kernel
 
 Array = np.ndarray[Any, Any]
@@ -175,16 +176,5 @@ def _iterate_unpacked(packed: Array, bits: int, count: int) -> Iterator[tuple[in
     """Yield `count` unpacked numbers in pieces, each with the index of its first number."""
     for start in range(0, count, _ELEMENTS_AT_ONCE):
         size = min(_ELEMENTS_AT_ONCE, count - start)
-        yield start, _unpack_bits(packed[start * bits // 8 : -(-(start + size) * bits // 8)], bits, size)
-
-
-def _unpack_bits(packed: Array, bits: int, count: int) -> Array:
-    """Unpack `count` unsigned numbers of `bits` bits each, 8 at most, to int64."""
-    stored = packed.astype(np.uint8)
-    if bits == 8:
-        return stored[:count].astype(np.int64)
-    stream = np.unpackbits(stored, bitorder="little")[: count * bits].reshape(count, bits)
-    numbers = stream[:, 0].copy()
-    for place in range(1, bits):
-        numbers |= stream[:, place] << place
-    return numbers.astype(np.int64)
+        piece = packed[start * bits // 8 : -(-(start + size) * bits // 8)].astype(np.uint8)
+        yield start, unpack_codes(piece, bits)[:size].astype(np.int64)
