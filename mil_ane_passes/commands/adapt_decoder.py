@@ -15,11 +15,13 @@ from .._version import __version__
 from ..report.decoder.generate import read_rows
 from ..utils.errors import InputError
 from ..utils.option_spelling import format_option_values
+from ..utils.text_format import escape_text, format_markdown_code, format_swift_string
 from .adapt_parts import (
     compare_drafts,
     count_weight_bytes,
     describe_var,
     emit_drafts,
+    fill_page,
     format_figures,
     join_figures,
     measure_package,
@@ -438,23 +440,27 @@ def _format_readme(manifest: Mapping[str, Any]) -> str:
         "PACKAGES": _describe_packages(manifest["parts"]), "CALLS": _describe_calls(part),
         "FUNCTION": "" if part["function"] is None else (
             f'cpuOnly.functionName = "{part["function"]}"; cpuAndNeuralEngine.functionName = "{part["function"]}"\n'),
-        "TOKEN": f'"{manifest["inputs"]["ids"]}": int32Array([[token]]), ' if form == "package" else "",
+        "TOKEN": (f'{format_swift_string(manifest["inputs"]["ids"])}: int32Array([[token]]), ' if form == "package"
+                  else ""),
         "EMBEDDING": {"npy": f'    inputs["{_EMBEDDING}"] = row(of: token)  // of embedding.npy, with its parameters\n',
                       "one-hot": f'    inputs["{_EMBEDDING}"] = oneHot(token)\n'}.get(form, ""),
         "READS": "token ids and the position (integers)" if form == "package" else "the position (an integer)",
         "CONTEXT": manifest["context"], "CACHES": ", ".join(
-            f'"{each["input"]}": {each["shape"]}' for each in cache.get("arrays", ())),
+            f'{format_swift_string(each["input"])}: {each["shape"]}' for each in cache.get("arrays", ())),
         "CACHE_SHAPE": ", ".join(map(str, cache.get("shape", ()))),
-        "POSITION": manifest["inputs"]["position"],
-        "MASK": manifest["inputs"]["mask"], "MASK_SHAPE": ", ".join(map(str, part["mask"]["shape"])),
-        "HIDDEN": f"{part['mask']['hidden']:g}", "LOGITS": manifest["outputs"]["logits"],
-        "LOOKUPS": ", ".join(part["lookups"]), "BEFORE": format_figures(manifest["predicted"]["before"]),
+        "POSITION": format_swift_string(manifest["inputs"]["position"]),
+        "MASK": format_swift_string(manifest["inputs"]["mask"]),
+        "MASK_NAME": format_markdown_code(manifest["inputs"]["mask"]),
+        "MASK_SHAPE": ", ".join(map(str, part["mask"]["shape"])),
+        "HIDDEN": f"{part['mask']['hidden']:g}",
+        "LOGITS": format_swift_string(manifest["outputs"]["logits"]),
+        "LOOKUPS": ", ".join(map(format_markdown_code, part["lookups"])),
+        "LOOKUP_NAMES": escape_text(", ".join(part["lookups"])),
+        "BEFORE": format_figures(manifest["predicted"]["before"]),
         "AFTER": format_figures(manifest["predicted"]["after"]),
     }
     shared, _, rest = text.partition("<!-- io -->\n")
     carried, _, rest = rest.partition("<!-- state -->\n")
     stateful, _, rest = rest.partition("<!-- end -->\n")
     text = shared + (carried if cache["form"] == "io" else stateful) + rest
-    for name, value in values.items():
-        text = text.replace(f"@{name}@", str(value))
-    return text
+    return fill_page(text, values)

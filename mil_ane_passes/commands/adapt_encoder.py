@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
+from keyword import iskeyword
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .._version import __version__
+from ..utils.text_format import format_markdown_code, format_python_string, format_swift_string
 from .adapt_parts import (
     compare_drafts,
     count_weight_bytes,
     describe_var,
     emit_drafts,
+    fill_page,
     format_figures,
     measure_package,
     read_report_file,
@@ -230,32 +233,39 @@ def _format_readme(manifest: Mapping[str, Any]) -> str:
     two, _, rest = rest.partition("<!-- one -->\n")
     one, _, rest = rest.partition("<!-- end -->\n")
     text = shared + (one if manifest["lookup"] is None else two) + rest
-    lines = [f"| `{name}` | {each['package']} | {each['dtype']} | ({', '.join(map(str, each['shape']))}) | "
-             f"{each['padding']:g} |" for name, each in manifest["inputs"].items()]
+    lines = [f"| {format_markdown_code(name, in_table=True)} | {each['package']} | {each['dtype']} | "
+             f"({', '.join(map(str, each['shape']))}) | {each['padding']:g} |"
+             for name, each in manifest["inputs"].items()]
     if manifest["length"] is not None:
-        lines.append(f"| `{manifest['length']}` | {manifest['lookup'] or manifest['main']} | int32 | (1) | the number "
-                     "of real tokens |")
+        lines.append(f"| {format_markdown_code(manifest['length'], in_table=True)} | "
+                     f"{manifest['lookup'] or manifest['main']} | int32 | (1) | the number of real tokens |")
     context = "Inputs have the sizes of the source." if manifest["context"] is None else (
         f"Inputs are padded to {manifest['context']} tokens: real values first, what the table says behind them. Of "
         "results, what is behind the real length is to be ignored.")
     values = {
         "INPUTS": "\n".join(lines), "CONTEXT": context,
-        "OUTPUTS": ", ".join(f"`{name}` ({', '.join(map(str, each['shape']))})" for name, each in manifest[
-            "outputs"].items()),
-        "LOOKUPS": ", ".join(f"`{name}`" for name in manifest["lookups"]),
-        "LOOKUP_FEEDS": _format_feeds(manifest, manifest["lookup"]),
-        "MAIN_FEEDS": _format_feeds(manifest, manifest["main"]),
-        "MORE": "".join(f", {each}" for each in [_format_feeds(manifest, manifest["main"])] if each),
-        "FIRST_OUTPUT": next(iter(manifest["outputs"])), "BEFORE": format_figures(manifest["predicted"]["before"]),
+        "OUTPUTS": ", ".join(f"{format_markdown_code(name)} ({', '.join(map(str, each['shape']))})"
+                             for name, each in manifest["outputs"].items()),
+        "LOOKUPS": ", ".join(map(format_markdown_code, manifest["lookups"])),
+        "LOOKUP_FEEDS": _format_feeds(manifest, manifest["lookup"], format_python_string),
+        "MAIN_FEEDS": (feeds := _format_feeds(manifest, manifest["main"], format_python_string)),
+        "MORE": f", {feeds}" if feeds else "",
+        "SWIFT_LOOKUP_FEEDS": _format_feeds(manifest, manifest["lookup"], format_swift_string),
+        "SWIFT_MAIN_FEEDS": _format_feeds(manifest, manifest["main"], format_swift_string),
+        "FIRST_OUTPUT": format_python_string(next(iter(manifest["outputs"]))),
+        "BEFORE": format_figures(manifest["predicted"]["before"]),
         "AFTER": format_figures(manifest["predicted"]["after"]),
     }
-    for name, value in values.items():
-        text = text.replace(f"@{name}@", str(value))
-    return text
+    return fill_page(text, values)
 
 
-def _format_feeds(manifest: Mapping[str, Any], package: str | None) -> str:
+def _format_feeds(manifest: Mapping[str, Any], package: str | None, format_string: Callable[[str], str]) -> str:
     names = [name for name, each in manifest["inputs"].items() if each["package"] == package]
     if manifest["length"] is not None and package == (manifest["lookup"] or manifest["main"]):
         names.append(manifest["length"])
-    return ", ".join(f'"{name}": {name}' for name in names)
+    return ", ".join(f"{format_string(name)}: {_choose_identifier(name, number)}" for number, name in enumerate(names))
+
+
+def _choose_identifier(name: str, number: int) -> str:
+    """Return a variable's name for an input: its own if Python and Swift accept it."""
+    return name if name.isascii() and name.isidentifier() and not iskeyword(name) else f"value{number}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from .adapt import AdaptOptions, AdaptReport
 
 __all__ = ["compare_drafts", "count_weight_bytes", "describe_var", "emit_drafts", "format_figures", "join_figures",
-           "measure_package", "read_report_file", "rewrite_package", "share_weights"]
+           "fill_page", "measure_package", "read_report_file", "rewrite_package", "share_weights"]
 
 
 def emit_drafts(drafts: Sequence[Draft], folder: Path) -> list[Path]:
@@ -138,3 +139,8 @@ def read_report_file(folder: str, name: str) -> str:
     """Return the text of a file of the `report` room that is copied or filled in."""
     home = resources.files(f"{__package__.rpartition('.')[0]}.report.{folder}")
     return home.joinpath(name).read_text(encoding="utf-8")
+
+
+def fill_page(text: str, values: Mapping[str, object]) -> str:
+    """Replace each `@NAME@` of a page, once: a value that holds such a word keeps it."""
+    return re.sub(f"@({'|'.join(values)})@", lambda found: str(values[found[1]]), text)

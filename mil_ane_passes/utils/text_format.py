@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 __all__ = ["escape_text", "format_count", "format_duration", "format_latency_range", "format_lines",
-           "format_short_repr", "join_names"]
+           "format_markdown_code", "format_python_string", "format_short_repr", "format_swift_string", "join_names"]
 
 _UNSAFE_CHARACTERS = re.compile(
-    r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff]")
-"""Control characters (C0, DEL, C1), ends of lines, marks that reorder text, and halves of surrogate pairs: Python
-decodes bytes of a path that are not UTF-8 to such halves."""
+    r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]")
+"""Control characters (C0, DEL, C1), ends of lines, marks that reorder text, tag characters, which nothing shows, and
+halves of surrogate pairs: Python decodes bytes of a path that are not UTF-8 to such halves."""
 
 
 def escape_text(text: object) -> str:
@@ -34,6 +34,31 @@ def _escape_character(found: re.Match[str]) -> str:
 def format_lines(lines: Iterable[str]) -> str:
     """Join the lines of a report. Each one is escaped, so that it cannot contain a further line."""
     return "\n".join(map(escape_text, lines))
+
+
+def format_markdown_code(text: str, *, in_table: bool = False) -> str:
+    """Format `text` as code in a line of Markdown: none of it is markup. In a table, a bar would end the cell."""
+    escaped = escape_text(text)
+    fence = "`" * (1 + max(map(len, re.findall("`+", escaped)), default=0))
+    pad = " " if escaped[:1] in ("`", " ", "") or escaped[-1:] in ("`", " ") else ""
+    made = f"{fence}{pad}{escaped}{pad}{fence}"
+    return made.replace("|", "\\|") if in_table else made
+
+
+def format_python_string(text: str) -> str:
+    """Format `text` as a Python string literal of one line, in double quotes."""
+    return _format_literal(text, lambda code: f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}")
+
+
+def format_swift_string(text: str) -> str:
+    """Format `text` as a Swift string literal of one line. A backslash is doubled, so that no expression is
+    interpolated."""
+    return _format_literal(text, lambda code: f"\\u{{{code:x}}}")
+
+
+def _format_literal(text: str, escape: Callable[[int], str]) -> str:
+    quoted = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{_UNSAFE_CHARACTERS.sub(lambda found: escape(ord(found[0])), quoted)}"'
 
 
 def format_count(count: int, one: str, many: str | None = None) -> str:

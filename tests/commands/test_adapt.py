@@ -16,7 +16,7 @@ from coremltools.converters.mil.mil import get_new_symbol, types
 import mil_ane_passes as ane
 from mil_ane_passes.commands.main import main
 from tests.package import helpers
-from tests.package.helpers import make, normal, spec_of, with_functions
+from tests.package.helpers import make, normal, spec_of, with_functions, write_spec
 
 pytest.importorskip("transformers")
 
@@ -154,6 +154,22 @@ def test_parts_of_at_most_a_size(tmp_path, capsys):
     assert main(["adapt", str(source), "-o", str(tmp_path / "none"), "--parts", "40"]) == 2
     assert "--parts 40: there is no place at which the function can be cut" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
+
+
+def test_the_page_quotes_names_as_swift_and_markdown_do(tmp_path):
+    from tests.commands.test_adapt_encoders import rename_value
+
+    source = make_carrying(tmp_path / "source.mlpackage")
+    spec = spec_of(source)
+    for name in ("ids", "mask", "logits", "cache"):
+        rename_value(spec, name, f'{name}")\n```\n<b>@CONTEXT@\\(exit(0))`')
+    write_spec(source, spec)
+    assert ane.adapt(source, tmp_path / "out").status == "written"
+    page = (tmp_path / "out" / "README.md").read_text()
+    for name in ("mask", "logits", "cache"):
+        assert rf'"{name}\")\u{{a}}```\u{{a}}<b>@CONTEXT@\\(exit(0))`' in page
+    assert not [line for line in page.splitlines() if line.startswith("<b>")] and page.count("\n```") == 2
+    assert r'```` mask")\n```\n<b>@CONTEXT@\(exit(0))` ````' in page
 
 
 def test_before_functions_there_are_two_packages(tmp_path):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 
 import coremltools as ct
 import numpy as np
@@ -78,6 +80,50 @@ def test_the_main_package_reads_floats_alone_and_the_page_says_how_to_call_it(tm
     page = (tmp_path / "out" / "README.md").read_text()
     assert "@" not in page and 'lookup.predict({"ids": ids, "mask": mask})' in page
     assert not (tmp_path / "out" / "generate.py").exists()
+
+
+def test_the_page_quotes_names_as_its_languages_do(tmp_path):
+    """A name of an input, an output or a value that crosses is data: no code, markup or line of the page."""
+    source = make_encoder(tmp_path / "source.mlpackage")
+    names = {"ids": 'a": open("p", "w")})\n```\n<b>@OUTPUTS@\\(exit(0))|`\u202e', "mask": "a-b",
+             "out": 'o"];import os;x["\n<b>', "mul_0": "```\n<b>"}
+    spec = spec_of(source)
+    for old, new in names.items():
+        rename_value(spec, old, new)
+    write_spec(source, spec)
+    assert ane.adapt(source, tmp_path / "out", context=8).status == "written"
+    page = (tmp_path / "out" / "README.md").read_text()
+    prose = re.sub(r"(`+)(?!`).+?(?<!`)\1(?!`)", "", re.sub(r"(?ms)^```.*?^```$", "", page))
+    assert "<b>" not in prose and "`" not in prose, prose
+    assert not [line for line in page.splitlines() if line.lstrip().startswith("<b>")] and "\u202e" not in page
+    code = re.search(r"(?ms)^```python\n(.*?)^```$", page)[1]
+    found = [node.value for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Constant)]
+    assert names["ids"] in found and names["mask"] in found and names["out"] in found
+    assert {node.func.attr for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)} == {
+        "MLModel", "predict"}
+    swift = re.search(r"(?ms)^```swift\n(.*?)^```$", page)[1]
+    assert (r'["a\": open(\"p\", \"w\")})\u{a}```\u{a}<b>@OUTPUTS@\\(exit(0))|`\u{202e}": value0, "a-b": value1]'
+            in swift)
+    table = [line for line in page.splitlines() if "lookup.mlpackage |" in line]
+    assert len(table) == 2 and all(len(re.split(r"(?<!\\)\|", line)) == 7 for line in table)
+
+
+def rename_value(spec, old, new):
+    """Rename a value of a package, which may be an input or output."""
+    def rename_in(block):
+        for op in block.operations:
+            for argument in (each for bound in op.inputs.values() for each in bound.arguments):
+                if argument.WhichOneof("binding") == "name" and argument.name == old:
+                    argument.name = new
+            for output in op.outputs:
+                output.name = new if output.name == old else output.name
+        block.outputs[:] = [new if each == old else each for each in block.outputs]
+
+    for function in spec.mlProgram.functions.values():
+        for block in function.block_specializations.values():
+            rename_in(block)
+    for named in (*function.inputs, *spec.description.input, *spec.description.output):
+        named.name = new if named.name == old else named.name
 
 
 def test_an_encoder_of_features_is_one_package(tmp_path):

@@ -19,8 +19,9 @@ from mil_ane_passes.utils.text_format import escape_text, format_lines
 from tests.package.helpers import MODEL, spec_of
 
 FORGED = "mil-ane-passes: written to etc"
-EVIL = f"\x1b]0;title\x07\x1b[31m\r\nx\n{FORGED}\n\x85\u2028\u202eabc\u2066\u200f\x9b1m"
-RAW = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+EVIL = f"\x1b]0;title\x07\x1b[31m\r\nx\n{FORGED}\n\x85\u2028\u202eabc\u2066\u200f\x9b1m\U000e0041"
+RAW = re.compile(
+    r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\U000e0000-\U000e007f]")
 
 
 @pytest.fixture(scope="module")
