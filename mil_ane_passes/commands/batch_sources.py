@@ -37,7 +37,11 @@ def find_sources(given: Paths, folder: Path | None, *, named: bool = True) -> li
     InputError when nothing is given, or when the results of two packages would have the same name; not `named`: there
     are no such results.
     """
-    listed = [given] if isinstance(given, (str, os.PathLike)) else list(given)
+    listed = [given] if isinstance(given, (str, os.PathLike)) or not isinstance(given, Iterable) else list(given)
+    for each in listed:
+        if not isinstance(each, (str, os.PathLike)):
+            raise InputError(f"found {type(each).__name__} among the packages; expected paths of .mlpackage folders or "
+                             ".mlmodel files, or of folders with some in them")
     if not listed or not all(os.fspath(each).strip() for each in listed):
         raise InputError("no packages given; expected paths of .mlpackage folders or .mlmodel files, or of folders "
                          "with some in them")

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from coremltools.converters.mil.mil import Program
 
 from mil_ane_passes import InputError
 from mil_ane_passes.commands.batch_sources import find_sources
@@ -95,4 +96,10 @@ def test_two_results_of_one_name_are_refused_with_both(one, other, tmp_path):
 @pytest.mark.parametrize("given", [[], [" "], ""])
 def test_nothing_given(given):
     with pytest.raises(InputError, match="no packages given"):
+        find_sources(given, None)
+
+
+@pytest.mark.parametrize("given", [Program(), 3, None, [None], ["a.mlpackage", 3]])
+def test_what_is_no_path_is_named(given):
+    with pytest.raises(InputError, match="found (Program|int|NoneType) among the packages; expected paths"):
         find_sources(given, None)
