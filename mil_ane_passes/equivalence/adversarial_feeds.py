@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from coremltools.converters.mil.mil import Function, Program, Var, types
 
+from ..ir.query import is_const
 from .execution import Plan
 from .feeds import (
     ShapeChoice,
@@ -36,12 +37,14 @@ __all__ = [
     "WIDE_AND_TIES",
     "Domain",
     "build_adversarial_plans",
+    "build_table_row_plans",
     "describe_samples",
 ]
 
 Array = np.ndarray[Any, Any]
 
 WIDE, SPECIAL, TIES, INDICES, SIZES = "wide range", "NaN and infinities", "ties", "indices", "sizes"
+ROWS = "rows of tables that differ"
 WIDE_AND_TIES = "wide range and ties"
 "One run in place of two, for functions with long runs: wide range in the first half of each input, ties in the rest."
 _MIN_LONG_RUN_ELEMENTS = 1 << 22
@@ -54,6 +57,7 @@ _DESCRIPTIONS = {
     WIDE_AND_TIES: "in one half of each input normal draws x 30 and x 0.001, some elements +-65504 and +-300, in the "
                    "other "
     "multiples of 0.5, some elements +-6e-8 and +-1e-4, rows of zeros, of one number and one-hot",
+    ROWS: "ids of the rows in which tables of the two programs differ most",
     INDICES: "indices from -n to n - 1, other integers negative and up to 1000",
 }
 "Description of each kind of feeds in the report."
@@ -71,6 +75,11 @@ _MAX_EXTREMES = 16
 "At most so many elements are extreme: in a network with a large receptive field, more would hide everything else."
 _ROW_SCALES = (30.0, 1e-3, 1.0)
 "Scales of the rows of wide-range feeds."
+
+
+_ROWS_AT_ONCE = 1024
+"Rows of tables that are compared at a time, in float64: a table may be as large as memory."
+_KEEPS_IDS = frozenset({"cast", "expand_dims", "identity", "reshape", "select", "squeeze", "transpose"})
 
 
 @dataclass(frozen=True)
@@ -122,6 +131,66 @@ def build_adversarial_plans(
                        for each, value in feeds.items()}
             made.append(Plan(name, choice.label, clipped, make_state(function, 0), typed=False, adversarial=SIZES))
     return made
+
+
+def build_table_row_plans(before: Program, after: Program, describe: Callable[[str], Any]) -> list[Plan]:
+    """Make a run for each function in which lookups by ids read the rows in which tables of the two programs differ.
+
+    Draws reach few rows of a large table, so that a table with one other row would pass for the same.
+    """
+    made = []
+    for name, function in before.functions.items():
+        tables = [dict(_iterate_tables(each)) for each in (function, after.functions[name])]
+        wanted: dict[str, Array] = {}
+        for place, (old, source) in tables[0].items():
+            new, _ = tables[1].get(place, (None, ""))
+            if new is not None and new.shape == old.shape and (rows := _find_differing_rows(old, new)).size:
+                wanted[source] = np.append(wanted.get(source, rows[:0]), rows)
+        if wanted:
+            description = describe(name)
+            feeds = make_feeds(function, list_shape_choices(function, description)[0], 0, description)
+            feeds |= {each: np.resize(rows, feeds[each].shape).astype(feeds[each].dtype)
+                      for each, rows in wanted.items()}
+            made.append(Plan(name, ROWS, feeds, make_state(function, 0), typed=False, adversarial=ROWS))
+    return made
+
+
+def _iterate_tables(function: Function) -> Iterator[tuple[tuple[Any, int], tuple[Array, str]]]:
+    """Yield the constant tables from which ids select, each with the input that has the ids.
+
+    The key is the table's shape and its number among those of this shape: names may differ in the other program.
+    """
+    counts: dict[Any, int] = {}
+    for op in function.operations:
+        if op.op_type != "gather" or not is_const(op.x) or op.axis is None or op.axis.val is None:
+            continue
+        table = np.moveaxis(np.asarray(op.x.val), int(op.axis.val), 0) if op.x.rank else None
+        source = _find_ids(function, op.indices)
+        if table is not None and source is not None:
+            number = counts[table.shape] = counts.get(table.shape, 0) + 1
+            yield (table.shape, number), (table, source)
+
+
+def _find_ids(function: Function, var: Var) -> str | None:
+    """Return the input whose integers `var` has, behind casts, changes of shape and a choice for negative ones."""
+    while var.op is not None and var.op.op_type in _KEEPS_IDS:
+        var = var.op.b if var.op.op_type == "select" else var.op.x
+    return next((name for name, each in function.inputs.items() if each is var), None)
+
+
+def _find_differing_rows(old: Array, new: Array) -> Array:
+    """Return the rows in which two tables differ, those with the largest difference first."""
+    if np.may_share_memory(old, new):
+        return np.empty(0, np.int64)
+    gaps = np.zeros(len(old))
+    for begin in range(0, len(old), _ROWS_AT_ONCE):
+        first, second = (np.asarray(each[begin:begin + _ROWS_AT_ONCE], np.float64) for each in (old, new))
+        with np.errstate(invalid="ignore"):
+            gap = np.where(first == second, 0.0, np.nan_to_num(np.abs(first - second), nan=np.inf))
+        gap[np.isnan(first) & np.isnan(second)] = 0.0
+        gaps[begin:begin + _ROWS_AT_ONCE] = gap.reshape(len(gap), -1).max(axis=1, initial=0.0)
+    rows = np.argsort(-gaps, kind="stable")
+    return rows[:int(np.count_nonzero(gaps))]
 
 
 def describe_samples(plans: Sequence[Plan]) -> list[str]:

@@ -21,7 +21,7 @@ from ..utils.errors import InputError, LimitReached
 from ..utils.option_spelling import format_option
 from ..utils.text_format import escape_text, format_count, format_lines, format_short_repr
 from ..utils.upgraded_source import UpgradedSource, upgrades_to_dict
-from .adversarial_feeds import SPECIAL, Domain, build_adversarial_plans, describe_samples
+from .adversarial_feeds import SPECIAL, Domain, build_adversarial_plans, build_table_row_plans, describe_samples
 from .comparison import EVERY_OUTPUT, Accuracy, OutputDifference, Strictness, compare_outputs, fill_undefined
 from .coverage import Unknown, differing, find_unentered_blocks, outputs_without_numbers
 from .difference import FirstDifference
@@ -281,6 +281,8 @@ def compare_programs(
     promised = exactness if isinstance(exactness, Strictness) else Strictness(exactness)
     drawn = build_plans(before, seeds, describe, feeds) if feeds is not None else _add_adversarial_plans(
         build_plans(before, seeds, describe), before, describe, promised, {plan.function for plan in further}, ranges)
+    if feeds is None and promised.accuracy is None and promised.exactness is not Exactness.APPROXIMATE:
+        drawn += build_table_row_plans(before, after, describe)
     made = [round_feeds(plan, across) for plan in (*further, *drawn) if only in (None, (plan.function, plan.label))]
     old, new = _execute_both(before, after, made, precisions, progress, quirks, mapping or {})
     lost = round_results(old, across)
@@ -532,6 +534,8 @@ def _check_same_interface(before: Program, after: Program, widths: bool = False)
     Functions are compared regardless of order: a model file has them in a protobuf map. With `widths`, all float dtypes
     are considered equal.
     """
+    if not before.functions:
+        raise InputError("the program has no function; expected one at least")
     found = [
         ", ".join(
             f"{name}({_format_interface(function.inputs.values(), widths)}) -> "

@@ -304,3 +304,30 @@ def test_ends_of_another_width_are_compared_and_said_to_be_so():
     report = verify(doubled(types.fp32), doubled(types.fp16), widths=True)
     assert report.equal and report.notes[0].startswith("inputs or outputs hold floats of other widths")
     assert not verify(doubled(types.fp32), doubled(types.fp32), widths=True).notes
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_row_of_a_table_that_differs_is_read(wrapped):
+    """Draws read few of 5,000 rows: without the rows in which the tables differ, the two were called equal."""
+    def looked_up(row, value):
+        table = np.random.default_rng(0).standard_normal((5000, 4)).astype(np.float32)
+        table[row] = value
+
+        def body(ids):
+            if wrapped:
+                ids = mb.select(cond=mb.less(x=ids, y=0), a=mb.add(x=ids, y=5000), b=mb.cast(x=ids, dtype="int32"))
+            return mb.gather(x=table, indices=ids, axis=0, name="y")
+
+        return mb.program(input_specs=[mb.TensorSpec((1, 3), dtype=types.int32)], opset_version=ct.target.iOS17)(body)
+
+    plain = looked_up(4321, 7.0)
+    found = compare_programs(plain, looked_up(4321, 7.5))
+    assert found.status == "different" and "rows of tables that differ" in str(found), str(found)
+    assert compare_programs(plain, looked_up(4321, np.nan)).status == "different"
+    same = compare_programs(plain, looked_up(4321, 7.0))
+    assert same.equal and "rows of tables that differ" not in str(same.to_dict())
+
+
+def test_programs_without_functions_are_refused():
+    with pytest.raises(InputError, match="the program has no function; expected one at least"):
+        compare_programs(Program(), Program())
