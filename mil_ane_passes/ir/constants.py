@@ -7,6 +7,7 @@ uint1, ...) is stored packed and pymil represents it unpacked, so its value is a
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,22 +75,33 @@ class LazyValue:
 
 def unpack_elements(packed: np.ndarray[Any, Any], dtype: Any, count: int) -> np.ndarray[Any, Any]:
     """Unpack `count` elements of a sub-byte builtin type from bytes, the first element in the lowest bits."""
-    bits, found = int(dtype.get_bitwidth()), np.empty(count, types.nptype_from_builtin(dtype))
-    sign, place = 0 if dtype.is_unsigned() else 1 << (bits - 1), found.view(np.uint8)
+    bits, np_type = int(dtype.get_bitwidth()), types.nptype_from_builtin(dtype)
+    found = np.empty(count, np_type)
     for start in range(0, count, _ELEMENTS_AT_ONCE):
         size = min(_ELEMENTS_AT_ONCE, count - start)
-        codes = unpack_codes(packed[start * bits // 8 : -(-(start + size) * bits // 8)], bits)[:size]
-        np.subtract(codes ^ sign, sign, out=place[start : start + size])  # extends the sign; wraps to the signed bits
+        codes = unpack_codes(packed[start * bits // 8 : -(-(start + size) * bits // 8)], bits, not dtype.is_unsigned())
+        found[start : start + size] = codes[:size].view(found.dtype)
     return found
 
 
-def unpack_codes(packed: np.ndarray[Any, Any], bits: int) -> np.ndarray[Any, Any]:
-    """Unpack all numbers of `bits` bits each, 8 at most, from bytes to uint8, the first number in the lowest bits."""
+def unpack_codes(packed: np.ndarray[Any, Any], bits: int, signed: bool = False) -> np.ndarray[Any, Any]:
+    """Unpack all numbers of `bits` bits each, 8 at most, from bytes to bytes, the first number in the lowest bits."""
     if 8 % bits == 0:
-        shifts = np.arange(0, 8, bits, dtype=np.uint8)
-        return np.asarray((packed[:, None] >> shifts) & np.uint8((1 << bits) - 1)).reshape(-1)
+        return _make_code_table(bits, signed).take(packed).view(np.uint8)
+    return _unpack_bits(packed, bits, signed)
+
+
+@functools.cache
+def _make_code_table(bits: int, signed: bool) -> np.ndarray[Any, Any]:
+    """Make a table of the numbers in each byte, which are together one element of it."""
+    return _unpack_bits(np.arange(256, dtype=np.uint8), bits, signed).view(f"u{8 // bits}")
+
+
+def _unpack_bits(packed: np.ndarray[Any, Any], bits: int, signed: bool) -> np.ndarray[Any, Any]:
     stream = np.unpackbits(packed, bitorder="little")
-    return np.packbits(stream[: stream.size // bits * bits].reshape(-1, bits), axis=-1, bitorder="little").reshape(-1)
+    codes = np.packbits(stream[: stream.size // bits * bits].reshape(-1, bits), axis=-1, bitorder="little").reshape(-1)
+    sign = np.uint8(1 << (bits - 1) if signed else 0)
+    return np.asarray((codes ^ sign) - sign)  # extends the sign
 
 
 def make_const(

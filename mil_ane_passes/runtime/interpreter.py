@@ -72,7 +72,7 @@ class Interpreter:
     def _make_constant(self, var: Any, passing: bool = False) -> Any:
         """Compute the operand for a constant; `passing` if one op reads it and it is then dropped."""
         if is_lazy(var.op) and var.op.op_type != "const":
-            made = self._evaluate(var.op)[var.op.outputs.index(var)]
+            made = self._evaluate(var.op, passing)[var.op.outputs.index(var)]
             return self.precision.operand(self.keep(var, made))
         held = get_typed_value(var)
         value = held.read() if isinstance(held, LazyValue) else var.val  # what is unpacked to be read is not kept
@@ -173,8 +173,8 @@ class Interpreter:
         dtype = self.prepared.dtypes[var] if isinstance(value, torch.Tensor) else None
         return value if dtype is None else self.precision.store(value, dtype)
 
-    def _evaluate(self, op: Any) -> Sequence[Any]:
-        inputs: Any = OpInputs(op, self)
+    def _evaluate(self, op: Any, passing: bool = False) -> Sequence[Any]:
+        inputs: Any = OpInputs(op, self, passing)
         faults = select_quirks(self.quirks, op) if self.quirks else ()
         try:
             self.live.require(op, estimate_result_bytes(self.prepared, op, inputs))

@@ -24,6 +24,9 @@ __all__ = ["Precision", "ReusedMemory", "canonicalize_layout", "get_bit_width", 
 #: torch allocates at this alignment; at another one vector libraries may round differently, so all tensors get it
 _ALIGNMENT = 64
 
+#: how many times as large as a tensor the memory that is used again for it may be
+_MAX_EXCESS = 8
+
 #: bytes from which the memory of constants is used again
 _LARGE_BYTES = 1 << 20
 
@@ -41,27 +44,37 @@ _SHARED_NUMPY_DTYPES = frozenset(map(np.dtype, ("f2", "f4", "f8", "i4", "i8", "?
 
 
 class ReusedMemory:
-    """Memory for large tensors, one at a time, that is used again when nothing refers to the tensor before.
+    """Memory of large tensors, which is used again when nothing refers to the tensor before.
 
     The first write to a page takes several times as long as to convert the numbers that it holds.
     """
 
     def __init__(self) -> None:
-        self._memory = np.empty(0, np.uint8)
-        self._user: weakref.ref[np.ndarray[Any, Any]] = weakref.ref(self._memory)
+        self._pieces: list[tuple[np.ndarray[Any, Any], weakref.ref[np.ndarray[Any, Any]]]] = []
+        "Pieces of memory, each with the view of it that a tensor has, or had."
 
     def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Return a tensor whose elements are not set, aligned as torch's own."""
         nbytes = math.prod(shape) * dtype.itemsize
         if nbytes < _LARGE_BYTES:
             return torch.empty(tuple(shape), dtype=dtype)
-        if self._user() is not None or self._memory.size < nbytes + _ALIGNMENT:
-            self._memory = np.empty(0, np.uint8)  # frees what there is before there is more
-            self._memory = np.empty(nbytes + _ALIGNMENT, np.uint8)
-        first = -self._memory.__array_interface__["data"][0] % _ALIGNMENT
-        view = self._memory[first : first + nbytes]
-        self._user = weakref.ref(view)
+        memory = self._take(nbytes + _ALIGNMENT)
+        first = -memory.__array_interface__["data"][0] % _ALIGNMENT
+        view = memory[first : first + nbytes]
+        self._pieces.append((memory, weakref.ref(view)))
         return torch.from_numpy(view).view(dtype).view(tuple(shape))
+
+    def _take(self, nbytes: int) -> np.ndarray[Any, Any]:
+        """Take the smallest free piece that is large enough and not far too large; else a new one for those too small."""
+        free = [each for each in self._pieces if each[1]() is None]
+        fitting = [each for each in free if nbytes <= each[0].size <= _MAX_EXCESS * nbytes]
+        if fitting:
+            taken = min(fitting, key=lambda each: each[0].size)
+            self._pieces = [each for each in self._pieces if each is not taken]
+            return taken[0]
+        self._pieces = [each for each in self._pieces if each[1]() is not None or each[0].size > nbytes]
+        del free
+        return np.empty(nbytes, np.uint8)
 
 
 def canonicalize_layout(x: torch.Tensor) -> torch.Tensor:
@@ -137,8 +150,7 @@ class Precision:
         That of a `passing` tensor, which is read by one op and then dropped, may be used again.
         """
         array = np.asarray(value)
-        dtype = self._computed(array.dtype)
-        out = self._reused.allocate(array.shape, dtype) if passing else torch.empty(array.shape, dtype=dtype)
+        out = self.allocate(array.shape, self._computed(array.dtype), passing)
         if is_mapped(array) and array.flags.c_contiguous:
             for start, piece in iterate_chunks(array):
                 _copy_elements(out.view(-1)[start : start + piece.size], piece)
@@ -146,6 +158,10 @@ class Precision:
         check_file_of(array)
         _copy_elements(out, array)
         return out
+
+    def allocate(self, shape: Sequence[int], dtype: torch.dtype, passing: bool) -> torch.Tensor:
+        """Return a tensor whose elements are not set; `passing` as in `tensor`."""
+        return self._reused.allocate(shape, dtype) if passing else torch.empty(tuple(shape), dtype=dtype)
 
     def constant(self, value: Any, passing: bool = False) -> torch.Tensor:
         """Convert a constant as `tensor` does.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,18 +22,24 @@ __all__ = ["OpInputs"]
 class OpInputs:
     """The resolved inputs of one op.
 
-    Floats arrive in the computing dtype. Inputs that are not connected use the op's defaults.
+    Floats arrive in the computing dtype. Inputs that are not connected use the op's defaults. The results of an op
+    whose outputs are `passing` are read by one other op and then dropped.
     """
 
-    def __init__(self, op: Any, machine: Interpreter) -> None:
+    def __init__(self, op: Any, machine: Interpreter, passing: bool = False) -> None:
         self.op = op
         self.machine = machine
+        self.passing = passing
         self._vars = machine.prepared.inputs(op)
 
     @property
     def compute(self) -> torch.dtype:
         """The dtype in which floats are computed."""
         return self.machine.precision.compute
+
+    def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Return a tensor for a result, whose elements are not set."""
+        return self.machine.precision.allocate(shape, dtype, self.passing)
 
     def rounded(self, value: torch.Tensor) -> torch.Tensor:
         """Round an intermediate result of a recurrent step to the op's dtype.

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from coremltools.converters.mil.mil import types
 
-from ..ir.coremltools_internals import get_input_vars
+from ..ir.constants import LazyValue
+from ..ir.coremltools_internals import get_input_vars, get_typed_value
 from ..ir.query import iterate_nested_ops
 from ..utils.mapped_files import MappedFile, check_mapped_files, file_of
 from .memory_limits import most_kept
@@ -163,7 +164,9 @@ class _ConstantCache:
         self._files: dict[MappedFile, None] = {}
         for var in made:
             if is_lazy(var.op):
-                self._add(var, var.val if var.op.op_type == "const" else None)
+                # What is stored packed is not unpacked before it is used, and then not kept.
+                is_packed = isinstance(get_typed_value(var), LazyValue)
+                self._add(var, var.val if var.op.op_type == "const" and not is_packed else None)
 
     def _add(self, var: Any, value: Any) -> None:
         if value is None:

@@ -127,9 +127,15 @@ def test_memory_of_large_constants_is_used_again_unless_a_value_still_lies_in_it
     del first
     second = memory.allocate((300, 1000), torch.float64)
     assert second.data_ptr() != place and second.data_ptr() % 64 == 0
-    place = second.data_ptr()
+    places = {place, second.data_ptr()}
     del second, row
-    assert memory.allocate((400, 1000), torch.float32).data_ptr() == place
+    third, fourth = (memory.allocate((400, 1000), torch.float32) for _ in range(2))
+    assert {third.data_ptr(), fourth.data_ptr()} == places
+    small = memory.allocate((300_000,), torch.float32)
+    assert small.data_ptr() not in places
+    del third, fourth
+    large = memory.allocate((4000, 1000), torch.float64)  # the free pieces are too small, and freed
+    assert large.numel() == 4_000_000 and small.numel() == 300_000
     assert memory.allocate((3,), torch.int32).shape == (3,)
 
 

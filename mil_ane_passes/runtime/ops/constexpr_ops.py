@@ -35,7 +35,7 @@ def constexpr_affine_dequantize(op: Any, ins: Any) -> torch.Tensor:
     shape = [1] * data.dim()
     shape[ins.value("axis")] = -1
     zero_point, scale = (_reshape_parameter(ins[name].to(ins.compute), shape) for name in ("zero_point", "scale"))
-    return _compute_by_rows(lambda data, zero_point, scale: (data.to(ins.compute) - zero_point) * scale,
+    return _compute_by_rows(ins, lambda data, zero_point, scale: (data.to(ins.compute) - zero_point) * scale,
                             data, zero_point, scale)
 
 
@@ -52,7 +52,7 @@ def _read_packed(ins: Any, name: str) -> torch.Tensor:
 
 
 def _compute_by_rows(
-    compute: Callable[..., torch.Tensor], data: torch.Tensor, *parameters: torch.Tensor
+    ins: Any, compute: Callable[..., torch.Tensor], data: torch.Tensor, *parameters: torch.Tensor
 ) -> torch.Tensor:
     """Compute a weight from `data` and the parameters of its blocks, some rows at a time.
 
@@ -68,7 +68,7 @@ def _compute_by_rows(
     for start in range(0, count, rows):
         part = compute(data[start : start + rows], *(_cut_rows(each, start, rows, count) for each in parameters))
         if not start:
-            found = torch.empty(part.shape[0] // rows * count, *part.shape[1:], dtype=part.dtype)
+            found = ins.allocate((part.shape[0] // rows * count, *part.shape[1:]), part.dtype)
         place = found.shape[0] // count * start
         found[place : place + part.shape[0]] = part
     return found
@@ -91,11 +91,11 @@ def constexpr_blockwise_shift_scale(op: Any, ins: Any) -> torch.Tensor:
 def constexpr_lut_to_dense(op: Any, ins: Any) -> torch.Tensor:
     indices, lut = _read_packed(ins, "indices"), ins["lut"]
     if not ins.accepts("shape"):
-        return _look_up_entries(indices, lut, ins.value("vector_axis"))
+        return _look_up_entries(ins, indices, ins.value("vector_axis"))
     # Before iOS18 indices are packed bits, least significant first.
     shape = ins.values("shape")
     bits = int(lut.numel() - 1).bit_length() or 1
-    found = torch.empty(math.prod(shape), dtype=lut.dtype)
+    found = ins.allocate([math.prod(shape)], lut.dtype)
     for start, numbers in _iterate_unpacked(indices.numpy(), bits, found.numel()):
         torch.take(lut, torch.from_numpy(numbers), out=found[start : start + numbers.size])
     return found.reshape(shape)
@@ -120,7 +120,7 @@ def constexpr_sparse_to_dense(op: Any, ins: Any) -> torch.Tensor:
 @register_kernel("constexpr_lut_to_sparse")
 def constexpr_lut_to_sparse(op: Any, ins: Any) -> tuple[torch.Tensor, torch.Tensor]:
     mask, axis = ins["indices_mask"], ins.value("vector_axis")
-    dense = _look_up_entries(_scatter_nonzero(ins["indices_nonzero_data"], mask), ins["lut"], axis)
+    dense = _look_up_entries(ins, _scatter_nonzero(ins["indices_nonzero_data"], mask), axis)
     if axis is not None:
         mask = mask.repeat_interleave(ins["lut"].shape[-1], axis)
     return mask, dense[mask != 0]
@@ -142,13 +142,24 @@ def _scatter_nonzero(data: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 def _dequantize_blocks(data: torch.Tensor, ins: Any) -> torch.Tensor:
     """Compute `scale * (data - offset)`, with one scale and offset for each block."""
     def dequantize(data: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor | None = None) -> torch.Tensor:
-        data = data.to(ins.compute)
+        found = data.to(ins.compute, copy=True)
         if offset is not None:
-            data = data - _repeat_blocks(offset, data.shape)
-        return _repeat_blocks(scale, data.shape) * data
+            found.reshape(_split_axes(offset, data.shape)).sub_(_align_blocks(offset))
+        found.reshape(_split_axes(scale, data.shape)).mul_(_align_blocks(scale))
+        return found
 
     offset = ins.get("offset")
-    return _compute_by_rows(dequantize, data, ins["scale"], *([] if offset is None else [offset.to(ins.compute)]))
+    return _compute_by_rows(ins, dequantize, data, ins["scale"], *([] if offset is None else [offset.to(ins.compute)]))
+
+
+def _split_axes(parameter: torch.Tensor, shape: torch.Size) -> list[int]:
+    """Return `shape` with each axis split in two: blocks with a parameter of their own, and elements of a block."""
+    return [size for count, extent in zip(parameter.shape, shape) for size in (count, extent // count)]
+
+
+def _align_blocks(parameter: torch.Tensor) -> torch.Tensor:
+    """Reshape a parameter to that of `_split_axes`, with one entry for all elements of a block."""
+    return parameter.reshape([size for count in parameter.shape for size in (count, 1)])
 
 
 def _repeat_blocks(parameter: torch.Tensor, shape: torch.Size) -> torch.Tensor:
@@ -158,8 +169,9 @@ def _repeat_blocks(parameter: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     return parameter
 
 
-def _look_up_entries(indices: torch.Tensor, lut: torch.Tensor, vector_axis: int | None) -> torch.Tensor:
+def _look_up_entries(ins: Any, indices: torch.Tensor, vector_axis: int | None) -> torch.Tensor:
     """Replace each index by its entry in the table of its block; vectors are laid out along `vector_axis`."""
+    lut = ins["lut"]
     palettes, vector = lut.shape[-2:]
     entries = lut.reshape(-1, vector)
     axis = (vector_axis or 0) % indices.dim()
@@ -169,7 +181,7 @@ def _look_up_entries(indices: torch.Tensor, lut: torch.Tensor, vector_axis: int 
         return found.squeeze(-1) if vector == 1 else found.movedim(-1, axis + 1).flatten(axis, axis + 1)
 
     tables = torch.arange(math.prod(lut.shape[:-2])).reshape(lut.shape[:-2])
-    return _compute_by_rows(look_up, indices, tables)
+    return _compute_by_rows(ins, look_up, indices, tables)
 
 
 def _iterate_unpacked(packed: Array, bits: int, count: int) -> Iterator[tuple[int, Array]]:
