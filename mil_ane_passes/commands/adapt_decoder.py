@@ -194,7 +194,8 @@ def _write_pair(
 
 def _cut_main(options: AdaptOptions, draft: Draft, report: AdaptReport) -> list[Draft]:
     """Cut the main package between its layers, as asked."""
-    from ..transforms.split_parts import SplitIntoParts, parse_byte_size
+    from ..transforms.split_parts import SplitIntoParts
+    from ..utils.byte_size import parse_byte_size
 
     if options.parts in (None, 1) and options.max_part_size is None:
         return [draft]

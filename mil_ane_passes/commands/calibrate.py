@@ -18,6 +18,7 @@ from ..utils.upgraded_source import UpgradedSource, upgrades_to_dict
 from .options import (
     DEFAULT_SEEDS,
     FEEDS,
+    MAX_MEMORY,
     MAX_SECONDS,
     MAX_STEPS,
     RANGES,
@@ -58,6 +59,7 @@ class CalibrateOptions:
     ranges: Ranges | None = field(default=None, metadata=RANGES)
     max_seconds: float | None = field(default=None, metadata=MAX_SECONDS)
     max_steps: int | None = field(default=DEFAULT_MAX_STEPS, metadata=MAX_STEPS)
+    max_memory: str | float | None = field(default=None, metadata=MAX_MEMORY)
     target: str = field(default="all", metadata=flag())
     "chip or device to look at (default: all)"
     worst: int | None = field(default=None, metadata=flag(type=positive_int, metavar="N"))
@@ -105,7 +107,7 @@ def calibrate(options: CalibrateOptions) -> CalibrateReport:
 
     rules = [rule for rule in get_all_rules().values() if _is_numerics_rule(rule)]
     try:
-        with share_budget(options.max_steps, options.max_seconds, options.progress):
+        with share_budget(options.max_steps, options.max_seconds, options.progress, options.max_memory):
             found = calibrate_program(model.program, make, rules, target=options.target, progress=options.progress)
     except InputError as error:
         if not inputs.ranges:

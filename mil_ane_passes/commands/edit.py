@@ -259,8 +259,9 @@ def _make_transforms(options: EditOptions) -> list[Transform]:
     from ..transforms.rename import Rename
     from ..transforms.split_at import SplitAt
     from ..transforms.split_inputs import SplitInputs
-    from ..transforms.split_parts import SplitIntoParts, parse_byte_size
+    from ..transforms.split_parts import SplitIntoParts
     from ..transforms.state_to_io import StateToIo
+    from ..utils.byte_size import parse_byte_size
 
     function = options.function
     transforms: list[Transform] = []

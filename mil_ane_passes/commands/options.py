@@ -27,6 +27,7 @@ __all__ = [
     "DEFAULT_SEEDS",
     "FEEDS",
     "LINK",
+    "MAX_MEMORY",
     "MAX_SECONDS",
     "MAX_STEPS",
     "NOT_IN_BATCH",
@@ -117,6 +118,8 @@ RANGES = flag(metavar="LIST", parse=_parse_ranges,
               help="range of values of inputs, both ends included, e.g. 'image=0:1,ids=0:29999'")
 MAX_SECONDS = flag(metavar="S", parse=lambda text: _parse_limit("max_seconds", float, text),
                    help="stop when the model has run so long, all runs together (default: none, no limit)")
+MAX_MEMORY = flag(metavar="SIZE", help="the memory that runs may use, such as 8GB: half of it for values, a quarter "
+                                       "for weights that are kept (default: that of the machine)")
 MAX_STEPS = flag(metavar="N", parse=lambda text: _parse_limit("max_steps", int, text),
                  help=f"stop a run after so many steps of loops, or none: no limit (default: {DEFAULT_MAX_STEPS})")
 LINK = flag(help="files that stay as they are become hard links where they cannot be cloned: the packages then share "

@@ -30,6 +30,7 @@ from .options import (
     DEFAULT_SEEDS,
     FEEDS,
     LINK,
+    MAX_MEMORY,
     MAX_SECONDS,
     MAX_STEPS,
     NOT_IN_BATCH,
@@ -92,6 +93,7 @@ class RewriteOptions:
     seeds: int = DEFAULT_SEEDS
     max_seconds: float | None = field(default=None, metadata=MAX_SECONDS)
     max_steps: int | None = field(default=DEFAULT_MAX_STEPS, metadata=MAX_STEPS)
+    max_memory: str | float | None = field(default=None, metadata=MAX_MEMORY)
     dry_run: bool = field(default=False, metadata=flag())
     "say what would be done; verify and write nothing"
     diff: bool = field(default=False, metadata=flag(batch=False))
@@ -167,7 +169,7 @@ def rewrite(options: RewriteOptions) -> RewriteReport:
                            passes=[rule.name for rule in plan.rules])
     with (
         steps.start_copying_ahead(options, None if options.dry_run else path) as ahead,
-        share_budget(options.max_steps, options.max_seconds, options.progress),
+        share_budget(options.max_steps, options.max_seconds, options.progress, options.max_memory),
     ):
         before = open_source(options.src)
         steps.check_source(plan, before)

@@ -156,7 +156,7 @@ def rewrite_in_format(options: RewriteOptions) -> NetworkRewriteReport:
                          ".mlpackage") from error
     report = NetworkRewriteReport(where, None if options.dry_run else str(path), options.preset, options.target,
                                   [each.name for each in chosen])
-    with share_budget(options.max_steps, options.max_seconds, options.progress):
+    with share_budget(options.max_steps, options.max_seconds, options.progress, options.max_memory):
         options.progress("rewriting")
         found = rewrite_network(spec, chosen, where)
         if found.changed and options.verify and not options.dry_run:

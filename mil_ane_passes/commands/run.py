@@ -19,6 +19,7 @@ from ..utils.npz import Array, read_arrays
 from ..utils.text_format import format_lines, format_short_repr
 from ..utils.upgraded_source import UpgradedSource, upgrades_to_dict
 from .options import (
+    MAX_MEMORY,
     MAX_SECONDS,
     MAX_STEPS,
     Progress,
@@ -64,6 +65,7 @@ class RunOptions:
     "what the states hold at the start, by name (default: zeros)"
     max_seconds: float | None = field(default=None, metadata=MAX_SECONDS)
     max_steps: int | None = field(default=DEFAULT_MAX_STEPS, metadata=MAX_STEPS)
+    max_memory: str | float | None = field(default=None, metadata=MAX_MEMORY)
     quirks: Sequence[str] = field(default=(), metadata=flag("--quirk", metavar="NAME", action="append"))
     "a published fault to imitate in this run; may be given more than once; see below"
     progress: Progress = ignore_progress
@@ -148,7 +150,8 @@ def run(options: RunOptions) -> dict[str, Array]:
 
     All parts of a pipeline are run, one after the other, unless `function` names one (`PART/FUNCTION`). `state`
     contains the states by name and is updated in place; an empty dict receives all of them. `quirks` names published
-    faults to imitate. `max_steps` limits the loop steps of one run, `max_seconds` the total time; None means no limit.
+    faults to imitate. `max_steps` limits the loop steps of one run, `max_seconds` the total time, `max_memory` (bytes,
+    or a text such as "8GB") the memory that it may use, in place of the machine's; None means no limit.
     Raises InputError for feeds with wrong names, shapes or dtypes and for an unknown quirk, NotSupported for an op the
     runtime lacks, and LimitReached (a NotSupported) if a run exceeds a limit on steps, time or memory. A NeuralNetwork
     is run as the ML Program that `upgrade` makes of it.
@@ -163,7 +166,7 @@ def _open_and_run(options: RunOptions) -> tuple[OpenedSource, dict[str, Array]]:
 
     model = open_source(options.src)
     options.progress("running")
-    with share_budget(options.max_steps, options.max_seconds, options.progress):
+    with share_budget(options.max_steps, options.max_seconds, options.progress, options.max_memory):
         if options.function is None and model.package is not None and model.package.is_pipeline:
             return model, PipelineRuntime(model.package, precision=options.precision, quirks=options.quirks)(
                 options.feeds, options.state)
@@ -190,7 +193,7 @@ def trace(options: RunOptions) -> TraceReport:
         raise InputError(f"{model.name} is a pipeline; name the function of it to trace: "
                          f"{', '.join(model.program.functions)}")
     options.progress("running")
-    with share_budget(options.max_steps, options.max_seconds, options.progress):
+    with share_budget(options.max_steps, options.max_seconds, options.progress, options.max_memory):
         found = trace_function(
             model.program, options.feeds, function=options.function, precision=options.precision, state=options.state,
             quirks=options.quirks, description=model.describe(options.function or model.program.default_function_name))

@@ -23,6 +23,7 @@ from ..utils.npz import Array, read_arrays
 from ..utils.option_spelling import format_option, format_option_values
 from .options import (
     DEFAULT_SEEDS,
+    MAX_MEMORY,
     MAX_SECONDS,
     MAX_STEPS,
     Progress,
@@ -94,6 +95,7 @@ class VerifyOptions:
     "inputs and outputs may be fp32 in one and fp16 in the other, as after ane::fp16_io"
     max_seconds: float | None = field(default=None, metadata=MAX_SECONDS)
     max_steps: int | None = field(default=DEFAULT_MAX_STEPS, metadata=MAX_STEPS)
+    max_memory: str | float | None = field(default=None, metadata=MAX_MEMORY)
     quirks: Sequence[str] = field(default=(), metadata=flag("--quirk", metavar="NAME", action="append"))
     """a published fault to imitate in B only: A with itself shows whether the fault hits it, A with a rewrite whether
     that fixes it; may be given more than once; see below"""
@@ -201,8 +203,8 @@ def verify(options: VerifyOptions) -> VerifyReport:
     default function (of a pipeline all parts) runs on those. `function` names the only one to compare (`PART/FUNCTION`
     of a pipeline). `quirks` names published faults to imitate in `after`. With `fixes_nonfinite`, values that are NaN
     or infinite in `before` may be finite in `after`, judged with infinite constants read as large finite ones. With
-    `widths`, float inputs and outputs may have different widths, as after `ane::fp16_io`. `max_steps` and
-    `max_seconds` as in `run`: beyond them the result is "not verified".
+    `widths`, float inputs and outputs may have different widths, as after `ane::fp16_io`. `max_steps`,
+    `max_seconds` and `max_memory` as in `run`: beyond them the result is "not verified".
 
     A NeuralNetwork is compared as the ML Program that `upgrade` makes of it; the report's `upgraded` says so.
 
@@ -285,7 +287,7 @@ def _verify_sides(options: VerifyOptions) -> VerifyReport:
         raise InputError(
             f"{accuracy}: limits on the error take the place of exactness, tolerance and fixes_nonfinite; give one"
         )
-    with share_budget(options.max_steps, options.max_seconds, options.progress):
+    with share_budget(options.max_steps, options.max_seconds, options.progress, options.max_memory):
         try:
             if is_callable_side(options.before) or is_callable_side(options.after):
                 return _verify_callable(options, accuracy)

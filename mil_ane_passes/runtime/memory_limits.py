@@ -18,7 +18,9 @@ import numpy as np
 from coremltools.converters.mil.mil import types
 
 from ..ir.printer import format_dimension
+from ..utils.budget import get_current_budget
 from ..utils.errors import MemoryLimitReached
+from ..utils.option_spelling import format_option_values
 
 if TYPE_CHECKING:
     from .prepared_function import PreparedFunction
@@ -55,15 +57,15 @@ _ALIASING_OPS = frozenset({"reshape", "squeeze", "expand_dims", "identity"})
 def refuse_oversized_values(ops: Iterable[Any]) -> None:
     """Raise MemoryLimitReached when an op makes a value that, as far as its shape is known, takes over half of the
     memory."""
-    most = _MAX_MEMORY_SHARE * _get_machine_bytes()
+    most = _MAX_MEMORY_SHARE * _get_allowed_bytes()
     for op in ops:
         for var in op.outputs:
             nbytes = _ELEMENT_BYTES * _count_elements(var.sym_type)
             if nbytes > most:
                 raise MemoryLimitReached(
                     f"value {var.name!r} of shape ({', '.join(map(format_dimension, var.sym_type.get_shape()))}) takes "
-                    f"{nbytes / 1e9:.0f} GB; the reference runtime holds at most {most / 1e9:.0f} GB for one value "
-                    "on this machine"
+                    f"{_format_bytes(nbytes)}; the reference runtime holds at most {_format_bytes(most)} for one value "
+                    f"{_describe_limit()}"
                 )
 
 
@@ -235,10 +237,15 @@ def refuse_allocation(op: Any, error: BaseException, live: LiveValues) -> NoRetu
 
 def _format_limit_message(op: Any, what: str, most: float) -> str:
     return (
-        f"{_describe_op(op)}: {what}; the reference runtime holds at most {_format_bytes(most)} of values at once on "
-        f"this "
-        f"machine; {_REMEDY}"
+        f"{_describe_op(op)}: {what}; the reference runtime holds at most {_format_bytes(most)} of values at once "
+        f"{_describe_limit()}; {_REMEDY}"
     )
+
+
+def _describe_limit() -> str:
+    """Say what the limit follows from."""
+    most = get_current_budget().max_bytes
+    return "on this machine" if most is None else f"with {format_option_values('max_memory', _format_bytes(most))}"
 
 
 def _describe_op(op: Any) -> str:
@@ -264,7 +271,7 @@ def _count_elements(sym_type: Any) -> int:
 
 def _get_byte_limit() -> float:
     """Return the bytes that values may take: a fraction of the machine's memory, and at most the free address space."""
-    return min(_MAX_MEMORY_SHARE * _get_machine_bytes(), _get_free_address_space())
+    return min(_MAX_MEMORY_SHARE * _get_allowed_bytes(), _get_free_address_space())
 
 
 def most_kept() -> float:
@@ -272,7 +279,13 @@ def most_kept() -> float:
 
     At most half of what a limit on the address space leaves, since values need memory too.
     """
-    return min(_KEPT_PART * _get_machine_bytes(), _get_free_address_space() / 2)
+    return min(_KEPT_PART * _get_allowed_bytes(), _get_free_address_space() / 2)
+
+
+def _get_allowed_bytes() -> float:
+    """Return the bytes that runs may use: those of the machine, or fewer if the user says so."""
+    most = get_current_budget().max_bytes
+    return _get_machine_bytes() if most is None else min(most, _get_machine_bytes())
 
 
 @cache

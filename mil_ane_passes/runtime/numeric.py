@@ -65,7 +65,7 @@ class ReusedMemory:
         return torch.from_numpy(view).view(dtype).view(tuple(shape))
 
     def _take(self, nbytes: int) -> np.ndarray[Any, Any]:
-        """Take the smallest free piece that is large enough and not far too large; else a new one for those too small."""
+        """Take the smallest free piece that is large enough and not far too large, or a new one for those too small."""
         free = [each for each in self._pieces if each[1]() is None]
         fitting = [each for each in free if nbytes <= each[0].size <= _MAX_EXCESS * nbytes]
         if fitting:

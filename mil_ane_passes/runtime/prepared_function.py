@@ -159,8 +159,8 @@ class _ConstantCache:
         self._unread: dict[Any, Any] = {}
         #: the other constants, and whether they were read
         self._large: dict[Any, bool] = {}
-        self._free = _CACHE_BYTES
         self._unread_free = most_kept()
+        self._free = min(_CACHE_BYTES, self._unread_free)
         self._files: dict[MappedFile, None] = {}
         for var in made:
             if is_lazy(var.op):

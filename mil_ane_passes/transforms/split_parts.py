@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import re
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -21,10 +20,8 @@ from .contract import MAX_PARTS, Draft, EditRecord, Transform
 from .names import collect_names
 from .split_at import FunctionGraph, SplitAt, plan_crossing
 
-__all__ = ["SplitIntoParts", "parse_byte_size"]
+__all__ = ["SplitIntoParts"]
 
-_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
-_SIZE_FORM = re.compile(r"([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*([kmg]i?b|b)?", re.IGNORECASE)
 _MAX_PLACES = 600
 "The most places for cuts that are compared, of which a layer has about as many as weights: the narrowest are kept."
 _NARROW_RATIO = 2.0
@@ -362,13 +359,3 @@ def _find_consts(graph: FunctionGraph, place: int) -> set[int]:
             found.add(source)
             pending += [graph.maker[var] for var in graph.reads[source] if var in graph.maker]
     return found
-
-
-def parse_byte_size(text: str | float, option: str) -> int:
-    """Return the bytes of a size such as "1.4GB" (10^9 bytes), "700 MiB" or 2e9. Raises InputError for other texts."""
-    found = _SIZE_FORM.fullmatch(str(text).strip())
-    size = float(found[1]) * _UNITS[(found[2] or "").lower()] if found else math.nan
-    if not math.isfinite(size) or size < 1:
-        raise InputError(f"{format_option_values(option, str(text))}: expected a size such as 1.4GB, 700MB or a number "
-                         "of bytes")
-    return int(size)

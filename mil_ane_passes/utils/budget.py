@@ -1,4 +1,4 @@
-"""Budgets: limits on loop steps and seconds for the runs of a program, shared within one API call."""
+"""Budgets: limits on loop steps, seconds and memory for the runs of a program, shared within one API call."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+from .byte_size import parse_byte_size
 from .errors import InputError, LimitReached
 from .option_spelling import choose_spelling, format_option
 
@@ -25,14 +26,15 @@ _PROGRESS_INTERVAL = 1.0
 
 
 class Budget:
-    """Limits: seconds for all runs together, and loop steps for each run. None means no limit."""
+    """Limits: seconds for all runs together, loop steps for each run, and bytes at once. None means no limit."""
 
     def __init__(
         self, max_steps: int | None = DEFAULT_MAX_STEPS, max_seconds: float | None = None,
-        progress: Callable[[str], None] | None = None,
+        progress: Callable[[str], None] | None = None, max_bytes: int | None = None,
     ) -> None:
         self.max_steps = max_steps
         self.max_seconds = max_seconds
+        self.max_bytes = max_bytes
         self._progress = progress
         self._started = self._said = time.monotonic()
         self.deadline = math.inf if max_seconds is None else self._started + max_seconds
@@ -74,12 +76,16 @@ def get_current_budget() -> Budget:
 @contextmanager
 def share_budget(
     max_steps: int | None = DEFAULT_MAX_STEPS, max_seconds: float | None = None,
-    progress: Callable[[str], None] | None = None,
+    progress: Callable[[str], None] | None = None, max_memory: str | float | None = None,
 ) -> Iterator[Budget]:
-    """Share one budget among all runs inside the `with`. Raises InputError for limits that are not positive numbers."""
+    """Share one budget among all runs inside the `with`; `max_memory` is a number of bytes, or a text such as "8GB".
+
+    Raises InputError for limits that are not positive numbers.
+    """
     _check_limit("max_steps", max_steps, int)
     _check_limit("max_seconds", max_seconds, (int, float))
-    budget = Budget(max_steps, max_seconds, progress)
+    most = None if max_memory is None else parse_byte_size(max_memory, "max_memory")
+    budget = Budget(max_steps, max_seconds, progress, most)
     token = _active_budget.set(budget)
     try:
         yield budget

@@ -201,6 +201,19 @@ def test_the_sum_of_live_values_is_bounded_before_anything_runs(little_memory: N
     assert not ran
 
 
+def test_the_user_limits_the_memory(tmp_path: Path, capsys: Any) -> None:
+    path = save_program(wide(2, kept=True), tmp_path / "wide.mlpackage")
+    assert ane.run(path, {"x": np.ones(2, np.float32)}, max_memory="200MB")
+    with pytest.raises(ane.LimitReached, match=r"holds at most 50\.0 MB of values at once with max_memory 100\.0 MB"):
+        ane.run(path, {"x": np.ones(2, np.float32)}, max_memory=1e8)
+    assert main(["verify", path, path, "--max-memory", "100 MB"]) == 1
+    said = capsys.readouterr().out
+    assert "not verified: " in said and "with --max-memory 100.0 MB" in said
+    assert main(["verify", path, path, "--max-memory", "400MB", "--seeds", "1"]) == 0
+    assert main(["verify", path, path, "--max-memory", "much"]) == 2
+    assert "--max-memory much: expected a size such as 1.4GB" in capsys.readouterr().err
+
+
 def test_views_of_one_memory_count_once(little_memory: None) -> None:
     def build(x: Any) -> Any:
         y = mb.tile(x=x, reps=[2_500_000])

@@ -16,7 +16,8 @@ from mil_ane_passes.equivalence.changed_interfaces import compare_across_interfa
 from mil_ane_passes.ir.clone import clone_program
 from mil_ane_passes.passes.layout import format_bytes
 from mil_ane_passes.transforms.contract import Draft, apply_transforms
-from mil_ane_passes.transforms.split_parts import SplitIntoParts, parse_byte_size
+from mil_ane_passes.transforms.split_parts import SplitIntoParts
+from mil_ane_passes.utils.byte_size import parse_byte_size
 from tests.package.helpers import make, normal, with_functions
 
 WIDTH, INNER = 16, 64
