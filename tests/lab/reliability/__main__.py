@@ -1,13 +1,15 @@
 """Hold saving to its promises, and record the figures: `python -m tests.lab.reliability [--quick] [--record]`.
 
 `--record` writes tests/lab/reliability/figures.json, which the README's table is made from. REAL_PACKAGES may
-name a folder of packages (see tests.package.real) that are to come back unchanged besides the fixtures.
+name a folder of packages (see tests.package.real) that are to come back unchanged besides the fixtures. Netron reads
+what was rewritten where node and the package netron are installed.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import functools
 import json
 import os
 import platform
@@ -21,8 +23,9 @@ from typing import Any
 from tests.lab.records import read_record, write_record
 
 from ...package.real import given
-from . import full_disk, kills, together
+from . import full_disk, kills, readers, together
 from .job import SaveJob
+from .rewritten import write_rewritten
 from .unchanged import count_unchanged_saves
 
 HERE = Path(__file__).parent
@@ -48,10 +51,12 @@ def measure_figures(folder: Path, quick: bool, only: list[str]) -> dict[str, dic
         "processes_overwrite": lambda: together.run_processes(job, rounds, True, 4 if quick else 8),
         "threads": lambda: together.run_threads(job, rounds),
     }
+    written = functools.cache(lambda: write_rewritten(folder))
     if not quick:
         real = sorted((given() or Path()).glob("*.mlpackage")) if given() else []
         named["fixtures"] = lambda: count_unchanged_saves(sorted(FIXTURES.glob("*.mlpackage")), folder)
         named["real"] = lambda: count_unchanged_saves(real, folder)
+        named |= {name: lambda read=read: read(written()) for name, read in readers.READERS.items()}
     found = {}
     for name, measure in named.items():
         if only and name not in only:

@@ -21,6 +21,10 @@ _ROWS = [
     ("runs to one path at once", ("processes", "threads"), "one writes it, the others say so"),
     ("the same, with overwrite", ("processes_overwrite",), "the output of one of them, whole"),
     ("packages saved as loaded", ("fixtures", "real"), "the same bytes"),
+    ("rewritten packages, read by coremltools' C++ library", ("read_manifests",), "it opens and finds the model"),
+    ("their weights, read by that", ("read_weights",), "the values that we read"),
+    ("their models, read by protobuf in pure Python", ("read_models",), "as protobuf in C does; no unknown fields"),
+    ("their functions, opened in Netron", ("read_netron",), "each op in its order; the weights' bytes"),
 ]
 
 
