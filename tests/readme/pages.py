@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from tests.lab.converters import table as converters
 from tests.lab.neuralnetwork import tables as networks
 from tests.lab.neuralnetwork.__main__ import format_counts, format_failures
 from tests.lab.versions.table import table as versions
@@ -20,7 +21,7 @@ Table = Callable[[], str]
 
 PAGES: Mapping[str, Mapping[str, Table]] = {
     "README.md": {},
-    "mil_ane_passes/README.md": {},
+    "mil_ane_passes/README.md": {"converters": converters.format_table},
     "mil_ane_passes/commands/README.md": {},
     "mil_ane_passes/ane/README.md": {"latency-errors": tables.latency_errors, "latency-ranges": tables.latency_ranges,
                                      "latency-proof": tables.latency_proof},
