@@ -24,6 +24,7 @@ __all__ = ["compare_drafts", "count_weight_bytes", "describe_var", "emit_drafts"
 
 def emit_drafts(drafts: Sequence[Draft], folder: Path) -> list[Path]:
     """Write the packages of drafts below `folder`; returns their paths."""
+    from ..package.debug_handles import format_debug_handles
     from ..package.package_writer import PackageOutput, write_models
 
     outputs, paths = [], []
@@ -32,7 +33,8 @@ def emit_drafts(drafts: Sequence[Draft], folder: Path) -> list[Path]:
         model, plan = draft.emit()
         path = folder / f"transformed_{draft.part}.mlpackage"
         paths.append(path)
-        outputs.append(PackageOutput(draft.package.layout, draft.package.files, model, path, plan))
+        extra = format_debug_handles(draft.package.path, draft.program)
+        outputs.append(PackageOutput(draft.package.layout, draft.package.files, model, path, plan, extra))
     write_models(outputs, overwrite=True, link=False, ahead=None)
     return paths
 

@@ -368,6 +368,7 @@ def _write_drafts(
     drafts: list[Draft], target: Path, options: EditOptions, ahead: CopyAhead | None
 ) -> list[str]:
     """Write all drafts or none; returns the paths."""
+    from ..package.debug_handles import format_debug_handles
     from ..package.package_writer import PackageOutput, write_models
 
     outputs = []
@@ -375,7 +376,8 @@ def _write_drafts(
         assert draft.package is not None
         model, plan = draft.emit()
         path = Path(os.path.abspath(build_part_path(target, draft.part)))
-        outputs.append(PackageOutput(draft.package.layout, draft.package.files, model, path, plan))
+        extra = format_debug_handles(draft.package.path, draft.program)
+        outputs.append(PackageOutput(draft.package.layout, draft.package.files, model, path, plan, extra))
     write_models(outputs, overwrite=options.overwrite, link=options.link, ahead=ahead)
     return [os.fspath(build_part_path(target, draft.part)) for draft in drafts]
 

@@ -4,7 +4,8 @@ A package is rewritten at the speed of a copy: weights are not loaded to be move
 saved byte for byte: ops with attributes such as `IntendedBackend`, names, shared weights, metadata, labels, images,
 flexible shapes, states, several functions, unknown fields. The ML Programs of a pipeline are rewritten in place; in
 reports their functions are called `PART/FUNCTION`. Where the file system can clone files (APFS, XFS, Btrfs), the
-weights are cloned; elsewhere `--link` makes hard links instead of copies.
+weights are cloned; elsewhere `--link` makes hard links instead of copies. ExecuTorch's mapping from debug handles to
+ops, where a package has one, is written for the ops that are there afterwards.
 
 The output is staged in a hidden folder beside the target, synced, and published in one step. Files that a killed run
 leaves are removed by the next run to that target. Where a file system cannot swap, two renames replace an old package,

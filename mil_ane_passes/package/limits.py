@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 __all__ = [
+    "MAX_DEBUG_HANDLES_BYTES",
     "MAX_ELEMENTS",
     "MAX_EVALUATED_ELEMENTS",
     "MAX_EVALUATED_IN_PACKAGE",
@@ -24,6 +25,8 @@ MAX_MODEL_BYTES = (1 << 31) - 1
 "The largest model file in bytes: the limit of a protobuf message."
 MAX_MANIFEST_BYTES = 1 << 22
 "The largest manifest in bytes: it is read and parsed at once."
+MAX_DEBUG_HANDLES_BYTES = 1 << 24
+"The largest mapping of debug handles in bytes that is parsed, some 80,000 ops; a larger one is copied as it is."
 MAX_ELEMENTS = (1 << 63) - 1
 "The most elements a type may have: the largest signed 64-bit integer."
 MAX_RANK = 32

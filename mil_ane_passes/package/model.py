@@ -15,6 +15,7 @@ from ..utils.garbage_collection import pause_garbage_collection
 from ..utils.locking import synchronized
 from ..utils.upgraded_source import UpgradedSource
 from .blobs import WeightFiles
+from .debug_handles import attach_debug_handles
 from .files import get_file_stamp
 from .manifest import Layout, read_layout
 from .members import Members, find_members, get_model_kind
@@ -64,6 +65,7 @@ class Package:
             if isinstance(error, InputError):
                 raise
             raise InputError(f"{self.path}: {layout.model} is damaged ({error}); take a fresh copy") from error
+        attach_debug_handles(layout.root, self.program)
         self.functions = tuple(self.origins)
         self._stamps |= {file.path: _read_stamp(file.path) for file in self.files.files.values()}
 

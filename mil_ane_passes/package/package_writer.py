@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from .blob_refs import find_refs, move_refs
 from .blobs import Blob, WeightFiles
 from .contents import list_contents
 from .copy_ahead import CopyAhead
+from .debug_handles import format_debug_handles
 from .destination import check_destination
 from .file_clone import clone_file
 from .files import copy_file, copy_mode, link_file, sync_path
@@ -59,42 +60,33 @@ def save(
         package.check_source()
     model, plan = package.emit(interface=interface)
     changed = plan if model != package.raw else None
-    write_model(package.layout, package.files, model, target, plan=changed, overwrite=overwrite, link=link, ahead=ahead)
-
-
-def write_model(
-    layout: Layout, files: WeightFiles, model: bytes, path: str | os.PathLike[str], *, plan: WeightPlan | None = None,
-    overwrite: bool = False, link: bool = False, ahead: CopyAhead | None = None,
-) -> None:
-    """Write the package at `layout` to `path` with the model file `model`; the rest as it is.
-
-    `plan` lists the new blobs. Without a plan the weights are copied as they are. With one, blobs that `model` does not
-    refer to are dropped where they are more than the plan's `dead_limit` of their file. `link` and errors: as `save`.
-    """
-    write_models(
-        [PackageOutput(layout, files, model, Path(os.path.abspath(path)), plan)],
-        overwrite=overwrite,
-        link=link,
-        ahead=ahead,
-    )
+    extra = {} if changed is None else format_debug_handles(package.path, package.program)
+    output = PackageOutput(package.layout, package.files, model, target, changed, extra)
+    write_models([output], overwrite=overwrite, link=link, ahead=ahead)
 
 
 @dataclass(frozen=True)
 class PackageOutput:
-    """One package to write: the one at `layout` with the model file `model`, to the absolute path `target`."""
+    """One package to write: the one at `layout` with the model file `model`, to the absolute path `target`.
+
+    `plan` lists the new blobs. Without a plan the weights are copied as they are. With one, blobs that `model` does not
+    refer to are dropped where they are more than the plan's `dead_limit` of their file.
+    `extra` has the contents of other files that changed, by their paths in the package.
+    """
 
     layout: Layout
     files: WeightFiles
     model: bytes
     target: Path
     plan: WeightPlan | None = None
+    extra: Mapping[Path, bytes] = field(default_factory=dict)
 
 
 @synchronized
 def write_models(
     outputs: Sequence[PackageOutput], *, overwrite: bool = False, link: bool = False, ahead: CopyAhead | None = None
 ) -> None:
-    """Write several packages as `write_model` does, all or none: they appear after the last one is complete.
+    """Write packages, each with the rest of its source as it is, all or none: they appear after the last is complete.
 
     A kill in the moment between two of them leaves those that have appeared, each complete. Errors: as `save`.
     """
@@ -104,6 +96,7 @@ def write_models(
             with convert_write_errors(each.target):
                 check_destination(each.layout.root, each.target, overwrite)
                 writers = _plan_writers(each.layout, each.files, each.model, each.plan, ahead)
+                writers |= {path: partial(_write_bytes, data) for path, data in each.extra.items()}
                 stagings.append(stack.enter_context(Staging(each.target)))
                 _fill_staged_folder(each.layout.root, stagings[-1].folder / _NEW_NAME, writers, ahead, link)
         with ExitStack() as undo:
