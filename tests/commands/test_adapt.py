@@ -34,16 +34,9 @@ def llama(tmp_path_factory):
 
 def run_torch(name, ids, steps):
     """Greedy tokens of the module, without a cache, and its logits at each step."""
-    import torch
+    from tests.lab.language_models.__main__ import run_torch
 
-    from tests.lab.language_models.builders import DECODERS
-
-    model, tokens, logits = DECODERS[name].make().double(), list(ids), []
-    with torch.no_grad():
-        for _ in range(steps):
-            logits.append(model(torch.tensor([tokens]), use_cache=False).logits[0, -1].numpy())
-            tokens.append(int(logits[-1].argmax()))
-    return tokens[len(ids):], logits
+    return run_torch(name, ids, steps)
 
 
 def test_the_script_generates_the_tokens_of_the_module_behind_a_prompt_in_chunks(llama):
@@ -67,6 +60,18 @@ def test_logits_of_each_step_are_those_of_the_module(llama):
         assert int(np.argmax(found)) == token
         ids = [token]
     assert decoder.position == len(PROMPT) + STEPS - 1
+
+
+@pytest.mark.parametrize("form", ["states, exported", "stateless, exported"])
+def test_a_decoder_of_torch_export_generates_the_tokens_of_the_module(tmp_path, form):
+    from mil_ane_passes.report.decoder.generate import Decoder, generate, open_by
+    from tests.lab.language_models.builders import convert
+
+    report = ane.adapt(convert("llama", form), tmp_path / "out", prefill=16)
+    assert report.status == "written" and len(report.tokens) == STEPS, str(report)
+    assert report.before["unsupported"] and report.after["unsupported"] == {}
+    assert generate(Decoder(tmp_path / "out", open_by("reference")), PROMPT, STEPS) == run_torch(
+        "llama", PROMPT, STEPS)[0]
 
 
 def test_no_op_is_unsupported_and_the_report_says_so(llama):

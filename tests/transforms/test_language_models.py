@@ -16,8 +16,8 @@ def pad_sizes(form, steps, heads):
 
     longest = CONTEXT - steps
     caches = {name: [LAYERS, 1, heads, (1, longest), WIDTH] for name in ("keys", "values")}
-    least = steps + (form == "stateless")
-    return {"causalMask": [1, 1, (steps, steps), (least, CONTEXT)], **(caches if form == "stateless" else {})}
+    least = steps + form.startswith("stateless")
+    return {"causalMask": [1, 1, (steps, steps), (least, CONTEXT)], **(caches if form.startswith("stateless") else {})}
 
 
 @pytest.mark.parametrize(("name", "form", "steps", "more"), [
@@ -26,6 +26,8 @@ def pad_sizes(form, steps, heads):
     ("llama", "stateless", 4, {}),
     ("gpt2", "states", 4, {"state_to_io": "all"}),
     ("gpt2", "stateless", 1, {}),
+    ("llama", "states, exported", 4, {"merge_states": "cache", "state_to_io": "all"}),
+    ("llama", "stateless, exported", 1, {}),
 ])
 def test_a_decoder_becomes_a_package_without_unsupported_ops(tmp_path, name, form, steps, more):
     from tests.lab.language_models.builders import DECODERS, convert

@@ -4,75 +4,125 @@
 
 All go through `adapt`, which compares them with the source on random feeds: encoders at several lengths, decoders of
 `builders.py` in each form of their cache over steps, and over 16 tokens generated with both, behind a prompt in chunks.
-`--record` writes the table to README.md.
+Of decoders, the script generate.py then continues a prompt of 40 tokens on the reference runtime, and its tokens and
+logits are compared with those of the torch module. `--record` writes the rows to the table in README.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import subprocess
 import sys
 import tempfile
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 import mil_ane_passes as ane
 
 TARGET = "m4"
+PREFILL, PROMPT, STEPS = 4, 40, 16
 PAGE = Path(__file__).parent / "README.md"
-HEAD = ("| model | form | ops | unsupported on m4 | compared with the source |\n"
-        "| --- | --- | --- | --- | --- |")
+HEAD = ("| model | form | ops | unsupported on m4 | % of ops on the ANE | % of time | transitions | "
+        "compared with the source |\n| --- | --- | --- | --- | --- | --- | --- | --- |")
 BEGIN, END = "<!-- table -->\n", "<!-- end of the table -->\n"
 
 
 def measure(name: str, form: str, folder: Path) -> str:
-    """Adapt or edit one model; returns its row of the table."""
+    """Adapt one model; returns its row of the table."""
     from tests.lab.language_models.builders import convert
 
-    source = convert(name, form)
     try:
-        before, after, outcome = (_adapt_encoder if form == "encoder" else _adapt)(name, source, folder)
+        report, outcome = (_adapt_encoder if form == "encoder" else _adapt)(name, convert(name, form), folder)
     except ane.InputError as error:
-        return f"| {name} | {form} | | | {' '.join(str(error).split())} |"
-    counts = [sum(kinds.values()) for _, kinds in (before, after)]
-    left = ", ".join(f"{number} {kind}" for kind, number in sorted(after[1].items()))
-    return (f"| {name} | {form} | {before[0]} → {after[0]} | {counts[0]} → {counts[1]}{f' ({left})' if left else ''} | "
-            f"{outcome} |")
+        return f"| {name} | {form} | | | | | | {' '.join(str(error).split())} |"
+    pairs = list(zip(_list_figures(report.before), _list_figures(report.after), strict=True))
+    return f"| {name} | {form} | {' | '.join(f'{old} → {new}' for old, new in pairs)} | {outcome} |"
+
+
+def _list_figures(figures: Mapping[str, Any]) -> list[str]:
+    return [str(figures["ops"]), str(sum(figures["unsupported"].values())), f"{figures['share']:.0f}",
+            f"{figures['time_share']:.0f}", str(figures["transitions"])]
 
 
 def _adapt(name: str, source: Path, folder: Path) -> Any:
-    report = ane.adapt(source, folder / name, prefill=4, target=TARGET)
+    report = ane.adapt(source, folder / name, prefill=PREFILL, target=TARGET)
     if report.status != "written":
-        return _count(source), _count(source), report.reason
-    outcome = f"{len(report.tokens)} tokens the same, logits within {report.logit_error:.0e}"
-    return _count(source), _count(folder / name / "decoder.mlpackage", "decode"), outcome
+        return report, report.reason
+    return report, (f"{len(report.tokens)} tokens the same, logits within {report.logit_error:.0e}; "
+                    f"{_continue_prompt(name, folder / name)}")
+
+
+def _continue_prompt(name: str, folder: Path) -> str:
+    """Continue a prompt with the script of the folder and with the torch module; returns how far they agree."""
+    from mil_ane_passes.report.decoder.generate import Decoder, open_by
+
+    prompt = np.random.default_rng(5).integers(0, 96, PROMPT).tolist()
+    command = [sys.executable, str(folder / "generate.py"), "--ids", ",".join(map(str, prompt)), "--steps", str(STEPS),
+               "--runtime", "reference", "--json"]
+    made = subprocess.run(command, capture_output=True, text=True, check=True, env={
+        **os.environ, "PYTHONPATH": str(Path(ane.__file__).parent.parent)})
+    found = json.loads(made.stdout)["tokens"]
+    expected, logits = run_torch(name, prompt, STEPS)
+    same = next((place for place, (x, y) in enumerate(zip(found, expected)) if x != y), STEPS)
+    chunked = Decoder(folder, open_by("reference")).feed(prompt)
+    error = float(np.abs(chunked - logits[0]).max() / np.abs(logits[0]).max())
+    parted = ""
+    if same < STEPS:
+        gap = float((logits[same].max() - logits[same][found[same]]) / np.abs(logits[same]).max())
+        parted = f", then one whose logit is {gap:.0e} below the largest"
+    return f"behind {PROMPT} tokens {same} those of torch{parted}, logits within {error:.0e}"
+
+
+def run_torch(name: str, ids: Sequence[int], steps: int) -> tuple[list[int], list[Any]]:
+    """Return the likeliest tokens by the torch module in float64, without a cache, and its logits at each step."""
+    import torch
+
+    from tests.lab.language_models.builders import DECODERS
+
+    model, tokens, logits = DECODERS[name].make().double(), list(ids), []
+    with torch.no_grad():
+        for _ in range(steps):
+            logits.append(model(torch.tensor([tokens]), use_cache=False).logits[0, -1].numpy())
+            tokens.append(int(logits[-1].argmax()))
+    return tokens[len(ids):], logits
 
 
 def _adapt_encoder(name: str, source: Path, folder: Path) -> Any:
     report = ane.adapt(source, folder / name, target=TARGET)
     if report.status != "written":
-        return _count(source), _count(source), report.reason
+        return report, report.reason
     where = f"at {len(report.lengths)} lengths" if report.lengths else "on random features"
-    outcome = f"the same {where}, within {report.result_error:.0e}"
-    return _count(source), _count(folder / name / "encoder.mlpackage"), outcome
-
-
-def _count(package: Path, function: str | None = None) -> tuple[int, Counter[str]]:
-    program = ane.load(package).program
-    program.functions = {function: program.functions[function]} if function else program.functions
-    found = ane.lint(program, target=TARGET)
-    return found.summary()["ops"], Counter(row.op.op_type for row in found.plan.rows if row.ane == "no")
+    return report, f"the same {where}, within {report.result_error:.0e}"
 
 
 def write_page(rows: Sequence[str]) -> None:
-    """Put the table into the page."""
+    """Put rows into the table of the page, in the place of those of the same model and form."""
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    PAGE.write_text(before + BEGIN + "\n".join((HEAD, *rows)) + "\n" + END + rest.partition(END)[2], encoding="utf-8")
+    table, _, after = rest.partition(END)
+    made = {_get_key(row): row for row in (*table.splitlines()[2:], *rows)}
+    ordered = [made[key] for key in _list_keys() if key in made]
+    PAGE.write_text(before + BEGIN + "\n".join((HEAD, *ordered)) + "\n" + END + after, encoding="utf-8")
+
+
+def _get_key(row: str) -> tuple[str, str]:
+    _, name, form, *_ = (cell.strip() for cell in row.split("|"))
+    return name, form
+
+
+def _list_keys(names: Sequence[str] = ()) -> list[tuple[str, str]]:
+    """List the models with their forms, in the order of the table."""
+    from tests.lab.language_models.builders import DECODERS, ENCODERS, FORMS
+
+    return [(name, form) for name in names or (*ENCODERS, *DECODERS)
+            for form in (("encoder",) if name in ENCODERS else FORMS)]
 
 
 def main(arguments: Sequence[str]) -> int:
-    from tests.lab.language_models.builders import DECODERS, ENCODERS, FORMS
     from tests.lab.models.fired import silence_warnings
 
     parser = argparse.ArgumentParser(prog="python -m tests.lab.language_models", description=__doc__,
@@ -82,11 +132,10 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     print(HEAD)
     rows = []
-    for name in given.names or [*ENCODERS, *DECODERS]:
-        for form in ("encoder",) if name in ENCODERS else FORMS:
-            with tempfile.TemporaryDirectory() as folder, silence_warnings():
-                rows.append(measure(name, form, Path(folder)))
-            print(rows[-1], flush=True)
+    for name, form in _list_keys(given.names):
+        with tempfile.TemporaryDirectory() as folder, silence_warnings():
+            rows.append(measure(name, form, Path(folder)))
+        print(rows[-1], flush=True)
     if given.record:
         write_page(rows)
     return 0

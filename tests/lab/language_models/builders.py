@@ -5,6 +5,7 @@ Encoders are converted with a flexible number of tokens (form "encoder"). Forms 
 - "states": the cache is two states (layers, 1, heads, context, width); the mask (1, 1, T, E) carries the position in
   its length: rows go to [E - T, E). This is Apple's recipe for Llama 3.1.
 - "stateless": the cache of the past goes in with a flexible length, and comes out with the new rows appended.
+- "states, exported" and "stateless, exported": the same by `torch.export`; the others are traced.
 
 `convert(name, form)` converts once per machine and version of the libraries, and returns the path of the package.
 This file imports torch at its top: import it inside functions.
@@ -16,6 +17,7 @@ import hashlib
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,8 @@ from tests.lab.models.fired import silence_warnings
 from tests.torch_frontend.models.language import seeded, transformers
 
 VOCABULARY, CONTEXT, LAYERS, HEADS, WIDTH = 96, 64, 2, 4, 32
-FORMS = ("states", "stateless")
+EXPORTED = ", exported"
+FORMS = ("states", "stateless", f"states{EXPORTED}", f"stateless{EXPORTED}")
 _COMMON = {"vocab_size": VOCABULARY, "max_position_embeddings": CONTEXT, "hidden_size": HEADS * WIDTH,
            "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "intermediate_size": 96}
 _GROUPED = {**_COMMON, "num_key_value_heads": 2}
@@ -44,6 +47,11 @@ class Decoder:
     config: str
     heads: int
     settings: dict[str, Any]
+    layers: int = LAYERS
+    width: int = WIDTH
+
+    def get_cache_shape(self, rows: Any = CONTEXT) -> tuple[Any, ...]:
+        return (self.layers, 1, self.heads, rows, self.width)
 
     def make(self) -> nn.Module:
         """Return the module with random weights, in float32, ready for inference."""
@@ -63,6 +71,9 @@ DECODERS = {
     "gpt2": Decoder("GPT2LMHeadModel", "GPT2Config", HEADS, {
         "vocab_size": VOCABULARY, "n_positions": CONTEXT, "n_embd": HEADS * WIDTH, "n_layer": LAYERS, "n_head": HEADS}),
     "gpt_neox": Decoder("GPTNeoXForCausalLM", "GPTNeoXConfig", HEADS, _COMMON),
+    "llama_20m": Decoder("LlamaForCausalLM", "LlamaConfig", 8, {
+        "vocab_size": 8192, "max_position_embeddings": CONTEXT, "hidden_size": 512, "num_hidden_layers": 4,
+        "num_attention_heads": 8, "num_key_value_heads": 8, "intermediate_size": 1376}, 4, 64),
     "falcon": Decoder("FalconForCausalLM", "FalconConfig", 1, {
         "vocab_size": VOCABULARY, "hidden_size": HEADS * WIDTH, "num_hidden_layers": LAYERS,
         "num_attention_heads": HEADS, "multi_query": True, "alibi": False, "new_decoder_architecture": False}),
@@ -153,15 +164,16 @@ class _ConcatCache(package.cache_utils.Cache):
 class StatefulDecoder(nn.Module):
     """(ids, mask) -> logits, with the cache in buffers."""
 
-    def __init__(self, model: nn.Module, heads: int) -> None:
+    def __init__(self, model: nn.Module, shape: tuple[int, ...]) -> None:
         super().__init__()
         self.model = model
-        self.cache = _StateCache((LAYERS, 1, heads, CONTEXT, WIDTH))
+        self.cache = _StateCache(shape)
         self.register_buffer("keyCache", self.cache.k)
         self.register_buffer("valueCache", self.cache.v)
 
     @torch.no_grad()
     def forward(self, input_ids: torch.Tensor, causal_mask: torch.Tensor) -> torch.Tensor:
+        self.cache.k, self.cache.v = self.keyCache, self.valueCache  # export puts stand-ins in the place of buffers
         self.cache.past = causal_mask.shape[-1] - input_ids.shape[-1]
         found: torch.Tensor = self.model(input_ids, attention_mask=causal_mask, past_key_values=self.cache,
                                          use_cache=True).logits
@@ -202,35 +214,44 @@ def make_mask(steps: int, end: int) -> np.ndarray[Any, Any]:
     return np.where(np.arange(end)[None] <= rows, 0.0, -40000.0).astype(np.float16)[None, None]
 
 
-def _convert_states(decoder: Decoder, path: Path) -> None:
-    module = StatefulDecoder(decoder.make(), decoder.heads).eval()
-    example = (torch.zeros((1, 2), dtype=torch.int32), torch.zeros((1, 1, 2, 5)))
-    traced = torch.jit.trace(module, example, check_trace=False)
-    steps, end = (ct.RangeDim(lower_bound=1, upper_bound=CONTEXT, default=1) for _ in range(2))
-    shape = (LAYERS, 1, decoder.heads, CONTEXT, WIDTH)
+def _convert_states(decoder: Decoder, path: Path, exported: bool = False) -> None:
+    shape = decoder.get_cache_shape()
+    module = StatefulDecoder(decoder.make(), shape).eval()
+    example = (torch.zeros((1, 3), dtype=torch.int32), torch.zeros((1, 1, 3, 5)))
+    states = [] if exported else [ct.StateType(ct.TensorType(shape=shape, dtype=np.float16), name=name)
+                                  for name in ("keyCache", "valueCache")]
     ane.convert(
-        traced, skip_model_load=True, minimum_deployment_target=ct.target.iOS18,
-        inputs=[ct.TensorType("inputIds", (1, steps), dtype=np.int32),
-                ct.TensorType("causalMask", (1, 1, steps, end), dtype=np.float16)],
-        outputs=[ct.TensorType("logits", dtype=np.float16)],
-        states=[ct.StateType(ct.TensorType(shape=shape, dtype=np.float16), name=name)
-                for name in ("keyCache", "valueCache")]).save(str(path))
+        _capture(module, example, exported), skip_model_load=True, minimum_deployment_target=ct.target.iOS18,
+        inputs=_list_inputs(), outputs=[ct.TensorType("logits", dtype=np.float16)],
+        **({"states": states} if states else {})).save(str(path))
 
 
-def _convert_stateless(decoder: Decoder, path: Path) -> None:
+def _convert_stateless(decoder: Decoder, path: Path, exported: bool = False) -> None:
     module = StatelessDecoder(decoder.make()).eval()
-    cache = torch.zeros((LAYERS, 1, decoder.heads, 3, WIDTH))
-    example = (torch.zeros((1, 2), dtype=torch.int32), torch.zeros((1, 1, 2, 5)), cache, cache)
-    traced = torch.jit.trace(module, example, check_trace=False)
-    steps, end = (ct.RangeDim(lower_bound=1, upper_bound=CONTEXT, default=1) for _ in range(2))
+    cache = torch.zeros(decoder.get_cache_shape(4))
+    example = (torch.zeros((1, 3), dtype=torch.int32), torch.zeros((1, 1, 3, 7)), cache, cache.clone())
     past = ct.RangeDim(lower_bound=1, upper_bound=CONTEXT - 1, default=1)
-    shape = (LAYERS, 1, decoder.heads, past, WIDTH)
     ane.convert(
-        traced, skip_model_load=True, minimum_deployment_target=ct.target.iOS18,
-        inputs=[ct.TensorType("inputIds", (1, steps), dtype=np.int32),
-                ct.TensorType("causalMask", (1, 1, steps, end), dtype=np.float16),
-                ct.TensorType("keys", shape, dtype=np.float16), ct.TensorType("values", shape, dtype=np.float16)],
+        _capture(module, example, exported), skip_model_load=True, minimum_deployment_target=ct.target.iOS18,
+        inputs=[*_list_inputs(), *(ct.TensorType(name, decoder.get_cache_shape(past), dtype=np.float16)
+                                   for name in ("keys", "values"))],
         outputs=[ct.TensorType(name, dtype=np.float16) for name in ("logits", "newKeys", "newValues")]).save(str(path))
+
+
+def _list_inputs() -> list[Any]:
+    steps, end = (ct.RangeDim(lower_bound=1, upper_bound=CONTEXT, default=1) for _ in range(2))
+    return [ct.TensorType("inputIds", (1, steps), dtype=np.int32),
+            ct.TensorType("causalMask", (1, 1, steps, end), dtype=np.float16)]
+
+
+def _capture(module: nn.Module, example: tuple[torch.Tensor, ...], exported: bool) -> Any:
+    """Trace a module, or export it with every axis flexible that can be."""
+    if not exported:
+        return torch.jit.trace(module, example, check_trace=False)
+    auto = torch.export.Dim.AUTO
+    axes = [{axis: auto for axis, size in enumerate(each.shape) if size > 1 and (each.ndim < 5 or axis == 3)}
+            for each in example]
+    return torch.export.export(module, example, dynamic_shapes=tuple(axes))
 
 
 def _convert_encoder(encoder: Encoder, path: Path) -> None:
@@ -245,14 +266,16 @@ def _convert_encoder(encoder: Encoder, path: Path) -> None:
 
 
 _CONVERSIONS: dict[str, Callable[[Any, Path], None]] = {
-    "states": _convert_states, "stateless": _convert_stateless, "encoder": _convert_encoder}
+    "states": _convert_states, "stateless": _convert_stateless, "encoder": _convert_encoder,
+    f"states{EXPORTED}": partial(_convert_states, exported=True),
+    f"stateless{EXPORTED}": partial(_convert_stateless, exported=True)}
 
 
 def convert(name: str, form: str) -> Path:
     """Return the package of a model in a form; it is converted if this machine has not done so before."""
     versions = (torch.__version__, package.__version__, ct.__version__, Path(__file__).read_text())
     key = hashlib.sha256(repr(versions).encode()).hexdigest()[:16]
-    path = Path(tempfile.gettempdir()) / "language_models" / key / f"{name}_{form}.mlpackage"
+    path = Path(tempfile.gettempdir()) / "language_models" / key / f"{name}_{form.replace(', ', '_')}.mlpackage"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder, silence_warnings():
