@@ -509,8 +509,25 @@ class Padding:
             least = int(op.x.shape[axis]) - self.samples.deficits[-1]
             if not is_const(op.indices) or np.min(index) < 0 or np.max(index) >= least:
                 raise Refusal(op, "it reads a padded axis at places that may be in the padding")
+        self._clamp_places(op, int(op.x.shape[axis]))
         found |= {axis + place: FINITE for place in self.get_pads(op.indices)}
         self._set(op, found)
+
+    def _clamp_places(self, op: Operation, size: int) -> None:
+        """Keep indices in the padding in range, such as those of relative positions, which fall below 0 there."""
+        values = self.samples.get_values(self._get_source(op, "indices"))
+        known = all(isinstance(pad, float) for pad in self.get_pads(op.indices).values())
+        if known or values is None or any(each.size and int(each.min()) < 0 for each in values):
+            return
+        made = op.indices
+        if made.op is not None and made.op.op_type == "cast" and made.op.x.dtype == types.int32:
+            made = made.op.x  # unsigned integers are none below 0
+        made = made if made.dtype == types.int32 else self.mb.cast(x=made, dtype="int32")
+        made = self.mb.minimum(x=self.mb.maximum(x=made, y=np.int32(0)), y=np.int32(size - 1))
+        if made.dtype != op.indices.dtype:
+            made = self.mb.cast(x=made, dtype=types.builtin_to_string(op.indices.dtype))
+        self.pads[made] = self.get_pads(op.indices)
+        op.set_inputs(no_check_var_types=True, indices=made)
 
     def _is_real_place(self, var: Var) -> bool:
         """Return whether integers are the place of an extreme along an axis that is padded: never in the padding."""

@@ -96,7 +96,7 @@ def _move_state(draft: Draft, name: str, function: Function, state: str) -> None
         if written:
             with mb.at_end(state):
                 found = _find_rows(mb, final, initial)
-                made, rows = (final, None) if found is None else found
+                made, rows = (_join_parts(mb, final), None) if found is None else found
                 output = names.make_unique_name(f"{state}_{'new' if rows is None else 'rows'}")
                 made = mb.identity(x=made, name=output) if made.op is None or made in function.outputs or (
                     is_const(made)) else made
@@ -104,6 +104,14 @@ def _move_state(draft: Draft, name: str, function: Function, state: str) -> None
             function.set_outputs([*function.outputs, made])
         remove_dead_ops(function, dead)
     _declare(draft, name, state, output, rows, shape)
+
+
+def _join_parts(mb: RewriteBuilder, final: Var) -> Var:
+    """Return the parts side by side that a value is stored from, if they cover all of it; else the value."""
+    stores = join_stores(mb, final)
+    if stores is None or len(stores) < 2:
+        return final
+    return mb.concat(values=[value for _, _, value in stores], axis=0, interleave=False)
 
 
 def _declare(draft: Draft, name: str, state: str, output: str, rows: RowWrite | None, shape: tuple[int, ...]) -> None:

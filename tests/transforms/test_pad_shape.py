@@ -73,6 +73,14 @@ def causal(x):
     return attend(x, mb.select(cond=later, a=np.float32(-1e4), b=np.float32(0)))
 
 
+def nearness(x):
+    """Rows of a table of five, by the distance of each row to the last one; behind the end it is below 0."""
+    size = mb.gather(x=mb.shape(x=x), indices=1, axis=0)
+    distance = mb.sub(x=mb.sub(x=size, y=1), y=mb.range_1d(start=0, end=size, step=1))
+    near = mb.cast(x=mb.minimum(x=mb.mul(x=distance, y=3), y=np.int32(4)), dtype="uint16")
+    return mb.add(x=x, y=mb.gather(x=normal(5, WIDTH), indices=near, axis=0, validate_indices=False), name="out")
+
+
 def cut_off(x):
     """All rows but the last."""
     return mb.slice_by_index(x=x, begin=[0, 0, 0], end=[1, -1, WIDTH], begin_mask=[True] * 3,
@@ -139,6 +147,7 @@ SUPPORTED = {
         x=mb.square(x=x), axes=[2], keep_dims=True), y=1e-6)))),
     "quotients of the largest magnitude": lambda x: attend(mb.real_div(x=x, y=mb.clip(x=mb.reduce_max(
         x=mb.abs(x=x), axes=[2], keep_dims=True), alpha=1e-3, beta=1e4))),
+    "rows of a table by the distance to the end": nearness,
     "rows from the second on": lambda x: mb.slice_by_index(
         x=mb.concat(values=[normal(1, 1, WIDTH), x], axis=1), begin=[0, 1, 0], end=[1, 0, WIDTH], end_mask=[True] * 3,
         name="out"),

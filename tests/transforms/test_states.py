@@ -95,6 +95,13 @@ def test_results_and_states_have_the_same_bits_over_steps(name, kinds):
     assert kept.count("read_state") <= (kinds == "merge") and kept.count("coreml_update_state") <= (kinds == "merge")
 
 
+def test_layers_that_are_stored_one_after_the_other_come_out_side_by_side():
+    draft, report = transform(program_of(layers, CACHES), StateToIo())
+    assert report.equal, str(report)
+    kept = types_of(draft)
+    assert "slice_update" not in kept and kept.count("concat") == 2
+
+
 def test_caches_of_layers_become_channels_that_are_read_and_written_once():
     draft, _ = transform(program_of(layers, CACHES), MergeStates("cache"))
     found = types_of(draft)
