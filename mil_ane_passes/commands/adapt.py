@@ -108,8 +108,9 @@ class AdaptReport:
     was written). `before` and `after` are figures of the source and of the main package (for one token): ops, those
     unsupported by type, a reason for each type, shares on the ANE, estimated time, transitions, and bytes of weights,
     which of `after` are those of the whole folder. `done` are the changes.
-    Of a decoder, `tokens` are what both generated, `logit_error` is the largest difference of logits, relative to the
-    largest of their step. Of an encoder, `lengths` are those that were compared, `result_error` is the largest
+    Of a decoder, `fixed` are inputs that are the same for all tokens, `tokens` what both generated, `logit_error` is
+    the largest difference of logits, relative to the largest of their step. Of an encoder, `lengths` are those that
+    were compared, `result_error` is the largest
     difference of results, relative to the largest of an output.
     """
 
@@ -120,6 +121,7 @@ class AdaptReport:
     before: dict[str, Any] = field(default_factory=dict)
     after: dict[str, Any] = field(default_factory=dict)
     done: list[str] = field(default_factory=list)
+    fixed: list[str] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     logit_error: float | None = None
     lengths: list[int] = field(default_factory=list)
@@ -131,9 +133,9 @@ class AdaptReport:
         """Return the JSON that `--format json` prints."""
         return {"schema": 1, "tool": "mil-ane-passes", "version": __version__, "command": "adapt",
                 "source": self.source, "output": self.output, "kind": self.kind, "status": self.status,
-                "before": self.before, "after": self.after, "done": self.done, "tokens": self.tokens,
-                "logit_error": self.logit_error, "lengths": self.lengths, "result_error": self.result_error,
-                "reason": self.reason, "seconds": round(self.seconds, 6)}
+                "before": self.before, "after": self.after, "done": self.done, "fixed": self.fixed,
+                "tokens": self.tokens, "logit_error": self.logit_error, "lengths": self.lengths,
+                "result_error": self.result_error, "reason": self.reason, "seconds": round(self.seconds, 6)}
 
     def __str__(self) -> str:
         lines = [*self.done, f"before: {format_figures(self.before)}", f"after: {format_figures(self.after)}"]
@@ -151,7 +153,7 @@ class AdaptReport:
         if self.status == "rejected":
             return format_lines([*lines, f"nothing written: {self.reason}"])
         folder = escape_text(self.output)
-        following = f"{folder}/README.md says how to call it" if self.kind == "encoder" else (
+        following = f"{folder}/README.md says how to call it" if self.kind == "encoder" or self.fixed else (
             f"next: python {folder}/generate.py --ids 1,2,3 --runtime reference")
         return format_lines([*lines, f"written to {folder} in {self.seconds:.1f} s; {following}"])
 
@@ -162,7 +164,8 @@ def adapt(options: AdaptOptions) -> AdaptReport:
 
     `src` is a path, an MLModel or a `Package` of an ML Program. A decoder reads token ids, a mask (1, 1, T, E) whose
     length E states the position, and a cache: in states, which it writes there, or in inputs that outputs return with
-    new rows appended; it gets generate.py as well. A model without a cache is an encoder: it reads token ids, or
+    new rows appended; it gets generate.py as well. It may read floats of fixed shape besides, as for cross attention. A
+    recurrent model has token ids and states alone. A model without a cache is an encoder: it reads token ids, or
     floats, and masks. These are found in the graph. `context` is the number of tokens, `prefill` how many tokens a
     second pair of packages of a decoder takes at a time. The main package of a decoder is cut into `parts`, or into as
     few as have at most `max_part_size` of weights. The main packages are rewritten with the preset full for `target`.

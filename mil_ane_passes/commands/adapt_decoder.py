@@ -57,6 +57,7 @@ def write_decoder(
 ) -> None:
     """Write the packages of a decoder and what belongs to them into `folder`; the report says if they are rejected."""
     counts = check_sizes(options, structure)
+    report.fixed = list(structure.fixed)
     forms = []
     for count in counts:
         options.progress(f"adapting to {count} tokens a call")
@@ -81,8 +82,10 @@ def write_decoder(
 
 def check_sizes(options: AdaptOptions, structure: DecoderStructure) -> list[int]:
     """Return the numbers of tokens of a call, 1 first. Raises InputError for sizes that do not fit together."""
-    context = options.context or structure.rows
     _check_parts(options)
+    if structure.rows is None:
+        return _check_recurrent(options, structure)
+    context = options.context or structure.rows
     if structure.caches and options.cache == "state":
         raise InputError(f"{format_option_values('cache', 'state')}: the cache of the source goes in and out; expected "
                          f"{format_option_values('cache', 'io')}, or a source with states")
@@ -111,6 +114,26 @@ def check_sizes(options: AdaptOptions, structure: DecoderStructure) -> list[int]
     return [1, options.prefill]
 
 
+def _check_recurrent(options: AdaptOptions, structure: DecoderStructure) -> list[int]:
+    """Check the options for a model whose states are replaced at each step."""
+    for name, given, why in (
+            ("context", options.context, "its states hold any number of tokens"),
+            ("prefill", options.prefill if options.prefill != 1 else None, "each token needs the states of the one "
+                                                                           "before"),
+            ("parts", options.parts if options.parts != 1 else None, "its states are not cut"),
+            ("max_part_size", options.max_part_size, "its states are not cut"),
+            ("cache", None if options.cache == "io" else options.cache, "several states are reported to fail"),
+            ("embedding", None if options.embedding == "package" else options.embedding,
+             "token ids alone are looked up")):
+        if given is not None:
+            raise InputError(f"{format_option_values(name, given)}: the model is recurrent, it has states "
+                             f"({', '.join(structure.states)}) and no attention: {why}; expected no such option")
+    if structure.steps not in (None, 1):
+        raise InputError(f"the token ids '{structure.ids}' are (1, {structure.steps}); expected a flexible number, or "
+                         "one")
+    return [1]
+
+
 def _check_parts(options: AdaptOptions) -> None:
     given = [(name, value) for name, value in (("parts", options.parts), ("max_part_size", options.max_part_size))
              if value is not None]
@@ -124,11 +147,14 @@ def _check_parts(options: AdaptOptions) -> None:
 
 @dataclass(frozen=True)
 class _Form:
-    """A decoder for `count` tokens a call: the drafts of the lookup and of the rest, and the name of the position."""
+    """A decoder for `count` tokens a call: the drafts of the lookup and of the rest, and the name of the position.
+
+    That of a recurrent model has no position.
+    """
 
     count: int
     drafts: list[Draft]
-    position: str
+    position: str | None
 
     @property
     def name(self) -> str:
@@ -177,8 +203,8 @@ def _write_pair(
              for number in range(1, len(mains) + 1)]
     for path, draft in zip(paths, mains, strict=True):
         for name, function in draft.program.functions.items():
-            caches = {} if options.cache == "state" else {
-                cache: narrow_channels(draft, name, cache) for cache in structure.caches or [_CACHE]
+            caches = {} if options.cache == "state" or structure.rows is None else {
+                cache: narrow_channels(draft, name, cache) for cache in _list_caches(structure)
                 if cache in function.inputs}
             found[name].append({"package": path.name, "caches": caches, "inputs": {
                 each: describe_var(function.inputs[each])["dtype"] for each in function.inputs if each not in caches
@@ -190,6 +216,11 @@ def _write_pair(
         if len(drafts[1].program.functions) > 1:
             share_weights(path)
     return found
+
+
+def _list_caches(structure: DecoderStructure) -> list[str]:
+    """List the arrays that the caller keeps between calls."""
+    return list(structure.caches or (structure.states if structure.rows is None else [_CACHE]))
 
 
 def _cut_main(options: AdaptOptions, draft: Draft, report: AdaptReport) -> list[Draft]:
@@ -222,7 +253,8 @@ def _describe_form(form: _Form, structure: DecoderStructure) -> dict[str, Any]:
     crossing = {var.name for var in lookup.outputs}
     inputs = {name: describe_var(main.inputs[name]) for name in main.inputs}
     return {"tokens": form.count, "lookups": {name: each["dtype"] for name, each in inputs.items() if name in crossing},
-            "mask": {**inputs[structure.mask], "visible": 0.0, "hidden": _get_hidden()},
+            "mask": None if structure.mask is None else {
+                **inputs[structure.mask], "visible": 0.0, "hidden": _get_hidden()},
             "outputs": {var.name: describe_var(var) for var in main.outputs}}
 
 
@@ -249,16 +281,22 @@ def _transform(
     from ..transforms.state_to_io import StateToIo
     from ..transforms.token_input import TokenInput
 
+    function = draft.program.functions[structure.function]
+    first: list[Transform] = [] if structure.steps is not None else [FixShape({structure.ids: (1, count)})]
+    halved = [name for name in (structure.mask, *structure.caches, *structure.fixed)
+              if name is not None and function.inputs[name].dtype != types.fp16]
+    types_of_inputs: list[Transform] = [Io("fp16", halved)] if halved else []
+    if structure.mask is None:
+        return _Form(count, apply_transforms(draft, [*first, *types_of_inputs, StateToIo(), SplitInputs(
+            [structure.ids])]), None)
+    assert structure.rows is not None
     context = options.context or structure.rows
     sizes: dict[str, tuple[Any, ...]] = {structure.mask: (1, 1, (count, count), (count + structure.least, context))}
-    function = draft.program.functions[structure.function]
     for name in structure.caches:
         *outer, _, width = get_sizes(function.inputs[name].sym_type) or ()
         sizes[name] = (*outer, (structure.least, context - count), width)
-    first: list[Transform] = [] if structure.steps is not None else [FixShape({structure.ids: (1, count)})]
     caches: list[Transform] = [CacheRows(structure.caches)] if structure.caches else [MergeStates(_CACHE)]
-    halved = [name for name in (structure.mask, *structure.caches) if function.inputs[name].dtype != types.fp16]
-    draft, = apply_transforms(draft, [*first, PadShape(sizes), *caches, *([Io("fp16", halved)] if halved else [])])
+    draft, = apply_transforms(draft, [*first, PadShape(sizes), *caches, *types_of_inputs])
     positions = [change.new for change in draft.interfaces[structure.function].changes
                  if change.kind == "input" and change.old is None and change.new is not None]
     if positions[:1] != ["position"]:
@@ -272,7 +310,7 @@ def _transform(
         integers = [positions[0]]
     drafts = apply_transforms(draft, [*rest, SplitInputs(integers)])
     outputs = {var.name for var in drafts[1].program.functions[structure.function].outputs}
-    if options.cache == "io" and not {f"{name}_rows" for name in structure.caches or [_CACHE]} <= outputs:
+    if options.cache == "io" and not {f"{name}_rows" for name in _list_caches(structure)} <= outputs:
         raise InputError("the cache is not written by rows at the position alone; expected that of all layers, or "
                          f"{format_option_values('cache', 'state')}")
     return _Form(count, drafts, positions[0])
@@ -318,16 +356,20 @@ def _make_manifest(
     embedding: Mapping[str, Any], report: AdaptReport,
 ) -> dict[str, Any]:
     main = next(iter(forms[0].drafts[1].program.functions.values()))
-    held = {name: describe_var(main.inputs[name]) for name in structure.caches or [_CACHE]}
+    held = {name: describe_var(main.inputs[name]) for name in _list_caches(structure)}
     cache: dict[str, Any] = {"form": options.cache}
     if options.cache == "state":
         cache |= {"state": _CACHE, **held[_CACHE]}
+    elif structure.rows is None:
+        cache["arrays"] = [{"input": name, "output": f"{name}_new", "axis": None, **each}
+                           for name, each in held.items()]
     else:
         cache["arrays"] = [{"input": name, "output": f"{name}_rows", "axis": 2, **each} for name, each in held.items()]
     return {
         "schema": 1, "kind": "decoder", "version": __version__, "context": options.context or structure.rows,
         "vocabulary": structure.vocabulary,
         "inputs": {"ids": structure.ids, "position": forms[0].position, "mask": structure.mask},
+        "fixed": {name: describe_var(main.inputs[name]) for name in structure.fixed},
         "outputs": {"logits": structure.logits}, "cache": cache, "embedding": dict(embedding),
         "parts": [dict(part) for part in parts],
         "predicted": {"before": report.before, "after": report.after},
@@ -346,22 +388,24 @@ def _compare_generations(before: Program, structure: DecoderStructure, folder: P
     from ..runtime import Runtime, predictor
 
     manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-    decoder = Decoder(folder, lambda path, function: predictor(path, function=function, precision="float32"))
+    fixed = _make_fixed(before.functions[structure.function], structure)
+    decoder = Decoder(folder, lambda path, function: predictor(path, function=function, precision="float32"), fixed)
     original = Runtime(before, function=structure.function, precision="float32")
     rng = np.random.default_rng(0)
     most = max(part["tokens"] for part in manifest["parts"])
-    length = min(max(_PROMPT, most + 3 if most > 1 else 1), manifest["context"] - 2)  # a chunk, and single tokens
+    room = manifest["context"] or _PROMPT + _STEPS + 2
+    length = min(max(_PROMPT, most + 3 if most > 1 else 1), room - 2)  # a chunk, and single tokens
     prompt = rng.integers(0, structure.vocabulary, max(1 + structure.least, length)).tolist()
     ids, end, worst = prompt, 0, 0.0
     state: dict[str, Any] = {}
     if structure.caches:
         state = _start_caches(before, structure, decoder, ids[:structure.least])
         ids, end = ids[structure.least:], structure.least
-    for _ in range(min(_STEPS, manifest["context"] - len(prompt))):
+    for _ in range(min(_STEPS, room - len(prompt))):
         expected = np.zeros(0)
         for chunk in [ids] if structure.steps is None else [[each] for each in ids]:
             end += len(chunk)
-            expected = _run_source(original, before, structure, chunk, end, state)
+            expected = _run_source(original, before, structure, chunk, end, state, fixed)
         found = decoder.feed(ids)
         scale = float(np.abs(expected).max()) or 1.0
         error = float(np.abs(expected - found).max()) / scale
@@ -375,6 +419,24 @@ def _compare_generations(before: Program, structure: DecoderStructure, folder: P
         report.tokens.append(token)
         ids = [token]
     report.logit_error = worst
+
+
+def _make_fixed(function: Function, structure: DecoderStructure) -> dict[str, Any]:
+    """Make values of fixed inputs: masks that hide the last quarter of keys, and random numbers that fp16 holds."""
+    from coremltools.converters.mil.mil import types
+
+    from ..transforms.pad_shape import reaches_softmax
+
+    rng = np.random.default_rng(1)
+    found: dict[str, Any] = {}
+    for name in structure.fixed:
+        var = function.inputs[name]
+        shape = tuple(int(size) for size in var.shape)
+        hidden = np.arange(shape[-1]) >= shape[-1] - shape[-1] // 4
+        value = np.broadcast_to(np.where(hidden, _get_hidden(), 0.0), shape) if reaches_softmax(
+            var) else rng.standard_normal(shape)
+        found[name] = value.astype(np.float16).astype(types.nptype_from_builtin(var.dtype))
+    return found
 
 
 def _start_caches(
@@ -395,7 +457,8 @@ def _start_caches(
 
 
 def _run_source(
-    original: Any, before: Program, structure: DecoderStructure, ids: Sequence[int], end: int, state: dict[str, Any]
+    original: Any, before: Program, structure: DecoderStructure, ids: Sequence[int], end: int, state: dict[str, Any],
+    fixed: Mapping[str, Any],
 ) -> Any:
     """Run the source on new tokens, the last of which is at `end`; returns the logits behind the last one.
 
@@ -405,8 +468,10 @@ def _run_source(
 
     function = before.functions[structure.function]
     rows = np.where(np.arange(end)[None] <= np.arange(end - len(ids), end)[:, None], 0.0, _get_hidden())
-    mask = rows[None, None].astype(types.nptype_from_builtin(function.inputs[structure.mask].dtype))
-    feeds = {structure.ids: np.array([ids], np.int32), structure.mask: mask}
+    feeds = {structure.ids: np.array([ids], np.int32), **fixed}
+    if structure.mask is not None:
+        feeds[structure.mask] = rows[None, None].astype(
+            types.nptype_from_builtin(function.inputs[structure.mask].dtype))
     if structure.caches:
         held = {name: state[name].astype(types.nptype_from_builtin(function.inputs[name].dtype)) for name in state}
         found = original({**feeds, **held})
@@ -433,6 +498,31 @@ def _describe_packages(parts: Sequence[Mapping[str, Any]]) -> str:
     return f"Packages with functions that share weights, by the number of tokens of a call: {listed}."
 
 
+def _describe_memory(manifest: Mapping[str, Any], form: str) -> dict[str, str]:
+    """Describe what a step knows of those before: a cache with a position and a mask, or states that are replaced."""
+    position, mask = manifest["inputs"]["position"], manifest["parts"][0]["mask"]
+    fixed = "".join(f", `{name}`" for name in manifest["fixed"])
+    if position is None:
+        return {"READS": "token ids (integers)", "PLACE": "", "MASKED": "", "RISES": "", "POSITION_PARAMETER": "",
+                "KEPT": f"{fixed} and the states", "WRITE": 'caches[name] = result.featureValue(for: name + "_new")!'
+                ".multiArrayValue!", "MEMORY": "The model is recurrent: each call returns the states that the next one "
+                "reads, and there is no limit to the number of tokens."}
+    shape, hidden, name = _format_shape(mask), f"{mask['hidden']:g}", manifest["inputs"]["mask"]
+    return {"READS": "token ids and the position (integers)" if form == "package" else "the position (an integer)",
+            "PLACE": f'{", " if form == "package" else ""}"{position}": int32Array([position])',
+            "MASKED": f'    inputs["{name}"] = causalMask(shape: [{shape}], position: position, hidden: {hidden})\n',
+            "RISES": "; the position rises by the number of tokens of the call",
+            "POSITION_PARAMETER": ", position: Int32", "KEPT": f", the mask{fixed} and the cache",
+            "WRITE": 'write(result.featureValue(for: name + "_rows")!.multiArrayValue!, into: cache, axis: 2, at: '
+                     "position)",
+            "MEMORY": f"The context holds {manifest['context']} tokens. `{name}` ({shape}) is 0 where a query sees a "
+                      f"key, and {hidden} where it does not: query i of a call at position p sees keys 0 ... p + i."}
+
+
+def _format_shape(described: Mapping[str, Any]) -> str:
+    return ", ".join(map(str, described["shape"]))
+
+
 def _format_readme(manifest: Mapping[str, Any]) -> str:
     text = read_report_file("decoder", "README.txt")
     cache = manifest["cache"]
@@ -441,23 +531,17 @@ def _format_readme(manifest: Mapping[str, Any]) -> str:
         "PACKAGES": _describe_packages(manifest["parts"]), "CALLS": _describe_calls(part),
         "FUNCTION": "" if part["function"] is None else (
             f'cpuOnly.functionName = "{part["function"]}"; cpuAndNeuralEngine.functionName = "{part["function"]}"\n'),
-        "TOKEN": (f'{format_swift_string(manifest["inputs"]["ids"])}: int32Array([[token]]), ' if form == "package"
-                  else ""),
+        "TOKEN": f'"{manifest["inputs"]["ids"]}": int32Array([[token]])' if form == "package" else "",
         "EMBEDDING": {"npy": f'    inputs["{_EMBEDDING}"] = row(of: token)  // of embedding.npy, with its parameters\n',
                       "one-hot": f'    inputs["{_EMBEDDING}"] = oneHot(token)\n'}.get(form, ""),
-        "READS": "token ids and the position (integers)" if form == "package" else "the position (an integer)",
-        "CONTEXT": manifest["context"], "CACHES": ", ".join(
-            f'{format_swift_string(each["input"])}: {each["shape"]}' for each in cache.get("arrays", ())),
+        **_describe_memory(manifest, form), "CACHES": ", ".join(
+            f'"{each["input"]}": {each["shape"]}' for each in cache.get("arrays", ())),
         "CACHE_SHAPE": ", ".join(map(str, cache.get("shape", ()))),
-        "POSITION": format_swift_string(manifest["inputs"]["position"]),
-        "MASK": format_swift_string(manifest["inputs"]["mask"]),
-        "MASK_NAME": format_markdown_code(manifest["inputs"]["mask"]),
-        "MASK_SHAPE": ", ".join(map(str, part["mask"]["shape"])),
-        "HIDDEN": f"{part['mask']['hidden']:g}",
-        "LOGITS": format_swift_string(manifest["outputs"]["logits"]),
-        "LOOKUPS": ", ".join(map(format_markdown_code, part["lookups"])),
-        "LOOKUP_NAMES": escape_text(", ".join(part["lookups"])),
-        "BEFORE": format_figures(manifest["predicted"]["before"]),
+        "INPUTS": " --inputs inputs.npz" if manifest["fixed"] else "",
+        "FIXED": "".join(f'    inputs["{name}"] = {name}  // the same for all tokens, {_format_shape(each)}\n'
+                         for name, each in manifest["fixed"].items()),
+        "LOGITS": manifest["outputs"]["logits"],
+        "LOOKUPS": ", ".join(part["lookups"]), "BEFORE": format_figures(manifest["predicted"]["before"]),
         "AFTER": format_figures(manifest["predicted"]["after"]),
     }
     shared, _, rest = text.partition("<!-- io -->\n")

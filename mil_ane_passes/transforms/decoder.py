@@ -1,8 +1,11 @@
-"""Recognition of a decoder from its graph: token ids, a mask whose length carries the position, a cache in states."""
+"""Recognition of a decoder from its graph: token ids, a mask whose length carries the position, a cache in states.
+
+A recurrent model has no attention, and so neither a mask nor a position: its states are replaced at each step.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from coremltools.converters.mil.mil import Function, Operation, Program, Var, types
@@ -10,6 +13,7 @@ from coremltools.converters.mil.mil import Function, Operation, Program, Var, ty
 from ..ir.query import get_consumers, get_flat_inputs, get_static_shape, is_compressed, is_const
 from ..package.interface import get_feature
 from ..utils.errors import InputError
+from ..utils.option_spelling import format_option_values
 from .pad_shape import reaches_softmax, read_ranges
 from .shape_inference import Sizes, get_sizes
 
@@ -27,22 +31,23 @@ _VIEWS = frozenset({"slice_by_index", "gather", "split", "squeeze", "cast", "ide
 class DecoderStructure:
     """The parts of a decoder by their names in the model, and its sizes.
 
-    The cache is in `states`, or goes in and out: `caches` maps inputs to outputs, both with all rows.
+    The cache is in `states`, or goes in and out: `caches` maps inputs to outputs, both with all rows. `fixed` are
+    inputs of floats of fixed shape, such as what an encoder returned. A recurrent model has no `mask` and no `rows`.
     """
 
     function: str
     ids: str
-    mask: str
-    mask_sizes: Sizes
+    mask: str | None
     states: tuple[str, ...]
     logits: str
-    rows: int
+    rows: int | None
     vocabulary: int
     steps: int | None
     "The number of tokens of a call, None if it is flexible."
     caches: dict[str, str] = field(default_factory=dict)
     least: int = 0
     "The fewest rows of caches that go in."
+    fixed: tuple[str, ...] = ()
 
 
 def has_cache(program: Program) -> bool:
@@ -67,23 +72,44 @@ def recognize_decoder(program: Program, where: str) -> DecoderStructure:
     if len(sizes) != 2 or sizes[0] != 1:
         raise InputError(f"{where}: the token ids '{ids.name}' are {format_sizes(sizes)}; expected (1, T): no batch, "
                          "and no beams")
-    mask = _find_mask(function, sizes[1], where)
-    others = sorted(set(arrays) - {ids.name, mask.name, *caches})
-    if others:
-        raise InputError(f"{where}: '{others[0]}' is an input besides token ids and a mask; expected these, and the "
-                         "cache in states")
     states = tuple(each for each in function.inputs if each not in arrays)
+    mask = None if states and not _has_attention(function) else _find_mask(function, sizes[1], where)
+    others = set(arrays) - {ids.name, *caches} - ({mask.name} if mask is not None else set())
+    fixed = _check_fixed(function, sorted(others), where)
     if caches and states:
         raise InputError(f"{where}: the cache '{next(iter(caches))}' is an input, and '{states[0]}' is a state; "
                          "expected one form of cache")
     returned = {each: _find_returned(function, each, op, where) for each, op in caches.items()}
-    rows, least = _find_bounds(function, mask, returned, where) if caches else (_find_rows(function, states, where), 0)
+    rows: int | None = None
+    least = 0
+    if mask is not None:
+        rows, least = _find_bounds(function, mask, returned, where) if caches else (
+            _find_rows(function, states, where), 0)
     logits = _find_logits(function, set(returned.values()), where)
     width = (get_sizes(logits.sym_type) or (None,))[-1]
     if width is None:
         raise InputError(f"{where}: the size of the output '{logits.name}' is not fixed; expected logits")
-    return DecoderStructure(name, ids.name, mask.name, get_sizes(mask.sym_type) or (), states, logits.name, rows,
-                            int(table.x.shape[0]), sizes[1], returned, least)
+    return DecoderStructure(name, ids.name, None if mask is None else mask.name, states, logits.name, rows,
+                            int(table.x.shape[0]), sizes[1], returned, least, fixed)
+
+
+def _has_attention(function: Function) -> bool:
+    return any(op.op_type in ("softmax", "scaled_dot_product_attention") for op in function.operations)
+
+
+def _check_fixed(function: Function, names: Sequence[str], where: str) -> tuple[str, ...]:
+    """Return inputs that stay as they are. InputError for others than floats of fixed shape."""
+    for name in names:
+        var = function.inputs[name]
+        sizes = get_sizes(var.sym_type) or ()
+        if not types.is_float(var.dtype):
+            raise InputError(f"{where}: '{name}' is an input of {types.builtin_to_string(var.dtype)} besides token ids "
+                             "and a mask; expected these, the cache, and floats, such as what an encoder returned")
+        if None in sizes:
+            raise InputError(f"{where}: '{name}' is {format_sizes(sizes)}, an input besides token ids and a mask; "
+                             f"expected a fixed shape: {format_option_values('fix_shape', name)}=... of edit, and a "
+                             "mask of floats for what is padded")
+    return tuple(names)
 
 
 def _find_ids(function: Function, where: str) -> tuple[Var, Operation]:
@@ -114,6 +140,8 @@ def find_lookup(start: Var) -> Operation | None:
 def _find_mask(function: Function, steps: int | None, where: str) -> Var:
     found = [var for var in function.inputs.values() if types.is_tensor(var.sym_type) and types.is_float(var.dtype)
              and reaches_softmax(var)]
+    flexible = [var for var in found if (get_sizes(var.sym_type) or (0,))[-1] is None]
+    found = flexible if len(flexible) == 1 else found  # others, of fixed shape, hide keys of an encoder
     if len(found) != 1:
         names = ", ".join(f"'{var.name}'" for var in found)
         several = ", such as one for a sliding window" if found else ""

@@ -62,6 +62,63 @@ def test_logits_of_each_step_are_those_of_the_module(llama):
     assert decoder.position == len(PROMPT) + STEPS - 1
 
 
+def continue_by_script(folder, ids, **arrays):
+    """Tokens that generate.py continues a prompt with on the reference runtime."""
+    np.savez(folder.parent / "inputs.npz", **arrays)
+    command = [sys.executable, str(folder / "generate.py"), "--ids", ",".join(map(str, ids)), "--steps", str(STEPS),
+               "--runtime", "reference", "--json", "--inputs", str(folder.parent / "inputs.npz")]
+    found = subprocess.run(command, capture_output=True, text=True, env={
+        "PYTHONPATH": str(Path(ane.__file__).parent.parent), "OMP_NUM_THREADS": "1"})
+    return found.returncode, json.loads(found.stdout)["tokens"] if found.returncode == 0 else found.stderr
+
+
+@pytest.mark.parametrize("name", ["t5_decoder", "bart_decoder", "whisper_decoder"])
+def test_a_decoder_with_cross_attention_reads_what_an_encoder_returned(tmp_path, name):
+    from tests.lab.language_models.__main__ import make_encoded, run_torch
+    from tests.lab.language_models.builders import CROSS_DECODERS, convert
+
+    folder = tmp_path / "out"
+    report = ane.adapt(convert(name, "cross"), folder, prefill=16)
+    assert report.status == "written" and len(report.tokens) == STEPS, str(report)
+    assert report.before["unsupported"] and report.after["unsupported"] == {} and report.after["unknown"] == 0
+    masked = CROSS_DECODERS[name].masked
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert set(manifest["fixed"]) == {"encoded", *(["encoderMask"] if masked else [])}
+    page = (folder / "README.md").read_text()
+    assert "@" not in page and 'inputs["encoded"] = encoded' in page and "--inputs inputs.npz" in page
+    encoded = make_encoded(name)
+    expected = run_torch(name, PROMPT, STEPS, encoded)[0]
+    assert continue_by_script(folder, PROMPT, **encoded) == (0, expected)
+    assert "no values of the input 'encoded' (1, 20, 128)" in continue_by_script(folder, PROMPT)[1]
+    wrong = {**encoded, "encoded": np.zeros((1, 3, 128))}
+    assert "'encoded' is (1, 3, 128); expected (1, 20, 128)" in continue_by_script(folder, PROMPT, **wrong)[1]
+
+
+def test_states_that_are_replaced_at_each_step_go_in_and_out(tmp_path, capsys):
+    from tests.lab.language_models.builders import convert
+
+    source, folder = convert("mamba", "recurrent"), tmp_path / "out"
+    report = ane.adapt(source, folder)
+    assert report.status == "written" and len(report.tokens) == STEPS, str(report)
+    assert report.before["unsupported"] and report.after["unsupported"] == {} and report.after["unknown"] == 0
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["context"] is None and manifest["inputs"] == {"ids": "inputIds", "position": None, "mask": None}
+    assert [(each["input"], each["output"], each["axis"]) for each in manifest["cache"]["arrays"]] == [
+        ("convState", "convState_new", None), ("recurrentState", "recurrentState_new", None)]
+    page = (folder / "README.md").read_text()
+    assert "@" not in page and "The model is recurrent" in page and "position" not in page.partition("```swift")[2]
+    assert continue_by_script(folder, PROMPT) == (0, run_torch("mamba", PROMPT, STEPS)[0])
+    for arguments, reason in ((["--prefill", "4"], "each token needs the states of the one before"),
+                              (["--context", "64"], "its states hold any number of tokens"),
+                              (["--parts", "2"], "its states are not cut"),
+                              (["--cache", "state"], "several states are reported to fail"),
+                              (["--embedding", "npy"], "token ids alone are looked up")):
+        assert main(["adapt", str(source), "-o", str(tmp_path / "none"), *arguments]) == 2
+        said = capsys.readouterr().err
+        assert reason in said and "the model is recurrent, it has states (convState, recurrentState)" in said, said
+    assert not (tmp_path / "none").exists()
+
+
 @pytest.mark.parametrize("form", ["states, exported", "stateless, exported"])
 def test_a_decoder_of_torch_export_generates_the_tokens_of_the_module(tmp_path, form):
     from mil_ane_passes.report.decoder.generate import Decoder, generate, open_by
@@ -265,24 +322,31 @@ def make_decoder(path, **options):
     ids = ct.TensorType("ids", (batch, steps) if options.get("ids", True) else (batch, steps, WIDTH),
                         dtype=np.int32 if options.get("ids", True) else np.float16)
     mask = ct.TensorType("mask", (1, 1, steps, options.get("end") or length), dtype=np.float16)
-    more = [ct.TensorType("extra", (1, WIDTH), dtype=np.float16)] * options.get("extra", False)
+    more = []
+    if "extra" in options:
+        rows = ct.RangeDim(1, ROWS, default=1) if options.get("extra_rows", 1) is None else 1
+        more = [ct.TensorType("extra", (rows, WIDTH), dtype=types.nptype_from_builtin(options["extra"]))]
     return make(path, decoder(**options), ct.target.iOS18, pass_pipeline=ct.PassPipeline.EMPTY,
                 inputs=[ids, mask, *more])
 
 
-def decoder(*, batch=1, mask=True, ids=True, state=True, extra=False, outputs=1, end=None, write=True, ring=False):
+def decoder(*, batch=1, mask=True, ids=True, state=True, extra=None, extra_rows=1, outputs=1, end=None, write=True,
+            ring=False):
     """A decoder of one attention over its own cache, or one that lacks something."""
     steps, length = get_new_symbol(), get_new_symbol() if end is None else end
     specs = {"ids": mb.TensorSpec((batch, steps), dtype=types.int32) if ids else mb.TensorSpec(
         (batch, steps, WIDTH), dtype=types.fp16)}
     specs |= {"mask": mb.TensorSpec((1, 1, steps, length), dtype=types.fp16)}
-    specs |= {"extra": mb.TensorSpec((1, WIDTH), dtype=types.fp16)} if extra else {}
+    rows = get_new_symbol() if extra_rows is None else extra_rows
+    specs |= {"extra": mb.TensorSpec((rows, WIDTH), dtype=extra)} if extra else {}
     specs |= {"cache": mb.StateTensorSpec((batch, 1, ROWS, WIDTH), dtype=types.fp16)} if state else {}
 
     def body(ids, mask_values, extra_values=None, cache=None):
         x = ids if not hasattr(ids, "dtype") or ids.dtype != types.int32 else mb.gather(
             x=normal(9, WIDTH).astype(np.float16), indices=ids, axis=0)
-        x = x if extra_values is None else mb.add(x=x, y=extra_values)
+        if extra_values is not None:
+            more = mb.reduce_sum(x=mb.cast(x=extra_values, dtype="fp16"), axes=[0], keep_dims=True)
+            x = mb.add(x=x, y=more)
         keys = mb.expand_dims(x=mb.matmul(x=x, y=normal(WIDTH, WIDTH).astype(np.float16)), axes=[1])
         if cache is not None:
             stop = mb.gather(x=mb.shape(x=mask_values), indices=3, axis=0)
@@ -671,7 +735,9 @@ def test_a_cache_that_is_carried_in_another_way_is_named(tmp_path, capsys, optio
     ({"batch": 2}, "the token ids 'ids' are (2, ?); expected (1, T): no batch, and no beams"),
     ({"ids": False}, "no input of token ids is looked up in a table by a gather op"),
     ({"mask": False}, "no input is added to what a softmax reads; expected one mask of floats"),
-    ({"extra": True}, "'extra' is an input besides token ids and a mask"),
+    ({"extra": types.int32}, "'extra' is an input of int32 besides token ids and a mask; expected these, the cache"),
+    ({"extra": types.fp16, "extra_rows": None}, "'extra' is (?, 4), an input besides token ids and a mask; expected a "
+                                                "fixed shape: --fix-shape extra=..."),
     ({"outputs": 2}, "2 outputs (logits, more); expected logits alone"),
     ({"end": ROWS}, "the mask 'mask' is (1, 1, ?, 8); expected (1, 1, T, E) with flexible E"),
     ({"write": False}, "no rows are written to the cache at a position"),

@@ -70,15 +70,18 @@ def unpack_bits(data: Any, count: int) -> Any:
 class Decoder:
     """A decoder and its cache.
 
-    `open_model` opens a package, or one function of it, as an object with `predict` and `make_state`.
+    `open_model` opens a package, or one function of it, as an object with `predict` and `make_state`. `fixed` are the
+    values of inputs that stay the same for all tokens, such as what an encoder returned.
     """
 
-    def __init__(self, folder: Path, open_model: Callable[[Path, str | None], Any]) -> None:
+    def __init__(self, folder: Path, open_model: Callable[[Path, str | None], Any],
+                 fixed: dict[str, Any] | None = None) -> None:
         self.manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
         if self.manifest.get("schema") != SCHEMA:
             raise ValueError(f"manifest.json has schema {self.manifest.get('schema')}; this script reads {SCHEMA}")
-        self.context: int = self.manifest["context"]
+        self.context: int | None = self.manifest["context"]
         self.position = 0
+        self._fixed = read_fixed(self.manifest["fixed"], fixed or {})
         self._parts = {part["tokens"]: (
             part, open_model(folder / part["lookup"], part["function"]),
             [open_model(folder / each["package"], part["function"]) for each in part["main"]])
@@ -95,7 +98,7 @@ class Decoder:
         rest, logits = list(ids), None
         if not rest:
             raise ValueError("no ids; expected one token at least")
-        if self.position + len(rest) > self.context:
+        if self.context is not None and self.position + len(rest) > self.context:
             raise ValueError(f"{self.position + len(rest)} tokens; the context holds {self.context}")
         while rest:
             count = max(count for count in self._parts if count <= len(rest))
@@ -107,15 +110,20 @@ class Decoder:
         names = self.manifest["inputs"]
         embedding = self.manifest["embedding"]
         tokens = {names["ids"]: np.array([ids], np.int32)} if embedding["form"] == "package" else {}
-        found = lookup.predict({**tokens, names["position"]: np.array([self.position], np.int32)})
-        feeds = {name: np.asarray(found[name]).astype(dtype) for name, dtype in part["lookups"].items()}
+        place = {} if names["position"] is None else {names["position"]: np.array([self.position], np.int32)}
+        found = lookup.predict({**tokens, **place})
+        feeds = {name: np.asarray(found[name]).astype(dtype) for name, dtype in part["lookups"].items()} | self._fixed
         if embedding["form"] != "package":
             found = read_rows(self._table, np.array(ids)) if embedding["form"] == "npy" else np.eye(
                 self.manifest["vocabulary"])[list(ids)]
             feeds[embedding["input"]] = found[None].astype(embedding["dtype"])
-        feeds[names["mask"]] = self._make_mask(part["mask"], len(ids))
+        if names["mask"] is not None:
+            feeds[names["mask"]] = self._make_mask(part["mask"], len(ids))
         results = self._run(part["main"], models, feeds)
         for each in self.manifest["cache"].get("arrays", ()):
+            if each["axis"] is None:  # a state that is replaced at each step
+                self.caches[each["input"]] = np.asarray(results[each["output"]]).astype(each["dtype"])
+                continue
             rows: list[Any] = [slice(None)] * len(each["shape"])
             rows[each["axis"]] = slice(self.position, self.position + len(ids))
             self.caches[each["input"]][tuple(rows)] = results[each["output"]]
@@ -124,7 +132,7 @@ class Decoder:
 
     def _run(self, parts: Sequence[dict[str, Any]], models: Sequence[Any], feeds: dict[str, Any]) -> dict[str, Any]:
         """Run the parts of the main model, each with what those before it returned and its channels of the cache."""
-        known = dict(feeds)
+        known = feeds | self.caches
         for part, model in zip(parts, models):
             read = {name: np.asarray(known[name]).astype(dtype) for name, dtype in part["inputs"].items()}
             read |= {name: np.concatenate([self.caches[name][:, begin:end] for begin, end in ranges], 1)
@@ -138,6 +146,17 @@ class Decoder:
         last = np.arange(self.position, self.position + count)[:, None]
         rows = np.where(np.arange(shape[-1])[None] <= last, 0.0, mask["hidden"])
         return np.broadcast_to(rows, shape).astype(mask["dtype"])
+
+
+def read_fixed(inputs: dict[str, Any], values: Any) -> dict[str, Any]:
+    """Return the values of fixed inputs in their type. ValueError for one that is missing or has another shape."""
+    for name, each in inputs.items():
+        if name not in values:
+            raise ValueError(f"no values of the input '{name}' ({', '.join(map(str, each['shape']))}); expected them "
+                             "in the file of --inputs, as numpy.savez writes")
+        if list(np.shape(values[name])) != each["shape"]:
+            raise ValueError(f"'{name}' is {np.shape(values[name])}; expected {tuple(each['shape'])}")
+    return {name: np.asarray(values[name]).astype(each["dtype"]) for name, each in inputs.items()}
 
 
 def choose_token(logits: Any, temperature: float, random: Any) -> int:
@@ -185,16 +204,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--runtime", choices=("coreml", "reference"), default="coreml")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 (default): the likeliest token")
     parser.add_argument("--seed", type=int, default=0, help="of the sampling")
+    parser.add_argument("--inputs", metavar="FILE.npz", help="what is the same for all tokens, such as of an encoder")
     parser.add_argument("--json", action="store_true", help='print {"tokens": [...]}')
     arguments = parser.parse_args(argv)
     try:
         ids = [int(each) for each in arguments.ids.split(",")]
-        decoder = Decoder(Path(__file__).resolve().parent, open_by(arguments.runtime))
+        fixed = {} if arguments.inputs is None else dict(np.load(arguments.inputs))
+        decoder = Decoder(Path(__file__).resolve().parent, open_by(arguments.runtime), fixed)
         vocabulary = decoder.manifest["vocabulary"]
         if arguments.steps < 1 or any(not 0 <= each < vocabulary for each in ids):
             raise ValueError(f"expected ids from 0 to {vocabulary - 1}, and 1 step or more")
         tokens = generate(decoder, ids, arguments.steps, arguments.temperature, arguments.seed)
-    except (ValueError, ImportError) as error:
+    except (ValueError, ImportError, OSError) as error:
         print(f"generate.py: {error}", file=sys.stderr)
         return 2
     print(json.dumps({"tokens": tokens}) if arguments.json else " ".join(map(str, tokens)))

@@ -50,7 +50,9 @@ def _list_figures(figures: Mapping[str, Any]) -> list[str]:
 
 
 def _adapt(name: str, source: Path, folder: Path) -> Any:
-    report = ane.adapt(source, folder / name, prefill=PREFILL, target=TARGET)
+    from tests.lab.language_models.builders import RECURRENT
+
+    report = ane.adapt(source, folder / name, prefill=None if name in RECURRENT else PREFILL, target=TARGET)
     if report.status != "written":
         return report, report.reason
     return report, (f"{len(report.tokens)} tokens the same, logits within {report.logit_error:.0e}; "
@@ -64,12 +66,16 @@ def _continue_prompt(name: str, folder: Path) -> str:
     prompt = np.random.default_rng(5).integers(0, 96, PROMPT).tolist()
     command = [sys.executable, str(folder / "generate.py"), "--ids", ",".join(map(str, prompt)), "--steps", str(STEPS),
                "--runtime", "reference", "--json"]
+    fixed = make_encoded(name)
+    if fixed:
+        np.savez(folder.parent / "inputs.npz", **fixed)
+        command += ["--inputs", str(folder.parent / "inputs.npz")]
     made = subprocess.run(command, capture_output=True, text=True, check=True, env={
         **os.environ, "PYTHONPATH": str(Path(ane.__file__).parent.parent)})
     found = json.loads(made.stdout)["tokens"]
-    expected, logits = run_torch(name, prompt, STEPS)
+    expected, logits = run_torch(name, prompt, STEPS, fixed)
     same = next((place for place, (x, y) in enumerate(zip(found, expected)) if x != y), STEPS)
-    chunked = Decoder(folder, open_by("reference")).feed(prompt)
+    chunked = Decoder(folder, open_by("reference"), fixed).feed(prompt)
     error = float(np.abs(chunked - logits[0]).max() / np.abs(logits[0]).max())
     parted = ""
     if same < STEPS:
@@ -78,16 +84,43 @@ def _continue_prompt(name: str, folder: Path) -> str:
     return f"behind {PROMPT} tokens {same} those of torch{parted}, logits within {error:.0e}"
 
 
-def run_torch(name: str, ids: Sequence[int], steps: int) -> tuple[list[int], list[Any]]:
-    """Return the likeliest tokens by the torch module in float64, without a cache, and its logits at each step."""
+def make_encoded(name: str) -> dict[str, Any]:
+    """Make what an encoder returns for a decoder with cross attention: random, its last quarter hidden by a mask."""
+    from tests.lab.language_models.builders import CROSS_DECODERS, ENCODED, HEADS, WIDTH
+
+    if name not in CROSS_DECODERS:
+        return {}
+    found = {"encoded": np.random.default_rng(7).standard_normal((1, ENCODED, HEADS * WIDTH)).astype(np.float16)}
+    if CROSS_DECODERS[name].masked:
+        hidden = np.arange(ENCODED) >= ENCODED - ENCODED // 4
+        found["encoderMask"] = np.where(hidden, -40000, 0).astype(np.float16)[None, None, None]
+    return found
+
+
+def run_torch(
+    name: str, ids: Sequence[int], steps: int, fixed: Mapping[str, Any] | None = None
+) -> tuple[list[int], list[Any]]:
+    """Return the likeliest tokens by the torch module in float64, without a cache, and its logits at each step.
+
+    `fixed` is what an encoder returned, and a mask of its keys if there is one.
+    """
     import torch
 
-    from tests.lab.language_models.builders import DECODERS
+    from tests.lab.language_models.builders import CROSS_DECODERS, DECODERS, RECURRENT, package
 
-    model, tokens, logits = DECODERS[name].make().double(), list(ids), []
+    model, tokens, logits = {**DECODERS, **CROSS_DECODERS, **RECURRENT}[name].make().double(), list(ids), []
+    encoded = {key: torch.tensor(value).double() for key, value in (fixed or {}).items()}
+
+    def run() -> Any:
+        if not encoded:
+            return model(torch.tensor([tokens]), use_cache=False)
+        return model(encoder_outputs=package.modeling_outputs.BaseModelOutput(encoded["encoded"]),
+                     attention_mask=encoded.get("encoderMask"), decoder_input_ids=torch.tensor([tokens]),
+                     use_cache=False)
+
     with torch.no_grad():
         for _ in range(steps):
-            logits.append(model(torch.tensor([tokens]), use_cache=False).logits[0, -1].numpy())
+            logits.append(run().logits[0, -1].numpy())
             tokens.append(int(logits[-1].argmax()))
     return tokens[len(ids):], logits
 
@@ -116,10 +149,11 @@ def _get_key(row: str) -> tuple[str, str]:
 
 def _list_keys(names: Sequence[str] = ()) -> list[tuple[str, str]]:
     """List the models with their forms, in the order of the table."""
-    from tests.lab.language_models.builders import DECODERS, ENCODERS, FORMS
+    from tests.lab.language_models.builders import CROSS_DECODERS, DECODERS, ENCODERS, FORMS, RECURRENT
 
-    return [(name, form) for name in names or (*ENCODERS, *DECODERS)
-            for form in (("encoder",) if name in ENCODERS else FORMS)]
+    groups = {("encoder",): ENCODERS, FORMS: DECODERS, ("cross",): CROSS_DECODERS, ("recurrent",): RECURRENT}
+    known = {name: forms for forms, group in groups.items() for name in group}
+    return [(name, form) for name in names or known for form in known[name]]
 
 
 def main(arguments: Sequence[str]) -> int:

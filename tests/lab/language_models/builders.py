@@ -5,6 +5,9 @@ Encoders are converted with a flexible number of tokens (form "encoder"). Forms 
 - "states": the cache is two states (layers, 1, heads, context, width); the mask (1, 1, T, E) carries the position in
   its length: rows go to [E - T, E). This is Apple's recipe for Llama 3.1.
 - "stateless": the cache of the past goes in with a flexible length, and comes out with the new rows appended.
+- "cross": an encoder's output goes in besides, of fixed length, and a mask of its keys where `masked`; the cache of the
+  decoder's own keys is as in "states".
+- "recurrent": the states of each layer are replaced at each step, of one token.
 - "states, exported" and "stateless, exported": the same by `torch.export`; the others are traced.
 
 `convert(name, form)` converts once per machine and version of the libraries, and returns the path of the package.
@@ -78,6 +81,60 @@ DECODERS = {
         "vocab_size": VOCABULARY, "hidden_size": HEADS * WIDTH, "num_hidden_layers": LAYERS,
         "num_attention_heads": HEADS, "multi_query": True, "alibi": False, "new_decoder_architecture": False}),
 }
+
+
+ENCODED = 20
+"The tokens of an encoder that a decoder attends to."
+
+
+@dataclass(frozen=True)
+class CrossDecoder:
+    """A decoder with cross attention: its class, the class of its configuration, and the configuration."""
+
+    model: str
+    config: str
+    settings: dict[str, Any]
+    masked: bool = False
+    "Whether the mask of the encoder's keys is an input."
+
+    def make(self) -> nn.Module:
+        """Return the module with random weights, in float32, ready for inference."""
+        module = Decoder.make(self)  # type: ignore[arg-type]
+        for name, weight in module.named_parameters():
+            if self.config == "T5Config" and name.endswith("Attention.q.weight"):
+                weight.data *= self.settings["d_kv"] ** -0.5  # T5 has the scale of its scores in these weights
+        return module
+
+
+_CROSS = {"vocab_size": VOCABULARY, "d_model": HEADS * WIDTH, "pad_token_id": 0, "decoder_start_token_id": 1,
+          "encoder_layers": 1, "decoder_layers": LAYERS, "encoder_attention_heads": HEADS,
+          "decoder_attention_heads": HEADS, "encoder_ffn_dim": 96, "decoder_ffn_dim": 96}
+CROSS_DECODERS = {
+    "t5_decoder": CrossDecoder("T5ForConditionalGeneration", "T5Config", {
+        "vocab_size": VOCABULARY, "d_model": HEADS * WIDTH, "d_kv": WIDTH, "d_ff": 96, "num_layers": 1,
+        "num_decoder_layers": LAYERS, "num_heads": HEADS, "decoder_start_token_id": 0}, True),
+    "bart_decoder": CrossDecoder("BartForConditionalGeneration", "BartConfig", {
+        **_CROSS, "max_position_embeddings": CONTEXT, "forced_eos_token_id": None}, True),
+    "whisper_decoder": CrossDecoder("WhisperForConditionalGeneration", "WhisperConfig", {
+        **_CROSS, "max_source_positions": ENCODED, "max_target_positions": CONTEXT, "num_mel_bins": 16,
+        "bos_token_id": 1, "eos_token_id": 2, "suppress_tokens": None, "begin_suppress_tokens": None}),
+}
+
+
+@dataclass(frozen=True)
+class RecurrentModel:
+    """A recurrent language model: its class, the class of its configuration, and the configuration."""
+
+    model: str
+    config: str
+    settings: dict[str, Any]
+
+    make = Decoder.make
+
+
+RECURRENT = {"mamba": RecurrentModel("MambaForCausalLM", "MambaConfig", {
+    "vocab_size": VOCABULARY, "hidden_size": 64, "state_size": 16, "num_hidden_layers": LAYERS, "conv_kernel": 4,
+    "expand": 2, "time_step_rank": 4, "use_mambapy": False})}
 
 
 @dataclass(frozen=True)
@@ -194,6 +251,79 @@ class StatelessDecoder(nn.Module):
         return logits, torch.stack([k for k, _ in cache.made]), torch.stack([v for _, v in cache.made])
 
 
+class _PassedKeys(package.cache_utils.Cache):
+    """No cache: the keys and values of an encoder are computed at each step."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+
+    def update(self, key_states: Any, value_states: Any, layer_idx: int, *more: Any, **named: Any) -> Any:
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> Any:
+        return 0
+
+
+class CrossAttendingDecoder(nn.Module):
+    """(ids, mask, encoder's output, and a mask of its keys if there is one) -> logits, with the cache in buffers."""
+
+    def __init__(self, model: nn.Module, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.model = model
+        self.cache = _StateCache(shape)
+        self.register_buffer("keyCache", self.cache.k)
+        self.register_buffer("valueCache", self.cache.v)
+
+    @torch.no_grad()
+    def forward(self, input_ids: torch.Tensor, causal_mask: torch.Tensor, encoded: torch.Tensor,
+                encoder_mask: torch.Tensor | None = None) -> torch.Tensor:
+        self.cache.k, self.cache.v = self.keyCache, self.valueCache
+        self.cache.past = causal_mask.shape[-1] - input_ids.shape[-1]
+        caches = package.cache_utils.EncoderDecoderCache(self.cache, _PassedKeys())
+        found: torch.Tensor = self.model(
+            encoder_outputs=package.modeling_outputs.BaseModelOutput(encoded), attention_mask=encoder_mask,
+            decoder_input_ids=input_ids, decoder_attention_mask=causal_mask, past_key_values=caches,
+            use_cache=True).logits
+        return found
+
+
+class _ReplacedStates(package.cache_utils.Cache):
+    """States of layers in two buffers, each of which is replaced as a whole at each step."""
+
+    def __init__(self, conv: torch.Tensor, recurrent: torch.Tensor) -> None:
+        super().__init__(layers=[])
+        self.conv, self.recurrent = conv, recurrent
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Any:
+        return self.conv[layer_idx]
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Any:
+        return self.recurrent[layer_idx]
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        return False
+
+    def update_recurrent_state(self, state: Any, layer_idx: int, *more: Any, **named: Any) -> Any:
+        self.recurrent[layer_idx] = state
+        return state
+
+
+class StepModel(nn.Module):
+    """ids (1, 1) -> logits, with the states of the layers in buffers."""
+
+    def __init__(self, model: nn.Module, shapes: dict[str, tuple[int, ...]]) -> None:
+        super().__init__()
+        self.model = model
+        for name, shape in shapes.items():
+            self.register_buffer(name, torch.zeros(shape))
+
+    @torch.no_grad()
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        states = _ReplacedStates(self.convState, self.recurrentState)
+        found: torch.Tensor = self.model(input_ids, cache_params=states, use_cache=True).logits
+        return found
+
+
 class EncoderOutputs(nn.Module):
     """Inputs -> the last hidden state, and the pooled one if there is one."""
 
@@ -254,6 +384,34 @@ def _capture(module: nn.Module, example: tuple[torch.Tensor, ...], exported: boo
     return torch.export.export(module, example, dynamic_shapes=tuple(axes))
 
 
+def _convert_cross(decoder: CrossDecoder, path: Path) -> None:
+    shape = (LAYERS, 1, HEADS, CONTEXT, WIDTH)
+    module = CrossAttendingDecoder(decoder.make(), shape).eval()
+    fixed = {"encoded": (1, ENCODED, HEADS * WIDTH), **({"encoderMask": (1, 1, 1, ENCODED)} if decoder.masked else {})}
+    example = (torch.zeros((1, 3), dtype=torch.int32), torch.zeros((1, 1, 3, 5)), *map(torch.zeros, fixed.values()))
+    ane.convert(
+        torch.jit.trace(module, example, check_trace=False), skip_model_load=True,
+        minimum_deployment_target=ct.target.iOS18,
+        inputs=[*_list_inputs(), *(ct.TensorType(name, size, dtype=np.float16) for name, size in fixed.items())],
+        outputs=[ct.TensorType("logits", dtype=np.float16)],
+        states=[ct.StateType(ct.TensorType(shape=shape, dtype=np.float16), name=name)
+                for name in ("keyCache", "valueCache")]).save(str(path))
+
+
+def _convert_recurrent(recurrent: RecurrentModel, path: Path) -> None:
+    model = recurrent.make()
+    width = model.config.intermediate_size
+    shapes = {"convState": (LAYERS, 1, width, model.config.conv_kernel),
+              "recurrentState": (LAYERS, 1, width, model.config.state_size)}
+    module = StepModel(model, shapes).eval()
+    ane.convert(
+        torch.jit.trace(module, torch.zeros((1, 1), dtype=torch.int32), check_trace=False), skip_model_load=True,
+        minimum_deployment_target=ct.target.iOS18, inputs=[ct.TensorType("inputIds", (1, 1), dtype=np.int32)],
+        outputs=[ct.TensorType("logits", dtype=np.float16)],
+        states=[ct.StateType(ct.TensorType(shape=shape, dtype=np.float16), name=name)
+                for name, shape in shapes.items()]).save(str(path))
+
+
 def _convert_encoder(encoder: Encoder, path: Path) -> None:
     module = EncoderOutputs(encoder.make(), encoder.inputs).eval()
     tokens = ct.RangeDim(lower_bound=1, upper_bound=ENCODER_TOKENS, default=7)
@@ -267,6 +425,7 @@ def _convert_encoder(encoder: Encoder, path: Path) -> None:
 
 _CONVERSIONS: dict[str, Callable[[Any, Path], None]] = {
     "states": _convert_states, "stateless": _convert_stateless, "encoder": _convert_encoder,
+    "cross": _convert_cross, "recurrent": _convert_recurrent,
     f"states{EXPORTED}": partial(_convert_states, exported=True),
     f"stateless{EXPORTED}": partial(_convert_stateless, exported=True)}
 
@@ -280,6 +439,6 @@ def convert(name: str, form: str) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder, silence_warnings():
             made = Path(folder) / path.name
-            _CONVERSIONS[form](ENCODERS[name] if form == "encoder" else DECODERS[name], made)
+            _CONVERSIONS[form]({**ENCODERS, **DECODERS, **CROSS_DECODERS, **RECURRENT}[name], made)
             made.rename(path)
     return path
