@@ -218,20 +218,18 @@ def test_parts_of_at_most_a_size(tmp_path, capsys):
     assert not (tmp_path / "none").exists()
 
 
-def test_the_page_quotes_names_as_swift_and_markdown_do(tmp_path):
-    from tests.commands.test_adapt_encoders import rename_value
+def test_a_size_of_parts_makes_several_that_generate_the_tokens_of_the_module(tmp_path):
+    from mil_ane_passes.report.decoder.generate import Decoder, generate, open_by
+    from tests.lab.language_models.builders import convert
 
-    source = make_carrying(tmp_path / "source.mlpackage")
-    spec = spec_of(source)
-    for name in ("ids", "mask", "logits", "cache"):
-        rename_value(spec, name, f'{name}")\n```\n<b>@CONTEXT@\\(exit(0))`')
-    write_spec(source, spec)
-    assert ane.adapt(source, tmp_path / "out").status == "written"
-    page = (tmp_path / "out" / "README.md").read_text()
-    for name in ("mask", "logits", "cache"):
-        assert rf'"{name}\")\u{{a}}```\u{{a}}<b>@CONTEXT@\\(exit(0))`' in page
-    assert not [line for line in page.splitlines() if line.startswith("<b>")] and page.count("\n```") == 2
-    assert r'```` mask")\n```\n<b>@CONTEXT@\(exit(0))` ````' in page
+    folder = tmp_path / "out"
+    report = ane.adapt(convert("gpt2", "states"), folder, prefill=16, max_part_size="300KB")
+    assert report.status == "written" and len(report.tokens) == STEPS, str(report)
+    names = list_packages(json.loads((folder / "manifest.json").read_text())["parts"][0])
+    assert names == [f"decoder_{number}.mlpackage" for number in range(1, len(names) + 1)] and len(names) > 1
+    sizes = [sum(file.stat().st_size for file in (folder / name).rglob("*.bin")) for name in names]
+    assert max(sizes) <= 300_000 < sum(sizes) < len(names) * 300_000
+    assert generate(Decoder(folder, open_by("reference")), PROMPT, STEPS) == run_torch("gpt2", PROMPT, STEPS)[0]
 
 
 def test_before_functions_there_are_two_packages(tmp_path):
