@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from math import prod
+from typing import Any
 
 import coremltools as ct
-from coremltools.converters.mil.mil import Block, Builder, Function, Operation, Program, Var
+from coremltools.converters.mil.mil import (
+    Block,
+    Builder,
+    Function,
+    Operation,
+    Program,
+    Var,
+    get_new_symbol,
+    types,
+)
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
 from ..ir.query import get_const_value, get_type_info, is_compressed, is_const, is_opaque
-from ..passes.contract import BlockRule, Community, Example, Hit, Miss, Vendor
+from ..passes.contract import FP32_UNSUPPORTED_REASON, BlockRule, Community, Example, Hit, Miss, Vendor
 from ..passes.evidence import cite_apple_authoring_rules, cite_m4_study
 from ..passes.examples import build_program, make_weight
 from ..utils.text_format import format_count
@@ -60,6 +70,76 @@ class SeveralAttentions(BlockRule):
             "one", lambda: _build_attentions(1), reason="one fused attention in the function, two are reported to fail"
         )
         yield Example("none", lambda: _build_attentions(0), reason="")
+
+
+class SmallFusedAttention(BlockRule):
+    """A fused attention on small values is preferred on the CPU, where it would be alone.
+
+    why     Of eight sizes of models that are one fused attention, Core ML's compute plan preferred the ANE for those
+            whose query, key and value have 2,097,152 elements each and more, in fp16; with 1,048,576 and fewer it
+            preferred the CPU, though the ANE supports the op. What is preferred depends on all of the model: between
+            convs on an M4 a smaller one is accepted. In one step of a decoder, the query is one row.
+    when    scaled_dot_product_attention in fp16 whose largest operand, without the mask, has fewer than `least`
+            elements. One finding for each block. Between 1,048,576 and `least` nobody published a measurement.
+    fix     Write it out as matmul, softmax, matmul (rounded otherwise), which are placed with the ops around them, and
+            measure both on the device: decompose_attention does it. Or join what is computed in several calls.
+    """
+
+    code, slug = "ANE524", "small-fused-attention"
+    level, confidence = "note", "medium"
+    advice = "Write it out as matmul, softmax, matmul (decompose_attention), and measure both."
+    evidence = (
+        Community("one fused attention alone: query, key and value of 2,097,152 and 4,194,304 elements in fp16 are "
+                  "preferred on the ANE, of 1,048,576 and fewer on the CPU, and in fp32 all; supported in all cases",
+                  source="https://github.com/vx-lang/Vx/issues/437", date="2026-09-03"),
+        cite_m4_study("one of 65,536 elements, with a mask, too, is accepted between convs"),
+    )
+    least: int = 1 << 21
+    "Elements of the largest operand from which it is preferred on the ANE."
+
+    def match_block(self, block: Block) -> Iterator[Hit | Miss]:
+        found = []
+        for op in block.operations:
+            if op.op_type != _ATTENTION_OP or is_opaque(op):
+                continue
+            size = _count_largest(op)
+            if size is None:
+                yield Miss(op, "its size is not known before the model runs")
+            elif op.outputs[0].dtype != types.fp16:
+                yield Miss(op, FP32_UNSUPPORTED_REASON)
+            elif size >= self.least:
+                yield Miss(op, f"{size:,} elements in an operand, {self.least:,} are enough (least)", near=False)
+            else:
+                found.append((op, size))
+        if found:
+            op, size = max(found, key=lambda each: each[1])
+            yield Hit(op, covers=[each for each, _ in found],
+                      note=f"{format_count(len(found), 'fused attention')}, the largest with {size:,} elements in an "
+                           f"operand; alone it is preferred on the ANE from {self.least:,} on")
+
+    def examples(self) -> Iterable[Example]:
+        yield Example("small", lambda: _build_attention(8))
+        yield Example("large", lambda: _build_attention(1 << 15),
+                      reason="2,097,152 elements in an operand, 2,097,152 are enough (least)")
+        yield Example("fp32", lambda: _build_attention(8, types.fp32), reason=FP32_UNSUPPORTED_REASON)
+        yield Example("flexible", lambda: _build_attention(get_new_symbol()),
+                      reason="its size is not known before the model runs")
+
+
+def _count_largest(op: Operation) -> int | None:
+    """Count the elements of the largest of query, key and value; None if one of them is flexible."""
+    shapes = [get_type_info(var).shape for var in (op.query, op.key, op.value)]
+    known = [prod(shape) for shape in shapes if shape is not None and not any(map(is_symbolic, shape))]
+    return max(known) if len(known) == len(shapes) else None
+
+
+def _build_attention(heads: Any, dtype: Any = types.fp16) -> Program:
+    def body(q: Var, k: Var, v: Var) -> Var:
+        result: Var = Builder.scaled_dot_product_attention(query=q, key=k, value=v, name="y")
+        return result
+
+    shape = (1, heads, 1, 64)
+    return build_program(body, opset=ct.target.iOS18, dtype=dtype, q=shape, k=shape, v=shape)
 
 
 def _iterate_attentions(block: Block) -> Iterator[Operation]:
