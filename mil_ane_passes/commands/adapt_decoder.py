@@ -108,9 +108,6 @@ def check_sizes(options: AdaptOptions, structure: DecoderStructure) -> list[int]
     if structure.steps == 1:
         raise InputError(f"{format_option_values('prefill', options.prefill)}: the model takes one token a call; "
                          "convert it with a flexible number")
-    if options.cache == "state" and not structure.caches:
-        raise InputError(f"{format_option_values('prefill', options.prefill)}: two packages cannot share a state; "
-                         f"expected {format_option_values('cache', 'io')}")
     return [1, options.prefill]
 
 
@@ -491,11 +488,12 @@ def _describe_calls(part: Mapping[str, Any]) -> str:
             "`manifest.json`; the sketch below shows one part)")
 
 
-def _describe_packages(parts: Sequence[Mapping[str, Any]]) -> str:
+def _describe_packages(parts: Sequence[Mapping[str, Any]], cache: str) -> str:
     if parts[0]["function"] is None:
         return "Packages, by the number of tokens of a call: see `parts` in `manifest.json`."
     listed = ", ".join(f"`{part['function']}` takes {part['tokens']} at a time" for part in parts)
-    return f"Packages with functions that share weights, by the number of tokens of a call: {listed}."
+    shared = ", and a state that one function made serves the other" if cache == "state" else ""
+    return f"Packages with functions that share weights, by the number of tokens of a call: {listed}{shared}."
 
 
 def _describe_memory(manifest: Mapping[str, Any], form: str) -> dict[str, str]:
@@ -528,7 +526,7 @@ def _format_readme(manifest: Mapping[str, Any]) -> str:
     cache = manifest["cache"]
     part, form = manifest["parts"][0], manifest["embedding"]["form"]
     values = {
-        "PACKAGES": _describe_packages(manifest["parts"]), "CALLS": _describe_calls(part),
+        "PACKAGES": _describe_packages(manifest["parts"], cache["form"]), "CALLS": _describe_calls(part),
         "FUNCTION": "" if part["function"] is None else (
             f'cpuOnly.functionName = "{part["function"]}"; cpuAndNeuralEngine.functionName = "{part["function"]}"\n'),
         "TOKEN": f'"{manifest["inputs"]["ids"]}": int32Array([[token]])' if form == "package" else "",

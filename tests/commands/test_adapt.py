@@ -267,6 +267,27 @@ def test_the_cache_as_one_state(tmp_path, capsys):
     assert sampled[0] == sampled[1] != sampled[2]
 
 
+def test_the_functions_of_a_package_share_one_state(tmp_path):
+    """A prompt in chunks leaves in the state what single tokens do."""
+    from mil_ane_passes.report.decoder.generate import Decoder, generate, open_by
+    from tests.lab.language_models.builders import convert
+
+    report = ane.adapt(convert("gpt2", "states"), tmp_path / "out", prefill=16, cache="state")
+    assert report.status == "written" and len(report.tokens) == STEPS, str(report)
+    functions = spec_of(tmp_path / "out" / "decoder.mlpackage").description.functions
+    assert [(each.name, [var.name for var in each.state]) for each in functions] == [
+        ("decode", ["cache"]), ("prefill", ["cache"])]
+    opened = open_by("reference")
+    assert generate(Decoder(tmp_path / "out", opened), PROMPT, STEPS) == run_torch("gpt2", PROMPT, STEPS)[0]
+    chunks, singles = (Decoder(tmp_path / "out", opened) for _ in range(2))
+    chunked = chunks.feed(PROMPT)
+    for each in PROMPT:
+        single = singles.feed([each])
+    assert np.abs(chunked - single).max() <= 5e-3 * np.abs(single).max()
+    page = (tmp_path / "out" / "README.md").read_text()
+    assert "a state that one function made serves the other" in page
+
+
 def test_figures_are_those_of_lint_and_no_fix_is_tried_for_them(llama, monkeypatch):
     from mil_ane_passes.commands import adapt_parts, lint
     from tests.lab.language_models.builders import convert
@@ -752,7 +773,6 @@ def test_what_is_not_recognized_is_named(tmp_path, capsys, options, reason):
 @pytest.mark.parametrize(("arguments", "reason"), [
     (["--context", "9"], "the cache has 8 rows; expected 2 to 8"),
     (["--prefill", "8"], "expected fewer tokens than the context, 8"),
-    (["--prefill", "4", "--cache", "state"], "two packages cannot share a state; expected --cache io"),
     (["--target", "m99"], "m99"),
 ])
 def test_sizes_that_do_not_fit_are_explained(tmp_path, capsys, arguments, reason):
