@@ -19,9 +19,10 @@ from ...ane.latency_terms import Chip, Work, compute_terms, describe_work
 from ...ane.sizes import Sizes
 from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.query import get_const_value, get_static_shape, is_compressed, is_const
+from ...ir.weight_cuts import cut_weight, find_cut_unit
 from ...passes.contract import FP32_UNSUPPORTED_REASON
 from ...passes.targets import Generation, parse_target
-from .._weights import cut_weight, find_cut_unit, find_sharing_obstacle
+from .._weights import find_sharing_obstacle
 
 __all__ = ["CHANNEL_STEP", "MIN_GAIN", "Parts", "StoredProduct", "build_sum_of_parts", "compute_work_of_parts",
            "estimate_gain", "find_form_obstacle", "find_gain_obstacle", "find_stored_product", "find_weight_obstacle"]

@@ -14,13 +14,14 @@ from coremltools.converters.mil.mil import Builder, Operation, Var, types
 from ...ane.limits import collect_evidence, find_limit
 from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.query import get_const_value, is_compressed, is_const
+from ...ir.weight_cuts import cut_weight, find_cut_unit, slice_weight
 from ...passes.contract import FP32_UNSUPPORTED_REASON, Community, Exactness, Example, Hit, Miss, Rewrite
 from ...passes.evidence import cite_m1_gpt_notes
 from ...passes.examples import make_example, make_weight
 from ...passes.targets import parse_target
 from ...rules.shapes import DimensionLimit
 from .._target_gate import describe_supporting_targets, find_limiting_generations
-from .._weights import cut_weight, find_cut_unit, find_sharing_obstacle, slice_weight, split_evenly
+from .._weights import find_sharing_obstacle, split_evenly
 
 _SLOWER_CHIP = "a19"
 "The chip on which tiles were measured to be slower, though the whole output is above the stated limit."
