@@ -78,6 +78,8 @@ class AdaptOptions:
     "decoders: cut the main package into N between its layers"
     max_part_size: str | float | None = field(default=None, metadata=flag(metavar="SIZE"))
     "decoders: cut the main package into as few as have at most SIZE of weights each, such as 1.4GB"
+    head_tiles: int | None = field(default=None, metadata=flag(type=positive_int, metavar="N"))
+    "decoders: return the logits in N outputs, from as many products; measure it: it was slower on one chip"
     verify: bool = field(default=True, metadata=flag())
     "compare results, and generated tokens, with those of the source (default); if they differ, nothing is written"
     overwrite: bool = field(default=False, metadata=flag())
@@ -168,7 +170,8 @@ def adapt(options: AdaptOptions) -> AdaptReport:
     recurrent model has token ids and states alone. A model without a cache is an encoder: it reads token ids, or
     floats, and masks. These are found in the graph. `context` is the number of tokens, `prefill` how many tokens a
     second pair of packages of a decoder takes at a time. The main package of a decoder is cut into `parts`, or into as
-    few as have at most `max_part_size` of weights. The main packages are rewritten with the preset full for `target`.
+    few as have at most `max_part_size` of weights; its logits come out in `head_tiles` parts. The main packages are
+    rewritten with the preset full for `target`.
     Unless `verify` is false, all are compared with the source on random feeds, and decoders generate tokens.
 
     Raises InputError for a model that is not recognized, with the op or input that it stopped at and what was expected
@@ -209,7 +212,8 @@ def _plan(options: AdaptOptions, draft: Draft, where: str) -> tuple[str, Callabl
         return "decoder", lambda before, folder, report: write_decoder(options, before, draft, decoder, folder, report)
     for name, given in (("prefill", options.prefill), ("cache", None if options.cache == "io" else options.cache),
                         ("embedding", None if options.embedding == "package" else options.embedding),
-                        ("parts", options.parts), ("max_part_size", options.max_part_size)):
+                        ("parts", options.parts), ("max_part_size", options.max_part_size),
+                        ("head_tiles", options.head_tiles)):
         if given is not None:
             raise InputError(f"{format_option_values(name, given)}: {where} has no cache; expected this for a decoder "
                              "with a cache alone")

@@ -128,7 +128,8 @@ class Decoder:
             rows[each["axis"]] = slice(self.position, self.position + len(ids))
             self.caches[each["input"]][tuple(rows)] = results[each["output"]]
         self.position += len(ids)
-        return np.asarray(results[self.manifest["outputs"]["logits"]]).reshape(len(ids), -1)[-1].astype(np.float32)
+        tiles = [np.asarray(results[name]).reshape(len(ids), -1)[-1] for name in self.manifest["outputs"]["logits"]]
+        return np.concatenate(tiles).astype(np.float32)
 
     def _run(self, parts: Sequence[dict[str, Any]], models: Sequence[Any], feeds: dict[str, Any]) -> dict[str, Any]:
         """Run the parts of the main model, each with what those before it returned and its channels of the cache."""

@@ -1,0 +1,92 @@
+"""The product that makes the logits, cut along its outputs into tiles, each of which is an output of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from coremltools.converters.mil.mil import Function, Operation, Var
+
+from ..ir.builder import RewriteBuilder, UniqueNames, rebuild_op
+from ..ir.query import get_const_value, is_compressed, is_const
+from ..ir.weight_cuts import cut_weight, find_cut_unit, slice_weight
+from ..passes.interface_change import InterfaceChange
+from ..utils.errors import InputError
+from .contract import Draft, EditRecord, Transform
+from .dead_ops import find_dead_ops, remove_dead_ops
+
+__all__ = ["TileHead", "list_tiles"]
+
+
+@dataclass(frozen=True)
+class TileHead(Transform):
+    """Replaces the output `output` (..., width) by `count` outputs, OUTPUT_1 and so on, that are parts of it in order.
+
+    No concat is made: its result would be as long as the output, and above the limit of a chip off the ANE.
+    """
+
+    output: str
+    count: int
+
+    def apply(self, draft: Draft) -> list[Draft]:
+        """Cut in place. InputError for an output that is no product with a stored weight, or cannot be cut so."""
+        for name, function in draft.program.functions.items():
+            self._cut(draft, name, function)
+        return [draft]
+
+    def _cut(self, draft: Draft, name: str, function: Function) -> None:
+        whole = next(var for var in function.outputs if var.name == self.output)
+        op, weight, axis = self._find_product(whole)
+        bounds = self._list_bounds(op.inputs[weight], axis)
+        dead = set(find_dead_ops(function))
+        whole.name = f"{self.output}_whole"
+        names = list_tiles(self.output, self.count)
+        tiles: list[Var] = []
+        with function:
+            mb = RewriteBuilder(function, UniqueNames(function))
+            with mb.at(op, self.output):
+                for tile, part in zip(names, bounds, strict=True):
+                    changes: dict[str, Any] = {weight: cut_weight(mb, op.inputs[weight], axis, *part)}
+                    if op.inputs.get("bias") is not None:
+                        changes["bias"] = slice_weight(mb, op.bias, 0, *part)
+                    tiles.append(rebuild_op(mb, op, **changes))
+                    tiles[-1].name = tile
+            function.set_outputs([each for var in function.outputs for each in (tiles if var is whole else [var])])
+            remove_dead_ops(function, dead)
+        draft.gone.add(self.output)
+        draft.change_interface(name, InterfaceChange("output", self.output, None, "removed"), *(
+            InterfaceChange("output", None, tile, "added") for tile in names))
+        most = max(stop - start for start, stop in bounds)
+        draft.done.append(EditRecord("", name, self.output, f"'{self.output}' ({bounds[-1][1]:,} wide) is cut into "
+                                     f"{self.count} outputs of at most {most:,}: {names[0]} to {names[-1]}"))
+
+    def _find_product(self, whole: Var) -> tuple[Operation, str, int]:
+        """Return the op that makes the output, its input that is the weight, and the axis of that to cut."""
+        op = whole.op
+        if op is not None and op.op_type in ("linear", "matmul"):
+            name = "weight" if op.op_type == "linear" else "y"
+            weight = op.inputs[name]
+            if weight.rank == 2 and (is_const(weight) or is_compressed(weight)):
+                turned = op.op_type == "linear" or bool(get_const_value(op.inputs.get("transpose_y"), False))
+                return op, name, 0 if turned else 1
+        made = "an input" if op is None else f"made by a {op.op_type} op"
+        raise InputError(f"the output '{self.output}' is {made}; expected a linear or matmul with a stored weight, to "
+                         "cut it along its outputs")
+
+    def _list_bounds(self, weight: Var, axis: int) -> list[tuple[int, int]]:
+        """List the bounds of even tiles; those of a compressed weight end where its blocks do."""
+        width, unit = int(weight.shape[axis]), find_cut_unit(weight, axis)
+        if isinstance(unit, str):
+            raise InputError(f"the output '{self.output}' cannot be cut: {unit}")
+        blocks = -(-width // unit)
+        if not 2 <= self.count <= blocks:
+            raise InputError(f"{self.count} tiles of the output '{self.output}', which is {width:,} wide"
+                             f"{f' in blocks of {unit}' if unit > 1 else ''}; expected 2 to {blocks:,}")
+        ends = [min(int(end) * unit, width) for end in np.linspace(0, blocks, self.count + 1).round()]
+        return list(zip(ends[:-1], ends[1:], strict=True))
+
+
+def list_tiles(output: str, count: int) -> list[str]:
+    """List the names of the outputs that replace `output`."""
+    return [f"{output}_{number}" for number in range(1, count + 1)]
