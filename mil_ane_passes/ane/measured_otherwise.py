@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..passes.contract import Community, Hit, Rule
+from ..passes.contract import Community, Hit, Rule, Severity
 from .agreement import Agreement
 from .prediction import RuleResult
 
@@ -22,7 +22,7 @@ class MeasuredOtherwise(Rule):
     """
 
     name, code, slug = "measured_otherwise", "ANE599", "measured-otherwise"
-    confidence, level = "high", "note"
+    confidence, severity = "high", Severity.SUGGESTION
     evidence = (Community("what Core ML said on the user's machine", source="the file given as measured"),)
     advice = "Go by the measurement for that chip and macOS, and report the contradiction."
 

@@ -26,6 +26,7 @@ from .batch_jobs import Job, Request
 from .batch_records import RECORDED_FIELDS, RECORDS_FOLDER, Record
 from .batch_report import BatchItem, BatchReport
 from .batch_sources import Paths, Source, find_sources
+from .lint_gates import GateOptions
 from .options import add_format_option, add_options, read_options
 from .output import format_example, print_report, show_progress
 from .signals import Stopped
@@ -55,7 +56,7 @@ def add(parser: argparse.ArgumentParser) -> None:
                           epilog=format_example("batch lint models -o reports --report html"))
     _add_sources(one, "DIR/NAME.txt")
     add_options(one, lint.LintOptions, batch=True)
-    lint.add_gate_options(one)
+    add_options(one, GateOptions)
     one.add_argument("--report", choices=lint.FORMATS, default="text", help="which form the reports in DIR have")
     one.set_defaults(run=run, each=_batch_lint)
 
@@ -127,8 +128,8 @@ def _batch_lint(arguments: argparse.Namespace, how: dict[str, Any]) -> Any:
         raise InputError(f"{settings.file}: sets a baseline, which is of one model; lint that one by itself, or use "
                          "--no-config")
     with settings.name_file():
-        return _run_batch("lint", arguments, how, **settings.keywords, fail_under=settings.fail_under,
-                          report=arguments.report)
+        return _run_batch("lint", arguments, how, **settings.keywords, fail_under=settings.gates.fail_under,
+                          fail_on=settings.gates.fail_on, report=arguments.report)
 
 
 def _run_batch(command: str, arguments: argparse.Namespace, how: dict[str, Any], **options: Any) -> Any:
@@ -150,7 +151,7 @@ def batch(
     `if __name__ == "__main__":`). `executor`: any `concurrent.futures.Executor` instead, whose workers have the same
     paths and packages; threads of one process take turns. `options` are those of `rewrite` (preset, target, passes,
     options, ranges, verify, seeds, link, dry_run, max_growth, strict, max_steps, max_seconds; feeds as paths of .npz
-    files) or of `lint` (target, select, ignore, options; fail_under in percent).
+    files) or of `lint` (target, select, ignore, options; fail_under in percent, fail_on).
 
     A result whose package and options are those of an earlier run is kept ("up to date") unless `again`. Other results
     of an earlier run are replaced; any other file at the same path only if `overwrite`. Raises InputError when nothing

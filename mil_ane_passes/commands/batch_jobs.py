@@ -36,6 +36,7 @@ from .batch_records import (
 )
 from .batch_report import BatchItem
 from .lint import LintOptions
+from .lint_gates import Gates
 from .options import get_batch_options
 from .output import format_error
 from .rewrite import RewriteOptions
@@ -47,7 +48,7 @@ REPORT_SUFFIXES = {"text": ".txt", "json": ".json", "sarif": ".sarif", "html": "
 "The forms of a lint report, and their file suffixes."
 COMMANDS: Mapping[str, Mapping[str, Any]] = {
     "rewrite": get_batch_options(RewriteOptions),
-    "lint": {**get_batch_options(LintOptions), "fail_under": None, "report": "text"},
+    "lint": {**get_batch_options(LintOptions), "fail_under": None, "fail_on": None, "report": "text"},
 }
 "The options of each command, with their defaults."
 
@@ -228,6 +229,7 @@ def _prepare_options(request: Request) -> dict[str, Any]:
     try:
         if request.command == "lint":
             prepare_lint(None, **{name: how[name] for name in get_batch_options(LintOptions)})
+            Gates(how["fail_under"], how["fail_on"])
             return how
         parse_target(how["target"])
         select_rewrites(how["preset"], how["passes"], how["options"])
@@ -286,15 +288,15 @@ def _rewrite_package(rewrite: Callable[..., Any], how: dict[str, Any], job: Job,
 def _lint_package(lint: Callable[..., Any], how: dict[str, Any], job: Job, item: BatchItem) -> dict[str, Any]:
     from ..report.formats import format_report
 
-    share, form = how["fail_under"], how["report"]
+    gates, form = Gates(how["fail_under"], how["fail_on"]), how["report"]
     report = lint(job.source, **{name: how[name] for name in get_batch_options(LintOptions)})
-    under = share is not None and report.share < share
-    item.status = "findings" if report.warnings else "clean"
-    item.code = int(under or (share is None and bool(report.warnings)))
-    item.count, item.ops_before = len(report.warnings), len(report.plan.rows)
+    counted = report.failing_findings(gates.counted)
+    item.status = "findings" if counted else "clean"
+    item.code, item.count, item.ops_before = int(gates.fails(report)), len(counted), len(report.plan.rows)
     item.upgraded = bool(report.upgraded)
-    if under:
-        item.error = f"{report.share:.2f} % of the ops are predicted on the ANE, under the bar of {share:g} %"
+    if gates.is_under(report):
+        item.error = (f"{report.share:.2f} % of the ops are predicted on the ANE, under the bar of "
+                      f"{gates.fail_under:g} %")
     if job.output is not None:
         write_text_atomically(Path(job.output), f"{format_report(report, form)}\n")
     made: dict[str, Any] = report.to_dict()

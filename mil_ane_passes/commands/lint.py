@@ -1,8 +1,8 @@
 """Say which ops leave the ANE, why, on whose evidence, and what fixes it; nothing runs, all of it is predicted.
 
-Exit code 0: clean; 1: findings; 2: a package could not be looked at (the others are). With --fail-under or --baseline
-these are the gates instead, of each package, and findings alone fail nothing. What the gates look at is IN. Defaults of
-the options may stand in setup.cfg or pyproject.toml.
+Exit code 0: clean; 1: findings that --fail-on counts, or another gate failed (--fail-under, --baseline), of each
+package; 2: a package could not be looked at (the others are). What the gates look at is IN. Defaults of the options may
+stand in setup.cfg or pyproject.toml.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from ..package.output_file import check_output_file, write_text_file
 from ..utils.errors import InputError
 from ..utils.garbage_collection import pause_garbage_collection
 from ..utils.locking import synchronized
-from ..utils.text_format import escape_text, format_count, format_lines
+from ..utils.text_format import escape_text, format_lines
 from .batch_sources import Source, find_sources
+from .lint_gates import GateOptions, Gates
 from .options import add_options, argument, command, flag, read_options
 from .output import format_error, print_upgrades
 from .settings import Settings, parse_percent, read_settings
@@ -39,8 +40,7 @@ if TYPE_CHECKING:
     from ..report.lint_collection import Collection, CollectionTotals
     from .sources import OpenedSource
 
-__all__ = ["FORMATS", "LintOptions", "LintSettings", "add_gate_options", "lint", "prepare_lint",
-           "read_lint_settings"]
+__all__ = ["FORMATS", "LintOptions", "LintSettings", "lint", "prepare_lint", "read_lint_settings"]
 
 HELP = "which ops leave the ANE, why, and what fixes it"
 EXAMPLE = "lint in.mlpackage --target m4"
@@ -88,7 +88,7 @@ class LintSettings:
     keywords: Mapping[str, Any]
     from_file: frozenset[str]
     file: Path | None
-    fail_under: float | None
+    gates: Gates
 
     @contextmanager
     def name_file(self) -> Iterator[None]:
@@ -110,17 +110,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--statistics", action="store_true",
                         help="count the findings of each rule, the most frequent first, as text or json")
     add_options(parser, LintOptions)
-    add_gate_options(parser)
+    add_options(parser, GateOptions)
     parser.set_defaults(run=run, keeps_all=True)
-
-
-def add_gate_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the gate, and of the settings file."""
-    parser.add_argument("--fail-under", metavar="PCT",
-                        help="gate: percent of ops predicted on the ANE, of each package")
-    parser.add_argument("--config", metavar="FILE", help="the setup.cfg or pyproject.toml to read (default: the "
-                                                         "nearest one that speaks of us, from here upwards)")
-    parser.add_argument("--no-config", action="store_true", help="read no such file")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -144,7 +135,7 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")  # the encoding that the page declares
     lines = arguments.format in LINE_FORMATS
     return _Run(linter, _open_collection(arguments, single, linter), target, single, lines,
-                settings.fail_under).go(sources)
+                settings.gates).go(sources)
 
 
 def _reject_options_of_one_package(arguments: argparse.Namespace) -> None:
@@ -189,7 +180,7 @@ class _Run:
     target: Path | None
     single: bool
     lines: bool
-    fail_under: float | None
+    gates: Gates
     kept: list[str] = field(default_factory=list)
     "What will be written to the file."
     headlines: list[str] = field(default_factory=list)
@@ -230,10 +221,9 @@ class _Run:
             from ..report.lint_text import format_headline
 
             self.headlines.append(format_headline(report))
-        failed = list(_iterate_failed_gates(report, self.fail_under))
+        failed = list(self.gates.explain_failures(report))
         totals.gates += failed if self.single else [f"{source.path}: {message}" for message in failed]
-        gated = self.fail_under is not None or report.baseline is not None
-        return 1 if failed or (report.warnings and not gated) else 0
+        return int(self.gates.fails(report))
 
     def _print(self, text: str | None) -> None:
         if text is not None and self.target is None:
@@ -258,18 +248,8 @@ def read_lint_settings(arguments: argparse.Namespace) -> LintSettings:
     typed = read_options(arguments, LintOptions)
     found = {name: value for name in ("target", "select", "ignore", "options", "baseline")
              if name not in typed and (value := getattr(settings, name)) is not None}
-    return LintSettings({**found, **typed}, frozenset(found), settings.file, share)
-
-
-def _iterate_failed_gates(report: LintReport, share: float | None) -> Iterator[str]:
-    """Yield a message for each gate that failed."""
-    if share is not None and report.share < share:
-        yield (f"--fail-under: {report.on_ane} of {len(report.plan.rows)} ops ({report.share:.2f} %) are predicted on "
-               f"the ANE, under the bar of {share:g} %")
-    if report.baseline is not None:
-        new = sum(item.level != "note" for item in report.baseline.new)
-        if new:
-            yield f"--baseline: {format_count(new, 'finding')} that {report.baseline.file} does not have"
+    gates = Gates(share, settings.fail_on if arguments.fail_on is None else arguments.fail_on)
+    return LintSettings({**found, **typed}, frozenset(found), settings.file, gates)
 
 
 @command(LintOptions)

@@ -125,7 +125,7 @@ def _make_finding(
     return LayerFinding(
         rule.code, rule.slug, rule.summary, rule.confidence, rule.evidence, hit.layer, hit.kind, hit.reason,
         tuple(ops.get(hit.layer, ())), rule.advice, fix, "" if fix else reasons.get(hit.layer) or
-        explain_missing_rewrite(rule.code, hit.kind, tried))
+        explain_missing_rewrite(rule.code, hit.kind, tried), rule.severity)
 
 
 def _forecast(source: OpenedSource, target: str) -> tuple[Forecast, Forecast]:

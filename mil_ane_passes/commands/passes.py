@@ -92,7 +92,8 @@ class Page:
     def to_dict(self) -> dict[str, Any]:
         return {"schema": 1, "command": "explain", **_build_row(self.rule), "text": inspect.getdoc(self.rule),
                 "bound": getattr(self.rule, "bound", ""), "refuses": self.rule.refuses,
-                "confidence": self.rule.confidence, "level": self.rule.level, "advice": self.rule.advice or None,
+                "confidence": self.rule.confidence, "severity": self.rule.get_severity().value,
+                "advice": self.rule.advice or None,
                 "targets": _list_generations(self.rule),
                 "evidence": [evidence.to_dict() for evidence in self._evidence()]}
 
@@ -113,7 +114,8 @@ class Page:
             names = ", ".join(f"ane::{name}" for name in row["fixed_by"])
             lines.append(f"rule: {_format_pass_name(row)}, {f'fixed by {names}' if names else NO_FIX}")
         lines += ["unsupported on the ANE"] if self.rule.refuses else []
-        lines.append(f"on: {', '.join(_list_generations(self.rule))}; confidence {self.rule.confidence}")
+        lines.append(f"severity: {self.rule.get_severity().label}; on: {', '.join(_list_generations(self.rule))}; "
+                     f"confidence {self.rule.confidence}")
         bound = getattr(self.rule, "bound", "")
         lines += ["", inspect.getdoc(self.rule) or ""]
         lines += ["", f"what to do: {self.rule.advice}"] if self.rule.advice else []

@@ -42,6 +42,7 @@ class Patches:
     def to_dict(self) -> dict[str, Any]:
         return {"schema": 1, "command": "patches", "patches": [
             {"code": each.patch.code, "name": each.patch.name, "title": each.patch.title,
+             "severity": each.patch.severity.value,
              "needed": each.reason is not None, "why": each.reason, "upstream": list(each.patch.upstream)}
             for each in self.statuses]}
 
@@ -65,12 +66,14 @@ class PatchPage:
     def to_dict(self) -> dict[str, Any]:
         patch = self.status.patch
         return {"schema": 1, "command": "explain", "code": patch.code, "patch": patch.name, "title": patch.title,
-                "needed": self.status.reason is not None, "why": self.status.reason, "text": patch.text,
+                "severity": patch.severity.value, "needed": self.status.reason is not None, "why": self.status.reason,
+                "text": patch.text,
                 "ops": sorted(patch.ops), "replaces": self._replaced(), "upstream": list(patch.upstream)}
 
     def __str__(self) -> str:
         patch, reason = self.status.patch, self.status.reason
         lines = [f"{patch.code} {patch.name}", f"patch of the torch frontend; without it: {patch.title}",
+                 f"severity: {patch.severity.label}",
                  f"needed here: {reason}" if reason else f"off here: {NOT_NEEDED}", "", patch.text]
         lines += ["", f"converts: {', '.join(sorted(patch.ops))}"] if patch.ops else []
         lines += ["", "replaces", *(f"    {each}" for each in self._replaced())] if patch.replacements else []

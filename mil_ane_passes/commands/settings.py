@@ -4,6 +4,7 @@
     select = ANE2, ANE3                    as the command's option of that name; lists may be lists in TOML
     ignore = int-inputs
     target = m4
+    fail-on = unsupported
     fail-under = 90
     baseline = lint.json                   relative to the folder of the file
 
@@ -22,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..passes.severity import parse_fail_on
 from ..utils.errors import InputError, suggest_nearest
 from ..utils.option_spelling import format_option
 
@@ -33,7 +35,7 @@ else:
 __all__ = ["Settings", "parse_percent", "read_settings"]
 
 SECTION = "mil_ane_passes"
-KEYS = ("select", "ignore", "options", "target", "fail-under", "baseline")
+KEYS = ("select", "ignore", "options", "target", "fail-on", "fail-under", "baseline")
 FILES = ("pyproject.toml", "setup.cfg")
 
 
@@ -46,6 +48,7 @@ class Settings:
     ignore: tuple[str, ...] | None = None
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     target: str | None = None
+    fail_on: str | None = None
     fail_under: float | None = None
     baseline: Path | None = None
 
@@ -147,6 +150,7 @@ def _make_settings(path: Path, found: dict[str, Any]) -> Settings:
     baseline, target = _read_text(path, "baseline", said), _read_text(path, "target", said)
     return Settings(
         path, _read_list(path, "select", said), _read_list(path, "ignore", said), options, target,
+        _read_severity(path, said),
         parse_percent(said["fail-under"], f"{path}: fail-under") if "fail-under" in said else None,
         path.parent / baseline if baseline is not None else None)
 
@@ -156,6 +160,13 @@ def _read_text(path: Path, key: str, said: Mapping[str, Any]) -> str | None:
     if value is not None and (not isinstance(value, str) or not value.strip()):
         raise InputError(f"{path}: found {value!r} as {key}; expected a text")
     return value
+
+
+def _read_severity(path: Path, said: Mapping[str, Any]) -> str | None:
+    text = _read_text(path, "fail-on", said)
+    if text is not None:
+        parse_fail_on(text, f"{path}: fail-on")
+    return text
 
 
 def _read_list(path: Path, key: str, said: Mapping[str, Any]) -> tuple[str, ...] | None:

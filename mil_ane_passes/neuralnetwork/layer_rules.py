@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..passes.evidence import Community, Evidence, cite_2020_layer_list
+from ..passes.severity import Severity
 from .layer_converter import get_layer_kind
 from .network_view import NetworkView, iterate_nested_layers
 
@@ -35,9 +36,12 @@ class LayerRule:
     find: Check = field(repr=False)
     advice: str = ""
 
+    severity = Severity.UNSUPPORTED
+
     def to_dict(self) -> dict[str, Any]:
         return {"code": self.code, "slug": self.slug, "summary": self.summary, "confidence": self.confidence,
-                "evidence": [each.to_dict() for each in self.evidence], "advice": self.advice or None}
+                "severity": self.severity.value, "evidence": [each.to_dict() for each in self.evidence],
+                "advice": self.advice or None}
 
 
 @dataclass(frozen=True)

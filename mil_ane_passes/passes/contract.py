@@ -24,6 +24,7 @@ from coremltools.converters.mil.mil import Block, Function, Operation, Program, 
 from ..ir.value_ranges import Range
 from .evidence import Community, Evidence, Measured, Vendor
 from .options import Option, get_options, make_with_options
+from .severity import Severity
 from .targets import ALL_TARGETS, GENERATIONS, Gate, Generation
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ __all__ = [
     "ProgramRewrite",
     "Rewrite",
     "Rule",
+    "Severity",
     "Vendor",
 ]
 
@@ -162,8 +164,8 @@ class Rule:
     "True if a hit means that nobody measured the op on the ANE (of some generation of the target)."
     confidence: ClassVar[Literal["high", "medium", "low"]] = "medium"
     "high: stated by Apple, or reproduced by several; medium: one good reproduction; low: an anecdote, or contradicted."
-    level: ClassVar[Literal["warning", "note"]] = "warning"
-    "A note is informative and fails no gate."
+    severity: ClassVar[Severity | None] = None
+    "The harm of the problem. If None: that of what it fixes; else UNSUPPORTED if it `refuses`, and SLOW if not."
     advice: ClassVar[str] = ""
     "What the user can do, in one sentence; reports add the names of the rewrites that fix it."
     measures: ClassVar[bool] = False
@@ -219,6 +221,11 @@ class Rule:
         return make_with_options(cls, values)
 
     @classmethod
+    def get_severity(cls) -> Severity:
+        """Return the severity of the findings."""
+        return cls.severity or (Severity.UNSUPPORTED if cls.refuses else Severity.SLOW)
+
+    @classmethod
     def summary(cls) -> str:
         """Return the first line of the docstring."""
         return (cls.__doc__ or "").strip().split("\n", 1)[0]
@@ -270,6 +277,13 @@ class Rewrite(Rule):
             if any(map(problem.targets.includes, self._generations)) and rule.reports_op(op):
                 return problem
         return type(self)
+
+    @classmethod
+    def get_severity(cls) -> Severity:
+        """Return the severity of the findings: of a rewrite that runs only by name they are suggestions."""
+        if cls.preset == "named" and not cls.refuses:
+            return Severity.SUGGESTION
+        return cls.severity or (cls.fixes[0].get_severity() if cls.fixes else super().get_severity())
 
     @property
     def asked(self) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 from ..ir.scopes import Origin, find_origin
 from .contract import Evidence, Hit, Miss, Rewrite, Rule
 from .registry import fixes_for, get_all_rewrites
+from .severity import Severity
 
 __all__ = ["Finding", "build_finding", "find_fix"]
 
@@ -58,13 +59,9 @@ class Finding:
         return self.sources or self.rule.evidence
 
     @property
-    def level(self) -> str:
-        """The level: "warning" fails a gate, "note" does not.
-
-        Near misses, and rewrites that run only by name, are notes.
-        """
-        asked = issubclass(self.rule, Rewrite) and self.rule.preset == "named" and not self.rule.refuses
-        return "note" if self.near_miss or asked else self.rule.level
+    def severity(self) -> Severity:
+        """The severity of the rule; a near miss is a suggestion."""
+        return Severity.SUGGESTION if self.near_miss else self.rule.get_severity()
 
     @property
     def fix(self) -> dict[str, Any] | None:
@@ -93,7 +90,7 @@ class Finding:
 
         A near miss has rule, place and reason only: there may be many, and they require no action.
         """
-        place = {**self.summarize(), "level": self.level, "index": self.index}
+        place = {**self.summarize(), "severity": self.severity.value, "index": self.index}
         if self.near_miss:
             return place
         return {

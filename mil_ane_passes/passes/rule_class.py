@@ -17,7 +17,18 @@ from coremltools.converters.mil.mil import Operation
 
 from ..utils.errors import AnePassesError, RuleError
 from ..utils.text_format import format_count
-from .contract import STAGES, BlockRewrite, BlockRule, Evidence, Exactness, PlanRule, ProgramRewrite, Rewrite, Rule
+from .contract import (
+    STAGES,
+    BlockRewrite,
+    BlockRule,
+    Evidence,
+    Exactness,
+    PlanRule,
+    ProgramRewrite,
+    Rewrite,
+    Rule,
+    Severity,
+)
 
 __all__ = [
     "RULE_BASE_CLASSES",
@@ -237,6 +248,8 @@ def _iterate_field_flaws(rule: type[Rule]) -> Iterator[str]:
             yield f"has {field}={value!r}; expected a tuple of texts, such as ('relu',)"
     if not isinstance(rule.evidence, tuple) or not all(isinstance(each, Evidence) for each in rule.evidence):
         yield f"has evidence={rule.evidence!r}; expected a tuple of Measured, Vendor or Community"
+    if rule.severity is not None and not isinstance(rule.severity, Severity):
+        yield f"has severity={rule.severity!r}; expected a Severity, such as Severity.SLOW"
     if rule.stage not in STAGES:
         yield f"has stage '{rule.stage}'; expected one of {', '.join(STAGES)}"
     if issubclass(rule, Rewrite):

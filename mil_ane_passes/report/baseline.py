@@ -16,7 +16,12 @@ from ..passes.finding import Finding
 from ..utils.errors import InputError
 from ..utils.json_file import read_json
 
-__all__ = ["Baseline", "BaselineComparison", "BaselineFile", "read_baseline"]
+__all__ = ["LINT_SCHEMA", "Baseline", "BaselineComparison", "BaselineFile", "read_baseline"]
+
+LINT_SCHEMA = 2
+"The version of the JSON of `lint`. In 1, findings had a `level` (warning, note) in place of a `severity`."
+_READABLE_SCHEMAS = (1, LINT_SCHEMA)
+"A baseline needs only what these versions have in common."
 
 FindingKey = tuple[str, str, str, str]
 _HOW_TO_MAKE = "make one with `mil-ane-passes lint IN --format json -o FILE`"
@@ -93,8 +98,9 @@ def read_baseline(path: str | os.PathLike[str]) -> BaselineFile:
     if not isinstance(data, dict) or data.get("command") != "lint" or not (several or "findings" in data):
         raise InputError(f"baseline: '{file}' is no report of lint; {_HOW_TO_MAKE}",
                          option="baseline")
-    if data.get("schema") != 1:
-        raise InputError(f"baseline: '{file}' has schema {data.get('schema')!r}; expected 1; {_HOW_TO_MAKE}",
+    if data.get("schema") not in _READABLE_SCHEMAS:
+        raise InputError(f"baseline: '{file}' has schema {data.get('schema')!r}; expected at most {LINT_SCHEMA}; "
+                         f"{_HOW_TO_MAKE}",
                          option="baseline")
     reports = {}
     for each in data["reports"] if several else [data]:

@@ -21,11 +21,12 @@ from ..ir.query import is_symbolic
 from ..passes.contract import Hit, Miss
 from ..passes.finding import Finding, build_finding
 from ..passes.plan import Plan, Row
+from ..passes.severity import DEFAULT_FAIL_ON, Severity
 from ..utils.garbage_collection import pause_garbage_collection
 from ..utils.text_format import format_short_repr
 from ..utils.upgraded_source import UpgradedSource, upgrades_to_dict
 from .agreement import agreement_to_dict
-from .baseline import BaselineComparison
+from .baseline import LINT_SCHEMA, BaselineComparison
 from .document import Document, build_fragment
 from .lint_groups import group_findings
 from .lint_text import format_headline, format_lint_text
@@ -86,9 +87,14 @@ class LintReport(Document):
 
     @property
     def warnings(self) -> list[Finding | LayerFinding]:
-        """The findings that fail a gate, without notes: of ops, and of layers where the model is a NeuralNetwork."""
-        layers = [] if self.network is None else self.network.findings
-        return [*(item for item in self.findings if item.level != "note"), *layers]
+        """The findings without suggestions: of ops, and of layers where the model is a NeuralNetwork."""
+        layers = () if self.network is None else self.network.findings
+        found: list[Finding | LayerFinding] = [*self.findings, *layers]
+        return [item for item in found if item.severity.fails]
+
+    def failing_findings(self, least: Severity | None = DEFAULT_FAIL_ON) -> list[Finding | LayerFinding]:
+        """Return the findings that count and are at least as severe as `least`; None: none of them."""
+        return [item for item in self.shown_findings if item.severity.reaches(least)]
 
     @property
     def shown_findings(self) -> list[Finding | LayerFinding]:
@@ -129,7 +135,7 @@ class LintReport(Document):
 
     def _build_dict(self) -> dict[str, Any]:
         fixes: dict[tuple[str, int | None], dict[str, Any] | None] = {}
-        ranked = sorted(self.findings, key=lambda item: (not item.refuses, item.level == "note"))
+        ranked = sorted(self.findings, key=lambda item: (not item.refuses, item.severity.rank))
         for item in ranked[::-1]:  # the last one wins: unsupported ops over warnings, warnings over notes
             for index in item.covers:
                 if item.refuses or (item.fix is not None and not item.rule.unmeasured):
@@ -137,7 +143,7 @@ class LintReport(Document):
         told = {id(row): each for row, each in self.measured.match.pairs} if self.measured is not None else {}
         latency = {(op.function, op.index): op for op in self.latency.ops} if self.latency is not None else {}
         return {
-            "schema": 1, "tool": "mil-ane-passes", "version": __version__, "command": "lint",
+            "schema": LINT_SCHEMA, "tool": "mil-ane-passes", "version": __version__, "command": "lint",
             "model": self.model, "target": self.target,
             "ops": [{**_op_to_dict(row, fixes.get((row.function, row.index))),
                      **_latency_to_dict(latency.get((row.function, row.index))),
@@ -179,8 +185,8 @@ class LintReport(Document):
         from .lint_statistics import count_rules
 
         rules = count_rules([self])
-        return build_fragment(format_headline(self), ("count", "code", "rule", "level", "fixed by"),
-                              [(rule.count, rule.code, rule.slug, rule.level, rule.describe_fixes())
+        return build_fragment(format_headline(self), ("count", "code", "rule", "severity", "fixed by"),
+                              [(rule.count, rule.code, rule.slug, rule.severity.value, rule.describe_fixes())
                                for rule in rules], str(self))
 
     def __repr__(self) -> str:

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from .._version import __version__
+from ..passes.severity import Severity
 from ..utils.text_format import escape_text, format_count
+from .baseline import LINT_SCHEMA
 from .formats import format_report
 from .lint import LintReport
 from .lint_lines import format_concise_lines, format_github_line, format_github_lines
@@ -29,26 +31,28 @@ class CollectionTotals:
     packages: int = 0
     with_findings: int = 0
     findings: int = 0
-    notes: int = 0
     ops: int = 0
     on_ane: int = 0
     failed: dict[str, str] = field(default_factory=dict)
     gates: list[str] = field(default_factory=list)
+    severities: dict[Severity, int] = field(default_factory=lambda: dict.fromkeys(Severity, 0))
 
     def add(self, report: LintReport) -> None:
-        """Count the findings of a report that fail a gate, its notes and its ops."""
+        """Count the findings of a report by severity, and its ops."""
         shown = report.shown_findings
-        findings = sum(item.level != "note" for item in shown)
+        findings = sum(item.severity.fails for item in shown)
         self.packages += 1
         self.with_findings += bool(findings)
         self.findings += findings
-        self.notes += len(shown) - findings
+        for item in shown:
+            self.severities[item.severity] += 1
         self.ops += len(report.plan.rows)
         self.on_ane += report.on_ane
 
     def to_dict(self) -> dict[str, Any]:
         return {"packages": self.packages, "with_findings": self.with_findings, "findings": self.findings,
-                "notes": self.notes, "ops": self.ops, "predicted_on_ane": self.on_ane, "failed": len(self.failed)}
+                "severities": {each.value: count for each, count in self.severities.items()},
+                "ops": self.ops, "predicted_on_ane": self.on_ane, "failed": len(self.failed)}
 
     def list_failures(self) -> list[dict[str, str]]:
         """List the packages without report as JSON."""
@@ -57,9 +61,12 @@ class CollectionTotals:
     def __str__(self) -> str:
         where = f" in {self.with_findings} of them" if self.findings and self.packages > 1 else ""
         failed = f"; {format_count(len(self.failed), 'package')} could not be looked at" if self.failed else ""
-        return (f"{format_count(self.packages, 'package')}: {format_count(self.findings, 'finding')}{where}, "
-                f"{format_count(self.notes, 'note')}; {self.on_ane} of {format_count(self.ops, 'op')} predicted on the "
-                f"ANE{failed}")
+        severities = ", ".join(f"{count} {each.label}" for each, count in self.severities.items()
+                               if each.fails and count)
+        return (f"{format_count(self.packages, 'package')}: {format_count(self.findings, 'finding')}{where}"
+                f"{f' ({severities})' if severities else ''}, "
+                f"{format_count(self.severities[Severity.SUGGESTION], 'suggestion')}; {self.on_ane} of "
+                f"{format_count(self.ops, 'op')} predicted on the ANE{failed}")
 
 
 class Collection(Protocol):
@@ -118,7 +125,7 @@ class LineCollection:
 
 def build_heading(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Build the keys that JSON about several packages begins with."""
-    return {"schema": 1, "tool": "mil-ane-passes", "version": __version__, "command": "lint", **settings}
+    return {"schema": LINT_SCHEMA, "tool": "mil-ane-passes", "version": __version__, "command": "lint", **settings}
 
 
 @dataclass

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from string import ascii_letters
 
 from ..passes.contract import Rewrite, Rule
 from ..passes.finding import Finding
 from ..passes.plan import Plan, Row
+from ..passes.severity import Severity
 
 __all__ = ["FindingGroup", "group_findings"]
 
-UNSUPPORTED, WRONG, OTHER, NOTE, UNMEASURED = range(5)
 _RowKey = tuple[str, int]
 
 
@@ -33,30 +32,21 @@ class FindingGroup:
     stranded: int = 0
 
     @property
-    def rank(self) -> int:
-        if self.rule.refuses:
-            return UNSUPPORTED
-        if self.rule.unmeasured:
-            return UNMEASURED
-        if self.is_note:
-            return NOTE
-        return WRONG if self.rule.code.lstrip(ascii_letters).startswith("3") else OTHER
+    def severity(self) -> Severity:
+        """The severity of the worst finding; near misses are suggestions."""
+        return min((item.severity for item in self.findings), key=lambda each: each.rank)
 
     @property
-    def is_note(self) -> bool:
-        return all(item.level == "note" for item in self.findings)
-
-    @property
-    def is_suggestion(self) -> bool:
+    def is_optional_rewrite(self) -> bool:
         """True if the group only suggests a rewrite: nothing has to be fixed."""
-        return self.is_note and issubclass(self.rule, Rewrite)
+        return self.severity is Severity.SUGGESTION and issubclass(self.rule, Rewrite)
 
 
 def group_findings(findings: Iterable[Finding], plan: Plan) -> list[FindingGroup]:
     """Group and sort findings; linear in ops and findings.
 
-    Unsupported ops come first, by their predicted time on the CPU including stranded ops; then wrong numbers, then the
-    rest, then notes; unmeasured ops last.
+    They are in the order of severity, and within one by the predicted time on the CPU, including stranded ops; those
+    that nobody measured come last.
     """
     made: dict[str, FindingGroup] = {}
     for item in findings:
@@ -69,8 +59,8 @@ def group_findings(findings: Iterable[Finding], plan: Plan) -> list[FindingGroup
             along[start].append(rows[place])
     for group in made.values():
         _measure_group(group, rows, stretches, along)
-    return sorted(made.values(), key=lambda group: (group.rank, group.is_note, -group.cpu_ms, -len(group.findings),
-                                                    group.rule.code))
+    return sorted(made.values(), key=lambda group: (group.severity.rank, group.rule.unmeasured, -group.cpu_ms,
+                                                    -len(group.findings), group.rule.code))
 
 
 def _map_to_segment_starts(plan: Plan, rows: Mapping[_RowKey, Row]) -> dict[_RowKey, _RowKey]:

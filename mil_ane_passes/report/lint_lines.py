@@ -15,30 +15,27 @@ if TYPE_CHECKING:
 
 __all__ = ["format_concise_lines", "format_github_lines", "format_github_line", "get_fix_pass"]
 
-_SEVERITIES = {"warning": "warning", "note": "notice"}
-"GitHub's names of our levels. An error is what could not be looked at, and a gate that was not passed."
-
 
 def format_concise_lines(report: LintReport) -> list[str]:
-    """Format the findings that count as lines: `path:value: CODE slug level: reason; fix: rewrite (exactness)`."""
+    """Format the findings that count as lines: `path:value: CODE slug severity: reason; fix: rewrite (exactness)`."""
     return [line for _, line in _iterate_lines(report)]
 
 
 def format_github_lines(report: LintReport) -> list[str]:
     """Format the findings that count as annotations of a GitHub workflow."""
-    return [format_github_line(_SEVERITIES[item.level], f"{item.code} {item.slug}", line, report.model)
+    return [format_github_line(item.severity.github_level, f"{item.code} {item.slug}", line, report.model)
             for item, line in _iterate_lines(report)]
 
 
-def format_github_line(severity: str, title: str, message: str, file: str | None = None) -> str:
-    """Format a workflow command that makes an annotation; `severity` is error, warning or notice.
+def format_github_line(level: str, title: str, message: str, file: str | None = None) -> str:
+    """Format a workflow command that makes an annotation; `level` is error, warning or notice.
 
     GitHub reads a message up to the end of the line, and a property up to a comma or colons, and decodes `%25`, `%0D`,
     `%0A`, `%3A` and `%2C`. Control characters are escaped as in all text, so that only the percent sign, colons and
     commas are left to encode.
     """
     place = "" if file is None else f",file={_escape_property(file)}"
-    return f"::{severity} title={_escape_property(title)}{place}::{_escape_message(message)}"
+    return f"::{level} title={_escape_property(title)}{place}::{_escape_message(message)}"
 
 
 def _escape_message(text: str) -> str:
@@ -58,7 +55,8 @@ def _iterate_lines(report: LintReport) -> Iterator[tuple[Finding | LayerFinding,
             place = f"{item.function}/{item.value}" if several else item.value
         fix = get_fix_pass(item)
         words = f"; fix: {fix} ({item.fix['exactness']})" if fix and item.fix else ""
-        yield item, escape_text(f"{report.model}:{place}: {item.code} {item.slug} {item.level}: {item.reason}{words}")
+        said = f"{item.code} {item.slug} {item.severity.value}: {item.reason}{words}"
+        yield item, escape_text(f"{report.model}:{place}: {said}")
 
 
 def get_fix_pass(item: Finding | LayerFinding) -> str | None:

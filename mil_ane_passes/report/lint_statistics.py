@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..passes.severity import Severity
 from ..utils.text_format import format_lines
 from .lint import LintReport
 from .lint_collection import CollectionTotals, build_heading
@@ -18,12 +19,12 @@ __all__ = ["RuleCount", "StatisticsCollection", "count_rules"]
 
 @dataclass
 class RuleCount:
-    """Counts of one rule at one level: its findings, the packages that have some, and by which rewrites how many of
+    """Counts of one rule at one severity: its findings, the packages that have some, and by which rewrites how many of
     them are fixed."""
 
     code: str
     slug: str
-    level: str
+    severity: Severity
     count: int = 0
     packages: int = 0
     fixes: dict[str, int] = field(default_factory=dict)
@@ -33,7 +34,7 @@ class RuleCount:
         return sum(self.fixes.values())
 
     def to_dict(self) -> dict[str, Any]:
-        return {"code": self.code, "slug": self.slug, "level": self.level, "count": self.count,
+        return {"code": self.code, "slug": self.slug, "severity": self.severity.value, "count": self.count,
                 "packages": self.packages, "fixable": self.fixable, "fixes": self.fixes}
 
     def describe_fixes(self) -> str:
@@ -42,8 +43,8 @@ class RuleCount:
                          for name, count in self.fixes.items()) or "-"
 
 
-_Rules = dict[tuple[str, str, str], RuleCount]
-"Counts by code, slug and level."
+_Rules = dict[tuple[str, str, Severity], RuleCount]
+"Counts by code, slug and severity."
 
 
 def count_rules(reports: Iterable[LintReport]) -> list[RuleCount]:
@@ -57,7 +58,7 @@ def count_rules(reports: Iterable[LintReport]) -> list[RuleCount]:
 def _count_findings(report: LintReport, rules: _Rules) -> None:
     seen = set()
     for item in report.shown_findings:
-        key = item.code, item.slug, item.level
+        key = item.code, item.slug, item.severity
         rule = rules.setdefault(key, RuleCount(*key))
         rule.count += 1
         rule.packages += key not in seen
@@ -69,7 +70,7 @@ def _count_findings(report: LintReport, rules: _Rules) -> None:
 
 
 def _sort_rules(rules: _Rules) -> list[RuleCount]:
-    return sorted(rules.values(), key=lambda rule: (-rule.count, rule.code, rule.slug, rule.level))
+    return sorted(rules.values(), key=lambda rule: (-rule.count, rule.code, rule.slug, rule.severity.rank))
 
 
 @dataclass
@@ -90,8 +91,8 @@ class StatisticsCollection:
         if self.form == "json":
             return json.dumps({**build_heading(self.settings), "statistics": [rule.to_dict() for rule in rules],
                                "failed": totals.list_failures(), "summary": totals.to_dict()}, indent=2)
-        rows = [(str(rule.count), rule.code, rule.slug, rule.level, str(rule.packages), rule.describe_fixes())
+        rows = [(str(rule.count), rule.code, rule.slug, rule.severity.value, str(rule.packages), rule.describe_fixes())
                 for rule in rules]
         align = (str.rjust, str.ljust, str.ljust, str.ljust, str.rjust, str.ljust)
-        table = format_table(("count", "code", "rule", "level", "packages", "fixed by"), align, rows) if rows else []
+        table = format_table(("count", "code", "rule", "severity", "packages", "fixed by"), align, rows) if rows else []
         return format_lines([*table, *([""] if table else []), str(totals)])

@@ -17,11 +17,12 @@ from ..ane.weight_formats import SizeAdvice
 from ..passes.contract import Evidence, Rewrite, Rule
 from ..passes.finding import Finding
 from ..passes.layout import format_bytes
+from ..passes.severity import Severity
 from ..passes.targets import Generation
 from ..transforms.contract import PART_SUFFIXES, build_part_path
 from ..utils.text_format import format_count, format_duration, format_latency_range, format_lines
 from .agreement import iterate_agreement_lines as agreement_lines
-from .lint_groups import UNMEASURED, UNSUPPORTED, FindingGroup, group_findings
+from .lint_groups import FindingGroup, group_findings
 from .network import iterate_network_lines
 from .table import format_table
 
@@ -57,10 +58,10 @@ def format_lint_text(report: LintReport, *, everything: bool = False) -> str:
     known = report.baseline is not None and not everything
     listed = report.baseline.new if report.baseline is not None and known else report.findings
     found = group_findings(listed, report.plan)
-    blocks = [_format_group(report, group, shown) for group in found if not group.is_suggestion]
-    offers = [_format_suggestion(group) for group in found if group.is_suggestion]
+    blocks = [_format_group(report, group, shown) for group in found if not group.is_optional_rewrite]
+    offers = [_format_suggestion(group) for group in found if group.is_optional_rewrite]
     if offers:
-        blocks.append(["suggestions (do not affect the exit code):", *offers])
+        blocks.append(["suggestions (by default they do not affect the exit code):", *offers])
     if report.near_misses:
         blocks.append(["near misses:", *_format_near_misses(report, shown)])
     failed = [f"  {each.code} {each.slug}  rule {each.rule} failed {each}" for each in report.plan.failed]
@@ -146,7 +147,7 @@ def _iterate_after_lines(report: LintReport) -> Iterator[str]:
     if report.after is not None:
         yield f"after: {format_headline(report.after)}"
         yield from (f"after: {line}" for line in _iterate_latency_lines(report.after))
-        before, after = (sum(item.level != "note" for item in each.findings) for each in (report, report.after))
+        before, after = (sum(item.severity.fails for item in each.findings) for each in (report, report.after))
         yield f"findings that fail a gate: {before} before, {after} after"
 
 
@@ -166,7 +167,7 @@ def _iterate_baseline_lines(report: LintReport, shown: int | None) -> Iterator[s
 
 def _format_group(report: LintReport, group: FindingGroup, shown: int | None) -> list[str]:
     rule = group.rule
-    brief = group.is_note and shown is not None  # findings that fail no gate are printed in short form
+    brief = not group.severity.fails and shown is not None  # findings that fail nothing are printed in short form
     lines = [f"{rule.code} {rule.slug}  {_describe_group_size(group)}", *([] if brief else [f"  {rule.summary()}"])]
     lines += _format_matches(report, group.findings, shown)
     messages = list(dict.fromkeys(item.message for item in group.findings if item.message))
@@ -190,14 +191,17 @@ def _select_evidence(rule: type[Rule], generations: Sequence[Generation]) -> Evi
 
 def _describe_group_size(group: FindingGroup) -> str:
     places = format_count(len(group.findings), "match", "matches")
-    if group.rank == UNMEASURED:
-        return f"{format_count(group.ops, 'unmeasured op')}, a note"
-    if group.rank != UNSUPPORTED:
-        return f"{places}, a note" if group.is_note else places
+    label = group.severity.label
+    if group.rule.unmeasured:
+        return f"{label}: {format_count(group.ops, 'unmeasured op')}"
+    if not group.rule.refuses:
+        return f"{label}: {places}"
     unsure = sum(not item.sure for item in group.findings)
-    words = [f"unsupported: {format_count(group.ops, 'op')}" if not unsure else
-             f"not known to be supported: {unsure} of {places}" if unsure < len(group.findings) else
-             f"not known to be supported: {format_count(group.ops, 'op')}"]
+    ops = format_count(group.ops, "op") if unsure in (0, len(group.findings)) else f"{unsure} of {places}"
+    if group.severity is Severity.UNSUPPORTED:
+        words = [f"possibly {label}: {ops}" if unsure else f"{label}: {ops}"]
+    else:
+        words = [f"{label}: {ops} {'possibly ' * bool(unsure)}unsupported"]
     if group.stranded:
         words.append(
             f"{format_count(group.stranded, 'supported op')} stranded with {'it' if group.ops == 1 else 'them'}"
@@ -346,7 +350,7 @@ def _format_sizes(sizes: SizeAdvice, shown: int | None) -> list[str]:
 def _iterate_combined_fix_lines(report: LintReport, found: Iterable[FindingGroup]) -> Iterator[str]:
     """Yield one command with all fixing passes, if there is more than one."""
     fixes_of = {(group.rule, item.fixed_by, bool(item.not_fixed_because)): item
-             for group in found if not group.is_note for item in group.findings}
+             for group in found if group.severity.fails for item in group.findings}
     fixes = [item.fix for item in fixes_of.values()]
     passes = list(dict.fromkeys(fix["pass"] for fix in fixes if fix and fix["pass"]))
     if len(passes) > 1:

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..passes.evidence import Evidence
 from ..passes.forecast import Forecast
+from ..passes.severity import Severity
 from ..utils.text_format import escape_text, format_count
 
 __all__ = ["LayerFinding", "NetworkLint", "iterate_network_lines"]
@@ -38,13 +39,13 @@ class LayerFinding:
     advice: str = ""
     fix: Mapping[str, str] | None = None
     not_fixed_because: str = ""
-
-    level = "warning"
+    severity: Severity = Severity.UNSUPPORTED
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "code": self.code, "slug": self.slug, "summary": self.summary, "level": self.level, "layer": self.layer,
-            "kind": self.kind, "reason": self.reason, "ops": list(self.ops), "confidence": self.confidence,
+            "code": self.code, "slug": self.slug, "summary": self.summary, "severity": self.severity.value,
+            "layer": self.layer, "kind": self.kind, "reason": self.reason, "ops": list(self.ops),
+            "confidence": self.confidence,
             "fix": None if self.fix is None else dict(self.fix), "advice": self.advice or None,
             "not_fixed_because": self.not_fixed_because or None,
             "evidence": [source.to_dict() for source in self.evidence],

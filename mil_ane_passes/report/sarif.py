@@ -109,9 +109,10 @@ def _build_rule(rule: type[Rule]) -> dict[str, Any]:
         "id": rule.code, "name": rule.__name__,
         "shortDescription": {"text": rule.summary()}, "fullDescription": {"text": rule.slug},
         "help": {"text": f"{page}\n\n{evidence}", "markdown": f"```\n{page}\n```\n\n{evidence}"},
-        "defaultConfiguration": {"level": rule.level},
+        "defaultConfiguration": {"level": rule.get_severity().sarif_level},
         "properties": {"tags": list(dict.fromkeys((rule.slug, rule.name, rule.stage))), "confidence": rule.confidence,
-                       "refuses": rule.refuses, "evidence": [source.to_dict() for source in rule.evidence],
+                       "severity": rule.get_severity().value, "refuses": rule.refuses,
+                       "evidence": [source.to_dict() for source in rule.evidence],
                        "passes": [f"ane::{fix.name}" for fix in fixes_for(rule)]},
     }
 
@@ -122,9 +123,9 @@ def _build_layer_rule(item: LayerFinding) -> dict[str, Any]:
         "id": item.code, "name": item.slug, "shortDescription": {"text": item.summary},
         "fullDescription": {"text": item.slug},
         "help": {"text": f"{item.summary}\n\n{evidence}", "markdown": f"{item.summary}\n\n{evidence}"},
-        "defaultConfiguration": {"level": item.level},
+        "defaultConfiguration": {"level": item.severity.sarif_level},
         "properties": {"tags": [item.slug, "NeuralNetwork"], "confidence": item.confidence,
-                       "evidence": [source.to_dict() for source in item.evidence]},
+                       "severity": item.severity.value, "evidence": [source.to_dict() for source in item.evidence]},
     }
 
 
@@ -137,10 +138,10 @@ def _build_layer_result(
     place = _build_named_location(location, item.layer, item.layer)
     place["logicalLocations"][0]["kind"] = "module"
     return {
-        "ruleId": item.code, "kind": "fail", "level": item.level,
+        "ruleId": item.code, "kind": "fail", "level": item.severity.sarif_level,
         "message": {"text": _escape_literal(f"layer '{item.layer}' ({item.kind}): {item.reason}.{stays} (Reported.)")},
         "locations": [place], "partialFingerprints": {FINGERPRINT_NAME: _compute_fingerprint(identity, seen[identity])},
-        "properties": {"layer": item.layer, "kind": item.kind, "ops": list(item.ops),
+        "properties": {"severity": item.severity.value, "layer": item.layer, "kind": item.kind, "ops": list(item.ops),
                        "fix": None if item.fix is None else dict(item.fix), "confidence": item.confidence},
     }
 
@@ -152,11 +153,13 @@ def _build_result(
     seen[identity] += 1
     made: dict[str, Any] = {
         "ruleId": item.problem.code,
-        "kind": "informational" if item.near_miss else "fail", "level": "none" if item.near_miss else item.level,
+        "kind": "informational" if item.near_miss else "fail",
+        "level": "none" if item.near_miss else item.severity.sarif_level,
         "message": {"text": _escape_literal(_format_message(item))},
         "locations": [_build_location(item, location)],
         "partialFingerprints": {FINGERPRINT_NAME: _compute_fingerprint(identity, seen[identity])},
-        "properties": {"op": item.op, "index": item.index, "covers": list(item.covers), "refuses": item.refuses,
+        "properties": {"severity": item.severity.value, "op": item.op, "index": item.index,
+                       "covers": list(item.covers), "refuses": item.refuses,
                        "sure": item.sure, "confidence": item.rule.confidence, "fix": item.fix,
                        "coreMLMessage": item.message,
                        "origin": item.origin.to_dict() if item.origin else None,

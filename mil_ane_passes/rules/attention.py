@@ -20,7 +20,7 @@ from coremltools.converters.mil.mil import (
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
 from ..ir.query import get_const_value, get_type_info, is_compressed, is_const, is_opaque
-from ..passes.contract import FP32_UNSUPPORTED_REASON, BlockRule, Community, Example, Hit, Miss, Vendor
+from ..passes.contract import FP32_UNSUPPORTED_REASON, BlockRule, Community, Example, Hit, Miss, Severity, Vendor
 from ..passes.evidence import cite_apple_authoring_rules, cite_m4_study
 from ..passes.examples import build_program, make_weight
 from ..utils.text_format import format_count
@@ -42,6 +42,7 @@ class SeveralAttentions(BlockRule):
     """
 
     code, slug = "ANE232", "several-fused-attentions"
+    severity = Severity.UNSUPPORTED
     confidence = "medium"
     advice = "Write attention out as matmul, softmax, matmul (rounded otherwise), or convert for iOS17."
     evidence = (
@@ -179,7 +180,7 @@ class SequenceLinears(BlockRule):
     """
 
     code, slug = "ANE519", "linears-on-sequences"
-    level, confidence = "note", "medium"
+    severity, confidence = Severity.SUGGESTION, "medium"
     advice = "Try the layout (B, C, 1, S) with 1x1 convs for the linear layers, and measure both."
     evidence = (
         Vendor("linear layers become 1x1 convs on (B, C, 1, S), the data format that suits the ANE", date="2022-06",
@@ -234,7 +235,7 @@ class SoftmaxAxis(BlockRule):
     """
 
     code, slug = "ANE518", "softmax-axis"
-    level, confidence = "note", "high"
+    severity, confidence = Severity.SUGGESTION, "high"
     advice = "Lay attention out so that the softmax is over axis 1, the channels."
     evidence = (
         cite_apple_authoring_rules(

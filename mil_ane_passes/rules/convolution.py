@@ -12,7 +12,7 @@ from coremltools.converters.mil.mil import Builder, Operation, Program, Var, typ
 from ..ane.limits import collect_evidence, find_exceeded_limit, find_limit
 from ..ane.partitions import iterate_rows_by_function
 from ..ir.query import get_const_value, is_compressed, is_const, is_symbolic
-from ..passes.contract import Community, Example, Hit, Miss, PlanRule, Rule
+from ..passes.contract import Community, Example, Hit, Miss, PlanRule, Rule, Severity
 from ..passes.evidence import cite_2020_layer_list, cite_apple_authoring_rules, cite_m4_study
 from ..passes.examples import build_program, make_example, make_weight
 from ..passes.plan import Plan
@@ -241,7 +241,7 @@ class StridedPalettizedConv(Rule):
 
     code, slug = "ANE517", "strided-palettized-conv"
     roots = ("conv",)
-    level, confidence = "note", "high"
+    severity, confidence = Severity.SUGGESTION, "high"
     advice = "Leave this conv's weight uncompressed, or bring the phases of the input into its channels first."
     evidence = (
         cite_apple_authoring_rules("strides over 2 have limited support with palettized weights"),
@@ -299,7 +299,7 @@ class WideKernelSlow(Rule):
     code, slug = "ANE522", "wide-kernel"
     roots = ("conv",)
     targets = Gate(first="m6")
-    level, confidence = "note", "medium"
+    severity, confidence = Severity.SUGGESTION, "medium"
     advice = "Lay the kernel on the height by swapping the last two axes (the same sums)."
     evidence = (
         Community("kernels 9 to 15 wide are rewritten to stride 2 with about twice the weights; 1xN is slower than Nx1",
@@ -414,6 +414,7 @@ class ConvCount(PlanRule):
     """
 
     code, slug = "ANE511", "conv-count"
+    severity = Severity.UNSUPPORTED
     confidence = "low"
     advice = "Split the model, so that no part has so many convs."
     evidence = (

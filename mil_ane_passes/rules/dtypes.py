@@ -20,7 +20,7 @@ from ..ir.query import (
     is_opaque,
     iterate_nested_ops,
 )
-from ..passes.contract import BlockRule, Example, Hit, Miss, Vendor
+from ..passes.contract import BlockRule, Example, Hit, Miss, Severity, Vendor
 from ..passes.evidence import cite_m4_study, cite_private_quirk, cite_private_route, cite_surgery_tip
 from ..passes.examples import build_program, make_example, make_weight
 from ..utils.text_format import format_count
@@ -172,6 +172,7 @@ class IntInputs(BlockRule):
     """
 
     code, slug = "ANE501", "int-inputs"
+    severity = Severity.UNSUPPORTED
     advice = "Look embeddings up outside and pass their rows, and pass positions, lengths and masks as fp16."
     evidence = (
         cite_surgery_tip("passing an int, even an unused one, is an automatic signal for the CPU (whole model)"),

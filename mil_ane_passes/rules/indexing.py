@@ -12,7 +12,7 @@ from coremltools.converters.mil.mil import Builder, Function, Operation, Program
 from ..ane.op_support import BEFORE_M4, M1_TO_M5, find_dynamic_inputs
 from ..ane.partitions import iterate_rows_by_function
 from ..ir.query import get_consumers, is_compressed, is_const, is_used
-from ..passes.contract import Community, Example, Hit, Miss, PlanRule, Rule, Vendor
+from ..passes.contract import Community, Example, Hit, Miss, PlanRule, Rule, Severity, Vendor
 from ..passes.evidence import cite_2020_layer_list, cite_m1_gpt_notes, cite_m4_study, cite_private_route
 from ..passes.examples import build_program, make_example, make_weight
 from ..passes.plan import Plan
@@ -47,7 +47,7 @@ class ConstantGather(Rule):
     code, slug = "ANE220", "constant-gather"
     roots = ("gather", "gather_nd", "gather_along_axis")
     targets = BEFORE_M4
-    refuses, confidence, level = True, "low", "note"
+    refuses, confidence, severity = True, "low", Severity.SUGGESTION
     advice = "Slice and concat: the same bits; a matmul with a constant matrix of zeros and ones for many places."
     evidence = (
         cite_2020_layer_list("gather does not run on the ANE"),
@@ -371,6 +371,7 @@ class TopkArgmax(Rule):
     """
 
     code, slug = "ANE320", "topk-argmax"
+    severity = Severity.WRONG
     roots = ("topk", "reduce_argmax", "reduce_argmin")
     advice = "Return the scores and rank them outside the model, or compare with a run on the CPU of that device."
     evidence = (

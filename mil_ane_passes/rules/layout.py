@@ -10,7 +10,7 @@ from coremltools.converters.mil.mil import Block, Builder, Function, Operation, 
 from ..ane.limits import find_limit
 from ..ane.partitions import iterate_rows_by_function
 from ..ir.query import get_const_value, get_consumers, get_itemsize, get_static_shape, get_type_info, is_opaque
-from ..passes.contract import BlockRule, Community, Example, Hit, Miss, PlanRule, Vendor
+from ..passes.contract import BlockRule, Community, Example, Hit, Miss, PlanRule, Severity, Vendor
 from ..passes.evidence import cite_apple_authoring_rules, cite_m4_study, cite_surgery_tip
 from ..passes.examples import build_program, make_example
 from ..passes.layout import compute_padded_bytes, format_bytes
@@ -37,7 +37,7 @@ class LastAxisWaste(PlanRule):
     """
 
     code, slug = "ANE513", "last-axis-waste"
-    level = "note"
+    severity = Severity.SUGGESTION
     advice = "Lay such tensors out with a longer axis last, for instance (1, C, 1, S) in place of (1, C, S, 1)."
     evidence = (
         cite_apple_authoring_rules(
@@ -128,7 +128,7 @@ class MovedRows(BlockRule):
     """
 
     code, slug = "ANE520", "rewritten-rows"
-    level, confidence = "note", "high"
+    severity, confidence = Severity.SUGGESTION, "high"
     advice = "Stay in one layout, (B, C, 1, S), so that reshapes and transposes of the last axis cancel."
     evidence = (
         cite_apple_authoring_rules(
@@ -191,7 +191,7 @@ class TinyTensors(PlanRule):
     """
 
     code, slug = "ANE505", "tiny-tensors"
-    level, confidence = "note", "low"
+    severity, confidence = Severity.SUGGESTION, "low"
     advice = "Put many inputs into one batch, or leave the model on the CPU: it is the faster place."
     evidence = (
         cite_surgery_tip(
@@ -247,7 +247,7 @@ class LargeInput(BlockRule):
     """
 
     code, slug = "ANE523", "large-input"
-    level, confidence = "note", "low"
+    severity, confidence = Severity.SUGGESTION, "low"
     advice = "Run the model on overlapping tiles of the image."
     evidence = (
         Community("with an input of 1x3x5568x5568 ANECCompile fails when the model is loaded",
@@ -291,7 +291,7 @@ class Lopsided(PlanRule):
     """
 
     code, slug = "ANE506", "lopsided"
-    level, confidence = "note", "low"
+    severity, confidence = Severity.SUGGESTION, "low"
     advice = "Reshape long vectors to two axes, or cut them into chunks that go into the batch."
     evidence = (
         cite_surgery_tip("tensors lopsided to a shape like (50000,): chunk or parallelise"),

@@ -10,7 +10,7 @@ from coremltools.converters.mil.mil.types.symbolic import any_symbolic
 
 from ..ane.partitions import iterate_rows_by_function
 from ..ir.query import get_const_value, is_opaque
-from ..passes.contract import Community, Example, Hit, Miss, PlanRule, Rule, Vendor
+from ..passes.contract import Community, Example, Hit, Miss, PlanRule, Rule, Severity, Vendor
 from ..passes.examples import build_program
 from ..passes.plan import Plan
 from ..utils.text_format import format_count
@@ -29,7 +29,7 @@ class GroupNormRank5(Rule):
 
     code, slug = "ANE236", "group-norm-rank-5"
     roots = ("reduce_mean",)
-    confidence, level = "low", "note"
+    confidence, severity = "low", Severity.SUGGESTION
     advice = "Reshape to [N * G, C / G, H, W] and normalise over the last three axes: the same sums."
     evidence = (
         Vendor("group norm at rank 5 is not supported on h16c: reshape to (B * G, C / G, H, W) (Core AI)",
@@ -76,7 +76,7 @@ class LayerNormFlexible(PlanRule):
     """
 
     code, slug = "ANE235", "layer-norm-flexible"
-    confidence, level = "low", "note"
+    confidence, severity = "low", Severity.SUGGESTION
     advice = "Fix the shape, or give each shape a function of its own."
     evidence = (
         Community("with LayerNorm in it a model with EnumeratedShapes does not run on the ANE (175 ms for 20); with a "

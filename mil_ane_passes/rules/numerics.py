@@ -10,7 +10,7 @@ from coremltools.converters.mil.mil import Builder, Operation, Program, Var, typ
 
 from ..ir.bounds import bound_magnitude, get_measured_range
 from ..ir.query import get_const_value, get_consumers, is_const
-from ..passes.contract import FP32_UNSUPPORTED_REASON, Community, Example, Hit, Miss, Rule
+from ..passes.contract import FP32_UNSUPPORTED_REASON, Community, Example, Hit, Miss, Rule, Severity
 from ..passes.evidence import cite_m4_study, cite_private_route, cite_surgery_tip
 from ..passes.examples import build_program, make_example, make_weight
 
@@ -34,6 +34,7 @@ class LargeAngle(Rule):
     """
 
     code, slug = "ANE317", "sin-cos-large-argument"
+    severity = Severity.WRONG
     roots = ("sin", "cos")
     advice = "Bring the angle into one turn before it is large, in fp32 or outside the model."
     measures = True
@@ -122,6 +123,7 @@ class LargeRound(Rule):
     """
 
     code, slug = "ANE318", "round-beyond-1024"
+    severity = Severity.WRONG
     roots = ("round",)
     advice = "Keep the operand below 1024, or select the operand itself from there on, which is whole already."
     measures = True
@@ -183,6 +185,7 @@ class NanLogic(Rule):
     """
 
     code, slug = "ANE319", "nan-and-signed-zero-logic"
+    severity = Severity.WRONG
     roots = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "select")
     advice = "Keep NaN and infinities from arising, and compare with finite limits; or test outside the model."
     evidence = (
@@ -298,6 +301,7 @@ class HardswishRank2(Rule):
     """
 
     code, slug = "ANE321", "hardswish-rank-2"
+    severity = Severity.WRONG
     roots = ("sigmoid_hard", "relu6", "clip")
     confidence = "medium"
     advice = "Compute the linear layer and the hard swish at rank 4: expand_dims before, squeeze behind."

@@ -10,7 +10,7 @@ from coremltools.converters.mil.mil import Block, Builder, Function, Var
 from ..ane.partitions import CpuPartition, StrandedOps, find_cpu_partitions, find_stranded_ops, iterate_rows_by_function
 from ..ane.segments import find_cheapest_partition
 from ..ir.query import get_flat_inputs
-from ..passes.contract import BlockRule, Community, Example, Hit, Miss, PlanRule
+from ..passes.contract import BlockRule, Community, Example, Hit, Miss, PlanRule, Severity
 from ..passes.evidence import cite_2020_layer_list, cite_private_quirk
 from ..passes.examples import make_example
 from ..passes.plan import ENTER_ANE_MS, TRANSITION_MS, Plan, Row
@@ -36,7 +36,7 @@ class CpuShare(PlanRule):
     """
 
     code, slug = "ANE516", "all-on-the-cpu"
-    level, confidence = "note", "high"
+    severity, confidence = Severity.SUGGESTION, "high"
     advice = "Fix the refused ops that cut off the stretch named; if there are none, the model is too small to pay."
     evidence = (
         COST_MODEL,
@@ -94,7 +94,7 @@ class LateDeparture(PlanRule):
     """
 
     code, slug = "ANE508", "late-departure"
-    level, confidence = "note", "medium"
+    severity, confidence = Severity.SUGGESTION, "medium"
     advice = "Split the model at the values named and run the second part on its own."
     evidence = (
         cite_2020_layer_list(
@@ -250,7 +250,7 @@ class SmallSegment(PlanRule):
     """
 
     code, slug = "ANE507", "small-segment"
-    level, confidence = "note", "high"
+    severity, confidence = Severity.SUGGESTION, "high"
     advice = "Replace or move away the refused ops that cut the stretch off, or give the model a larger batch."
     evidence = (
         COST_MODEL,
@@ -299,7 +299,7 @@ class PassthroughOutput(BlockRule):
     """
 
     code, slug = "ANE515", "passthrough-output"
-    level, confidence = "note", "low"
+    severity, confidence = Severity.SUGGESTION, "low"
     advice = "Leave the output out, since the caller has the value, or multiply it by one."
     evidence = (
         cite_private_quirk("an output that is an input crashes in Espresso; a multiplication by one fixes it"),

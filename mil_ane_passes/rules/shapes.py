@@ -13,7 +13,7 @@ from ..ane.op_support import BEFORE_M4
 from ..ane.partitions import iterate_rows_by_function
 from ..ir.large_values import Shape, group_ops_by_large_values
 from ..ir.query import get_const_value, get_consumers, get_type_info, is_compressed, is_const
-from ..passes.contract import BlockRule, Community, Example, Hit, Miss, PlanRule, Rule, Vendor
+from ..passes.contract import BlockRule, Community, Example, Hit, Miss, PlanRule, Rule, Severity, Vendor
 from ..passes.evidence import cite_2020_layer_list, cite_m1_gpt_notes, cite_m4_study, cite_surgery_tip
 from ..passes.examples import build_program, make_example, make_weight
 from ..passes.plan import Plan, Row
@@ -250,6 +250,7 @@ class FlexibleShapes(PlanRule):
     """
 
     code, slug = "ANE504", "flexible-shapes"
+    severity = Severity.UNSUPPORTED
     confidence = "high"
     advice = "Fix the shape and pad to the largest one, list the shapes, or give each shape a function of its own."
     evidence = (
@@ -342,7 +343,7 @@ class OldBroadcast(BlockRule):
 
     code, slug = "ANE234", "broadcast-before-m4"
     targets = BEFORE_M4
-    level, confidence = "note", "low"
+    severity, confidence = Severity.SUGGESTION, "low"
     advice = "Leave it unless a device shows that it falls off the ANE; then bring both sides to one shape first."
     evidence = (
         Community(

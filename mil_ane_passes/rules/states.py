@@ -10,7 +10,7 @@ from coremltools.converters.mil.mil import Block, Builder, Function, Operation, 
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
 from ..ir.query import get_consumers, is_const
-from ..passes.contract import BlockRule, Community, Example, Hit, Measured, Miss, Vendor
+from ..passes.contract import BlockRule, Community, Example, Hit, Measured, Miss, Severity, Vendor
 from ..passes.examples import make_example
 from ..passes.targets import format_generations
 from ..utils.text_format import join_names
@@ -83,6 +83,7 @@ class SeveralStates(BlockRule):
     """
 
     code, slug = "ANE241", "several-states"
+    severity = Severity.UNSUPPORTED
     confidence = "medium"
     advice = "Keep what the states hold in one (edit --merge-states), or outside of the model (edit --state-to-io)."
     evidence = (
@@ -127,7 +128,7 @@ class StateUpdatedInPlace(BlockRule):
     """
 
     code, slug = "ANE242", "state-updated-in-place"
-    level, confidence = "note", "low"
+    severity, confidence = Severity.SUGGESTION, "low"
     advice = "Blend the new rows in by a mask (adapt does), and stay with the opset of iOS 18."
     evidence = (
         Community("a decoder that updates its cache in the model is rejected by the ANE's compiler; of its prefill "
@@ -167,6 +168,7 @@ class TransposedUpdate(BlockRule):
     """
 
     code, slug = "ANE243", "transposed-cache-update"
+    severity = Severity.UNSUPPORTED
     confidence = "low"
     advice = "Transpose inside the matmul (transpose_y) in place of the transpose: the same bits."
     evidence = (

@@ -10,7 +10,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation
 
 from ..ane.op_support import OP_SUPPORT, find_observations, find_row
-from ..passes.contract import Evidence, Example, Hit, Miss, PlanRule
+from ..passes.contract import Evidence, Example, Hit, Miss, PlanRule, Severity
 from ..passes.evidence import cite_m4_study
 from ..passes.examples import make_example
 from ..passes.plan import Plan, Row
@@ -33,7 +33,7 @@ class UnmeasuredOps(PlanRule):
 
     code, slug = "ANE299", "unmeasured-op"
     unmeasured = True
-    level, confidence = "note", "low"
+    severity, confidence = Severity.SUGGESTION, "low"
     advice = "Measure it on a Mac (mac-script writes what to run there), and pass the result to lint --measured."
     evidence = (
         cite_m4_study("276 cases of ops were tried through Core ML; a type without a case was not measured"),

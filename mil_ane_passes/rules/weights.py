@@ -13,7 +13,7 @@ from coremltools.converters.mil.mil import Block, Builder, Operation, Program, V
 from ..ane.op_support import M4
 from ..ane.partitions import iterate_rows_by_function
 from ..ir.query import count_stored_bytes, get_const_value, get_type_info, is_compressed, is_const
-from ..passes.contract import Community, Example, Hit, Miss, PlanRule, Rule, Vendor
+from ..passes.contract import Community, Example, Hit, Miss, PlanRule, Rule, Severity, Vendor
 from ..passes.examples import build_program, make_example, make_weight
 from ..passes.plan import Plan
 from ._sizes import select_generations
@@ -232,7 +232,7 @@ class DmaNotch(Rule):
     code, slug = "ANE521", "slow-weight-size"
     roots = ("conv", "linear", "matmul")
     targets = M4
-    level, confidence = "note", "medium"
+    severity, confidence = Severity.SUGGESTION, "medium"
     advice = "Cut the weight along its input channels into two layers that are added, or change a width that is free."
     evidence = (
         Community("shares within 16 KiB of a multiple of 1 MiB stream at 17 to 25 GB/s; 2048x4096: 840 us, 430 us when "
@@ -288,6 +288,7 @@ class ModelSize(PlanRule):
     """
 
     code, slug = "ANE510", "model-size"
+    severity = Severity.UNSUPPORTED
     confidence = "high"
     advice = "Split the model between its layers: edit --max-part-size 1GB."
     evidence = (

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from ..passes.severity import Severity
+
 __all__ = ["Lowering", "Patch", "Replacement"]
 
 Lowering = Callable[[Any, Any], None]
@@ -40,6 +42,7 @@ class Patch:
         name: the file's name, set by the registry.
         text: the file's docstring, set by the registry.
         code: TORCH1xx, never reused: a new patch gets the next free one.
+        severity: WRONG where a model may convert to another one without a word; else conversions fail (UNSUPPORTED).
     """
 
     title: str
@@ -49,6 +52,7 @@ class Patch:
     name: str = ""
     text: str = ""
     code: str = ""
+    severity: Severity = Severity.UNSUPPORTED
     wrapper: Callable[[Lowering, Any, Any], None] | None = None
     _probe: Callable[[], str | None] | None = None
 

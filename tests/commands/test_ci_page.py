@@ -146,18 +146,18 @@ def test_the_action_installs_a_version_or_its_own_source(version, wanted, tmp_pa
     assert version or (Path(wanted) / "setup.cfg").is_file()
 
 
-INPUTS = {"PATHS": "models", "TARGET": "", "BASELINE": "", "FAIL_UNDER": "", "SARIF": "false"}
+INPUTS = {"PATHS": "models", "TARGET": "", "BASELINE": "", "FAIL_ON": "", "FAIL_UNDER": "", "SARIF": "false"}
 
 
 def test_the_action_hands_on_paths_and_options(tmp_path):
     write_program(tmp_path / "temp/mil-ane-passes/bin/mil-ane-passes", 'printf "%s\\n" "$@"; exit 1')
     done = run_script("lint.sh", tmp_path, **{
         **INPUTS, "PATHS": "a b.mlpackage\n\n-c\n$(touch forged)\nm*", "TARGET": "iPhone 15 Pro", "BASELINE": "b.json",
-        "FAIL_UNDER": "90"})
+        "FAIL_ON": "wrong", "FAIL_UNDER": "90"})
     assert done.returncode == 1 and os.listdir(tmp_path) == ["temp"]
     assert done.stdout.splitlines() == ["lint", "a b.mlpackage", "./-c", "$(touch forged)", "m*",
-                                        "--target=iPhone 15 Pro", "--baseline=b.json", "--fail-under=90", "--format",
-                                        "github"]
+                                        "--target=iPhone 15 Pro", "--baseline=b.json", "--fail-on=wrong",
+                                        "--fail-under=90", "--format", "github"]
     done = run_script("lint.sh", tmp_path, **{**INPUTS, "PATHS": "\n"})
     assert done.returncode == 2 and done.stdout.startswith("::error ")
 

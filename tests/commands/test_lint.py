@@ -64,7 +64,7 @@ def test_a_package_as_text_and_as_json(name, fixtures, capsys):
 
 def checked(data):
     """What every report promises, whatever the model."""
-    assert {"schema", "model", "target", "ops", "findings", "segments", "summary"} <= set(data) and data["schema"] == 1
+    assert {"schema", "model", "target", "ops", "findings", "segments", "summary"} <= set(data) and data["schema"] == 2
     assert set(SUMMARY) <= set(data["summary"]) and data["summary"]["ops"] == len(data["ops"])
     for each in (data["summary"], *data["ops"]):
         assert set(LATENCY) <= set(each)
@@ -85,7 +85,8 @@ def checked(data):
     places = {(op["function"], op["index"]) for op in data["ops"]}
     for item in data["findings"]:
         assert all((item["function"], index) in places for index in item["covers"])
-        assert item["level"] in ("warning", "note") and item["evidence"] and item["reason"]
+        assert item["severity"] in ("wrong", "unsupported", "slow", "suggestion")
+        assert item["evidence"] and item["reason"]
     assert all((part["function"], part[end]) in places for part in data["segments"] for end in ("first", "last"))
     assert data["summary"]["predicted_on_ane"] == sum(op["predicted_backend"] == "ane" for op in data["ops"])
     return data
@@ -202,7 +203,7 @@ def test_a_finding_counts_as_often_as_it_is_there(source, tmp_path, capsys):
 
 def test_notes_fail_no_gate(source, tmp_path, capsys):
     found = ane.lint(source).to_dict()
-    found["findings"] = [item for item in found["findings"] if item["level"] != "note"]
+    found["findings"] = [item for item in found["findings"] if item["severity"] != "suggestion"]
     (tmp_path / "old.json").write_text(json.dumps(found))
     _, out, err = ran(capsys, source, "--baseline", "old.json", code=0)
     assert err == "" and "ANE302" in out
@@ -224,7 +225,7 @@ BASELINES = {
     "a list": ("[]", "baseline: 'old.json' is no report of lint; "),
     "another report": ('{"schema": 1, "command": "rewrite", "findings": []}', "baseline: 'old.json' is no report of"),
     "SARIF": ('{"version": "2.1.0", "runs": []}', "baseline: 'old.json' is no report of lint; "),
-    "another schema": ('{"schema": 2, "command": "lint", "findings": []}', "baseline: 'old.json' has schema 2; "),
+    "another schema": ('{"schema": 3, "command": "lint", "findings": []}', "baseline: 'old.json' has schema 3; "),
     "a poor finding": ('{"schema": 1, "command": "lint", "findings": [{"code": "ANE301"}]}',
                        "baseline: a finding in 'old.json' lacks code, function, op or value; "),
 }

@@ -67,7 +67,7 @@ def test_the_text_has_the_report_of_each_package_and_a_line_of_summary(given, mo
     assert os.path.samefile(first, "models/a.mlpackage") and os.path.samefile(second, "models/b/c.mlpackage")
     assert out == (f"{ane.lint(first, target='m4')}\n\n{ane.lint(second, target='m4')}\n\n"
                    f"{out.splitlines()[-1]}\n") and err == ""
-    assert out.splitlines()[-1].startswith("2 packages: 1 finding in 1 of them, ")
+    assert out.splitlines()[-1].startswith("2 packages: 1 finding in 1 of them (1 unsupported), ")
     assert out.splitlines()[-1].endswith(" of 3 ops predicted on the ANE")
 
 
@@ -81,14 +81,15 @@ def test_a_pattern_that_matches_one_package_and_a_folder_with_one_are_several(mo
 def test_the_json_of_several(models, capsys):
     out, err = ran(capsys, "models", "--format", "json", code=1)
     data = json.loads(out)
-    assert (data["schema"], data["tool"], data["command"], data["target"]) == (1, "mil-ane-passes", "lint", "m4")
+    assert (data["schema"], data["tool"], data["command"], data["target"]) == (2, "mil-ane-passes", "lint", "m4")
     assert [each["model"] for each in data["reports"]] == ["models/a.mlpackage", "models/b/c.mlpackage"]
     assert data["reports"] == [json.loads(json.dumps(ane.lint(each["model"], target="m4").to_dict()))
                                for each in data["reports"]]
     assert data["failed"] == [] and err == ""
     assert data["summary"] == {
         "packages": 2, "with_findings": 1, "findings": 1, "ops": 3, "failed": 0,
-        "notes": sum(item["level"] == "note" for each in data["reports"] for item in each["findings"]),
+        "severities": {name: sum(item["severity"] == name for each in data["reports"] for item in each["findings"])
+                       for name in ("wrong", "unsupported", "slow", "suggestion")},
         "predicted_on_ane": sum(each["summary"]["predicted_on_ane"] for each in data["reports"])}
 
 
@@ -105,7 +106,7 @@ def test_the_sarif_of_several_is_one_run(models, capsys):
         artifact = location["physicalLocation"]["artifactLocation"]
         assert artifact["uri"] == uris[artifact["index"]]
     assert {each["locations"][0]["physicalLocation"]["artifactLocation"]["index"] for each in run["results"]
-            if each["level"] == "warning"} == {1}
+            if each["level"] != "note" and each["kind"] == "fail"} == {1}
     assert run["invocations"] == [{"executionSuccessful": True}]
     assert [each["model"] for each in run["properties"]["models"]] == uris
     alone = json.loads(ran(capsys, "models/b/c.mlpackage", "--format", "sarif", code=1)[0])["runs"][0]["results"]
@@ -117,7 +118,8 @@ def test_one_that_cannot_be_read_does_not_keep_the_others_from_being_looked_at(m
     damage(models)
     out, err = ran(capsys, "models", "missing.mlpackage", "none/*", code=2)
     assert out.startswith("models/b/c.mlpackage on m4: ") and out.splitlines()[-1].endswith(
-        "; 3 packages could not be looked at") and out.splitlines()[-1].startswith("1 package: 1 finding, ")
+        "; 3 packages could not be looked at") and \
+        out.splitlines()[-1].startswith("1 package: 1 finding (1 unsupported), ")
     first, second, third = err.splitlines()
     assert first.startswith("mil-ane-passes: models/a.mlpackage: ") and "internal" not in first
     assert second.startswith("mil-ane-passes: missing.mlpackage: no such file or folder; ")
@@ -194,7 +196,7 @@ def test_the_baseline_of_several_has_a_report_of_each(models, capsys, monkeypatc
     ran(capsys, "models", "--format", "json", "-o", "old.json", code=1)
     out, err = ran(capsys, "models", "--baseline", "old.json", code=0)
     assert err == "" and out.count("against old.json: 0 new, ") == 2
-    assert out.splitlines()[-1].startswith("2 packages: 0 findings, 0 notes; ")
+    assert out.splitlines()[-1].startswith("2 packages: 0 findings, 0 suggestions; ")
     shutil.copytree(models / "b" / "c.mlpackage", models / "b" / "new.mlpackage")
     out, err = ran(capsys, "models", "--baseline", "old.json", code=1)
     assert err == ("mil-ane-passes: models/b/new.mlpackage: --baseline: 1 finding that old.json does not have\n")
@@ -238,21 +240,21 @@ def test_equal_names_in_different_folders(models, capsys):
         "2 packages: 0 findings, ")
 
 
-@pytest.mark.parametrize("given,packages", [("models", "2 packages: 1 finding in 1 of them, "),
-                                            ("models/b/c.mlpackage", "1 package: 1 finding, ")])
+@pytest.mark.parametrize("given,packages", [("models", "2 packages: 1 finding in 1 of them (1 unsupported), "),
+                                            ("models/b/c.mlpackage", "1 package: 1 finding (1 unsupported), ")])
 def test_concise_prints_a_line_for_each_finding_and_a_summary_beside(given, packages, models, capsys):
     out, err = ran(capsys, given, "--format", "concise", code=1)
     assert err.startswith(f"mil-ane-passes: {packages}") and err.count("\n") == 1
-    (line,) = [line for line in out.splitlines() if " warning: " in line]
-    assert line.startswith("models/b/c.mlpackage:sums: ANE205 cumsum warning: cumsum is ")
+    (line,) = [line for line in out.splitlines() if " unsupported: " in line]
+    assert line.startswith("models/b/c.mlpackage:sums: ANE205 cumsum unsupported: cumsum is ")
     assert line.endswith("; fix: triangle_cumsum (rounding)")
-    assert all(" note: " in each for each in out.splitlines() if each != line)
+    assert all(" suggestion: " in each for each in out.splitlines() if each != line)
 
 
 def test_concise_of_nothing_prints_nothing(models, capsys):
     ran(capsys, "models", "--format", "json", "-o", "old.json", code=1)
     out, err = ran(capsys, "models", "--format", "concise", "--baseline", "old.json", code=0)
-    assert out == "" and err.startswith("mil-ane-passes: 2 packages: 0 findings, 0 notes; ")
+    assert out == "" and err.startswith("mil-ane-passes: 2 packages: 0 findings, 0 suggestions; ")
     out, err = ran(capsys, "models", "--format", "concise", "--baseline", "old.json", "-o", "report", code=0)
     assert out.splitlines()[2:] == [err_line.removeprefix("mil-ane-passes: ") for err_line in
                                     ran(capsys, "models", "--format", "concise", "--baseline", "old.json",
@@ -283,28 +285,28 @@ def test_statistics_count_the_findings_of_each_rule(models, capsys):
     shutil.copytree(models / "b" / "c.mlpackage", models / "d.mlpackage")
     out, err = ran(capsys, "models", "--statistics", code=1)
     head, *rows, blank, summary = out.splitlines()
-    assert head.split() == ["count", "code", "rule", "level", "packages", "fixed", "by"] and err == "" and not blank
-    assert summary.startswith("3 packages: 2 findings in 2 of them, ")
+    assert head.split() == ["count", "code", "rule", "severity", "packages", "fixed", "by"] and err == "" and not blank
+    assert summary.startswith("3 packages: 2 findings in 2 of them (2 unsupported), ")
     counts = [int(row.split()[0]) for row in rows]
     assert counts == sorted(counts, reverse=True)
-    assert ["2", "ANE205", "cumsum", "warning", "2", "triangle_cumsum"] in [row.split() for row in rows]
+    assert ["2", "ANE205", "cumsum", "unsupported", "2", "triangle_cumsum"] in [row.split() for row in rows]
     reports = [ane.lint(path, target="m4") for path in models.rglob("*.mlpackage")]
     assert sum(counts) == sum(len(each.findings) for each in reports)
 
 
 def test_statistics_as_json_and_of_one_package(models, capsys):
     data = json.loads(ran(capsys, "models/b/c.mlpackage", "--statistics", "--format", "json", code=1)[0])
-    assert (data["schema"], data["command"], data["target"]) == (1, "lint", "m4")
+    assert (data["schema"], data["command"], data["target"]) == (2, "lint", "m4")
     assert data["failed"] == [] and data["summary"]["packages"] == 1
-    (row,) = [row for row in data["statistics"] if row["level"] == "warning"]
-    assert row == {"code": "ANE205", "slug": "cumsum", "level": "warning", "count": 1, "packages": 1, "fixable": 1,
-                   "fixes": {"triangle_cumsum": 1}}
+    (row,) = [row for row in data["statistics"] if row["severity"] != "suggestion"]
+    assert row == {"code": "ANE205", "slug": "cumsum", "severity": "unsupported", "count": 1, "packages": 1,
+                   "fixable": 1, "fixes": {"triangle_cumsum": 1}}
 
 
 def test_statistics_with_a_baseline_a_file_and_what_cannot_be_read(models, capsys):
     ran(capsys, "models", "--format", "json", "-o", "old.json", code=1)
     out, _ = ran(capsys, "models", "--statistics", "--baseline", "old.json", code=0)
-    assert out.startswith("2 packages: 0 findings, 0 notes; ") and out.count("\n") == 1
+    assert out.startswith("2 packages: 0 findings, 0 suggestions; ") and out.count("\n") == 1
     damage(models)
     printed, err = ran(capsys, "models", "--statistics", code=2)
     assert printed.endswith("; 1 package could not be looked at\n") and "models/a.mlpackage: " in err
@@ -319,3 +321,46 @@ def test_statistics_with_a_baseline_a_file_and_what_cannot_be_read(models, capsy
 def test_statistics_have_two_formats(form, models, capsys):
     assert refused(capsys, "models/a.mlpackage", "--statistics", "--format", form) == (
         f"--statistics: found --format {form}; expected text or json")
+
+
+@pytest.mark.parametrize("fail_on,code", [
+    ("wrong", 0), ("unsupported", 1), ("slow", 1), ("suggestion", 1), ("never", 0), (None, 1)])
+def test_fail_on_moves_the_line(fail_on, code, models, capsys):
+    given = [] if fail_on is None else ["--fail-on", fail_on]
+    _, err = ran(capsys, "models", *given, code=code)
+    messages = [line for line in err.splitlines() if "--fail-on" in line]
+    assert bool(messages) == bool(code and given)
+    if fail_on == "unsupported":
+        assert messages == ["mil-ane-passes: models/b/c.mlpackage: --fail-on unsupported: 1 finding of this severity "
+                            "or worse"]
+
+
+def test_fail_on_stands_beside_the_other_gates(models, capsys):
+    ran(capsys, "models", "--format", "json", "-o", "old.json", code=1)
+    ran(capsys, "models", "--baseline", "old.json", "--fail-on", "suggestion", code=0)
+    ran(capsys, "models", "--fail-under", "0", code=0)
+    ran(capsys, "models", "--fail-under", "0", "--fail-on", "unsupported", code=1)
+    ran(capsys, "models", "--fail-under", "100", "--fail-on", "never", code=1)
+
+
+def test_fail_on_in_the_settings_file_and_its_mistakes(models, capsys):
+    settings = models.parent / "setup.cfg"
+    settings.write_text("[mil_ane_passes]\nfail-on = wrong\n")
+    assert main(["lint", "models"]) == 0 and main(["lint", "models", "--fail-on", "slow"]) == 1
+    capsys.readouterr()
+    assert refused(capsys, "models", "--fail-on", "slwo").startswith("--fail-on: found 'slwo'; expected wrong, ")
+    settings.write_text("[mil_ane_passes]\nfail-on = bad\n")
+    assert main(["lint", "models"]) == 2
+    assert capsys.readouterr().err.startswith(f"mil-ane-passes: {settings}: fail-on: found 'bad'; expected wrong")
+
+
+def test_a_baseline_of_the_first_schema_is_read(models, capsys):
+    ran(capsys, "models", "--format", "json", "-o", "old.json", code=1)
+    with open("old.json", encoding="utf-8") as file:
+        data = json.load(file)
+    for item in (item for each in data["reports"] for item in each["findings"]):
+        item["level"] = "warning" if item.pop("severity") != "suggestion" else "note"
+    data["schema"] = 1
+    with open("old.json", "w", encoding="utf-8") as file:
+        json.dump(data, file)
+    ran(capsys, "models", "--baseline", "old.json", code=0)

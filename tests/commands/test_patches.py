@@ -50,7 +50,7 @@ def test_json_has_a_version(capsys):
     assert main(["patches", "--format", "json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["schema"], report["command"]) == (1, "patches")
-    keys = {"code", "name", "title", "needed", "why", "upstream"}
+    keys = {"code", "name", "title", "severity", "needed", "why", "upstream"}
     assert [set(patch) for patch in report["patches"]] == [keys] * len(load_patches())
     for patch in report["patches"]:
         assert patch["needed"] == (patch["why"] is not None) and isinstance(patch["upstream"], list)
@@ -62,7 +62,8 @@ def test_a_patch_that_is_not_needed_is_off():
         "TORCH199  second  off     another\n                          the installed coremltools is right"
     )
     assert TWO.to_dict()["patches"][1] == {
-        "code": "TORCH199", "name": "second", "title": "another", "needed": False, "why": None,
+        "code": "TORCH199", "name": "second", "title": "another", "severity": "unsupported", "needed": False,
+        "why": None,
         "upstream": ["none known"]}
 
 
@@ -77,7 +78,8 @@ def test_a_patch_is_explained(key, capsys):
     (patch,) = (each for each in load_patches() if each.name == "fmod")
     assert main(["explain", patch.code if key == "code" else key]) == 0
     text = capsys.readouterr().out
-    assert text.startswith(f"{patch.code} fmod\npatch of the torch frontend; without it: {patch.title}\nneeded here: ")
+    assert text.startswith(f"{patch.code} fmod\npatch of the torch frontend; without it: {patch.title}\nseverity: "
+                           "unsupported\nneeded here: ")
     assert patch.text in text and "\nconverts: fmod\n" in text and f"    {patch.upstream[0]}" in text
     assert main(["explain", patch.code, "--format", "json"]) == 0
     data = json.loads(capsys.readouterr().out)

@@ -175,7 +175,7 @@ def test_lint_shows_the_measurement_beside_the_prediction(plan, package, capsys)
     assert rows["odd"]["measured"]["preferred"] == "ane" and rows["odd"]["measured"]["supported"] == ["cpu", "ane"]
     assert rows["one"]["measured"]["cost"] > 0 and "measured by you" not in rows["one"]["reason"]
     (finding,) = [each for each in data["findings"] if each["code"] == "ANE599"]
-    assert finding["value"] == "odd" and finding["level"] == "note"
+    assert finding["value"] == "odd" and finding["severity"] == "suggestion"
     assert finding["reason"].startswith("measured yes on M4, macOS 26.1, predicted no (ANE")
     assert data["measured"]["chip"] == "M4" and data["measured"]["matched"] == 5
     assert main(["lint", package, "--target", "m4", "--no-config", "--measured", file]) == 1

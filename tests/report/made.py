@@ -5,7 +5,7 @@ from __future__ import annotations
 from coremltools.converters.mil.mil import Builder, Function, Program, types
 
 from mil_ane_passes.ane import predict_plan
-from mil_ane_passes.passes.contract import Community, Hit, Measured, Miss, Rewrite, Rule
+from mil_ane_passes.passes.contract import Community, Hit, Measured, Miss, Rewrite, Rule, Severity
 from mil_ane_passes.passes.examples import build_program
 from mil_ane_passes.report.lint import LintReport
 
@@ -38,6 +38,7 @@ class WrongTanh(Rewrite):
     """Make a tanh right."""
 
     name, code, slug = "wrong_tanh", "ANE391", "wrong-tanh"
+    severity = Severity.WRONG
     roots, preset, evidence = ("tanh",), "safe", (Community("a tanh is wrong", source="a blog"),)
 
     def match(self, op):
@@ -58,7 +59,7 @@ class Remark(Rule):
     """A square is worth a remark."""
 
     name, code, slug = "remark", "ANE591", "remark"
-    roots, level, evidence = ("square",), "note", (Community("a remark", source="a blog"),)
+    roots, severity, evidence = ("square",), Severity.SUGGESTION, (Community("a remark", source="a blog"),)
 
     def match(self, op):
         return Hit(op, note="a square")

@@ -55,8 +55,8 @@ def test_a_notebook_shows_the_findings_by_rule():
     found = report(chain("tanh", "relu", "relu"))
     cells = Reader(found._repr_html_()).cells
     assert cells[0] == str(found).partition("\n")[0] and cells[-1] == str(found)
-    assert cells[1:-1] == ["count", "code", "rule", "level", "fixed by", "2", "ANE216", "no-relu", "warning", "-",
-                           "1", "ANE391", "wrong-tanh", "warning", "wrong_tanh"]
+    assert cells[1:-1] == ["count", "code", "rule", "severity", "fixed by", "2", "ANE216", "no-relu", "unsupported",
+                           "-", "1", "ANE391", "wrong-tanh", "wrong", "wrong_tanh"]
 
 
 def test_without_findings_there_is_no_table():

@@ -31,9 +31,9 @@ def decode(text, more):
 def test_a_line_for_each_finding():
     found = report(chain("relu", "tanh", "sigmoid"))
     assert format_concise_lines(found) == [
-        f"{found.model}:relu_0: ANE216 no-relu warning: relu of rank 2",
-        f"{found.model}:tanh_1: ANE391 wrong-tanh warning: tanh 'tanh_1' is wrong; fix: wrong_tanh (bitwise)",
-        f"{found.model}:sigmoid_2: ANE191 by-name note: could be another; fix: by_name (bitwise)"]
+        f"{found.model}:tanh_1: ANE391 wrong-tanh wrong: tanh 'tanh_1' is wrong; fix: wrong_tanh (bitwise)",
+        f"{found.model}:relu_0: ANE216 no-relu unsupported: relu of rank 2",
+        f"{found.model}:sigmoid_2: ANE191 by-name suggestion: could be another; fix: by_name (bitwise)"]
 
 
 def test_of_several_functions_the_function_is_named():
@@ -44,16 +44,16 @@ def test_of_several_functions_the_function_is_named():
 def test_annotations_have_the_same_words():
     found = report(chain("relu", "tanh", "sigmoid"))
     parsed = [parse(line) for line in format_github_lines(found)]
-    assert [severity for severity, _, _ in parsed] == ["warning", "warning", "notice"]
+    assert [severity for severity, _, _ in parsed] == ["error", "warning", "notice"]
     assert [message for _, _, message in parsed] == format_concise_lines(found)
-    assert parsed[0][1] == {"title": "ANE216 no-relu", "file": found.model}
+    assert parsed[0][1] == {"title": "ANE391 wrong-tanh", "file": found.model}
 
 
 def test_known_findings_are_left_out():
     old, new = report(chain("relu", "tanh")), report(chain("relu", "square"))
     new.baseline = Baseline("old.json", "m4", Counter(item.key for item in old.findings)).compare(new.findings)
     (line,) = format_concise_lines(new)
-    assert line.endswith(":square_1: ANE591 remark note: a square") and len(format_github_lines(new)) == 1
+    assert line.endswith(":square_1: ANE591 remark suggestion: a square") and len(format_github_lines(new)) == 1
 
 
 @pytest.mark.parametrize("text", ["100 % of a: b, c::d", "%25", "::error::x", "a,file=b", "plain"])
@@ -74,7 +74,9 @@ def test_no_name_ends_a_line():
 def test_the_layers_of_a_network_are_named(fixtures):
     path = next((fixtures / "onnx_coreml").glob("dilated_conv_ios13.mlmodel"))
     found = ane.lint(path)
-    layers = [f"{path}:{each.layer}: {each.code} {each.slug} warning: {each.reason}" for each in found.network.findings]
+    layers = [
+        f"{path}:{each.layer}: {each.code} {each.slug} unsupported: {each.reason}"
+        for each in found.network.findings]
     lines = format_concise_lines(found)
     assert layers and all(any(line.startswith(layer) for line in lines) for layer in layers)
     assert len(lines) == len(found.findings) + len(layers)

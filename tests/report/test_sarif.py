@@ -40,7 +40,7 @@ def conforming(log):
     driver = run["tool"]["driver"]
     assert set(driver) == {"name", "version", "rules"} and driver["name"] == "mil-ane-passes"
     for rule in driver["rules"]:
-        assert set(rule) == ALLOWED["rule"] and rule["defaultConfiguration"]["level"] in ("warning", "note")
+        assert set(rule) == ALLOWED["rule"] and rule["defaultConfiguration"]["level"] in ("error", "warning", "note")
         assert all(rule[each]["text"] for each in ("shortDescription", "fullDescription", "help"))
         assert rule["help"]["markdown"] and len(set(rule["properties"]["tags"])) == len(rule["properties"]["tags"])
     assert len({rule["id"] for rule in driver["rules"]}) == len(driver["rules"])
@@ -53,7 +53,7 @@ def conforming(log):
 
 def conforming_result(result, rules):
     assert set(result) <= ALLOWED["result"] and result["message"]["text"]
-    assert result["kind"] in ("fail", "informational") and result["level"] in ("warning", "note", "none")
+    assert result["kind"] in ("fail", "informational") and result["level"] in ("error", "warning", "note", "none")
     assert (result["level"] == "none") == (result["kind"] != "fail")  # a level is for failures only
     if "ruleIndex" in result:
         assert rules[result["ruleIndex"]]["id"] == result["ruleId"]
@@ -95,10 +95,11 @@ def test_a_relative_path_stays_relative(fixtures, monkeypatch):
 
 def test_a_result_says_what_the_finding_says():
     run = judged(build_sarif(report(chain("relu", "tanh", "sigmoid"))))
-    refused, wrong, named = run["results"]
+    wrong, refused, named = run["results"]
     assert refused["message"]["text"] == (f"relu %relu_0: relu of rank 2. Core ML says: {MESSAGE} Use a tanh. "
                                           "(Predicted.)")
-    assert (refused["level"], wrong["level"], named["level"]) == ("warning", "warning", "note")
+    assert (wrong["level"], refused["level"], named["level"]) == ("error", "warning", "note")
+    assert [each["properties"]["severity"] for each in run["results"]] == ["wrong", "unsupported", "suggestion"]
     assert "Fix: " not in refused["message"]["text"] and refused["properties"]["coreMLMessage"] == MESSAGE
     assert refused["locations"] == [{"logicalLocations": [
         {"name": "relu_0", "fullyQualifiedName": "main/relu_0", "kind": "variable"}]}]

@@ -21,10 +21,12 @@ def count(form, *programs):
 
 def test_the_most_frequent_first_and_equal_ones_by_code():
     data = json.loads(count("json", chain("tanh", "relu", "relu", "sigmoid"), chain("relu", "square")))
-    assert [(row["code"], row["level"], row["count"], row["packages"]) for row in data["statistics"]] == [
-        ("ANE216", "warning", 3, 2), ("ANE191", "note", 1, 1), ("ANE391", "warning", 1, 1), ("ANE591", "note", 1, 1)]
+    assert [(row["code"], row["severity"], row["count"], row["packages"]) for row in data["statistics"]] == [
+        ("ANE216", "unsupported", 3, 2), ("ANE191", "suggestion", 1, 1), ("ANE391", "wrong", 1, 1),
+        ("ANE591", "suggestion", 1, 1)]
     assert [row["fixes"] for row in data["statistics"]] == [{}, {"by_name": 1}, {"wrong_tanh": 1}, {}]
-    assert data["summary"]["findings"] == 4 and data["summary"]["notes"] == 2
+    assert data["summary"]["findings"] == 4 and data["summary"]["severities"] == {
+        "wrong": 1, "unsupported": 3, "slow": 0, "suggestion": 2}
 
 
 def test_a_rewrite_that_fixes_some_of_them_is_named_with_their_number():
@@ -38,4 +40,4 @@ def test_a_rewrite_that_fixes_some_of_them_is_named_with_their_number():
 
 
 def test_nothing_found():
-    assert count("text", chain("abs")).startswith("1 package: 0 findings, 0 notes; ")
+    assert count("text", chain("abs")).startswith("1 package: 0 findings, 0 suggestions; ")

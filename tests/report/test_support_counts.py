@@ -136,7 +136,7 @@ def test_unmeasured_ops_alone_fail_no_gate(tmp_path, capsys):
     source = make(tmp_path / "m.mlpackage", build_program(lambda x: Builder.relu(x=x, name="y"), x=(64, 64)))
     assert main(["lint", str(source), "--target", "m1", "--format", "json"]) == 0
     found = json.loads(capsys.readouterr().out)["findings"]
-    assert {item["level"] for item in found} == {"note"} and "ANE299" in {item["code"] for item in found}
+    assert {item["severity"] for item in found} == {"suggestion"} and "ANE299" in {item["code"] for item in found}
     baseline = tmp_path / "old.json"
     assert main(["lint", str(source), "--target", "m4", "--format", "json", "-o", str(baseline)]) == 0
     assert main(["lint", str(source), "--target", "m1", "--baseline", str(baseline)]) == 0

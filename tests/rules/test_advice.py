@@ -10,7 +10,7 @@ from coremltools.converters.mil.mil import Builder
 
 import mil_ane_passes as ane
 from mil_ane_passes.ane import predict_plan
-from mil_ane_passes.passes.contract import Miss
+from mil_ane_passes.passes.contract import Miss, Severity
 from mil_ane_passes.passes.examples import build_program, make_weight
 from mil_ane_passes.passes.registry import get_all_rules
 from mil_ane_passes.passes.targets import is_applicable
@@ -60,7 +60,7 @@ def test_broadcasts_are_a_note_before_the_m4_and_change_no_prediction(target, fo
     built = build_program(lambda x, z: Builder.mul(x=Builder.relu(x=x), y=Builder.relu(x=z), name="y"),
                           x=(1, 64, 32, 32), z=(1, 64, 1, 1))
     notes = [finding for finding in ane.lint(built, target=target).findings if finding.rule.code == "ANE234"]
-    assert len(notes) == found and all(note.level == "note" for note in notes)
+    assert len(notes) == found and all(note.severity is Severity.SUGGESTION for note in notes)
     assert answer(built, "mul", target).takes
 
 

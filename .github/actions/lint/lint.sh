@@ -17,6 +17,7 @@ if [ "${#arguments[@]}" -eq 0 ]; then
 fi
 [ -z "$TARGET" ] || arguments+=("--target=$TARGET")
 [ -z "$BASELINE" ] || arguments+=("--baseline=$BASELINE")
+[ -z "$FAIL_ON" ] || arguments+=("--fail-on=$FAIL_ON")
 [ -z "$FAIL_UNDER" ] || arguments+=("--fail-under=$FAIL_UNDER")
 
 if [ "$SARIF" = true ]; then

@@ -15,6 +15,7 @@ from ...ir.query import get_flat_inputs
 from ...ir.scopes import find_origin
 from ...passes.finding import Finding
 from ...passes.plan import Plan, Row
+from ...passes.severity import Severity
 from ..lint import LintReport
 from ..lint_text import format_latency
 from ..network import iterate_network_lines
@@ -34,6 +35,7 @@ def build_payload(report: LintReport, after: LintReport | None = None) -> dict[s
     return {
         "schema": 1, "tool": "mil-ane-passes", "version": __version__,
         "target": report.target,
+        "severities": [{"title": each.label.capitalize(), "fails": each.fails} for each in Severity],
         "chips": [chip.upper() for generation in report.plan.generations for chip in generation.chips],
         "reports": [_encode_report(one, texts) for one in (report, after) if one is not None],
         "changes": find_changes(report, after) if after is not None else None,
@@ -211,7 +213,7 @@ def _encode_finding(
         "value": texts(item.value), "row": None if item.index is None else first + item.index,
         "covers": [first + index for index in item.covers], "reason": texts(item.reason),
         "near": int(item.near_miss), "refuses": int(item.refuses), "sure": int(item.sure),
-        "note": int(item.level == "note"), "message": texts(item.message) if item.message else -1,
+        "severity": item.severity.rank, "message": texts(item.message) if item.message else -1,
         "origin": texts(item.origin) if item.origin is not None else -1,
         **({"evidence": [source.to_dict() for source in item.sources]} if item.sources else {}),
     }

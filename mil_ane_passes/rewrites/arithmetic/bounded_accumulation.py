@@ -11,7 +11,7 @@ from coremltools.converters.mil.mil import Builder, Operation, Var, types
 
 from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.query import is_const
-from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite
+from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite, Severity
 from ...passes.examples import make_example, make_weight
 
 _ACCUMULATOR_LIMIT = 32768.0
@@ -53,6 +53,7 @@ class BoundedAccumulation(Rewrite):
     """
 
     code, slug = "ANE312", "partial-sums-beyond-32768"
+    severity = Severity.WRONG
     stage = "numerics"
     after = ("fuse_linear_convs",)
     exactness = Exactness.ROUNDING

@@ -13,7 +13,7 @@ from ...ane.latency_parameters import find_chips
 from ...ane.latency_terms import compute_terms
 from ...ir.builder import RewriteBuilder
 from ...ir.weight_cuts import find_cut_unit
-from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite
+from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite, Severity
 from ...passes.examples import make_example, make_weight
 from .._weights import split_aligned
 from ._sums_of_parts import (
@@ -67,7 +67,7 @@ class SplitLinearInner(Rewrite):
     keeps_nonfinite = False  # parts that overflow with both signs sum to NaN
     preset = "full"
     roots = ("linear", "matmul", "conv")
-    level = "note"
+    severity = Severity.SUGGESTION
     evidence = (
         Community("one linear, 1024 rows, K = N = 4096: 6.38 ms, in parts of 2048 4.23, of 1024 4.63; eight in a row "
                   "39.9, 24.8 and 22.6 ms; with int8 weights 4.18 and 4.16, eight 26.1 and 21.4 (private route)",

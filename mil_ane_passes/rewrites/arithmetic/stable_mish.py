@@ -10,7 +10,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Var, types
 
 from ...ir.builder import RewriteBuilder
-from ...passes.contract import Community, Exactness, Example, Hit, Measured, Miss, Rewrite
+from ...passes.contract import Community, Exactness, Example, Hit, Measured, Miss, Rewrite, Severity
 from ...passes.examples import make_example
 from ..normalization._log_exp_patterns import find_softplus_miss, find_softplus_operand, is_made_by
 
@@ -49,6 +49,7 @@ class StableMish(Rewrite):
     """
 
     code, slug = "ANE306", "mish-cliff"
+    severity = Severity.WRONG
     stage = "numerics"
     exactness = Exactness.ROUNDING
     bound = "six roundings of numbers between 0 and 5 besides the last product, which is rounded as before"

@@ -10,7 +10,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder, Operation, Var, types
 
 from ...ir.builder import RewriteBuilder
-from ...passes.contract import Community, Exactness, Example, Hit, Measured, Miss, Rewrite
+from ...passes.contract import Community, Exactness, Example, Hit, Measured, Miss, Rewrite, Severity
 from ...passes.examples import make_example, make_op_example
 from ..normalization._log_exp_patterns import find_log1p_exp_operand, find_softplus_miss
 
@@ -42,6 +42,7 @@ class StableSoftplus(Rewrite):
     """
 
     code, slug = "ANE305", "softplus-cliff"
+    severity = Severity.WRONG
     stage, after = "numerics", ("stable_mish",)
     exactness = Exactness.ROUNDING
     bound = "half a unit in the last place of softplus(-|x|), which is at most 0.7, plus half of the result"

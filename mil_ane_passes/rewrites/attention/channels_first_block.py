@@ -12,7 +12,7 @@ from coremltools.converters.mil.mil import Block, Builder, Operation, Var, types
 from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.large_values import group_by_shared_values
 from ...ir.query import get_const_value, get_consumers, get_static_shape, is_const, is_opaque
-from ...passes.contract import BlockRewrite, Community, Exactness, Example, Hit, Miss, Vendor
+from ...passes.contract import BlockRewrite, Community, Exactness, Example, Hit, Miss, Severity, Vendor
 from ...passes.evidence import cite_apple_authoring_rules, cite_m4_study
 from ...passes.examples import make_example, make_weight
 from ...rules.attention import SequenceLinears
@@ -86,7 +86,7 @@ class ChannelsFirstBlock(BlockRewrite):
     exactness = Exactness.ROUNDING
     bound = "the order of sums"
     preset = "named"
-    level, confidence = "note", "low"
+    severity, confidence = Severity.SUGGESTION, "low"
     roots = ("linear",)
     evidence = (
         Vendor("linear layers become 1x1 convs on (B, C, 1, S), heads are split", date="2022-06",

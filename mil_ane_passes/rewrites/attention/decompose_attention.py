@@ -12,7 +12,7 @@ from coremltools.converters.mil.mil import Builder, Operation, Var, types
 
 from ...ir.builder import RewriteBuilder
 from ...ir.query import is_symbolic
-from ...passes.contract import FP32_UNSUPPORTED_REASON, Community, Exactness, Example, Hit, Miss, Rewrite
+from ...passes.contract import FP32_UNSUPPORTED_REASON, Community, Exactness, Example, Hit, Miss, Rewrite, Severity
 from ...passes.evidence import cite_m4_study
 from ...passes.examples import make_example
 from ...rules.attention import SeveralAttentions
@@ -53,7 +53,7 @@ class DecomposeAttention(Rewrite):
     fixes_nonfinite = True
     moves = 1e-4
     within = (0.0, 8.0)  # beyond, scores are so large that their rounding is visible, which the fused op may avoid
-    level, confidence = "note", "medium"
+    severity, confidence = Severity.SUGGESTION, "medium"
     roots = ("scaled_dot_product_attention",)
     evidence = (
         Community("with two or more fused attentions over long keys in one function ANECCompile fails and the model "

@@ -13,7 +13,7 @@ from coremltools.converters.mil.mil import Builder, Operation, Var
 
 from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.query import get_const_value, get_consumers, get_static_shape, is_opaque, is_symbolic
-from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite
+from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite, Severity
 from ...passes.examples import make_example, make_weight
 from ._repeated_heads import (
     RepeatedHeads,
@@ -74,7 +74,7 @@ class DropGqaRepeat(Rewrite):
     bound = "the same sums over the same numbers; their order may depend on the number of rows"
     preset = "full"
     roots = ("matmul", "scaled_dot_product_attention")
-    level, confidence = "note", "low"
+    severity, confidence = Severity.SUGGESTION, "low"
     evidence = (
         Community(
             "removing the repetition makes a decoder 10 to 15 % faster on Core ML, depending on the hardware",

@@ -13,7 +13,7 @@ from coremltools.converters.mil.mil import Block, Builder, Operation, Var, types
 
 from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.query import get_consumers, get_type_info, is_const, is_opaque, iterate_ops_inside_out
-from ...passes.contract import BlockRewrite, Community, Exactness, Example, Hit, Miss, Vendor
+from ...passes.contract import BlockRewrite, Community, Exactness, Example, Hit, Miss, Severity, Vendor
 from ...passes.evidence import cite_apple_authoring_rules
 from ...passes.examples import make_example, make_weight
 from ...utils.errors import InputError
@@ -102,6 +102,7 @@ class FiniteMask(BlockRewrite):
     """
 
     code, slug = "ANE310", "infinite-mask"
+    severity = Severity.WRONG
     after = ("fp16_compute",)
     exactness = Exactness.ROUNDING
     bound = ("none where the scores of a row lie within 8000 of each other (at value=-1e4), as a masked weight is then "

@@ -20,7 +20,7 @@ from ...ir.query import (
     is_symbolic,
     iterate_nested_ops,
 )
-from ...passes.contract import FP32_UNSUPPORTED_REASON, Community, Exactness, Example, Hit, Miss, Rewrite
+from ...passes.contract import FP32_UNSUPPORTED_REASON, Community, Exactness, Example, Hit, Miss, Rewrite, Severity
 from ...passes.evidence import cite_apple_authoring_rules
 from ...passes.examples import make_example
 from ...passes.layout import format_bytes
@@ -80,7 +80,7 @@ class TileAttention(Rewrite):
     bound = "the order of sums, without the zeros among them"
     preset = "full"
     within = (0.0, 8.0)
-    level, confidence = "note", "medium"
+    severity, confidence = Severity.SUGGESTION, "medium"
     roots = ("matmul", "scaled_dot_product_attention")
     evidence = (
         Community("causal attention in blocks of 256 keys, 40 heads of 128: 4.412 -> 3.994 ms at 512 positions (128: "

@@ -12,7 +12,7 @@ from coremltools.converters.mil.mil import Builder, Operation, types
 
 from ...ir.builder import RewriteBuilder
 from ...ir.query import get_const_value, get_consumers, get_itemsize, get_static_shape, is_const
-from ...passes.contract import Exactness, Example, Hit, Miss, Rewrite
+from ...passes.contract import Exactness, Example, Hit, Miss, Rewrite, Severity
 from ...passes.evidence import cite_m4_study
 from ...passes.examples import make_example, make_weight
 from ...rules.indexing import ConstantGather
@@ -45,7 +45,7 @@ class FoldConstantGather(Rewrite):
     stage = "structure"
     exactness = Exactness.BITWISE
     preset = "full"
-    level, confidence = "note", "medium"
+    severity, confidence = Severity.SUGGESTION, "medium"
     roots = GATHER_OPS
     evidence = (
         cite_m4_study(

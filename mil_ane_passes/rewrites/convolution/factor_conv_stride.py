@@ -18,7 +18,7 @@ from coremltools.converters.mil.mil import Operation, Var, types
 
 from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.query import get_const_value, get_itemsize, get_reshape_extents, is_compressed, is_const, is_symbolic
-from ...passes.contract import FP32_UNSUPPORTED_REASON, Community, Exactness, Example, Hit, Miss, Rewrite
+from ...passes.contract import FP32_UNSUPPORTED_REASON, Community, Exactness, Example, Hit, Miss, Rewrite, Severity
 from ...passes.evidence import cite_apple_authoring_rules, cite_m4_study
 from ...passes.examples import make_weight
 from ...passes.layout import compute_padded_bytes
@@ -60,6 +60,7 @@ class FactorConvStride(Rewrite):
     """
 
     code, slug = "ANE314", "conv-stride-prime-factors"
+    severity = Severity.WRONG
     stage = "numerics"
     exactness = Exactness.ROUNDING
     bound = "the roundings of one sum of as many products, taken in another order"

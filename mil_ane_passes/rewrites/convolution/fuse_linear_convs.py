@@ -28,7 +28,7 @@ from ...ir.query import (
     is_const,
     is_opaque,
 )
-from ...passes.contract import FP32_UNSUPPORTED_REASON, Community, Exactness, Example, Hit, Miss, Rewrite
+from ...passes.contract import FP32_UNSUPPORTED_REASON, Community, Exactness, Example, Hit, Miss, Rewrite, Severity
 from ...passes.evidence import cite_m4_study
 from ...passes.examples import make_example, make_weight
 from ...passes.layout import format_bytes
@@ -89,7 +89,7 @@ class FuseLinearConvs(Rewrite):
     moves_of = "result"
     keeps_nonfinite = False
     repeats = True
-    level, confidence = "note", "medium"
+    severity, confidence = Severity.SUGGESTION, "medium"
     roots = (*_PRODUCTS, *_BINARY_OPS, "batch_norm", "squeeze")
     evidence = (
         Community("time of a chain of convs is the number of multiplications over a rate, or of weight bytes over a "

@@ -9,7 +9,7 @@ from coremltools.converters.mil.mil import Operation, Var
 
 from ...ane.limits import find_exceeded_limit
 from ...ir.builder import RewriteBuilder
-from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite
+from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite, Severity
 from ...passes.evidence import cite_m4_study
 from ...rules.convolution import Conv1dKernel
 from ._conv_1d_lifting import choose_dummy_axis, describe_lift_cost, find_lift_obstacle, lift_conv
@@ -42,7 +42,7 @@ class LiftConv1d(Rewrite):
     stage = "layout"
     exactness = Exactness.BITWISE
     preset = "full"
-    level, confidence = "note", "low"
+    severity, confidence = Severity.SUGGESTION, "low"
     roots = ("conv",)
     evidence = (
         cite_m4_study("conv kernels 1x16 are unsupported by the ANE, Kx1 up to 31 are taken"),

@@ -9,7 +9,7 @@ from coremltools.converters.mil.mil import Operation, Var
 
 from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.query import is_all_zero
-from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite
+from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite, Severity
 from ._conv_1d_lifting import describe_lift_cost, find_lift_obstacle, lift_conv
 from ._examples import make_conv_transpose_example
 
@@ -37,6 +37,7 @@ class LiftConvTranspose1d(Rewrite):
     """
 
     code, slug = "ANE301", "conv-transpose-1d-bias"
+    severity = Severity.WRONG
     stage = "numerics"
     after = ("split_conv_transpose_bias",)
     exactness = Exactness.BITWISE

@@ -26,7 +26,7 @@ from ...ir.query import (
     is_const,
     is_opaque,
 )
-from ...passes.contract import BlockRewrite, Community, Exactness, Example, Hit, Miss
+from ...passes.contract import BlockRewrite, Community, Exactness, Example, Hit, Miss, Severity
 from ...passes.evidence import cite_apple_authoring_rules, cite_m4_study
 from ...passes.examples import make_example, make_weight
 from ...passes.layout import compute_padded_bytes, format_bytes
@@ -91,7 +91,7 @@ class OrientConv(BlockRewrite):
     exactness = Exactness.BITWISE
     preset = "full"
     repeats = True
-    level, confidence = "note", "medium"
+    severity, confidence = Severity.SUGGESTION, "medium"
     roots = ("conv",)
     evidence = (
         Community("256 channels at 32x32: a layer of 1x3 takes 7.89 us, of 3x1 12.07 us; 4x32: 1x9 17.0 us, 9x1 7.9 us",

@@ -11,7 +11,7 @@ from coremltools.converters.mil.mil import Builder, Operation, Var
 from ...ane.limits import find_exceeded_limit
 from ...ir.builder import RewriteBuilder, rebuild_op
 from ...ir.query import get_const_value, get_itemsize, get_static_shape, is_all_zero, is_const
-from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite
+from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite, Severity
 from ...passes.examples import make_example, make_weight
 from ...passes.layout import compute_padded_bytes, format_bytes
 from ._examples import make_conv_transpose_example
@@ -43,7 +43,7 @@ class SplitConvTransposeBias(Rewrite):
     exactness = Exactness.ROUNDING
     bound = "half a unit in the last place of the sum without bias, plus half of the result"
     preset = "full"
-    level = "note"
+    severity = Severity.SUGGESTION
     roots = ("conv_transpose",)
     evidence = (
         Community(

@@ -10,7 +10,7 @@ from coremltools.converters.mil.mil import Operation, Var, types
 
 from ...ir.builder import RewriteBuilder
 from ...ir.query import get_const_value
-from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite
+from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite, Severity
 from ._conv_transpose_windows import build_symmetric_crop, describe_crop, has_explicit_window, read_pads
 from ._examples import make_conv_transpose_example
 
@@ -34,6 +34,7 @@ class SymmetrizeConvTransposePad(Rewrite):
     """
 
     code, slug = "ANE303", "conv-transpose-unequal-pads"
+    severity = Severity.WRONG
     stage = "numerics"
     after = ("explicit_conv_transpose_shape", "lift_conv_transpose_1d")
     exactness = Exactness.BITWISE

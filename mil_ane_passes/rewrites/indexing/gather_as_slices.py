@@ -14,7 +14,7 @@ from coremltools.converters.mil.mil import Builder, Operation, Var, types
 
 from ...ir.builder import RewriteBuilder
 from ...ir.query import get_const_value, get_static_shape, is_const, is_symbolic
-from ...passes.contract import Exactness, Example, Hit, Miss, Rewrite, Vendor
+from ...passes.contract import Exactness, Example, Hit, Miss, Rewrite, Severity, Vendor
 from ...passes.evidence import cite_m4_study, cite_private_quirk
 from ...passes.examples import make_example, make_weight
 from ...passes.targets import Gate
@@ -64,7 +64,7 @@ class GatherAsSlices(Rewrite):
     stage = "decompose"
     exactness = Exactness.BITWISE
     preset = "full"
-    level, confidence = "note", "low"
+    severity, confidence = Severity.SUGGESTION, "low"
     roots = GATHER_OPS
     evidence = (
         cite_m4_study(

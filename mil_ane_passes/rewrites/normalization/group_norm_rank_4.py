@@ -12,7 +12,7 @@ from ...ane.limits import find_limit
 from ...ir.builder import RewriteBuilder
 from ...ir.large_values import group_ops_by_large_values
 from ...ir.query import get_const_value
-from ...passes.contract import BlockRewrite, Exactness, Example, Hit, Miss
+from ...passes.contract import BlockRewrite, Exactness, Example, Hit, Miss, Severity
 from ...passes.examples import make_example
 from ...rules.normalization import GroupNormRank5
 from ..layout._rank_lowering import RankBounds, build_region, plan_region
@@ -61,7 +61,7 @@ class GroupNormRank4(BlockRewrite):
     exactness = Exactness.ROUNDING
     bound = "the means are over the same numbers, which may be added in another order"
     preset = "full"
-    level, confidence = "note", "low"
+    severity, confidence = Severity.SUGGESTION, "low"
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
         longest = find_limit("spatial", self.generations)

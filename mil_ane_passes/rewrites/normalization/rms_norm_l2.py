@@ -12,7 +12,7 @@ from coremltools.converters.mil.mil import Builder, Operation, Var, types
 from ...ir.bounds import bound_magnitude, get_measured_range
 from ...ir.builder import RewriteBuilder
 from ...ir.query import get_const_value
-from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite
+from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite, Severity
 from ...passes.targets import Gate, format_generations
 from ._norm_patterns import (
     FP16_MAX,
@@ -77,7 +77,7 @@ class RmsNormL2(Rewrite):
     measures = True
     roots = ("mul", "real_div")
     targets = Gate(first="m5", last="m5")
-    level, confidence = "note", "medium"
+    severity, confidence = Severity.SUGGESTION, "medium"
     evidence = (
         Community(
             "RMSNorm of 1024 x 1024 by reduce_l2_norm: 6882 to 168 us, and of 2048 x 1024 13665 to 257 us, against a "

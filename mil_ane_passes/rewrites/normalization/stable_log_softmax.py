@@ -11,7 +11,7 @@ from coremltools.converters.mil.mil import Builder, Operation, Var, types
 
 from ...ir.builder import RewriteBuilder
 from ...ir.query import get_const_value
-from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite
+from ...passes.contract import Community, Exactness, Example, Hit, Miss, Rewrite, Severity
 from ...passes.examples import make_example
 from ._log_exp_patterns import (
     find_precision_obstacle,
@@ -54,6 +54,7 @@ class StableLogSoftmax(Rewrite):
     """
 
     code, slug = "ANE307", "log-of-softmax"
+    severity = Severity.WRONG
     stage = "numerics"
     exactness = Exactness.ROUNDING
     bound = "half a unit in the last place of x - max(x), of the log-sum-exp, and of the result, while the result " \

@@ -12,7 +12,7 @@ from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
 from ...ir.builder import RewriteBuilder
 from ...ir.query import get_const_value
-from ...passes.contract import Community, Exactness, Example, Hit, Measured, Miss, Rewrite
+from ...passes.contract import Community, Exactness, Example, Hit, Measured, Miss, Rewrite, Severity
 from ...passes.examples import make_example, make_op_example
 from ._log_exp_patterns import (
     find_exp_operand,
@@ -57,6 +57,7 @@ class StableLogSumExp(Rewrite):
     """
 
     code, slug = "ANE308", "log-sum-exp-cliff"
+    severity = Severity.WRONG
     stage, after = "numerics", ("stable_log_softmax",)
     exactness = Exactness.ROUNDING
     bound = "half a unit in the last place of x - max(x), of the log-sum-exp, and of the result; for a running sum " \

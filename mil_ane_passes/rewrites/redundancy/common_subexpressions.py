@@ -11,7 +11,7 @@ from coremltools.converters.mil.mil import Block, Builder, Function, Operation, 
 from ...ir.builder import RewriteBuilder
 from ...ir.constants import get_blob_ref
 from ...ir.query import get_type_info, is_const, is_opaque
-from ...passes.contract import BlockRewrite, Community, Exactness, Example, Hit, Miss
+from ...passes.contract import BlockRewrite, Community, Exactness, Example, Hit, Miss, Severity
 from ...passes.examples import make_example, make_weight
 
 _COMMUTATIVE_OPS = frozenset({"add", "equal", "logical_and", "logical_or", "logical_xor", "mul", "not_equal"})
@@ -58,7 +58,7 @@ class CommonSubexpressions(BlockRewrite):
     stage = "cleanup"
     exactness = Exactness.BITWISE
     preset = "full"
-    level, confidence = "note", "low"
+    severity, confidence = Severity.SUGGESTION, "low"
     evidence = (
         Community(
             "scalar work that is the same in all layers was moved out of them: 17 to 9.6 ms a call",

@@ -13,7 +13,7 @@ from coremltools.converters.mil.mil import Block, Builder, Operation, Var
 from ...ir.builder import RewriteBuilder
 from ...ir.large_values import group_by_shared_values
 from ...ir.query import get_consumers, get_flat_inputs, is_const, is_opaque
-from ...passes.contract import BlockRewrite, Exactness, Example, Hit, Miss
+from ...passes.contract import BlockRewrite, Exactness, Example, Hit, Miss, Severity
 from ...passes.evidence import cite_m1_gpt_notes
 from ...passes.examples import make_example, make_weight
 from ...utils.text_format import format_count
@@ -73,7 +73,7 @@ class HoistRowSlice(BlockRewrite):
     exactness = Exactness.ROUNDING
     bound = "the same sums over the same numbers; their order may depend on the number of rows"
     preset = "full"
-    level, confidence = "note", "medium"
+    severity, confidence = Severity.SUGGESTION, "medium"
     evidence = (
         cite_m1_gpt_notes(
             "selecting the next token before the output projection: 663 to 450 ms a token (gpt2-xl), where it also "

@@ -15,11 +15,12 @@ from coremltools.converters.mil.frontend.torch import ops
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import types
 
+from ...passes.severity import Severity
 from ..contract import Patch
 from ..lowering import add_result, bind_arguments, is_constant, to_python
 from ..probes import find_fault
 
-PATCH = Patch(code="TORCH172",
+PATCH = Patch(code="TORCH172", severity=Severity.WRONG,
               title="`affine_grid` converts to other values with `align_corners=False`, and is refused as a value",
               upstream=("none known",))
 

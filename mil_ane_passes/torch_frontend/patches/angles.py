@@ -11,12 +11,13 @@ from typing import Any
 
 from coremltools.converters.mil.mil import types
 
+from ...passes.severity import Severity
 from ..contract import Patch
 from ..lowering import add_result, bind_arguments, cast_to, name_result, promote_operands
 from ..probes import find_fault
 from .complex_tensors import compute_angle
 
-PATCH = Patch(code="TORCH176",
+PATCH = Patch(code="TORCH176", severity=Severity.WRONG,
               title="`atan2` of 0 and a negative number is 0 in place of pi, silently", upstream=("none known",))
 
 

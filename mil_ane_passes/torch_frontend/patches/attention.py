@@ -18,13 +18,14 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
 
+from ...passes.severity import Severity
 from ..contract import Patch
 from ..errors import NotConverted
 from ..lowering import add_result, bind_arguments, cast_to, get_dims, make_range, to_python, to_size_vector
 from ..probes import find_fault
 
 PATCH = Patch(
-    code="TORCH104",
+    code="TORCH104", severity=Severity.WRONG,
     title="attention averages all values where torch returns zeros (rows masked as a whole); `enable_gqa` is ignored",
     upstream=("https://github.com/apple/coremltools/pull/2855",),
 )

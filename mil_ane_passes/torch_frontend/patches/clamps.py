@@ -14,11 +14,12 @@ from coremltools.converters.mil.frontend.torch import ops
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import types
 
+from ...passes.severity import Severity
 from ..contract import Patch
 from ..lowering import add_result, bind_arguments, cast_to, is_constant, name_result, result_type, to_tensor
 from ..probes import find_fault
 
-PATCH = Patch(code="TORCH174",
+PATCH = Patch(code="TORCH174", severity=Severity.WRONG,
               title="`clamp` of ints becomes a float, and ends at the lower bound where tensors as bounds cross",
               upstream=("none known",))
 

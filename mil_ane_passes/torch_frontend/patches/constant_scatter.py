@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from ...passes.severity import Severity
 from ..contract import Patch
 
-PATCH = Patch(code="TORCH170", title="scatter_along_axis of constants is folded as an update, whatever its mode",
+PATCH = Patch(code="TORCH170", severity=Severity.WRONG,
+              title="scatter_along_axis of constants is folded as an update, whatever its mode",
               upstream=("none known",))
 _OPS_MODULE = "coremltools.converters.mil.mil.ops.defs.iOS15.scatter_gather"
 _UFUNCS_BY_MODE = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "max": np.maximum,

@@ -16,6 +16,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
 
+from ...passes.severity import Severity
 from ..contract import Patch
 from ..errors import NotConverted
 from ..lowering import add_result, bind_arguments, cast_to, promote_operands, to_python
@@ -23,7 +24,7 @@ from ..probes import find_fault
 
 _NOOP_MODULE = "coremltools.converters.mil.mil.passes.defs.cleanup.noop_elimination"
 
-PATCH = Patch(code="TORCH110",
+PATCH = Patch(code="TORCH110", severity=Severity.WRONG,
               title="float `x // 1` becomes x and `x % 1` becomes 0; rounded divisions of ints become floats",
               upstream=(
         "https://github.com/apple/coremltools/issues/2761",

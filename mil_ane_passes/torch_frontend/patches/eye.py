@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 from coremltools.converters.mil.mil import types
 
+from ...passes.severity import Severity
 from ..contract import Patch
 from ..creation import make_constant, to_mil_type
 from ..lowering import add_result, bind_arguments, to_python
 from ..probes import find_fault
 
-PATCH = Patch(code="TORCH112",
+PATCH = Patch(code="TORCH112", severity=Severity.WRONG,
               title="`eye` loses its dtype", upstream=("none known",))
 
 

@@ -12,12 +12,13 @@ from typing import Any
 
 from coremltools.converters.mil.mil import Var, types
 
+from ...passes.severity import Severity
 from ..contract import Patch
 from ..creation import make_filled, make_filled_like, read_sizes, to_mil_type
 from ..lowering import add_result, bind_arguments
 from ..probes import find_fault, is_lowered_by_coremltools
 
-PATCH = Patch(code="TORCH113",
+PATCH = Patch(code="TORCH113", severity=Severity.WRONG,
               title="`new_ones`, `zero_` are not implemented; `new_zeros`, `new_full`, `full_like` lose the dtype",
               upstream=("none known",))
 

@@ -27,6 +27,7 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
 from numpy.typing import NDArray
 
+from ...passes.severity import Severity
 from ..contract import Patch
 
 _PASS_MODULE = "coremltools.converters.mil.mil.passes.defs.quantization"
@@ -44,7 +45,7 @@ _MASK_PRESERVING_OPS = frozenset((
     "squeeze", "stack", "sub", "tile", "transpose"))
 _BOUND_OPS = frozenset(("clip", "maximum", "minimum"))
 
-PATCH = Patch(code="TORCH114",
+PATCH = Patch(code="TORCH114", severity=Severity.WRONG,
               title="finite masks such as finfo(float32).min become -inf in fp16, and NaN in a product or softmax",
               upstream=("https://github.com/apple/coremltools/pull/2669",))
 

@@ -15,11 +15,12 @@ from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_O
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
 
+from ...passes.severity import Severity
 from ..contract import Patch
 from ..lowering import add_result, bind_arguments, cast_to, name_result, to_python, to_tensor
 from ..probes import find_fault, is_lowered_by_coremltools
 
-PATCH = Patch(code="TORCH116",
+PATCH = Patch(code="TORCH116", severity=Severity.WRONG,
               title="`sqrt`, `exp`, `sin`, `log`, ... of ints are refused or convert to other values",
               upstream=("none known",))
 

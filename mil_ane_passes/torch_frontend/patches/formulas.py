@@ -14,6 +14,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var
 
+from ...passes.severity import Severity
 from ..contract import Patch
 from ..errors import NotConverted
 from ..lowering import (
@@ -28,7 +29,7 @@ from ..lowering import (
 )
 from ..probes import find_fault
 
-PATCH = Patch(code="TORCH119",
+PATCH = Patch(code="TORCH119", severity=Severity.WRONG,
               title="`rms_norm` misplaces eps, silently; `cosine_similarity`, `mse_loss`, `cross` want every argument",
               upstream=("https://github.com/apple/coremltools/issues/2821",))
 

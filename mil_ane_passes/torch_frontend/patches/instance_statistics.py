@@ -9,11 +9,12 @@ from typing import Any
 
 from coremltools.converters.mil.mil import Builder as mb
 
+from ...passes.severity import Severity
 from ..contract import Patch
 from ..lowering import add_result, bind_arguments, to_python
 from ..probes import find_fault
 
-PATCH = Patch(code="TORCH167",
+PATCH = Patch(code="TORCH167", severity=Severity.WRONG,
               title="`instance_norm` ignores running statistics, silently", upstream=("none known",))
 
 

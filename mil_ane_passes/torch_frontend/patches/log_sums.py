@@ -13,6 +13,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
 
+from ...passes.severity import Severity
 from ..contract import Patch
 from ..creation import to_mil_type
 from ..errors import NotConverted
@@ -20,7 +21,7 @@ from ..lowering import add_result, bind_arguments, cast_to, get_dims, make_range
 from ..probes import find_fault
 from ..slice_assignment import scan_axis
 
-PATCH = Patch(code="TORCH164",
+PATCH = Patch(code="TORCH164", severity=Severity.WRONG,
               title="`log_softmax` ends at -103.3, `logcumsumexp` is infinite from 88 on, both silently",
               upstream=("https://github.com/apple/coremltools/issues/2728",))
 

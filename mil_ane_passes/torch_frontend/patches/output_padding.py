@@ -14,11 +14,12 @@ from coremltools.converters.mil.frontend.torch import ops
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var
 
+from ...passes.severity import Severity
 from ..contract import Patch
 from ..lowering import add_result, bind_arguments, cast_to, is_constant, name_result, promote_operands, to_python
 from ..probes import find_fault
 
-PATCH = Patch(code="TORCH173",
+PATCH = Patch(code="TORCH173", severity=Severity.WRONG,
               title="`output_padding` beyond `padding` makes transposed convolutions too large, or is refused",
               upstream=("none known",))
 

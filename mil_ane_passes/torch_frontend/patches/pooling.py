@@ -13,12 +13,13 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
 
+from ...passes.severity import Severity
 from ..contract import Patch
 from ..errors import NotConverted
 from ..lowering import add_result, bind_arguments, name_result, to_python
 from ..probes import find_fault
 
-PATCH = Patch(code="TORCH128",
+PATCH = Patch(code="TORCH128", severity=Severity.WRONG,
               title="max pools with dilation and average pools with `divisor_override` are refused; with ceil_mode a "
                     "window behind the input is counted",
               upstream=("none known",))

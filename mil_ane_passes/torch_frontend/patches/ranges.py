@@ -13,13 +13,14 @@ from coremltools.converters.mil.frontend.torch import ops
 from coremltools.converters.mil.frontend.torch.utils import TorchFrontend
 from coremltools.converters.mil.mil import Var, types
 
+from ...passes.severity import Severity
 from ..contract import Patch
 from ..creation import make_constant, to_mil_type
 from ..errors import NotConverted
 from ..lowering import add_result, bind_arguments, cast_to, find_written_literal, is_constant, to_python, to_tensor
 from ..probes import find_fault
 
-PATCH = Patch(code="TORCH130",
+PATCH = Patch(code="TORCH130", severity=Severity.WRONG,
               title="`dtype` of `arange` and `linspace` is overlooked", upstream=("none known",))
 
 #: a range of more elements is computed by the program, which costs no bytes in the package

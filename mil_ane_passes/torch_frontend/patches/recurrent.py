@@ -14,12 +14,13 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var
 
+from ...passes.severity import Severity
 from ..contract import Patch
 from ..errors import NotConverted
 from ..lowering import add_results, bind_arguments, to_python, to_tensor
 from ..recurrent_layers import compute_packed_rows, gather_rows, iterate_equal_lengths, lower_recurrent_layer
 
-PATCH = Patch(code="TORCH131",
+PATCH = Patch(code="TORCH131", severity=Severity.WRONG,
               title="recurrent layers are not exported; packed sequences run on through their padding, silently",
               upstream=("none known",))
 

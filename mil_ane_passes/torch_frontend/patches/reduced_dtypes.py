@@ -15,12 +15,13 @@ from coremltools.converters.mil.frontend.torch.utils import NUM_TO_DTYPE_STRING
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
 
+from ...passes.severity import Severity
 from ..contract import Patch
 from ..errors import NotConverted
 from ..lowering import add_result, bind_arguments, cast_to, to_python, to_tensor
 from ..probes import find_fault
 
-PATCH = Patch(code="TORCH132",
+PATCH = Patch(code="TORCH132", severity=Severity.WRONG,
               title="`mean` and `sum` forget their dtype, `all` and `any` of fractions are taken for 0",
               upstream=("none known",))
 

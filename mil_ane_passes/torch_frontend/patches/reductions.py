@@ -12,13 +12,14 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
 
+from ...passes.severity import Severity
 from ..contract import Patch
 from ..creation import to_mil_type
 from ..errors import NotConverted
 from ..lowering import add_result, bind_arguments, cast_to, get_dims, name_result, normalize_axis, to_python
 from ..probes import find_fault
 
-PATCH = Patch(code="TORCH133",
+PATCH = Patch(code="TORCH133", severity=Severity.WRONG,
               title="`var(correction=2)`, `std()`, `argmax()` convert to other values; `prod` is not implemented",
               upstream=("none known",))
 

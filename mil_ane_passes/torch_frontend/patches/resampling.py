@@ -19,6 +19,7 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var
 
 from ...ir.query import is_symbolic
+from ...passes.severity import Severity
 from ..contract import Patch
 from ..errors import NotConverted
 from ..lowering import (
@@ -31,7 +32,7 @@ from ..lowering import (
     to_python,
 )
 
-PATCH = Patch(code="TORCH136",
+PATCH = Patch(code="TORCH136", severity=Severity.WRONG,
               title="bicubic, trilinear and nearest-exact resizes are not implemented; others by scales that round a "
                     "size convert to other values, or are refused",
               upstream=(

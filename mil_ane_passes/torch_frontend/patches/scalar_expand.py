@@ -13,11 +13,12 @@ from coremltools.converters.mil.frontend.torch import ops
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
 
+from ...passes.severity import Severity
 from ..contract import Patch
 from ..lowering import add_result, bind_arguments
 from ..probes import find_fault
 
-PATCH = Patch(code="TORCH163",
+PATCH = Patch(code="TORCH163", severity=Severity.WRONG,
               title="`view` to no dimensions keeps them, silently, `expand` fails; `broadcast_to` is not implemented",
               upstream=("none known",))
 

@@ -14,12 +14,13 @@ from coremltools.converters.mil.frontend.torch import ops
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
 
+from ...passes.severity import Severity
 from ..contract import Patch
 from ..lowering import add_result as give
 from ..lowering import bind_arguments, cast_to, promote_operands, to_python, to_tensor
 from ..probes import find_fault
 
-PATCH = Patch(code="TORCH140",
+PATCH = Patch(code="TORCH140", severity=Severity.WRONG,
               title="`alpha` of `add` and `sub` is overlooked in exported programs, refused in traces",
               upstream=("none known",))
 

@@ -14,6 +14,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
 
+from ...passes.severity import Severity
 from ..contract import Patch
 from ..errors import NotConverted
 from ..lowering import (
@@ -29,7 +30,7 @@ from ..lowering import (
 )
 from ..probes import find_fault
 
-PATCH = Patch(code="TORCH141",
+PATCH = Patch(code="TORCH141", severity=Severity.WRONG,
               title="`scatter` of an int, indices smaller than the data and of rank 0 are refused or misread",
               upstream=("none known",))
 

@@ -15,11 +15,12 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var
 
+from ...passes.severity import Severity
 from ..contract import Patch
 from ..errors import NotConverted
 from ..functional.specialization import use_input_types
 
-PATCH = Patch(code="TORCH165",
+PATCH = Patch(code="TORCH165", severity=Severity.WRONG,
               title="scripted modules: attributes become their names, branches on known ranks and `raise` fail",
               upstream=("none known",))
 

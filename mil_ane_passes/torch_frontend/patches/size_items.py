@@ -12,11 +12,12 @@ from coremltools.converters.mil.frontend.torch import ops
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var
 
+from ...passes.severity import Severity
 from ..contract import Patch
 from ..lowering import add_result, bind_arguments, to_python
 from ..probes import find_fault
 
-PATCH = Patch(code="TORCH143",
+PATCH = Patch(code="TORCH143", severity=Severity.WRONG,
               title="scripted `x.shape[1]` is refused, `x.shape[0]` is the whole shape", upstream=("none known",))
 
 _NUMBER_LISTS = ("constant", "listconstruct", "size")

@@ -11,12 +11,13 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+from ...passes.severity import Severity
 from ..complex_values import map_nested
 from ..contract import Patch
 
 _TORCH_FRONTEND = "coremltools.converters.mil.frontend.torch"
 
-PATCH = Patch(code="TORCH171",
+PATCH = Patch(code="TORCH171", severity=Severity.WRONG,
               title="a text argument of an exported op is taken for the value of that name, as in `gelu` behind `tanh`",
               upstream=("none known",))
 

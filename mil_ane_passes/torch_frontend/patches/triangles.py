@@ -13,6 +13,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
 
+from ...passes.severity import Severity
 from ..contract import Patch
 from ..creation import make_constant, make_filled_like
 from ..lowering import (
@@ -29,7 +30,7 @@ from ..lowering import (
 from ..probes import find_fault
 from ..slice_assignment import find_lower_bound
 
-PATCH = Patch(code="TORCH148",
+PATCH = Patch(code="TORCH148", severity=Severity.WRONG,
               title="`triu`, `tril` make NaN of inf; `roll` gathers", upstream=("none known",))
 
 

@@ -15,6 +15,7 @@ from coremltools import _logger as logger
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import types
 
+from ...passes.severity import Severity
 from ...utils.text_format import escape_text
 from ..contract import Patch
 from ..errors import NotConverted, describe_node_location
@@ -24,7 +25,7 @@ from ..functional.specialization import specialize_graph
 from ..probes import find_fault
 
 PATCH = Patch(
-    code="TORCH153",
+    code="TORCH153", severity=Severity.WRONG,
     title="writes through views go to the wrong axis or are dropped",
     upstream=(
         "https://github.com/apple/coremltools/issues/1422",

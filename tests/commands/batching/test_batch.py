@@ -93,7 +93,7 @@ def test_lint_writes_reports_and_gates(two, out):
     assert [(item.name, item.status, item.code) for item in report.items] == [("b", "findings", 1), ("a", "clean", 0)]
     alone = ane.lint(two[0], select="ANE3").to_dict()
     assert json.loads((out / "b.json").read_text()) == report.items[0].report == json.loads(json.dumps(alone))
-    warnings = [found for found in alone["findings"] if found["level"] != "note"]
+    warnings = [found for found in alone["findings"] if found["severity"] != "suggestion"]
     assert report.items[0].count == len(warnings) > 0 and report.exit_code == 1
     recalled = batch("lint", two, out, report="json", select="ANE3")
     assert set(statuses(recalled).values()) == {"up to date"} and recalled.exit_code == 1

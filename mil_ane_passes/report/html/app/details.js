@@ -116,6 +116,7 @@ const details = {
               ],
             ]
           : []),
+        ...(finding.near ? [] : [["Severity", [data.severities[finding.severity].title.toLowerCase()]]]),
         ["Confidence", [rule.confidence]],
         ...(finding.origin >= 0 ? [["Made by", [named(text(finding.origin))]]] : []),
       ]),

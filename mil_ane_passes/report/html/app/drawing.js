@@ -164,7 +164,7 @@ Object.assign(graph, {
       ink.soft,
       wide - mark - 12 * view.k,
     );
-    if (report.found[row].some((finding) => !finding.note))
+    if (report.found[row].some((finding) => data.severities[finding.severity].fails))
       this.words("▲", left + wide - 9 * view.k, top + 12 * view.k, 10, 400, ink.warn, mark, "center");
   },
 

@@ -21,15 +21,12 @@ const findingsView = {
 
   show() {
     const { hits, nears } = current();
-    const off = grouped(hits.filter((finding) => finding.refuses));
-    const others = grouped(hits.filter((finding) => !finding.refuses && !finding.note));
-    const notes = grouped(hits.filter((finding) => !finding.refuses && finding.note));
     byId("findings-count").textContent = `${count(hits.length, "finding")} by ${count(grouped(hits).length, "rule")}`;
     fill(
       byId("finding-list"),
-      ...this.tier("Unsupported on the ANE", off, true),
-      ...this.tier("Suggestions", others, true),
-      ...this.tier("Notes", notes, false),
+      ...data.severities.flatMap((severity, rank) =>
+        this.tier(severity.title, grouped(hits.filter((finding) => finding.severity === rank)), severity.fails),
+      ),
       this.nears(grouped(nears)),
       this.together(hits),
       hits.length + nears.length ? null : el("p", { class: "note" }, "No rule found anything."),
@@ -63,7 +60,11 @@ const findingsView = {
   /** One command for all that has a pass, where that is more than one. */
   together(hits) {
     const passes = [
-      ...new Set(hits.filter((finding) => !finding.note && finding.of.fix?.pass).map(({ of }) => of.fix.pass)),
+      ...new Set(
+        hits
+          .filter((finding) => data.severities[finding.severity].fails && finding.of.fix?.pass)
+          .map(({ of }) => of.fix.pass),
+      ),
     ];
     if (passes.length < 2) return null;
     return el(

@@ -31,7 +31,7 @@ class Report {
       const rows = finding.covers.length ? finding.covers : finding.row === null ? [] : [finding.row];
       rows.forEach((row) => found[row] && found[row].push(finding));
     }
-    const weight = (finding) => [-finding.refuses, finding.note, finding.covers.length];
+    const weight = (finding) => [-finding.refuses, finding.severity, finding.covers.length];
     const worst = (a, b) => a[0] - b[0] || a[1] - b[1] || a[2] - b[2];
     found.forEach((hits) => hits.length > 1 && hits.sort((a, b) => worst(weight(a), weight(b))));
     return found;
