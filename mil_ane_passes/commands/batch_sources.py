@@ -11,11 +11,13 @@ from pathlib import Path
 
 from ..utils.errors import InputError
 
-__all__ = ["Paths", "Source", "find_sources"]
+__all__ = ["BACKUP_SUFFIX", "Paths", "Source", "find_sources"]
 
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 _SUFFIX = ".mlpackage"
+BACKUP_SUFFIX = ".bak"
+"Added to the name of a package that was replaced; folders are not searched for such ones."
 _FILE_SUFFIX = ".mlmodel"
 "Suffix of models that are a file: NeuralNetworks."
 
@@ -97,12 +99,13 @@ def _iterate_pattern_matches(pattern: str, folder: Path | None) -> Iterator[str]
 def _walk_folders(top: str, folder: Path | None, refused: list[OSError]) -> Iterator[tuple[str, list[str]]]:
     """Yield all folders below, with the names of the packages and the .mlmodel files in each.
 
-    Packages, hidden folders, the folder of the results and links are not searched.
+    Packages, hidden folders, the folder of the results and links are not searched, and backups are left out.
     """
     results = None if folder is None else os.path.realpath(folder)
     for place, folders, files in os.walk(top, onerror=refused.append):
         folders[:] = sorted(name for name in folders
-                            if not name.startswith(".") and os.path.realpath(os.path.join(place, name)) != results)
+                            if not name.startswith(".") and not name.endswith(_SUFFIX + BACKUP_SUFFIX)
+                            and os.path.realpath(os.path.join(place, name)) != results)
         inside = [name for name in folders if _is_package(os.path.join(place, name))]
         folders[:] = [name for name in folders if name not in inside]
         yield place, sorted([*inside, *(name for name in files if name.endswith(_FILE_SUFFIX))])

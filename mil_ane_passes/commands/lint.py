@@ -26,6 +26,7 @@ from ..utils.garbage_collection import pause_garbage_collection
 from ..utils.locking import synchronized
 from ..utils.text_format import escape_text, format_lines
 from .batch_sources import Source, find_sources
+from .lint_fix import FixOptions, check_fix_options, fix_sources
 from .lint_gates import GateOptions, Gates
 from .options import add_options, argument, command, flag, read_options
 from .output import format_error, print_upgrades
@@ -111,6 +112,7 @@ def add(parser: argparse.ArgumentParser) -> None:
                         help="count the findings of each rule, the most frequent first, as text or json")
     add_options(parser, LintOptions)
     add_options(parser, GateOptions)
+    add_options(parser, FixOptions)
     parser.set_defaults(run=run, keeps_all=True)
 
 
@@ -123,9 +125,13 @@ def run(arguments: argparse.Namespace) -> int:
         _reject_options_of_one_package(arguments)
     elif sources[0].error and not os.path.exists(sources[0].path):
         raise InputError(sources[0].error)
+    if arguments.fix or arguments.in_place:
+        check_fix_options(arguments, sources)
     if arguments.statistics and arguments.format not in ("text", "json"):
         raise InputError(f"--statistics: found --format {arguments.format}; expected text or json")
     settings = read_lint_settings(arguments)
+    if arguments.fix:
+        return fix_sources(arguments, sources, settings)
     target = None if arguments.output is None else check_output_file(
         arguments.output, [*(source.path for source in sources), settings.keywords.get("after"),
                            settings.keywords.get("baseline"), arguments.measured, settings.file])

@@ -102,6 +102,8 @@ class RewriteOptions:
     "replace OUT if it exists"
     progress: Progress = field(default=ignore_progress, metadata=NOT_IN_BATCH)
     ahead: CopyAhead | None = field(default=None, metadata=NOT_IN_BATCH)
+    named: bool = field(default=True, metadata=NOT_IN_BATCH)
+    "Whether the user named the `passes`; otherwise they are treated as those of a preset."
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -144,7 +146,7 @@ def rewrite(options: RewriteOptions) -> RewriteReport:
     `link` as in `save`, `max_steps` and `max_seconds` as in `run`. `feeds` (from input name to array, or several such)
     and `ranges` (input name to (low, high)) describe the inputs: passes that need value ranges use them, and the
     equivalence check runs on them besides its own random feeds (approximate rewrites are judged on them alone).
-    `ahead`: copies that were already started.
+    `ahead`: copies that were already started. Without `named`, `passes` are treated as those of a preset.
 
     A NeuralNetwork is upgraded first, and the result is an ML Program, unless `dst` ends in .mlmodel: then its layers
     are rewritten within the format, `passes` names rewrites of layers, and the report is a `NetworkRewriteReport`.

@@ -137,7 +137,7 @@ class Outcome:
 def plan_rewrite(options: RewriteOptions) -> RewritePlan:
     """Check the options, before anything is read."""
     parse_target(options.target)
-    rules = select_rewrites(options.preset, options.passes, options.options)
+    rules = select_rewrites(options.preset, options.passes, options.options, asked=options.named)
     return RewritePlan(options, rules, UserInputs.of(options.feeds, options.ranges))
 
 

@@ -28,12 +28,14 @@ if TYPE_CHECKING:
     from .copy_ahead import CopyAhead
     from .destination import check_destination
     from .model import Package, load, package_of_mlmodel
-    from .package_writer import save
+    from .package_writer import check_backup, replace_source, save
 
-__all__ = ["CopyAhead", "Package", "check_destination", "load", "package_of_mlmodel", "save"]
+__all__ = ["CopyAhead", "Package", "check_backup", "check_destination", "load", "package_of_mlmodel", "replace_source",
+           "save"]
 
 _HOME = {"CopyAhead": ".copy_ahead", "Package": ".model", "check_destination": ".destination", "load": ".model",
-         "package_of_mlmodel": ".model", "save": ".package_writer"}
+         "package_of_mlmodel": ".model", "check_backup": ".package_writer", "replace_source": ".package_writer",
+         "save": ".package_writer"}
 
 # A copy can start before coremltools is there.
 if not TYPE_CHECKING:  # so that a checker refuses names that are not there

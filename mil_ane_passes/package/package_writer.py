@@ -65,6 +65,46 @@ def save(
     write_models([output], overwrite=overwrite, link=link, ahead=ahead)
 
 
+@synchronized
+def replace_source(package: Package, backup: str | os.PathLike[str]) -> None:
+    """Write `package` in place of the folder that it was loaded from, which is kept as `backup`.
+
+    The new package is complete before anything is changed, and swapped for the old one in one step. The backup appears
+    before that, at a path that has to be free; its files are the old ones, as links or copies. On any failure the
+    source is as it was, and there is no backup. Raises InputError as `save` does, and as `check_backup`.
+    """
+    target, kept = Path(os.path.abspath(package.path)), Path(os.path.abspath(backup))
+    check_backup(target, kept)
+    with convert_write_errors(target), Staging(target) as staging:
+        new = staging.folder / f"{_NEW_NAME}.mlpackage"
+        save(package, new)
+        _fill_staged_folder(target, staging.folder / kept.name, {}, None, link=True)
+        package.check_source()
+        try:
+            move_to_free_path(staging.folder / kept.name, kept)
+        except FileExistsError:
+            check_backup(target, kept)
+            raise
+        try:
+            exchange_paths(new, target, staging.folder / REPLACED)
+        except BaseException:
+            os.rename(kept, staging.folder / _TAKEN_BACK_NAME)
+            raise
+    _sync_parent_folder(target)
+
+
+def check_backup(target: Path, backup: Path) -> None:
+    """Raise InputError if the package at `target` cannot be replaced in place and kept as `backup`."""
+    if os.path.islink(target):
+        raise InputError(f"{target}: is a link to {os.readlink(target)}, and a link is not replaced; expected the path "
+                         "of the package itself")
+    if not target.is_dir():
+        raise InputError(f"{target}: is no package; only an .mlpackage is replaced in place")
+    if os.path.lexists(backup):
+        raise InputError(f"{backup}: exists already, and a backup is never overwritten; move it away, or write the "
+                         "result to another path (-o)")
+
+
 @dataclass(frozen=True)
 class PackageOutput:
     """One package to write: the one at `layout` with the model file `model`, to the absolute path `target`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ from .contract import Evidence, Hit, Miss, Rewrite, Rule
 from .registry import fixes_for, get_all_rewrites
 from .severity import Severity
 
-__all__ = ["Finding", "build_finding", "find_fix"]
+__all__ = ["Finding", "build_finding", "collect_fixes", "find_fix"]
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,13 @@ class Finding:
 def find_fix(rule: type[Rule]) -> type[Rewrite] | None:
     """Return the first rewrite that fixes the findings of `rule`; a rewrite fixes its own."""
     return next(iter(fixes_for(rule)), None)
+
+
+def collect_fixes(findings: Iterable[Finding]) -> list[dict[str, Any]]:
+    """Collect the passes that fix `findings`, each once, in their order."""
+    distinct = {(item.rule, item.fixed_by, bool(item.not_fixed_because)): item for item in findings}
+    fixes = [item.fix for item in distinct.values()]
+    return list({fix["pass"]: fix for fix in fixes if fix and fix["pass"]}.values())
 
 
 def build_finding(rule: Rule, answer: Hit | Miss, function: str) -> Finding:

@@ -91,11 +91,14 @@ def select_rewrites(
     preset: str = "safe",
     passes: Passes | None = None,
     options: Options | None = None,
+    *,
+    asked: bool = True,
 ) -> list[Rewrite]:
     """Select the configured rewrites of a preset, or exactly those in `passes`, in order.
 
     `passes` is `'a,b{option=value}'`, a list of such, or a mapping from name to options; a preset's name among them
-    stands for all its members. Raises InputError for anything unknown, with the nearest name.
+    stands for all its members. Unless `asked`, the user did not name them: they are treated as members of a preset.
+    Raises InputError for anything unknown, with the nearest name.
     """
     if preset not in PRESETS:
         raise InputError(f"no preset '{preset}'; expected {' or '.join(PRESETS)}{suggest_nearest(preset, PRESETS)}")
@@ -118,7 +121,7 @@ def select_rewrites(
         chosen[short].update(inputs or {})
     rules = [_configure_rewrite(find_rewrite(name), chosen[name]) for name in sort_passes(chosen)]
     for rule in rules:
-        rule._asked = rule.name in named
+        rule._asked = asked and rule.name in named
     return rules
 
 

@@ -15,7 +15,7 @@ from ..ane.latency import LatencyReport
 from ..ane.latency_parameters import load_parameters
 from ..ane.weight_formats import SizeAdvice
 from ..passes.contract import Evidence, Rewrite, Rule
-from ..passes.finding import Finding
+from ..passes.finding import Finding, collect_fixes
 from ..passes.layout import format_bytes
 from ..passes.severity import Severity
 from ..passes.targets import Generation
@@ -349,10 +349,8 @@ def _format_sizes(sizes: SizeAdvice, shown: int | None) -> list[str]:
 
 def _iterate_combined_fix_lines(report: LintReport, found: Iterable[FindingGroup]) -> Iterator[str]:
     """Yield one command with all fixing passes, if there is more than one."""
-    fixes_of = {(group.rule, item.fixed_by, bool(item.not_fixed_because)): item
-             for group in found if group.severity.fails for item in group.findings}
-    fixes = [item.fix for item in fixes_of.values()]
-    passes = list(dict.fromkeys(fix["pass"] for fix in fixes if fix and fix["pass"]))
+    fixes = collect_fixes(item for group in found if group.severity.fails for item in group.findings)
+    passes = [fix["pass"] for fix in fixes]
     if len(passes) > 1:
         yield f"all fixes at once: {_format_rewrite_command(report, passes)}"
 

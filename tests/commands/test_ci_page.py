@@ -22,7 +22,7 @@ from tests.readme.walk import ROOT, SHELL, environment, shown_anew, steps
 
 PAGE = ROOT / "mil_ane_passes/commands/README.md"
 TEXT = PAGE.read_text(encoding="utf-8")
-SECTIONS = ("## Lint in CI", "## Reports in Python")
+SECTIONS = ("## Lint in CI", "## Fixes", "## Reports in Python")
 ACTION = ROOT / ".github/actions/lint"
 
 
@@ -68,7 +68,7 @@ def test_the_page_shows_what_its_commands_print(made):
 def test_its_commands_write_what_they_say(project):
     assert json.loads((project / "lint.sarif").read_text())["version"] == "2.1.0"
     assert len(json.loads((project / "lint-baseline.json").read_text())["reports"]) == 2
-    assert {"lint.html", "rewrite.json", "fast.mlpackage"} <= set(os.listdir(project))
+    assert {"lint.html", "rewrite.json", "fast.mlpackage", "fixed.mlpackage"} <= set(os.listdir(project))
 
 
 @pytest.mark.parametrize("options,code", [

@@ -92,7 +92,7 @@ def test_a_field_is_a_setting_of_a_batch_unless_it_says_otherwise():
     assert get_batch_options(_Options) == {"share": 0.5, "keep": True, "seeds": 3}
     assert vars(parse("--share", "2", batch=True)).keys() == {"share", "keep"}
     assert set(COMMANDS["rewrite"]) == {each.name for each in fields(RewriteOptions)} - {
-        "src", "dst", "diff", "overwrite", "progress", "ahead"}
+        "src", "dst", "diff", "overwrite", "progress", "ahead", "named"}
 
 
 @pytest.mark.parametrize("name", PUBLIC)
