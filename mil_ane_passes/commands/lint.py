@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..package.output_file import check_output_file, write_text_file
+from ..passes.targets import split_targets
 from ..utils.errors import InputError
 from ..utils.garbage_collection import pause_garbage_collection
 from ..utils.locking import synchronized
@@ -28,6 +29,7 @@ from ..utils.text_format import escape_text, format_lines
 from .batch_sources import Source, find_sources
 from .lint_fix import FixOptions, check_fix_options, fix_sources
 from .lint_gates import GateOptions, Gates
+from .lint_targets import check_target_options, lint_targets
 from .options import add_options, argument, command, flag, read_options
 from .output import format_error, print_upgrades
 from .settings import Settings, parse_percent, read_settings
@@ -63,7 +65,7 @@ class LintOptions:
     "the .mlpackage or .mlmodel to look at; or several, folders with packages in them, or patterns"
     _: KW_ONLY
     target: str = field(default="all", metadata=flag())
-    "chip or device to look at (default: all)"
+    "chip or device to look at (default: all); of several, such as m1,a17,m4, the command prints a table"
     select: Names | None = field(default=None, metadata=flag(metavar="RULES"))
     "report these only: codes, beginnings of codes, slugs or names, e.g. 'ANE3,int-inputs'"
     ignore: Names | None = field(default=None, metadata=flag(metavar="RULES"))
@@ -130,13 +132,21 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.statistics and arguments.format not in ("text", "json"):
         raise InputError(f"--statistics: found --format {arguments.format}; expected text or json")
     settings = read_lint_settings(arguments)
+    if len(split_targets(settings.keywords.get("target", "all"))) > 1:
+        check_target_options(arguments, settings.keywords)
     if arguments.fix:
         return fix_sources(arguments, sources, settings)
     target = None if arguments.output is None else check_output_file(
         arguments.output, [*(source.path for source in sources), settings.keywords.get("after"),
                            settings.keywords.get("baseline"), arguments.measured, settings.file])
+    keywords = {name: value for name, value in settings.keywords.items() if name != "src"}
+    targets = split_targets(keywords.get("target", "all"))
     with settings.name_file():
-        linter = prepare_lint(None, **{name: value for name, value in settings.keywords.items() if name != "src"})
+        linters = {name: prepare_lint(None, **{**keywords, "target": name}) for name in targets}
+    if len(linters) > 1:
+        return lint_targets(arguments, sources, {name: each.lint for name, each in linters.items()}, settings.gates,
+                            target)
+    linter, = linters.values()
     if arguments.format == "html" and target is None and isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")  # the encoding that the page declares
     lines = arguments.format in LINE_FORMATS

@@ -11,6 +11,7 @@ it. A chip's Pro, Max and Ultra have more cores, but the same limits (ANEForge).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -28,6 +29,7 @@ __all__ = [
     "get_generations_between",
     "is_applicable",
     "parse_target",
+    "split_targets",
 ]
 
 
@@ -95,6 +97,11 @@ def parse_target(name: str) -> tuple[Generation, ...]:
         raise InputError(f"target: found {name!r}; expected a name such as 'all', 'm4' or 'iPhone 15 Pro'",
                          option="target")
     return _parsed(name)
+
+
+def split_targets(names: str) -> list[str]:
+    """Split the names of several targets at commas; those of model identifiers (Mac16,12) stay. Checks no name."""
+    return list(dict.fromkeys(name.strip() for name in re.split(r",(?!\s*\d+\s*(?:,|$))", names)))
 
 
 @cache
