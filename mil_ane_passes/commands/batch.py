@@ -29,6 +29,7 @@ from .batch_sources import Paths, Source, find_sources
 from .lint_gates import GateOptions
 from .options import add_format_option, add_options, read_options
 from .output import format_example, print_report, show_progress
+from .settings import SettingsFileOptions
 from .signals import Stopped
 
 __all__ = ["BatchInterrupted", "batch"]
@@ -57,6 +58,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     _add_sources(one, "DIR/NAME.txt")
     add_options(one, lint.LintOptions, batch=True)
     add_options(one, GateOptions)
+    add_options(one, SettingsFileOptions)
     one.add_argument("--report", choices=lint.FORMATS, default="text", help="which form the reports in DIR have")
     one.set_defaults(run=run, each=_batch_lint)
 

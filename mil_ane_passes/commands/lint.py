@@ -32,13 +32,14 @@ from .lint_gates import GateOptions, Gates
 from .lint_targets import check_target_options, lint_targets
 from .options import add_options, argument, command, flag, read_options
 from .output import format_error, print_upgrades
-from .settings import Settings, parse_percent, read_settings
+from .settings import SettingsFileOptions, parse_percent, read_chosen_settings
 
 if TYPE_CHECKING:
     from ..ane.compute_plan import Measurement, MeasurementSource
     from ..passes.contract import Rule
     from ..passes.finding import Finding
     from ..report.baseline import BaselineFile
+    from ..report.ignored import PerOpIgnore
     from ..report.lint import LintReport
     from ..report.lint_collection import Collection, CollectionTotals
     from .sources import OpenedSource
@@ -71,6 +72,7 @@ class LintOptions:
     ignore: Names | None = field(default=None, metadata=flag(metavar="RULES"))
     "do not report these; in the prediction they still count"
     options: Mapping[str, Mapping[str, Any]] | None = None
+    per_op_ignores: Mapping[str, Names] | None = None
     baseline: str | PathLike[str] | None = field(default=None, metadata=flag(metavar="FILE", batch=False))
     "gate: no findings but those in this JSON report; of several IN, each has its own in the report of all"
     measured: MeasurementSource | None = field(default=None, metadata=flag(metavar="RESULT.json", batch=False))
@@ -114,6 +116,7 @@ def add(parser: argparse.ArgumentParser) -> None:
                         help="count the findings of each rule, the most frequent first, as text or json")
     add_options(parser, LintOptions)
     add_options(parser, GateOptions)
+    add_options(parser, SettingsFileOptions)
     add_options(parser, FixOptions)
     parser.set_defaults(run=run, keeps_all=True)
 
@@ -257,12 +260,10 @@ class _Run:
 
 def read_lint_settings(arguments: argparse.Namespace) -> LintSettings:
     """Read the settings file, and the options on the command line, which win."""
-    if arguments.no_config and arguments.config is not None:
-        raise InputError("--config and --no-config contradict each other; give one of them")
-    settings = Settings() if arguments.no_config else read_settings(arguments.config)
+    settings = read_chosen_settings(arguments.config, arguments.no_config)
     share = settings.fail_under if arguments.fail_under is None else parse_percent(arguments.fail_under, "--fail-under")
     typed = read_options(arguments, LintOptions)
-    found = {name: value for name in ("target", "select", "ignore", "options", "baseline")
+    found = {name: value for name in ("target", "select", "ignore", "per_op_ignores", "options", "baseline")
              if name not in typed and (value := getattr(settings, name)) is not None}
     gates = Gates(share, settings.fail_on if arguments.fail_on is None else arguments.fail_on)
     return LintSettings({**found, **typed}, frozenset(found), settings.file, gates)
@@ -274,10 +275,11 @@ def lint(options: LintOptions) -> LintReport:
 
     `select` and `ignore` choose the reported rules (codes, beginnings of codes such as ANE3, slugs or names; `ignore`
     wins). A rule that finds unsupported ops always counts in the prediction: hiding a finding does not get an op onto
-    the ANE. `options` sets options of rules, by name. `after` is a second source that is checked in the same way,
-    `baseline` the JSON of an earlier report. `measured` is Core ML's answer on a Mac (the result.json of `measure.py`,
-    a dumped compute plan, or its data): it overrides the prediction where both differ and its chip is the target, and
-    is reported beside the predicted backends and costs. With `sizes` the report has advice on compressed weights.
+    the ANE. `per_op_ignores` maps patterns of names of values (`encoder_*`, `main/x`) to rules that are ignored there:
+    such findings are counted in the report's `ignored`. `options` sets options of rules, by name. `after` is a second
+    source that is checked in the same way, `baseline` the JSON of an earlier report. `measured` is Core ML's
+    answer on a Mac (the result.json of `measure.py`, a dumped compute plan, or its data): it overrides the prediction
+    where both differ and its chip is the target, and is reported beside the predicted backends and costs. With `sizes` the report has advice on compressed weights.
     Raises InputError for input that cannot be read and for unknown names.
     """
     return _prepare(options).lint(options.src)
@@ -298,7 +300,7 @@ def _prepare(options: LintOptions) -> _Linter:
     from ..passes.rule_selection import configure_rules, select_rule_names
     from ..passes.targets import parse_target
     from ..report.baseline import read_baseline
-    from .lint_network import split_layer_rules
+    from .lint_network import resolve_per_op_ignores, split_layer_rules
 
     with pause_garbage_collection():
         parse_target(options.target)
@@ -309,13 +311,14 @@ def _prepare(options: LintOptions) -> _Linter:
         helping = names_of_fixes(rule for name, rule in rules.items() if name in names)
         requested = [rule for name, rule in rules.items() if name in names or name in helping or rule.refuses]
         plans = [] if options.measured is None else read_measurements(options.measured)
-    return _Linter(options, codes, names, requested, known, plans)
+        ignores = resolve_per_op_ignores(options.per_op_ignores)
+    return _Linter(options, codes, names, requested, known, plans, ignores)
 
 
 @dataclass(frozen=True)
 class _Linter:
     """Options of `lint`, and what they stand for: codes of rules of layers, names of rules that are reported, rules to
-    match, the baseline and measurements."""
+    match, the baseline, measurements and what is ignored at single ops."""
 
     options: LintOptions
     codes: frozenset[str]
@@ -323,6 +326,7 @@ class _Linter:
     rules: list[Rule]
     baseline: BaselineFile | None
     measurements: list[Measurement]
+    ignores: Sequence[PerOpIgnore] = ()
 
     @synchronized
     def lint(self, src: Any, *, several: bool = False) -> LintReport:
@@ -343,7 +347,11 @@ class _Linter:
             return report
 
     def _lint_source(self, src: Any, plans: Sequence[Measurement]) -> LintReport:
-        return _lint_source(src, self.options.target, self.rules, self.names, plans, self.codes)
+        from ..report.ignored import ignore_findings
+
+        report = _lint_source(src, self.options.target, self.rules, self.names, plans, self.codes)
+        ignore_findings(report, self.ignores)
+        return report
 
 
 def _lint_source(

@@ -19,17 +19,13 @@ __all__ = ["GateOptions", "Gates"]
 
 @dataclass(frozen=True)
 class GateOptions:
-    """The options of the command that decide its exit code, and name the file with their defaults."""
+    """The options of the command that decide its exit code."""
 
     fail_on: str | None = field(default=None, metadata=flag(metavar="SEVERITY"))
     """gate: findings of this severity and worse fail, of wrong, unsupported, slow and suggestion, or never; with
     --baseline those that it does not have (default: slow, and with --fail-under alone: never)"""
     fail_under: str | None = field(default=None, metadata=flag(metavar="PCT"))
     "gate: percent of ops predicted on the ANE, of each package"
-    config: str | None = field(default=None, metadata=flag(metavar="FILE"))
-    "the setup.cfg or pyproject.toml to read (default: the nearest one that speaks of us, from here upwards)"
-    no_config: bool = field(default=False, metadata=flag())
-    "read no such file"
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,8 @@ from ..neuralnetwork.upgrade import read_network
 from ..package import Package
 from ..passes.forecast import Forecast
 from ..passes.plan import Plan
+from ..passes.rule_selection import resolve_rule_names
+from ..report.ignored import PerOpIgnore
 from ..report.network import LayerFinding, NetworkLint
 from ..utils.errors import InputError
 from .pipeline import make_forecaster
@@ -35,7 +37,7 @@ from .sources import OpenedSource
 if TYPE_CHECKING:
     from ..ir.scopes import Origin
 
-__all__ = ["lint_network", "split_layer_rules"]
+__all__ = ["lint_network", "resolve_per_op_ignores", "split_layer_rules"]
 
 Names = Iterable[str] | str | None
 
@@ -50,6 +52,23 @@ def split_layer_rules(select: Names, ignore: Names) -> tuple[frozenset[str], Nam
     codes = frozenset(get_layer_rules()) if select is None else select_layer_rules(chosen)
     return (codes - select_layer_rules(left_out), others if chosen else select, (others_out or None) if left_out else
             ignore)
+
+
+def resolve_per_op_ignores(table: Mapping[str, Iterable[str] | str] | None) -> list[PerOpIgnore]:
+    """Resolve the rules of each pattern. Raises InputError for unknown rules, and for other types."""
+    if table is not None and not isinstance(table, Mapping):
+        raise InputError(f"per_op_ignores: found {table!r}; expected a mapping from patterns of names to rules",
+                         option="per_op_ignores")
+    ignores = []
+    for pattern, keys in (table or {}).items():
+        if not isinstance(pattern, str) or not pattern.strip():
+            raise InputError(f"per_op_ignores: found {pattern!r} as a pattern; expected names of values with * and ?",
+                             option="per_op_ignores")
+        listed = tuple(key.strip() for key in keys.split(",")) if isinstance(keys, str) else tuple(keys)
+        chosen, others = _split(listed)
+        names = resolve_rule_names(others, "per_op_ignores") if others or not chosen else frozenset()
+        ignores.append(PerOpIgnore(pattern, listed, names, select_layer_rules(chosen)))
+    return ignores
 
 
 def _split(keys: Names) -> tuple[list[str], list[str]]:

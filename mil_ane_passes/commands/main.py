@@ -22,8 +22,8 @@ from .signals import handle_stop_signals, report_stopped
 
 __all__ = ["main"]
 
-COMMANDS = ("adapt", "batch", "calibrate", "calibrate_plan", "edit", "explain", "lint", "mac_script", "passes",
-            "patches", "rewrite", "run", "upgrade", "verify")
+COMMANDS = ("adapt", "batch", "calibrate", "calibrate_plan", "config", "edit", "explain", "lint", "mac_script",
+            "passes", "patches", "rewrite", "run", "upgrade", "verify")
 """The modules of the commands. Each has `HELP`, `EXAMPLE`, `add(parser)` and `run(arguments)`, and its docstring is
 the description; none of them imports coremltools before it runs. Parsers of commands that may need coremltools' torch
 frontend have `uses_frontend`, which says whether they do with given arguments."""

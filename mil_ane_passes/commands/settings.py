@@ -10,6 +10,9 @@
 
     [mil_ane_passes.options.RULE]          options of one rule
     name = value
+
+    [mil_ane_passes.per-op-ignores]        rules that are ignored at values with such names
+    encoder_* = ANE205, ANE301
 """
 
 from __future__ import annotations
@@ -19,38 +22,73 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from ..passes.severity import parse_fail_on
 from ..utils.errors import InputError, suggest_nearest
 from ..utils.option_spelling import format_option
+from .options import flag
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-__all__ = ["Settings", "parse_percent", "read_settings"]
+__all__ = ["KEYS", "Settings", "SettingsFileOptions", "parse_percent", "read_chosen_settings", "read_settings"]
 
 SECTION = "mil_ane_passes"
-KEYS = ("select", "ignore", "options", "target", "fail-on", "fail-under", "baseline")
 FILES = ("pyproject.toml", "setup.cfg")
+_PER_OP_IGNORES = "per-op-ignores"
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings found in `file`; a field is None if the file does not set it."""
+    """Settings found in `file`; a field is None (or empty) if the file does not set it."""
 
     file: Path | None = None
     select: tuple[str, ...] | None = None
+    "rules to report, and no others (default: all)"
     ignore: tuple[str, ...] | None = None
+    "rules not to report (default: none)"
+    per_op_ignores: Mapping[str, tuple[str, ...]] | None = None
+    "patterns of names of values, and the rules that are ignored there (default: none)"
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    "options of rules (default: those of each rule)"
     target: str | None = None
+    "chips or devices to look at (default: all)"
     fail_on: str | None = None
+    "least severity of findings that fail (default: slow)"
     fail_under: float | None = None
+    "percent of ops that have to be predicted on the ANE (default: none)"
     baseline: Path | None = None
+    "JSON of an earlier report, whose findings pass (default: none)"
+
+    def list_set_keys(self) -> frozenset[str]:
+        """List the keys that the file sets."""
+        return frozenset(key for key in KEYS if getattr(self, key.replace("-", "_")) not in (None, {}))
+
+
+KEYS = tuple(each.name.replace("_", "-") for each in fields(Settings) if each.name != "file")
+"The keys of the section, in the order in which they are listed."
+
+
+@dataclass(frozen=True)
+class SettingsFileOptions:
+    """The options that choose the settings file."""
+
+    config: str | None = field(default=None, metadata=flag(metavar="FILE"))
+    "the setup.cfg or pyproject.toml to read (default: the nearest one that speaks of us, from here upwards)"
+    no_config: bool = field(default=False, metadata=flag())
+    "read no such file"
+
+
+def read_chosen_settings(config: str | None, no_config: bool) -> Settings:
+    """Read the settings file that these options choose. Raises InputError where they contradict each other."""
+    if no_config and config is not None:
+        raise InputError("--config and --no-config contradict each other; give one of them")
+    return Settings() if no_config else read_settings(config)
 
 
 def read_settings(file: str | os.PathLike[str] | None = None, start: str | os.PathLike[str] = ".") -> Settings:
@@ -108,7 +146,8 @@ def _read_toml_section(path: Path, text: str) -> dict[str, Any] | None:
 
 
 def _read_ini_section(path: Path, text: str) -> dict[str, Any] | None:
-    parser = configparser.ConfigParser(interpolation=None, default_section="")
+    parser = configparser.ConfigParser(interpolation=None, default_section="", delimiters=("=",))
+    parser.optionxform = str  # type: ignore[assignment, method-assign]  # patterns are names of values
     try:
         parser.read_string(text, source=str(path))
     except configparser.Error as error:
@@ -118,18 +157,26 @@ def _read_ini_section(path: Path, text: str) -> dict[str, Any] | None:
     ours = [name for name in parser.sections() if name == SECTION or name.startswith(f"{SECTION}.")]
     if not ours:
         return None
-    found: dict[str, Any] = dict(parser.items(SECTION)) if parser.has_section(SECTION) else {}
-    for name in ours:
+    found: dict[str, Any] = _read_options(parser, SECTION) if parser.has_section(SECTION) else {}
+    if parser.has_section(f"{SECTION}.{_PER_OP_IGNORES}"):
+        found[_PER_OP_IGNORES] = dict(parser.items(f"{SECTION}.{_PER_OP_IGNORES}"))
+    for name in (each for each in ours if each != f"{SECTION}.{_PER_OP_IGNORES}"):
         rule = name.removeprefix(f"{SECTION}.options.")
         if rule == name and name != SECTION:
-            raise InputError(f"{path}: no section [{name}] is known; expected [{SECTION}] or [{SECTION}.options.RULE]")
+            raise InputError(f"{path}: no section [{name}] is known; expected [{SECTION}], "
+                             f"[{SECTION}.{_PER_OP_IGNORES}] or [{SECTION}.options.RULE]")
         if rule != name:
             found.setdefault("options", {})
             if not isinstance(found["options"], dict):
                 raise InputError(f"{path}: found {found['options']!r} as options; expected sections "
                                  f"[{SECTION}.options.RULE]")
-            found["options"][rule] = dict(parser.items(name))
+            found["options"][rule] = _read_options(parser, name)
     return found
+
+
+def _read_options(parser: configparser.ConfigParser, section: str) -> dict[str, Any]:
+    """Read the keys of a section, in small letters, and their values."""
+    return {key.lower(): value for key, value in parser.items(section)}
 
 
 def _reject_misspelt_section(path: Path, names: Any) -> None:
@@ -149,7 +196,8 @@ def _make_settings(path: Path, found: dict[str, Any]) -> Settings:
         raise InputError(f"{path}: found {options!r} as options; expected a table for each rule")
     baseline, target = _read_text(path, "baseline", said), _read_text(path, "target", said)
     return Settings(
-        path, _read_list(path, "select", said), _read_list(path, "ignore", said), options, target,
+        path, _read_list(path, "select", said), _read_list(path, "ignore", said), _read_ignores(path, said), options,
+        target,
         _read_severity(path, said),
         parse_percent(said["fail-under"], f"{path}: fail-under") if "fail-under" in said else None,
         path.parent / baseline if baseline is not None else None)
@@ -160,6 +208,13 @@ def _read_text(path: Path, key: str, said: Mapping[str, Any]) -> str | None:
     if value is not None and (not isinstance(value, str) or not value.strip()):
         raise InputError(f"{path}: found {value!r} as {key}; expected a text")
     return value
+
+
+def _read_ignores(path: Path, said: Mapping[str, Any]) -> dict[str, tuple[str, ...]] | None:
+    table = said.get(_PER_OP_IGNORES)
+    if table is not None and not isinstance(table, dict):
+        raise InputError(f"{path}: found {table!r} as {_PER_OP_IGNORES}; expected a table from patterns to rules")
+    return None if table is None else {pattern: _read_list(path, pattern, table) or () for pattern in table}
 
 
 def _read_severity(path: Path, said: Mapping[str, Any]) -> str | None:

@@ -28,6 +28,7 @@ from ..utils.upgraded_source import UpgradedSource, upgrades_to_dict
 from .agreement import agreement_to_dict
 from .baseline import LINT_SCHEMA, BaselineComparison
 from .document import Document, build_fragment
+from .ignored import Ignored
 from .lint_groups import group_findings
 from .lint_text import format_headline, format_lint_text
 from .network import LayerFinding, NetworkLint
@@ -45,7 +46,8 @@ class LintReport(Document):
     requested. The rules that failed with an error are in `plan.failed`, and in the JSON if there are any. `left_out`
     are the parts of a pipeline that are not ML Programs, with their kinds. `latency` is the estimated run time, which
     is not Core ML's estimate in `plan`. `upgraded` describes the model where it is a NeuralNetwork,
-    `network` has what is reported of its layers. `sizes` is advice on compressed weights, None if it was not requested.
+    `network` has what is reported of its layers. `sizes` is advice on compressed weights, None if it was not
+    requested. `ignored` are findings that settings ignore at single ops; they are not among `findings`.
     """
 
     model: str
@@ -62,6 +64,7 @@ class LintReport(Document):
     upgraded: tuple[UpgradedSource, ...] = ()
     network: NetworkLint | None = None
     sizes: SizeAdvice | None = None
+    ignored: list[Ignored] = field(default_factory=list)
 
     @classmethod
     def of(
@@ -153,6 +156,7 @@ class LintReport(Document):
             "segments": [segment.to_dict() for segment in self.plan.segments],
             "buffers": [item.to_dict() for item in self.buffers],
             "summary": self.summary(),
+            **({"ignored": [each.to_dict() for each in self.ignored]} if self.ignored else {}),
             **({"after": self.after.to_dict()} if self.after is not None else {}),
             **({"baseline": self.baseline.to_dict()} if self.baseline is not None else {}),
             **({"left_out": dict(self.left_out)} if self.left_out else {}),

@@ -15,6 +15,7 @@ from ..passes.severity import Severity
 from ..utils.text_format import escape_text, format_count
 from .baseline import LINT_SCHEMA
 from .formats import format_report
+from .ignored import count_ignored
 from .lint import LintReport
 from .lint_lines import format_concise_lines, format_github_line, format_github_lines
 from .sarif import SarifLog
@@ -31,6 +32,7 @@ class CollectionTotals:
     packages: int = 0
     with_findings: int = 0
     findings: int = 0
+    ignored: int = 0
     ops: int = 0
     on_ane: int = 0
     failed: dict[str, str] = field(default_factory=dict)
@@ -46,13 +48,14 @@ class CollectionTotals:
         self.findings += findings
         for item in shown:
             self.severities[item.severity] += 1
+        self.ignored += count_ignored(report)
         self.ops += len(report.plan.rows)
         self.on_ane += report.on_ane
 
     def to_dict(self) -> dict[str, Any]:
         return {"packages": self.packages, "with_findings": self.with_findings, "findings": self.findings,
                 "severities": {each.value: count for each, count in self.severities.items()},
-                "ops": self.ops, "predicted_on_ane": self.on_ane, "failed": len(self.failed)}
+                "ignored": self.ignored, "ops": self.ops, "predicted_on_ane": self.on_ane, "failed": len(self.failed)}
 
     def list_failures(self) -> list[dict[str, str]]:
         """List the packages without report as JSON."""
@@ -61,11 +64,12 @@ class CollectionTotals:
     def __str__(self) -> str:
         where = f" in {self.with_findings} of them" if self.findings and self.packages > 1 else ""
         failed = f"; {format_count(len(self.failed), 'package')} could not be looked at" if self.failed else ""
+        ignored = f", {self.ignored} ignored" if self.ignored else ""
         severities = ", ".join(f"{count} {each.label}" for each, count in self.severities.items()
                                if each.fails and count)
         return (f"{format_count(self.packages, 'package')}: {format_count(self.findings, 'finding')}{where}"
                 f"{f' ({severities})' if severities else ''}, "
-                f"{format_count(self.severities[Severity.SUGGESTION], 'suggestion')}; {self.on_ane} of "
+                f"{format_count(self.severities[Severity.SUGGESTION], 'suggestion')}{ignored}; {self.on_ane} of "
                 f"{format_count(self.ops, 'op')} predicted on the ANE{failed}")
 
 

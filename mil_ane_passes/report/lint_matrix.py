@@ -10,6 +10,7 @@ from typing import Any
 
 from ..passes.severity import Severity
 from ..utils.text_format import format_count, format_duration, format_lines
+from .ignored import count_ignored
 from .lint import LintReport
 from .lint_collection import build_heading
 from .lint_statistics import RuleCount, count_rules
@@ -31,18 +32,21 @@ class TargetColumn:
     summary: Mapping[str, Any]
     kinds: Mapping[str, Counter[str]]
     rules: Sequence[RuleCount]
+    ignored: int = 0
 
     @classmethod
     def of(cls, report: LintReport) -> TargetColumn:
         kinds: dict[str, Counter[str]] = {}
         for row in report.plan.rows:
             kinds.setdefault(row.op.op_type, Counter())[row.ane] += 1
-        return cls(report.target, report.share, report.time_share, report.summary(), kinds, count_rules([report]))
+        return cls(report.target, report.share, report.time_share, report.summary(), kinds, count_rules([report]),
+                   count_ignored(report))
 
     def to_dict(self) -> dict[str, Any]:
         kinds = [{"op": kind, "count": found.total(), "supported": found["yes"], "unsupported": found["no"],
                   "unknown": found["unknown"]} for kind, found in self.kinds.items()]
         return {"target": self.target, "summary": dict(self.summary), "kinds": kinds,
+                "ignored": self.ignored,
                 "findings": [{name: value for name, value in rule.to_dict().items() if name != "packages"}
                              for rule in self.rules]}
 
@@ -78,6 +82,8 @@ class PackageMatrix:
         yield "ops unsupported", [str(each.summary["ane_unsupported"]) for each in columns]
         yield "ops unmeasured", [str(each.summary["ane_unknown"]) for each in columns]
         yield "transitions", [str(each.summary["transitions"]) for each in columns]
+        if any(each.ignored for each in columns):
+            yield "findings ignored", [str(each.ignored) for each in columns]
         yield "latency", [_format_latency(each.summary["latency_us"]) for each in columns]
 
     def _select_kinds(self, everything: bool) -> tuple[list[tuple[str, list[str]]], int]:

@@ -22,6 +22,7 @@ from ..passes.targets import Generation
 from ..transforms.contract import PART_SUFFIXES, build_part_path
 from ..utils.text_format import format_count, format_duration, format_latency_range, format_lines
 from .agreement import iterate_agreement_lines as agreement_lines
+from .ignored import format_ignored_lines
 from .lint_groups import FindingGroup, group_findings
 from .network import iterate_network_lines
 from .table import format_table
@@ -69,6 +70,7 @@ def format_lint_text(report: LintReport, *, everything: bool = False) -> str:
         blocks.append(["rules that failed (what they would have found is missing; the rest is complete):", *failed])
     if report.sizes is not None:
         blocks.append(_format_sizes(report.sizes, shown))
+    lines += format_ignored_lines(report)
     if not report.findings:
         lines.append("no findings")
     lines += [line for block in blocks for line in ("", *block)]

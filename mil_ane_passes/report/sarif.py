@@ -71,12 +71,29 @@ class SarifLog:
         for each in () if report.network is None else report.network.findings:
             self.layer_rules.setdefault(each.code, _build_layer_rule(each))
             results.append(_build_layer_result(each, location, seen))
+        results += self._build_ignored_results(report, location, seen)
         self.results += results
         self.models.append({
             "model": report.model, "target": report.target, "predicted": True, "summary": report.summary(),
             **upgrades_to_dict(report.upgraded),
             **({"network": {name: value for name, value in report.network.to_dict().items()
                             if name != "findings"}} if report.network is not None else {})})
+
+    def _build_ignored_results(
+        self, report: LintReport, location: dict[str, Any] | None, seen: Counter[Any]
+    ) -> list[dict[str, Any]]:
+        """Build the results of findings that the settings ignore, as suppressed ones."""
+        results = []
+        for ignored in report.ignored:
+            why = _escape_literal(f"per-op-ignores: {ignored.ignore.pattern}")
+            suppressed = {"suppressions": [{"kind": "external", "status": "accepted", "justification": why}]}
+            for item in ignored.findings:
+                self.rules.setdefault(item.problem.code, _build_rule(item.problem))
+                results.append({**_build_result(item, location, seen), **suppressed})
+            for each in ignored.layers:
+                self.layer_rules.setdefault(each.code, _build_layer_rule(each))
+                results.append({**_build_layer_result(each, location, seen), **suppressed})
+        return results
 
     def build(self, properties: Mapping[str, Any], failures: Sequence[str] = ()) -> dict[str, Any]:
         """Build the log; `failures` are messages about what could not be looked at."""

@@ -70,8 +70,8 @@ def test_nothing_said(tmp_path):
 
 WRONG = {
     "unknown key": ("setup.cfg", "[mil_ane_passes]\nfail-udner = 3\n",
-                    "no key 'fail-udner' in [mil_ane_passes]; expected select, ignore, options, target, fail-on, "
-                    "fail-under, baseline; did you mean 'fail-under'?"),
+                    "no key 'fail-udner' in [mil_ane_passes]; expected select, ignore, per-op-ignores, "
+                    "options, target, fail-on, fail-under, baseline; did you mean 'fail-under'?"),
     "unknown key in TOML": ("pyproject.toml", "[tool.mil_ane_passes]\nselects = []\n",
                             "no key 'selects' in [tool.mil_ane_passes]; "),
     "unknown section": ("setup.cfg", "[mil_ane_passes.option.x]\na = 1\n", "no section [mil_ane_passes.option.x] is"),

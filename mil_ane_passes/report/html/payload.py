@@ -16,6 +16,7 @@ from ...ir.scopes import find_origin
 from ...passes.finding import Finding
 from ...passes.plan import Plan, Row
 from ...passes.severity import Severity
+from ..ignored import count_ignored
 from ..lint import LintReport
 from ..lint_text import format_latency
 from ..network import iterate_network_lines
@@ -76,6 +77,7 @@ def _encode_report(report: LintReport, texts: _TextTable) -> dict[str, Any]:
         "model": sanitize_text(report.model),
         "summary": {key: _round_number(value) for key, value in report.summary().items()},
         "support": str(plan.support),
+        "ignored": count_ignored(report),
         "latency": sanitize_text(format_latency(report.latency)) if report.latency is not None else "",
         "network": _encode_network(report),
         "functions": [

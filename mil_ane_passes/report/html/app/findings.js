@@ -20,8 +20,8 @@ const findingsView = {
   },
 
   show() {
-    const { hits, nears } = current();
-    byId("findings-count").textContent = `${count(hits.length, "finding")} by ${count(grouped(hits).length, "rule")}`;
+    const { hits, nears, ignored } = current();
+    byId("findings-count").textContent = `${count(hits.length, "finding")} by ${count(grouped(hits).length, "rule")}${ignored ? `, ${ignored} ignored` : ""}`;
     fill(
       byId("finding-list"),
       ...data.severities.flatMap((severity, rank) =>
