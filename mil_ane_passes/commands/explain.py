@@ -5,10 +5,10 @@ or of a part of the tool.
 from __future__ import annotations
 
 import argparse
-import inspect
+import ast
 import re
 from dataclasses import dataclass
-from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..utils.errors import InputError
@@ -35,7 +35,7 @@ TOPICS = {
     "frontend": "torch_frontend",
     "threads": "utils.locking",
 }
-"""Topics, and the modules whose docstrings are their pages; imported by name to avoid a dependency on them."""
+"""Topics, and the modules whose docstrings are their pages; they are read, not imported, which would take long."""
 
 
 _CODE_OF_RULE = re.compile(r"(ANE|NN)\d+", re.IGNORECASE)
@@ -122,8 +122,9 @@ class Topic:
 
     @property
     def text(self) -> str:
-        package = __name__.partition(".")[0]
-        return inspect.getdoc(import_module(f"{package}.{TOPICS[self.name]}")) or ""
+        path = Path(__file__).parent.parent.joinpath(*TOPICS[self.name].split("."))
+        file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        return ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
 
     def to_dict(self) -> dict[str, Any]:
         return {"schema": 1, "command": "explain", "topic": self.name, "text": self.text}

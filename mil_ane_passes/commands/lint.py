@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..package.output_file import check_output_file, write_text_file
-from ..passes.targets import split_targets
+from ..passes.targets import parse_target, split_targets
 from ..utils.errors import InputError
 from ..utils.garbage_collection import pause_garbage_collection
 from ..utils.locking import synchronized
@@ -145,6 +145,8 @@ def run(arguments: argparse.Namespace) -> int:
     keywords = {name: value for name, value in settings.keywords.items() if name != "src"}
     targets = split_targets(keywords.get("target", "all"))
     with settings.name_file():
+        for name in targets:
+            parse_target(name)
         linters = {name: prepare_lint(None, **{**keywords, "target": name}) for name in targets}
     if len(linters) > 1:
         return lint_targets(arguments, sources, {name: each.lint for name, each in linters.items()}, settings.gates,
@@ -279,7 +281,8 @@ def lint(options: LintOptions) -> LintReport:
     such findings are counted in the report's `ignored`. `options` sets options of rules, by name. `after` is a second
     source that is checked in the same way, `baseline` the JSON of an earlier report. `measured` is Core ML's
     answer on a Mac (the result.json of `measure.py`, a dumped compute plan, or its data): it overrides the prediction
-    where both differ and its chip is the target, and is reported beside the predicted backends and costs. With `sizes` the report has advice on compressed weights.
+    where both differ and its chip is the target, and is reported beside the predicted backends and costs. With `sizes`
+    the report has advice on compressed weights.
     Raises InputError for input that cannot be read and for unknown names.
     """
     return _prepare(options).lint(options.src)
@@ -298,7 +301,6 @@ def _prepare(options: LintOptions) -> _Linter:
     from ..ane.compute_plan import read_measurements
     from ..ane.fixes import names_of_fixes
     from ..passes.rule_selection import configure_rules, select_rule_names
-    from ..passes.targets import parse_target
     from ..report.baseline import read_baseline
     from .lint_network import resolve_per_op_ignores, split_layer_rules
 

@@ -35,7 +35,7 @@ _SIGPIPE_EXIT_CODE = 128 + 13
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0 done, 1 findings or not verified, 2 could not run, 128+n stopped."""
     if argv is not None:
-        return _run_command(_build_parser().parse_args(argv))
+        return _run_command(_build_parser(argv).parse_args(argv))
     with handle_stop_signals():
         return _run_as_process()
 
@@ -45,7 +45,7 @@ def _run_as_process() -> int:
         if getattr(sys, name) is None:  # closed by whoever started us, as with `>&-`
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     try:
-        arguments = _build_parser().parse_args()
+        arguments = _build_parser(sys.argv[1:]).parse_args()
         atexit.register(gc.freeze)  # to look for garbage among a model's ops as the process ends takes long
         if getattr(arguments, "keeps_all", False):
             gc.disable()
@@ -152,7 +152,8 @@ class Parser(argparse.ArgumentParser):
         super().error(escape_text(f"{message}; {self.prog} --help tells more{near}"))
 
 
-def _build_parser() -> Parser:
+def _build_parser(argv: Sequence[str] = ()) -> Parser:
+    """Build the parser; of one command alone where `argv` begins with it, as the import of all takes long."""
     from .output import format_example  # imported here, where stop signals are handled
 
     parser = Parser(
@@ -163,7 +164,8 @@ def _build_parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"mil-ane-passes {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for name in COMMANDS:
+    called = argv[0].replace("-", "_") if argv and "_" not in argv[0] else ""
+    for name in [called] if called in COMMANDS else COMMANDS:
         module = importlib.import_module(f".{name}", __package__)
         commands.add_parser(name.replace("_", "-"), help=module.HELP, description=module.__doc__,
                             epilog=format_example(module.EXAMPLE)).fill = module.add

@@ -16,11 +16,11 @@ from typing import Any, ParamSpec, TypeVar
 
 from ..passes.coremltools_setup import freeze_imported_objects
 from ..passes.options import read_field_docs
+from ..passes.targets import parse_target
 from ..utils.budget import DEFAULT_MAX_STEPS
 from ..utils.errors import InputError
 from ..utils.garbage_collection import pause_garbage_collection
 from ..utils.locking import synchronized
-from ..utils.npz import read_arrays
 from ..utils.option_spelling import format_option_values
 
 __all__ = [
@@ -112,7 +112,13 @@ def _parse_ranges(text: str) -> Any:
     return parse_ranges(text)
 
 
-FEEDS = flag(metavar="F.npz", action="append", parse=lambda paths: [read_arrays(path) for path in paths],
+def _read_feeds(paths: list[str]) -> Any:
+    from ..utils.npz import read_arrays  # imports numpy, which takes longer than most options
+
+    return [read_arrays(path) for path in paths]
+
+
+FEEDS = flag(metavar="F.npz", action="append", parse=_read_feeds,
              help="inputs by name; may be given several times")
 RANGES = flag(metavar="LIST", parse=_parse_ranges,
               help="range of values of inputs, both ends included, e.g. 'image=0:1,ids=0:29999'")
@@ -193,6 +199,8 @@ def command(options: Callable[P, O]) -> Callable[[Callable[[O], R]], Callable[P,
             except TypeError as error:  # wrong arguments: name the function, not the dataclass
                 text = _uncount_self(str(error))
                 raise TypeError(text.replace(f"{options.__name__}.__init__", function.__name__)) from None
+            if isinstance(target := getattr(made, "target", None), str):
+                parse_target(target)  # a wrong name is reported without waiting for the import
             _import_coremltools()
             return function(made)
 

@@ -10,16 +10,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..package.copy_ahead import CopyAhead
 from ..package.destination import check_destination
 from ..package.output_file import write_atomically
-from ..transforms.contract import build_part_path
 from ..utils.errors import AnePassesError, InputError, format_memory_error
-from ..utils.npz import Array, write_npz
 from ..utils.option_spelling import format_option
 from ..utils.text_format import escape_text
+
+if TYPE_CHECKING:
+    from ..utils.npz import Array
 
 __all__ = [
     "format_error",
@@ -118,6 +119,8 @@ def _log_progress() -> Iterator[Callable[[str], None]]:
 
 def write_arrays(target: Path, arrays: Mapping[str, Array]) -> None:
     """Write an .npz atomically; an existing file is replaced."""
+    from ..utils.npz import write_npz
+
     write_atomically(target, lambda file: write_npz(file, arrays))
 
 
@@ -135,6 +138,8 @@ def start_copying(
         raise InputError("no path given; expected the path of an .mlpackage")
     if output is None or dry_run:
         return nullcontext()
+    from ..transforms.contract import build_part_path
+
     for part in parts:
         check_destination(source, build_part_path(Path(output), part), overwrite)
     return nullcontext() if packed else CopyAhead(Path(source), Path(output))

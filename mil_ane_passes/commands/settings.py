@@ -145,9 +145,15 @@ def _read_toml_section(path: Path, text: str) -> dict[str, Any] | None:
     return found
 
 
+class _Parser(configparser.ConfigParser):
+    """A parser that leaves the case of keys: patterns are names of values."""
+
+    def optionxform(self, optionstr: str) -> str:
+        return optionstr
+
+
 def _read_ini_section(path: Path, text: str) -> dict[str, Any] | None:
-    parser = configparser.ConfigParser(interpolation=None, default_section="", delimiters=("=",))
-    parser.optionxform = str  # type: ignore[assignment, method-assign]  # patterns are names of values
+    parser = _Parser(interpolation=None, default_section="", delimiters=("=",))
     try:
         parser.read_string(text, source=str(path))
     except configparser.Error as error:

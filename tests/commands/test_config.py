@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -74,10 +72,3 @@ def test_mistakes_in_the_file_are_those_of_lint(project, capsys):
     assert main(["config"]) == 2 and "did you mean 'fail-under'?" in capsys.readouterr().err
     assert main(["config", "--config", "none.cfg"]) == 2
     assert main(["config", "--config", "a.cfg", "--no-config"]) == 2
-
-
-def test_it_imports_no_coremltools(project):
-    done = subprocess.run([sys.executable, "-X", "importtime", "-m", "mil_ane_passes", "config"], capture_output=True,
-                          text=True, check=True)
-    modules = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert "mil_ane_passes.commands.config" in modules and not {"coremltools", "torch", "numpy"} & modules

@@ -87,7 +87,7 @@ def test_the_json_of_several(models, capsys):
                                for each in data["reports"]]
     assert data["failed"] == [] and err == ""
     assert data["summary"] == {
-        "packages": 2, "with_findings": 1, "findings": 1, "ops": 3, "failed": 0,
+        "packages": 2, "with_findings": 1, "findings": 1, "ops": 3, "failed": 0, "ignored": 0,
         "severities": {name: sum(item["severity"] == name for each in data["reports"] for item in each["findings"])
                        for name in ("wrong", "unsupported", "slow", "suggestion")},
         "predicted_on_ane": sum(each["summary"]["predicted_on_ane"] for each in data["reports"])}

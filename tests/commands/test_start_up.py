@@ -1,0 +1,40 @@
+"""What is answered without waiting for the import of coremltools."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+
+from mil_ane_passes.commands.explain import TOPICS, Topic
+from tests.readme.walk import environment
+
+CASES = {
+    "settings": (["config"], 0), "topics": (["explain"], 0), "a topic": (["explain", "prediction"], 0),
+    "help": (["lint", "--help"], 0), "a wrong option of lint": (["lint", "x.mlpackage", "--wrong"], 2),
+    "a wrong option of rewrite": (["rewrite", "x.mlpackage", "--wrong"], 2),
+    "a wrong command": (["lin"], 2),
+    "a wrong severity": (["lint", "nmp.mlpackage", "--fail-on", "x"], 2),
+    "a wrong target of lint": (["lint", "nmp.mlpackage", "--target", "mm4"], 2),
+    "one of several": (["lint", "nmp.mlpackage", "--target", "m1,mm4"], 2),
+    "a wrong target of rewrite": (["rewrite", "nmp.mlpackage", "--dry-run", "--target", "mm4"], 2),
+}
+
+
+@pytest.mark.parametrize("words,code", CASES.values(), ids=CASES)
+def test_coremltools_is_not_imported(words, code, fixtures):
+    done = subprocess.run([sys.executable, "-X", "importtime", "-m", "mil_ane_passes", *words], capture_output=True,
+                          text=True, check=False, cwd=fixtures, env=environment())
+    lines = [line for line in done.stderr.splitlines() if line.startswith("import time:")]
+    modules = {line.rpartition("|")[2].strip() for line in lines}
+    assert done.returncode == code and "mil_ane_passes.commands.main" in modules, done.stderr[-500:]
+    assert not {"coremltools", "torch"} & modules
+    assert "numpy" not in modules or words[0] == "lin"  # of a wrong command all modules are imported
+
+
+@pytest.mark.parametrize("name", TOPICS)
+def test_a_topic_is_the_docstring_of_its_module(name):
+    assert Topic(name).text == inspect.getdoc(import_module(f"mil_ane_passes.{TOPICS[name]}"))
