@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..package.output_file import check_output_file, write_text_file
 from ..passes.targets import parse_target, split_targets
+from ..report.terminal import COLOR_CHOICES, TerminalStyle, choose_style
 from ..utils.errors import InputError
 from ..utils.garbage_collection import pause_garbage_collection
 from ..utils.locking import synchronized
@@ -106,6 +107,16 @@ class LintSettings:
             raise InputError(f"{self.file}: {error}") from error
 
 
+@dataclass(frozen=True)
+class TextOptions:
+    """The options of the command about its text."""
+
+    color: str = field(default="auto", metadata=flag(choices=COLOR_CHOICES))
+    "colors in the text: auto (default: on a terminal, unless NO_COLOR is set), always or never"
+    verbose: bool = field(default=False, metadata=flag())
+    "on a terminal, show the evidence for each finding, too; elsewhere it is always shown"
+
+
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=FORMATS + LINE_FORMATS, default="text",
                         help="text for people (default); concise: a line for each finding; github: annotations of "
@@ -115,6 +126,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--statistics", action="store_true",
                         help="count the findings of each rule, the most frequent first, as text or json")
     add_options(parser, LintOptions)
+    add_options(parser, TextOptions)
     add_options(parser, GateOptions)
     add_options(parser, SettingsFileOptions)
     add_options(parser, FixOptions)
@@ -155,8 +167,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.format == "html" and target is None and isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")  # the encoding that the page declares
     lines = arguments.format in LINE_FORMATS
-    return _Run(linter, _open_collection(arguments, single, linter), target, single, lines,
-                settings.gates).go(sources)
+    style = choose_style(arguments.color or "auto") if arguments.format in ("text", "concise") else TerminalStyle()
+    return _Run(linter, _open_collection(arguments, single, linter), target, single, lines, settings.gates,
+                style).go(sources)
 
 
 def _reject_options_of_one_package(arguments: argparse.Namespace) -> None:
@@ -174,6 +187,7 @@ def _open_collection(arguments: argparse.Namespace, single: bool, linter: _Linte
     from ..report import lint_collection as forms
 
     settings = {"target": linter.options.target}
+    evidence = bool(arguments.verbose) or arguments.output is not None or not sys.stdout.isatty()
     if arguments.statistics:
         from ..report.lint_statistics import StatisticsCollection
 
@@ -181,12 +195,12 @@ def _open_collection(arguments: argparse.Namespace, single: bool, linter: _Linte
     if arguments.format in LINE_FORMATS:
         return forms.LineCollection(arguments.format)
     if single:
-        return forms.SingleReport(arguments.format, arguments.all)
+        return forms.SingleReport(arguments.format, arguments.all, evidence)
     if arguments.format == "json":
         return forms.JsonCollection(settings)
     if arguments.format == "sarif":
         return forms.SarifCollection(settings)
-    return forms.TextCollection(arguments.all)
+    return forms.TextCollection(arguments.all, evidence)
 
 
 @dataclass
@@ -202,6 +216,7 @@ class _Run:
     single: bool
     lines: bool
     gates: Gates
+    style: TerminalStyle
     kept: list[str] = field(default_factory=list)
     "What will be written to the file."
     headlines: list[str] = field(default_factory=list)
@@ -248,7 +263,7 @@ class _Run:
 
     def _print(self, text: str | None) -> None:
         if text is not None and self.target is None:
-            print(text)
+            print(self.style.apply(text))
         elif text is not None:
             self.kept.append(text)
 

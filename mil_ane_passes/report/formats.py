@@ -9,12 +9,12 @@ from .lint import LintReport
 __all__ = ["format_report"]
 
 
-def format_report(report: LintReport, form: str, *, everything: bool = False) -> str:
-    """Format the report as "text" (`everything`: with all matches of each finding), "html", "sarif" or "json"."""
+def format_report(report: LintReport, form: str, *, everything: bool = False, evidence: bool = True) -> str:
+    """Format the report as "text", "html", "sarif" or "json"; `everything` and `evidence` as for `format_lint_text`."""
     if form == "text":
         from .lint_text import format_lint_text
 
-        return format_lint_text(report, everything=everything)
+        return format_lint_text(report, everything=everything, evidence=evidence)
     if form == "html":
         from .html import build_page
 

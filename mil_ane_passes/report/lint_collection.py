@@ -89,9 +89,10 @@ class SingleReport:
 
     form: str
     everything: bool = False
+    evidence: bool = True
 
     def add(self, report: LintReport) -> str | None:
-        return format_report(report, self.form, everything=self.everything)
+        return format_report(report, self.form, everything=self.everything, evidence=self.evidence)
 
     def finish(self, totals: CollectionTotals) -> str | None:
         return None
@@ -102,9 +103,10 @@ class TextCollection:
     """The text of each report, and a line of summary."""
 
     everything: bool = False
+    evidence: bool = True
 
     def add(self, report: LintReport) -> str | None:
-        return f"{format_report(report, 'text', everything=self.everything)}\n"
+        return f"{format_report(report, 'text', everything=self.everything, evidence=self.evidence)}\n"
 
     def finish(self, totals: CollectionTotals) -> str | None:
         return escape_text(totals)

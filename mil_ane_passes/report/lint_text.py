@@ -42,8 +42,9 @@ _MAX_NEAR_MISSES_LISTED = 2
 "The most matches listed per reason of near misses."
 
 
-def format_lint_text(report: LintReport, *, everything: bool = False) -> str:
-    """Format the report as text; `everything`: all matches, and with a baseline also its known findings."""
+def format_lint_text(report: LintReport, *, everything: bool = False, evidence: bool = True) -> str:
+    """Format the report as text; `everything`: all matches, and with a baseline also its known findings; `evidence`:
+    the confidence and a source of each finding."""
     shown = None if everything else _MAX_MATCHES_LISTED
     lines = [
         format_headline(report),
@@ -59,7 +60,7 @@ def format_lint_text(report: LintReport, *, everything: bool = False) -> str:
     known = report.baseline is not None and not everything
     listed = report.baseline.new if report.baseline is not None and known else report.findings
     found = group_findings(listed, report.plan)
-    blocks = [_format_group(report, group, shown) for group in found if not group.is_optional_rewrite]
+    blocks = [_format_group(report, group, shown, evidence) for group in found if not group.is_optional_rewrite]
     offers = [_format_suggestion(group) for group in found if group.is_optional_rewrite]
     if offers:
         blocks.append(["suggestions (by default they do not affect the exit code):", *offers])
@@ -74,7 +75,8 @@ def format_lint_text(report: LintReport, *, everything: bool = False) -> str:
     if not report.findings:
         lines.append("no findings")
     lines += [line for block in blocks for line in ("", *block)]
-    last = [*_iterate_combined_fix_lines(report, found), _describe_basis(report)]
+    hint = [] if evidence or not blocks else ["--verbose shows the evidence for each finding"]
+    last = [*_iterate_combined_fix_lines(report, found), *hint, _describe_basis(report)]
     return format_lines([*lines, *([""] if blocks else []), *last])
 
 
@@ -167,7 +169,7 @@ def _iterate_baseline_lines(report: LintReport, shown: int | None) -> Iterator[s
     yield from _limit_lines(gone, shown)
 
 
-def _format_group(report: LintReport, group: FindingGroup, shown: int | None) -> list[str]:
+def _format_group(report: LintReport, group: FindingGroup, shown: int | None, evidence: bool) -> list[str]:
     rule = group.rule
     brief = not group.severity.fails and shown is not None  # findings that fail nothing are printed in short form
     lines = [f"{rule.code} {rule.slug}  {_describe_group_size(group)}", *([] if brief else [f"  {rule.summary()}"])]
@@ -179,7 +181,7 @@ def _format_group(report: LintReport, group: FindingGroup, shown: int | None) ->
     lines += _limit_lines([f"  not fixed by {reason}" for reason in reasons], shown)
     return (
         lines
-        if brief
+        if brief or not evidence
         else [*lines, f"  confidence {rule.confidence}; {_select_evidence(rule, report.plan.generations)}"]
     )
 
