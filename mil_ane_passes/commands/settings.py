@@ -87,7 +87,8 @@ class SettingsFileOptions:
 def read_chosen_settings(config: str | None, no_config: bool) -> Settings:
     """Read the settings file that these options choose. Raises InputError where they contradict each other."""
     if no_config and config is not None:
-        raise InputError("--config and --no-config contradict each other; give one of them")
+        raise InputError(f"{format_option('config')} and {format_option('no_config')} contradict each other; give one "
+                         "of them")
     return Settings() if no_config else read_settings(config)
 
 
