@@ -26,7 +26,7 @@ from ..package import CopyAhead, Package, check_destination, save
 from ..passes.contract import Exactness, Rewrite
 from ..passes.engine import PassTrace
 from ..passes.forecast import Forecaster
-from ..passes.pipeline import apply_rewrites, select_rewrites
+from ..passes.pipeline import apply_rewrites, select_rewrites, treat_as_preset
 from ..passes.targets import is_applicable, parse_target
 from ..utils.errors import InputError, LimitReached, NotSupported
 from ..utils.option_spelling import format_no_verify_option
@@ -137,7 +137,9 @@ class Outcome:
 def plan_rewrite(options: RewriteOptions) -> RewritePlan:
     """Check the options, before anything is read."""
     parse_target(options.target)
-    rules = select_rewrites(options.preset, options.passes, options.options, asked=options.named)
+    rules = select_rewrites(options.preset, options.passes, options.options)
+    if not options.named:
+        treat_as_preset(rules)
     return RewritePlan(options, rules, UserInputs.of(options.feeds, options.ranges))
 
 

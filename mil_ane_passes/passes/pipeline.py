@@ -43,6 +43,7 @@ __all__ = [
     "pipeline",
     "register_passes",
     "select_rewrites",
+    "treat_as_preset",
     "sort_passes",
 ]
 
@@ -91,14 +92,11 @@ def select_rewrites(
     preset: str = "safe",
     passes: Passes | None = None,
     options: Options | None = None,
-    *,
-    asked: bool = True,
 ) -> list[Rewrite]:
     """Select the configured rewrites of a preset, or exactly those in `passes`, in order.
 
     `passes` is `'a,b{option=value}'`, a list of such, or a mapping from name to options; a preset's name among them
-    stands for all its members. Unless `asked`, the user did not name them: they are treated as members of a preset.
-    Raises InputError for anything unknown, with the nearest name.
+    stands for all its members. Raises InputError for anything unknown, with the nearest name.
     """
     if preset not in PRESETS:
         raise InputError(f"no preset '{preset}'; expected {' or '.join(PRESETS)}{suggest_nearest(preset, PRESETS)}")
@@ -121,8 +119,14 @@ def select_rewrites(
         chosen[short].update(inputs or {})
     rules = [_configure_rewrite(find_rewrite(name), chosen[name]) for name in sort_passes(chosen)]
     for rule in rules:
-        rule._asked = asked and rule.name in named
+        rule._asked = rule.name in named
     return rules
+
+
+def treat_as_preset(rules: Iterable[Rewrite]) -> None:
+    """Treat rewrites as members of a preset, where something else than the user has named them."""
+    for rule in rules:
+        rule._asked = False
 
 
 def _check_argument_types(passes: Any, options: Any) -> None:
