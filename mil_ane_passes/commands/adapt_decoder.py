@@ -17,6 +17,7 @@ from ..utils.errors import InputError
 from ..utils.option_spelling import format_option_values
 from ..utils.text_format import escape_text, format_markdown_code, format_swift_string
 from .adapt_parts import (
+    choose_identifier,
     compare_drafts,
     count_weight_bytes,
     describe_var,
@@ -550,29 +551,31 @@ def _describe_packages(parts: Sequence[Mapping[str, Any]], cache: str) -> str:
 def _describe_memory(manifest: Mapping[str, Any], form: str) -> dict[str, str]:
     """Describe what a step knows of those before: a cache with a position and a mask, or states that are replaced."""
     position, mask = manifest["inputs"]["position"], manifest["parts"][0]["mask"]
-    fixed = "".join(f", `{name}`" for name in manifest["fixed"])
+    fixed = "".join(f", {format_markdown_code(name)}" for name in manifest["fixed"])
     if position is None:
         return {"READS": "token ids (integers)", "PLACE": "", "MASKED": "", "RISES": "", "POSITION_PARAMETER": "",
                 "KEPT": f"{fixed} and the states", "WRITE": 'caches[name] = result.featureValue(for: name + "_new")!'
                 ".multiArrayValue!", "MEMORY": "The model is recurrent: each call returns the states that the next one "
                 "reads, and there is no limit to the number of tokens."}
     shape, hidden, name = _format_shape(mask), f"{mask['hidden']:g}", manifest["inputs"]["mask"]
+    made = f"causalMask(shape: [{shape}], position: position, hidden: {hidden})"
     return {"READS": "token ids and the position (integers)" if form == "package" else "the position (an integer)",
-            "PLACE": f'{", " if form == "package" else ""}"{position}": int32Array([position])',
-            "MASKED": f'    inputs["{name}"] = causalMask(shape: [{shape}], position: position, hidden: {hidden})\n',
+            "PLACE": f'{", " if form == "package" else ""}{format_swift_string(position)}: int32Array([position])',
+            "MASKED": f"    inputs[{format_swift_string(name)}] = {made}\n",
             "RISES": "; the position rises by the number of tokens of the call",
             "POSITION_PARAMETER": ", position: Int32", "KEPT": f", the mask{fixed} and the cache",
             "WRITE": 'write(result.featureValue(for: name + "_rows")!.multiArrayValue!, into: cache, axis: 2, at: '
                      "position)",
-            "MEMORY": f"The context holds {manifest['context']} tokens. `{name}` ({shape}) is 0 where a query sees a "
-                      f"key, and {hidden} where it does not: query i of a call at position p sees keys 0 ... p + i."}
+            "MEMORY": f"The context holds {manifest['context']} tokens. {format_markdown_code(name)} ({shape}) is 0 "
+                      f"where a query sees a key, and {hidden} where it does not: query i of a call at position p sees "
+                      "keys 0 ... p + i."}
 
 
 def _describe_logits(names: Sequence[str]) -> str:
     """Return Swift that reads the logits from `result`."""
     if len(names) == 1:
-        return f'result.featureValue(for: "{names[0]}")!.multiArrayValue!'
-    listed = ", ".join(f'"{name}"' for name in names)
+        return f"result.featureValue(for: {format_swift_string(names[0])})!.multiArrayValue!"
+    listed = ", ".join(map(format_swift_string, names))
     return f"joinLast([{listed}].map {{ result.featureValue(for: $0)!.multiArrayValue! }})  // along the last axis"
 
 
@@ -588,17 +591,21 @@ def _format_readme(manifest: Mapping[str, Any]) -> str:
         "PACKAGES": _describe_packages(manifest["parts"], cache["form"]), "CALLS": _describe_calls(part),
         "FUNCTION": "" if part["function"] is None else (
             f'cpuOnly.functionName = "{part["function"]}"; cpuAndNeuralEngine.functionName = "{part["function"]}"\n'),
-        "TOKEN": f'"{manifest["inputs"]["ids"]}": int32Array([[token]])' if form == "package" else "",
+        "TOKEN": (f'{format_swift_string(manifest["inputs"]["ids"])}: int32Array([[token]])' if form == "package"
+                  else ""),
         "EMBEDDING": {"npy": f'    inputs["{_EMBEDDING}"] = row(of: token)  // of embedding.npy, with its parameters\n',
                       "one-hot": f'    inputs["{_EMBEDDING}"] = oneHot(token)\n'}.get(form, ""),
         **_describe_memory(manifest, form), "CACHES": ", ".join(
-            f'"{each["input"]}": {each["shape"]}' for each in cache.get("arrays", ())),
+            f'{format_swift_string(each["input"])}: {each["shape"]}' for each in cache.get("arrays", ())),
         "CACHE_SHAPE": ", ".join(map(str, cache.get("shape", ()))),
         "INPUTS": " --inputs inputs.npz" if manifest["fixed"] else "",
-        "FIXED": "".join(f'    inputs["{name}"] = {name}  // the same for all tokens, {_format_shape(each)}\n'
-                         for name, each in manifest["fixed"].items()),
+        "FIXED": "".join(f"    inputs[{format_swift_string(name)}] = {choose_identifier(name, number)}  "
+                         f"// the same for all tokens, {_format_shape(each)}\n"
+                         for number, (name, each) in enumerate(manifest["fixed"].items())),
         "LOGITS": _describe_logits(manifest["outputs"]["logits"]),
-        "LOOKUPS": ", ".join(part["lookups"]), "BEFORE": format_figures(manifest["predicted"]["before"]),
+        "LOOKUPS": ", ".join(map(format_markdown_code, part["lookups"])),
+        "LOOKUP_NAMES": escape_text(", ".join(part["lookups"])),
+        "BEFORE": format_figures(manifest["predicted"]["before"]),
         "AFTER": format_figures(manifest["predicted"]["after"]),
     }
     shared, _, rest = text.partition("<!-- io -->\n")

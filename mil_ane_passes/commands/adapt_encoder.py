@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
-from keyword import iskeyword
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ import numpy as np
 from .._version import __version__
 from ..utils.text_format import format_markdown_code, format_python_string, format_swift_string
 from .adapt_parts import (
+    choose_identifier,
     compare_drafts,
     count_weight_bytes,
     describe_var,
@@ -263,9 +263,4 @@ def _format_feeds(manifest: Mapping[str, Any], package: str | None, format_strin
     names = [name for name, each in manifest["inputs"].items() if each["package"] == package]
     if manifest["length"] is not None and package == (manifest["lookup"] or manifest["main"]):
         names.append(manifest["length"])
-    return ", ".join(f"{format_string(name)}: {_choose_identifier(name, number)}" for number, name in enumerate(names))
-
-
-def _choose_identifier(name: str, number: int) -> str:
-    """Return a variable's name for an input: its own if Python and Swift accept it."""
-    return name if name.isascii() and name.isidentifier() and not iskeyword(name) else f"value{number}"
+    return ", ".join(f"{format_string(name)}: {choose_identifier(name, number)}" for number, name in enumerate(names))

@@ -7,6 +7,7 @@ import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib import resources
+from keyword import iskeyword
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,20 @@ if TYPE_CHECKING:
     from ..transforms.contract import Draft
     from .adapt import AdaptOptions, AdaptReport
 
-__all__ = ["compare_drafts", "count_weight_bytes", "describe_var", "emit_drafts", "format_figures", "join_figures",
-           "fill_page", "measure_package", "read_report_file", "rewrite_package", "share_weights"]
+__all__ = [
+    "choose_identifier",
+    "compare_drafts",
+    "count_weight_bytes",
+    "describe_var",
+    "emit_drafts",
+    "fill_page",
+    "format_figures",
+    "join_figures",
+    "measure_package",
+    "read_report_file",
+    "rewrite_package",
+    "share_weights",
+]
 
 
 def emit_drafts(drafts: Sequence[Draft], folder: Path) -> list[Path]:
@@ -146,3 +159,8 @@ def read_report_file(folder: str, name: str) -> str:
 def fill_page(text: str, values: Mapping[str, object]) -> str:
     """Replace each `@NAME@` of a page, once: a value that holds such a word keeps it."""
     return re.sub(f"@({'|'.join(values)})@", lambda found: str(values[found[1]]), text)
+
+
+def choose_identifier(name: str, number: int) -> str:
+    """Return a variable's name for an input: its own if Python and Swift accept it."""
+    return name if name.isascii() and name.isidentifier() and not iskeyword(name) else f"value{number}"

@@ -16,7 +16,7 @@ from coremltools.converters.mil.mil import get_new_symbol, types
 import mil_ane_passes as ane
 from mil_ane_passes.commands.main import main
 from tests.package import helpers
-from tests.package.helpers import make, normal, spec_of, with_functions, write_spec
+from tests.package.helpers import make, normal, spec_of, with_functions
 
 pytest.importorskip("transformers")
 
