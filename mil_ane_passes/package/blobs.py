@@ -22,6 +22,7 @@ from coremltools.converters.mil.mil import types
 from ..ir.constants import BlobRef, LazyValue, unpack_elements
 from ..utils.errors import InputError
 from ..utils.mapped_files import map_file, read_exactly
+from .files import get_file_stamp
 from .manifest import Layout, check_inside
 
 ALIGN = 64
@@ -93,6 +94,7 @@ class WeightFile:
             found = os.fstat(self._file.fileno())
             self.size = found.st_size
             self._opened = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+            self.stamp = get_file_stamp(found)
         except OSError as error:
             raise InputError(_format_open_error(path, error)) from error
         if self.size < ALIGN:
@@ -195,17 +197,29 @@ class WeightFile:
 
 
 class WeightFiles:
-    """The weight files of one package, opened when a program first names them."""
+    """The weight files of one package, opened when a program first names them.
+
+    `stamps` holds the stamp that each file of the package had when it was opened; who reads the model file adds it.
+    """
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self.files: dict[str, WeightFile] = {}
+        self.stamps: dict[Path, tuple[int, int, int]] = {}
 
     def open(self, name: str) -> WeightFile:
         """Return the file named `name` in the program; InputError when it is missing, broken or outside the package."""
         if name not in self.files:
-            self.files[name] = WeightFile(self.path(name), name)
+            file = self.files[name] = WeightFile(self.path(name), name)
+            self.stamps[file.path] = file.stamp
         return self.files[name]
+
+    def check_unchanged(self) -> None:
+        """Raise InputError when files of the package are no longer those that were opened, or were written to."""
+        for path, opened in self.stamps.items():
+            if not path.exists() or get_file_stamp(path.stat()) != opened:
+                raise InputError(f"{self.layout.root}: {path.name} was changed or removed after it was loaded; expected "
+                                 "it as it was: load it again")
 
     def path(self, name: str) -> Path:
         """Return the path of the file named `name` in the program; InputError when it is outside the package."""

@@ -45,7 +45,7 @@ class Package:
     upgraded: UpgradedSource | None = None
 
     @synchronized
-    def __init__(self, layout: Layout, raw: bytes, owner: object = None) -> None:
+    def __init__(self, layout: Layout, raw: bytes, stamp: tuple[int, int, int], owner: object = None) -> None:
         self.path = layout.root
         self.layout = layout
         self.raw = raw
@@ -54,7 +54,7 @@ class Package:
         self.files = WeightFiles(layout)
         # The owner of a temporary package removes it when it is deleted, so it is kept alive here.
         self._owner = owner
-        self._stamps = {layout.model: _read_stamp(layout.model)}
+        self.files.stamps[layout.model] = stamp
         reader = ProgramReader(self.files, str(layout.root))
         self.program: Program
         self.origins: dict[str, FunctionOrigin]
@@ -67,7 +67,7 @@ class Package:
             raise InputError(f"{self.path}: {layout.model} is damaged ({error}); take a fresh copy") from error
         attach_debug_handles(layout.root, self.program)
         self.functions = tuple(self.origins)
-        self._stamps |= {file.path: _read_stamp(file.path) for file in self.files.files.values()}
+        self.check_source()  # the model file and the weights were opened one after the other
 
     def description(self, function: str) -> Any:
         """Return the ModelDescription or FunctionDescription proto for the inputs and outputs of `function`."""
@@ -108,12 +108,7 @@ class Package:
 
     def check_source(self) -> None:
         """Raise InputError when the source's files differ from those that were loaded."""
-        for path, loaded in self._stamps.items():
-            if not path.exists() or _read_stamp(path) != loaded:
-                raise InputError(
-                    f"{self.path}: {path.name} was changed or removed after it was loaded; "
-                    "expected it as it was: load it again"
-                )
+        self.files.check_unchanged()
 
 
 @synchronized
@@ -126,7 +121,7 @@ def load(path: str | os.PathLike[str]) -> Package:
         raise InputError(f"cannot load a {type(path).__name__}; expected the path of an .mlpackage (lint, rewrite and "
                          "verify take an MLModel as well)")
     layout = read_layout(path)
-    return Package(layout, read_model(layout))
+    return Package(layout, *read_model(layout))
 
 
 @synchronized
@@ -142,22 +137,20 @@ def package_of_mlmodel(mlmodel: Any) -> Package:
             'coremltools (convert_to="mlprogram"), or save it as .mlpackage and load that'
         )
     layout = read_layout(path)
-    raw = read_model(layout)
+    raw, stamp = read_model(layout)
     spec = mlmodel.get_spec()
     changed = spec != parse_model(raw, layout.root)
-    return Package(layout, spec.SerializeToString(deterministic=True) if changed else raw, owner=mlmodel)
+    return Package(layout, spec.SerializeToString(deterministic=True) if changed else raw, stamp, mlmodel)
 
 
-def read_model(layout: Layout) -> bytes:
-    """Return the bytes of the model file. Raises InputError when it cannot be read."""
+def read_model(layout: Layout) -> tuple[bytes, tuple[int, int, int]]:
+    """Return the bytes of the model file and its stamp when it was opened. Raises InputError if it cannot be read."""
     try:
-        return layout.model.read_bytes()
+        with open(layout.model, "rb") as file:
+            stamp = get_file_stamp(os.fstat(file.fileno()))
+            return file.read(), stamp
     except OSError as error:
         raise InputError(f"{layout.root}: {layout.model} cannot be read ({error.strerror})") from error
-
-
-def _read_stamp(path: Path) -> tuple[int, int, int]:
-    return get_file_stamp(os.stat(path))
 
 
 def parse_model(raw: bytes, root: Path) -> Any:

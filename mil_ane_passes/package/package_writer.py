@@ -139,6 +139,9 @@ def write_models(
                 writers |= {path: partial(_write_bytes, data) for path, data in each.extra.items()}
                 stagings.append(stack.enter_context(Staging(each.target)))
                 _fill_staged_folder(each.layout.root, stagings[-1].folder / _NEW_NAME, writers, ahead, link)
+        for each in outputs:
+            with convert_write_errors(each.target):
+                each.files.check_unchanged()  # what was copied meanwhile may be of two states of the source
         with ExitStack() as undo:
             for each, staging in zip(outputs, stagings, strict=True):
                 with convert_write_errors(each.target):

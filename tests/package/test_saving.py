@@ -12,7 +12,9 @@ import coremltools as ct
 import pytest
 from coremltools.converters.mil.mil import Builder as mb
 
+from mil_ane_passes.commands.edit import edit
 from mil_ane_passes.package import check_destination, load, package_writer, save
+from mil_ane_passes.package.program_reader import ProgramReader
 from mil_ane_passes.utils.errors import InputError, RuleError
 
 from .helpers import WEIGHTS, make, normal, op_named, replace, tree
@@ -233,3 +235,52 @@ def test_a_disk_that_does_not_confirm_is_told_of_and_the_package_is_there(source
     error = PermissionError(errno.EACCES, "Permission denied")  # a folder that may not be opened for reading
     save(load(source), tmp_path / "other.mlpackage")
     assert tree(tmp_path / "other.mlpackage") == tree(source)
+
+
+def overwrite_weights(source):
+    """Overwrite the last bytes of the weight file, which keeps its size."""
+    with open(source / WEIGHTS, "r+b") as file:
+        file.seek(-4, os.SEEK_END)
+        file.write(b"\x01\x02\x03\x04")
+    os.utime(source / WEIGHTS, ns=(5, 5))  # the clock of a file system may still show the time before
+
+
+def put_another_in_place(source):
+    """Put another package, of equal bytes, in the place of the source."""
+    shutil.copytree(source, source.with_name("other"))
+    source.rename(source.with_name("old"))
+    source.with_name("other").rename(source)
+
+
+def test_a_source_that_is_replaced_while_it_is_loaded_is_refused(source, monkeypatch):
+    """The model file is read before the weights are opened, so that the two could be those of two packages."""
+    read = ProgramReader.read
+
+    def replace_and_read(reader, *args):
+        put_another_in_place(source)
+        return read(reader, *args)
+
+    monkeypatch.setattr(ProgramReader, "read", replace_and_read)
+    with pytest.raises(InputError, match=r"model.mlmodel was changed or removed after it was loaded.*load it again"):
+        load(source)
+
+
+@pytest.mark.parametrize("change", [overwrite_weights, put_another_in_place, shutil.rmtree])
+@pytest.mark.parametrize("command", ["save", "edit", "split"])
+def test_a_source_that_changes_while_it_is_copied_is_refused(source, tmp_path, monkeypatch, change, command):
+    """What is copied before the change and what is copied after it are not one package."""
+    fill, changes, target = package_writer._fill_staged_folder, iter([change]), tmp_path / "saved.mlpackage"
+
+    def fill_and_change(*args):
+        fill(*args)
+        next(changes, lambda _: None)(source)
+
+    calls = {
+        "save": lambda: save(edited(source), target),
+        "edit": lambda: edit(source, target, rename={"x": "pixels"}),
+        "split": lambda: edit(source, target, split_at="relu"),
+    }
+    monkeypatch.setattr(package_writer, "_fill_staged_folder", fill_and_change)
+    with pytest.raises(InputError, match="was changed or removed after it was loaded|No such file or directory"):
+        calls[command]()
+    assert {path.name for path in tmp_path.iterdir()} == {"in"}
