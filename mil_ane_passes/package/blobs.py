@@ -218,8 +218,8 @@ class WeightFiles:
         """Raise InputError when files of the package are no longer those that were opened, or were written to."""
         for path, opened in self.stamps.items():
             if not path.exists() or get_file_stamp(path.stat()) != opened:
-                raise InputError(f"{self.layout.root}: {path.name} was changed or removed after it was loaded; expected "
-                                 "it as it was: load it again")
+                raise InputError(f"{self.layout.root}: {path.name} was changed or removed after it was loaded; "
+                                 "expected it as it was: load it again")
 
     def path(self, name: str) -> Path:
         """Return the path of the file named `name` in the program; InputError when it is outside the package."""
