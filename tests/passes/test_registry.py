@@ -222,7 +222,7 @@ def test_what_a_measurement_contradicts_has_a_page(capsys):
         ("conv_trans", "; names that have it are explicit_conv_transpose_shape, lift_conv_transpose_1d, "
                        "split_conv_transpose_bias, symmetrize_conv_transpose_pad"),
         ("zzz", "lists codes and names"),
-        ("ane52", "; of codes that begin so there are ANE520, ANE521, ANE522, ANE523"),
+        ("ane52", "; of codes that begin so there are ANE520, ANE521, ANE522, ANE523, ANE524"),
     ],
 )
 def test_an_unknown_rule_has_a_suggestion(key, ending):

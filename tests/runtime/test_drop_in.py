@@ -253,5 +253,5 @@ def test_a_machine_that_does_not_tell_its_memory_counts_as_one_of_64_gb(
     ane.runtime.Runtime(program)  # half of it is just enough
     program.functions["main"].find_ops(op_type="matmul")[0].outputs[0]._sym_type = types.tensor(
         types.fp32, (1 << 16, (1 << 16) + 1))
-    with pytest.raises(ane.NotSupported, match=r"value 'y' .* takes 34 GB; .* holds at most 34 GB for one value"):
+    with pytest.raises(ane.NotSupported, match=r"value 'y' .* takes 34.4 GB; .* holds at most 34.4 GB for one value"):
         ane.runtime.Runtime(program)

@@ -154,7 +154,7 @@ def read_fixed(inputs: dict[str, Any], values: Any) -> dict[str, Any]:
     for name, each in inputs.items():
         if name not in values:
             raise ValueError(f"no values of the input '{name}' ({', '.join(map(str, each['shape']))}); expected them "
-                             "in the file of --inputs, as numpy.savez writes")
+                             "in the given values, such as those of an .npz file")
         if list(np.shape(values[name])) != each["shape"]:
             raise ValueError(f"'{name}' is {np.shape(values[name])}; expected {tuple(each['shape'])}")
     return {name: np.asarray(values[name]).astype(each["dtype"]) for name, each in inputs.items()}
