@@ -81,6 +81,7 @@ def write_evidence(
         "models": {name: dataclasses.asdict(model) for name, model in models.items()},
         "options": {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()},
         "report": report.to_dict(), "runs": [dataclasses.asdict(run) for run in report.runs],
+        "regions": [region.to_dict() for region in report.regions],
     }
     write_text_file(path, json.dumps(found, indent=1, allow_nan=False) + "\n")
 

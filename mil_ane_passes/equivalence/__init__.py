@@ -9,8 +9,10 @@ of a state counts as an output.
 
 Both programs run side by side (`lockstep`). An op of the second that an op of the first equals, in type, constants and
 nested blocks, and whose operands have the bits of that op's, takes its result: what a rewrite left alone is computed
-once, and so is what follows a changed region whose results have the same bits. Values are freed when neither program
-needs them. Where both at once exceed the memory limit, they run one after the other.
+once, and so is what follows a changed region whose results have the same bits. In runs at float64 such ops are run at
+float32, as long as they read nothing in which the two may differ: both go on from the same numbers, whatever these are.
+A run that does not pass is made again, at float64 throughout. Values are freed when neither program needs them. Where
+both at once exceed the memory limit, they run one after the other.
 
 A rewrite that fixes an overflow declares it (`fixes_nonfinite`): where the program before computes NaN or infinity, the
 program after may compute a number. It is compared with the program before in which constants that fp16 cannot hold are

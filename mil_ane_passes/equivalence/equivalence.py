@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,10 @@ from .difference_search import find_first_difference
 from .execution import (
     USER_FEEDS_LABEL,
     Execution,
+    OpCount,
     Plan,
+    Region,
+    RegionLog,
     Run,
     RunDigest,
     build_plans,
@@ -119,6 +122,10 @@ class VerifyReport:
     "The NeuralNetworks among the compared models, which were read as ML Programs."
     runs: list[RunDigest] = field(default_factory=list)
     "Digests of all runs, where they were asked for."
+    regions: list[Region] = field(default_factory=list)
+    "The comparisons where regions that differ end, where digests were asked for."
+    ops: dict[str, OpCount] = field(default_factory=dict)
+    "By precision, for two programs side by side: how the ops of the second were computed in all runs."
     repeated: str = ""
     "For a check that repeats a recorded one: what was the same."
     departed: str = ""
@@ -146,6 +153,7 @@ class VerifyReport:
                 "tolerance": self.tolerance, "accuracy": self.accuracy.limits() if self.accuracy else None,
                 "quirks": list(self.quirks), "reason": self.reason, "notes": self.notes, "sampled": list(self.sampled),
                 "first_difference": self.first.to_dict() if self.first else None,
+                "ops": {precision: asdict(count) for precision, count in self.ops.items()},
                 "cases": [case.to_dict() for case in self.cases], **upgrades_to_dict(self.upgraded),
                 **({"repeated": self.repeated, "departed": self.departed} if self.repeated or self.departed else {})}
 
@@ -171,7 +179,8 @@ class VerifyReport:
         runs = f"{format_count(len(self.cases), 'run')} at {precisions}"
         faults = f", with {', '.join(self.quirks)} in the second" if self.quirks else ""
         kinds = ", ".join(each.partition(":")[0] for each in self.sampled)
-        notes = [*[f"  sampled: {kinds}"] * bool(kinds), *(f"  {note}" for note in self.notes)]
+        notes = [*[f"  sampled: {kinds}"] * bool(kinds), *self._list_op_counts(),
+                 *(f"  {note}" for note in self.notes)]
         if self.equal:
             same = self.equal_bits and self.tolerance is None
             how = "bit for bit" if same else self._describe_criterion()
@@ -180,6 +189,12 @@ class VerifyReport:
         for case in self.cases:
             lines += [f"  {case.function}, {case.feeds}, {case.precision}: {output}" for output in case.failed]
         return format_lines([*lines, *notes, *(str(self.first).split("\n") if self.first else [])])
+
+    def _list_op_counts(self) -> list[str]:
+        """Say which part of the runs at float64 was computed at float32."""
+        found = self.ops.get("float64", OpCount())
+        share = f"{found.at_float32} of {format_count(found.ops, 'op')}"
+        return [f"  float64: {share} at float32, on which nothing that differs has an effect"] * bool(found.at_float32)
 
     def _list_worst(self) -> list[str]:
         """List for each output the run in which it differs most, where limits on the error were set."""
@@ -284,12 +299,14 @@ def compare_programs(
     if feeds is None and promised.accuracy is None and promised.exactness is not Exactness.APPROXIMATE:
         drawn += build_table_row_plans(before, after, describe)
     made = [round_feeds(plan, across) for plan in (*further, *drawn) if only in (None, (plan.function, plan.label))]
-    old, new = _execute_both(before, after, made, precisions, progress, quirks, mapping or {})
+    regions = RegionLog() if digests else None
+    old, new = _execute_both(before, after, made, precisions, progress, quirks, mapping or {}, promised, regions)
     lost = round_results(old, across)
     runs = digest_runs(old, new) if digests else []
     made = [replace(run.plan, error=run.error) for run in old.runs]
     report = _judge_with_adjustments(before, old, new, promised, precisions)
-    report.quirks, report.runs = tuple(quirks), runs
+    report.quirks, report.runs, report.ops = tuple(quirks), runs, _count_ops(new)
+    report.regions = regions.regions if regions is not None else []
     report.notes += [WIDTHS_NOTE] * bool(across)
     report.notes += _describe_extreme_feeds(report, made, promised)
     if report.equal:
@@ -304,16 +321,58 @@ def compare_programs(
 
 def _execute_both(
     before: Program, after: Program, plans: Sequence[Plan], precisions: Sequence[str], progress: Progress,
-    quirks: Sequence[str], mapping: Mapping[str, str],
+    quirks: Sequence[str], mapping: Mapping[str, str], promised: Strictness, regions: RegionLog | None,
 ) -> tuple[Execution, Execution]:
-    """Execute plans on both programs, with `quirks` in the second; one that the first cannot run is not run."""
+    """Execute plans on both programs, with `quirks` in the second; one that the first cannot run is not run.
+
+    What the two share before they differ is computed at float32 in the runs at float64, which makes these half as long.
+    A run that does not pass so is made at float64 throughout: the two may agree to float32 only, and it is held against
+    further runs of `before` at float64.
+    """
     from .lockstep import execute_in_lockstep
 
     if not quirks:
-        return execute_in_lockstep(before, after, plans, precisions, progress, mapping)
+        old, new = execute_in_lockstep(before, after, plans, precisions, progress, mapping, regions, lowers=True)
+        pairs = [(run, other) for run, other in zip(old.runs, new.runs) if not _is_settled(run, other, promised)]
+        again = execute_in_lockstep(before, after, [run.plan for run, _ in pairs], ("float64",), progress, mapping)
+        for pair, repeated in zip(pairs, zip(*(found.runs for found in again))):
+            for run, other in zip(pair, repeated):
+                run.results.update(other.results)
+                run.ops.update(other.ops)
+        return old, new
     old = execute_plans(before, plans, precisions, lambda text: progress(f"before, {text}"))
     runnable = [replace(run.plan, error=run.error) for run in old.runs]
     return old, execute_plans(after, runnable, precisions, lambda text: progress(f"after, {text}"), quirks)
+
+
+def _is_settled(old: Run, new: Run, promised: Strictness) -> bool:
+    """Return whether a run passes, or was made at float64 throughout.
+
+    Of fewer digits more results are the same: equal bits are claimed of runs at float64, unless they are required.
+    """
+    count = new.ops.get("float64")
+    if old.error or new.error or count is None or not (count.at_float32 or count.rounded):
+        return True
+    if promised.fixes_nonfinite and _has_undefined(old):
+        return False
+    outputs = [output for case in _cases(old, new, promised) for output in case.outputs]
+    is_telling = promised.exactness is Exactness.BITWISE or count.shared == count.ops
+    return all(output.passed for output in outputs) and (
+        is_telling or not all(output.equal_bits for output in outputs))
+
+
+def _has_undefined(run: Run) -> bool:
+    """Return whether an output of a run has an element that is NaN or infinite."""
+    return any(value.dtype.kind == "f" and not np.all(np.isfinite(value))
+               for outputs in run.results.values() for value in outputs.values())
+
+
+def _count_ops(found: Execution) -> dict[str, OpCount]:
+    """Add up the counts of all runs by precision."""
+    total: dict[str, OpCount] = {}
+    for precision, count in (each for run in found.runs for each in run.ops.items()):
+        total.setdefault(precision, OpCount()).add(count)
+    return total
 
 
 def _describe_extreme_feeds(report: VerifyReport, plans: Sequence[Plan], promised: Strictness) -> Iterator[str]:
@@ -468,9 +527,7 @@ def _define_nonfinite(
     A mask of minus infinity stands for the limit of ever larger masks, and 0 * inf in it for 0; a mask that only fp16
     makes infinite is read alike. Returns whether anything was undefined.
     """
-    undefined = [(run, new) for run, new in zip(found.runs, after.runs) if not run.error and any(
-        value.dtype.kind == "f" and not np.all(np.isfinite(value))
-        for outputs in run.results.values() for value in outputs.values())]
+    undefined = [(run, new) for run, new in zip(found.runs, after.runs) if not run.error and _has_undefined(run)]
     if not undefined:
         return False
     limits = execute_plans(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,10 @@ from .feeds import ShapeChoice, list_shape_choices, make_feeds, make_state
 __all__ = [
     "USER_FEEDS_LABEL",
     "Execution",
+    "OpCount",
     "Plan",
+    "Region",
+    "RegionLog",
     "Run",
     "RunDigest",
     "RunProgress",
@@ -65,6 +68,86 @@ class Plan:
 
 
 @dataclass
+class OpCount:
+    """The number of ops of the second program in runs at one precision, without those in nested blocks.
+
+    `shared` of them took the results of the first program, `at_float32` of which a run at float64 computed at float32;
+    `rounded` is the number of other results that are the same in both and were rounded to float32 then.
+    """
+
+    ops: int = 0
+    shared: int = 0
+    at_float32: int = 0
+    rounded: int = 0
+
+    def add(self, other: OpCount) -> None:
+        self.ops += other.ops
+        self.shared += other.shared
+        self.at_float32 += other.at_float32
+        self.rounded += other.rounded
+
+
+@dataclass
+class Region:
+    """The end of a region that differs: a `value` of the second function whose op is not that of `before` in the first.
+
+    The two were compared in `runs` runs at `precision`, in `equal_bits` of which they had the same bits. `difference`
+    is the largest difference of two finite elements, as a share of the largest finite magnitude in `before`; None where
+    no run had one of the same shape.
+    """
+
+    function: str
+    value: str
+    before: str
+    precision: str
+    runs: int = 0
+    equal_bits: int = 0
+    difference: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def note(self, one: Any, other: Any, has_equal_bits: bool) -> None:
+        """Note the comparison of a value of the first function with that of the second, both as tensors."""
+        self.runs += 1
+        self.equal_bits += has_equal_bits
+        share = 0.0 if has_equal_bits else _find_largest_share(one, other)
+        if share is not None:
+            self.difference = max(share, self.difference or 0.0)
+
+
+def _find_largest_share(one: Any, other: Any) -> float | None:
+    """Return the largest difference of finite elements as a share of the largest of `one`; None for other shapes."""
+    if getattr(one, "shape", None) is None or one.shape != getattr(other, "shape", None):
+        return None
+    one, other = one.double(), other.double()
+    known = one.isfinite() & other.isfinite()
+    if not bool(known.any()):
+        return None
+    scale = float(one[known].abs().max())
+    gap = float((one - other)[known].abs().max())
+    return gap / scale if scale else gap
+
+
+@dataclass
+class RegionLog:
+    """The ends of the regions that differ, as all runs compared them."""
+
+    _regions: dict[tuple[str, str, str], Region] = field(default_factory=dict)
+
+    @property
+    def regions(self) -> list[Region]:
+        return [*self._regions.values()]
+
+    def note(self, function: str, precision: str, values: tuple[Any, Any], tensors: tuple[Any, Any],
+             has_equal_bits: bool) -> None:
+        """Note the comparison of two `values`, of the first function and of the second, in one run."""
+        before, value = (var.name for var in values)
+        found = self._regions.setdefault((function, value, precision), Region(function, value, before, precision))
+        found.note(*tensors, has_equal_bits)
+
+
+@dataclass
 class Run:
     """A plan and its outputs by precision, or the `error` that ended it.
 
@@ -81,6 +164,8 @@ class Run:
     moved: dict[str, Array] | None = None
     moved_stored: dict[str, Array] | None = None
     rounding: frozenset[str] = frozenset()
+    ops: dict[str, OpCount] = field(default_factory=dict)
+    "By precision, where two programs ran side by side: the ops of the second."
     error: str = ""
 
 

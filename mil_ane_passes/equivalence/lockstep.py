@@ -7,14 +7,26 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequenc
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from coremltools.converters.mil.mil import Operation, Program
+from coremltools.converters.mil.mil import Operation, Program, Var
 
 from ..ir.query import iterate_nested_ops
 from ..runtime.engine import Call, Runtime
 from ..utils.errors import InputError, MemoryLimitReached
 from ..utils.locking import synchronized
-from .execution import Execution, Plan, Run, RunProgress, copy_state, execute_run, is_left_out, join_results, note_error
-from .value_matching import FunctionMatch, FunctionValues, OpMatch, match_functions
+from .execution import (
+    Execution,
+    OpCount,
+    Plan,
+    RegionLog,
+    Run,
+    RunProgress,
+    copy_state,
+    execute_run,
+    is_left_out,
+    join_results,
+    note_error,
+)
+from .value_matching import FunctionMatch, FunctionValues, OpMatch, list_operands, match_functions
 
 if TYPE_CHECKING:
     from ..runtime.interpreter import Interpreter
@@ -30,11 +42,31 @@ class Lockstep:
     An op whose operands have the bits of their counterparts, and that an equal op of the first function computes from
     those, takes its result. Any other op is run, and if its result has the bits of its counterpart, the ops behind it
     take results again. A value of the first function is freed when neither function needs it.
+
+    `common`, a runtime of the first function at float32, runs the ops whose results both functions share, as long as
+    they read no value in which the two may differ: whatever its precision, both go on from the same numbers. An op
+    whose result is finite at float64 alone is run there. Where the second function computes from such a result what the
+    first computes from others, the two agree to float32 only.
     """
 
-    def __init__(self, first: Runtime, second: Runtime, match: FunctionMatch) -> None:
+    def __init__(
+        self, first: Runtime, second: Runtime, match: FunctionMatch, regions: RegionLog | None = None,
+        common: Runtime | None = None,
+    ) -> None:
         self.first, self.second = first, second
-        self._match = match
+        self._match, self._regions, self._common = match, regions, common
+        self._common_ops = _CommonOps(match) if common is not None else None
+        self.count = OpCount()
+        "The ops of the last run."
+
+    @property
+    def lowers(self) -> bool:
+        """Return whether what both share may be computed at float32."""
+        return self._common is not None
+
+    def keep_precision(self) -> Lockstep:
+        """Return the same without `common`."""
+        return Lockstep(self.first, self.second, self._match, self._regions)
 
     @synchronized
     def __call__(
@@ -45,8 +77,11 @@ class Lockstep:
         Raises the errors of the first; LimitReached of either, that of memory also where each alone would keep within
         it.
         """
+        self.count = OpCount()
         one = self.first.start_call(feeds, states[0])
         steps = _Steps(one, self._match.ops)
+        if self._common is not None and self._common_ops is not None:
+            steps.share(self._common.join_call(one), self._common_ops)
         entered: set[Any] = set()
         outcome: dict[str, Array] | InputError
         try:
@@ -61,15 +96,17 @@ class Lockstep:
             outputs = self.first.finish_call(one, steps.finish(), states[0])
         finally:
             self.first.executed_blocks |= one.machine.executed_blocks
+            self.count.at_float32, self.count.rounded = steps.at_float32, steps.rounded
         self.second.executed_blocks |= entered  # not where the first fails: nothing is compared then
         return outputs, outcome
 
     def _run_second(self, first: _Steps, call: Call, entered: set[Any]) -> list[Any]:
         machine = call.machine
         machine.live, machine.executed_blocks = first.machine.live, entered  # one limit for the values of both
-        equal = {id(var) for name, var in call.block.inputs.items() if name in self._match.equal_inputs}
+        equal = set(map(id, self._match.inputs))
         for op, finished in machine.enter_block(call.block, call.arguments):
             match = self._match.ops.get(op)
+            self.count.ops += 1
             if match is None:
                 machine.run_op(op)
             else:
@@ -80,17 +117,46 @@ class Lockstep:
     def _run_matched(self, first: _Steps, machine: Interpreter, op: Any, match: OpMatch, equal: set[int]) -> None:
         """Take the results of `op` from the first function, or run it and compare them."""
         first.run_until(match)
-        if match.is_same and all(id(var) in equal for var in match.operands):
+        is_shared = match.is_same and all(id(var) in equal for var in match.operands)
+        if is_shared:
             machine.check_time(op)
             _count_blocks(op, match.counterpart, first.machine, machine)
+            self.count.shared += 1
         else:
             machine.run_op(op)
         for own, other in match.pairs:
             value = first.machine.env[id(other)]
-            if id(own) not in machine.env or machine.holds_bits(own, value):
-                machine.hold(id(own), value)
+            is_equal = is_shared or machine.holds_bits(own, value)
+            if not match.is_same and self._regions is not None:
+                self._regions.note(self.first.function, self.first.precision, (other, own),
+                                   (value, machine.env[id(own)]), is_equal)
+            if is_equal:
+                machine.hold(id(own), value if is_shared else first.lower(other))
                 equal.add(id(own))
         first.drop_needs(match)
+
+
+class _CommonOps:
+    """The ops of a first function whose results the second takes if both have the same values for their operands.
+
+    `values` are the values of the first function that exactly one value of the second may be equal to. Of any other,
+    an op behind it could read a result that the second function does not share.
+    """
+
+    def __init__(self, match: FunctionMatch) -> None:
+        count = Counter(id(other) for each in match.ops.values() for _, other in each.pairs)
+        self.values = {key for key, times in count.items() if times == 1}
+        partners = dict(match.inputs)
+        for each in match.ops.values():
+            partners.update(each.pairs)
+        self.operands: dict[Operation, tuple[int, ...]] = {}
+        "By op: the ids of the values that it reads."
+        for each in match.ops.values():
+            op = each.counterpart
+            read = list_operands(op, op.enclosing_block)
+            if (each.is_same and {id(var) for var in op.outputs} <= self.values
+                    and {partners.get(var) for var in each.operands} == set(read)):
+                self.operands[op] = tuple(map(id, read))
 
 
 class _Steps:
@@ -103,6 +169,17 @@ class _Steps:
         self._finished: set[int] = set()
         "Values that the first function no longer reads, but the second may take."
         self._ops = iter(self.machine.enter_block(self._block, call.arguments))
+        self._common: Interpreter | None = None
+        self._common_ops: _CommonOps | None = None
+        self._last: Operation | None = None
+        self.at_float32 = self.rounded = 0
+
+    def share(self, common: Interpreter, ops: _CommonOps) -> None:
+        """Let `common`, an interpreter at float32 on the values of this one, run `ops` where nothing before differs."""
+        self._common, self._common_ops = common, ops
+        for var in self._block.inputs.values():
+            if id(var) in self.machine.env:
+                self.machine.round_to_float32(var, exactly=True)
 
     def run_until(self, match: OpMatch) -> None:
         """Run on until the counterparts of `match` are computed."""
@@ -115,7 +192,7 @@ class _Steps:
         if op is None:
             return False
         try:
-            self.machine.run_op(op)
+            self._run(op)
         except InputError:
             self.failed = True
             raise
@@ -123,6 +200,31 @@ class _Steps:
         self._finished |= needed
         self.machine.release(key for key in finished if key not in needed)
         return True
+
+    def _run(self, op: Operation) -> None:
+        """Run an op; at float32 where all values that it reads are, if what is finite at float64 stays so."""
+        self._last = op
+        reads = None if self._common_ops is None else self._common_ops.operands.get(op)
+        if self._common is None or reads is None or any(map(self.machine.is_wide, reads)):
+            self.machine.run_op(op)
+            return
+        if not op.blocks:
+            self._common.run_op(op)
+            if all(map(self._common.is_finite, op.outputs)):
+                self.at_float32 += 1
+                return
+        self.machine.run_op(op)
+        for var in op.outputs:
+            self.lower(var)
+
+    def lower(self, var: Var) -> Any:
+        """Hold a value that both functions share at float32, if all that is finite stays so; returns what is held.
+
+        Not if an op behind it may have read the value as it was.
+        """
+        if self._common_ops is not None and id(var) in self._common_ops.values and var.op is self._last:
+            self.rounded += self.machine.round_to_float32(var)
+        return self.machine.env[id(var)]
 
     def drop_needs(self, match: OpMatch) -> None:
         """Release the counterparts of an op of the second function that has run."""
@@ -157,12 +259,13 @@ def _iterate_inner(op: Operation) -> Iterator[Operation]:
 
 def execute_in_lockstep(
     before: Program, after: Program, made: Sequence[Plan], precisions: Sequence[str], progress: Callable[[str], None],
-    mapping: Mapping[str, str],
+    mapping: Mapping[str, str], regions: RegionLog | None = None, lowers: bool = False,
 ) -> tuple[Execution, Execution]:
     """Execute every plan on two programs at every precision, and what they have in common once.
 
     Returns what `execute_plans` returns for each alone; a plan that `before` cannot run has its error in both.
-    `mapping` (name before -> name after) is that of `compare_programs`.
+    `mapping` (name before -> name after) is that of `compare_programs`. With `lowers`, runs at float64 compute at
+    float32 what the programs share before they differ. `regions` notes where values that differ are compared.
     """
     old, new = (Execution([Run(plan, error=plan.error) for plan in made]) for _ in range(2))
     count = RunProgress(progress, len(made) * len(precisions))
@@ -171,7 +274,8 @@ def execute_in_lockstep(
         match = match_functions(values[0], values[1], mapping)
         for precision in precisions:
             runtimes = [Runtime(program, function=function, precision=precision) for program in (before, after)]
-            lockstep = Lockstep(runtimes[0], runtimes[1], match)
+            common = Runtime(before, function=function) if lowers and precision == "float64" else None
+            lockstep = Lockstep(runtimes[0], runtimes[1], match, regions, common)
             for pair in zip(old.runs, new.runs):
                 if not is_left_out(pair[0], function, precision):
                     count.report(pair[0].plan, precision)
@@ -187,6 +291,8 @@ def _execute_pair(lockstep: Lockstep, runs: tuple[Run, Run], precision: str) -> 
     states = copy_state(old.plan), copy_state(old.plan)
     try:
         outputs, outcome = lockstep(old.plan.feeds, states)
+        if lockstep.lowers and isinstance(outcome, InputError):
+            raise outcome
     except MemoryLimitReached:
         for runtime, run in ((lockstep.first, old), (lockstep.second, new)):
             if not run.error:
@@ -194,9 +300,13 @@ def _execute_pair(lockstep: Lockstep, runs: tuple[Run, Run], precision: str) -> 
             new.error = new.error or old.error
         return
     except InputError as error:
+        if lockstep.lowers:  # sizes may be computed from floats
+            _execute_pair(lockstep.keep_precision(), runs, precision)
+            return
         note_error(old, error)
         new.error = old.error
         return
+    new.ops[precision] = lockstep.count
     old.results[precision] = join_results(outputs, states[0])
     if isinstance(outcome, InputError):
         note_error(new, outcome)

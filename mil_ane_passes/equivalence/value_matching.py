@@ -19,6 +19,7 @@ __all__ = [
     "find_counterparts",
     "find_state_updates",
     "is_constant",
+    "list_operands",
     "match_functions",
 ]
 
@@ -52,10 +53,11 @@ class OpMatch:
 
 @dataclass(frozen=True)
 class FunctionMatch:
-    """What two functions have in common: matches of ops of the second, and names of inputs that are stored alike."""
+    """What two functions have in common: matches of ops of the second, and its inputs that are stored alike in the
+    first, each with that of the first."""
 
     ops: Mapping[Operation, OpMatch]
-    equal_inputs: frozenset[str]
+    inputs: Mapping[Var, Var]
 
 
 class FunctionValues:
@@ -137,8 +139,9 @@ def match_functions(before: FunctionValues, after: FunctionValues, mapping: Mapp
         if not _is_constant_op(op):
             first.update((numbering.numbers[var], var) for var in op.outputs if numbering.numbers[var] not in first)
     numbering.number_inputs(after.function)
-    inputs = frozenset(name for name, var in after.function.inputs.items() if name in before.function.inputs
-                       and numbering.numbers[var] == numbering.numbers[before.function.inputs[name]])
+    inputs = {var: other for name, var in after.function.inputs.items()
+              if (other := before.function.inputs.get(name)) is not None
+              and numbering.numbers[var] == numbering.numbers[other]}
     named, inner = find_counterparts(before, after, mapping), set(before.function.operations)
     found: dict[Operation, OpMatch] = {}
     for op in after.function.operations:
@@ -153,7 +156,7 @@ def match_functions(before: FunctionValues, after: FunctionValues, mapping: Mapp
             pairs = [(var, other) for var in op.outputs for other in named.get(var, ())[:1] if other.op in inner]
             numbering.numbers.update((var, numbering.numbers[other]) for var, other in pairs)
         if pairs:
-            found[op] = OpMatch(_list_operands(op, after.function), tuple(pairs), is_same, pairs[0][1].op)
+            found[op] = OpMatch(list_operands(op, after.function), tuple(pairs), is_same, pairs[0][1].op)
     return FunctionMatch(found, inputs)
 
 
@@ -165,7 +168,7 @@ def _number(numbering: ValueNumbering, op: Operation) -> None:
         numbering.number_op(op)
 
 
-def _list_operands(op: Operation, function: Function) -> tuple[Var, ...]:
+def list_operands(op: Operation, function: Function) -> tuple[Var, ...]:
     """List the values of `function` that an op reads, also inside its blocks, without constants."""
     read = [*get_flat_inputs(op)]
     for block in op.blocks:

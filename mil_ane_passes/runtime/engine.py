@@ -136,6 +136,13 @@ class Runtime:
         return Call(self._block, machine, cells, arguments)
 
     @synchronized
+    def join_call(self, call: Call) -> Interpreter:
+        """Return an interpreter at this precision on the values of `call`, of the same function at another one."""
+        machine = self._make_interpreter()
+        machine.env, machine.live = call.machine.env, call.machine.live
+        return machine
+
+    @synchronized
     def finish_call(
         self, call: Call, results: list[Any], state: MutableMapping[str, Any] | None
     ) -> dict[str, np.ndarray[Any, Any]]:

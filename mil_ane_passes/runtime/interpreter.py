@@ -112,6 +112,32 @@ class Interpreter:
         held = self.env[id(var)]
         return isinstance(held, torch.Tensor) and isinstance(value, torch.Tensor) and have_equal_bits(held, value)
 
+    def is_wide(self, key: int) -> bool:
+        """Return whether the value of the variable with the id `key` is no tensor, or has float64 elements."""
+        value = self.env.get(key)
+        return not isinstance(value, torch.Tensor) or value.dtype == torch.float64
+
+    def is_finite(self, var: Any) -> bool:
+        """Return whether the stored value of `var`, a tensor, has only finite elements."""
+        value = self.env[id(var)]
+        # A finite sum says so, and takes less time.
+        return not value.is_floating_point() or bool(value.sum().isfinite()) or bool(value.isfinite().all())
+
+    def round_to_float32(self, var: Any, exactly: bool = False) -> bool:
+        """Store a float64 tensor at float32, if no finite element becomes infinite, or with `exactly` none changes.
+
+        Returns whether it did. Ops at any precision read it.
+        """
+        value = self.env[id(var)]
+        if not isinstance(value, torch.Tensor) or value.dtype != torch.float64:
+            return False
+        rounded = value.float()
+        if not (have_equal_bits(rounded.double(), value) if exactly else torch.equal(rounded.isfinite(),
+                                                                                     value.isfinite())):
+            return False
+        self.hold(id(var), rounded)
+        return True
+
     def release(self, keys: Iterable[int]) -> None:
         """Drop the values of variables, which nothing reads any more."""
         for key in keys:

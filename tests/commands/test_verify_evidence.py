@@ -47,6 +47,8 @@ def test_it_records_models_options_runs_and_the_verdict(models, evidence):
         (f"seed {number}", precision) for number in (0, 1) for precision in ("float64", "float16")}
     assert all(run["before"] == run["after"] and len(run["inputs"]) == 64 for run in found["runs"])
     assert len({(run["inputs"], run["precision"]) for run in found["runs"]}) == len(found["runs"])
+    assert found["regions"] and all(set(each) == {
+        "function", "value", "before", "precision", "runs", "equal_bits", "difference"} for each in found["regions"])
 
 
 def test_the_check_is_repeated_with_its_options(models, evidence, capsys):
