@@ -113,6 +113,7 @@ def calibrate(options: CalibrateOptions) -> CalibrateReport:
         if not inputs.ranges:
             raise
         raise InputError(f"{error}; both ends of {format_option('ranges')} are included") from error
+    model.check_unchanged()
     return CalibrateReport(model.name, options.target, found.runs, found, options.worst, sampled=not inputs,
                            upgraded=model.upgraded)
 

@@ -400,6 +400,7 @@ def _lint_source(
     report.upgraded = source.upgraded
     report.network = lint_network(src, source, plan, target, codes)
     report.left_out = {} if source.package is None else source.package.members.others
+    source.check_unchanged()
     return report
 
 

@@ -178,6 +178,7 @@ def rewrite(options: RewriteOptions) -> RewriteReport:
         options.progress("rewriting")
         outcome = steps.apply_and_verify(plan, before)
         steps.fill_report(report, plan, before, outcome)
+        before.check_unchanged()
         if options.dry_run:
             report.status = "dry run" if report.changed else "unchanged"
         elif report.status != "not verified":

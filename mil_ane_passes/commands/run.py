@@ -167,12 +167,16 @@ def _open_and_run(options: RunOptions) -> tuple[OpenedSource, dict[str, Array]]:
     model = open_source(options.src)
     options.progress("running")
     with share_budget(options.max_steps, options.max_seconds, options.progress, options.max_memory):
+        runtime: Any
         if options.function is None and model.package is not None and model.package.is_pipeline:
-            return model, PipelineRuntime(model.package, precision=options.precision, quirks=options.quirks)(
-                options.feeds, options.state)
-        runtime = Runtime(model.program, function=options.function, precision=options.precision, quirks=options.quirks,
-                          description=model.describe(options.function or model.program.default_function_name))
-        return model, dict(runtime(options.feeds, options.state))
+            runtime = PipelineRuntime(model.package, precision=options.precision, quirks=options.quirks)
+        else:
+            runtime = Runtime(
+                model.program, function=options.function, precision=options.precision, quirks=options.quirks,
+                description=model.describe(options.function or model.program.default_function_name))
+        outputs = dict(runtime(options.feeds, options.state))
+    model.check_unchanged()
+    return model, outputs
 
 
 _run_source = command(RunOptions)(_open_and_run)
@@ -197,6 +201,7 @@ def trace(options: RunOptions) -> TraceReport:
         found = trace_function(
             model.program, options.feeds, function=options.function, precision=options.precision, state=options.state,
             quirks=options.quirks, description=model.describe(options.function or model.program.default_function_name))
+    model.check_unchanged()
     return TraceReport(model.name, found.function, options.precision, tuple(options.quirks), found.outputs,
                        dict(options.state or {}), model.upgraded, found.rows, found.first)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike, fspath
 from typing import Any
 
@@ -21,11 +21,15 @@ __all__ = ["OpenedSource", "copy_source", "open_source", "select_function"]
 
 @dataclass
 class OpenedSource:
-    """A source as a program, with its package, if any, and its name."""
+    """A source as a program, with its package, if any, and its name.
+
+    `is_at_path`: the package was loaded from the path that the user gave.
+    """
 
     program: Program
     package: Package | None
     name: str
+    is_at_path: bool = False
 
     @property
     def is_pipeline(self) -> bool:
@@ -40,6 +44,17 @@ class OpenedSource:
     def describe(self, function: str) -> Any:
         return None if self.package is None else self.package.description(function)
 
+    def check_unchanged(self) -> None:
+        """Raise AnePassesError when the source was written to since it was loaded, or is no longer at its path.
+
+        A package in memory may have been moved, replaced or removed: its files are still open.
+        """
+        if self.package is None:
+            return
+        if self.is_at_path:
+            self.package.check_source()
+        self.package.files.check_opened()
+
 
 def open_source(source: Any) -> OpenedSource:
     """Open a source; a NeuralNetwork, as a path, an MLModel or a spec, is upgraded in memory."""
@@ -48,7 +63,7 @@ def open_source(source: Any) -> OpenedSource:
     if isinstance(source, Package):
         return _open_package(source)
     if isinstance(source, (str, PathLike)):
-        return _open_package(load(source), fspath(source))
+        return replace(_open_package(load(source), fspath(source)), is_at_path=True)
     if hasattr(source, "get_spec"):
         package = load_model(source)
         converted = getattr(source, "_mil_program", None)
@@ -78,7 +93,7 @@ def select_function(source: OpenedSource, function: str | None) -> OpenedSource:
                          f"{suggest_nearest(function, functions)}")
     view = copy.copy(source.program)
     view.functions, view.default_function_name, view.chain = {function: functions[function]}, function, ()
-    return OpenedSource(view, source.package, source.name)
+    return replace(source, program=view)
 
 
 def copy_source(source: OpenedSource) -> OpenedSource:

@@ -310,6 +310,8 @@ def _verify_models(options: VerifyOptions, strictness: Strictness) -> VerifyRepo
     old, new = (select_function(open_source(each), options.function) for each in (options.before, options.after))
     report = _compare_sources(options, strictness, old, new)
     report.upgraded = (*old.upgraded, *new.upgraded)
+    for each in (old, new):
+        each.check_unchanged()
     return report
 
 
@@ -395,4 +397,5 @@ def _verify_callable(options: VerifyOptions, accuracy: Any) -> VerifyReport:
         program_first=program_first, tolerance=tolerance, accuracy=accuracy, precision=options.precision,
         describe=model.describe, **_collect_run_settings(options))
     report.upgraded = model.upgraded
+    model.check_unchanged()
     return report

@@ -21,7 +21,7 @@ from coremltools.converters.mil.mil import types
 
 from ..ir.constants import BlobRef, LazyValue, unpack_elements
 from ..utils.errors import InputError
-from ..utils.mapped_files import map_file, read_exactly
+from ..utils.mapped_files import check_files_of, map_file, read_exactly
 from .files import get_file_stamp
 from .manifest import Layout, check_inside
 
@@ -220,6 +220,10 @@ class WeightFiles:
             if not path.exists() or get_file_stamp(path.stat()) != opened:
                 raise InputError(f"{self.layout.root}: {path.name} was changed or removed after it was loaded; "
                                  "expected it as it was: load it again")
+
+    def check_opened(self) -> None:
+        """Raise AnePassesError when an opened file was written to, wherever it is now."""
+        check_files_of(file.bytes for file in self.files.values())
 
     def path(self, name: str) -> Path:
         """Return the path of the file named `name` in the program; InputError when it is outside the package."""

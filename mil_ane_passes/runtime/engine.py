@@ -146,7 +146,11 @@ class Runtime:
     def finish_call(
         self, call: Call, results: list[Any], state: MutableMapping[str, Any] | None
     ) -> dict[str, np.ndarray[Any, Any]]:
-        """Write the states of a run to `state`, and return its outputs by name; empties `results`."""
+        """Write the states of a run to `state`, and return its outputs by name; empties `results`.
+
+        Raises AnePassesError when a file of weights was written to during the run.
+        """
+        call.machine.prepared.constants.check_files()
         if state is not None:
             for name, cell in call.cells.items():
                 if cell.written or name not in state:

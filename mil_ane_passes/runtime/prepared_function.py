@@ -189,7 +189,7 @@ class _ConstantCache:
             self._large[var] = False
 
     def check_files(self) -> None:
-        """Raise AnePassesError when a file that holds constants is smaller than before."""
+        """Raise AnePassesError when a file that holds constants is not as it was."""
         check_mapped_files(self._files)
 
     def get(self, var: Any, make: Callable[[Any], Any]) -> Any:

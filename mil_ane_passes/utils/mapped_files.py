@@ -1,18 +1,22 @@
-"""Reading of memory-mapped files without the risk of a crash.
+"""Reading of memory-mapped files without the risk of a crash, and without results of what changed meanwhile.
 
-If a mapped file is truncated, reading beyond its new end kills the process (SIGBUS). Therefore a value that a run uses
-entirely is read from the file, once for all runs that use it, and a truncation is an error at any time. The mapping
-itself is read, after a check that the file still has its size, only where a part of a weight is used (an op that picks
-rows of a table) and where rules look at values. The remaining risk is a truncation between that check and the end of
-the read: the milliseconds of one op, and the seconds that one rule takes on a large program.
+If a mapped file is truncated, reading beyond its new end ends the process by the signal SIGBUS. Therefore a value that
+a run uses entirely is read from the file, once for all runs that use it. The mapping itself is read only where a part
+of a weight is used (an op that picks rows of a table) and where rules look at values. There the signal is handled:
+pages that are gone are replaced by zeros, so that the read goes on. A check before each use, and one more before there
+is a result, raise for a file that is not as it was when it was mapped: they compare its size and the time of its last
+change.
 """
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import mmap
 import os
+import signal
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
@@ -39,41 +43,97 @@ Array = np.ndarray[Any, Any]
 
 _CHUNK_BYTES = 4 << 20
 "Bytes per read: few enough to stay in the processor's cache until they are converted."
+_MAP_FIXED = 0x10
+"The flag of mmap that replaces what is mapped at an address, on Linux and macOS."
 _ALIGNMENT = 64
 "Alignment of the arrays of `read_once`, the same as that of torch's allocations."
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class MappedFile:
-    """A mapped file: its start address in memory, its size when it was mapped, and the open file."""
+    """A mapped file: its start address in memory, the open file, and its size and last change when it was mapped.
+
+    The time of the last change is in ns. From `end` on, an offset at the end of a page, memory is not that of the file:
+    beyond its size, or pages of zeros that replace what was cut off.
+    """
 
     start: int
     size: int
+    changed: int
     file: FileIO
     path: Path
+    end: int
     copies: weakref.WeakValueDictionary[tuple[int, int], Array] = field(default_factory=weakref.WeakValueDictionary)
     "Arrays read by `read_once`, by offset and bytes, as long as they are in use."
 
     def check(self) -> None:
-        """Raise AnePassesError if the file is smaller than when it was mapped."""
-        found = os.fstat(self.file.fileno()).st_size
-        if found < self.size:
-            raise _make_truncated_file_error(self.path, found, self.size)
+        """Raise AnePassesError if the file is not as it was when it was mapped."""
+        found = os.fstat(self.file.fileno())
+        if found.st_size < self.size or self.end < _align_to_page(self.size):
+            raise _make_truncated_file_error(self.path, min(found.st_size, self.end), self.size)
+        if (found.st_size, found.st_mtime_ns) != (self.size, self.changed):
+            raise AnePassesError(f"{self.path}: the file was written to while it was in use, expected it as it was; "
+                                 "load the package again when it is complete")
+
+    def replace_lost_pages(self, replace: Callable[[int, int], None]) -> bool:
+        """Call `replace` with the start and size of pages that the file has lost; False if it has lost none."""
+        end = _align_to_page(os.fstat(self.file.fileno()).st_size)
+        if end >= self.end:
+            return False
+        replace(self.start + end, self.end - end)
+        self.end = end
+        return True
 
 
 _mapped_files: dict[int, MappedFile] = {}
 "The currently mapped files by start address; an entry is dropped with the last array that views it."
+_handlers: list[Any] = []
+"The handler of SIGBUS, as C calls it, kept from being freed."
 
 
 def map_file(file: FileIO, path: Path) -> Array:
     """Map an open file and return its bytes as a read-only array."""
+    _handle_lost_pages()
+    changed = os.fstat(file.fileno()).st_mtime_ns
     mapped = np.memmap(file, dtype=np.uint8, mode="r")
     owner: mmap.mmap = vars(mapped)["_mmap"]
     array = np.asarray(mapped)
     start = _get_address(array)
-    _mapped_files[start] = MappedFile(start, array.nbytes, file, path)
+    _mapped_files[start] = MappedFile(start, array.nbytes, changed, file, path, _align_to_page(array.nbytes))
     weakref.finalize(owner, _mapped_files.pop, start, None).atexit = False
     return array
+
+
+@functools.cache
+def _handle_lost_pages() -> None:
+    """Replace the pages that a mapped file has lost by zeros when they are read; other causes of SIGBUS stay as is.
+
+    The system calls the handler in the thread that reads, which is in a loop over an array: code in Python may run
+    there as in any callback. What is read there is of no use, and whoever uses it raises by `MappedFile.check`.
+    """
+    if not hasattr(signal, "SIGBUS"):  # on Windows mapped files cannot be truncated
+        return
+    library = ctypes.CDLL(None)
+    library.signal.restype, library.signal.argtypes = ctypes.c_void_p, (ctypes.c_int, ctypes.c_void_p)
+    library.mmap.restype = ctypes.c_void_p
+    library.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *3 * (ctypes.c_int,), ctypes.c_int64)
+
+    def replace(start: int, size: int) -> None:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
+        if library.mmap(start, size, mmap.PROT_READ, flags, -1, 0) != start:
+            raise OSError
+
+    def handle(number: int) -> None:
+        try:
+            found = [mapping.replace_lost_pages(replace) for mapping in _list_mapped_files()]
+        except BaseException:  # nothing may leave a handler
+            found = []
+        if not any(found):
+            library.signal(number, before)
+            signal.raise_signal(number)
+
+    _handlers.append(ctypes.CFUNCTYPE(None, ctypes.c_int)(handle))
+    before = library.signal(signal.SIGBUS, ctypes.cast(_handlers[0], ctypes.c_void_p))
 
 
 def read_exactly(file: FileIO, path: Path, at: int, count: int) -> bytes:
@@ -88,13 +148,13 @@ def read_exactly(file: FileIO, path: Path, at: int, count: int) -> bytes:
 
 
 def check_mapped_files(files: Iterable[MappedFile] | None = None) -> None:
-    """Raise AnePassesError if one of `files` (default: all mapped files) is smaller than when it was mapped."""
+    """Raise AnePassesError if one of `files` (default: all mapped files) is not as it was when it was mapped."""
     for mapping in _list_mapped_files() if files is None else files:
         mapping.check()
 
 
 def check_files_of(arrays: Iterable[Array]) -> None:
-    """Raises AnePassesError when a file that one of `arrays` looks into is smaller than it was.
+    """Raise AnePassesError when a file that one of `arrays` looks into is not as it was when it was mapped.
 
     `arrays` are gone through only where any mapped file is: many of them cost more than the few files.
     """
@@ -125,7 +185,7 @@ def _list_mapped_files() -> list[MappedFile]:
 
 
 def check_file_of(array: Array) -> None:
-    """Raise AnePassesError if `array` views a mapped file that is smaller than when it was mapped."""
+    """Raise AnePassesError if `array` views a mapped file that is not as it was when it was mapped."""
     mapping = file_of(array)
     if mapping is not None:
         mapping.check()
@@ -175,6 +235,10 @@ def _read_into(target: Array, mapping: MappedFile, at: int) -> None:
         if not count:
             raise _make_truncated_file_error(mapping.path, os.fstat(mapping.file.fileno()).st_size, at + target.size)
         done += count
+
+
+def _align_to_page(size: int) -> int:
+    return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 def _get_address(array: Array) -> int:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -15,6 +17,7 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import types
 
 import mil_ane_passes as ane
+from mil_ane_passes.commands import sources
 from mil_ane_passes.runtime import memory_limits, prepared_function
 from mil_ane_passes.utils import mapped_files
 from mil_ane_passes.utils.mapped_files import check_mapped_files, file_of, is_mapped, iterate_chunks
@@ -222,3 +225,138 @@ def test_a_mapping_is_forgotten_with_the_last_array_that_needs_it(package):
     del value
     gc.collect()
     assert len(mapped_files._mapped_files) <= before
+
+
+CUT_BEHIND_A_CHECK = """
+import os, shutil, sys
+import numpy as np
+import mil_ane_passes as ane
+from mil_ane_passes.utils.mapped_files import MappedFile
+path, weights, whole = sys.argv[1], sys.argv[2], sys.argv[2] + ".whole"
+feeds = {"x": np.ones((2, 512), np.float32), "ids": np.array([0, 5, 511], np.int32)}
+check = MappedFile.check
+calls = {
+    "run": lambda: ane.run(path, feeds),
+    "verify": lambda: ane.verify(path, path, seeds=1),
+    "lint": lambda: ane.lint(path),
+    "rewrite": lambda: ane.rewrite(path, preset="full", verify=False),
+}
+shutil.copy(weights, whole)
+
+def count_checks_until_cut(name, number):
+    shutil.copy(whole, weights)
+    seen = []
+
+    def check_and_cut(mapping):
+        check(mapping)
+        seen.append(mapping)
+        if len(seen) == number:
+            os.truncate(weights, 4096)
+
+    MappedFile.check = check_and_cut
+    try:
+        calls[name]()
+    except ane.AnePassesError as error:
+        if len(seen) < number or "while it was in use" not in str(error) and "changed or removed" not in str(error):
+            raise
+    else:
+        assert len(seen) <= number, f"{name}: cut behind check {number} of {len(seen)}, and no error"
+    return len(seen)
+
+for name in calls:
+    number = 1
+    while count_checks_until_cut(name, number) >= number:
+        number += 1
+    print(name, number - 1)
+"""
+
+
+def test_a_cut_between_a_check_and_the_read_is_an_error(package, tmp_path, request):
+    """The pages that are gone read as zeros, and no result is made of them; behind the last check nothing is read."""
+    if "fp16" in request.node.callspec.id:
+        pytest.skip("the feeds of the script are fp32")
+    copy = tmp_path / "copy.mlpackage"
+    shutil.copytree(package, copy)
+    done = subprocess.run([sys.executable, "-c", CUT_BEHIND_A_CHECK, str(copy), str(copy / WEIGHTS)],
+                          capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, f"{done.returncode}: {done.stderr[-1000:]}"
+    counted = dict(line.split() for line in done.stdout.splitlines())
+    assert set(counted) == {"run", "verify", "lint", "rewrite"} and all(int(count) for count in counted.values())
+
+
+SUMS_OF_WHAT_IS_GONE = """
+import os, signal, sys, threading
+import numpy as np
+from mil_ane_passes.utils.mapped_files import MappedFile, map_file
+from io import FileIO
+from pathlib import Path
+path, sums = Path(sys.argv[1]), []
+path.write_bytes(b"\\1" * 100_000)
+mapped = map_file(FileIO(path), path)
+os.truncate(path, 5000)
+threads = [threading.Thread(target=lambda: sums.append(int(mapped.sum()))) for _ in range(4)]
+for each in threads: each.start()
+for each in threads: each.join()
+print(sums)
+os.truncate(path, 200_000)
+try:
+    MappedFile.check(next(iter(sys.modules["mil_ane_passes.utils.mapped_files"]._mapped_files.values())))
+except Exception as error:
+    print(error)
+sys.stdout.flush()
+os.kill(os.getpid(), signal.SIGBUS)
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGBUS"), reason="the system has no such signal")
+def test_only_reads_of_mapped_files_survive(tmp_path):
+    """A signal that has another cause ends the process as it would without this package."""
+    done = subprocess.run([sys.executable, "-c", SUMS_OF_WHAT_IS_GONE, str(tmp_path / "file")],
+                          capture_output=True, text=True)
+    sums, words = done.stdout.splitlines()
+    assert set(json.loads(sums)) == {5000} and "while it was in use" in words
+    assert done.returncode == -signal.SIGBUS
+
+
+def overwrite(path):
+    """Write other bytes of the same number into the weights."""
+    with open(path / WEIGHTS, "r+b") as file:
+        file.seek(-64, os.SEEK_END)
+        file.write(b"\x11" * 64)
+    os.utime(path / WEIGHTS, ns=(5, 5))  # the clock of a file system may still show the time before
+
+
+CALLS = {
+    "run": lambda model: ane.run(model, X),
+    "trace": lambda model: ane.trace(model, X),
+    "verify": lambda model: ane.verify(model, model, seeds=1),
+    "verify a callable": lambda model: ane.verify(model, lambda x: x, seeds=1),
+    "lint": ane.lint,
+    "calibrate": lambda model: ane.calibrate(model, feeds=X),
+    "rewrite": lambda model: ane.rewrite(model, preset="full"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("as_path", [True, False], ids=["path", "package"])
+def test_a_source_that_is_overwritten_while_a_command_reads_it_is_refused(name, as_path, layers, monkeypatch):
+    opened = sources.open_source
+
+    def open_and_overwrite(model):
+        found = opened(model)
+        overwrite(layers)
+        return found
+
+    monkeypatch.setattr(sources, "open_source", open_and_overwrite)
+    with pytest.raises(ane.AnePassesError, match="changed or removed after it was loaded|written to while it was in"):
+        CALLS[name](str(layers) if as_path else ane.load(layers))
+
+
+def test_a_package_that_was_replaced_may_be_used_on(layers, tmp_path):
+    """What was loaded is still there, in files without a name."""
+    loaded = ane.load(layers)
+    expected = ane.run(loaded, X)["three"]
+    shutil.move(layers, tmp_path / "moved.mlpackage")
+    assert np.array_equal(ane.run(loaded, X)["three"], expected)
+    shutil.rmtree(tmp_path / "moved.mlpackage")
+    assert ane.verify(loaded, loaded, seeds=1).equal and ane.lint(loaded) is not None
