@@ -59,7 +59,7 @@ def refuse_oversized_values(ops: Iterable[Any]) -> None:
     memory."""
     most = _MAX_MEMORY_SHARE * _get_allowed_bytes()
     for op in ops:
-        for var in op.outputs:
+        for var in filter(_is_tensor, op.outputs):
             nbytes = _ELEMENT_BYTES * _count_elements(var.sym_type)
             if nbytes > most:
                 raise MemoryLimitReached(
@@ -261,6 +261,10 @@ def _count_static_bytes(prepared: PreparedFunction, var: Any) -> int:
     if not types.is_tensor(var.sym_type):
         return 0
     return int(prepared.precision.storage(prepared.dtypes[var]).itemsize) * _count_elements(var.sym_type)
+
+
+def _is_tensor(var: Any) -> bool:
+    return bool(types.is_tensor(var.sym_type))
 
 
 def _count_elements(sym_type: Any) -> int:

@@ -296,3 +296,14 @@ def test_a_memory_error_anywhere_else_gets_words(monkeypatch: pytest.MonkeyPatch
     assert main(["lint", str(fixtures / "nothing_to_do.mlpackage")]) == 2
     said = capsys.readouterr().err
     assert "not enough memory; expected" in said and "internal error" not in said and "report it" not in said
+
+
+def test_a_limit_that_texts_exceed_names_an_array(tmp_path: Path) -> None:
+    """Texts such as the padding of a conv are no arrays, and take part in no sum."""
+    @mb.program(input_specs=[mb.TensorSpec((1, 2, 8))])
+    def program(x):
+        return mb.conv(x=x, weight=np.ones((2, 2, 3), np.float32), pad_type="same", name="y")
+
+    path = save_program(program, tmp_path / "text.mlpackage")
+    with pytest.raises(ane.LimitReached, match="of shape .* takes"):
+        ane.run(path, {"x": np.ones((1, 2, 8), np.float32)}, max_memory=1)
