@@ -100,6 +100,8 @@ def to_array(who: str, value: Any) -> np.ndarray[Any, Any]:
 
 def check_state(declared: Mapping[str, Any], state: Mapping[str, Any]) -> None:
     """Check states. Raises `InputError` for a state that is not declared or does not fit its declaration."""
+    if not isinstance(state, Mapping):
+        raise InputError(f"state: found {type(state).__name__}; expected a mapping from names of states to arrays")
     for name, value in state.items():
         if name not in declared:
             known = ", ".join(declared) or "none"

@@ -72,3 +72,10 @@ def test_only_packages_are_saved(tmp_path, fixtures):
     model = ct.models.MLModel(str(fixtures / "nothing_to_do.mlpackage"), skip_model_load=True)
     with pytest.raises(ane.InputError, match=r"^cannot save a MLModel; expected a Package, as load gives it"):
         ane.save(model, tmp_path / "out.mlpackage")
+
+
+@pytest.mark.parametrize("state", [3, "state", ["state"]])
+def test_states_are_a_mapping(state):
+    made = build_program(lambda x: mb.relu(x=x, name="y"), x=(1, 2))
+    with pytest.raises(ane.InputError, match="^state: found .*; expected a mapping from names of states to arrays"):
+        ane.run(made, {"x": [[1.0, 2.0]]}, state=state)
