@@ -47,8 +47,8 @@ def split_layer_rules(select: Names, ignore: Names) -> tuple[frozenset[str], Nam
 
     What is left of a `select` that names layer rules alone is empty.
     """
-    chosen, others = _split(select)
-    left_out, others_out = _split(ignore)
+    chosen, others = _split(select, "select")
+    left_out, others_out = _split(ignore, "ignore")
     codes = frozenset(get_layer_rules()) if select is None else select_layer_rules(chosen)
     return (codes - select_layer_rules(left_out), others if chosen else select, (others_out or None) if left_out else
             ignore)
@@ -64,15 +64,26 @@ def resolve_per_op_ignores(table: Mapping[str, Iterable[str] | str] | None) -> l
         if not isinstance(pattern, str) or not pattern.strip():
             raise InputError(f"per_op_ignores: found {pattern!r} as a pattern; expected names of values with * and ?",
                              option="per_op_ignores")
-        listed = tuple(key.strip() for key in keys.split(",")) if isinstance(keys, str) else tuple(keys)
-        chosen, others = _split(listed)
+        if keys is None:
+            raise InputError(f"per_op_ignores: found None for {pattern!r}; expected rules", option="per_op_ignores")
+        listed = tuple(key.strip() if isinstance(keys, str) else key for key in _list_keys(keys, "per_op_ignores"))
+        chosen, others = _split(listed, "per_op_ignores")
         names = resolve_rule_names(others, "per_op_ignores") if others or not chosen else frozenset()
         ignores.append(PerOpIgnore(pattern, listed, names, select_layer_rules(chosen)))
     return ignores
 
 
-def _split(keys: Names) -> tuple[list[str], list[str]]:
-    listed = [] if keys is None else keys.split(",") if isinstance(keys, str) else list(keys)
+def _list_keys(keys: Names, who: str) -> list[str]:
+    if keys is None or isinstance(keys, str):
+        return [] if keys is None else keys.split(",")
+    if not isinstance(keys, Iterable) or isinstance(keys, bytes):
+        raise InputError(f"{who}: found {keys!r}; expected codes, prefixes of codes, slugs or names, as one text or "
+                         "several", option=who)
+    return list(keys)
+
+
+def _split(keys: Names, who: str) -> tuple[list[str], list[str]]:
+    listed = _list_keys(keys, who)
     chosen = [key for key in listed if isinstance(key, str) and is_layer_rule_key(key)]
     return chosen, [key for key in listed if key not in chosen]
 

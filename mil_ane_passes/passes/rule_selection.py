@@ -54,9 +54,15 @@ def select_rule_names(select: Iterable[str] | str | None, ignore: Iterable[str] 
 
 def configure_rules(options: Mapping[str, Mapping[str, Any]] | None) -> dict[str, Rule]:
     """Create an instance of every rule, by name, with `options` (rule name, code or slug -> {option: value}) set."""
+    if options is not None and not isinstance(options, Mapping):
+        raise InputError(f"options: found {options!r}; expected a mapping from the name of a rule to its options",
+                         option="options")
     known = get_all_rules()
     inputs: dict[str, dict[str, Any]] = {}
     for key, values in (options or {}).items():
+        if not isinstance(key, str):
+            raise InputError(f"options: found {key!r} where a rule is named; expected its name or code",
+                             option="options")
         names = _find_names_by_key(key.strip(), "options")
         if len(names) != 1:
             raise InputError(f"options: '{key}' stands for {len(names)} rules; expected one, by name or whole code",

@@ -79,3 +79,21 @@ def test_states_are_a_mapping(state):
     made = build_program(lambda x: mb.relu(x=x, name="y"), x=(1, 2))
     with pytest.raises(ane.InputError, match="^state: found .*; expected a mapping from names of states to arrays"):
         ane.run(made, {"x": [[1.0, 2.0]]}, state=state)
+
+
+WRONG_FOR_LINT = {
+    "select": ({"select": 3}, "select: found 3; expected codes"),
+    "ignore": ({"ignore": b"ANE3"}, "ignore: found b'ANE3'; expected codes"),
+    "ignored": ({"per_op_ignores": {"a*": 3}}, "per_op_ignores: found 3; expected codes"),
+    "nothing ignored": ({"per_op_ignores": {"a*": None}}, "per_op_ignores: found None for 'a*'; expected rules"),
+    "options": ({"options": 3}, "options: found 3; expected a mapping from the name of a rule"),
+    "a rule": ({"options": {3: {}}}, "options: found 3 where a rule is named"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_FOR_LINT)
+def test_what_lint_has_of_the_wrong_kind(case):
+    given, message = WRONG_FOR_LINT[case]
+    with pytest.raises(ane.InputError) as refused:
+        ane.lint(build_program(lambda x: mb.relu(x=x), x=(1, 2)), **given)
+    assert str(refused.value).startswith(message)
