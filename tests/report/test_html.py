@@ -8,9 +8,12 @@ import html
 import json
 import re
 
+import numpy as np
 import pytest
+from coremltools.converters.mil.mil import Builder as mb
 
 import mil_ane_passes as ane
+from mil_ane_passes.passes.examples import build_program
 from mil_ane_passes.report.html import build_page
 from mil_ane_passes.report.html.changes import find_changes
 from mil_ane_passes.report.html.page import SCRIPTS
@@ -64,6 +67,30 @@ def test_the_data_are_those_of_the_report():
     }
     assert one["summary"].keys() == report.summary().keys()
     assert data["changes"] is None
+
+
+@pytest.mark.parametrize(("make", "said"), [
+    (programs.vocoder, "1 cumsum and 1 gather are unsupported and keep all 6 ops on the CPU."),
+    (lambda: build_program(lambda x: mb.relu(x=x, name="y"), x=(1, 8, 1, 64)), ""),
+    (lambda: build_program(lambda x: mb.cumsum(x=x, axis=1, name="y"), x=(1, 8, 1, 64)), "Unsupported: 1 cumsum."),
+])
+def test_the_cause_is_said_in_a_sentence(make, said):
+    report = ane.lint(make(), target="m4")
+    text = build_page(report)
+    assert data_of(text)["reports"][0]["cause"] == said
+    assert said in html.unescape(re.search(r"<noscript>(.*?)</noscript>", text, re.S)[1])
+
+
+def test_the_cause_counts_integers_as_one_kind_and_names_three():
+    def body(x):
+        first = mb.cast(x=x, dtype="int32")
+        values = [mb.cast(x=each, dtype="fp16") for each in (
+            mb.add(x=first, y=np.int32(1)), mb.cast(x=mb.cumsum(x=x, axis=1), dtype="int32"))]
+        return mb.add(x=mb.add(x=values[0], y=mb.cumsum(x=values[1], axis=1)),
+                      y=mb.reverse(x=x, axes=[1]), name="y")
+
+    report = ane.lint(build_program(body, x=(1, 8, 1, 64)), target="m4")
+    assert "int32 ops" in data_of(build_page(report))["reports"][0]["cause"]
 
 
 def test_what_a_mac_said_is_there_for_each_op():

@@ -336,7 +336,7 @@ def test_what_a_mac_said_stands_beside_the_prediction(show, driver):
     basis = run(driver, "return document.getElementById('basis').textContent")
     assert "Nobody ran this model" not in basis and "What Core ML said of it on M4, macOS 26.1" in basis
     run(driver, "document.querySelector('#measured-ops .item').click()")
-    assert "phase" in details(driver) and "on the ANE, it is supported on the ANE" in details(driver)
+    assert "phase" in details(driver) and "on the ANE, supported on the ANE" in details(driver)
 
 
 def test_names_that_look_like_markup_are_shown_as_text(show, driver):
@@ -519,3 +519,29 @@ def test_the_log_would_tell(driver, tmp_path):
     settled(driver)
     assert any("undefinedName" in message for message in complaints(driver))
     assert json.dumps(requests(driver)) == '["http://127.0.0.1:9/x.png"]'
+
+
+def test_tables_fit_in_a_window_of_1400_pixels(show, driver):
+    show("vocoder")
+    driver.set_window_size(1400, 1000)
+    settled(driver)
+    for name in ("ops", "buffers"):
+        inner, outer = run(driver, f"const box = document.querySelector('#{name}-grid .grid');"
+                                   "return [box.scrollWidth, box.clientWidth]")
+        assert inner <= outer
+
+
+def test_segments_name_what_keeps_them_off_the_ane(show, driver):
+    show("vocoder")
+    assert "1 cumsum unsupported" in run(
+        driver, "return document.querySelector('.segment.cpu .long').textContent")
+    run(driver, "document.querySelector('.segment.cpu').dispatchEvent(new Event('pointerover', {bubbles: true}))")
+    assert "1 cumsum unsupported" in run(driver, "return document.querySelector('.strip-hint').textContent")
+
+
+def test_the_severity_of_findings_has_a_sign_beside_its_color(show, driver):
+    show("vocoder")
+    heads = run(driver, "return [...document.querySelectorAll('#finding-list h3.tier[class*=tier-]')]"
+                        ".map(head => [head.textContent, getComputedStyle(head).color])")
+    assert len(heads) > 1 and len({color for _, color in heads}) == len({text[0] for text, _ in heads}) == len(heads)
+    assert "keep all 6 ops on the CPU" in run(driver, "return document.getElementById('further').textContent")

@@ -10,7 +10,7 @@ from importlib.resources import files
 from typing import Any
 
 from ..lint import LintReport
-from .payload import build_payload, sanitize_text
+from .payload import build_payload, describe_cause, sanitize_text
 
 __all__ = ["SCRIPTS", "build_page"]
 
@@ -76,8 +76,8 @@ def _format_lead(report: LintReport) -> str:
     """Format the summary for readers without scripts."""
     summary = report.summary()
     return (f"{summary['predicted_on_ane']} of {summary['ops']} ops are predicted to run on the ANE of "
-            f"{report.target}, in {len(report.plan.segments)} segments; {len(report.findings)} findings."
-            + "".join(f" {line}." for line in map(str, report.upgraded)))
+            f"{report.target}, in {len(report.plan.segments)} segments; {len(report.findings)} findings. "
+            + describe_cause(report.plan) + "".join(f" {line}." for line in map(str, report.upgraded)))
 
 
 def _get_file_name(model: str) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from typing import Any
 
-from coremltools.converters.mil.mil import Operation, Var
+from coremltools.converters.mil.mil import Operation, Var, types
 
 from ..._version import __version__
 from ...ane.op_support import find_evidence
@@ -16,6 +17,7 @@ from ...ir.scopes import find_origin
 from ...passes.finding import Finding
 from ...passes.plan import Plan, Row
 from ...passes.severity import Severity
+from ...utils.text_format import format_count, join_names
 from ..ignored import count_ignored
 from ..lint import LintReport
 from ..lint_text import format_latency
@@ -23,11 +25,14 @@ from ..network import iterate_network_lines
 from .changes import find_changes
 from .measurement import encode_measurement
 
-__all__ = ["build_payload", "sanitize_text"]
+__all__ = ["build_payload", "describe_cause", "sanitize_text"]
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _MAX_TEXT_LENGTH = 4000
 "The most characters of one text: names in other people's packages may be of any length."
+_MAX_KINDS = 3
+"The kinds of ops that the sentence about the cause names; more are counted."
+_INT32 = "int32 op"
 
 
 def build_payload(report: LintReport, after: LintReport | None = None) -> dict[str, Any]:
@@ -65,6 +70,28 @@ def sanitize_text(text: str) -> str:
     return _SURROGATES.sub("\ufffd", cut)
 
 
+def describe_cause(plan: Plan) -> str:
+    """Say which unsupported ops keep how many ops on the CPU; empty where none is unsupported."""
+    kinds = Counter(_name_kind(row) for row in plan.rows if row.ane == "no")
+    if not kinds:
+        return ""
+    cpu, count = sum(row.backend != "ane" for row in plan.rows), sum(kinds.values())
+    named = [f"{times:,} {kind}{'s' * (kind == _INT32 and times > 1)}" for kind, times in kinds.most_common(_MAX_KINDS)]
+    if rest := count - sum(times for _, times in kinds.most_common(_MAX_KINDS)):
+        named.append(format_count(rest, "other"))
+    if cpu == count:
+        return f"Unsupported: {join_names(named)}."
+    total = f"all {cpu:,} ops" if cpu == len(plan.rows) else format_count(cpu, "op")
+    what = "is unsupported and keeps" if count == 1 else "are unsupported and keep"
+    return f"{join_names(named)} {what} {total} on the CPU."
+
+
+def _name_kind(row: Row) -> str:
+    """Name an unsupported op by its type; by its dtype where that is the integer that the ANE has no form for."""
+    dtypes = {var.dtype for var in row.op.outputs if types.is_tensor(var.sym_type)}
+    return _INT32 if dtypes == {types.int32} else row.op.op_type
+
+
 def _encode_report(report: LintReport, texts: _TextTable) -> dict[str, Any]:
     plan = report.plan
     rows = {row.op: place for place, row in enumerate(plan.rows)}
@@ -77,6 +104,7 @@ def _encode_report(report: LintReport, texts: _TextTable) -> dict[str, Any]:
         "model": sanitize_text(report.model),
         "summary": {key: _round_number(value) for key, value in report.summary().items()},
         "support": str(plan.support),
+        "cause": sanitize_text(describe_cause(plan)),
         "ignored": count_ignored(report),
         "latency": sanitize_text(format_latency(report.latency)) if report.latency is not None else "",
         "network": _encode_network(report),

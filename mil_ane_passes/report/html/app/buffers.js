@@ -6,7 +6,7 @@ const buffersView = {
     const list = (row) => current().buffers[row];
     const times = (row) => (list(row)[DENSE] ? list(row)[ROWS] / list(row)[DENSE] : 1);
     const columns = [
-      { label: "Tensor", width: "minmax(12rem, 2fr)", value: (row) => text(list(row)[VALUE]) },
+      { label: "Tensor", width: "minmax(11rem, 2fr)", value: (row) => text(list(row)[VALUE]) },
       { label: "Shape", width: "minmax(9rem, 1fr)", value: (row) => text(list(row)[SHAPE]) },
       {
         label: "Needed",

@@ -2,6 +2,7 @@
 
 const STEP = 10;
 const FEW = 4;
+const TIER_SIGNS = ["✕", "⊘", "▲", "›"]; // one for each severity, so that color alone tells nothing
 
 function grouped(findings) {
   const groups = new Map();
@@ -25,7 +26,7 @@ const findingsView = {
     fill(
       byId("finding-list"),
       ...data.severities.flatMap((severity, rank) =>
-        this.tier(severity.title, grouped(hits.filter((finding) => finding.severity === rank)), severity.fails),
+        this.tier(severity.title, rank, grouped(hits.filter((finding) => finding.severity === rank)), severity.fails),
       ),
       this.nears(grouped(nears)),
       this.together(hits),
@@ -33,10 +34,10 @@ const findingsView = {
     );
   },
 
-  tier(name, groups, open) {
+  tier(name, rank, groups, open) {
     return groups.length
       ? [
-          el("h3", { class: "tier" }, name),
+          el("h3", { class: `tier tier-${rank}` }, el("span", { "aria-hidden": "true" }, TIER_SIGNS[rank]), ` ${name}`),
           ...groups.map((group, place) => this.group(group, open && (!place || group.length <= FEW))),
         ]
       : [];

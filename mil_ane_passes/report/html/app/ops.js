@@ -20,18 +20,18 @@ const opsView = {
   columns() {
     const now = current;
     return [
-      { label: "#", width: "3.4rem", number: true, value: (row) => now().ops.index[row] },
+      { label: "#", width: "2.8rem", number: true, value: (row) => now().ops.index[row] },
       {
         label: "Op",
-        width: "9rem",
+        width: "7.5rem",
         value: (row) => now().type(row),
         shown: (row) => `${"· ".repeat(now().ops.depth[row])}${now().type(row)}`,
       },
-      { label: "Output", width: "minmax(11rem, 1.3fr)", value: (row) => now().output(row) },
-      { label: "Type", width: "9rem", value: (row) => now().kind(row) },
+      { label: "Output", width: "minmax(7rem, 1.3fr)", value: (row) => now().output(row) },
+      { label: "Type", width: "6rem", value: (row) => now().kind(row) },
       {
         label: "Runs on",
-        width: "5rem",
+        width: "4.4rem",
         value: (row) => now().place(row),
         build: (row) => badge(now().onAne(row) ? "ane" : "cpu", now().place(row)),
       },
@@ -43,13 +43,18 @@ const opsView = {
       },
       {
         label: "µs",
-        width: "5rem",
+        width: "5.2rem",
         number: true,
         value: (row) => now().spent(row),
         shown: (row) => digits(now().spent(row) * 1000),
       },
-      { label: "Codes", width: "5.4rem", value: (row) => now().codes(row).join(" ") },
-      { label: "Why", width: "minmax(10rem, 2fr)", value: (row) => now().reason(row) },
+      {
+        label: "Codes",
+        width: "6.6rem",
+        value: (row) => now().codes(row).join(" "),
+        shown: (row) => shortened(now().codes(row)),
+      },
+      { label: "Why", width: "minmax(7.4rem, 2fr)", value: (row) => now().reason(row) },
     ];
   },
 
@@ -133,6 +138,9 @@ const opsView = {
     this.grid.reveal(chosen ? (chosen.kind === "segment" ? chosen.first : (chosen.row ?? null)) : null);
   },
 };
+
+/** The first code, and how many more there are. */
+const shortened = (codes) => (codes.length > 1 ? `${codes[0]} +${codes.length - 1}` : codes.join(""));
 
 function answerText(answer) {
   return el("span", { class: `answer-${answer}` }, { yes: "✓ yes", no: "✕ no", unknown: "? unknown" }[answer]);

@@ -33,6 +33,15 @@ function pieceText(piece) {
   return `${BACKENDS[piece.backend][1]}: ${many}${count(piece.last - piece.first + 1, "op")}, ${time(piece.ms)} estimated`;
 }
 
+/** The type of most of the unsupported ops in a piece: what keeps the rest of it off the ANE. */
+function blockerOf(report, piece) {
+  const counts = new Map();
+  for (let row = piece.first; row <= piece.last; row++)
+    if (report.answer(row) === "no") counts.set(report.type(row), (counts.get(report.type(row)) ?? 0) + 1);
+  const [most] = [...counts].sort(([, a], [, b]) => b - a);
+  return most ? `${most[1].toLocaleString("en")} ${most[0]} unsupported` : "";
+}
+
 const badge = (backend, name) =>
   el("span", { class: `badge ${backend}`, "aria-hidden": name ? null : "true" }, name || BACKENDS[backend][0]);
 
@@ -42,6 +51,8 @@ function stripOf(report, one, place, live) {
   const even = pieces.every((piece) => !piece.ms);
   const items = pieces.map((piece) => {
     const [short, long] = BACKENDS[piece.backend];
+    const blocker = blockerOf(report, piece);
+    const label = `${long} · ${count(piece.last - piece.first + 1, "op")}${blocker && ` · ${blocker}`}`;
     const item = el(
       "div",
       {
@@ -53,7 +64,7 @@ function stripOf(report, one, place, live) {
         tabindex: live ? -1 : null,
       },
       el("span", { class: "short" }, short),
-      el("span", { class: "long" }, `${long} · ${count(piece.last - piece.first + 1, "op")}`),
+      el("span", { class: "long" }, label),
     );
     item.style.flexGrow = even ? piece.last - piece.first + 1 : Math.max(piece.ms, 1e-9) * 1e6;
     const seen = Math.max(0.15, Math.min(0.85, piece.share)); // a little of either is always to be seen
@@ -130,7 +141,8 @@ const strips = {
     const { first, last } = item.piece;
     const report = current();
     const ends = first === last ? report.title(first) : `${report.title(first)} … ${report.title(last)}`;
-    item.parentElement.nextElementSibling.textContent = `${pieceText(item.piece)} · ${ends}`;
+    const blocker = blockerOf(report, item.piece);
+    item.parentElement.nextElementSibling.textContent = `${pieceText(item.piece)} · ${ends}${blocker && ` · ${blocker}`}`;
   },
 
   pick(item) {

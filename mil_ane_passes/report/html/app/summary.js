@@ -38,7 +38,7 @@ function verdict(report) {
         ? `None of ${count(ops, "op")} is predicted to run on the ANE`
         : `${on.toLocaleString("en")} of ${count(ops, "op")} are predicted to run on the ANE, with ${count(transitions, "transition")}`;
   const open = unknown ? " Where nobody measured an op on this target, the nearest evidence decides." : "";
-  return [`${what}${support}.`, `${idle(report)}${open}`.trim()];
+  return [`${what}${support}.`, `${report.cause}${idle(report)}${open}`.trim()];
 }
 
 /** Ops that the ANE would take, and that are predicted to run on the CPU all the same. */
