@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import math
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields
 from functools import wraps
+from numbers import Integral, Real
 from typing import Any, ParamSpec, TypeVar
 
 from ..passes.coremltools_setup import freeze_imported_objects
 from ..passes.options import read_field_docs
 from ..passes.targets import parse_target
 from ..utils.budget import DEFAULT_MAX_STEPS
-from ..utils.errors import InputError
+from ..utils.errors import AnePassesError, InputError
 from ..utils.garbage_collection import pause_garbage_collection
 from ..utils.locking import synchronized
 from ..utils.option_spelling import format_option_values
@@ -202,7 +204,13 @@ def command(options: Callable[P, O]) -> Callable[[Callable[[O], R]], Callable[P,
             if isinstance(target := getattr(made, "target", None), str):
                 parse_target(target)  # a wrong name is reported without waiting for the import
             _import_coremltools()
-            return function(made)
+            try:
+                return function(made)
+            except AnePassesError:
+                raise
+            except (AttributeError, TypeError, ValueError):
+                _refuse_wrong_kinds(made)
+                raise
 
         signature = inspect.signature(options)
         hints = {name: each.annotation for name, each in signature.parameters.items()}
@@ -212,6 +220,46 @@ def command(options: Callable[P, O]) -> Callable[[Callable[[O], R]], Callable[P,
         return call
 
     return decorate
+
+
+_KINDS: dict[str, Callable[[Any], bool]] = {
+    "None": lambda value: value is None,
+    "str": lambda value: isinstance(value, str),
+    "bool": lambda value: isinstance(value, bool) or str(getattr(value, "dtype", "")) == "bool",
+    "int": lambda value: isinstance(value, Integral) and not isinstance(value, bool),
+    "float": lambda value: isinstance(value, Real) and not isinstance(value, bool) and not math.isnan(value),
+    "PathLike": lambda value: hasattr(value, "__fspath__"),
+    "Mapping": lambda value: isinstance(value, Mapping),
+    "dict": lambda value: isinstance(value, dict),
+    "Sequence": lambda value: isinstance(value, Iterable) and not isinstance(value, (bytes, Mapping)) and all(
+        isinstance(each, str) for each in value),
+}
+"By the name of a type in an annotation: whether a value is one. A sequence is one of texts in all options."
+_SPOKEN_KINDS = {
+    "str": "a text", "bool": "True or False", "int": "a whole number", "float": "a number", "PathLike": "a path",
+    "Mapping": "a mapping by name", "dict": "a dict by name", "Sequence": "texts", "None": "None"}
+
+
+_MAX_REPR = 60
+"The most characters of a wrong value in a message."
+
+
+def _refuse_wrong_kinds(options: Any) -> None:
+    """Raise InputError for the first option whose value is of no type of its annotation.
+
+    Called where a command failed: options are duck-typed otherwise. Annotations by an alias are not looked into.
+    """
+    for each in fields(options):
+        kinds = [part.partition("[")[0].strip().rpartition(".")[2] for part in str(each.type).split("|")]
+        value = getattr(options, each.name)
+        if all(kind in _KINDS for kind in kinds) and not any(_KINDS[kind](value) for kind in kinds):
+            expected = " or ".join(_SPOKEN_KINDS[kind] for kind in kinds)
+            raise InputError(f"{each.name}: found {_shorten(repr(value))}; expected {expected}",
+                             option=each.name) from None
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= _MAX_REPR else f"{text[:_MAX_REPR]}..."
 
 
 def _uncount_self(text: str) -> str:

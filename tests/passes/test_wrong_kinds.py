@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import coremltools as ct
+import numpy as np
 import pytest
 from coremltools.converters.mil.mil import Builder as mb
 
@@ -97,3 +98,44 @@ def test_what_lint_has_of_the_wrong_kind(case):
     with pytest.raises(ane.InputError) as refused:
         ane.lint(build_program(lambda x: mb.relu(x=x), x=(1, 2)), **given)
     assert str(refused.value).startswith(message)
+
+
+WRONG_FOR_COMMANDS = {
+    "a baseline": ("lint", {"baseline": 5}, "baseline: found 5; expected a text or a path or None"),
+    "faults": ("run", {"feeds": {}, "quirks": 5}, "quirks: found 5; expected texts"),
+    "a function": ("run", {"feeds": {}, "function": np.zeros(2)}, "function: found array([0., 0.]); expected a text"),
+    "a traced function": ("trace", {"feeds": {}, "function": np.zeros(2)}, "function: found array"),
+    "a traced state": ("trace", {"feeds": {}, "state": [1]}, "state: found [1]; expected a dict by name or None"),
+    "seeds": ("verify", {"seeds": "3"}, "seeds: found '3'; expected a whole number"),
+    "many seeds": ("verify", {"seeds": [3] * 99}, "seeds: found [3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3"),
+    "feeds": ("verify", {"feeds": b"x"}, "feeds: found b'x'; expected a mapping by name or None"),
+    "faults of the second": ("verify", {"quirks": float("nan")}, "quirks: found nan; expected texts"),
+    "precision": ("verify", {"precision": np.zeros(2)}, "precision: found array([0., 0.]); expected a text"),
+    "a preset": ("rewrite", {"preset": np.zeros(2)}, "preset: found array([0., 0.]); expected a text"),
+    "a check": ("rewrite", {"verify": np.zeros(2)}, "verify: found array([0., 0.]); expected True or False"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_FOR_COMMANDS)
+def test_what_commands_have_of_the_wrong_kind(case):
+    name, given, message = WRONG_FOR_COMMANDS[case]
+    made = build_program(lambda x: mb.relu(x=x), x=(1, 2))
+    with pytest.raises(ane.InputError) as refused:
+        getattr(ane, name)(*[made] * (2 if name == "verify" else 1), **given)
+    assert str(refused.value).startswith(message)
+    assert refused.value.option == message.partition(":")[0]
+
+
+def test_errors_with_right_kinds_stay_what_they_are(monkeypatch):
+    """A fault of ours is not put on an option."""
+    from mil_ane_passes.equivalence import trace
+
+    def fail(error):
+        def collect(*arguments, **named):
+            raise error
+        monkeypatch.setattr(trace, "trace_function", collect)
+        ane.trace(build_program(lambda x: mb.relu(x=x), x=(1, 2)), {})
+
+    for error in (IndexError("of ours"), TypeError("of ours"), ValueError("of ours")):
+        with pytest.raises(type(error), match="^of ours$"):
+            fail(error)
