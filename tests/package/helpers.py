@@ -15,11 +15,11 @@ from coremltools.converters.mil.mil import Operation, Program
 
 MODEL = "Data/com.apple.CoreML/model.mlmodel"
 WEIGHTS = "Data/com.apple.CoreML/weights/weight.bin"
-RNG = np.random.default_rng(0)
 
 
-def normal(*shape: int) -> np.ndarray:
-    return RNG.standard_normal(shape).astype(np.float32)
+def normal(*shape: int, seed: int = 0) -> np.ndarray:
+    """Draw float32 numbers that depend on nothing but the shape and the seed."""
+    return np.random.default_rng((seed, *shape)).standard_normal(shape).astype(np.float32)
 
 
 def make(path: Path, program: Program, target: Any = ct.target.iOS15, **options: Any) -> Path:

@@ -36,8 +36,8 @@ def layers(count, *, tied=False, states="", heads=1, inner=INNER):
         if tied:
             x = mb.linear(x=mb.linear(x=x, weight=table, name="looked_up"), weight=normal(width, inner), name="x0")
         for at in range(count):
-            wide = mb.relu(x=mb.linear(x=x, weight=normal(inner, width), name=f"up{at}"))
-            narrow = mb.linear(x=wide, weight=normal(width, inner), name=f"down{at}")
+            wide = mb.relu(x=mb.linear(x=x, weight=normal(inner, width, seed=at + 1), name=f"up{at}"))
+            narrow = mb.linear(x=wide, weight=normal(width, inner, seed=at + 1), name=f"down{at}")
             if states:
                 cache = caches[at if states == "each" else 0]
                 held = mb.cast(x=mb.read_state(input=cache), dtype="fp32")
@@ -159,15 +159,15 @@ def test_functions_are_cut_after_the_same_values():
 
 def functions_with(tmp_path, *, shared):
     """A package of two functions of equal layers, with the same weights or with weights of their own."""
-    def body(x):
-        for at in range(4):
-            weight = np.full((64, 64), at, np.float32) if shared else normal(64, 64)
-            x = mb.add(x=x, y=mb.linear(x=x, weight=weight, name=f"linear{at}"), name=f"layer{at}")
-        return x
-
     named = {}
-    for name in ("one", "two"):
-        program = mb.program(input_specs=[mb.TensorSpec((1, 64))], opset_version=ct.target.iOS18)(body)
+    for seed, name in enumerate(("one", "two")):
+        @mb.program(input_specs=[mb.TensorSpec((1, 64))], opset_version=ct.target.iOS18)
+        def program(x):
+            for at in range(4):
+                weight = np.full((64, 64), at, np.float32) if shared else normal(64, 64, seed=4 * seed + at)
+                x = mb.add(x=x, y=mb.linear(x=x, weight=weight, name=f"linear{at}"), name=f"layer{at}")
+            return x
+
         named[name] = make(tmp_path / f"{name}.mlpackage", program, ct.target.iOS18,
                            pass_pipeline=ct.PassPipeline.EMPTY)
     return with_functions(tmp_path / "both.mlpackage", named, "two")
@@ -231,7 +231,7 @@ def test_the_command_writes_all_parts_or_none(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "part 1 of 3 has" in printed and "equal" in printed
     assert sorted(path.name for path in tmp_path.glob("out*")) == [f"out_{number}.mlpackage" for number in (1, 2, 3)]
-    feeds = {"x": normal(1, 1, WIDTH), "mask": normal(1, 1, WIDTH)}
+    feeds = {"x": normal(1, 1, WIDTH), "mask": normal(1, 1, WIDTH, seed=1)}
     expected = ane.run(source, feeds)["out0"]
     known = dict(feeds)
     for number in (1, 2, 3):
