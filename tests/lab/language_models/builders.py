@@ -230,11 +230,15 @@ class StatefulDecoder(nn.Module):
 
     @torch.no_grad()
     def forward(self, input_ids: torch.Tensor, causal_mask: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.model(input_ids, attention_mask=causal_mask, use_cache=True,
+                                         past_key_values=self._place_cache(input_ids, causal_mask)).logits
+        return found
+
+    def _place_cache(self, input_ids: torch.Tensor, causal_mask: torch.Tensor) -> _StateCache:
+        """Return the cache in the buffers, at the position that the mask's length says."""
         self.cache.k, self.cache.v = self.keyCache, self.valueCache  # export puts stand-ins in the place of buffers
         self.cache.past = causal_mask.shape[-1] - input_ids.shape[-1]
-        found: torch.Tensor = self.model(input_ids, attention_mask=causal_mask, past_key_values=self.cache,
-                                         use_cache=True).logits
-        return found
+        return self.cache
 
 
 class StatelessDecoder(nn.Module):
@@ -264,22 +268,13 @@ class _PassedKeys(package.cache_utils.Cache):
         return 0
 
 
-class CrossAttendingDecoder(nn.Module):
+class CrossAttendingDecoder(StatefulDecoder):
     """(ids, mask, encoder's output, and a mask of its keys if there is one) -> logits, with the cache in buffers."""
-
-    def __init__(self, model: nn.Module, shape: tuple[int, ...]) -> None:
-        super().__init__()
-        self.model = model
-        self.cache = _StateCache(shape)
-        self.register_buffer("keyCache", self.cache.k)
-        self.register_buffer("valueCache", self.cache.v)
 
     @torch.no_grad()
     def forward(self, input_ids: torch.Tensor, causal_mask: torch.Tensor, encoded: torch.Tensor,
                 encoder_mask: torch.Tensor | None = None) -> torch.Tensor:
-        self.cache.k, self.cache.v = self.keyCache, self.valueCache
-        self.cache.past = causal_mask.shape[-1] - input_ids.shape[-1]
-        caches = package.cache_utils.EncoderDecoderCache(self.cache, _PassedKeys())
+        caches = package.cache_utils.EncoderDecoderCache(self._place_cache(input_ids, causal_mask), _PassedKeys())
         found: torch.Tensor = self.model(
             encoder_outputs=package.modeling_outputs.BaseModelOutput(encoded), attention_mask=encoder_mask,
             decoder_input_ids=input_ids, decoder_attention_mask=causal_mask, past_key_values=caches,
