@@ -118,8 +118,10 @@ class Interpreter:
         return not isinstance(value, torch.Tensor) or value.dtype == torch.float64
 
     def is_finite(self, var: Any) -> bool:
-        """Return whether the stored value of `var`, a tensor, has only finite elements."""
+        """Return whether the stored value of `var` is a tensor that has only finite elements."""
         value = self.env[id(var)]
+        if not isinstance(value, torch.Tensor):
+            return False
         # A finite sum says so, and takes less time.
         return not value.is_floating_point() or bool(value.sum().isfinite()) or bool(value.isfinite().all())
 

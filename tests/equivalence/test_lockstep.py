@@ -11,7 +11,7 @@ import coremltools as ct
 import numpy as np
 import pytest
 from coremltools.converters.mil.mil import Builder as mb
-from coremltools.converters.mil.mil import Function, Program, types
+from coremltools.converters.mil.mil import Function, Program, mil_list, types
 
 import mil_ane_passes as ane
 from mil_ane_passes.equivalence.equivalence import compare_programs
@@ -409,6 +409,31 @@ def test_an_infinite_mask_does_not_raise_the_precision(monkeypatch):
     with widths(monkeypatch) as found:
         run_both(build(mb.sin), build(mb.cos), precisions=("float64",), lowers=True)
     assert found["soft"] == "float32"
+
+
+def test_labels_and_lists_are_made_at_float64(monkeypatch):
+    """What is no tensor has no precision of its own, and its elements are not rounded."""
+    def classified(last):
+        def body(x):
+            label, scores = mb.classify(probabilities=mb.softmax(x=x, axis=-1, name="soft"),
+                                        classes=mb.const(val=mil_list(["a", "b", "c"])), name="label")
+            return label, scores, last(x=x, name="y")
+        return build_program(body, dtype=types.fp32, x=(1, 3))
+
+    def listed(last):
+        def body(x):
+            values = mb.list_write(ls=mb.make_list(init_length=2, elem_shape=(3,), dtype="fp32", name="made"),
+                                   index=1, value=mb.tanh(x=x, name="one"), name="label")
+            return mb.list_gather(ls=values, indices=[1], name="two"), last(x=x, name="y")
+        return build_program(body, dtype=types.fp32, x=(3,))
+
+    for build in (classified, listed):
+        before, after = build(mb.sin), build(mb.cos)
+        with widths(monkeypatch) as found:
+            both = run_both(before, after, precisions=("float64",), lowers=True)
+        assert {found[name] for name in found if name.startswith("label")} == {"float64"}, found
+        assert "float32" in found.values()
+        assert not any(run.error for runs in both for run in runs.runs)
 
 
 def test_two_values_for_one_keep_their_precision(monkeypatch):
