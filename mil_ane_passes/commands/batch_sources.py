@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..package.executorch_program import SUFFIX as _PROGRAM_SUFFIX
+from ..package.executorch_program import ExecutorchProgram, is_program_path
 from ..utils.errors import InputError
 
 __all__ = ["BACKUP_SUFFIX", "Paths", "Source", "find_sources"]
@@ -37,7 +39,7 @@ def find_sources(given: Paths, folder: Path | None, *, named: bool = True) -> li
     The result is named after its package. A package that is found in a folder keeps its path below that folder.
     `folder`, the folder of the results, is not searched. A missing package becomes a source with an `error`. Raises
     InputError when nothing is given, or when the results of two packages would have the same name; not `named`: there
-    are no such results.
+    are no such results, and each Core ML delegate of an ExecuTorch program is a source.
     """
     listed = [given] if isinstance(given, (str, os.PathLike)) or not isinstance(given, Iterable) else list(given)
     for each in listed:
@@ -49,26 +51,41 @@ def find_sources(given: Paths, folder: Path | None, *, named: bool = True) -> li
                          "with some in them")
     found: dict[str, Source] = {}
     for each in listed:
-        for source in _iterate_sources(os.fspath(each), folder):
-            found.setdefault(os.path.realpath(source.path), source)
+        suffixes = (_FILE_SUFFIX,) if named else (_FILE_SUFFIX, _PROGRAM_SUFFIX)
+        for source in _iterate_sources(os.fspath(each), folder, suffixes):
+            for one in [source] if named else _list_delegates(source):
+                found.setdefault(os.path.realpath(one.path), one)
     if named:
         _check_names(found.values())
     return list(found.values())
 
 
-def _iterate_sources(path: str, folder: Path | None) -> Iterator[Source]:
+def _list_delegates(source: Source) -> list[Source]:
+    """Return a source for each delegate of a program that has several with different models; else the source."""
+    if source.error or not is_program_path(source.path) or not os.path.isfile(source.path):
+        return [source]
+    try:
+        found = ExecutorchProgram(source.path).select(None)
+    except InputError:
+        return [source]  # the error is that of the command, which meets it again
+    if len(found) == 1:
+        return [source]
+    return [Source(f"{source.path}/{blob.name}", f"{source.name}/{blob.name}") for blob in found]
+
+
+def _iterate_sources(path: str, folder: Path | None, suffixes: tuple[str, ...]) -> Iterator[Source]:
     if not os.path.lexists(path) and glob.has_magic(path):
-        matches = sorted(set(_iterate_pattern_matches(path, folder)))
+        matches = sorted(set(_iterate_pattern_matches(path, folder, suffixes)))
         if not matches:
             yield Source(
                 path, _get_result_name(path), f"{path}: nothing matches this pattern; expected some .mlpackage"
             )
         for match in matches:
-            yield from _iterate_sources(match, folder)
+            yield from _iterate_sources(match, folder, suffixes)
     elif not os.path.isdir(path) or _is_package(path):
         yield Source(path, _get_result_name(path))
     else:
-        below = list(_search_folder(path, folder))
+        below = list(_search_folder(path, folder, suffixes))
         yield from below
         if not below:
             yield Source(
@@ -79,7 +96,7 @@ def _iterate_sources(path: str, folder: Path | None) -> Iterator[Source]:
             )
 
 
-def _iterate_pattern_matches(pattern: str, folder: Path | None) -> Iterator[str]:
+def _iterate_pattern_matches(pattern: str, folder: Path | None, suffixes: tuple[str, ...]) -> Iterator[str]:
     """Yield the paths that match a pattern; `**` matches every folder that is searched."""
     parts = pattern.split(os.sep)
     if "**" not in parts:
@@ -90,14 +107,16 @@ def _iterate_pattern_matches(pattern: str, folder: Path | None) -> Iterator[str]
         if not parts[at + 1 :]:
             yield top
             continue
-        for place, _ in _walk_folders(top, folder, []):
+        for place, _ in _walk_folders(top, folder, [], suffixes):
             yield from _iterate_pattern_matches(
-                os.path.join(glob.escape(os.path.normpath(place)), *parts[at + 1 :]), folder
+                os.path.join(glob.escape(os.path.normpath(place)), *parts[at + 1 :]), folder, suffixes
             )
 
 
-def _walk_folders(top: str, folder: Path | None, refused: list[OSError]) -> Iterator[tuple[str, list[str]]]:
-    """Yield all folders below, with the names of the packages and the .mlmodel files in each.
+def _walk_folders(
+    top: str, folder: Path | None, refused: list[OSError], suffixes: tuple[str, ...]
+) -> Iterator[tuple[str, list[str]]]:
+    """Yield all folders below, with the names of the packages in each, and of the files with one of the suffixes.
 
     Packages, hidden folders, the folder of the results and links are not searched, and backups are left out.
     """
@@ -108,13 +127,13 @@ def _walk_folders(top: str, folder: Path | None, refused: list[OSError]) -> Iter
                             and os.path.realpath(os.path.join(place, name)) != results)
         inside = [name for name in folders if _is_package(os.path.join(place, name))]
         folders[:] = [name for name in folders if name not in inside]
-        yield place, sorted([*inside, *(name for name in files if name.endswith(_FILE_SUFFIX))])
+        yield place, sorted([*inside, *(name for name in files if name.endswith(suffixes))])
 
 
-def _search_folder(top: str, folder: Path | None) -> Iterator[Source]:
+def _search_folder(top: str, folder: Path | None, suffixes: tuple[str, ...]) -> Iterator[Source]:
     """Yield the packages in a folder, by name."""
     refused: list[OSError] = []
-    for place, inside in _walk_folders(top, folder, refused):
+    for place, inside in _walk_folders(top, folder, refused, suffixes):
         for name in inside:
             path = os.path.join(place, name)
             yield Source(path, Path(os.path.relpath(path, top)).with_name(_get_result_name(path)).as_posix())
@@ -128,7 +147,8 @@ def _is_package(path: str) -> bool:
 
 
 def _get_result_name(path: str) -> str:
-    return Path(os.path.abspath(path)).name.removesuffix(_SUFFIX).removesuffix(_FILE_SUFFIX)
+    return Path(os.path.abspath(path)).name.removesuffix(_SUFFIX).removesuffix(_FILE_SUFFIX).removesuffix(
+        _PROGRAM_SUFFIX)
 
 
 def _check_names(sources: Iterable[Source]) -> None:

@@ -64,7 +64,7 @@ class LintOptions:
     """The options of `lint`."""
 
     src: Any = field(metadata=argument("IN", nargs="+"))
-    "the .mlpackage or .mlmodel to look at; or several, folders with packages in them, or patterns"
+    "the .mlpackage, .mlmodel or .pte to look at; or several, folders with packages in them, or patterns"
     _: KW_ONLY
     target: str = field(default="all", metadata=flag())
     "chip or device to look at (default: all); of several, such as m1,a17,m4, the command prints a table"
@@ -387,8 +387,8 @@ def _lint_source(
     from .sources import open_source
 
     source = open_source(src)
-    # What changes the interface is not for the parts of a pipeline, which have neighbours.
-    fitting = [rule for rule in rules if not (source.is_pipeline and getattr(rule, "interface", False))]
+    # What changes the interface is not for the parts of a pipeline, which have neighbours, or for delegates.
+    fitting = [rule for rule in rules if not (source.keeps_interface and getattr(rule, "interface", False))]
     plan, found = predict_plan(source.program, fitting, target=target, package=source.package)
     agreement = compare_with_measurement(plan, find_best_match(plan, plans, source.name)) if plans else None
     if agreement is not None:
@@ -429,7 +429,7 @@ def _keep_possible_cuts(findings: list[Finding], source: OpenedSource) -> list[F
 
 def _can_cut(source: OpenedSource, function: str, cuts: Cuts) -> bool:
     """Return whether `edit` can make these cuts, each in the first part of the one before."""
-    if source.package is None or source.is_pipeline:
+    if source.package is None or source.keeps_interface:
         return False
     from ..transforms.contract import Draft, apply_transforms
     from ..transforms.split_at import SplitAt

@@ -9,7 +9,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from os import PathLike
 from pathlib import Path
 from shlex import join
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from .._version import __version__
 from ..package.copy_ahead import CopyAhead
@@ -69,9 +69,10 @@ class RewriteOptions:
     """The options of `rewrite`."""
 
     src: Any = field(metadata=argument("IN"))
-    "the .mlpackage or .mlmodel to read; never changed"
+    "the .mlpackage, .mlmodel or .pte to read; never changed"
     dst: Any = field(default=None, metadata=flag("-o", "--output", metavar="OUT", batch=False))
-    "the .mlpackage to write; or the .mlmodel, for an IN that holds a NeuralNetwork: it is rewritten within its format"
+    """the .mlpackage to write; or the .mlmodel, for an IN that holds a NeuralNetwork: it is rewritten within its
+    format; or the .pte, for an IN that is one: its Core ML delegates are rewritten"""
     _: KW_ONLY
     preset: str = field(default="safe", metadata=flag())
     "safe (default) or full"
@@ -118,7 +119,9 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.dst is not None:
             raise InputError(f"found two outputs, '{arguments.out}' and -o '{arguments.dst}'; expected one of them")
         arguments.dst = arguments.out
-    if _is_network_destination(arguments.dst):
+    if _is_network_destination(arguments.dst) or _is_program_rewrite(arguments.src, arguments.dst):
+        if arguments.dst is None and not arguments.dry_run:
+            raise InputError(f"no output; expected -o OUT.pte, or {format_option('dry_run')}")
         with show_progress() as progress:
             report = rewrite(**read_options(arguments, RewriteOptions), progress=progress)
         print_report(report, arguments.format)
@@ -136,6 +139,13 @@ def _is_network_destination(dst: Any) -> bool:
     return isinstance(dst, (str, PathLike)) and Path(dst).suffix == ".mlmodel"
 
 
+def _is_program_rewrite(src: Any, dst: Any) -> bool:
+    """Return whether the delegates of an ExecuTorch program are to be rewritten, in a program of their own."""
+    from ..package.executorch_program import find_address, is_program_path
+
+    return is_program_path(dst) or (dst is None and find_address(src) is not None)
+
+
 @command(RewriteOptions)
 def rewrite(options: RewriteOptions) -> RewriteReport:
     """Rewrite a model and verify that the result is equivalent before anything is written.
@@ -151,6 +161,9 @@ def rewrite(options: RewriteOptions) -> RewriteReport:
     A NeuralNetwork is upgraded first, and the result is an ML Program, unless `dst` ends in .mlmodel: then its layers
     are rewritten within the format, `passes` names rewrites of layers, and the report is a `NetworkRewriteReport`.
 
+    Of an ExecuTorch program (`src` a .pte, or `model.pte/METHOD/N` for one delegate, and `dst` None or a .pte) the
+    Core ML delegates are rewritten, and all else is kept; the report is an `ExecutorchRewriteReport`.
+
     Raises InputError for input that cannot be used (nothing is written then). A preset's passes that break the
     equivalence check are left out (the report's `left_out_passes`), and those that fail are rolled back (`failed`).
     This does not apply to passes requested by name: such a pass is reported as `faulty_pass`, or raises RuleError;
@@ -161,6 +174,15 @@ def rewrite(options: RewriteOptions) -> RewriteReport:
         from .rewrite_network import rewrite_in_format
 
         return rewrite_in_format(options)
+    if _is_program_rewrite(options.src, options.dst):
+        from .rewrite_executorch import rewrite_delegates
+
+        return rewrite_delegates(options)
+    return rewrite_model(options)
+
+
+def rewrite_model(options: RewriteOptions) -> RewriteReport:
+    """Rewrite one model, as `rewrite` does."""
     from . import rewrite_steps as steps
     from .sources import open_source
 
@@ -196,6 +218,8 @@ class RewriteReport(Document):
     (nothing to write to). `weight_bytes_*` are sizes of the package's weight files in bytes, `seconds` wall time.
     """
 
+    _kind: ClassVar[str] = "package"
+    "What was copied if nothing changed."
     source: str
     output: str | None
     preset: str
@@ -298,6 +322,10 @@ class RewriteReport(Document):
         )
 
     def __str__(self) -> str:
+        return format_lines([*self._format_changes(), *self._format_outcome()])
+
+    def _format_changes(self) -> list[str]:
+        """Format what was changed, left and verified."""
         from ..passes.registry import get_all_rewrites
         from ..passes.targets import format_generations
 
@@ -324,7 +352,7 @@ class RewriteReport(Document):
             lines += str(self.verify).split("\n")
         if self.diff:
             lines += self.diff.split("\n")
-        return format_lines([*lines, *self._format_outcome()])
+        return lines
 
     def _weights(self) -> str:
         if self.weight_bytes_before is None or self.weight_bytes_after is None:
@@ -337,7 +365,7 @@ class RewriteReport(Document):
             left = " and ".join(["reverted"] * bool(self.reverted) + ["left out"] * bool(self.left_out_passes)
                                 + ["rolled back"] * bool(self.failed))
             said = f"nothing left: what fired was {left}" if left else "nothing to do: no rule fired"
-            return [said + (f"; the package was copied as it is{where}" if where else ""), *self._next()]
+            return [said + (f"; the {self._kind} was copied as it is{where}" if where else ""), *self._next()]
         if self.status == "dry run":
             return ["dry run: nothing verified, nothing written"]
         if self.status == "not verified":

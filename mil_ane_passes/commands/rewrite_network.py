@@ -27,13 +27,13 @@ from ..neuralnetwork.layer_rules import find_layer_hits
 from ..neuralnetwork.network_view import list_views
 from ..neuralnetwork.program import convert_network, list_stages
 from ..neuralnetwork.upgrade import TARGETS, read_network
-from ..package.destination import find_enclosing_package
+from ..package.destination import check_file_destination
 from ..package.output_file import write_atomically
 from ..passes.contract import Exactness
 from ..passes.coremltools_setup import silence_coremltools
 from ..utils.budget import share_budget
 from ..utils.errors import InputError, LimitReached, NotSupported
-from ..utils.option_spelling import choose_spelling, format_no_verify_option, format_option
+from ..utils.option_spelling import format_no_verify_option, format_option
 from ..utils.text_format import format_count, format_lines, format_short_repr
 from .rewrite import RewriteOptions, RewriteReport
 
@@ -148,7 +148,7 @@ def rewrite_in_format(options: RewriteOptions) -> NetworkRewriteReport:
     chosen = select_layer_rewrites(options.preset, options.passes)
     path = Path(os.fspath(options.dst))
     if not options.dry_run:
-        _check_destination(options.src, path, options.overwrite)
+        check_file_destination(options.src, path, options.overwrite, "an .mlmodel file")
     try:
         spec, where = read_network(options.src)
     except InputError as error:
@@ -179,22 +179,6 @@ def _check_options(options: RewriteOptions) -> None:
         if value:
             raise InputError(f"{format_option(name)}: is for packages; expected an output that ends in .mlpackage, for "
                              "which the model is upgraded")
-
-
-def _check_destination(source: Any, path: Path, overwrite: bool) -> None:
-    """Raise InputError when the result cannot be written to `path`."""
-    if isinstance(source, (str, os.PathLike)) and Path(source).exists() and path.exists() \
-            and os.path.samefile(source, path):
-        raise InputError(f"{path}: is the source, which is never changed; expected another path")
-    if path.is_dir():
-        raise InputError(f"{path}: is a folder; expected the name of an .mlmodel file")
-    if not path.absolute().parent.is_dir():
-        raise InputError(f"{path}: the folder {path.parent} does not exist; make it first")
-    if (around := find_enclosing_package(path)) is not None:
-        raise InputError(f"{path}: lies in the package {around}; expected a place outside of packages")
-    if os.path.lexists(path) and not overwrite:
-        raise InputError(f"{path}: exists already; expected a free path, or "
-                         f"{choose_spelling('--overwrite', 'overwrite=True')} to replace it")
 
 
 def _fill_report(report: NetworkRewriteReport, spec: Any, found: RewrittenNetwork, where: str) -> None:

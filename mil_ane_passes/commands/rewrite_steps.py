@@ -174,8 +174,11 @@ def start_copying_ahead(options: RewriteOptions, path: Path | None) -> AbstractC
 
 
 def check_source(plan: RewritePlan, before: OpenedSource) -> None:
-    """Raise InputError if a pass changes inputs or outputs of a part of a pipeline."""
+    """Raise InputError if a pass changes inputs or outputs that something around the model declares, too."""
     outward = [rule.name for rule in plan.rules if rule.interface]
+    if outward and before.package is not None and before.package.is_delegate:
+        raise InputError(f"{before.name} is a delegate, and ane::{outward[0]} changes inputs and outputs, which the "
+                         "ExecuTorch program around it declares, too; change the model before it is lowered")
     if outward and before.is_pipeline:
         raise InputError(f"{before.name} is a pipeline, and ane::{outward[0]} changes inputs and outputs, which the "
                          "parts beside it and the pipeline declare, too; change the packages before they are made one")

@@ -36,6 +36,11 @@ class OpenedSource:
         return self.package is not None and self.package.is_pipeline
 
     @property
+    def keeps_interface(self) -> bool:
+        """True if what is around the model, a pipeline or an ExecuTorch program, declares its inputs and outputs, too."""
+        return self.is_pipeline or (self.package is not None and self.package.is_delegate)
+
+    @property
     def upgraded(self) -> tuple[UpgradedSource, ...]:
         """The NeuralNetwork that the program was made of; empty for an ML Program."""
         found = None if self.package is None else self.package.upgraded
@@ -79,7 +84,7 @@ def open_source(source: Any) -> OpenedSource:
 
 def _open_package(package: Package, name: str | None = None) -> OpenedSource:
     if name is None:
-        name = package.upgraded.source if package.upgraded else str(package.path)
+        name = package.upgraded.source if package.upgraded else package.name or str(package.path)
     return OpenedSource(package.program, package, name)
 
 

@@ -65,9 +65,9 @@ class VerifyOptions:
     """The options of `verify`."""
 
     before: Any = field(default=None, metadata=argument("A", nargs="?"))
-    "an .mlpackage or .mlmodel"
+    "an .mlpackage or .mlmodel, or a Core ML delegate of a .pte"
     after: Any = field(default=None, metadata=argument("B", nargs="?"))
-    "the .mlpackage or .mlmodel to compare with it"
+    "the .mlpackage, .mlmodel or .pte to compare with it"
     _: KW_ONLY
     atol: float | None = field(default=None, metadata=flag(type=float, metavar="X"))
     "largest absolute error of an element, beside --rtol"

@@ -1,4 +1,5 @@
-"""Loading of models in either format: an ML Program as it is, a NeuralNetwork as the ML Program `upgrade` makes of it.
+"""Loading of models in every format: an ML Program as it is, a NeuralNetwork as the ML Program `upgrade` makes of it, a
+Core ML delegate of an ExecuTorch program as its package.
 
 Every command and function that takes a package opens it here.
 """
@@ -6,6 +7,9 @@ Every command and function that takes a package opens it here.
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +17,17 @@ from coremltools import proto
 
 from .. import package as packages
 from ..package import Package
+from ..package.executorch_blob import MODEL, unpack_folder
+from ..package.executorch_program import Blob, ExecutorchProgram, find_address
 from ..package.model import NetworkFound
+from ..package.write_errors import convert_write_errors
+from ..utils.errors import InputError
 from ..utils.locking import synchronized
 from ..utils.upgraded_source import UpgradedSource
 from .program import NETWORK_KINDS, PIPELINE_KINDS
 from .upgrade import DEFAULT_TARGET, TARGETS, UpgradedModel, read_network, upgrade_model
 
-__all__ = ["is_network", "is_network_file", "load", "load_model", "upgrade_to_package"]
+__all__ = ["is_network", "is_network_file", "load", "load_delegate", "load_model", "upgrade_to_package"]
 
 _PRECISION = "fp16"
 "That of `upgrade` where none is requested, so that other commands see the program that it writes."
@@ -30,9 +38,12 @@ def load(path: str | os.PathLike[str]) -> Package:
     """Load the model at `path`: an ML Program package or a pipeline with one; its weights are mapped, not read.
 
     A NeuralNetwork or a pipeline of them (an .mlmodel, or an .mlpackage that holds one) is upgraded to an ML Program in
-    memory; the `upgraded` of the package says so. Raises InputError when `path` is none of these, or the model
-    contradicts itself.
+    memory; the `upgraded` of the package says so. `model.pte/METHOD/N` is a Core ML delegate of an ExecuTorch program,
+    `model.pte` the only one. Raises InputError when `path` is none of these, or the model contradicts itself.
     """
+    if (address := find_address(path)) is not None:
+        program = ExecutorchProgram(address[0])
+        return load_delegate(program, program.select_only(address[1]), os.fspath(path))
     if isinstance(path, (str, os.PathLike)) and is_network_file(path):
         return upgrade_to_package(*read_network(path))
     try:
@@ -41,6 +52,31 @@ def load(path: str | os.PathLike[str]) -> Package:
         if not is_network(found.spec):
             raise
         return upgrade_to_package(found.spec, os.fspath(path))
+
+
+class _UnpackedFolder:
+    """A temporary folder, removed when the last package that was loaded from it is deleted, or Python ends."""
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="mil_ane_passes_"))
+        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+
+
+def load_delegate(program: ExecutorchProgram, blob: Blob, name: str) -> Package:
+    """Load the package of a Core ML delegate, which is unpacked; `name` is what reports call it."""
+    owner = _UnpackedFolder()
+    path = owner.path / MODEL
+    contents = blob.folder[MODEL]
+    assert isinstance(contents, dict)
+    with convert_write_errors(path):
+        unpack_folder(contents, path)
+    program.check_unchanged()
+    try:
+        package = packages.model.load(path, owner)
+    except InputError as error:  # about a path that nobody has heard of
+        raise InputError(str(error).replace(os.fspath(path), name)) from error
+    package.name, package.is_delegate = name, True
+    return package
 
 
 @synchronized

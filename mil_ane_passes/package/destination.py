@@ -41,6 +41,22 @@ def check_destination(source: str | os.PathLike[str], path: str | os.PathLike[st
                          "overwritten: move it away")
 
 
+def check_file_destination(source: object, path: Path, overwrite: bool, what: str) -> None:
+    """Raise InputError when `what`, a model that is one file, cannot be written to `path`; `source` is what is read."""
+    if isinstance(source, (str, os.PathLike)) and os.path.exists(source) and path.exists() \
+            and os.path.samefile(source, path):
+        raise InputError(f"{path}: is the source, which is never changed; expected another path")
+    if path.is_dir():
+        raise InputError(f"{path}: is a folder; expected the name of {what}")
+    if not path.absolute().parent.is_dir():
+        raise InputError(f"{path}: the folder {path.parent} does not exist; make it first")
+    if (around := find_enclosing_package(path)) is not None:
+        raise InputError(f"{path}: lies in the package {around}; expected a place outside of packages")
+    if os.path.lexists(path) and not overwrite:
+        raise InputError(f"{path}: exists already; expected a free path, or "
+                         f"{choose_spelling('--overwrite', 'overwrite=True')} to replace it")
+
+
 def _is_replaceable(target: Path) -> bool:
     """Return whether `target` is a package or an empty folder, so that replacing it loses nothing else."""
     if not target.is_dir():

@@ -39,10 +39,14 @@ class Package:
     `functions` the names of its functions in file order. The ML Programs of a pipeline are one program, whose functions
     are called `PART/FUNCTION`; `members` holds their paths and the names of parts that are not ML Programs.
     `program.chain` names the function of each part that runs; it is empty for a model that is not a pipeline.
-    `upgraded` describes the NeuralNetwork that the package was made of in memory; None for a package on disk.
+    `upgraded` describes the NeuralNetwork that the package was made of in memory; None for a package on disk. `name` is
+    what reports call the source where that is not its path. `is_delegate`: it is one of an ExecuTorch program, which
+    declares its inputs and outputs, too.
     """
 
     upgraded: UpgradedSource | None = None
+    name: str | None = None
+    is_delegate: bool = False
 
     @synchronized
     def __init__(self, layout: Layout, raw: bytes, stamp: tuple[int, int, int], owner: object = None) -> None:
@@ -112,16 +116,17 @@ class Package:
 
 
 @synchronized
-def load(path: str | os.PathLike[str]) -> Package:
+def load(path: str | os.PathLike[str], owner: object = None) -> Package:
     """Load the package at `path`, an ML Program or a pipeline with one; its weights are mapped, not read.
 
-    Raises InputError when `path` is not an ML Program package, or the package contradicts itself.
+    `owner` removes the files when it is deleted, so the package keeps it alive. Raises InputError when `path` is not an
+    ML Program package, or the package contradicts itself.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise InputError(f"cannot load a {type(path).__name__}; expected the path of an .mlpackage (lint, rewrite and "
                          "verify take an MLModel as well)")
     layout = read_layout(path)
-    return Package(layout, *read_model(layout))
+    return Package(layout, *read_model(layout), owner)
 
 
 @synchronized

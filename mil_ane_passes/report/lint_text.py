@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ..ane.latency import LatencyReport
 from ..ane.latency_parameters import load_parameters
 from ..ane.weight_formats import SizeAdvice
+from ..package.executorch_program import find_address
 from ..passes.contract import Evidence, Rewrite, Rule
 from ..passes.finding import Finding, collect_fixes
 from ..passes.layout import format_bytes
@@ -36,8 +37,8 @@ _MAX_MATCHES_LISTED = 8
 "The most matches with different reasons listed per cause, unless all are requested."
 _MAX_LISTED_PER_REASON = 3
 "The most matches listed for one reason."
-_OUTPUT_PLACEHOLDER = "OUT.mlpackage"
-"Placeholder for the output in printed commands, which the user replaces."
+_OUTPUT_PLACEHOLDER, _PROGRAM_PLACEHOLDER = "OUT.mlpackage", "OUT.pte"
+"Placeholders for the output in printed commands, which the user replaces; the second for an ExecuTorch program."
 _MAX_NEAR_MISSES_LISTED = 2
 "The most matches listed per reason of near misses."
 
@@ -268,11 +269,11 @@ def _describe_preset(preset: str) -> str:
 
 def _format_rewrite_command(report: LintReport, passes: Iterable[str]) -> str:
     names = ",".join(name.removeprefix("ane::") for name in passes)
-    if os.path.exists(report.model):
+    in_program = find_address(report.model) is not None
+    if in_program or os.path.exists(report.model):
         target = [] if report.target == "all" else ["--target", report.target]
-        return shlex.join(
-            ["mil-ane-passes", "rewrite", report.model, "-o", _OUTPUT_PLACEHOLDER, "--passes", names, *target]
-        )
+        output = _PROGRAM_PLACEHOLDER if in_program else _OUTPUT_PLACEHOLDER
+        return shlex.join(["mil-ane-passes", "rewrite", report.model, "-o", output, "--passes", names, *target])
     given = "" if report.target == "all" else f", target={report.target!r}"
     return f"mil_ane_passes.rewrite(..., passes={names!r}{given})"
 

@@ -322,7 +322,8 @@ function tally(words) {
 /** What to type; `model` quoted for a shell. */
 function command(model, passes) {
   const quoted = (path) => (/^[\w@%+=:,./-]+$/.test(path) ? path : `'${path.replaceAll("'", "'\\''")}'`);
-  const from = /\.mlpackage[\\/]?$/.test(model) ? quoted(model) : "MODEL.mlpackage";
+  const program = /\.pte(\/|$)/.test(model);
+  const from = program || /\.mlpackage[\\/]?$/.test(model) ? quoted(model) : "MODEL.mlpackage";
   const names = passes.map((name) => name.replace(/^ane::/, "")).join(",");
-  return `mil-ane-passes rewrite ${from} -o OUT.mlpackage --passes ${names}`;
+  return `mil-ane-passes rewrite ${from} -o OUT.${program ? "pte" : "mlpackage"} --passes ${names}`;
 }

@@ -1,0 +1,139 @@
+"""Rewrite of the Core ML delegates of an ExecuTorch program, `rewrite IN.pte -o OUT.pte`: each model as `rewrite` does
+one, and all else as it is."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from .._version import __version__
+from ..neuralnetwork.loading import load_delegate
+from ..package import save
+from ..package.destination import check_file_destination
+from ..package.executorch_blob import Data, flatten_folder, replace_model
+from ..package.executorch_program import Blob, ExecutorchProgram, find_address
+from ..package.file_replacement import replace_file
+from ..utils.errors import InputError
+from ..utils.option_spelling import format_option
+from ..utils.text_format import format_lines, format_short_repr
+from .rewrite import RewriteOptions, RewriteReport, rewrite_model
+
+__all__ = ["ExecutorchRewriteReport", "rewrite_delegates"]
+
+_OUTCOMES = {"in memory": "rewritten", "unchanged": "left as it is"}
+"What the text says of a delegate with these statuses."
+
+
+@dataclass(repr=False)
+class ExecutorchRewriteReport(RewriteReport):
+    """The outcome of one rewrite of an ExecuTorch program.
+
+    `delegates` has the report of each rewritten Core ML delegate, by its name; `traces` are those of all, numbers of
+    ops and sizes of weights are sums. `others` are the backends of the other delegates, which stay byte for byte.
+    `status`: "written", "unchanged" (no rule fired; the file was copied as it is), "not verified" (one of the models is
+    not; nothing was written), "dry run" or "in memory".
+    """
+
+    _kind = "file"
+    delegates: dict[str, RewriteReport] = field(default_factory=dict)
+    others: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def verified(self) -> bool:
+        return all(each.verified for each in self.delegates.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON that `--format json` prints."""
+        return {
+            "schema": 1, "tool": "mil-ane-passes", "version": __version__, "command": "rewrite", "format": "executorch",
+            "source": self.source, "output": self.output, "status": self.status, "preset": self.preset,
+            "target": self.target, "passes": self.passes, "changed": self.changed, "verified": self.verified,
+            "delegates": {name: each.to_dict() for name, each in self.delegates.items()}, "others": dict(self.others),
+            "seconds": round(self.seconds, 6),
+        }
+
+    def __repr__(self) -> str:
+        return format_short_repr(self, source=self.source, status=self.status, output=self.output,
+                                 verified=self.verified, delegates=list(self.delegates))
+
+    def __str__(self) -> str:
+        lines = []
+        for name, each in self.delegates.items():
+            changes = each._format_changes()
+            lines += [f"{name}: {_OUTCOMES.get(each.status, each.status)}", *changes]
+            lines += [each._explain_refusal()] if each.status == "not verified" else []
+        lines += [f"{name}: of {backend}, left as it is" for name, backend in self.others.items()]
+        return format_lines([*lines, *self._format_outcome()])
+
+    def _explain_refusal(self) -> str:
+        names = ", ".join(name for name, each in self.delegates.items() if each.status == "not verified")
+        return f"nothing written: not verified equivalent: {names}"
+
+
+def rewrite_delegates(options: RewriteOptions) -> ExecutorchRewriteReport:
+    """Rewrite the Core ML delegates of `src`, all or the one that it names, and write the program to `dst`.
+
+    Raises InputError for a source that is no program or has no such delegate, for options that are for packages, and
+    for a destination that cannot be written.
+    """
+    started = time.perf_counter()
+    address = find_address(options.src)
+    if address is None:
+        raise InputError(f"{options.src}: is no ExecuTorch program, and '{options.dst}' is to be one; expected an IN "
+                         "that ends in .pte and exists, or an OUT.mlpackage")
+    if options.link:
+        raise InputError(f"{format_option('link')}: is for packages; expected an output that ends in .mlpackage")
+    path = None if options.dst is None else Path(options.dst)
+    if path is not None and not options.dry_run:
+        check_file_destination(address[0], path, options.overwrite, "a .pte file")
+    program = ExecutorchProgram(address[0])
+    blobs = program.select(address[1])
+    if len(blobs) > 1 and (options.feeds or options.ranges):
+        raise InputError(f"{program.path}: {format_option('feeds')} and {format_option('ranges')} are about the inputs "
+                         f"of one model, and it has {len(blobs)}; name one: {program.path}/{blobs[0].name}")
+    report = ExecutorchRewriteReport(str(program.path), None if path is None or options.dry_run else str(path),
+                                     options.preset, options.target, [], others=program.others)
+    for blob in blobs:
+        options.progress(f"rewriting {blob.name}")
+        package = load_delegate(program, blob, f"{program.path}/{blob.name}")
+        report.delegates[blob.name] = rewrite_model(replace(options, src=package, dst=None, ahead=None))
+    _fill_report(report)
+    if path is not None and not options.dry_run and report.status != "not verified":
+        _write_program(program, report, path)
+    report.seconds = time.perf_counter() - started
+    return report
+
+
+def _fill_report(report: ExecutorchRewriteReport) -> None:
+    """Fill in what the reports of the delegates have together."""
+    made = list(report.delegates.values())
+    statuses = {each.status for each in made}
+    report.status = next((status for status in ("not verified", "dry run", "in memory") if status in statuses),
+                         "unchanged")
+    report.passes = list(dict.fromkeys(name for each in made for name in each.passes))
+    report.traces = [trace for each in made for trace in each.traces]
+    report.left_out_passes = [faulty for each in made for faulty in each.left_out_passes]
+    report.ops_before, report.ops_after = sum(each.ops_before for each in made), sum(each.ops_after for each in made)
+    report.package = made[0].package if len(made) == 1 else None
+
+
+def _write_program(program: ExecutorchProgram, report: ExecutorchRewriteReport, path: Path) -> None:
+    """Write the program with the rewritten models, complete or not at all; the file as it is if none changed."""
+    with tempfile.TemporaryDirectory(prefix="mil_ane_passes_") as folder:
+        new: dict[str, list[Data]] = {}
+        for place, (name, made) in enumerate(report.delegates.items()):
+            if made.changed:
+                package = Path(folder) / f"{place}.mlpackage"
+                save(made.package, package)
+                made.weight_bytes_after = sum(file.stat().st_size for file in package.rglob("*.bin"))
+                new[name] = _flatten_blob(program.blobs[name], package)
+        replace_file(path, lambda file: program.write(new, file))
+    report.status = "written" if new else "unchanged"
+
+
+def _flatten_blob(blob: Blob, package: Path) -> list[Data]:
+    return list(flatten_folder(blob.root, replace_model(blob.folder, package)))

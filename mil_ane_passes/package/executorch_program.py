@@ -1,0 +1,353 @@
+"""ExecuTorch programs (.pte): where the blobs of their Core ML delegates lie, and how they are replaced.
+
+A program is a flatbuffer, and segments behind it. Where a blob is replaced, the sizes and offsets of segments change
+with it, and nothing else: methods, names, compile specs, debug handles, constants and the blobs of other backends stay
+byte for byte, and each segment keeps its alignment. Delegates are named `METHOD/N`, N being their number in the method,
+and `model.pte/METHOD/N` is the path of one. A blob that several delegates share has the name of the first.
+Source of the format: `schema/program.fbs` and `exir/_serialize/_program.py` of https://github.com/pytorch/executorch.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import re
+import shutil
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from ..utils.errors import InputError, suggest_nearest
+from .executorch_blob import COMPILED_MODEL, MODEL, Data, Folder, count_bytes, read_folder
+from .files import get_file_stamp
+
+__all__ = ["SUFFIX", "Blob", "ExecutorchProgram", "find_address", "is_program_path"]
+
+SUFFIX = ".pte"
+_BACKEND = "CoreMLBackend"
+_REFERENCE = b"CMJR"
+"Begins the blob of a delegate whose model is among the named data; JSON with its `key` follows."
+_MAX_REFERENCE_BYTES = 1 << 16
+_IDENTIFIER = re.compile(rb"ET\d\d")
+_HEADER = struct.Struct("<4sIQQQ")
+"The header behind the identifier: magic, its length, size of the flatbuffer, start and size of the segments."
+_HEADER_AT, _HEADER_MAGIC, _SHORT_HEADER = 8, b"eh00", 24
+_MAX_ALIGNMENT = 1 << 16
+"The largest alignment of a segment in bytes that is kept: that of the largest pages of any system."
+
+# Slots of fields in the tables of the schema, which never change: fields are only ever added.
+_PROGRAM_PLANS, _PROGRAM_INLINE_DATA, _PROGRAM_SEGMENTS, _PROGRAM_NAMED_DATA = 6, 10, 12, 18
+_PLAN_NAME, _PLAN_DELEGATES = 4, 18
+_DELEGATE_ID, _DELEGATE_DATA = 4, 6
+_REFERENCE_LOCATION, _REFERENCE_INDEX = 4, 6
+_INLINE_DATA = 4
+_SEGMENT_OFFSET, _SEGMENT_SIZE = 4, 6
+_NAMED_KEY, _NAMED_SEGMENT = 4, 6
+_IN_SEGMENT = 1
+
+
+def is_program_path(path: Any) -> bool:
+    """Return whether `path` is that of an ExecuTorch program, which need not exist."""
+    return isinstance(path, (str, os.PathLike)) and Path(path).suffix == SUFFIX
+
+
+def find_address(path: Any) -> tuple[Path, str | None] | None:
+    """Split a path into that of a program and the name of a delegate in it; None if it is no such path."""
+    if not isinstance(path, (str, os.PathLike)):
+        return None
+    found = Path(path)
+    if found.suffix == SUFFIX and found.is_file():
+        return found, None
+    file = next((each for each in found.parents if each.suffix == SUFFIX and each.is_file()), None)
+    return None if file is None else (file, found.relative_to(file).as_posix())
+
+
+@dataclass(frozen=True)
+class Blob:
+    """The blob of one or several Core ML delegates, the `users`: its place in the file, and its folder.
+
+    `pointer` is the place of the offset that leads to the blob, if it lies in the flatbuffer.
+    """
+
+    name: str
+    users: tuple[str, ...]
+    start: int
+    size: int
+    pointer: int | None
+    root: str
+    folder: Folder
+
+
+@dataclass(frozen=True)
+class _Segment:
+    """A segment: its place in the file, and the places of both numbers that say so, 0 for one that is left out."""
+
+    start: int
+    size: int
+    offset_at: int
+    size_at: int
+
+
+class _Table:
+    """A table of the flatbuffer, read with `flatbuffers`."""
+
+    def __init__(self, data: memoryview, position: int) -> None:
+        from flatbuffers import number_types, table
+
+        self._data, self._types, self._table = data, number_types, table.Table(data, position)
+
+    def find_field(self, slot: int) -> int:
+        """Return the place of a field; 0 if it is left out, as it has the default."""
+        offset = self._table.Offset(slot)
+        return int(offset and self._table.Pos + offset)
+
+    def read_number(self, slot: int, kind: str) -> int:
+        at = self.find_field(slot)
+        return int(self._table.Get(getattr(self._types, f"{kind}Flags"), at)) if at else 0
+
+    def read_text(self, slot: int) -> str:
+        at = self.find_field(slot)
+        return str(self._table.String(at).decode()) if at else ""
+
+    def read_table(self, slot: int) -> _Table:
+        at = self.find_field(slot)
+        if not at:
+            raise ValueError("a table is missing")
+        return _Table(self._data, self._table.Indirect(at))
+
+    def find_vector(self, slot: int) -> tuple[int, int]:
+        """Return start and length of a vector."""
+        if not self.find_field(slot):
+            return 0, 0
+        offset = self._table.Offset(slot)
+        return int(self._table.Vector(offset)), int(self._table.VectorLen(offset))
+
+    def read_tables(self, slot: int) -> list[_Table]:
+        start, length = self.find_vector(slot)
+        if start + 4 * length > len(self._data):
+            raise ValueError("a list is longer than the file")
+        return [_Table(self._data, self._table.Indirect(start + 4 * place)) for place in range(length)]
+
+
+class ExecutorchProgram:
+    """A program on disk, mapped: the blobs of its Core ML delegates, by name, and the backends of all other delegates.
+
+    Raises InputError for a file that is no program, and for a program that contradicts itself.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        try:
+            with open(self.path, "rb") as file:
+                self._stamp = get_file_stamp(os.fstat(file.fileno()))
+                empty = os.fstat(file.fileno()).st_size == 0
+                self._data = memoryview(b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        except OSError as error:
+            raise InputError(f"{self.path}: cannot be read ({error.strerror})") from error
+        if not _IDENTIFIER.fullmatch(bytes(self._data[4:8])):
+            raise InputError(f"{self.path}: is no ExecuTorch program (bytes 4 to 8 are {bytes(self._data[4:8])!r}); "
+                             "expected a .pte as `to_executorch` writes it")
+        self.blobs: dict[str, Blob] = {}
+        self.others: dict[str, str] = {}
+        with self._convert_errors():
+            self._read_header()
+            self._read_program()
+
+    @contextmanager
+    def _convert_errors(self) -> Iterator[None]:
+        """Convert errors of reading into an InputError."""
+        try:
+            yield
+        except ImportError as error:
+            if (error.name or "").partition(".")[0] != "flatbuffers":
+                raise
+            raise InputError(f"{self.path}: ExecuTorch programs are read with the package flatbuffers, which is not "
+                             "installed: pip install 'mil-ane-passes[executorch]'") from error
+        except InputError:
+            raise
+        except (ValueError, TypeError, IndexError, OverflowError, struct.error) as error:
+            raise InputError(f"{self.path}: is damaged ({error}); expected an ExecuTorch program: take a fresh copy, "
+                             "or export it again") from error
+
+    def _read_header(self) -> None:
+        """Find the end of the flatbuffer and the start of the segments, which are its own where there is no header."""
+        self._program_end = self._base = len(self._data)
+        self._has_header = bytes(self._data[_HEADER_AT:_HEADER_AT + 4]) == _HEADER_MAGIC
+        if self._has_header:
+            _, length, end, base, _ = _HEADER.unpack_from(self._data, _HEADER_AT)
+            if length < _SHORT_HEADER or not end <= (base or end) <= len(self._data):
+                raise ValueError(f"its header gives {end} bytes of program and segments from {base} on; it has "
+                                 f"{len(self._data)} bytes")
+            self._program_end, self._base = end, base or end
+
+    def _read_program(self) -> None:
+        program = self._data[:self._program_end]
+        root = _Table(program, int.from_bytes(program[:4], "little"))
+        self._segments = [self._read_segment(each) for each in root.read_tables(_PROGRAM_SEGMENTS)]
+        inline = root.read_tables(_PROGRAM_INLINE_DATA)
+        named = {each.read_text(_NAMED_KEY): each.read_number(_NAMED_SEGMENT, "Uint32")
+                 for each in root.read_tables(_PROGRAM_NAMED_DATA)}
+        users: dict[tuple[int, int, int | None], list[str]] = {}
+        for plan in root.read_tables(_PROGRAM_PLANS):
+            for place, delegate in enumerate(plan.read_tables(_PLAN_DELEGATES)):
+                name, backend = f"{plan.read_text(_PLAN_NAME)}/{place}", delegate.read_text(_DELEGATE_ID)
+                if backend != _BACKEND:
+                    self.others[name] = backend
+                    continue
+                users.setdefault(self._find_data(name, delegate, inline, named), []).append(name)
+        for (start, size, pointer), names in users.items():
+            self.blobs[names[0]] = self._read_blob(start, size, pointer, names)
+
+    def _read_segment(self, table: _Table) -> _Segment:
+        start = self._base + table.read_number(_SEGMENT_OFFSET, "Uint64")
+        size = table.read_number(_SEGMENT_SIZE, "Uint64")
+        if start + size > len(self._data):
+            raise ValueError(f"a segment ends at {start + size}, and the file has {len(self._data)} bytes")
+        return _Segment(start, size, table.find_field(_SEGMENT_OFFSET), table.find_field(_SEGMENT_SIZE))
+
+    def _find_data(
+        self, name: str, delegate: _Table, inline: Sequence[_Table], named: Mapping[str, int]
+    ) -> tuple[int, int, int | None]:
+        """Return start, size and pointer (in the flatbuffer) of a delegate's model."""
+        data = delegate.read_table(_DELEGATE_DATA)
+        index = data.read_number(_REFERENCE_INDEX, "Uint32")
+        pointer = None
+        if data.read_number(_REFERENCE_LOCATION, "Int8") == _IN_SEGMENT:
+            start, size = self._segments[index].start, self._segments[index].size
+        else:
+            pointer = inline[index].find_field(_INLINE_DATA)
+            start, size = inline[index].find_vector(_INLINE_DATA)
+            if start + size > self._program_end:
+                raise ValueError(f"the data of {name} end behind the program")
+        if bytes(self._data[start:start + 4]) != _REFERENCE:
+            return start, size, pointer
+        reference = json.loads(bytes(self._data[start + 4:start + min(size, _MAX_REFERENCE_BYTES)]))
+        key = reference.get("key") if isinstance(reference, dict) else None
+        if not isinstance(key, str) or key not in named:
+            raise InputError(f"{self.path}: the model of {name} is named '{key}', which is not in this file; expected "
+                             "a program that has its data in it, and not in a .ptd")
+        segment = self._segments[named[key]]
+        return segment.start, segment.size, None
+
+    def _read_blob(self, start: int, size: int, pointer: int | None, names: Sequence[str]) -> Blob:
+        try:
+            root, folder = read_folder(self._data[start:start + size])
+        except ValueError as error:
+            raise ValueError(f"the model of {names[0]}: {error}") from error
+        return Blob(names[0], tuple(names), start, size, pointer, root, folder)
+
+    def select(self, name: str | None) -> list[Blob]:
+        """Return the blob of the delegate `name`, or all. Raises InputError if there is none, or one is compiled."""
+        if not self.blobs:
+            others = ", ".join(f"{each} is of {backend}" for each, backend in self.others.items()) or "it has none"
+            raise InputError(f"{self.path}: no delegate is of Core ML ({others}); expected a program lowered with "
+                             "CoreMLPartitioner")
+        found = [blob for blob in self.blobs.values() if name is None or name in blob.users]
+        if not found:
+            known = [each for blob in self.blobs.values() for each in blob.users]
+            raise InputError(f"{self.path}: no Core ML delegate '{name}'; expected {' or '.join(known)}"
+                             f"{suggest_nearest(str(name), known)}")
+        for blob in found:
+            if COMPILED_MODEL in blob.folder:
+                raise InputError(f"{self.path}/{blob.name}: holds a compiled model ({COMPILED_MODEL}), which cannot be "
+                                 "read; expected one that is lowered with CoreMLBackend.MODEL_TYPE.MODEL")
+            if not isinstance(blob.folder.get(MODEL), dict):
+                raise InputError(f"{self.path}/{blob.name}: holds no {MODEL}; expected a delegate as ExecuTorch's Core "
+                                 "ML backend writes it")
+        return found
+
+    def select_only(self, name: str | None) -> Blob:
+        """Return the blob of the delegate `name`, or the only one. Raises InputError as `select`, and for several."""
+        found = self.select(name)
+        if len(found) > 1:
+            raise InputError(f"{self.path}: has {len(found)} models; expected one of them: "
+                             f"{', '.join(f'{self.path}/{blob.name}' for blob in found)}")
+        return found[0]
+
+    def check_unchanged(self) -> None:
+        """Raise InputError when the file has changed since it was opened."""
+        try:
+            same = get_file_stamp(self.path.stat()) == self._stamp
+        except OSError:
+            same = False
+        if not same:
+            raise InputError(f"{self.path}: has changed while it was read; run again when nothing writes to it")
+
+    def write(self, blobs: Mapping[str, Sequence[Data]], file: IO[bytes]) -> None:
+        """Write the program to `file`, with other parts in place of the blobs of these names.
+
+        Raises InputError for a file with data between its segments that no segment lists, which could not be kept.
+        """
+        parts = self._lay_out(blobs) if blobs else [self._data]
+        for part in parts:
+            if isinstance(part, Path):
+                with open(part, "rb") as source:
+                    shutil.copyfileobj(source, file, 1 << 20)
+            else:
+                file.write(part)
+        self.check_unchanged()
+
+    def _lay_out(self, blobs: Mapping[str, Sequence[Data]]) -> list[Data]:
+        """Return the parts of the new file."""
+        program = bytearray(self._data[:self._program_end])
+        new: dict[tuple[int, int], Sequence[Data]] = {}
+        for name, contents in blobs.items():
+            blob = self.blobs[name]
+            if blob.pointer is None:
+                new[blob.start, blob.size] = contents
+            else:
+                _replace_inline_data(program, blob, contents)
+        base = _align(len(program), self._base) if len(program) != self._program_end else self._base
+        parts: list[Data] = [bytes(base - len(program))]
+        end, old_end = base, self._base
+        for start, size in sorted({(each.start, each.size) for each in self._segments if each.size}):
+            if start < old_end or any(self._data[old_end:start]):
+                raise InputError(f"{self.path}: its segments overlap, or there are data between them that none of them "
+                                 "lists; expected a program as `to_executorch` writes it")
+            at = start if end == old_end else _align(end, start)
+            content = new.get((start, size), [self._data[start:start + size]])
+            parts += [bytes(at - end), *content]
+            length = sum(map(count_bytes, content))
+            self._set_place(program, start, size, at - base, length)
+            end, old_end = at + length, start + size
+        if any(self._data[old_end:]):
+            raise InputError(f"{self.path}: there are data behind its segments that none of them lists; expected a "
+                             "program as `to_executorch` writes it")
+        if self._has_header:
+            _, length, _, old_base, _ = _HEADER.unpack_from(program, _HEADER_AT)
+            sizes = (len(program), base if old_base else 0, end - base)
+            struct.pack_into("<QQQ" if length > _SHORT_HEADER else "<QQ", program, _HEADER_AT + 8,
+                             *sizes[:3 if length > _SHORT_HEADER else 2])
+        return [bytes(program), *parts]
+
+    def _set_place(self, program: bytearray, start: int, size: int, offset: int, length: int) -> None:
+        """Set offset and size of all segments that lay at `start` with `size` bytes."""
+        for each in self._segments:
+            if (each.start, each.size) == (start, size):
+                for at, number in ((each.offset_at, offset), (each.size_at, length)):
+                    if at:
+                        struct.pack_into("<Q", program, at, number)
+
+
+def _replace_inline_data(program: bytearray, blob: Blob, contents: Sequence[Data]) -> None:
+    """Replace a blob in the flatbuffer: in its place if it fits there, else at the end; what it leaves is zeroed."""
+    assert blob.pointer is not None
+    data = b"".join(each.read_bytes() if isinstance(each, Path) else bytes(each) for each in contents)
+    program[blob.start:blob.start + blob.size] = bytes(blob.size)
+    start = blob.start
+    if len(data) > blob.size:
+        start = _align(len(program) + 4, blob.start)  # the length stands before the data
+        program += bytes(start + len(data) - len(program))
+        struct.pack_into("<I", program, blob.pointer, start - 4 - blob.pointer)
+    struct.pack_into("<I", program, start - 4, len(data))
+    program[start:start + len(data)] = data
+
+
+def _align(position: int, like: int) -> int:
+    """Return the first place from `position` on that is aligned as the place `like` is."""
+    alignment = min(like & -like, _MAX_ALIGNMENT) or 1
+    return -(-position // alignment) * alignment
