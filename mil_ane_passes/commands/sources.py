@@ -37,7 +37,7 @@ class OpenedSource:
 
     @property
     def keeps_interface(self) -> bool:
-        """True if what is around the model, a pipeline or an ExecuTorch program, declares its inputs and outputs, too."""
+        """True if a pipeline or an ExecuTorch program around the model declares its inputs and outputs, too."""
         return self.is_pipeline or (self.package is not None and self.package.is_delegate)
 
     @property

@@ -16,8 +16,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from .debug_handles import FILE as HANDLES_FILE
-
 __all__ = ["Data", "Folder", "count_bytes", "flatten_folder", "read_folder", "replace_model", "unpack_folder"]
 
 Data: TypeAlias = memoryview | bytes | Path
@@ -124,6 +122,8 @@ def replace_model(folder: Folder, package: Path) -> Folder:
     The model gets another identifier, one made of its contents: devices keep compiled models by their identifiers, and
     would go on with the old one. The profiler's table of debug handles follows that of the package. All else is kept.
     """
+    from .debug_handles import FILE as HANDLES_FILE  # imports coremltools, for which a command's help does not wait
+
     digest = hashlib.sha256()
     for path in sorted(each for each in package.rglob("*") if each.is_file()):
         digest.update(f"{path.relative_to(package)}\0{path.stat().st_size}\0".encode())
