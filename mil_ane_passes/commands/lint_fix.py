@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .._version import __version__
+from ..package.executorch_program import find_address
 from ..utils.errors import InputError
 from ..utils.text_format import escape_text, format_count, format_lines
 from .batch_sources import BACKUP_SUFFIX, Source
@@ -51,6 +52,10 @@ def check_fix_options(arguments: argparse.Namespace, sources: Sequence[Source]) 
                          "one package")
     if arguments.format not in ("text", "json"):
         raise InputError(f"--fix: found --format {arguments.format}; expected text or json")
+    for source in sources:
+        if find_address(source.path) is not None:
+            raise InputError(f"{source.path}: is of an ExecuTorch program, and --fix writes packages; expected the "
+                             "command that `lint` prints: mil-ane-passes rewrite IN.pte -o OUT.pte --passes ...")
     for name in ("statistics", "after", "measured", "sizes", "fail_under"):
         if getattr(arguments, name):
             raise InputError(f"--fix: found --{name.replace('_', '-')}, which is about a report of findings; leave one "
