@@ -106,7 +106,7 @@ def test_the_metadata_is_whole(metadata):
     assert metadata["Requires-Python"] == ">=3.10" and metadata["Summary"]
     assert metadata["Description-Content-Type"] == "text/markdown"
     assert metadata.get_payload().strip() == (ROOT / "README.md").read_text().strip()
-    assert set(metadata.get_all("Provides-Extra")) == {"dask", "report", "test", "verify"}
+    assert set(metadata.get_all("Provides-Extra")) == {"dask", "executorch", "report", "test", "verify"}
     classifiers = metadata.get_all("Classifier")
     assert {"Typing :: Typed", "Programming Language :: Python :: 3 :: Only"} <= set(classifiers)
     assert not [each for each in classifiers if each.startswith("License ::")]  # the expression says it
