@@ -10,7 +10,6 @@ Source of the format: `schema/program.fbs` and `exir/_serialize/_program.py` of 
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import re
 import shutil
@@ -140,12 +139,13 @@ class ExecutorchProgram:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        from ..utils.mapped_files import map_file  # imports numpy, for which a command's help does not wait
+
         self.path = Path(path)
         try:
-            with open(self.path, "rb") as file:
-                self._stamp = get_file_stamp(os.fstat(file.fileno()))
-                empty = os.fstat(file.fileno()).st_size == 0
-                self._data = memoryview(b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            file = open(self.path, "rb", buffering=0)
+            self._stamp = get_file_stamp(os.fstat(file.fileno()))
+            self._data = map_file(file, self.path).data if os.fstat(file.fileno()).st_size else memoryview(b"")
         except OSError as error:
             raise InputError(f"{self.path}: cannot be read ({error.strerror})") from error
         if not _IDENTIFIER.fullmatch(bytes(self._data[4:8])):
