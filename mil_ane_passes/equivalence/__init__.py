@@ -36,9 +36,9 @@ one with a wide range (rows x 30 and x 0.001, +-65504, +-300), one with NaN, inf
 with ties (multiples of 0.5, zeros of both signs, +-6e-8, +-1e-4, rows of zeros, of one number and one-hot); a function
 that computes more than 4 million elements gets wide range and ties as halves of one run. Where it has integer inputs:
 one with indices from -n to n - 1 and other integers from -100 to 1000, besides the first and the last row of every
-table; where constant tables of the two programs differ, one with the ids of the rows that differ most. Symbolic
-dimensions are 1, 2, 7, and 257 where that is cheap (16 and 41 in normal draws), as far as declared ranges allow, and
-the largest size that an option of a rewrite allows. Feeds that the model itself cannot run on are dropped. The result's
+table; where constant tables of the two programs, compressed or not, differ, one with the ids of the rows that differ
+most. Symbolic dimensions are 1, 2, 7, and 257 where that is cheap (16 and 41 in normal draws), as far as declared
+ranges allow, and the largest size that an option of a rewrite allows. Feeds that the model itself cannot run on are dropped. The result's
 `sampled` lists the feeds that were run. Users' intervals (`--ranges`) bound these feeds, too. So does the domain of the
 rewrites that fired: a rule declares the magnitudes of the inputs between which it holds (`within`: 30 for a finite
 mask), whether NaN and infinity reach the same results (`keeps_nonfinite`), and by how many units in the last place an

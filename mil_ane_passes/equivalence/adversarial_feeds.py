@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from coremltools.converters.mil.mil import Function, Program, Var, types
 
-from ..ir.query import is_const
+from ..ir.query import is_compressed, is_const, is_const_or_compressed
+from ..utils.errors import AnePassesError
 from .execution import Plan
 from .feeds import (
     ShapeChoice,
@@ -144,7 +145,13 @@ def build_table_row_plans(before: Program, after: Program, describe: Callable[[s
         wanted: dict[str, Array] = {}
         for place, (old, source) in tables[0].items():
             new, _ = tables[1].get(place, (None, ""))
-            if new is not None and new.shape == old.shape and (rows := _find_differing_rows(old, new)).size:
+            if new is None or (is_compressed(old) and _is_stored_alike(old, new)):
+                continue
+            try:
+                dense = [_read_table(program, name, var, place.axis) for program, var in ((before, old), (after, new))]
+            except AnePassesError:
+                continue  # neither can a run read it, which the report then says
+            if (rows := _find_differing_rows(*dense)).size:
                 wanted[source] = np.append(wanted.get(source, rows[:0]), rows)
         if wanted:
             description = describe(name)
@@ -155,20 +162,44 @@ def build_table_row_plans(before: Program, after: Program, describe: Callable[[s
     return made
 
 
-def _iterate_tables(function: Function) -> Iterator[tuple[tuple[Any, int], tuple[Array, str]]]:
-    """Yield the constant tables from which ids select, each with the input that has the ids.
+class _TablePlace(NamedTuple):
+    """What tells the tables of a function apart, whose names may differ in the other program: shape, axis of the rows,
+    and number among those of this shape and axis."""
 
-    The key is the table's shape and its number among those of this shape: names may differ in the other program.
-    """
+    shape: tuple[int, ...]
+    axis: int
+    number: int
+
+
+def _iterate_tables(function: Function) -> Iterator[tuple[_TablePlace, tuple[Var, str]]]:
+    """Yield the constant tables, compressed or not, from which ids select, each with the input that has the ids."""
     counts: dict[Any, int] = {}
     for op in function.operations:
-        if op.op_type != "gather" or not is_const(op.x) or op.axis is None or op.axis.val is None:
+        if op.op_type != "gather" or not is_const_or_compressed(op.x) or op.axis is None or op.axis.val is None:
             continue
-        table = np.moveaxis(np.asarray(op.x.val), int(op.axis.val), 0) if op.x.rank else None
         source = _find_ids(function, op.indices)
-        if table is not None and source is not None:
-            number = counts[table.shape] = counts.get(table.shape, 0) + 1
-            yield (table.shape, number), (table, source)
+        if op.x.rank and source is not None:
+            shape, axis = tuple(op.x.shape), int(op.axis.val) % op.x.rank
+            counts[shape, axis] = counts.get((shape, axis), 0) + 1
+            yield _TablePlace(shape, axis, counts[shape, axis]), (op.x, source)
+
+
+def _is_stored_alike(old: Var, new: Var) -> bool:
+    """Return whether two constants are made by the same ops of equal numbers, so that they need not be computed."""
+    first, second = old.op, new.op
+    if first.op_type != second.op_type or first.inputs.keys() != second.inputs.keys():
+        return False
+    if first.op_type == "const":
+        return np.array_equal(old.val, new.val)
+    return all(_is_stored_alike(var, second.inputs[name]) for name, var in first.inputs.items())
+
+
+def _read_table(program: Program, function: str, var: Var, axis: int) -> Array:
+    """Return a table with its rows on the first axis, as a run reads it; a compressed one in fp32."""
+    from ..runtime import Runtime
+
+    dense = var.val if is_const(var) else Runtime(program, function=function).read_constant(var)
+    return np.moveaxis(np.asarray(dense), axis, 0)
 
 
 def _find_ids(function: Function, var: Var) -> str | None:

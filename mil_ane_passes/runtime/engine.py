@@ -159,6 +159,12 @@ class Runtime:
         return {var.name: self._to_result(call.machine, var, results.pop(0)) for var in self._block.outputs}
 
     @synchronized
+    def read_constant(self, var: Any) -> np.ndarray[Any, Any]:
+        """Return the value of a constant of the function, decompressed, as ops read it at this precision."""
+        machine = self._make_interpreter()
+        return machine.precision.numpy(machine.operand(var), var.dtype)
+
+    @synchronized
     def check(self, feeds: Mapping[str, Any], state: Mapping[str, Any] | None = None) -> None:
         """Check feeds and states without running. Raises InputError for a wrong name, dtype or shape."""
         self._check_inputs(feeds, state or {})

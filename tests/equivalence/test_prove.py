@@ -329,6 +329,44 @@ def test_a_row_of_a_table_that_differs_is_read(wrapped):
     assert same.equal and "rows of tables that differ" not in str(same.to_dict())
 
 
+@pytest.mark.parametrize("form", ["blocks", "palette", "sparse"])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_row_of_a_compressed_table_that_differs_is_read(form, axis):
+    """As tables of embeddings are stored on the ANE: they were taken for equal whatever rows the draws missed."""
+    rng = np.random.default_rng(0)
+    shape, place = ((5000, 8), (4321, 3)) if axis == 0 else ((8, 5000), (3, 4321))
+    data = rng.integers(-8, 8, shape).astype(np.int8)
+    codes = rng.integers(0, 16, shape).astype(np.uint8)
+
+    def looked_up(value, scale=0.5):
+        numbers, scales = data.copy(), np.full((shape[0] // 8, 1), 0.5, np.float16)
+        numbers[place], scales[place[0] // 8, 0] = value, scale
+
+        def make_table():
+            if form == "blocks":
+                return mb.constexpr_blockwise_shift_scale(data=numbers, scale=scales)
+            if form == "palette":
+                indices = codes.copy()
+                indices[place] = value
+                return mb.constexpr_lut_to_dense(indices=indices.astype(types.nptype_from_builtin(types.uint4)),
+                                                 lut=np.arange(16, dtype=np.float16).reshape(1, 1, 16, 1))
+            mask = np.ones(shape, types.nptype_from_builtin(types.uint1))
+            return mb.constexpr_sparse_to_dense(nonzero_data=numbers.astype(np.float16).reshape(-1), mask=mask)
+
+        def body(ids):
+            return mb.gather(x=make_table(), indices=ids, axis=axis, name="y")
+
+        return mb.program(input_specs=[mb.TensorSpec((1, 3), dtype=types.int32)], opset_version=ct.target.iOS18)(body)
+
+    plain = looked_up(1)
+    found = compare_programs(plain, looked_up(5))
+    assert found.status == "different" and "rows of tables that differ" in str(found), str(found)
+    same = compare_programs(plain, looked_up(1))
+    assert same.equal and "rows of tables that differ" not in str(same.to_dict())
+    if form == "blocks":
+        assert compare_programs(plain, looked_up(1, scale=0.75)).status == "different"
+
+
 def test_programs_without_functions_are_refused():
     with pytest.raises(InputError, match="the program has no function; expected one at least"):
         compare_programs(Program(), Program())
