@@ -38,12 +38,12 @@ that computes more than 4 million elements gets wide range and ties as halves of
 one with indices from -n to n - 1 and other integers from -100 to 1000, besides the first and the last row of every
 table; where constant tables of the two programs, compressed or not, differ, one with the ids of the rows that differ
 most. Symbolic dimensions are 1, 2, 7, and 257 where that is cheap (16 and 41 in normal draws), as far as declared
-ranges allow, and the largest size that an option of a rewrite allows. Feeds that the model itself cannot run on are dropped. The result's
-`sampled` lists the feeds that were run. Users' intervals (`--ranges`) bound these feeds, too. So does the domain of the
-rewrites that fired: a rule declares the magnitudes of the inputs between which it holds (`within`: 30 for a finite
-mask), whether NaN and infinity reach the same results (`keeps_nonfinite`), and by how many units in the last place an
-approximating formula is off (`ulps`). Rewrites that approximate, which no preset has, are judged on normal draws and
-the user's feeds only.
+ranges allow, and the largest size that an option of a rewrite allows. Feeds that the model itself cannot run on are
+dropped. The result's `sampled` lists the feeds that were run. Users' intervals (`--ranges`) bound these feeds, too. So
+does the domain of the rewrites that fired: a rule declares the magnitudes of the inputs between which it holds
+(`within`: 30 for a finite mask), whether NaN and infinity reach the same results (`keeps_nonfinite`), and by how many
+units in the last place an approximating formula is off (`ulps`). Rewrites that approximate, which no preset has, are
+judged on normal draws and the user's feeds only.
 
 The verdict is *not verified*, and nothing is written, when an op cannot be executed here, when no drawn input can be
 run, or when no run entered a branch or loop body that a rewrite changed. A shape that the model itself does not support
