@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .._version import __version__
+from ..package.executorch_program import find_read_file
 from ..package.output_file import check_output_file, write_text_file
 from ..utils.errors import InputError
 from ..utils.json_file import read_json
@@ -144,12 +145,13 @@ def digest_models(models: Mapping[str, str | os.PathLike[str]]) -> dict[str, Dig
 
 
 def _digest_model(model: str | os.PathLike[str]) -> str:
-    """Digest the names and contents of a package's files, or a file's content."""
-    if not os.path.lexists(model):
+    """Digest the names and contents of a package's files, or a file's content; of a delegate, that of its program."""
+    read = find_read_file(model)
+    if not os.path.lexists(read):
         raise InputError(f"{os.fspath(model)}: no such file or package; give its place, such as verify A B "
-                         f"{format_option('replay')}FILE")
+                         f"{format_option('replay')} FILE")
     digest = hashlib.sha256()
-    for name, each in sorted(take_fingerprint(model, deep=True).items()):
+    for name, each in sorted(take_fingerprint(read, deep=True).items()):
         digest.update(f"{name}\0{each['sha256']}\0".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
 

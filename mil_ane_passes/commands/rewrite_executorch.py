@@ -99,7 +99,7 @@ def rewrite_delegates(options: RewriteOptions) -> ExecutorchRewriteReport:
                                      options.preset, options.target, [], others=program.others)
     for blob in blobs:
         options.progress(f"rewriting {blob.name}")
-        package = load_delegate(program, blob, f"{program.path}/{blob.name}")
+        package = load_delegate(program, blob, f"{program.path}/{blob.name}", address[1])
         report.delegates[blob.name] = rewrite_model(replace(options, src=package, dst=None, ahead=None))
     _fill_report(report)
     if path is not None and not options.dry_run and report.status != "not verified":

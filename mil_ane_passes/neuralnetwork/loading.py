@@ -43,7 +43,7 @@ def load(path: str | os.PathLike[str]) -> Package:
     """
     if (address := find_address(path)) is not None:
         program = ExecutorchProgram(address[0])
-        return load_delegate(program, program.select_only(address[1]), os.fspath(path))
+        return load_delegate(program, program.select_only(address[1]), os.fspath(path), address[1])
     if isinstance(path, (str, os.PathLike)) and is_network_file(path):
         return upgrade_to_package(*read_network(path))
     try:
@@ -62,20 +62,29 @@ class _UnpackedFolder:
         weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
 
 
-def load_delegate(program: ExecutorchProgram, blob: Blob, name: str) -> Package:
-    """Load the package of a Core ML delegate, which is unpacked; `name` is what reports call it."""
+def load_delegate(program: ExecutorchProgram, blob: Blob, name: str, delegate: str | None = None) -> Package:
+    """Load the package of a Core ML delegate, which is unpacked; `name` is what reports call it.
+
+    The function that `delegate`, one of the blob's users, calls is the default one of the loaded program.
+    """
     owner = _UnpackedFolder()
     path = owner.path / MODEL
     contents = blob.folder[MODEL]
     assert isinstance(contents, dict)
-    with convert_write_errors(path):
-        unpack_folder(contents, path)
-    program.check_unchanged()
     try:
+        with convert_write_errors(path):
+            unpack_folder(contents, path)
+        program.check_unchanged()
         package = packages.model.load(path, owner)
     except InputError as error:  # about a path that nobody has heard of
+        program.check_unchanged()
         raise InputError(str(error).replace(os.fspath(path), name)) from error
     package.name, package.is_delegate = name, True
+    function = blob.users.get(delegate, "") if delegate is not None else ""
+    if function and function not in package.program.functions:
+        raise InputError(f"{program.path}/{delegate}: calls the function '{function}' of its model, which has no such; "
+                         f"expected {' or '.join(package.program.functions)}: export the program again")
+    package.program.default_function_name = function or package.program.default_function_name
     return package
 
 

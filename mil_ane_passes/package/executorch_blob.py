@@ -160,22 +160,31 @@ def _parse_object(content: Data | Folder | None) -> dict[str, Any] | None:
 
 
 def _make_debug_info(handles: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return the debug handles by symbol, `OUTPUT:OPERATOR`, as ExecuTorch's backend derives them from a package."""
+    """Return the debug handles by symbol, `OUTPUT:OPERATOR`, as ExecuTorch's backend derives them from a package.
+
+    None for handles of another form.
+    """
     mapping = handles.get("mapping") if handles is not None else None
     if handles is None or not isinstance(mapping, dict):
         return None
     paths: dict[str, Any] = {}
     numbers: dict[str, list[int]] = {}
-    for handle, symbol, path in _iterate_symbols(mapping):
-        numbers.setdefault(symbol, []).append(handle)
-        paths[symbol] = path
+    try:
+        for handle, symbol, path in _iterate_symbols(mapping):
+            numbers.setdefault(symbol, []).append(handle)
+            paths[symbol] = path
+    except ValueError:
+        return None
     return {"versionInfo": handles.get("version", {}), "debugSymbolToOperationPath": paths,
             "debugSymbolToHandles": numbers}
 
 
 def _iterate_symbols(mapping: dict[str, Any]) -> Iterator[tuple[int, str, Any]]:
+    """Yield handle, symbol and path. Raises ValueError where these are of another form."""
     for handle, paths in mapping.items():
-        for path in paths:
+        for path in paths if isinstance(paths, list) else [None]:
+            if not isinstance(path, list) or not path or not isinstance(path[-1], dict):
+                raise ValueError(f"the paths of debug handle {handle!r} are no lists of entries")
             output, operator = path[-1].get("Output"), path[-1].get("Operator")
             if output is not None and operator is not None:
                 yield int(handle), f"{output}:{operator}", path

@@ -17,19 +17,21 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import IO, Any
 
 from ..utils.errors import InputError, suggest_nearest
+from ..utils.mapped_files import map_file
 from .executorch_blob import COMPILED_MODEL, MODEL, Data, Folder, count_bytes, read_folder
 from .files import get_file_stamp
 
-__all__ = ["SUFFIX", "Blob", "ExecutorchProgram", "find_address", "is_program_path"]
+__all__ = ["SUFFIX", "Blob", "ExecutorchProgram", "find_address", "find_read_file", "is_program_path"]
 
 SUFFIX = ".pte"
 _BACKEND = "CoreMLBackend"
 _REFERENCE = b"CMJR"
-"Begins the blob of a delegate whose model is among the named data; JSON with its `key` follows."
+"Begins the blob of a delegate whose model is among the named data; JSON with its `key` and `functionName` follows."
 _MAX_REFERENCE_BYTES = 1 << 16
 _IDENTIFIER = re.compile(rb"ET\d\d")
 _HEADER = struct.Struct("<4sIQQQ")
@@ -65,15 +67,22 @@ def find_address(path: Any) -> tuple[Path, str | None] | None:
     return None if file is None else (file, found.relative_to(file).as_posix())
 
 
+def find_read_file(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
+    """Return the path of what is read for the model at `path`: the program of a delegate, else `path` itself."""
+    address = find_address(path)
+    return path if address is None else address[0]
+
+
 @dataclass(frozen=True)
 class Blob:
-    """The blob of one or several Core ML delegates, the `users`: its place in the file, and its folder.
+    """The blob of one or several Core ML delegates: its place in the file, and its folder.
 
-    `pointer` is the place of the offset that leads to the blob, if it lies in the flatbuffer.
+    `users` are the delegates, each with the function of the model that it calls, "" for the default one. `pointer` is
+    the place of the offset that leads to the blob, if it lies in the flatbuffer.
     """
 
     name: str
-    users: tuple[str, ...]
+    users: Mapping[str, str]
     start: int
     size: int
     pointer: int | None
@@ -143,9 +152,10 @@ class ExecutorchProgram:
 
         self.path = Path(path)
         try:
-            file = open(self.path, "rb", buffering=0)
-            self._stamp = get_file_stamp(os.fstat(file.fileno()))
-            self._data = map_file(file, self.path).data if os.fstat(file.fileno()).st_size else memoryview(b"")
+            self._file = FileIO(self.path)
+            found = os.fstat(self._file.fileno())
+            self._stamp = get_file_stamp(found)
+            self._data = map_file(self._file, self.path).data if found.st_size else memoryview(b"")
         except OSError as error:
             raise InputError(f"{self.path}: cannot be read ({error.strerror})") from error
         if not _IDENTIFIER.fullmatch(bytes(self._data[4:8])):
@@ -170,6 +180,7 @@ class ExecutorchProgram:
         except InputError:
             raise
         except (ValueError, TypeError, IndexError, OverflowError, struct.error) as error:
+            self.check_unchanged()
             raise InputError(f"{self.path}: is damaged ({error}); expected an ExecuTorch program: take a fresh copy, "
                              "or export it again") from error
 
@@ -191,16 +202,17 @@ class ExecutorchProgram:
         inline = root.read_tables(_PROGRAM_INLINE_DATA)
         named = {each.read_text(_NAMED_KEY): each.read_number(_NAMED_SEGMENT, "Uint32")
                  for each in root.read_tables(_PROGRAM_NAMED_DATA)}
-        users: dict[tuple[int, int, int | None], list[str]] = {}
+        users: dict[tuple[int, int, int | None], dict[str, str]] = {}
         for plan in root.read_tables(_PROGRAM_PLANS):
             for place, delegate in enumerate(plan.read_tables(_PLAN_DELEGATES)):
                 name, backend = f"{plan.read_text(_PLAN_NAME)}/{place}", delegate.read_text(_DELEGATE_ID)
                 if backend != _BACKEND:
                     self.others[name] = backend
                     continue
-                users.setdefault(self._find_data(name, delegate, inline, named), []).append(name)
-        for (start, size, pointer), names in users.items():
-            self.blobs[names[0]] = self._read_blob(start, size, pointer, names)
+                start, size, pointer, function = self._find_data(name, delegate, inline, named)
+                users.setdefault((start, size, pointer), {})[name] = function
+        for (start, size, pointer), calls in users.items():
+            self.blobs[next(iter(calls))] = self._read_blob(start, size, pointer, calls)
 
     def _read_segment(self, table: _Table) -> _Segment:
         start = self._base + table.read_number(_SEGMENT_OFFSET, "Uint64")
@@ -211,8 +223,8 @@ class ExecutorchProgram:
 
     def _find_data(
         self, name: str, delegate: _Table, inline: Sequence[_Table], named: Mapping[str, int]
-    ) -> tuple[int, int, int | None]:
-        """Return start, size and pointer (in the flatbuffer) of a delegate's model."""
+    ) -> tuple[int, int, int | None, str]:
+        """Return start, size and pointer (in the flatbuffer) of a delegate's model, and the function that it calls."""
         data = delegate.read_table(_DELEGATE_DATA)
         index = data.read_number(_REFERENCE_INDEX, "Uint32")
         pointer = None
@@ -224,21 +236,22 @@ class ExecutorchProgram:
             if start + size > self._program_end:
                 raise ValueError(f"the data of {name} end behind the program")
         if bytes(self._data[start:start + 4]) != _REFERENCE:
-            return start, size, pointer
+            return start, size, pointer, ""
         reference = json.loads(bytes(self._data[start + 4:start + min(size, _MAX_REFERENCE_BYTES)]))
         key = reference.get("key") if isinstance(reference, dict) else None
         if not isinstance(key, str) or key not in named:
             raise InputError(f"{self.path}: the model of {name} is named '{key}', which is not in this file; expected "
                              "a program that has its data in it, and not in a .ptd")
-        segment = self._segments[named[key]]
-        return segment.start, segment.size, None
+        segment, function = self._segments[named[key]], reference.get("functionName", "")
+        return segment.start, segment.size, None, function if isinstance(function, str) else ""
 
-    def _read_blob(self, start: int, size: int, pointer: int | None, names: Sequence[str]) -> Blob:
+    def _read_blob(self, start: int, size: int, pointer: int | None, users: Mapping[str, str]) -> Blob:
+        name = next(iter(users))
         try:
             root, folder = read_folder(self._data[start:start + size])
         except ValueError as error:
-            raise ValueError(f"the model of {names[0]}: {error}") from error
-        return Blob(names[0], tuple(names), start, size, pointer, root, folder)
+            raise ValueError(f"the model of {name}: {error}") from error
+        return Blob(name, users, start, size, pointer, root, folder)
 
     def select(self, name: str | None) -> list[Blob]:
         """Return the blob of the delegate `name`, or all. Raises InputError if there is none, or one is compiled."""
@@ -282,13 +295,16 @@ class ExecutorchProgram:
 
         Raises InputError for a file with data between its segments that no segment lists, which could not be kept.
         """
-        parts = self._lay_out(blobs) if blobs else [self._data]
-        for part in parts:
-            if isinstance(part, Path):
-                with open(part, "rb") as source:
-                    shutil.copyfileobj(source, file, 1 << 20)
-            else:
-                file.write(part)
+        try:
+            for part in self._lay_out(blobs) if blobs else [self._data]:
+                if isinstance(part, Path):
+                    with open(part, "rb") as source:
+                        shutil.copyfileobj(source, file, 1 << 20)
+                else:
+                    file.write(part)
+        except OSError:
+            self.check_unchanged()  # the system refuses to write from pages that the file has lost
+            raise
         self.check_unchanged()
 
     def _lay_out(self, blobs: Mapping[str, Sequence[Data]]) -> list[Data]:

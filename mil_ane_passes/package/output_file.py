@@ -9,6 +9,7 @@ from typing import IO
 
 from ..utils.errors import InputError
 from .destination import find_enclosing_package
+from .executorch_program import find_read_file
 from .file_replacement import replace_file
 from .write_errors import convert_write_errors
 
@@ -29,9 +30,9 @@ def check_output_file(path: str, inputs: Iterable[str | os.PathLike[str] | None]
     if (around := find_enclosing_package(target)) is not None:
         raise InputError(f"'{path}' lies in the package {around}, which is never changed; expected another place")
     for each in inputs:
-        if each is not None and target.exists() and target.is_file() and os.path.exists(each) \
-                and os.path.samefile(target, each):
-            raise InputError(f"'{path}' is what this run reads ('{os.fspath(each)}'), and would be replaced; expected "
+        read = None if each is None else find_read_file(each)
+        if read is not None and target.is_file() and os.path.exists(read) and os.path.samefile(target, read):
+            raise InputError(f"'{path}' is what this run reads ('{os.fspath(read)}'), and would be replaced; expected "
                              "another file")
     return target
 

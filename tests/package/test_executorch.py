@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import struct
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import mil_ane_passes as ane
@@ -50,9 +52,9 @@ def rewritten(tmp_path_factory) -> dict[str, Path]:
 
 @needs_flatbuffers
 @pytest.mark.parametrize(("name", "blobs", "others"), [
-    ("mixed", {"forward/0": ("forward/0",), "forward/2": ("forward/2",)}, {"forward/1": "XnnpackBackend"}),
-    ("shared", {"decode/0": ("decode/0", "prefill/0")}, {}),
-    ("inline", {"forward/0": ("forward/0",)}, {}),
+    ("mixed", {"forward/0": {"forward/0": ""}, "forward/2": {"forward/2": ""}}, {"forward/1": "XnnpackBackend"}),
+    ("shared", {"decode/0": {"decode/0": "decode", "prefill/0": "prefill"}}, {}),
+    ("inline", {"forward/0": {"forward/0": ""}}, {}),
     ("xnnpack", {}, {"forward/0": "XnnpackBackend"}),
 ])
 def test_delegates_are_found_and_their_folders_flattened_to_the_same_bytes(name, blobs, others):
@@ -242,6 +244,125 @@ def test_a_file_that_is_no_program_is_refused(tmp_path, capsys):
     path = tmp_path / "text.pte"
     path.write_text("something else")
     check_refused(capsys, ["is no ExecuTorch program", "to_executorch"], "lint", path)
+
+
+@needs_flatbuffers
+def test_a_delegate_is_run_by_its_own_function(tmp_path, capsys):
+    """Two methods share a model, and each names the function of it that it calls."""
+    pytest.importorskip("torch")
+    x = np.random.default_rng(0).standard_normal((1, 8, 96)).astype(np.float32)
+    prefill = f"{PROGRAMS}/shared.pte/prefill/0"
+    (found,) = ane.run(prefill, {"x": x}).values()
+    (expected,) = ane.run(f"{PROGRAMS}/shared.pte", {"x": x}, function="prefill").values()
+    assert np.array_equal(found, expected)
+    with pytest.raises(ane.InputError, match="axis 2 differs"):
+        ane.run(f"{PROGRAMS}/shared.pte/decode/0", {"x": x})
+    np.savez(tmp_path / "feeds.npz", x=x)
+    out = tmp_path / "out.pte"
+    assert main(["rewrite", prefill, "-o", str(out), "--feeds", str(tmp_path / "feeds.npz")]) == 0, capsys.readouterr()
+    old, new = (ane.load(f"{path}/prefill/0") for path in (PROGRAMS / "shared.pte", out))
+    assert old.spec.description == new.spec.description, "its default function is that of before"
+
+
+@needs_flatbuffers
+def test_a_function_that_the_model_lacks_is_named(tmp_path):
+    path = tmp_path / "in.pte"
+    path.write_bytes((PROGRAMS / "shared.pte").read_bytes().replace(b'"functionName": "prefill"',
+                                                                    b'"functionName": "prefilx"'))
+    with pytest.raises(ane.InputError, match="prefill/0: .*'prefilx'.*decode or prefill"):
+        ane.load(f"{path}/prefill/0")
+
+
+@needs_flatbuffers
+@pytest.mark.parametrize("name", ["in.pte", "./in.pte", "hard.pte", "link.pte"])
+def test_results_do_not_replace_the_program_of_a_delegate(name, tmp_path, monkeypatch, capsys):
+    """Not as the program itself, nor as a file of its own that is a link to it."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(PROGRAMS / "inline.pte", "in.pte")
+    os.link("in.pte", "hard.pte")
+    os.symlink("in.pte", "link.pte")
+    np.savez("feeds.npz", x=np.zeros((1, 8, 64), np.float32))
+    for arguments in (["run", "in.pte/forward/0", "--feeds", "feeds.npz", "-o", name],
+                      ["run", "in.pte/forward/0/", "--feeds", "feeds.npz", "-o", name],
+                      ["lint", "in.pte/forward/0", "--format", "html", "-o", name],
+                      ["verify", "in.pte/forward/0", "in.pte", "--report", name]):
+        check_refused(capsys, ["is what this run reads", "expected another file"], *arguments)
+    assert Path("in.pte").read_bytes() == (PROGRAMS / "inline.pte").read_bytes()
+
+
+@needs_flatbuffers
+def test_a_check_of_delegates_is_repeated(rewritten, tmp_path, capsys):
+    pytest.importorskip("torch")
+    evidence = tmp_path / "evidence.json"
+    models = f"{PROGRAMS}/mixed.pte/forward/0", f"{rewritten['mixed']}/forward/0"
+    assert main(["verify", *models, "--report", str(evidence)]) == 0
+    capsys.readouterr()
+    assert main(["verify", "--replay", str(evidence)]) == 0
+    assert "repeated: the recorded models" in capsys.readouterr().out
+    assert main(["verify", models[0], f"{PROGRAMS}/inline.pte/forward/0", "--replay", str(evidence)]) == 1
+    assert "not repeated: after is not the model that was recorded" in capsys.readouterr().out
+    check_refused(capsys, ["absent.pte/forward/0: no such file or package", "--replay FILE"], "verify",
+                  tmp_path / "absent.pte/forward/0", models[1], "--report", evidence)
+
+
+@needs_flatbuffers
+@pytest.mark.parametrize("address", ["inline.pte", "mixed.pte/forward/0"])
+@pytest.mark.parametrize("command", [
+    ["edit", "{}", "-o", "{out}/a.mlpackage", "--rename", "x=y"], ["adapt", "{}", "-o", "{out}/a"],
+    ["upgrade", "{}", "-o", "{out}/a.mlpackage"], ["rewrite", "{}", "-o", "{out}/a.mlmodel"]])
+def test_commands_for_packages_name_the_way_to_one(command, address, tmp_path, capsys):
+    check_refused(capsys, [address, "ExecuTorch program", "IN.pte/METHOD/N -o OUT.mlpackage"], *(
+        each.replace("{out}", str(tmp_path)).replace("{}", f"{PROGRAMS}/{address}") for each in command))
+    assert not any(tmp_path.iterdir())
+
+
+@needs_flatbuffers
+def test_a_batch_names_the_way_to_a_package(tmp_path, capsys):
+    assert main(["batch", "rewrite", f"{PROGRAMS}/inline.pte", "-o", str(tmp_path / "out"), "--jobs", "0"]) == 2
+    assert "IN.pte/METHOD/N -o OUT.mlpackage" in capsys.readouterr().out
+
+
+@needs_flatbuffers
+@pytest.mark.parametrize("size", [0, 5000])
+def test_a_program_that_is_cut_while_it_is_read_is_refused(size, tmp_path):
+    """In a process of its own: a read of what is no longer there ended it by a signal."""
+    shutil.copy(PROGRAMS / "mixed.pte", tmp_path / "in.pte")
+    script = f"""
+import os, sys
+from mil_ane_passes.commands import main, rewrite_executorch
+rewrite = rewrite_executorch.rewrite_model
+def cut(options):
+    made = rewrite(options)
+    os.truncate("in.pte", {size})
+    return made
+rewrite_executorch.rewrite_model = cut
+sys.exit(main.main(["rewrite", sys.argv[1], "-o", "out.pte", "--no-verify"]))
+"""
+    for address in ("in.pte", "in.pte/forward/0"):
+        shutil.copy(PROGRAMS / "mixed.pte", tmp_path / "in.pte")
+        done = subprocess.run([sys.executable, "-c", script, address], capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode == 2 and "in.pte: has changed while it was read" in done.stderr, done
+        assert sorted(each.name for each in tmp_path.iterdir()) == ["in.pte"]
+
+
+@pytest.mark.parametrize("handles", [
+    {"1": None}, {"1": [[]]}, {"1": [None]}, {"1": [[{}, []]]}, {"1": 3},
+    {"x": [[{"Output": "a", "Operator": "b"}]]}, []])
+def test_debug_handles_of_another_form_are_left_as_they_are(handles, tmp_path):
+    (tmp_path / "executorch_debug_handle_mapping.json").write_text(json.dumps({"mapping": handles}))
+    made = executorch_blob.replace_model({"debug_info.json": b"kept"}, tmp_path)
+    assert made["debug_info.json"] == b"kept"
+
+
+@needs_flatbuffers
+def test_a_name_that_no_file_can_have_is_reported_of_the_program(tmp_path):
+    program = read(PROGRAMS / "inline.pte")
+    blob = program.blobs["forward/0"]
+    folder = {**blob.folder, "model.mlpackage": {**blob.folder["model.mlpackage"], "a" * 300: b"x"}}
+    with open(tmp_path / "in.pte", "wb") as file:
+        program.write({"forward/0": executorch_blob.flatten_folder(blob.root, folder)}, file)
+    with pytest.raises(ane.InputError, match=f"^{tmp_path}/in.pte: .*too long"):
+        ane.load(tmp_path / "in.pte")
 
 
 @pytest.mark.slow
