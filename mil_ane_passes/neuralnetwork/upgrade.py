@@ -14,11 +14,14 @@ from typing import Any
 import coremltools as ct
 import numpy as np
 from coremltools import proto
+from coremltools.converters.mil.mil import Builder
 from google.protobuf.message import DecodeError
 
 from ..ir.scopes import copy_scopes, fill_layer_scopes
 from ..ir.type_inference import limit_evaluation
 from ..package import Package, package_of_mlmodel
+from ..package.executorch_program import refuse_program
+from ..package.files import get_file_stamp
 from ..package.limits import MAX_MODEL_BYTES
 from ..package.manifest import read_layout
 from ..passes.coremltools_setup import silence_coremltools
@@ -79,6 +82,7 @@ def upgrade_model(
     if precision not in _PRECISIONS:
         raise InputError(f"precision '{precision}'; expected fp16 or fp32")
     opset = ct.target[deployment_target]
+    Builder.name_count.clear()  # as coremltools does before each conversion: names do not depend on earlier ones
     with silence_coremltools(), limit_evaluation():
         network, where = _convert_layers(src, opset, where)
         model = _convert_program(network, opset, precision, where)
@@ -119,13 +123,17 @@ def read_network(src: Any) -> tuple[Any, str]:
 
 
 def _read_file(path: Path) -> Any:
+    refuse_program(path)
     file = read_layout(path).model if path.is_dir() else path
     try:
-        size = file.stat()
-        if not stat.S_ISREG(size.st_mode) or size.st_size > MAX_MODEL_BYTES:
-            raise InputError(f"{path}: {'no file' if size.st_size <= MAX_MODEL_BYTES else f'{size.st_size} bytes'}; "
+        before = file.stat()
+        if not stat.S_ISREG(before.st_mode) or before.st_size > MAX_MODEL_BYTES:
+            size = before.st_size
+            raise InputError(f"{path}: {'no file' if size <= MAX_MODEL_BYTES else f'{size} bytes'}; "
                              f"expected an .mlmodel file of at most {MAX_MODEL_BYTES} bytes")
         raw = file.read_bytes()
+        if get_file_stamp(file.stat()) != get_file_stamp(before):
+            raise InputError(f"{path}: has changed while it was read; run again when nothing writes to it")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"{path}: cannot be read ({reason}); expected the path of an .mlmodel") from error

@@ -3,6 +3,9 @@
 import contextlib
 import io
 import json
+import os
+import shutil
+from pathlib import Path
 
 import coremltools as ct
 import numpy as np
@@ -169,3 +172,40 @@ def test_unreadable_networks_are_one_line_and_exit_code_2(folder, tmp_path, caps
     err = capsys.readouterr().err
     assert err.count("\n") == 1 and err.startswith("mil-ane-passes: x.mlmodel: ")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["F.npz", "x.mlmodel"]
+
+
+def test_names_do_not_depend_on_what_was_converted_before(folder, tmp_path):
+    """A baseline of one network holds when another stands before it on the command line."""
+    def get_names(source):
+        return [row["output"] for row in ane.lint(source, target="m4").to_dict()["ops"]]
+
+    path = folder / "net.mlmodel"
+    assert get_names(path) == get_names(path)
+    assert get_names(path) == [op.outputs[0].name for op in ane.upgrade(path).program.functions["main"].operations
+                               if op.op_type != "const"]
+
+
+@pytest.mark.parametrize("command", [["lint"], ["upgrade", "-o", "out.mlpackage"], ["rewrite", "-o", "out.mlmodel"]])
+@pytest.mark.parametrize("way", ["overwritten", "replaced"])
+def test_a_network_that_changes_while_it_is_read_is_refused(folder, tmp_path, capsys, monkeypatch, command, way):
+    """Half of one file and half of another of the same size were read as one network."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(folder / "net.mlmodel", "x.mlmodel")
+    ct.models.utils.save_spec(make_network(), "other.mlmodel")
+    other, read = (tmp_path / "other.mlmodel").read_bytes(), Path.read_bytes
+    assert len(other) == (tmp_path / "x.mlmodel").stat().st_size
+
+    def read_half(path):
+        first = read(path)
+        if path.name != "x.mlmodel":
+            return first
+        if way == "replaced":
+            os.replace("other.mlmodel", "x.mlmodel")
+        else:
+            path.write_bytes(other)
+        return first[:len(first) // 2] + read(path)[len(first) // 2:]
+
+    monkeypatch.setattr(Path, "read_bytes", read_half)
+    assert main([command[0], "x.mlmodel", *command[1:]]) == 2
+    assert "x.mlmodel: has changed while it was read; run again" in capsys.readouterr().err
+    assert {each.name for each in tmp_path.iterdir()} <= {"x.mlmodel", "other.mlmodel"}
