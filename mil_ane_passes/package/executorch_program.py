@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..utils.errors import InputError, suggest_nearest
-from ..utils.mapped_files import map_file
 from .executorch_blob import COMPILED_MODEL, MODEL, Data, Folder, count_bytes, read_folder
 from .files import get_file_stamp
 
-__all__ = ["SUFFIX", "Blob", "ExecutorchProgram", "find_address", "find_read_file", "is_program_path"]
+__all__ = ["SUFFIX", "Blob", "ExecutorchProgram", "find_address", "find_read_file", "is_program_path",
+           "refuse_program"]
 
 SUFFIX = ".pte"
 _BACKEND = "CoreMLBackend"
@@ -71,6 +71,13 @@ def find_read_file(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
     """Return the path of what is read for the model at `path`: the program of a delegate, else `path` itself."""
     address = find_address(path)
     return path if address is None else address[0]
+
+
+def refuse_program(path: str | os.PathLike[str]) -> None:
+    """Raise InputError for the path of a program or a delegate, where a package or a network is expected."""
+    if find_address(path) is not None:
+        raise InputError(f"{os.fspath(path)}: is of an ExecuTorch program, which this does not read; expected a "
+                         "package: mil-ane-passes rewrite IN.pte/METHOD/N -o OUT.mlpackage writes that of a delegate")
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..utils.errors import InputError, suggest_nearest
+from .executorch_program import refuse_program
 from .limits import MAX_MANIFEST_BYTES, MAX_MODEL_BYTES
 
 MANIFEST = "Manifest.json"
@@ -98,6 +99,7 @@ def _get_file_size(path: Path) -> int | None:
 
 
 def _check_kind(root: Path) -> None:
+    refuse_program(root)
     if not root.exists():
         near = suggest_nearest(
             root.stem, _list_packages(root.parent), lambda name: str(root.with_name(f"{name}{_SUFFIX}"))

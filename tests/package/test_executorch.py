@@ -17,9 +17,7 @@ import pytest
 
 import mil_ane_passes as ane
 from mil_ane_passes.commands.main import main
-from mil_ane_passes.neuralnetwork.loading import load_delegate
 from mil_ane_passes.package import executorch_blob, executorch_program
-from mil_ane_passes.package.file_replacement import replace_file
 
 PROGRAMS = Path(__file__).parents[2] / "fixtures" / "executorch"
 NAMES = ("mixed", "shared", "inline")
@@ -202,20 +200,6 @@ def test_damaged_programs_are_refused_without_a_crash(name, tmp_path):
             assert str(error).startswith(str(path)), error
             refused += 1
     assert refused >= 8, "all that are truncated, at least"
-
-
-@needs_flatbuffers
-def test_a_program_that_is_cut_while_it_is_read_is_refused(tmp_path):
-    """Pages that the mapping has lost end no process, and a result with some of them is not kept."""
-    path, out = tmp_path / "cut.pte", tmp_path / "out.pte"
-    path.write_bytes((PROGRAMS / "mixed.pte").read_bytes())
-    program = read(path)
-    os.truncate(path, 4096)
-    with pytest.raises(ane.InputError, match="cut.pte: has changed while it was read"):
-        load_delegate(program, program.select("forward/2")[0], "cut.pte/forward/2")
-    with pytest.raises(ane.InputError, match="cut.pte: has changed while it was read"):
-        replace_file(out, lambda file: program.write({}, file))
-    assert os.listdir(tmp_path) == ["cut.pte"]
 
 
 @pytest.mark.parametrize("index", [
