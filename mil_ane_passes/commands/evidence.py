@@ -19,13 +19,14 @@ from ..utils.errors import InputError
 from ..utils.json_file import read_json
 from ..utils.option_spelling import format_option, format_option_values
 from ..utils.text_format import format_count
-from .batch_records import take_fingerprint
+from .batch_records import Fingerprint, refresh_if_unchanged, take_fingerprint
 
 if TYPE_CHECKING:
     from ..equivalence.equivalence import VerifyReport
 
 __all__ = [
     "check_evidence_file",
+    "check_digested_models",
     "check_models",
     "compare_with_evidence",
     "describe_evidence",
@@ -47,6 +48,11 @@ class DigestedModel:
 
     path: str
     sha256: str
+    files: Fingerprint = dataclasses.field(default_factory=dict, repr=False, compare=False)
+    "What tells whether a file has changed since."
+
+    def to_dict(self) -> dict[str, str]:
+        return {"path": self.path, "sha256": self.sha256}
 
 
 def describe_evidence() -> str:
@@ -79,7 +85,7 @@ def write_evidence(
     """Write the digests of models and runs, the options, versions and the verdict as JSON."""
     found = {
         "schema": _SCHEMA, "kind": _KIND, "versions": _list_versions(),
-        "models": {name: dataclasses.asdict(model) for name, model in models.items()},
+        "models": {name: model.to_dict() for name, model in models.items()},
         "options": {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()},
         "report": report.to_dict(), "runs": [dataclasses.asdict(run) for run in report.runs],
         "regions": [region.to_dict() for region in report.regions],
@@ -141,19 +147,30 @@ def _count_same(recorded: list[Any], found: list[dict[str, Any]]) -> tuple[int, 
 
 def digest_models(models: Mapping[str, str | os.PathLike[str]]) -> dict[str, DigestedModel]:
     """Digest models before they are read: while a long check runs, others may take their places."""
-    return {name: DigestedModel(os.fspath(model), _digest_model(model)) for name, model in models.items()}
+    return {name: _digest_model(model) for name, model in models.items()}
 
 
-def _digest_model(model: str | os.PathLike[str]) -> str:
+def check_digested_models(models: Mapping[str, DigestedModel]) -> None:
+    """Raise InputError for a model that has changed since it was digested: the check may have read another."""
+    for model in models.values():
+        try:
+            same = refresh_if_unchanged(model.files, find_read_file(model.path)) is not None
+        except OSError:
+            same = False
+        if not same:
+            raise InputError(f"{model.path}: has changed while it was checked; run again when nothing writes to it")
+
+
+def _digest_model(model: str | os.PathLike[str]) -> DigestedModel:
     """Digest the names and contents of a package's files, or a file's content; of a delegate, that of its program."""
     read = find_read_file(model)
     if not os.path.lexists(read):
         raise InputError(f"{os.fspath(model)}: no such file or package; give its place, such as verify A B "
                          f"{format_option('replay')} FILE")
-    digest = hashlib.sha256()
-    for name, each in sorted(take_fingerprint(read, deep=True).items()):
+    digest, files = hashlib.sha256(), take_fingerprint(read, deep=True)
+    for name, each in sorted(files.items()):
         digest.update(f"{name}\0{each['sha256']}\0".encode("utf-8", "surrogateescape"))
-    return digest.hexdigest()
+    return DigestedModel(os.fspath(model), digest.hexdigest(), files)
 
 
 def _list_versions() -> dict[str, str]:

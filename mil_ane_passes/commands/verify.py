@@ -223,6 +223,7 @@ def verify(options: VerifyOptions) -> VerifyReport:
     run) for an op the reference runtime lacks.
     """
     from .evidence import (
+        check_digested_models,
         check_evidence_file,
         check_models,
         compare_with_evidence,
@@ -241,6 +242,7 @@ def verify(options: VerifyOptions) -> VerifyReport:
     target = None if options.report is None else check_evidence_file(options.report, models, options.replay)
     digested = digest_models(models) if target is not None or recorded is not None else {}
     found = _verify_sides(options)
+    check_digested_models(digested)
     if target is not None:
         write_evidence(target, digested, {name: getattr(options, name) for name in _RECORDED}, found)
     if recorded is not None:

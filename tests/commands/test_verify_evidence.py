@@ -10,6 +10,7 @@ import pytest
 from coremltools.converters.mil.mil import Builder as mb
 
 import mil_ane_passes as ane
+from mil_ane_passes.commands import evidence as evidence_module
 from mil_ane_passes.commands.main import main
 from mil_ane_passes.passes.examples import build_program, make_weight
 from tests.conversions import save_program
@@ -150,3 +151,19 @@ def test_wrong_use(models, evidence, tmp_path, capsys):
         ane.verify(program, models[1], report=tmp_path / "x.json")
     with pytest.raises(ane.InputError, match="found one model; expected two"):
         ane.verify(models[0])
+
+
+def test_a_model_that_takes_the_place_of_another_before_it_is_read_is_refused(models, tmp_path, monkeypatch, capsys):
+    """The evidence would have named a model that was not compared."""
+    before, after = models
+    digest = evidence_module.digest_models
+
+    def digest_and_replace(found):
+        made = digest(found)
+        shutil.rmtree(after)
+        shutil.copytree(before, after)
+        return made
+
+    monkeypatch.setattr(evidence_module, "digest_models", digest_and_replace)
+    assert main(["verify", str(before), str(after), "--report", str(tmp_path / "new.json")]) == 2
+    assert f"{after}: has changed" in capsys.readouterr().err and not (tmp_path / "new.json").exists()
