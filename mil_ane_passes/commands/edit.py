@@ -270,7 +270,11 @@ def _make_transforms(options: EditOptions) -> list[Transform]:
     if options.pad_shape:
         transforms.append(PadShape(options.pad_shape, function))
     if options.merge_states is not None:
-        transforms.append(MergeStates(_list_names(options.merge_states, "merge_states")[0], function))
+        names = _list_names(options.merge_states, "merge_states")
+        if len(names) != 1:
+            raise InputError(f"{format_option_values('merge_states')}: found {names!r}; expected one name, that of the "
+                             "state to make")
+        transforms.append(MergeStates(names[0], function))
     if options.state_to_io:
         states = _list_names(options.state_to_io, "state_to_io")
         transforms.append(StateToIo([] if states == ["all"] else states, function))

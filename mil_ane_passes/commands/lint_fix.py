@@ -143,7 +143,9 @@ def _check_place(path: str, arguments: argparse.Namespace) -> None:
     if arguments.in_place:
         check_backup(Path(os.path.abspath(path)), Path(os.path.abspath(_name_backup(path))))
     else:
-        check_destination(path, arguments.output, overwrite=False)
+        check_destination(path, arguments.output, overwrite=True)
+        if os.path.lexists(arguments.output):  # lint has no option to replace it
+            raise InputError(f"{arguments.output}: exists already; expected a free path")
 
 
 def _name_backup(path: str) -> str:

@@ -98,6 +98,8 @@ def check_backup(target: Path, backup: Path) -> None:
     if os.path.islink(target):
         raise InputError(f"{target}: is a link to {os.readlink(target)}, and a link is not replaced; expected the path "
                          "of the package itself")
+    if not target.exists():
+        raise InputError(f"{target}: no such file or folder; expected the path of an .mlpackage")
     if not target.is_dir():
         raise InputError(f"{target}: is no package; only an .mlpackage is replaced in place")
     if os.path.lexists(backup):

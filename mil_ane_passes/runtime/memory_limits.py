@@ -21,6 +21,7 @@ from ..ir.printer import format_dimension
 from ..utils.budget import get_current_budget
 from ..utils.errors import MemoryLimitReached
 from ..utils.option_spelling import format_option_values
+from ..utils.text_format import format_count
 
 if TYPE_CHECKING:
     from .prepared_function import PreparedFunction
@@ -253,6 +254,8 @@ def _describe_op(op: Any) -> str:
 
 
 def _format_bytes(nbytes: float) -> str:
+    if nbytes < 1e5:
+        return format_count(int(nbytes), "byte")
     return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.1f} MB"
 
 

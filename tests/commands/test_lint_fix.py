@@ -200,3 +200,10 @@ def test_a_backup_that_appears_meanwhile_is_not_overwritten(models, monkeypatch)
     with pytest.raises(InputError, match="exists already, and a backup is never overwritten"):
         replace_source(load(models / "b" / "c.mlpackage"), backup)
     assert content(models) == before and list(backup.iterdir()) == []
+
+
+def test_a_path_without_a_package_is_said_to_be_so(models, capsys):
+    _, error = ran(capsys, models / "absent.mlpackage", "--in-place", code=2)
+    assert "absent.mlpackage: no such file or folder" in error
+    _, error = ran(capsys, models / "b" / "c.mlpackage", "-o", models / "a.mlpackage", code=2)
+    assert "a.mlpackage: exists already; expected a free path" in error and "--overwrite" not in error

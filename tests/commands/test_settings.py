@@ -77,6 +77,8 @@ WRONG = {
     "unknown section": ("setup.cfg", "[mil_ane_passes.option.x]\na = 1\n", "no section [mil_ane_passes.option.x] is"),
     "dashes": ("pyproject.toml", "[tool.mil-ane-passes]\ntarget='m4'\n", "found a section 'mil-ane-passes'; expected"),
     "dashes in ini": ("setup.cfg", "[mil-ane-passes]\ntarget=m4\n", "found a section 'mil-ane-passes'; expected"),
+    "name of pytest's kind": ("setup.cfg", "[tool:mil_ane_passes]\ntarget=m4\n",
+                              "found a section 'tool:mil_ane_passes'; expected [mil_ane_passes]"),
     "percent": ("setup.cfg", "[mil_ane_passes]\nfail-under = most\n",
                 "fail-under: found 'most'; expected a number of percent, 0 to 100"),
     "percent beyond": ("pyproject.toml", "[tool.mil_ane_passes]\nfail-under = 101\n", "fail-under: found 101; "),

@@ -210,6 +210,8 @@ def test_the_user_limits_the_memory(tmp_path: Path, capsys: Any) -> None:
     said = capsys.readouterr().out
     assert "not verified: " in said and "with --max-memory 100.0 MB" in said
     assert main(["verify", path, path, "--max-memory", "400MB", "--seeds", "1"]) == 0
+    with pytest.raises(ane.LimitReached, match=r"takes 16 bytes; .* at most 3 bytes for one value .* 7 bytes$"):
+        ane.run(path, {"x": np.ones(2, np.float32)}, max_memory=7)
     assert main(["verify", path, path, "--max-memory", "much"]) == 2
     assert "--max-memory much: expected a size such as 1.4GB" in capsys.readouterr().err
 

@@ -201,3 +201,10 @@ def test_the_command_writes_packages(tmp_path, capsys):
         held = found["cache_new"]
         assert found["out"].tobytes() == expected["out"].tobytes()
     assert np.array_equal(held[0, :4].reshape(2, 1, 2, 4, 3), state["s0"])
+
+
+@pytest.mark.parametrize("names", [[], ["a", "b"], ()])
+def test_states_are_merged_to_one_name(names, tmp_path):
+    path = make(tmp_path / "in.mlpackage", program_of(layers, [(2, 1, 2, 4, 3)] * 2), ct.target.iOS18)
+    with pytest.raises(ane.InputError, match="merge_states: found .*; expected one name"):
+        ane.edit(path, dry_run=True, merge_states=names)
