@@ -187,7 +187,8 @@ def _read_options(parser: configparser.ConfigParser, section: str) -> dict[str, 
 
 
 def _reject_misspelt_section(path: Path, names: Any) -> None:
-    wrong = next((name for name in names if name != SECTION and name.replace("-", "_").removeprefix("tool:") == SECTION), None)
+    wrong = next((name for name in names if name != SECTION
+                  and name.replace("-", "_").removeprefix("tool:") == SECTION), None)
     if wrong is not None:
         raise InputError(f"{path}: found a section '{wrong}'; expected {_format_heading(path)}")
 
