@@ -9,17 +9,17 @@ import ast
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..passes.evidence import format_evidence
+from ..passes.rule_lookup import RuleKeys, find_rule_name
+from ..torch_frontend.registry import is_patch_key
 from ..utils.errors import InputError
 from .options import add_format_option
 from .output import print_report
+from .pages import Facts, load_layer_rule_pages, load_patch_pages, load_rule_pages
 from .passes import Page
 from .patches import PatchPage
-
-if TYPE_CHECKING:
-    from ..neuralnetwork.layer_rewriting import LayerRewrite
-    from ..neuralnetwork.layer_rules import LayerRule
 
 __all__ = ["TOPICS", "Contents", "Topic"]
 
@@ -62,56 +62,53 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _find_page(key: str) -> Page | PatchPage | LayerPage:
     """Find the page of a rule, of a patch, or of a rule about layers; InputError if none of them exists."""
-    from ..ane.measured_otherwise import MeasuredOtherwise
-    from ..passes.registry import find_rule
-    from ..torch_frontend.registry import find_patch_status
-
+    pages, note = load_rule_pages()
+    keys = [RuleKeys(each["pass"], each["code"], each["slug"], each["shares_code"]) for each in pages]
     try:
-        return Page(find_rule(key, MeasuredOtherwise))
+        name = find_rule_name(key, keys, note)
     except InputError:
-        found, layers = find_patch_status(key), _find_layer_page(key)
-        if found is not None:
-            return PatchPage(found)
+        if is_patch_key(key):
+            return _find_patch_page(key)
+        layers = _find_layer_page(key)
         if layers is not None:
             return layers
         raise
+    return Page(next(each for each in pages if each["pass"] == name))
+
+
+def _find_patch_page(key: str) -> PatchPage:
+    """Find the page of a patch by its code or name; InputError for a code that no patch has."""
+    found = next((each for each in load_patch_pages() if key.lower() in (each["patch"], each["code"].lower())), None)
+    if found is None:
+        raise InputError(f"no patch '{key}'; `mil-ane-passes patches` lists their codes and names")
+    return PatchPage(found)
 
 
 def _find_layer_page(key: str) -> LayerPage | None:
     """Find the page of a rule about layers by its code, its slug, or the name of a rewrite that fixes it."""
-    from ..neuralnetwork.layer_rewriting import get_layer_rewrites
-    from ..neuralnetwork.layer_rules import get_layer_rules
-
-    required = get_layer_rewrites()[key].fixes if key in get_layer_rewrites() else key
-    return next((LayerPage(rule) for code, rule in get_layer_rules().items()
-                 if required.upper() == code or required.lower() == rule.slug), None)
+    return next((LayerPage(each) for each in load_layer_rule_pages()
+                 if key.upper() == each["code"] or key.lower() == each["slug"]
+                 or key in (fix["pass"] for fix in each["fixed_by"])), None)
 
 
 @dataclass(frozen=True)
 class LayerPage:
     """The page of a rule about NeuralNetwork layers, with the rewrites within the format that fix it."""
 
-    rule: LayerRule
-
-    def _fixes(self) -> list[LayerRewrite]:
-        from ..neuralnetwork.layer_rewriting import get_layer_rewrites
-
-        return [each for each in get_layer_rewrites().values() if each.fixes == self.rule.code]
+    facts: Facts
 
     def to_dict(self) -> dict[str, Any]:
-        fixes = [{"pass": each.name, "layers": list(each.kinds), "exactness": each.exactness.value,
-                  "preset": each.preset, "summary": each.summary} for each in self._fixes()]
-        return {"schema": 1, "command": "explain", **self.rule.to_dict(), "fixed_by": fixes}
+        return {"schema": 1, "command": "explain", **self.facts}
 
     def __str__(self) -> str:
-        rule = self.rule
-        lines = [f"{rule.code} {rule.slug}", "of layers of a NeuralNetwork (.mlmodel); confidence " + rule.confidence,
-                 "", rule.summary]
-        lines += [f"what to do: {rule.advice}"] * bool(rule.advice)
-        lines += ["", "rewrites within the format (rewrite IN.mlmodel -o OUT.mlmodel)"] if self._fixes() else []
-        lines += [f"    {each.name} ({each.exactness.value}, preset {each.preset}): {each.summary}"
-                  for each in self._fixes()]
-        return "\n".join([*lines, "", "evidence", *(f"    {each}" for each in rule.evidence)])
+        facts, fixes = self.facts, self.facts["fixed_by"]
+        lines = [f"{facts['code']} {facts['slug']}",
+                 "of layers of a NeuralNetwork (.mlmodel); confidence " + facts["confidence"], "", facts["summary"]]
+        lines += [f"what to do: {facts['advice']}"] * bool(facts["advice"])
+        lines += ["", "rewrites within the format (rewrite IN.mlmodel -o OUT.mlmodel)"] if fixes else []
+        lines += [f"    {each['pass']} ({each['exactness']}, preset {each['preset']}): {each['summary']}"
+                  for each in fixes]
+        return "\n".join([*lines, "", "evidence", *(f"    {format_evidence(each)}" for each in facts["evidence"])])
 
 
 @dataclass(frozen=True)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..passes.evidence import format_evidence
+from ..passes.severity import Severity
 from ..report.table import format_table
 from .options import add_format_option
 from .output import print_report
-
-if TYPE_CHECKING:
-    from ..passes.contract import Evidence, Rule
+from .pages import Facts, load_rule_pages
 
 __all__ = ["NO_FIX", "Catalogue", "Page"]
 
@@ -21,6 +21,9 @@ EXAMPLE = "passes"
 
 NO_FIX = "no fix"
 "Text for a rule without a rewrite that fixes its findings."
+_ROW_KEYS = ("pass", "code", "slug", "summary", "fix", "preset", "exactness", "stage", "fixes", "fixed_by", "options")
+_KEYS_OF_TEXT = frozenset({"listed", "shares_code", "option_docs"})
+"What the JSON of a page does not have."
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -29,57 +32,35 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    print_report(Catalogue(), arguments.format)
+    print_report(Catalogue([facts for facts in load_rule_pages()[0] if facts["listed"]]), arguments.format)
     return 0
 
 
-def _build_row(rule: type[Rule]) -> dict[str, Any]:
-    from ..passes.contract import Rewrite
-    from ..passes.registry import fixes_for
-
-    fix = issubclass(rule, Rewrite)
-    return {
-        "pass": rule.name, "code": rule.code, "slug": rule.slug, "summary": rule.summary(), "fix": fix,
-        "preset": rule.preset if issubclass(rule, Rewrite) else None,
-        "exactness": rule.exactness.value if issubclass(rule, Rewrite) else None,
-        "stage": rule.stage if fix else None,
-        "fixes": [problem.name for problem in rule.fixes] if issubclass(rule, Rewrite) else [],
-        "fixed_by": [] if fix else [each.name for each in fixes_for(rule)],
-        "options": {name: option.default for name, option in rule.options().items()},
-    }
-
-
-def _format_pass_name(row: dict[str, Any]) -> str:
+def _format_pass_name(facts: Facts) -> str:
     """Format a pass as pipelines name it; a rule without a fix is not a pass."""
-    return f"ane::{row['pass']}" if row["fix"] else str(row["pass"])
+    return f"ane::{facts['pass']}" if facts["fix"] else str(facts["pass"])
 
 
-def _relation(row: dict[str, Any]) -> str:
+def _relation(facts: Facts) -> str:
     """Describe which rewrites fix a problem, or which problems a rewrite fixes."""
-    if row["fix"]:
-        return f"fixes {', '.join(row['fixes'])}" if row["fixes"] else "fixes what it finds"
-    return f"fixed by {', '.join(row['fixed_by'])}" if row["fixed_by"] else NO_FIX
+    if facts["fix"]:
+        return f"fixes {', '.join(facts['fixes'])}" if facts["fixes"] else "fixes what it finds"
+    return f"fixed by {', '.join(facts['fixed_by'])}" if facts["fixed_by"] else NO_FIX
 
 
 @dataclass(frozen=True)
 class Catalogue:
-    """All rules, one row each, sorted by code; a problem comes before the fixes that share its code."""
+    """Rules, one row each, in the order of their pages."""
 
-    def rows(self) -> list[dict[str, Any]]:
-        from ..passes.registry import get_all_rules
-        from ..passes.rule_class import shares_code
-
-        return [
-            _build_row(rule)
-            for rule in sorted(get_all_rules().values(), key=lambda rule: (rule.code, shares_code(rule)))
-        ]
+    pages: Sequence[Facts]
 
     def to_dict(self) -> dict[str, Any]:
-        return {"schema": 1, "command": "passes", "passes": self.rows()}
+        rows = [{key: facts[key] for key in _ROW_KEYS} for facts in self.pages]
+        return {"schema": 1, "command": "passes", "passes": rows}
 
     def __str__(self) -> str:
-        lines = [[row["code"], _format_pass_name(row), row["preset"] or "-", row["exactness"] or "-", _relation(row),
-                  row["summary"]] for row in self.rows()]
+        lines = [[facts["code"], _format_pass_name(facts), facts["preset"] or "-", facts["exactness"] or "-",
+                  _relation(facts), facts["summary"]] for facts in self.pages]
         return "\n".join(format_table(lines[0], (str.ljust,) * len(lines[0]), lines[1:]))
 
 
@@ -87,47 +68,29 @@ class Catalogue:
 class Page:
     """The page of one rule: docstring, options, evidence."""
 
-    rule: type[Rule]
+    facts: Facts
 
     def to_dict(self) -> dict[str, Any]:
-        return {"schema": 1, "command": "explain", **_build_row(self.rule), "text": inspect.getdoc(self.rule),
-                "bound": getattr(self.rule, "bound", ""), "refuses": self.rule.refuses,
-                "confidence": self.rule.confidence, "severity": self.rule.get_severity().value,
-                "advice": self.rule.advice or None,
-                "targets": _list_generations(self.rule),
-                "evidence": [evidence.to_dict() for evidence in self._evidence()]}
-
-    def _evidence(self) -> list[Evidence]:
-        """Return the rule's own evidence, then that of the problems that it fixes."""
-        from ..passes.contract import Rewrite
-
-        problems = self.rule.fixes if issubclass(self.rule, Rewrite) else ()
-        return list(dict.fromkeys(each for rule in (self.rule, *problems) for each in rule.evidence))
+        kept = {key: value for key, value in self.facts.items() if key not in _KEYS_OF_TEXT}
+        return {"schema": 1, "command": "explain", **kept}
 
     def __str__(self) -> str:
-        row = _build_row(self.rule)
-        lines = [f"{self.rule.code} {self.rule.slug}"]
-        if row["fix"]:
-            lines.append(f"pass: {_format_pass_name(row)} ({row['exactness']}, preset {row['preset']})")
-            lines += [f"fixes: {', '.join(row['fixes'])}"] if row["fixes"] else []
+        facts = self.facts
+        lines = [f"{facts['code']} {facts['slug']}"]
+        if facts["fix"]:
+            lines.append(f"pass: {_format_pass_name(facts)} ({facts['exactness']}, preset {facts['preset']})")
+            lines += [f"fixes: {', '.join(facts['fixes'])}"] if facts["fixes"] else []
         else:
-            names = ", ".join(f"ane::{name}" for name in row["fixed_by"])
-            lines.append(f"rule: {_format_pass_name(row)}, {f'fixed by {names}' if names else NO_FIX}")
-        lines += ["unsupported on the ANE"] if self.rule.refuses else []
-        lines.append(f"severity: {self.rule.get_severity().label}; on: {', '.join(_list_generations(self.rule))}; "
-                     f"confidence {self.rule.confidence}")
-        bound = getattr(self.rule, "bound", "")
-        lines += ["", inspect.getdoc(self.rule) or ""]
-        lines += ["", f"what to do: {self.rule.advice}"] if self.rule.advice else []
-        lines += ["", f"bound: {bound}"] if bound else []
-        options = self.rule.options()
+            names = ", ".join(f"ane::{name}" for name in facts["fixed_by"])
+            lines.append(f"rule: {_format_pass_name(facts)}, {f'fixed by {names}' if names else NO_FIX}")
+        lines += ["unsupported on the ANE"] if facts["refuses"] else []
+        lines.append(f"severity: {Severity(facts['severity']).label}; on: {', '.join(facts['targets'])}; "
+                     f"confidence {facts['confidence']}")
+        lines += ["", facts["text"] or ""]
+        lines += ["", f"what to do: {facts['advice']}"] if facts["advice"] else []
+        lines += ["", f"bound: {facts['bound']}"] if facts["bound"] else []
+        options = facts["options"]
         lines += ["", "options"] if options else []
-        lines += [f"    {name}={option.default}  {option.doc}" for name, option in options.items()]
-        lines += ["", "evidence", *(f"    {evidence}" for evidence in self._evidence())]
+        lines += [f"    {name}={default}  {facts['option_docs'][name]}" for name, default in options.items()]
+        lines += ["", "evidence", *(f"    {format_evidence(each)}" for each in facts["evidence"])]
         return "\n".join(lines)
-
-
-def _list_generations(rule: type[Rule]) -> list[str]:
-    from ..passes.targets import GENERATIONS
-
-    return [generation.name for generation in GENERATIONS if rule.targets.includes(generation)]

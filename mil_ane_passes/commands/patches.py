@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..passes.severity import Severity
 from ..utils.text_format import format_lines
 from .options import add_format_option
 from .output import print_report
-
-if TYPE_CHECKING:
-    from ..torch_frontend.registry import PatchStatus
+from .pages import Facts, load_patch_pages
 
 __all__ = ["PatchPage", "Patches"]
 
@@ -27,9 +26,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from ..torch_frontend.registry import collect_patch_statuses
-
-    print_report(Patches(collect_patch_statuses()), arguments.format)
+    print_report(Patches(load_patch_pages()), arguments.format)
     return 0
 
 
@@ -37,23 +34,21 @@ def run(arguments: argparse.Namespace) -> int:
 class Patches:
     """All patches, by name, and whether the installed coremltools needs them."""
 
-    statuses: Sequence[PatchStatus]
+    pages: Sequence[Facts]
 
     def to_dict(self) -> dict[str, Any]:
         return {"schema": 1, "command": "patches", "patches": [
-            {"code": each.patch.code, "name": each.patch.name, "title": each.patch.title,
-             "severity": each.patch.severity.value,
-             "needed": each.reason is not None, "why": each.reason, "upstream": list(each.patch.upstream)}
-            for each in self.statuses]}
+            {"code": each["code"], "name": each["patch"], "title": each["title"], "severity": each["severity"],
+             "needed": each["needed"], "why": each["why"], "upstream": each["upstream"]} for each in self.pages]}
 
     def __str__(self) -> str:
-        width = max((len(each.patch.name) for each in self.statuses), default=0)
-        indent = max((len(each.patch.code) for each in self.statuses), default=0) + width + 12
+        width = max((len(each["patch"]) for each in self.pages), default=0)
+        indent = max((len(each["code"]) for each in self.pages), default=0) + width + 12
         lines: list[str] = []
-        for each in self.statuses:
-            patch, needed = each.patch, "needed" if each.reason else "off   "
-            lines.append(f"{patch.code}  {patch.name:<{width}}  {needed}  {patch.title}")
-            lines.append(f"{'':<{indent}}{each.reason or NOT_NEEDED}")
+        for each in self.pages:
+            needed = "needed" if each["why"] else "off   "
+            lines.append(f"{each['code']}  {each['patch']:<{width}}  {needed}  {each['title']}")
+            lines.append(f"{'':<{indent}}{each['why'] or NOT_NEEDED}")
         return format_lines(lines)
 
 
@@ -61,23 +56,16 @@ class Patches:
 class PatchPage:
     """The page of one patch: what goes wrong without it, what it does, what it changes, where it was reported."""
 
-    status: PatchStatus
+    facts: Facts
 
     def to_dict(self) -> dict[str, Any]:
-        patch = self.status.patch
-        return {"schema": 1, "command": "explain", "code": patch.code, "patch": patch.name, "title": patch.title,
-                "severity": patch.severity.value, "needed": self.status.reason is not None, "why": self.status.reason,
-                "text": patch.text,
-                "ops": sorted(patch.ops), "replaces": self._replaced(), "upstream": list(patch.upstream)}
+        return {"schema": 1, "command": "explain", **self.facts}
 
     def __str__(self) -> str:
-        patch, reason = self.status.patch, self.status.reason
-        lines = [f"{patch.code} {patch.name}", f"patch of the torch frontend; without it: {patch.title}",
-                 f"severity: {patch.severity.label}",
-                 f"needed here: {reason}" if reason else f"off here: {NOT_NEEDED}", "", patch.text]
-        lines += ["", f"converts: {', '.join(sorted(patch.ops))}"] if patch.ops else []
-        lines += ["", "replaces", *(f"    {each}" for each in self._replaced())] if patch.replacements else []
-        return "\n".join([*lines, "", "reported in", *(f"    {each}" for each in patch.upstream)])
-
-    def _replaced(self) -> list[str]:
-        return [f"{each.module}.{each.attribute}" for each in self.status.patch.replacements]
+        facts, reason = self.facts, self.facts["why"]
+        lines = [f"{facts['code']} {facts['patch']}", f"patch of the torch frontend; without it: {facts['title']}",
+                 f"severity: {Severity(facts['severity']).label}",
+                 f"needed here: {reason}" if reason else f"off here: {NOT_NEEDED}", "", facts["text"]]
+        lines += ["", f"converts: {', '.join(facts['ops'])}"] if facts["ops"] else []
+        lines += ["", "replaces", *(f"    {each}" for each in facts["replaces"])] if facts["replaces"] else []
+        return "\n".join([*lines, "", "reported in", *(f"    {each}" for each in facts["upstream"])])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -19,6 +20,7 @@ __all__ = [
     "cite_private_route",
     "cite_surgery_tip",
     "cite_xcode_notes",
+    "format_evidence",
 ]
 
 PRIVATE_ROUTE = "(private route)"
@@ -43,8 +45,14 @@ class Evidence:
                 "date": self.date}
 
     def __str__(self) -> str:
-        where = f"{self.chip or 'chip not stated'}, {self.os or 'OS not stated'}, {self.date or 'date not stated'}"
-        return f"{self.kind}: {self.says} ({where}) <{self.source}>"
+        return format_evidence(self.to_dict())
+
+
+def format_evidence(data: Mapping[str, str | None]) -> str:
+    """Format evidence, given as its `to_dict()`, in one line."""
+    where = ", ".join(data[name] or f"{text} not stated"
+                      for name, text in (("chip", "chip"), ("os", "OS"), ("date", "date")))
+    return f"{data['kind']}: {data['says']} ({where}) <{data['source']}>"
 
 
 class Measured(Evidence):

@@ -10,11 +10,12 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from ..utils.errors import InputError, RuleError, suggest_nearest
 from .contract import STAGES, Rewrite, Rule
 from .plugins import ENTRY_POINT_GROUP, SkippedPlugin, find_rules_in_module, load_plugin_rules
+from .rule_lookup import RuleKeys, find_rule_name
 from .rule_class import assign_default_name, find_flaw, format_class_location, shares_code
 
 __all__ = [
@@ -25,13 +26,12 @@ __all__ = [
     "get_all_rewrites",
     "get_all_rules",
     "get_skipped_plugins",
+    "mention_skipped_plugins",
     "reset_registry",
 ]
 
 _RULES, _REWRITES = "mil_ane_passes.rules", "mil_ane_passes.rewrites"
 "Our packages of rules, with several in a module, and of rewrites, with one in a module."
-_MIN_HINT_LETTERS = 3
-"Minimum length of a partial name for which similar rules are suggested."
 
 
 def get_all_rules() -> dict[str, type[Rule]]:
@@ -102,36 +102,15 @@ def find_rewrite(name: str) -> type[Rewrite]:
                               if name.lower() in (rule.code.lower(), rule.slug, rule.name))
         coded = f"; did you mean {' or '.join(fixes)}?" if fixes else ""
         raise InputError(f"no pass '{name}'; `mil-ane-passes passes` lists them{coded or suggest_nearest(short, known)}"
-                         f"{_mention_skipped_plugins()}")
+                         f"{mention_skipped_plugins()}")
     return known[short]
 
 
-def find_rule(key: str, *others: type[Rule]) -> type[Rule]:
-    """Find the rule with this code, slug or name, in any case, `others` included.
-
-    Raises InputError with the codes that start with it, the names that contain it, or the nearest of all.
-    """
-    names: dict[str, type[Rule]] = {}
-    rules = [*get_all_rules().values(), *others]
-    for rule in sorted(rules, key=shares_code, reverse=True):  # a code that is shared means the problem
-        names.update({rule.code.lower(): rule, rule.slug: rule, rule.name: rule})
-    required = key.lower().removeprefix("ane::")
-    if required not in names:
-        hint = _suggest_similar(required, rules) or suggest_nearest(required, names)
-        raise InputError(
-            f"no rule '{key}'; `mil-ane-passes passes` lists codes and names{hint}{_mention_skipped_plugins()}"
-        )
-    return names[required]
-
-
-def _suggest_similar(key: str, rules: Iterable[type[Rule]]) -> str:
-    """Suggest the codes that start with `key`, or else the names that contain it; nothing for one or two letters."""
-    if len(key) < _MIN_HINT_LETTERS:
-        return ""
-    if begun := sorted({rule.code for rule in rules if rule.code.lower().startswith(key)}):
-        return f"; of codes that begin so there are {', '.join(begun)}"
-    having = sorted(rule.name for rule in rules if key in rule.name)
-    return f"; names that have it are {', '.join(having)}" if having else ""
+def find_rule(key: str) -> type[Rule]:
+    """Find the rule with this code, slug or name, in any case. Raises InputError with a suggestion."""
+    rules = get_all_rules()
+    keys = [RuleKeys(rule.name, rule.code, rule.slug, shares_code(rule)) for rule in rules.values()]
+    return rules[find_rule_name(key, keys, mention_skipped_plugins())]
 
 
 def _iterate_own_rules() -> Iterator[type[Rule]]:
@@ -158,7 +137,7 @@ def _load_rule_module(module: str, *, single: bool) -> Iterator[type[Rule]]:
         yield rule
 
 
-def _mention_skipped_plugins() -> str:
-    """Format a note on skipped plugins for an error about an unknown name, which may be a plugin's."""
+def mention_skipped_plugins() -> str:
+    """Format a note on skipped plugins, empty if there are none, for an error about an unknown name, which may be a plugin's."""
     names = sorted({each.distribution for each in get_skipped_plugins()})
     return f"; left out are rules of {', '.join(names)}" if names else ""

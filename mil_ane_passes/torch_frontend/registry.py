@@ -8,12 +8,13 @@ import inspect
 import pkgutil
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from ..utils.errors import InputError, RuleError
 from ..utils.locking import synchronized
 from .contract import Patch
 
-__all__ = ["PatchStatus", "collect_patch_statuses", "find_patch_status", "load_patches"]
+__all__ = ["PatchStatus", "collect_patch_statuses", "is_patch_key", "load_patches"]
 
 _PATCHES_PACKAGE = "mil_ane_passes.torch_frontend.patches"
 _CODE_PREFIX = "TORCH1"
@@ -49,19 +50,10 @@ def load_patches() -> tuple[Patch, ...]:
     return tuple(found)
 
 
-def find_patch_status(key: str) -> PatchStatus | None:
-    """Find the patch with this code or name, and whether it is needed here; None where no patch has this name.
-
-    Raises InputError for a patch code that does not exist, and without torch where `key` may be a patch.
-    """
-    folder = importlib.import_module(_PATCHES_PACKAGE)
-    required, names = key.lower(), {module.name for module in pkgutil.iter_modules(folder.__path__)}
-    if required not in names and not required.startswith(_CODE_PREFIX.lower()):
-        return None
-    patch = next((each for each in load_patches() if required in (each.name, each.code.lower())), None)
-    if patch is None:
-        raise InputError(f"no patch '{key}'; `mil-ane-passes patches` lists their codes and names")
-    return next(each for each in collect_patch_statuses() if each.patch is patch)
+def is_patch_key(key: str) -> bool:
+    """Return whether `key` is the name of a patch, in any case, or begins as their codes do. Imports no patch."""
+    names = {module.name for module in pkgutil.iter_modules([str(Path(__file__).with_name("patches"))])}
+    return key.lower() in names or key.upper().startswith(_CODE_PREFIX)
 
 
 @synchronized
