@@ -16,7 +16,7 @@ from mil_ane_passes.passes.registry import get_all_rules
 from tests.lab.models.whole_table import read_record
 from tests.lab.upstream.__main__ import CaseCounts
 from tests.lab.versions.needs import older_than
-from tests.readme.pages import PAGES, read_page, write_tables
+from tests.readme.pages import PAGES, read_page, write_stored_pages, write_tables
 from tests.readme.tables import ROOT
 from tests.readme.walk import shown_anew, steps
 from tests.torch_frontend.grid.run import table as grid
@@ -121,7 +121,8 @@ def test_the_rewrite_it_shows_is_the_plugins():
 
 
 def write() -> None:
-    """Write the generated tables into their pages, and what the commands print into the README."""
+    """Write the generated tables into their pages, what the commands print into the README, and the pages of rules."""
+    write_stored_pages()
     write_tables()
     with tempfile.TemporaryDirectory() as folder:
         (ROOT / "README.md").write_text(shown_anew(read_page("README.md"), Path(folder)))

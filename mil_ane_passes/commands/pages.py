@@ -30,6 +30,7 @@ __all__ = [
     "PAGES_FILE",
     "Facts",
     "collect_pages",
+    "describe_environment",
     "describe_patch",
     "load_layer_rule_pages",
     "load_patch_pages",
@@ -41,10 +42,9 @@ PAGES_FILE = Path(__file__).with_name("pages.json")
 _HOME = Path(__file__).parents[1]
 _FOLDERS = ("ane", "neuralnetwork", "passes", "rewrites", "rules", "torch_frontend/patches")
 "The folders with the sources of pages."
-_WITH_BODIES = ("neuralnetwork", "torch_frontend")
-"Where pages also depend on what is within functions: docstrings of checks, and probes."
-_BODY = re.compile(r"^( *)(?:async )?def .*\n(?:\1(?: +|\)).*\n|\s*\n)*", re.MULTILINE)
-"A function."
+_WITH_FUNCTIONS = ("neuralnetwork", "torch_frontend")
+"Where pages also depend on functions: on docstrings of checks, and on probes."
+_FUNCTION = re.compile(r"^( *)(?:async )?def .*\n(?:\1[ )].*\n|[ \t]*\n)*", re.MULTILINE)
 _PROBED = ("coremltools", "numpy", "torch")
 "The packages that the results of probes depend on, besides Python."
 
@@ -56,7 +56,7 @@ def load_rule_pages() -> tuple[list[Facts], str]:
     """
     stored = _read_current_pages()
     if stored is not None and not entry_points(group=ENTRY_POINT_GROUP):
-        return stored["rules"], ""
+        return list(stored["rules"]), ""
     from ..passes.registry import mention_skipped_plugins
 
     return _collect_rules(), mention_skipped_plugins()
@@ -65,46 +65,46 @@ def load_rule_pages() -> tuple[list[Facts], str]:
 def load_layer_rule_pages() -> list[Facts]:
     """Load the pages of all rules about layers of neural networks."""
     stored = _read_current_pages()
-    return _collect_layer_rules() if stored is None else stored["layers"]
+    return list(stored["layers"]) if stored is not None else _collect_layer_rules()
 
 
 def load_patch_pages() -> list[Facts]:
     """Load the pages of all patches by name, with what the probes say here. Raises InputError without torch."""
     stored = _read_current_pages()
-    if stored is None or stored["probed with"] != _describe_environment():
+    if stored is None or stored["probed with"] != describe_environment():
         return _collect_patches()
-    return stored["patches"]
+    return list(stored["patches"])
 
 
 def collect_pages() -> dict[str, Any]:
     """Collect all pages, and what they hold for, from the registries: the contents of `pages.json`."""
-    return {"sources": _digest_sources(), "probed with": _describe_environment(), "rules": _collect_rules(),
+    return {"sources": _digest_sources(), "probed with": describe_environment(), "rules": _collect_rules(),
             "layers": _collect_layer_rules(), "patches": _collect_patches()}
 
 
 @functools.cache
-def _read_current_pages() -> Any:
+def _read_current_pages() -> dict[str, Any] | None:
     """Read the stored pages; None if they are not those of the sources that are here."""
     try:
         found = json.loads(PAGES_FILE.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return found if found["sources"] == _digest_sources() else None
+    return found if isinstance(found, dict) and found.get("sources") == _digest_sources() else None
 
 
 def _digest_sources() -> dict[str, str]:
-    """Digest each source of pages, without what has no influence on them: the bodies of functions, in most folders."""
+    """Digest each source of pages, in most folders without functions: pages have what classes and modules declare."""
     return {str(file.relative_to(_HOME).as_posix()): _digest(file) for folder in _FOLDERS
             for file in sorted((_HOME / folder).rglob("*.py"))}
 
 
 def _digest(file: Path) -> str:
     text = file.read_text(encoding="utf-8")
-    kept = text if file.relative_to(_HOME).parts[0] in _WITH_BODIES else _BODY.sub("", text)
+    kept = text if file.relative_to(_HOME).parts[0] in _WITH_FUNCTIONS else _FUNCTION.sub("", text)
     return f"{zlib.crc32(kept.encode()):08x}"
 
 
-def _describe_environment() -> dict[str, str]:
+def describe_environment() -> dict[str, str]:
     """Return the versions of Python and of the packages that patches are probed with."""
     return {"python": f"{sys.version_info.major}.{sys.version_info.minor}",
             **{name: _find_version(name) for name in _PROBED}}

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from ..utils.errors import InputError, RuleError, suggest_nearest
 from .contract import STAGES, Rewrite, Rule
 from .plugins import ENTRY_POINT_GROUP, SkippedPlugin, find_rules_in_module, load_plugin_rules
-from .rule_lookup import RuleKeys, find_rule_name
 from .rule_class import assign_default_name, find_flaw, format_class_location, shares_code
+from .rule_lookup import RuleKeys, find_rule_name
 
 __all__ = [
     "ENTRY_POINT_GROUP",
@@ -138,6 +138,6 @@ def _load_rule_module(module: str, *, single: bool) -> Iterator[type[Rule]]:
 
 
 def mention_skipped_plugins() -> str:
-    """Format a note on skipped plugins, empty if there are none, for an error about an unknown name, which may be a plugin's."""
+    """Format a note on skipped plugins for an error about an unknown name, which may be a plugin's; empty if none."""
     names = sorted({each.distribution for each in get_skipped_plugins()})
     return f"; left out are rules of {', '.join(names)}" if names else ""

@@ -15,6 +15,7 @@ import mil_ane_passes
 from mil_ane_passes import load, rewrite
 from mil_ane_passes._version import __version__
 from mil_ane_passes.commands.main import main
+from mil_ane_passes.commands.pages import collect_pages
 from mil_ane_passes.commands.passes import Catalogue
 from mil_ane_passes.ir.query import iterate_ops
 from mil_ane_passes.passes.contract import Rewrite
@@ -255,7 +256,7 @@ def test_passes_lists_every_rule(capsys):
         assert line.endswith(f"  {rule.summary()}") and ("  no fix  " in line) == (not fixes_for(rule))
     assert main(["passes", "--format", "json"]) == 0
     data = strict(capsys.readouterr().out)
-    assert data == json.loads(json.dumps(Catalogue().to_dict()))
+    assert data == json.loads(json.dumps(Catalogue(collect_pages()["rules"][:-1]).to_dict()))
     assert {row["pass"] for row in data["passes"]} == set(get_all_rules())
 
 

@@ -4,30 +4,23 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 
 import pytest
 
 from mil_ane_passes.commands.main import main
+from mil_ane_passes.commands.pages import describe_patch
 from mil_ane_passes.commands.patches import Patches
 from mil_ane_passes.passes.registry import get_all_rules
 from mil_ane_passes.torch_frontend.contract import Patch
-from mil_ane_passes.torch_frontend.registry import _check_distinct, load_patches
+from mil_ane_passes.torch_frontend.registry import PatchStatus, _check_distinct, load_patches
 from mil_ane_passes.utils.errors import RuleError
 from tests.without_torch import without_torch
 
-
-@dataclass
-class Found:
-    patch: Patch
-    reason: str | None
-
-
 LINK = "https://github.com/apple/coremltools/issues/12"
-TWO = Patches([
-    Found(Patch("a fault", (LINK, "none known"), name="one", code="TORCH198"), "not implemented: fmod"),
-    Found(Patch("another", ("none known",), name="second", code="TORCH199"), None),
-])
+TWO = Patches([describe_patch(status) for status in (
+    PatchStatus(Patch("a fault", (LINK, "none known"), name="one", code="TORCH198"), "not implemented: fmod"),
+    PatchStatus(Patch("another", ("none known",), name="second", code="TORCH199"), None),
+)])
 
 WITHOUT_TORCH = """
 import sys

@@ -13,6 +13,7 @@ from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY
 import mil_ane_passes as ane
 import mil_ane_passes.rewrites as folder
 import mil_ane_passes.rules as problems
+from mil_ane_passes.commands import pages
 from mil_ane_passes.commands.main import main
 from mil_ane_passes.ir.query import iterate_ops
 from mil_ane_passes.passes.contract import BlockRewrite, Rewrite
@@ -75,6 +76,7 @@ def newcomer(tmp_path, monkeypatch, clean_registry):
         return file
 
     monkeypatch.setattr(folder, "__path__", [*folder.__path__, str(tmp_path)])
+    monkeypatch.setattr(pages, "_read_current_pages", lambda: None)  # as with a new file in the folder itself
     yield write
     for file in tmp_path.glob("*.py"):
         sys.modules.pop(f"mil_ane_passes.rewrites.{file.stem}", None)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
 from pathlib import Path
 
+from mil_ane_passes.commands.pages import PAGES_FILE, collect_pages
+from mil_ane_passes.passes.coremltools_setup import ENTRY_POINT_GROUP
 from tests.lab.converters import table as converters
 from tests.lab.neuralnetwork import tables as networks
 from tests.lab.neuralnetwork.__main__ import format_counts, format_failures
@@ -15,7 +19,7 @@ from tests.torch_frontend.grid.run import table as grid
 from . import tables
 from .tables import ROOT
 
-__all__ = ["PAGES", "write_tables"]
+__all__ = ["PAGES", "write_stored_pages", "write_tables"]
 
 Table = Callable[[], str]
 
@@ -57,3 +61,12 @@ def write_tables(root: Path = ROOT) -> None:
             block = f"<!-- {marker} -->\n{table()}\n"
             text = re.sub(rf"<!-- {marker} -->\n(?:[|-].*\n)*", lambda found, block=block: block, text)
         (root / name).write_text(text, encoding="utf-8")
+
+
+def write_stored_pages() -> None:
+    """Write the pages of rules and patches that the commands print; they must have nothing of plugins."""
+    plugins = [point.name for point in entry_points(group=ENTRY_POINT_GROUP)]
+    if plugins:
+        raise SystemExit(f"found the plugins {', '.join(plugins)}; expected none in the environment that writes pages")
+    text = json.dumps(collect_pages(), indent=1, ensure_ascii=False, allow_nan=False)
+    PAGES_FILE.write_text(f"{text}\n", encoding="utf-8")
