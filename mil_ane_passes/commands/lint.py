@@ -20,6 +20,8 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..package.executorch_program import find_address
+from ..package.manifest import check_exists
 from ..package.output_file import check_output_file, write_text_file
 from ..passes.targets import parse_target, split_targets
 from ..report.terminal import COLOR_CHOICES, TerminalStyle, choose_style
@@ -159,6 +161,8 @@ def run(arguments: argparse.Namespace) -> int:
     with settings.name_file():
         for name in targets:
             parse_target(name)
+        if single and len(targets) == 1 and arguments.format not in LINE_FORMATS and not find_address(sources[0].path):
+            check_exists(Path(sources[0].path))  # before prepare_lint imports coremltools
         linters = {name: prepare_lint(None, **{**keywords, "target": name}) for name in targets}
     if len(linters) > 1:
         return lint_targets(arguments, sources, {name: each.lint for name, each in linters.items()}, settings.gates,

@@ -98,13 +98,18 @@ def _get_file_size(path: Path) -> int | None:
     return found.st_size if stat.S_ISREG(found.st_mode) else None
 
 
-def _check_kind(root: Path) -> None:
-    refuse_program(root)
+def check_exists(root: Path) -> None:
+    """Raise InputError, with the nearest package beside it, if there is nothing at `root`."""
     if not root.exists():
         near = suggest_nearest(
             root.stem, _list_packages(root.parent), lambda name: str(root.with_name(f"{name}{_SUFFIX}"))
         )
         raise InputError(f"{root}: no such file or folder; {_REMEDY}{near}")
+
+
+def _check_kind(root: Path) -> None:
+    refuse_program(root)
+    check_exists(root)
     if root.suffix in (".mlmodelc", ".mil"):
         raise InputError(f"{root}: a compiled model ({root.suffix}); use the .mlpackage it was compiled from")
     if root.is_file() and zipfile.is_zipfile(root):

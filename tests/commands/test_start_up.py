@@ -25,6 +25,7 @@ CASES = {
     "a wrong command": (["lin"], 2),
     "a wrong severity": (["lint", "nmp.mlpackage", "--fail-on", "x"], 2),
     "a wrong target of lint": (["lint", "nmp.mlpackage", "--target", "mm4"], 2),
+    "a missing package": (["lint", "nmpp.mlpackage"], 2), "a missing file": (["lint", "nmp.mlmodel"], 2),
     "one of several": (["lint", "nmp.mlpackage", "--target", "m1,mm4"], 2),
     "a wrong target of rewrite": (["rewrite", "nmp.mlpackage", "--dry-run", "--target", "mm4"], 2),
 }
