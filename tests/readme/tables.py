@@ -28,7 +28,8 @@ SUITES = {"mil": "`mil/ops/tests`", "torch": "`frontend/torch/test/test_torch_op
           "stateful": "`frontend/torch/test/test_torch_stateful_model.py`"}
 SAYS = {"measured": "measured", "vendor": "Apple", "community": "reported"}
 CHIP = re.compile("[AM][0-9]|iPhone")
-SPEEDS = ("| `rewrite --no-verify` of 1.0 GB |",
+SPEEDS = ("| `explain` of a rule |", "| `lint` of 100 ops |", "| `rewrite --no-verify` of 100 ops |",
+          "| `rewrite --no-verify` of 1.0 GB |",
           "| `rewrite --no-verify` of 1.0 GB, beyond start-up | `cp -r` |",
           "| `lint` of 1.0 GB", "| `lint` of 10,000", "| preset full on 2,000 ops |",
           "| a call of resnet50 (", "| `ane.convert` of vocoder |", "| what the equivalence check of vocoder")

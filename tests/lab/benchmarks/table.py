@@ -20,6 +20,10 @@ CODE_CELLS = (
     "ane.convert",
     "ct.convert",
     "--version",
+    "explain",
+    "passes",
+    "patches",
+    "config",
     "upgrade",
     "lint",
 )
