@@ -70,12 +70,12 @@ def get_options(cls: type) -> dict[str, Option]:
 @functools.cache
 def _read_declarations(cls: type) -> dict[str, tuple[Any, str]]:
     """Read type and doc line of each option. Evaluating annotations takes milliseconds, and each pipeline asks."""
-    hints = get_type_hints(cls)
-    docs = {name: doc for base in reversed(cls.__mro__) for name, doc in read_field_docs(base).items()}
-    return {
-        name: (hint, docs.get(name, "")) for name, hint in hints.items()
-        if get_origin(hint) is not ClassVar and hint is not ClassVar and not name.startswith("_")
-    }
+    hints = {name: hint for name, hint in get_type_hints(cls).items()
+             if get_origin(hint) is not ClassVar and hint is not ClassVar and not name.startswith("_")}
+    declaring = [base for base in reversed(cls.__mro__) if not hints.keys().isdisjoint(inspect.get_annotations(base))]
+    # To read the source of a class takes long, and most declare no option.
+    docs = {name: doc for base in declaring for name, doc in read_field_docs(base).items()}
+    return {name: (hint, docs.get(name, "")) for name, hint in hints.items()}
 
 
 @functools.cache
