@@ -30,8 +30,6 @@ from ..passes.rule_selection import resolve_rule_names
 from ..report.ignored import PerOpIgnore
 from ..report.network import LayerFinding, NetworkLint
 from ..utils.errors import InputError
-from .pipeline import make_forecaster
-from .rewrite import rewrite
 from .sources import OpenedSource
 
 if TYPE_CHECKING:
@@ -160,6 +158,9 @@ def _make_finding(
 
 def _forecast(source: OpenedSource, target: str) -> tuple[Forecast, Forecast]:
     """Forecast the upgraded program as it is, and rewritten with the preset full."""
+    from .pipeline import make_forecaster
+    from .rewrite import rewrite
+
     before = make_forecaster(target, source.package)(source.program)
     try:
         report = rewrite(source.package, preset="full", target=target, verify=False)
