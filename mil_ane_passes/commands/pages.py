@@ -94,7 +94,7 @@ def _read_current_pages() -> dict[str, Any] | None:
 
 def _digest_sources() -> dict[str, str]:
     """Digest each source of pages, in most folders without functions: pages have what classes and modules declare."""
-    return {str(file.relative_to(_HOME).as_posix()): _digest(file) for folder in _FOLDERS
+    return {file.relative_to(_HOME).as_posix(): _digest(file) for folder in _FOLDERS
             for file in sorted((_HOME / folder).rglob("*.py"))}
 
 
