@@ -388,6 +388,7 @@ def _lint_source(
     from ..ane.prediction import update_unmeasured
     from ..report.lint import LintReport
     from .lint_network import lint_network
+    from .lint_outlook import SourceOutlook
     from .sources import open_source
 
     source = open_source(src)
@@ -404,6 +405,7 @@ def _lint_source(
     report.upgraded = source.upgraded
     report.network = lint_network(src, source, plan, target, codes)
     report.left_out = {} if source.package is None else source.package.members.others
+    report.outlook = SourceOutlook(source, target)
     source.check_unchanged()
     return report
 

@@ -32,6 +32,7 @@ from .ignored import Ignored
 from .lint_groups import group_findings
 from .lint_text import format_headline, format_lint_text
 from .network import LayerFinding, NetworkLint
+from .next_step import NextStep, Outlook, find_next_step
 
 __all__ = ["LintReport"]
 
@@ -47,7 +48,8 @@ class LintReport(Document):
     are the parts of a pipeline that are not ML Programs, with their kinds. `latency` is the estimated run time, which
     is not Core ML's estimate in `plan`. `upgraded` describes the model where it is a NeuralNetwork,
     `network` has what is reported of its layers. `sizes` is advice on compressed weights, None if it was not
-    requested. `ignored` are findings that settings ignore at single ops; they are not among `findings`.
+    requested. `ignored` are findings that settings ignore at single ops; they are not among `findings`. `outlook` is
+    asked for the next step, and is not part of the JSON.
     """
 
     model: str
@@ -65,6 +67,7 @@ class LintReport(Document):
     network: NetworkLint | None = None
     sizes: SizeAdvice | None = None
     ignored: list[Ignored] = field(default_factory=list)
+    outlook: Outlook | None = field(default=None, compare=False)
 
     @classmethod
     def of(
@@ -108,6 +111,15 @@ class LintReport(Document):
         if self.baseline is not None:
             return [*self.baseline.new]
         return [*self.findings, *(() if self.network is None else self.network.findings)]
+
+    @functools.cached_property
+    def next_step(self) -> NextStep | None:
+        """The step that helps most, of what is known; None if no finding fails.
+
+        It is found on first use, as it takes about as long as the report: fixes are applied in memory and predicted.
+        """
+        with pause_garbage_collection():
+            return find_next_step(self)
 
     def summary(self) -> dict[str, Any]:
         segments, support = self.plan.segments, self.plan.support

@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import math
-import os
 import re
-import shlex
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ..ane.latency import LatencyReport
 from ..ane.latency_parameters import load_parameters
 from ..ane.weight_formats import SizeAdvice
-from ..package.executorch_program import find_address
 from ..passes.contract import Evidence, Rewrite, Rule
-from ..passes.finding import Finding, collect_fixes
+from ..passes.finding import Finding
 from ..passes.layout import format_bytes
 from ..passes.severity import Severity
 from ..passes.targets import Generation
-from ..transforms.contract import PART_SUFFIXES, build_part_path
 from ..utils.text_format import format_count, format_duration, format_latency_range, format_lines
 from .agreement import iterate_agreement_lines as agreement_lines
+from .fix_commands import describe_preset, format_rewrite_command, format_split_command
 from .ignored import format_ignored_lines
 from .lint_groups import FindingGroup, group_findings
 from .network import iterate_network_lines
+from .next_step import iterate_step_lines
 from .table import format_table
 
 if TYPE_CHECKING:
@@ -37,8 +34,6 @@ _MAX_MATCHES_LISTED = 8
 "The most matches with different reasons listed per cause, unless all are requested."
 _MAX_LISTED_PER_REASON = 3
 "The most matches listed for one reason."
-_OUTPUT_PLACEHOLDER, _PROGRAM_PLACEHOLDER = "OUT.mlpackage", "OUT.pte"
-"Placeholders for the output in printed commands, which the user replaces; the second for an ExecuTorch program."
 _MAX_NEAR_MISSES_LISTED = 2
 "The most matches listed per reason of near misses."
 
@@ -77,7 +72,7 @@ def format_lint_text(report: LintReport, *, everything: bool = False, evidence: 
         lines.append("no findings")
     lines += [line for block in blocks for line in ("", *block)]
     hint = [] if evidence or not blocks else ["--verbose shows the evidence for each finding"]
-    last = [*_iterate_combined_fix_lines(report, found), *hint, _describe_basis(report)]
+    last = [*iterate_step_lines(report.next_step), *hint, _describe_basis(report)]
     return format_lines([*lines, *([""] if blocks else []), *last])
 
 
@@ -255,61 +250,17 @@ def _iterate_fix_lines(report: LintReport, findings: Sequence[Finding]) -> Itera
     for fix in fixes:
         if fix is not None and fix["pass"]:
             words[
-                f"{_format_rewrite_command(report, [fix['pass']])} ({fix['exactness']}, "
-                f"{_describe_preset(fix['preset'])})"
+                f"{format_rewrite_command(report, [fix['pass']])} ({fix['exactness']}, "
+                f"{describe_preset(fix['preset'])})"
             ] = None
-    words |= dict.fromkeys(_format_split_command(report, item) for item in findings if item.split_at)
+    words |= dict.fromkeys(format_split_command(report, item) for item in findings if item.split_at)
     words |= dict.fromkeys(fix["advice"] for fix in fixes if fix is not None and fix["advice"])
     yield from (f"{'or' if number else 'fix'}: {each}" for number, each in enumerate(words))
 
 
-def _describe_preset(preset: str) -> str:
-    return "only by name" if preset == "named" else f"preset {preset}"
-
-
-def _format_rewrite_command(report: LintReport, passes: Iterable[str]) -> str:
-    names = ",".join(name.removeprefix("ane::") for name in passes)
-    in_program = find_address(report.model) is not None
-    if in_program or os.path.exists(report.model):
-        target = [] if report.target == "all" else ["--target", report.target]
-        output = _PROGRAM_PLACEHOLDER if in_program else _OUTPUT_PLACEHOLDER
-        return shlex.join(["mil-ane-passes", "rewrite", report.model, "-o", output, "--passes", names, *target])
-    given = "" if report.target == "all" else f", target={report.target!r}"
-    return f"mil_ane_passes.rewrite(..., passes={names!r}{given})"
-
-
-def _format_split_command(report: LintReport, item: Finding) -> str:
-    """Format the command that makes the cuts of a finding; a second cut is made in the first part of the first."""
-    several = len(report.plan.program.functions) > 1
-    commands: list[str] = []
-    source = report.model
-    if report.upgraded:  # `edit` takes packages only
-        upgraded = "UPGRADED.mlpackage"
-        commands.append(shlex.join(["mil-ane-passes", "upgrade", source, "-o", upgraded]))
-        source = upgraded
-    for at, values in enumerate(item.split_at):
-        function = ["--function", item.function] if several else []
-        commands.append(
-            shlex.join(
-                [
-                    "mil-ane-passes",
-                    "edit",
-                    source,
-                    "-o",
-                    source if at else _OUTPUT_PLACEHOLDER,
-                    *function,
-                    "--split-at",
-                    *values,
-                ]
-            )
-        )
-        source = os.fspath(build_part_path(Path(_OUTPUT_PLACEHOLDER), PART_SUFFIXES[0]))
-    return " && ".join(commands)
-
-
 def _format_suggestion(group: FindingGroup) -> str:
     rule = group.rule
-    how = f" ({rule.exactness.value}, {_describe_preset(rule.preset)})" if issubclass(rule, Rewrite) else ""
+    how = f" ({rule.exactness.value}, {describe_preset(rule.preset)})" if issubclass(rule, Rewrite) else ""
     matches = format_count(len(group.findings), "match", "matches")
     return (f"  {rule.code} {rule.slug}  {matches}: --passes {rule.name}{how}; "
             f"{rule.summary()}")
@@ -350,14 +301,6 @@ def _format_sizes(sizes: SizeAdvice, shown: int | None) -> list[str]:
                                              if fault.found else "none here"))
         lines += [f"    {evidence}" for evidence in fault.evidence]
     return lines
-
-
-def _iterate_combined_fix_lines(report: LintReport, found: Iterable[FindingGroup]) -> Iterator[str]:
-    """Yield one command with all fixing passes, if there is more than one."""
-    fixes = collect_fixes(item for group in found if group.severity.fails for item in group.findings)
-    passes = [fix["pass"] for fix in fixes]
-    if len(passes) > 1:
-        yield f"all fixes at once: {_format_rewrite_command(report, passes)}"
 
 
 def _describe_basis(report: LintReport) -> str:

@@ -23,7 +23,7 @@ _HEADING = re.compile(
 "The first line of a group of findings."
 _CONCISE = re.compile(rf"(?<=: )(?P<head>[A-Z]+\d+ [a-z0-9-]+) (?P<label>{'|'.join(_LABELS)})(?=: )")
 "The middle of a line of `--format concise`."
-_COMMAND = re.compile(r"^\s*(fix: |or: |all fixes at once: )?mil-ane-passes |^all fixes at once: ")
+_COMMAND = re.compile(r"^\s*(fix: |or: |next: )?mil[-_]ane[-_]passes[ .]")
 "Lines with a command to copy, which stay in one line."
 _BOLD = "1"
 

@@ -1,0 +1,83 @@
+"""What rewriting or adapting a linted model is predicted to reach, asked by its report when it is printed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from ..report.next_step import FixForecast
+from ..utils.errors import AnePassesError, InputError
+from ..utils.locking import synchronized
+
+if TYPE_CHECKING:
+    from ..passes.forecast import Forecast, Forecaster
+    from .sources import OpenedSource
+
+__all__ = ["SourceOutlook"]
+
+_MAX_WEIGHT_BYTES = 1 << 30
+"Passes may rewrite each weight: of larger models that takes longer than a report may, and as much memory again."
+
+
+@dataclass
+class SourceOutlook:
+    """Forecasts of one source rewritten in memory for `target`; nothing is run, verified or written."""
+
+    source: OpenedSource
+    target: str
+
+    @cached_property
+    def _predict(self) -> Forecaster:
+        from .pipeline import make_forecaster
+
+        return make_forecaster(self.target, self.source.package)
+
+    @cached_property
+    def _before(self) -> Forecast:
+        return self._predict(self.source.program)
+
+    def forecast(self, passes: Sequence[str]) -> FixForecast | str:
+        """Forecast the source rewritten by `passes`, named as in findings; the reason, where that is not done."""
+        return self._forecast(passes=",".join(name.removeprefix("ane::") for name in passes))
+
+    def forecast_preset(self, preset: str) -> FixForecast | str:
+        """Forecast the source rewritten by `preset`, of which the guard reverts what does not pay."""
+        return self._forecast(preset=preset)
+
+    @synchronized
+    def _forecast(self, **chosen: Any) -> FixForecast | str:
+        from ..passes.guard import Guard
+        from .rewrite import RewriteOptions
+        from .rewrite_steps import apply_and_verify, plan_rewrite
+
+        if self.source.package is not None and self.source.package.weight_bytes > _MAX_WEIGHT_BYTES:
+            return "the model has more than 1 GiB of weights"
+        plan = plan_rewrite(RewriteOptions(self.source.program, target=self.target, verify=False, **chosen))
+        measuring = [rule.name for rule in plan.rules if rule.accepts_sampled]
+        if measuring:
+            return f"{measuring[0]} runs the model to measure values"
+        try:
+            after = self._predict(apply_and_verify(plan, self.source).after.copy.program)
+        except AnePassesError as error:
+            return f"the rewrite fails: {error}"
+        fault = Guard(self._predict).find_fault(self._before, after)
+        return FixForecast(self._before, after, "" if fault is None else fault.words)
+
+    @synchronized
+    def recognize(self) -> str:
+        """Return the kind of language model that `adapt` takes the source for; empty if it needs none, or is none."""
+        from ..transforms.decoder import has_cache, recognize_decoder
+        from ..transforms.encoder import recognize_encoder
+
+        program, source = self.source.program, self.source
+        if len(program.functions) != 1 or source.keeps_interface or source.upgraded or not self._before.unsupported:
+            return ""
+        try:
+            if has_cache(program):
+                recognize_decoder(program, source.name)
+                return "decoder with a cache"
+            return "encoder of token ids" if recognize_encoder(program, source.name).ids else ""
+        except InputError:
+            return ""

@@ -1,0 +1,75 @@
+"""Commands that fix findings, as the reports print them: with the source, the target, and names of values."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..package.executorch_program import find_address
+from ..passes.finding import Finding
+from ..transforms.contract import PART_SUFFIXES, build_part_path
+
+if TYPE_CHECKING:
+    from .lint import LintReport
+
+__all__ = ["describe_preset", "format_adapt_command", "format_preset_command", "format_rewrite_command",
+           "format_split_command"]
+
+_OUTPUT_PLACEHOLDER, _PROGRAM_PLACEHOLDER = "OUT.mlpackage", "OUT.pte"
+"Placeholders for the output in printed commands, which the user replaces; the second for an ExecuTorch program."
+_FOLDER_PLACEHOLDER = "OUT"
+
+
+def describe_preset(preset: str) -> str:
+    return "only by name" if preset == "named" else f"preset {preset}"
+
+
+def format_rewrite_command(report: LintReport, passes: Iterable[str], *, dry_run: bool = False) -> str:
+    """Format the command that runs `passes`; the call, where the model is not a file."""
+    return _format_rewrite(report, "passes", ",".join(name.removeprefix("ane::") for name in passes), dry_run)
+
+
+def format_preset_command(report: LintReport, preset: str) -> str:
+    """Format the command that runs a preset; the call, where the model is not a file."""
+    return _format_rewrite(report, "preset", preset, False)
+
+
+def _format_rewrite(report: LintReport, option: str, value: str, dry_run: bool) -> str:
+    in_program = find_address(report.model) is not None
+    if in_program or os.path.exists(report.model):
+        output = _PROGRAM_PLACEHOLDER if in_program else _OUTPUT_PLACEHOLDER
+        return shlex.join(["mil-ane-passes", "rewrite", report.model, "-o", output, f"--{option}", value,
+                           *_list_target_arguments(report), *["--dry-run"] * dry_run])
+    given = "" if report.target == "all" else f", target={report.target!r}"
+    return f"mil_ane_passes.rewrite(..., {option}={value!r}{given}{', dry_run=True' * dry_run})"
+
+
+def format_adapt_command(report: LintReport) -> str:
+    """Format the command that adapts a language model."""
+    return shlex.join(["mil-ane-passes", "adapt", report.model, "-o", _FOLDER_PLACEHOLDER,
+                       *_list_target_arguments(report)])
+
+
+def _list_target_arguments(report: LintReport) -> list[str]:
+    return [] if report.target == "all" else ["--target", report.target]
+
+
+def format_split_command(report: LintReport, item: Finding) -> str:
+    """Format the command that makes the cuts of a finding; a second cut is made in the first part of the first."""
+    several = len(report.plan.program.functions) > 1
+    commands: list[str] = []
+    source = report.model
+    if report.upgraded:  # `edit` takes packages only
+        upgraded = "UPGRADED.mlpackage"
+        commands.append(shlex.join(["mil-ane-passes", "upgrade", source, "-o", upgraded]))
+        source = upgraded
+    for at, values in enumerate(item.split_at):
+        function = ["--function", item.function] if several else []
+        output = source if at else _OUTPUT_PLACEHOLDER
+        commands.append(shlex.join(
+            ["mil-ane-passes", "edit", source, "-o", output, *function, "--split-at", *values]))
+        source = os.fspath(build_part_path(Path(_OUTPUT_PLACEHOLDER), PART_SUFFIXES[0]))
+    return " && ".join(commands)
