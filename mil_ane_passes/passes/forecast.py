@@ -76,6 +76,11 @@ class Forecast:
     def support(self) -> SupportCounts:
         return SupportCounts(self.unsupported, self.unmeasured)
 
+    @property
+    def share(self) -> float:
+        """Share of ops that are predicted to run on the ANE; 1 for a program without ops."""
+        return (self.on_ane or 0) / self.ops if self.ops else 1.0
+
     def to_dict(self) -> dict[str, Any]:
         return {"ops": self.ops, "predicted_on_ane": self.on_ane, "ane_unsupported": self.unsupported,
                 "ane_unknown": self.unmeasured, "off_ane": self.off, "est_ms": self.cost,

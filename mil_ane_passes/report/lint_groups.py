@@ -11,7 +11,7 @@ from ..passes.finding import Finding
 from ..passes.plan import Plan, Row
 from ..passes.severity import Severity
 
-__all__ = ["FindingGroup", "group_findings"]
+__all__ = ["FindingGroup", "find_costliest", "group_findings"]
 
 _RowKey = tuple[str, int]
 
@@ -61,6 +61,20 @@ def group_findings(findings: Iterable[Finding], plan: Plan) -> list[FindingGroup
         _measure_group(group, rows, stretches, along)
     return sorted(made.values(), key=lambda group: (group.severity.rank, group.rule.unmeasured, -group.cpu_ms,
                                                     -len(group.findings), group.rule.code))
+
+
+def find_costliest(findings: Iterable[Finding], plan: Plan) -> Finding | None:
+    """Find the finding that fails and costs most: of the group with the most time on the CPU, stranded ops included.
+
+    None if no finding fails; the first one of the worst group where none costs time.
+    """
+    groups = [group for group in group_findings(findings, plan) if group.severity.fails]
+    if not groups:
+        return None
+    rows = {(row.function, row.index): row for row in plan.rows}
+    group = max(groups, key=lambda each: each.cpu_ms)
+    return max(group.findings, key=lambda item: sum(
+        rows[item.function, index].cost.cpu for index in item.covers if (item.function, index) in rows))
 
 
 def _map_to_segment_starts(plan: Plan, rows: Mapping[_RowKey, Row]) -> dict[_RowKey, _RowKey]:

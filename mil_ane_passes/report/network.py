@@ -77,12 +77,8 @@ class NetworkLint:
 
 
 def _forecast_to_dict(found: Forecast) -> dict[str, Any]:
-    return {"ops": found.ops, "on_ane": found.on_ane, "share": round(_compute_share(found), 2),
+    return {"ops": found.ops, "on_ane": found.on_ane, "share": round(100 * found.share, 2),
             "unsupported": found.unsupported}
-
-
-def _compute_share(found: Forecast) -> float:
-    return 100.0 * (found.on_ane or 0) / found.ops if found.ops else 100.0
 
 
 def iterate_network_lines(found: NetworkLint, model: str, target: str, *, everything: bool = False) -> Iterator[str]:
@@ -109,8 +105,8 @@ def iterate_network_lines(found: NetworkLint, model: str, target: str, *, everyt
 def _iterate_outlook(found: NetworkLint, model: str, target: str) -> Iterator[str]:
     chosen = [] if target == "all" else ["--target", target]
     for_target = "every target" if target == "all" else target
-    yield (f"upgrade and rewrite --preset full: {_compute_share(found.before):.1f} -> "
-           f"{_compute_share(found.after):.1f} % of ops predicted on the ANE of {for_target}, unsupported ops "
+    yield (f"upgrade and rewrite --preset full: {100 * found.before.share:.1f} -> "
+           f"{100 * found.after.share:.1f} % of ops predicted on the ANE of {for_target}, unsupported ops "
            f"{found.before.unsupported} -> {found.after.unsupported}"
            + _format_command(model, "OUT.mlpackage", chosen))
     yield (f"rewrite within the format --preset full: layers reported off the ANE {found.off_ane} -> "

@@ -48,11 +48,7 @@ class FixForecast:
 
 def _is_placed_better(found: FixForecast) -> bool:
     one, other = found.before, found.after
-    return _compute_share(other) > _compute_share(one) or other.unsupported < one.unsupported or other.off < one.off
-
-
-def _compute_share(found: Forecast) -> float:
-    return (found.on_ane or 0) / found.ops if found.ops else 1.0
+    return other.share > one.share or other.unsupported < one.unsupported or other.off < one.off
 
 
 class Outlook(Protocol):

@@ -17,6 +17,7 @@ from mil_ane_passes.passes.examples import build_program
 from mil_ane_passes.report.html import build_page
 from mil_ane_passes.report.html.changes import find_changes
 from mil_ane_passes.report.html.page import SCRIPTS
+from mil_ane_passes.report.lint_groups import find_costliest, group_findings
 from tests.report import programs
 
 
@@ -127,6 +128,36 @@ def test_functions_have_their_rows_and_segments():
     assert (encode["name"], encode["first"], encode["count"]) == ("encode", 0, 2)
     assert (decode["name"], decode["first"], decode["count"]) == ("decode", 2, 2)
     assert decode["segments"][0][0] == 2 and decode["segments"][-1][1] == 3
+
+
+def test_the_commands_are_those_of_the_text():
+    report = ane.lint("fixtures/conv_transpose_1d.mlpackage", target="m4")
+    text = build_page(report)
+    one, = data_of(text)["reports"]
+    assert one["step"]["command"] == report.next_step.command
+    plain = html.unescape(re.search("<noscript>(.*?)</noscript>", text, re.S)[1])
+    assert f"Next step: {report.next_step.command}." in plain
+    item = report.findings[0]
+    (command,) = one["fixes"][one["findings"][0]["fix"]]["commands"]
+    assert f"fix: {command} ({item.fix['exactness']}, preset {item.fix['preset']})" in str(report)
+    assert report.findings[one["costliest"]] is find_costliest(report.findings, report.plan)
+
+
+def test_each_finding_has_its_own_fix():
+    report = ane.lint(programs.vocoder(), target="m4")
+    one, = data_of(build_page(report))["reports"]
+    for item, encoded in zip(report.findings, one["findings"]):
+        fix = item.fix or {"pass": None, "advice": None}
+        found = {"pass": None, "advice": None} if encoded["fix"] < 0 else one["fixes"][encoded["fix"]]
+        assert (found["pass"], found["advice"]) == (fix["pass"], fix["advice"])
+
+
+def test_the_costliest_finding_is_that_with_most_time_on_the_cpu():
+    report = ane.lint(programs.vocoder(), target="m4")
+    found = find_costliest(report.findings, report.plan)
+    groups = [each for each in group_findings(report.findings, report.plan) if each.severity.fails]
+    assert found in max(groups, key=lambda each: each.cpu_ms).findings
+    assert find_costliest(ane.lint(programs.two_functions()).findings, report.plan) is None
 
 
 def test_names_of_a_foreign_package_are_no_markup():

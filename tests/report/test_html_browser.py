@@ -8,6 +8,7 @@ import pytest
 
 import mil_ane_passes as ane
 from mil_ane_passes.report.html import build_page
+from mil_ane_passes.report.lint_groups import find_costliest
 from tests.report import programs
 from tests.report.chromium import browser, complaints, missing, open_page, requests
 
@@ -153,7 +154,7 @@ def test_details_tell_reason_evidence_confidence_and_fix(show, driver):
         item.fix["exactness"],
         item.rule.evidence[0].says,
         item.rule.evidence[0].source,
-        "mil-ane-passes rewrite MODEL.mlpackage -o",
+        f"mil_ane_passes.rewrite(..., passes='{item.fix['pass'].removeprefix('ane::')}', target='m4')",
     ):
         assert words in seen, words
     assert report.mil(report.plan.rows[item.index]) in seen
@@ -545,3 +546,80 @@ def test_the_severity_of_findings_has_a_sign_beside_its_color(show, driver):
                         ".map(head => [head.textContent, getComputedStyle(head).color])")
     assert len(heads) > 1 and len({color for _, color in heads}) == len({text[0] for text, _ in heads}) == len(heads)
     assert "keep all 6 ops on the CPU" in run(driver, "return document.getElementById('further').textContent")
+
+
+def test_the_next_step_is_there_with_its_command_and_its_forecast(show, driver):
+    show("vocoder")
+    step = ane.lint(programs.vocoder(), target="m4").next_step
+    seen = run(driver, "return document.getElementById('step').innerText")
+    assert seen.startswith("Next step") and step.words in seen
+    assert run(driver, "return document.querySelector('#step .command').textContent") == step.command
+    cells = run(driver, "return [...document.querySelectorAll('#step tbody tr')].map("
+                        "(row) => [...row.children].map((cell) => cell.textContent))")
+    assert cells[:2] == [["ops on the ANE", "0 of 6", "0 of 8"], ["unsupported ops", "2", "2"]]
+    assert cells[2][0] == "latency" and all(cell.endswith(" ms") for cell in cells[2][1:])
+    show("two_functions")
+    assert not run(driver, "return document.getElementById('step').checkVisibility()")
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_the_command_is_copied_or_else_selected(show, driver, allowed):
+    show("vocoder")
+    run(driver, """window.copied = [];
+        const clipboard = {writeText: (text) => arguments[0]
+            ? (window.copied.push(text), Promise.resolve()) : Promise.reject(new Error('not allowed'))};
+        Object.defineProperty(navigator, 'clipboard', {value: clipboard, configurable: true});
+        document.execCommand = () => false;""", allowed)
+    run(driver, "document.querySelector('#step .copy').click()")
+    settled(driver)
+    command = run(driver, "return document.querySelector('#step .command').textContent")
+    copied, chosen, said = run(driver, "return [window.copied, getSelection().toString(),"
+                                       "document.querySelector('#step .copy').textContent]")
+    assert (copied, said) == ([command], "Copied") if allowed else (chosen == command and said.startswith("Selected"))
+
+
+def test_what_costs_most_is_chosen_when_the_page_opens(show, driver):
+    show("large")
+    report = ane.lint(programs.large(), target="m4")
+    costliest = find_costliest(report.findings, report.plan)
+    current = "return document.querySelector('#finding-list [aria-current=true]')?.textContent"
+    assert costliest.value in details(driver) and run(driver, current) is None  # folded: its row is marked
+    run(driver, "document.querySelector('#finding-list summary.holds').click()")
+    assert costliest.value in run(driver, current)
+    assert run(driver, "return document.getElementById('said').textContent") == ""
+    assert run(driver, "return window.scrollY") == 0
+
+
+def test_in_a_narrow_window_the_details_wait(driver, pages):
+    driver.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride", {"width": 500, "height": 800, "deviceScaleFactor": 1, "mobile": False})
+    try:
+        pages(driver, "vocoder")
+        assert not run(driver, "return document.getElementById('details').checkVisibility()")
+    finally:
+        driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_findings_that_read_the_same_share_a_row(show, driver):
+    show("large")
+    report = ane.lint(programs.large(), target="m4")
+    alike = [item for item in report.findings if item.code == "ANE205"]
+    (row,) = run(driver, "return [...document.querySelectorAll('#finding-list details.same > summary')].map("
+                         "(one) => one.textContent).filter((one) => one.includes('cumsum'))")
+    assert row == f"{len(alike)}× cumsum{alike[0].reason}" and len({item.reason for item in alike}) == 1
+    assert run(driver, "return document.querySelectorAll('#finding-list details.same .item').length") == 0
+    run(driver, "document.querySelector('#finding-list details.same > summary').click()")
+    names = run(driver, "return [...document.querySelectorAll('#finding-list details.same .item .what')].map("
+                        "(one) => one.textContent)")
+    assert names == [item.value for item in alike[:10]]
+
+
+def test_suggestions_and_near_misses_are_folded(show, driver):
+    show("vocoder")
+    report = ane.lint(programs.vocoder(), target="m4")
+    quiet = [item for item in report.findings if not item.severity.fails]
+    assert quiet and report.near_misses
+    folds = run(driver, "return [...document.querySelectorAll('#finding-list > details.near, .apart > details.near')]"
+                        ".map((one) => [one.open, one.querySelector('.group-side').innerText])")
+    assert [opened for opened, _ in folds] == [False] * 2
+    assert [words.split("×")[0] for _, words in folds] == [str(len(quiet)), str(len(report.near_misses))]

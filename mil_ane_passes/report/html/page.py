@@ -14,7 +14,7 @@ from .payload import build_payload, describe_cause, sanitize_text
 
 __all__ = ["SCRIPTS", "build_page"]
 
-SCRIPTS = ("dom", "model", "theme", "grid", "summary", "strip", "changes", "findings", "layout", "graph",
+SCRIPTS = ("dom", "model", "theme", "grid", "summary", "step", "strip", "changes", "findings", "layout", "graph",
            "drawing", "ops", "buffers", "details", "main")
 """The files of the script, in the order in which they run."""
 
@@ -77,7 +77,13 @@ def _format_lead(report: LintReport) -> str:
     summary = report.summary()
     return (f"{summary['predicted_on_ane']} of {summary['ops']} ops are predicted to run on the ANE of "
             f"{report.target}, in {len(report.plan.segments)} segments; {len(report.findings)} findings. "
-            + describe_cause(report.plan) + "".join(f" {line}." for line in map(str, report.upgraded)))
+            + describe_cause(report.plan) + _format_step(report)
+            + "".join(f" {line}." for line in map(str, report.upgraded)))
+
+
+def _format_step(report: LintReport) -> str:
+    step = report.next_step
+    return "" if step is None else f" Next step: {step.command or step.words}."
 
 
 def _get_file_name(model: str) -> str:

@@ -17,11 +17,14 @@ from ...ir.scopes import find_origin
 from ...passes.finding import Finding
 from ...passes.plan import Plan, Row
 from ...passes.severity import Severity
-from ...utils.text_format import format_count, join_names
+from ...utils.text_format import format_count, format_duration, join_names
+from ..fix_commands import format_rewrite_command, format_split_command
 from ..ignored import count_ignored
 from ..lint import LintReport
+from ..lint_groups import find_costliest
 from ..lint_text import format_latency
 from ..network import iterate_network_lines
+from ..next_step import NextStep
 from .changes import find_changes
 from .measurement import encode_measurement
 
@@ -64,6 +67,53 @@ class _TextTable:
         return self._places[short]
 
 
+class _FixTable:
+    """A table that stores each fix once, with the command as the text prints it; findings refer to it by index."""
+
+    def __init__(self, report: LintReport) -> None:
+        self.found: list[dict[str, Any]] = []
+        self._report = report
+        self._places: dict[str, int] = {}
+
+    def __call__(self, item: Finding) -> int:
+        """Return the index of the fix of `item`; -1 if it has none, or is a near miss."""
+        fix = None if item.near_miss else item.fix
+        if fix is None and not item.split_at:
+            return -1
+        made = {"pass": None, "exactness": None, "preset": None, "advice": None, **(fix or {})}
+        commands = [format_rewrite_command(self._report, [made["pass"]])] if made["pass"] else []
+        commands += [format_split_command(self._report, item)] if item.split_at else []
+        entry: dict[str, Any] = {name: None if value is None else sanitize_text(value) for name, value in made.items()}
+        entry["commands"] = [sanitize_text(each) for each in commands]
+        key = repr(entry)
+        if key not in self._places:
+            self._places[key] = len(self.found)
+            self.found.append(entry)
+        return self._places[key]
+
+
+def _encode_step(step: NextStep | None) -> dict[str, Any] | None:
+    """Encode the next step as texts, and the pairs before and after as (name, before, after, direction of a gain)."""
+    if step is None:
+        return None
+    pairs: list[list[Any]] = []
+    if step.found is not None:
+        one, other = step.found.before, step.found.after
+        pairs = [["ops on the ANE", *(f"{each.on_ane or 0:,} of {each.ops:,}" for each in (one, other)),
+                  _compare(one.share, other.share)],
+                 ["unsupported ops", f"{one.unsupported:,}", f"{other.unsupported:,}",
+                  _compare(other.unsupported, one.unsupported)]]
+        if one.latency_us is not None and other.latency_us is not None:
+            times = [format_duration(each / 1e3) for each in (one.latency_us, other.latency_us)]
+            pairs.append(["latency", *times, 0 if times[0] == times[1] else _compare(other.latency_us, one.latency_us)])
+    return {"command": sanitize_text(step.command), "words": sanitize_text(step.words),
+            "note": sanitize_text(step.note), "pairs": pairs}
+
+
+def _compare(less: float, more: float) -> int:
+    return (more > less) - (more < less)
+
+
 def sanitize_text(text: str) -> str:
     """Return `text` with its length limited and surrogates, which no encoding accepts, replaced."""
     cut = text if len(text) <= _MAX_TEXT_LENGTH else f"{text[:_MAX_TEXT_LENGTH]}… ({len(text)} characters)"
@@ -96,15 +146,21 @@ def _encode_report(report: LintReport, texts: _TextTable) -> dict[str, Any]:
     plan = report.plan
     rows = {row.op: place for place, row in enumerate(plan.rows)}
     rules: dict[str, dict[str, Any]] = {}
+    fixes = _FixTable(report)
     firsts = {name: first for name, first, _ in _find_function_spans(plan)}
     fresh = {id(item) for item in report.baseline.new} if report.baseline is not None else set()
-    findings = [{**_encode_finding(item, firsts, rules, texts), "fresh": int(id(item) in fresh)}
-                for item in [*report.findings, *report.near_misses]]
+    listed = [*report.findings, *report.near_misses]
+    findings = [{**_encode_finding(item, firsts, rules, texts), "fix": fixes(item), "fresh": int(id(item) in fresh)}
+                for item in listed]
+    costliest = find_costliest(report.findings, plan)
     return {
         "model": sanitize_text(report.model),
         "summary": {key: _round_number(value) for key, value in report.summary().items()},
         "support": str(plan.support),
         "cause": sanitize_text(describe_cause(plan)),
+        "step": _encode_step(report.next_step),
+        "costliest": next((place for place, item in enumerate(listed) if item is costliest), -1),
+        "fixes": fixes.found,
         "ignored": count_ignored(report),
         "latency": sanitize_text(format_latency(report.latency)) if report.latency is not None else "",
         "network": _encode_network(report),
@@ -254,7 +310,7 @@ def _encode_rule(item: Finding) -> dict[str, Any]:
     rule = item.rule
     return {
         "code": rule.code, "slug": rule.slug, "name": rule.name, "summary": rule.summary(),
-        "confidence": rule.confidence, "fix": item.fix, "evidence": [source.to_dict() for source in rule.evidence],
+        "confidence": rule.confidence, "evidence": [source.to_dict() for source in rule.evidence],
     }
 
 

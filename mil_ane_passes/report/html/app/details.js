@@ -16,10 +16,11 @@ const details = {
     this.from?.isConnected && this.from.focus();
   },
 
-  show() {
+  /** In a narrow window the panel covers the page, so that it waits to be asked for. */
+  show(from) {
     const { chosen } = state;
     const panel = byId("details");
-    panel.classList.toggle("open", Boolean(chosen));
+    panel.classList.toggle("open", Boolean(chosen) && from !== "start");
     panel.scrollTop = 0;
     this.from = document.activeElement;
     const parts = !chosen
@@ -34,7 +35,7 @@ const details = {
         ? this.segment(chosen)
         : this.op(chosen);
     fill(this.body, ...parts);
-    if (chosen) say(this.words(chosen));
+    if (chosen && from !== "start") say(this.words(chosen));
   },
 
   words({ kind, row, finding, ...piece }) {
@@ -105,7 +106,7 @@ const details = {
       finding.message >= 0
         ? el("div", {}, el("h4", {}, "Core ML says"), el("blockquote", {}, text(finding.message)))
         : null,
-      ...this.fix(rule.fix),
+      ...this.fix(finding.remedy),
       this.pairs([
         ...(finding.near ? [["Kind", ["a near miss: the rule does not apply"]]] : []),
         ...(finding.refuses
@@ -140,15 +141,13 @@ const details = {
 
   fix(fix) {
     if (!fix) return [];
-    const made = fix.advice
-      ? [el("div", {}, el("h4", {}, "What you can do"), el("p", { class: "text" }, fix.advice))]
-      : [];
-    if (!fix.pass) return made;
     const how = fix.preset === "named" ? "in no preset, runs when named" : `in preset ${fix.preset}`;
+    const commands = fix.commands.map((one) => commandBox(one));
     return [
-      el("div", {}, el("h4", {}, "Fix"), el("p", {}, el("code", {}, fix.pass), ` · ${fix.exactness} · ${how}`)),
-      el("p", { class: "command" }, command(current().model, [fix.pass])),
-      ...made,
+      commands.length ? el("h4", {}, "Fix") : null,
+      fix.pass ? el("p", {}, el("code", {}, fix.pass), ` · ${fix.exactness} · ${how}`) : null,
+      ...commands,
+      fix.advice ? el("div", {}, el("h4", {}, "What you can do"), el("p", { class: "text" }, fix.advice)) : null,
     ];
   },
 
@@ -317,13 +316,4 @@ function tally(words) {
   const counts = new Map();
   words.forEach((word) => counts.set(word, (counts.get(word) || 0) + 1));
   return [...counts].sort((a, b) => b[1] - a[1]);
-}
-
-/** What to type; `model` quoted for a shell. */
-function command(model, passes) {
-  const quoted = (path) => (/^[\w@%+=:,./-]+$/.test(path) ? path : `'${path.replaceAll("'", "'\\''")}'`);
-  const program = /\.pte(\/|$)/.test(model);
-  const from = program || /\.mlpackage[\\/]?$/.test(model) ? quoted(model) : "MODEL.mlpackage";
-  const names = passes.map((name) => name.replace(/^ane::/, "")).join(",");
-  return `mil-ane-passes rewrite ${from} -o OUT.${program ? "pte" : "mlpackage"} --passes ${names}`;
 }

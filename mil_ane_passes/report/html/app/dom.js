@@ -107,3 +107,29 @@ function roving(host, selector, { grow = () => false } = {}) {
     all[Math.max(0, Math.min(all.length - 1, there))].focus();
   });
 }
+
+/** A command with a button that copies it; where the clipboard may not be used, the command is selected. */
+function commandBox(words) {
+  const shown = el("code", { class: "command", tabindex: 0 }, words);
+  const copy = el("button", { type: "button", class: "copy", onclick: () => put() }, "Copy");
+  function tellDone(done) {
+    copy.textContent = done ? "Copied" : "Selected: press Ctrl or ⌘ and C";
+    say(done ? "The command is copied." : "The command is selected.");
+    setTimeout(() => (copy.textContent = "Copy"), 4000);
+  }
+  function select() {
+    getSelection().selectAllChildren(shown);
+    let done = false;
+    try {
+      done = document.execCommand("copy"); // a page from a file has no other way in some browsers
+    } catch {
+      /* it stays selected */
+    }
+    tellDone(done);
+  }
+  function put() {
+    if (navigator.clipboard?.writeText) navigator.clipboard.writeText(words).then(() => tellDone(true), select);
+    else select();
+  }
+  return el("div", { class: "command-box" }, shown, copy);
+}

@@ -180,7 +180,7 @@ Object.assign(graph, {
 
   ring(row, left, top, wide) {
     const { pen, view, ink } = this;
-    this.canvas.dataset.ring = `${row},${Math.round(left + wide / 2)},${Math.round(top + (BOX.height * view.k) / 2)}`;
+    if (row === this.cursor || this.cursor < 0) this.canvas.dataset.ring = `${row},${Math.round(left + wide / 2)},${Math.round(top + (BOX.height * view.k) / 2)}`;
     pen.strokeStyle = ink.focus;
     pen.lineWidth = 2.5;
     pen.beginPath();

@@ -13,6 +13,17 @@ function grouped(findings) {
   return [...groups.values()];
 }
 
+/** Lists of findings that read the same, where there are FEW or more; others alone, each in the place of its first. */
+function alike(findings) {
+  const rows = new Map();
+  for (const finding of findings) {
+    const key = JSON.stringify([finding.type, finding.reason, finding.sure, finding.fresh, finding.fix]);
+    if (!rows.has(key)) rows.set(key, []);
+    rows.get(key).push(finding);
+  }
+  return [...rows.values()].flatMap((same) => (same.length < FEW ? same.map((finding) => [finding]) : [same]));
+}
+
 const findingsView = {
   start() {
     when("side", () => this.show());
@@ -29,51 +40,42 @@ const findingsView = {
         this.tier(severity.title, rank, grouped(hits.filter((finding) => finding.severity === rank)), severity.fails),
       ),
       this.nears(grouped(nears)),
-      this.together(hits),
       hits.length + nears.length ? null : el("p", { class: "note" }, "No rule found anything."),
     );
   },
 
+  /** Findings that fail nothing stay folded, and near misses too: they ask for no action. */
   tier(name, rank, groups, open) {
-    return groups.length
-      ? [
-          el("h3", { class: `tier tier-${rank}` }, el("span", { "aria-hidden": "true" }, TIER_SIGNS[rank]), ` ${name}`),
-          ...groups.map((group, place) => this.group(group, open && (!place || group.length <= FEW))),
-        ]
-      : [];
+    if (!groups.length) return [];
+    const sign = el("span", { "aria-hidden": "true" }, TIER_SIGNS[rank]);
+    const head = el("h3", { class: `tier tier-${rank}` }, sign, ` ${name}`);
+    if (open) return [head, ...groups.map((group, place) => this.group(group, !place || groups.length <= FEW))];
+    return [head, this.quiet(`${name}s`, "What could be better, and asks for no action.", groups)];
   },
 
-  /** All near misses in one fold: what almost was a finding. */
   nears(groups) {
     if (!groups.length) return null;
+    return el(
+      "div",
+      { class: "apart" },
+      el("h3", { class: "tier" }, "Almost"),
+      this.quiet("Near misses", "What almost was a finding.", groups),
+    );
+  },
+
+  /** All groups in one fold. */
+  quiet(name, words, groups) {
+    const many = groups.reduce((sum, group) => sum + group.length, 0);
     const head = el(
       "summary",
       {},
-      el("span", { class: "group-title" }, el("b", {}, "Near misses"), el("span", {}, "What almost was a finding.")),
-      el("span", { class: "group-side" }, `by ${count(groups.length, "rule")}`),
+      el("span", { class: "group-title" }, el("b", {}, name), el("span", {}, words)),
+      el("span", { class: "group-side" }, `${many.toLocaleString("en")}×`, el("br"), `by ${count(groups.length, "rule")}`),
     );
     const box = el("details", { class: "group near" }, head);
     const fillIn = () => box.children.length > 1 || box.append(...groups.map((group) => this.group(group, false)));
     head.addEventListener("click", fillIn);
-    return el("div", { class: "apart" }, el("h3", { class: "tier" }, "Almost"), box);
-  },
-
-  /** One command for all that has a pass, where that is more than one. */
-  together(hits) {
-    const passes = [
-      ...new Set(
-        hits
-          .filter((finding) => data.severities[finding.severity].fails && finding.of.fix?.pass)
-          .map(({ of }) => of.fix.pass),
-      ),
-    ];
-    if (passes.length < 2) return null;
-    return el(
-      "div",
-      { class: "together" },
-      el("h4", {}, "All fixes at once"),
-      el("p", { class: "command" }, command(current().model, passes)),
-    );
+    return box;
   },
 
   group(findings, open) {
@@ -89,13 +91,15 @@ const findingsView = {
         { class: "group-side" },
         el("b", {}, `${findings.length.toLocaleString("en")}×`),
         el("br"),
-        `${extra}${rule.fix ? (rule.fix.pass ? "a pass fixes it" : "advice") : "no fix"}`,
+        `${extra}${remedyText(findings)}`,
       ),
     );
     const box = el("details", { class: "group" }, head);
     const fillIn = () => {
       if (box.children.length > 1) return;
-      const list = stepped(findings, STEP, (finding) => this.item(finding));
+      const list = stepped(alike(findings), STEP, (same) =>
+        same.length < FEW ? this.item(same[0]) : this.same(same),
+      );
       box.append(list);
       roving(list, "button.item", { grow: list.grow });
       this.mark();
@@ -108,7 +112,32 @@ const findingsView = {
     return box;
   },
 
-  item(finding) {
+  /** Findings that read the same but for their names: one row, and the names on demand. */
+  same(findings) {
+    const [first] = findings;
+    const head = el(
+      "summary",
+      {},
+      el("b", {}, `${findings.length.toLocaleString("en")}×`),
+      ` ${text(first.type)}`,
+      first.fresh ? el("span", { class: "warn" }, " · new") : null,
+      first.refuses && !first.sure ? el("span", { class: "warn" }, " · not sure") : null,
+      el("span", { class: "why text" }, text(first.reason)),
+    );
+    const box = el("details", { class: "same" }, head);
+    box.findings = findings;
+    head.addEventListener("click", () => {
+      if (box.children.length > 1) return;
+      const list = stepped(findings, STEP, (finding) => this.item(finding, true));
+      box.append(list);
+      roving(list, "button.item", { grow: list.grow });
+      this.mark();
+    });
+    return box;
+  },
+
+  /** `brief`: the reason stands above. */
+  item(finding, brief = false) {
     const covers =
       finding.covers.length > 1 && !finding.near ? ` and ${count(finding.covers.length - 1, "op")} more` : "";
     const made = el(
@@ -122,7 +151,7 @@ const findingsView = {
       ` ${text(finding.type)}${covers}`,
       finding.fresh ? el("span", { class: "warn" }, " · new") : null,
       finding.refuses && !finding.sure ? el("span", { class: "warn" }, " · not sure") : null,
-      el("span", { class: "why text" }, text(finding.reason)),
+      brief ? null : el("span", { class: "why text" }, text(finding.reason)),
     );
     made.finding = finding;
     return made;
@@ -134,5 +163,12 @@ const findingsView = {
       if (finding && item.finding === finding) item.setAttribute("aria-current", "true");
       else item.removeAttribute("aria-current");
     }
+    for (const box of byId("finding-list").querySelectorAll("details.same"))
+      box.firstChild.classList.toggle("holds", Boolean(finding) && box.findings.includes(finding));
   },
 };
+
+function remedyText(findings) {
+  if (findings.some((finding) => finding.remedy?.commands.length)) return "has a command";
+  return findings.some((finding) => finding.remedy) ? "advice" : "no fix";
+}

@@ -227,7 +227,7 @@ const graph = {
   /** What was chosen elsewhere comes into view. */
   follow(from) {
     const { chosen } = state;
-    if (!chosen || from === "graph") {
+    if (!chosen || from === "graph" || from === "start") {
       drawSoon(this);
       return;
     }

@@ -13,6 +13,7 @@ class Report {
     this.findings.forEach((finding, place) => {
       finding.place = place;
       finding.of = this.rules[finding.rule];
+      finding.remedy = this.fixes[finding.fix] ?? null;
     });
     this.hits = this.findings.filter((finding) => !finding.near);
     this.nears = this.findings.filter((finding) => finding.near);
@@ -93,6 +94,14 @@ function choose(chosen, from) {
   if (row !== null && row !== undefined) showFunction(current().functionOf[row]);
   if (chosen && chosen.function !== undefined) showFunction(chosen.function);
   tell("chosen", from);
+}
+
+/** What costs most is chosen when the page opens; nothing moves for it. */
+function chooseFirst() {
+  const finding = current().findings[current().costliest];
+  if (!finding) return;
+  state.chosen = { kind: "finding", finding, row: finding.row };
+  tell("chosen", "start");
 }
 
 function showFunction(place) {
