@@ -22,9 +22,11 @@ __all__ = [
     "format_dimension",
     "format_dtype",
     "format_function_body",
+    "format_literal",
     "format_op",
     "format_program",
     "format_type",
+    "is_literal",
 ]
 
 _PYMIL_SYMBOL = re.compile(r"\bis\d+\b")
@@ -139,7 +141,7 @@ class _Namer:
 
     def _arguments(self, op: Operation) -> Iterator[str]:
         if op.op_type == "const":
-            yield f"val={_format_literal(op.outputs[0])}"
+            yield f"val={format_literal(op.outputs[0])}"
             return
         for name, bound in op.inputs.items():
             if isinstance(bound, (list, tuple)):
@@ -148,13 +150,19 @@ class _Namer:
                 yield f"{name}={self._operand(bound)}"
 
     def _operand(self, var: Var) -> str:
-        return _format_literal(var) if var.op is not None and var.op.op_type == "const" else self.ref(var)
+        return format_literal(var) if var.op is not None and var.op.op_type == "const" else self.ref(var)
 
 
-def _format_literal(var: Var) -> str:
+def is_literal(var: Var) -> bool:
+    """Return whether the value of a const is printed, and not only its type."""
+    return types.is_list(var.sym_type) or int(np.prod(var.shape, dtype=np.int64)) <= _MAX_INLINE_ELEMENTS
+
+
+def format_literal(var: Var) -> str:
+    """Format the value of a small const, or the type of a large one in angle brackets."""
     if types.is_list(var.sym_type):
         return f"<list of {len(var.val)}>"
-    if int(np.prod(var.shape, dtype=np.int64)) > _MAX_INLINE_ELEMENTS:
+    if not is_literal(var):
         return f"<{format_type(var)}>"
     value: Any = var.val.tolist() if isinstance(var.val, (np.ndarray, np.generic)) else var.val
     return str(value)

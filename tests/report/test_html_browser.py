@@ -623,3 +623,12 @@ def test_suggestions_and_near_misses_are_folded(show, driver):
                         ".map((one) => [one.open, one.querySelector('.group-side').innerText])")
     assert [opened for opened, _ in folds] == [False] * 2
     assert [words.split("×")[0] for _, words in folds] == [str(len(quiet)), str(len(report.near_misses))]
+
+
+def test_an_op_shows_its_attributes_and_its_weights(show, driver):
+    show("vocoder")
+    run(driver, "[...document.querySelectorAll('#ops-grid .grid-row[id]')].find("
+                "(row) => row.textContent.includes('conv_transpose')).click()")
+    seen = details(driver)
+    for words in ("Attributes", "strides\n[2]", "Weight\n", "fp16[8, 4, 4]", "256 B", "Range", "deviation", "Zeros"):
+        assert words in seen, words

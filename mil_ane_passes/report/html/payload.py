@@ -25,6 +25,7 @@ from ..lint_groups import find_costliest
 from ..lint_text import format_latency
 from ..network import iterate_network_lines
 from ..next_step import NextStep
+from .attributes import AttributeTable
 from .changes import find_changes
 from .measurement import encode_measurement
 
@@ -146,7 +147,7 @@ def _encode_report(report: LintReport, texts: _TextTable) -> dict[str, Any]:
     plan = report.plan
     rows = {row.op: place for place, row in enumerate(plan.rows)}
     rules: dict[str, dict[str, Any]] = {}
-    fixes = _FixTable(report)
+    fixes, attributes = _FixTable(report), AttributeTable(texts)
     firsts = {name: first for name, first, _ in _find_function_spans(plan)}
     fresh = {id(item) for item in report.baseline.new} if report.baseline is not None else set()
     listed = [*report.findings, *report.near_misses]
@@ -167,7 +168,8 @@ def _encode_report(report: LintReport, texts: _TextTable) -> dict[str, Any]:
         "functions": [
             _encode_function(report, name, first, count) for name, first, count in _find_function_spans(plan)
         ],
-        "ops": {**_build_columns(plan, rows, texts), **_build_latency_columns(report, texts)},
+        "ops": {**_build_columns(plan, rows, texts, attributes), **_build_latency_columns(report, texts)},
+        "weights": attributes.weights,
         "accepted": _collect_supporting_evidence(plan),
         "rules": list(rules.values()),
         "measured": encode_measurement(report),
@@ -221,11 +223,13 @@ _SUPPORT_CODES = {"no": 0, "unknown": 1, "yes": 2}
 _ENGINE_CODES = {"ane": 0, "bnns": 1, "classic_cpu": 2}
 
 
-def _build_columns(plan: Plan, rows: dict[Operation, int], texts: _TextTable) -> dict[str, list[Any]]:
+def _build_columns(
+    plan: Plan, rows: dict[Operation, int], texts: _TextTable, attributes: AttributeTable,
+) -> dict[str, list[Any]]:
     """Build one list per property, with one entry per op."""
     columns: dict[str, list[Any]] = {}
     for row in plan.rows:
-        for key, value in _encode_row(row, rows, texts).items():
+        for key, value in {**_encode_row(row, rows, texts), **attributes.encode(row.op)}.items():
             columns.setdefault(key, []).append(value)
     return columns
 

@@ -63,6 +63,8 @@ const details = {
       report.answer(row) === "yes" ? this.accepted(report, row) : null,
       this.costs(report, row),
       this.latency(report, row),
+      this.attributes(report, row),
+      this.weights(report, row),
       this.mil(report, row),
       this.around(report, row),
     ];
@@ -213,6 +215,50 @@ const details = {
     return el("p", { class: "note" }, `Latency: ${time(spent / 1000)}, ${text(report.ops.latency_term[row])}`);
   },
 
+  attributes(report, row) {
+    const listed = pairsOf(report.ops.attributes[row]);
+    if (!listed.length) return null;
+    const shown = listed.map(([name, value]) => [text(name), [el("span", { class: "mono name" }, text(value))]]);
+    return el("div", {}, el("h4", {}, "Attributes"), this.pairs(shown));
+  },
+
+  weights(report, row) {
+    const listed = pairsOf(report.ops.weights[row]);
+    if (!listed.length) return null;
+    const some = listed.slice(0, 12).map(([name, place]) => this.weight(text(name), report.weights[place]));
+    const more = listed.length - some.length;
+    return el(
+      "div",
+      { class: "weights" },
+      el("h4", {}, listed.length > 1 ? "Weights" : "Weight"),
+      ...some,
+      more > 0 ? el("p", { class: "note" }, `${more.toLocaleString("en")} more are not listed.`) : null,
+    );
+  },
+
+  weight(name, weight) {
+    const { statistics: found, sampled } = weight;
+    const pairs = [
+      [name, [named(text(weight.type))]],
+      ["Size", [weightSize(weight)]],
+    ];
+    if (weight.compressed >= 0) pairs.push(["Compression", [text(weight.compressed).replaceAll("_", " ")]]);
+    if (found) {
+      pairs.push(
+        ["Range", [found.min === null ? "no finite value" : `${number(found.min)} to ${number(found.max)}`]],
+        ["Mean", [`${number(found.mean)}, deviation ${number(found.std)}`]],
+        ["Zeros", [percent(100 * found.zeros)]],
+      );
+      if (found.nonfinite) pairs.push(["Inf or NaN", [percent(100 * found.nonfinite)]]);
+    }
+    const words = found
+      ? sampled && `From ${sampled.toLocaleString("en")} values in blocks, not from all.`
+      : weight.compressed >= 0
+        ? "No statistics: the values are compressed."
+        : "No statistics: not numbers, or beyond what a report reads of all weights.";
+    return el("div", { class: "weight" }, this.pairs(pairs), words ? el("p", { class: "facts" }, words) : null);
+  },
+
   mil(report, row) {
     return el(
       "div",
@@ -316,4 +362,15 @@ function tally(words) {
   const counts = new Map();
   words.forEach((word) => counts.set(word, (counts.get(word) || 0) + 1));
   return [...counts].sort((a, b) => b[1] - a[1]);
+}
+
+/** [a, b, c, d] as [[a, b], [c, d]]. */
+const pairsOf = (flat) =>
+  Array.from({ length: flat.length / 2 }, (_, place) => [flat[2 * place], flat[2 * place + 1]]);
+
+const number = (value) => (value === null ? "–" : String(Number(value.toPrecision(4))));
+
+function weightSize({ bytes: stored, dense }) {
+  if (!dense) return bytes(stored);
+  return `${bytes(stored)} instead of ${bytes(dense)}`;
 }
