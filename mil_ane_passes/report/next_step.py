@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..passes.finding import Finding, collect_fixes
@@ -68,7 +68,8 @@ class Outlook(Protocol):
 class NextStep:
     """What to do next: a command (empty if none is predicted to help), and the reason in words.
 
-    `found` has the forecasts before and after that command; where there is none, `note` says why.
+    `found` has the forecasts before and after that command, or after what was tried; `note` says why there is none, or
+    what speaks against it.
     """
 
     command: str
@@ -123,8 +124,8 @@ def find_next_step(report: LintReport) -> NextStep | None:
                         "cannot fix its lookups and lengths.",
                         note="adapt prints the ops before and after, and compares the results")
     passes = [fix["pass"] for fix in collect_fixes(failing)]
-    made, against = _suggest_rewrite(report, passes, failing) if passes else (None, "")
-    return made or _suggest_otherwise(report, failing, against)
+    made = _suggest_rewrite(report, passes, failing) if passes else NextStep("", "No pass fixes these findings.")
+    return made if made.command else _suggest_otherwise(report, failing, made)
 
 
 def _suggest_preset(report: LintReport, failing: Sequence[Finding]) -> NextStep | None:
@@ -135,33 +136,33 @@ def _suggest_preset(report: LintReport, failing: Sequence[Finding]) -> NextStep 
     if found.is_gain:
         return NextStep(format_preset_command(report, "full"), "Upgrade the NeuralNetwork and rewrite it with the "
                         "preset full.", found)
-    return _suggest_otherwise(report, failing, f"rewrite --preset full is predicted to gain nothing: "
-                                               f"{_describe_outcome(found)}")
+    words = "No known fix is predicted to gain. Tried: the preset full."
+    return _suggest_otherwise(report, failing, NextStep("", words, found))
 
 
 def _suggest_rewrite(
     report: LintReport, passes: Sequence[str], failing: Sequence[Finding],
-) -> tuple[NextStep | None, str]:
-    """Suggest the passes that gain by forecast; or None, and what speaks against them all."""
+) -> NextStep:
+    """Suggest the passes that gain by forecast; without a command, say what speaks against them all."""
     tried = _Forecasts(report)
     found = tried.forecast(passes)
     if isinstance(found, str):
         return NextStep(format_rewrite_command(report, passes, dry_run=True), "This shows what the passes that fix "
                         f"findings change, and writes nothing: {_list_passes(passes)}.",
-                        note=f"not predicted here: {found}"), ""
+                        note=f"not predicted here: {found}")
     needed = [fix["pass"] for fix in collect_fixes(item for item in failing if item.severity is Severity.WRONG)]
     if found.is_gain or set(passes) == set(needed):
         words = "Wrong numbers are fixed at any cost." if not found.is_gain else ""
-        return NextStep(format_rewrite_command(report, passes), _describe_passes(passes, words), found), ""
+        return NextStep(format_rewrite_command(report, passes), _describe_passes(passes, words), found)
     chosen = _choose_gaining(tried, passes, needed)
     if chosen:
         return NextStep(format_rewrite_command(report, chosen), _describe_passes(chosen, "The other fixes are not "
-                        "predicted to gain."), tried.known.get(tuple(chosen))), ""
+                        "predicted to gain."), tried.known.get(tuple(chosen)))
     if isinstance(whole := tried.forecast_preset("full"), FixForecast) and whole.is_gain:
         return NextStep(format_preset_command(report, "full"), "Rewrite the model with the preset full; the passes "
-                        f"that fix findings are not predicted to gain alone: {_list_passes(passes)}.", whole), ""
+                        f"that fix findings are not predicted to gain alone: {_list_passes(passes)}.", whole)
     why = found.fault or ("the estimated latency grows" if _is_placed_better(found) else "no op moves to the ANE")
-    return None, f"no known fix is predicted to gain: with {_list_passes(passes)}, {_describe_outcome(found)} ({why})"
+    return NextStep("", f"No known fix is predicted to gain. Tried: {_list_passes(passes)}.", found, why)
 
 
 def _choose_gaining(tried: _Forecasts, passes: Sequence[str], needed: Sequence[str]) -> list[str]:
@@ -215,15 +216,15 @@ def _list_passes(passes: Sequence[str]) -> str:
     return join_names(name.removeprefix("ane::") for name in passes)
 
 
-def _suggest_otherwise(report: LintReport, failing: Sequence[Finding], against: str) -> NextStep | None:
-    """Suggest a cut, or repeat the advice of the worst finding; `against` is why no pass is suggested."""
+def _suggest_otherwise(report: LintReport, failing: Sequence[Finding], tried: NextStep) -> NextStep:
+    """Suggest a cut; or add the advice of the worst finding without a pass to what was `tried`."""
     cut = next((item for item in failing if item.split_at), None)
     if cut is not None and os.path.exists(report.model):
-        return NextStep(format_split_command(report, cut), f"This cuts the model at %{cut.value} ({cut.code} "
-                        f"{cut.slug}), so that the rest can run on the ANE.",
-                        note="; ".join(filter(None, (against, "not predicted: lint the parts to see where they run"))))
-    item = next((item for item in failing if item.fix and item.fix["advice"]), None)
-    if item is not None and item.fix is not None:
-        return NextStep("", f"{against or 'no pass fixes these findings'}; {item.code} {item.slug}: "
-                        f"{item.fix['advice']}")
-    return NextStep("", against or "no known fix for these findings") if against or failing else None
+        return NextStep(format_split_command(report, cut), f"{tried.words} This cuts the model at %{cut.value} "
+                        f"({cut.code} {cut.slug}), so that the rest can run on the ANE.",
+                        note="not predicted here: lint the parts to see where they run")
+    for item in failing:
+        fix = item.fix
+        if fix is not None and fix["advice"] and not fix["pass"]:
+            return replace(tried, words=f"{tried.words} {item.code} {item.slug}: {fix['advice']}")
+    return tried

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 
 import pytest
@@ -632,3 +633,26 @@ def test_an_op_shows_its_attributes_and_its_weights(show, driver):
     seen = details(driver)
     for words in ("Attributes", "strides\n[2]", "Weight\n", "fp16[8, 4, 4]", "256 B", "Range", "deviation", "Zeros"):
         assert words in seen, words
+
+
+def test_a_code_leads_to_the_page_of_its_rule(show, driver):
+    show("vocoder")
+    report = ane.lint(programs.vocoder(), target="m4")
+    item = find_costliest(report.findings, report.plan)
+    run(driver, "document.querySelector('.finding .rule-link').click()")
+    settled(driver)
+    link, seen, top = run(driver, """const link = document.querySelector('.finding .rule-link');
+        const page = document.querySelector(link.hash);
+        return [link.textContent, page.innerText, page.getBoundingClientRect().top]""")
+    assert link == item.rule.code and inspect.getdoc(item.rule) in seen and f"explain {link}" in seen
+    assert 0 <= top < 1000
+    codes = run(driver, "return [...document.querySelectorAll('#rules details')].map((one) => one.id)")
+    assert codes == sorted({f"rule-{one.rule.code}" for one in [*report.findings, *report.near_misses]})
+
+
+def test_buffers_are_explained_in_words(show, driver):
+    show("vocoder")
+    buffers = ane.lint(programs.vocoder(), target="m4").buffers
+    worst = max(buffers, key=lambda one: one.rows - one.dense)
+    words = run(driver, "return document.getElementById('buffers-words').textContent")
+    assert f"is for {worst.value}: a tensor of {'×'.join(map(str, worst.shape))} needs" in words

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 from collections import Counter
@@ -314,6 +315,7 @@ def _encode_rule(item: Finding) -> dict[str, Any]:
     rule = item.rule
     return {
         "code": rule.code, "slug": rule.slug, "name": rule.name, "summary": rule.summary(),
+        "page": inspect.getdoc(rule) or rule.summary(),
         "confidence": rule.confidence, "evidence": [source.to_dict() for source in rule.evidence],
     }
 

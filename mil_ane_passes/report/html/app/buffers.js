@@ -9,22 +9,22 @@ const buffersView = {
       { label: "Tensor", width: "minmax(11rem, 2fr)", value: (row) => text(list(row)[VALUE]) },
       { label: "Shape", width: "minmax(9rem, 1fr)", value: (row) => text(list(row)[SHAPE]) },
       {
-        label: "Needed",
+        label: "Values",
         width: "7rem",
         number: true,
         value: (row) => list(row)[DENSE],
         shown: (row) => bytes(list(row)[DENSE]),
       },
       {
-        label: "Padded",
+        label: "Rows filled",
         width: "7rem",
         number: true,
         value: (row) => list(row)[ROWS],
         shown: (row) => bytes(list(row)[ROWS]),
       },
-      { label: "Factor", width: "6rem", number: true, value: times, shown: (row) => `${times(row).toFixed(2)}×` },
+      { label: "Times", width: "6rem", number: true, value: times, shown: (row) => `${times(row).toFixed(2)}×` },
       {
-        label: "Wasted",
+        label: "Filling",
         width: "7rem",
         number: true,
         value: (row) => list(row)[ROWS] - list(row)[DENSE],
@@ -56,6 +56,7 @@ const buffersView = {
     const { buffers, summary: sums } = current();
     byId("buffers-count").textContent =
       `${count(buffers.length, "tensor")}: ${bytes(sums.dense_bytes)} needed, ${bytes(sums.padded_bytes)} as buffers`;
+    byId("buffers-words").textContent = wordsOf(buffers);
     this.grid.show(buffers.map((_, row) => row));
   },
 
@@ -70,3 +71,17 @@ const buffersView = {
     else say(`${text(value)} is made by no op: an input, or a further output of one.`);
   },
 };
+
+/** What filling costs in all, and the tensor with the most of it. */
+function wordsOf(buffers) {
+  const [VALUE, SHAPE, DENSE, ROWS] = [1, 2, 3, 4];
+  const filling = (one) => one[ROWS] - one[DENSE];
+  const worst = buffers.reduce((most, one) => (!most || filling(one) > filling(most) ? one : most), null);
+  if (!worst || !filling(worst)) return "Here no row has to be filled.";
+  const all = buffers.reduce((sum, one) => sum + filling(one), 0);
+  const factor = worst[DENSE] ? `, ${(worst[ROWS] / worst[DENSE]).toFixed(1)} times as much` : "";
+  return (
+    `Here that adds ${bytes(all)}. The most of it, ${bytes(filling(worst))}, is for ${text(worst[VALUE])}: a tensor of ` +
+    `${text(worst[SHAPE])} needs ${bytes(worst[DENSE])} and takes ${bytes(worst[ROWS])}${factor}.`
+  );
+}

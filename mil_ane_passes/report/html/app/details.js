@@ -103,7 +103,7 @@ const details = {
     return el(
       "section",
       { class: `finding${chosen ? " chosen" : ""}`, "aria-label": heading },
-      el("h3", {}, heading),
+      el("h3", {}, codeLink(rule), ` ${rule.slug}`),
       el("p", { class: "says text" }, text(finding.reason)),
       finding.message >= 0
         ? el("div", {}, el("h4", {}, "Core ML says"), el("blockquote", {}, text(finding.message)))

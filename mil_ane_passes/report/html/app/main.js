@@ -1,6 +1,6 @@
 // Everything starts here, once.
 
 theme.start();
-[summary, stepView, changesView, strips, findingsView, details, opsView, buffersView, graph].forEach((part) => part.start());
+[summary, stepView, rulesView, changesView, strips, findingsView, details, opsView, buffersView, graph].forEach((part) => part.start());
 chooseFirst();
 document.documentElement.dataset.ready = "yes";

@@ -20,15 +20,15 @@ const opsView = {
   columns() {
     const now = current;
     return [
-      { label: "#", width: "2.8rem", number: true, value: (row) => now().ops.index[row] },
+      { label: "#", width: "2.6rem", number: true, value: (row) => now().ops.index[row] },
       {
         label: "Op",
-        width: "7.5rem",
+        width: "6.8rem",
         value: (row) => now().type(row),
         shown: (row) => `${"· ".repeat(now().ops.depth[row])}${now().type(row)}`,
       },
-      { label: "Output", width: "minmax(7rem, 1.3fr)", value: (row) => now().output(row) },
-      { label: "Type", width: "6rem", value: (row) => now().kind(row) },
+      { label: "Output", width: "minmax(7rem, 1.2fr)", value: (row) => now().output(row) },
+      { label: "Type", width: "minmax(9rem, 1fr)", value: (row) => now().kind(row) },
       {
         label: "Runs on",
         width: "4.4rem",
@@ -37,13 +37,13 @@ const opsView = {
       },
       {
         label: "ANE takes",
-        width: "6rem",
+        width: "5.6rem",
         value: (row) => now().answer(row),
         build: (row) => answerText(now().answer(row)),
       },
       {
         label: "µs",
-        width: "5.2rem",
+        width: "4rem",
         number: true,
         value: (row) => now().spent(row),
         shown: (row) => digits(now().spent(row) * 1000),
@@ -54,7 +54,7 @@ const opsView = {
         value: (row) => now().codes(row).join(" "),
         shown: (row) => shortened(now().codes(row)),
       },
-      { label: "Why", width: "minmax(7.4rem, 2fr)", value: (row) => now().reason(row) },
+      { label: "Why", width: "minmax(7rem, 2fr)", value: (row) => now().reason(row) },
     ];
   },
 

@@ -23,7 +23,7 @@ function tilesOf(report) {
     latencyTile(summary),
     ["transitions", summary.transitions.toLocaleString("en")],
     ["findings", report.hits.length.toLocaleString("en")],
-    ["buffer bytes to needed", `${factor(report).toFixed(2)}×`],
+    ["times the memory that values need", `${factor(report).toFixed(2)}×`],
   ];
 }
 
