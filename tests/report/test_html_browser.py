@@ -531,6 +531,13 @@ def test_tables_fit_in_a_window_of_1400_pixels(show, driver):
         inner, outer = run(driver, f"const box = document.querySelector('#{name}-grid .grid');"
                                    "return [box.scrollWidth, box.clientWidth]")
         assert inner <= outer
+    show("large")
+    driver.set_window_size(1400, 1000)
+    settled(driver)
+    cut = run(driver, """return [...document.querySelectorAll('#ops-grid .grid-body .cell')].filter(
+        (cell) => cell.scrollWidth > cell.clientWidth && !['3', '9'].includes(cell.getAttribute('aria-colindex'))).map(
+        (cell) => cell.textContent)""")
+    assert cut == []  # names and reasons may be of any length; the others are whole
 
 
 def test_segments_name_what_keeps_them_off_the_ane(show, driver):
@@ -656,3 +663,36 @@ def test_buffers_are_explained_in_words(show, driver):
     worst = max(buffers, key=lambda one: one.rows - one.dense)
     words = run(driver, "return document.getElementById('buffers-words').textContent")
     assert f"is for {worst.value}: a tensor of {'×'.join(map(str, worst.shape))} needs" in words
+
+
+def test_the_whole_graph_is_moved_as_a_picture(show, driver):
+    from tests.report.panning import measure_panning
+
+    show("large")
+    run(driver, "window.painted = 0; const one = CanvasRenderingContext2D.prototype; const fill = one.fillRect;"
+                "one.fillRect = function (...given) { window.painted++; return fill.apply(this, given); }")
+    found = measure_panning(driver, 0, 500)
+    assert found["moved"] > 3 and run(driver, "return window.painted") < 200 < found["drawn"]
+    assert measure_panning(driver, 9, 500)["drawn"] < 400
+
+
+def test_a_picture_shows_what_drawing_shows(show, driver):
+    show("large")
+    run(driver, "document.getElementById('graph').scrollIntoView()")
+    colors = """const c = document.getElementById('canvas'), copy = new OffscreenCanvas(c.width, c.height);
+        const pen = copy.getContext('2d', {willReadFrequently: true});
+        pen.drawImage(c, 0, 0);
+        const all = pen.getImageData(0, 0, c.width, c.height).data, seen = {};
+        for (let at = 0; at < all.length; at += 4) {
+            const name = all.slice(at, at + 3).join(); seen[name] = (seen[name] ?? 0) + 1; }
+        const of = (name) => getComputedStyle(document.documentElement).getPropertyValue('--' + name).trim();
+        const rgb = (hex) => [1, 3, 5].map((place) => parseInt(hex.slice(place, place + 2), 16)).join();
+        return ['ane', 'cpu'].map((name) => seen[rgb(of(name))] ?? 0)"""
+    run(driver, "document.getElementById('zoom-fit').click()")
+    settled(driver)
+    ane_pixels, cpu_pixels = run(driver, colors)
+    assert ane_pixels > 1000 and 0 < cpu_pixels < ane_pixels
+    run(driver, "document.getElementById('theme').click()")
+    settled(driver)
+    assert all(many > 0 for many in run(driver, colors))
+    run(driver, "document.getElementById('theme').click(); try { localStorage.clear() } catch {}")

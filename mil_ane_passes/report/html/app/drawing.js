@@ -1,5 +1,9 @@
 // How the graph is drawn: what is in view only, and less of it the further one is away.
 
+const MANY = 1500; // ops from which a picture is kept
+const MOST_PIXELS = 8e6; // of that picture, which takes 32 MB
+const EDGE = 24;
+
 Object.assign(graph, {
   // Geometry
 
@@ -25,21 +29,68 @@ Object.assign(graph, {
   // Drawing
 
   draw() {
-    const { pen, size, layout, view } = this;
+    const { pen, size, view } = this;
     const started = performance.now();
+    const picture = this.picture();
     pen.setTransform(size.dense, 0, 0, size.dense, 0, 0);
     pen.fillStyle = this.ink.page;
     pen.fillRect(0, 0, size.width, size.height);
+    const drawn = picture ? this.lay(picture) : this.paint();
+    this.last = { drawn, took: performance.now() - started };
+    this.canvas.dataset.drawn = drawn;
+    this.canvas.dataset.zoom = view.k.toPrecision(4);
+    this.canvas.dataset.centre = `${Math.round(view.x + size.width / 2 / view.k)},${Math.round(view.y + size.height / 2 / view.k)}`;
+  },
+
+  /** Draws what is in view; returns the number of ops. */
+  paint() {
     const seen = this.inView();
     this.edges(seen);
     let drawn = 0;
     for (const { layers } of seen) {
       for (const members of layers) for (const at of members) drawn += this.box(at);
     }
-    this.last = { drawn, took: performance.now() - started };
-    this.canvas.dataset.drawn = drawn;
-    this.canvas.dataset.zoom = view.k.toPrecision(4);
-    this.canvas.dataset.centre = `${Math.round(view.x + size.width / 2 / view.k)},${Math.round(view.y + size.height / 2 / view.k)}`;
+    return drawn;
+  },
+
+  /** The whole graph as a picture, which is only moved while the zoom stays; null where it has few ops or is too large. */
+  picture() {
+    const { layout, view, size } = this;
+    const [width, height] = [layout.width * view.k + 2 * EDGE, layout.height * view.k + 2 * EDGE];
+    const pixels = width * height * size.dense ** 2;
+    if (layout.size < MANY || BOX.width * view.k >= 30 || pixels > MOST_PIXELS) return null;
+    const key = [view.k, size.dense];
+    const known = this.kept;
+    if (known && known.layout === layout && known.ink === this.ink && String(known.key) === String(key)) return known;
+    const canvas = document.createElement("canvas");
+    canvas.width = Math.ceil(width * size.dense);
+    canvas.height = Math.ceil(height * size.dense);
+    const here = { pen: this.pen, view: this.view, size: this.size };
+    this.pen = canvas.getContext("2d");
+    this.pen.setTransform(size.dense, 0, 0, size.dense, 0, 0);
+    this.view = { x: -EDGE / view.k, y: -EDGE / view.k, k: view.k };
+    this.size = { width, height, dense: size.dense };
+    this.plain = true;
+    const drawn = this.paint();
+    this.plain = false;
+    Object.assign(this, here);
+    this.kept = { layout, ink: this.ink, key, canvas, drawn };
+    return this.kept;
+  },
+
+  /** Draws the picture where the view is, on whole pixels, and marks what is chosen. */
+  lay({ canvas, drawn }) {
+    const { pen, view, size, layout } = this;
+    const snap = (value) => Math.round(value * size.dense) / size.dense;
+    const [left, top] = [snap(-view.x * view.k - EDGE), snap(-view.y * view.k - EDGE)];
+    pen.drawImage(canvas, left, top, canvas.width / size.dense, canvas.height / size.dense);
+    for (const row of new Set([this.cursor, state.chosen?.row ?? -1])) {
+      const at = row - layout.first;
+      if (at < 0 || at >= layout.size) continue;
+      const [x, y] = this.spot(at);
+      this.ring(row, (x - view.x) * view.k, (y - view.y) * view.k, BOX.width * view.k);
+    }
+    return drawn;
   },
 
   /** The lines in view, each with its layers in view. */
@@ -114,7 +165,7 @@ Object.assign(graph, {
       pen.fillStyle = ane ? ink.ane : ink.cpu;
       pen.fillRect(left, top + (BOX.height * view.k - high) / 2, Math.max(1.5, wide), high);
     } else this.card(row, left, top, wide, ane);
-    if (row === this.cursor || (state.chosen && state.chosen.row === row)) this.ring(row, left, top, wide);
+    if (!this.plain && (row === this.cursor || (state.chosen && state.chosen.row === row))) this.ring(row, left, top, wide);
     return 1;
   },
 

@@ -23,12 +23,12 @@ const opsView = {
       { label: "#", width: "2.6rem", number: true, value: (row) => now().ops.index[row] },
       {
         label: "Op",
-        width: "6.8rem",
+        width: "7.9rem",
         value: (row) => now().type(row),
         shown: (row) => `${"· ".repeat(now().ops.depth[row])}${now().type(row)}`,
       },
-      { label: "Output", width: "minmax(7rem, 1.2fr)", value: (row) => now().output(row) },
-      { label: "Type", width: "minmax(9rem, 1fr)", value: (row) => now().kind(row) },
+      { label: "Output", width: "minmax(6rem, 1fr)", value: (row) => now().output(row) },
+      { label: "Type", width: "9.8rem", value: (row) => now().kind(row) },
       {
         label: "Runs on",
         width: "4.4rem",
@@ -37,24 +37,24 @@ const opsView = {
       },
       {
         label: "ANE takes",
-        width: "5.6rem",
+        width: "5.4rem",
         value: (row) => now().answer(row),
         build: (row) => answerText(now().answer(row)),
       },
       {
         label: "µs",
-        width: "4rem",
+        width: "4.8rem",
         number: true,
         value: (row) => now().spent(row),
         shown: (row) => digits(now().spent(row) * 1000),
       },
       {
         label: "Codes",
-        width: "6.6rem",
+        width: "6.7rem",
         value: (row) => now().codes(row).join(" "),
         shown: (row) => shortened(now().codes(row)),
       },
-      { label: "Why", width: "minmax(7rem, 2fr)", value: (row) => now().reason(row) },
+      { label: "Why", width: "minmax(6.5rem, 2fr)", value: (row) => now().reason(row) },
     ];
   },
 
