@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FixForecast", "NextStep", "Outlook", "find_next_step", "iterate_step_lines"]
 
+_AT_ANY_COST = "Wrong numbers are fixed at any cost."
 _MIN_GAIN = 0.01
 "The share of the estimated run time that counts as a gain: the guard lets it grow by as much."
 _MAX_TRIED_OPS = 3000
@@ -152,12 +153,13 @@ def _suggest_rewrite(
                         note=f"not predicted here: {found}")
     needed = [fix["pass"] for fix in collect_fixes(item for item in failing if item.severity is Severity.WRONG)]
     if found.is_gain or set(passes) == set(needed):
-        words = "Wrong numbers are fixed at any cost." if not found.is_gain else ""
+        words = "" if found.is_gain else _AT_ANY_COST
         return NextStep(format_rewrite_command(report, passes), _describe_passes(passes, words), found)
     chosen = _choose_gaining(tried, passes, needed)
     if chosen:
-        return NextStep(format_rewrite_command(report, chosen), _describe_passes(chosen, "The other fixes are not "
-                        "predicted to gain."), tried.known.get(tuple(chosen)))
+        why = "" if tried.gains(chosen) else _AT_ANY_COST + " "
+        return NextStep(format_rewrite_command(report, chosen), _describe_passes(
+            chosen, f"{why}The other fixes are not predicted to gain."), tried.known.get(tuple(chosen)))
     if isinstance(whole := tried.forecast_preset("full"), FixForecast) and whole.is_gain:
         return NextStep(format_preset_command(report, "full"), "Rewrite the model with the preset full; the passes "
                         f"that fix findings are not predicted to gain alone: {_list_passes(passes)}.", whole)
