@@ -27,6 +27,7 @@ from mil_ane_passes.utils.errors import InputError
 from tests.conversions import convert_model
 from tests.equivalence.test_masks import attention as padded
 from tests.equivalence.test_masks import feeds
+from tests.lab.versions.needs import older_than
 from tests.rewrites.helpers import configure_rewrite
 
 INF, LOWEST = float("-inf"), torch.finfo(torch.float32).min
@@ -120,7 +121,8 @@ def infinite(made):
         for _, op in iterate_ops(made)
         if op.op_type == "const"
         and np.asarray(op.outputs[0].val).dtype.kind == "f"
-        and np.any(np.abs(np.asarray(op.outputs[0].val, dtype=np.float64)) > 65504)
+        # coremltools 9.1 makes 65504 of what overflows.
+        and np.any(np.abs(np.asarray(op.outputs[0].val, dtype=np.float64)) >= 65504)
     ]
 
 
@@ -148,7 +150,7 @@ def test_the_published_fault_no_longer_reaches_it(spelling):
     causes = causal(-1e4).double() if "causal" in spelling else 0
     ranked = scores(x.double()) * (0.5 if spelling == "float mask" else 1) + causes + shut(m, -1e4).double()
     truth = (F.softmax(ranked, -1) @ x.double()).numpy()
-    assert not np.allclose(faulty, truth, rtol=0, atol=0.3)
+    assert not older_than("9.1") or not np.allclose(faulty, truth, rtol=0, atol=0.3)
     apply_rewrite(rule(), made)
     np.testing.assert_allclose(outputs(made, given, precision="float64"), truth, rtol=0, atol=1e-6)
     cured = outputs(made, given, precision="float16", quirks=["infinite_mask"])
@@ -161,7 +163,7 @@ def test_a_row_whose_scores_are_all_replaced_has_even_weights(spelling):
     """As in PyTorch with a finite mask; with -inf PyTorch itself has NaN there."""
     given = inputs(masked_throughout=True)
     made = converted(spelling, "traced, iOS17")
-    assert np.isnan(outputs(made, given, precision="float16")[0]).all()
+    assert not older_than("9.1") or np.isnan(outputs(made, given, precision="float16")[0]).all()
     apply_rewrite(rule(), made)
     found = outputs(made, given, precision="float16", quirks=["infinite_mask"])
     np.testing.assert_allclose(found[0], given[0][0].mean(0).expand(KEYS, WIDTH), rtol=0, atol=0.02)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.lab.versions.needs import older_than
 from tests.rules.helpers import WAYS, converted, fired, notes
 
 X = torch.rand(2, 8)
@@ -60,6 +61,8 @@ def test_angle_is_judged_by_what_was_seen():
     (lambda x: torch.where(x > 0, x, torch.zeros_like(x)), None),
 ], ids=["isnan", "unequal to itself", "nan_to_num", "isinf", "above", "sign of zero", "masked", "puts in", "plain"])
 def test_nan(function, asks, way):
+    if asks == "an infinity" and way == "traced" and not older_than("9.1"):
+        pytest.skip("coremltools 9.1 makes 65504 of the infinity that its frontend writes as 3.4e38")
     found = notes("nan_logic", converted(function, X, way=way))
     assert any(asks in note for note in found) if asks else not found
 

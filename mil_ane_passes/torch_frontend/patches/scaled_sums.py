@@ -29,7 +29,12 @@ PATCH = Patch(code="TORCH140", severity=Severity.WRONG,
 def probe() -> str | None:
     import torch
 
-    return find_fault(lambda x: torch.add(x, x, alpha=2) - torch.sub(x, x, alpha=2), torch.ones(2))
+    x = torch.ones(2, 2)
+    return (find_fault(lambda x: torch.add(x, x, alpha=2) - torch.sub(x, x, alpha=2), x)
+            # coremltools 9.1.dev1 takes alpha, and has the other faults still.
+            or find_fault(lambda x: torch.addmm(x, x, x, beta=3, alpha=2), x)
+            or find_fault(lambda x: ((x > 0) < (x > 1)).float(), x)
+            or find_fault(lambda x: torch.outer(x[0].int(), x[0]), x))
 
 
 @PATCH.op("add")
