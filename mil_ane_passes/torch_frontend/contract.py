@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ..passes.severity import Severity
 
-__all__ = ["Lowering", "Patch", "Replacement"]
+__all__ = ["Lowering", "Patch", "Replacement", "describe_fault"]
 
 Lowering = Callable[[Any, Any], None]
 """`lowering(context, node)`: reads the node's inputs from coremltools' TranscriptionContext and adds its outputs."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+
+_NUMBERED_NAME = re.compile(r"\bis\d+\b|(?<=torch::tensor )\d+\b")
+"""A symbolic dimension or a torch value, whose number depends on what the process has converted before."""
+
+
+def describe_fault(error: Exception) -> str:
+    """Return the first line of an error's text, or its type; the same text however much was converted before."""
+    text = str(error).strip()
+    return _NUMBERED_NAME.sub("?", text.splitlines()[0]) if text else type(error).__name__
 
 
 @dataclass(frozen=True)
@@ -94,7 +104,7 @@ class Patch:
             try:
                 found = self._probe()
             except Exception as error:  # a failing probe (another coremltools version) is no evidence of correctness
-                found = f"fails: {type(error).__name__}: {error}".splitlines()[0]
+                found = f"fails: {type(error).__name__}: {describe_fault(error)}"
             if found is not None:
                 return found
         missing = sorted(kind for kind in self.ops if not lowered_by_host(kind))

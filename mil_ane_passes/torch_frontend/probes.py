@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from .contract import describe_fault
 from .patching import suspend_patches
 
 __all__ = [
@@ -96,7 +97,7 @@ def find_fault(function: Callable[..., Any], *example: Any, flexible: Sequence[i
         feeds = {name: tensor.numpy() for name, tensor in zip(program.functions["main"].inputs, example, strict=True)}
         found = list(Runtime(program, precision="float64")(feeds).values())
     except Exception as error:
-        return f"fails: {str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__}"
+        return f"fails: {describe_fault(error)}"
     expected = expected if isinstance(expected, tuple) else (expected,)
     same = len(found) == len(expected) and all(
         np.shape(one) == tuple(other.shape)

@@ -386,6 +386,18 @@ def test_a_probe_that_breaks_is_a_patch_that_is_needed():
     assert patch.needed(is_lowered_by_coremltools) == "fails: IndexError: list index out of range"
 
 
+@pytest.mark.parametrize("name, reason", [
+    ("small_concat", "fails: Types should have zero-rank ndarray input, got ? instead."),
+    ("tensors", "fails: torch::tensor ? Unsupported dtype: bool"),
+])
+def test_the_reason_is_the_same_whatever_was_converted_before(name, reason):
+    """coremltools' messages name symbolic dimensions and torch values, which are numbered by process."""
+    (patch,) = [each for each in load_patches() if each.name == name]
+    for _ in range(2):
+        with isolate_coremltools():
+            assert patch.needed(is_lowered_by_coremltools) == reason
+
+
 def test_two_threads_that_come_first_probe_once(monkeypatch):
     probed: list[int] = []
     patch = Patch("a", ("none known",))

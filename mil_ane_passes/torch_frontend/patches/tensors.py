@@ -13,7 +13,7 @@ from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
 
 from ...passes.severity import Severity
-from ..contract import Patch
+from ..contract import Patch, describe_fault
 from ..creation import make_constant, to_mil_type
 from ..lowering import add_result, bind_arguments, cast_to, is_constant, name_result, to_python, to_tensor
 from ..probes import convert_to_mil
@@ -26,12 +26,14 @@ PATCH = Patch(code="TORCH145", severity=Severity.WRONG,
 def probe() -> str | None:
     import torch
 
-    scripted = torch.jit.ScriptModule()
-    scripted.define("def forward(self, x):\n    return x + torch.tensor(5, dtype=(x > 0).dtype, device=x.device)\n")
+    class Filled(torch.nn.Module):  # type: ignore[misc]  # torch is not needed to check types
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + torch.tensor(5, dtype=(x > 0).dtype, device=x.device)
+
     try:
-        convert_to_mil(scripted.eval(), torch.zeros(2))
+        convert_to_mil(torch.jit.script(Filled().eval()), torch.zeros(2))
     except Exception as error:
-        return f"fails: {error}"
+        return f"fails: {describe_fault(error)}"
     return None
 
 
