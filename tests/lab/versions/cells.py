@@ -26,6 +26,7 @@ CELLS = (
     Cell("py312", "3.12", ("coremltools==9.0", "numpy==1.26.*", _TORCH)),
     Cell("py312-newest", "3.12", ("coremltools==9.0", _TORCH)),
     Cell("py313-newest", "3.13", ("coremltools==9.0", _TORCH)),
+    Cell("py313-ct91", "3.13", ("coremltools==9.1.dev1", _TORCH)),
 )
 
 
