@@ -26,12 +26,12 @@ PATCH = Patch(code="TORCH145", severity=Severity.WRONG,
 def probe() -> str | None:
     import torch
 
-    class Filled(torch.nn.Module):  # type: ignore[misc]  # torch is not needed to check types
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x + torch.tensor(5, dtype=(x > 0).dtype, device=x.device)
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.tensor(5, dtype=(x > 0).dtype, device=x.device)
 
+    model = type("Filled", (torch.nn.Module,), {"forward": forward})().eval()
     try:
-        convert_to_mil(torch.jit.script(Filled().eval()), torch.zeros(2))
+        convert_to_mil(torch.jit.script(model), torch.zeros(2))
     except Exception as error:
         return f"fails: {describe_fault(error)}"
     return None
