@@ -1,4 +1,4 @@
-"""Which cases the fast run leaves to the slow one: of each model it takes one way of capturing it, not all of them."""
+"""Selects the cases of the fast run: one way of capturing each model, and some cases of functions marked `sampled`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,25 @@ WAYS_OF_CAPTURING = ("frontend", "way", "exported", "export")
 
 
 def leave_to_slow(items: list[pytest.Item]) -> None:
+    """Mark as slow what the fast run leaves out."""
+    _choose_ways_of_capturing(items)
+    _choose_cases(items)
+
+
+def _choose_cases(items: list[pytest.Item]) -> None:
+    """Mark as slow all but n cases of each function marked `sampled(n)`, of those that are not slow already."""
+    cases = defaultdict(list)
+    for item in items:
+        marker = item.get_closest_marker("sampled")
+        if marker is not None and item.get_closest_marker("slow") is None:
+            cases[item.nodeid.partition("[")[0], marker.args[0]].append(item)
+    for (_, number), found in cases.items():
+        # By checksum: neighbours in a table are alike, and the choice should not change when a case is added.
+        for item in sorted(found, key=lambda item: zlib.crc32(item.nodeid.encode()))[number:]:
+            item.add_marker("slow")
+
+
+def _choose_ways_of_capturing(items: list[pytest.Item]) -> None:
     """Mark as slow all but one way of capturing each case."""
     cases = defaultdict(list)
     for item in items:

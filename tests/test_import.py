@@ -373,6 +373,7 @@ print(json.dumps([during, gc.isenabled(), kept > 50_000, gc.get_freeze_count() -
 """
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("program", ["mil-ane-passes", "train.py"])
 def test_the_collector_rests_while_modules_are_imported_and_only_the_command_never_looks_at_them_again(program):
     """What comes after the first import is collected as ever; a caller's collector is left as it was."""

@@ -30,7 +30,9 @@ def block_after(marker: str) -> str:
     return re.search(rf"<!-- {marker} -->\n```\w*\n(.*?)\n```", README, re.S).group(1)
 
 
-@pytest.mark.parametrize("name, marker", [(name, marker) for name, tables in PAGES.items() for marker in tables])
+@pytest.mark.parametrize("name, marker", [
+    pytest.param(name, marker, marks=[pytest.mark.slow] if marker == "agreement" else [])
+    for name, tables in PAGES.items() for marker in tables])
 def test_the_tables_are_generated(name, marker):
     if marker in ("patches", "agreement") and HERE["coremltools"] != RECORDED_WITH["coremltools"]:
         pytest.skip(f"{marker} are those of coremltools 9.0; {HERE['coremltools']} is here")

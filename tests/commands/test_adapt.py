@@ -51,6 +51,7 @@ def run_module(name):
     return run_torch(name, PROMPT, STEPS, make_encoded(name))
 
 
+@pytest.mark.slow
 def test_the_script_generates_the_tokens_of_the_module_behind_a_prompt_in_chunks(llama):
     _, folder = llama
     command = [sys.executable, str(folder / "generate.py"), "--ids", ",".join(map(str, PROMPT)), "--steps", str(STEPS),
@@ -88,8 +89,9 @@ def continue_by_script(folder, **arrays):
     return err.getvalue() or json.loads(out.getvalue())["tokens"]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", [
-    "t5_decoder", pytest.param("bart_decoder", marks=pytest.mark.slow), "whisper_decoder"])
+    "t5_decoder", "bart_decoder", "whisper_decoder"])
 def test_a_decoder_with_cross_attention_reads_what_an_encoder_returned(tmp_path, name):
     from tests.lab.language_models.__main__ import make_encoded
     from tests.lab.language_models.builders import CROSS_DECODERS, convert
@@ -135,7 +137,8 @@ def test_states_that_are_replaced_at_each_step_go_in_and_out(tmp_path, capsys):
     assert not (tmp_path / "none").exists()
 
 
-@pytest.mark.parametrize("form", ["states, exported", pytest.param("stateless, exported", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["states, exported", "stateless, exported"])
 def test_a_decoder_of_torch_export_generates_the_tokens_of_the_module(tmp_path, form):
     from mil_ane_passes.report.decoder.generate import Decoder, generate, open_by
     from tests.lab.language_models.builders import convert
@@ -232,6 +235,7 @@ def test_parts_of_at_most_a_size(tmp_path, capsys):
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.slow
 def test_a_size_of_parts_makes_several_that_generate_the_tokens_of_the_module(tmp_path):
     from mil_ane_passes.report.decoder.generate import Decoder, generate, open_by
     from tests.lab.language_models.builders import convert
@@ -563,6 +567,7 @@ def make_written_in_one(path, form, convert):
     return path
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("form", "convert"), [("rank 5", ct.convert), ("rank 4", ct.convert),
                                                ("rank 5 up to its heads", ane.convert)])
 def test_rows_of_a_layer_that_are_written_in_one_statement(tmp_path, form, convert):
@@ -578,6 +583,7 @@ def test_rows_of_a_layer_that_are_written_in_one_statement(tmp_path, form, conve
         assert np.abs(decoder.feed([token]) - expected.reshape(-1)).max() < 0.02 * np.abs(expected).max()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("form", ["stacked", "split", "gathered", "layers", "float32"])
 def test_a_cache_that_goes_in_and_out_becomes_new_rows_alone(tmp_path, form):
     from mil_ane_passes.report.decoder.generate import Decoder, generate, open_by
@@ -723,6 +729,7 @@ TABLES = {"dense": (None, ct.target.iOS18, [], (9, 4)),
           "sparse blocks": (sparse_blocks, ct.target.iOS18, ["mask", "offset", "scale", "starts"], None)}
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", TABLES)
 def test_the_table_of_embeddings_is_a_file_that_the_script_reads(tmp_path, name):
     from mil_ane_passes.report.decoder.generate import Decoder, open_by

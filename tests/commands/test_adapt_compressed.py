@@ -141,8 +141,9 @@ def test_the_check_of_adapt_holds_for_compressed_weights(compressed, tmp_path, k
         check_weights(source, folder, report)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [
-    {"parts": 2, "embedding": "npy"}, pytest.param({"cache": "state"}, marks=pytest.mark.slow)], ids=str)
+    {"parts": 2, "embedding": "npy"}, {"cache": "state"}], ids=str)
 def test_with_parts_and_a_table_or_with_a_state(compressed, tmp_path, options):
     source = compressed("int4 blocks")
     report = ane.adapt(source, tmp_path / "out", verify=False, **options)
@@ -161,6 +162,7 @@ def test_the_table_as_a_file_is_as_small_as_the_source(compressed, tmp_path, kin
     assert generate_folder(tmp_path / "out") == generate_source(source)
 
 
+@pytest.mark.slow
 def test_a_stateless_decoder(compressed, tmp_path):
     source = compressed("grouped palettes", form="stateless")
     report = ane.adapt(source, tmp_path / "out", verify=False)
@@ -168,7 +170,8 @@ def test_a_stateless_decoder(compressed, tmp_path):
     assert len(generate_folder(tmp_path / "out")) == STEPS
 
 
-@pytest.mark.parametrize("kind", ["int8 channels", "palettes", pytest.param("sparse", marks=pytest.mark.slow)])
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("kind", ["int8 channels", "palettes", "sparse"])
 def test_an_encoder(compressed, tmp_path, kind):
     source = compressed(kind, "bert", "encoder")
     report = ane.adapt(source, tmp_path / "out", context=32, verify=kind == "palettes")

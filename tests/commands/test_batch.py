@@ -103,6 +103,7 @@ def group_is_gone(group: int) -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
 def test_a_stopped_batch_leaves_whole_results_and_goes_on_with_the_rest(number, fixtures, tmp_path, capsys):
     folder, out = tmp_path / "in", tmp_path / "out"

@@ -51,6 +51,7 @@ def edit(source, target, change):
     return target
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("at", ["the input of ops", "an input that nothing reads", "the output of an op"])
 @pytest.mark.parametrize("kind", TYPES)
 def test_each_command_works_or_says_so(source, tmp_path, capsys, kind, at):

@@ -45,6 +45,7 @@ def test_what_is_no_plain_file_stays(source, tmp_path, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("form,locale", [
     ("text", {"PYTHONIOENCODING": "latin-1"}), ("html", {"PYTHONIOENCODING": "latin-1"}),
     ("sarif", {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"})])

@@ -36,6 +36,7 @@ def are_patches_probed():
     return json.loads(PAGES_FILE.read_text())["probed with"] == describe_environment()
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("words,code", CASES.values(), ids=CASES)
 def test_coremltools_is_not_imported(words, code, fixtures):
     if ("patches" in words or words[-1].startswith("TORCH")) and not are_patches_probed():

@@ -52,6 +52,7 @@ def source(tmp_path):
     return made
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("where", "number"),
     [

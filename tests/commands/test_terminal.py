@@ -62,10 +62,15 @@ def test_on_a_terminal_there_are_colors_line_breaks_and_no_evidence(package):
     assert all("mil-ane-passes rewrite" in line for line in long), long
 
 
-def test_no_color_and_the_option(package):
-    for options, variables in (([], {"NO_COLOR": "1"}), (["--color", "never"], {}), ([], {"TERM": "dumb"})):
-        text = on_terminal(package, *options, **variables)
-        assert "\x1b" not in text and max(map(len, text.splitlines()[:2])) <= 70
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize(("options", "variables"), [
+    ([], {"NO_COLOR": "1"}), (["--color", "never"], {}), ([], {"TERM": "dumb"})], ids=str)
+def test_without_color(package, options, variables):
+    text = on_terminal(package, *options, **variables)
+    assert "\x1b" not in text and max(map(len, text.splitlines()[:2])) <= 70
+
+
+def test_the_option_comes_before_the_environment(package):
     assert UNSUPPORTED in on_terminal(package, "--color", "always", NO_COLOR="1")
 
 

@@ -374,6 +374,7 @@ def test_a_row_of_zeros_is_among_the_ties():
     assert not ties[5].any() and len(set(ties[6])) == 1 and ties[7].sum() == 1 and len(set(ties[0])) > 1
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", [
     name if place % 8 == 0 else pytest.param(name, marks=pytest.mark.slow) for place, name in enumerate(
         name for name, rule in get_all_rewrites().items() if not rule.interface and not rule.measures)])

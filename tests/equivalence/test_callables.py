@@ -68,6 +68,7 @@ def sides(net):
     }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("kind", ["module", "traced", "exported", "exported module", "exported by name"])
 @pytest.mark.parametrize("program_first", [True, False])
 def test_torch_in_all_its_forms(full, kind, program_first):

@@ -306,6 +306,7 @@ def test_functions_of_one_program_are_each_held_against_its_own():
     assert_same(found, run_alone(before, after))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("seed", range(3, 300, 27))
 def test_random_programs_have_the_results_that_they_have_alone(seed):
     """A program, and what the preset full makes of it without a check of its own."""
@@ -469,6 +470,7 @@ def test_sizes_that_are_computed_from_floats_are_those_at_float64():
     assert report.status == "different" and report.first is not None
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(4, 300, 27))
 def test_random_programs_agree_to_float32_where_less_is_run_at_float64(seed):
     drawn = generate_program(seed, KINDS)

@@ -63,6 +63,7 @@ def root(behind):
     return build_program(body, x=(6, 2))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("behind", [lambda y: mb.identity(x=y, name="y"), wrapped, largest, rounds],
                          ids=["alone", "wrapped", "argmax", "integers"])
 def test_crops_are_right_whatever_stands_behind_them(behind):
@@ -76,6 +77,7 @@ def test_norms_of_what_hardly_varies_are_right():
     assert RAISED in report.verify.notes
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("factor", [1 + 2.0**-7, 1 - 2.0**-7])
 @pytest.mark.parametrize("behind", [lambda y: mb.identity(x=y, name="y"), wrapped, rounds],
                          ids=["alone", "wrapped", "integers"])

@@ -96,6 +96,7 @@ class Network:
         return self.builder.spec
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("seed", range(24))
 def test_random_networks_keep_their_results(seed, tmp_path):
     network = Network(seed)

@@ -182,6 +182,7 @@ except ane.AnePassesError as error:
 """
 
 
+@pytest.mark.slow
 def test_a_cut_within_a_run_is_an_error(layers):
     done = subprocess.run([sys.executable, "-c", CUT_WITHIN, str(layers), str(layers / WEIGHTS)],
                           capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
@@ -271,6 +272,7 @@ for name in calls:
 """
 
 
+@pytest.mark.slow
 def test_a_cut_between_a_check_and_the_read_is_an_error(package, tmp_path, request):
     """The pages that are gone read as zeros, and no result is made of them; behind the last check nothing is read."""
     if "fp16" in request.node.callspec.id:

@@ -183,6 +183,7 @@ def cheap(use):
         assert seconds < MAX_PROCESSOR_SECONDS and megabytes < MAX_MEGABYTES, f"{seconds:.1f} s, {megabytes:.0f} MB"
 
 
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize("case", KEPT)
 def test_what_cannot_be_understood_is_kept_at_little_cost(case, tmp_path):
     source = package(tmp_path / "source.mlpackage", KEPT[case]())

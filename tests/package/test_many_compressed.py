@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from coremltools import proto
 from coremltools.converters.mil.mil import Builder
 
@@ -59,6 +60,7 @@ def _bind(op, **names: str) -> None:
         op.inputs[key].arguments[0].name = name
 
 
+@pytest.mark.slow
 def test_what_is_noted_of_compressed_weights_grows_as_they_do(tmp_path):
     for constant in (False, True):
         found = load(chained(tmp_path / f"{constant}.mlpackage", constant)).program

@@ -70,6 +70,7 @@ def huge(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["edit", pytest.param("repack", marks=pytest.mark.slow)])
 def test_memory_does_not_grow_with_weights(huge, tmp_path, what):
     target = tmp_path / "saved.mlpackage"
@@ -211,6 +212,7 @@ def chain(length):
     return program
 
 
+@pytest.mark.slow
 def test_load_and_save_are_linear_in_ops(tmp_path):
     seconds = {}
     for length in (200, 1000):

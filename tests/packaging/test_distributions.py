@@ -148,6 +148,7 @@ def test_without_torch_all_but_the_proof_works(site, tmp_path, fixtures):
         assert (tmp_path / name / "Manifest.json").is_file()
 
 
+@pytest.mark.slow
 def test_without_torch_the_proof_says_what_to_install(site, tmp_path, fixtures):
     shutil.copytree(fixtures / "conv_transpose_1d.mlpackage", tmp_path / "in.mlpackage")
     shutil.copy(fixtures / "conv_transpose_1d.npz", tmp_path / "feeds.npz")

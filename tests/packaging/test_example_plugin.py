@@ -55,6 +55,7 @@ def package(tmp_path) -> str:
     return "in.mlpackage"
 
 
+@pytest.mark.slow
 def test_every_command_knows_its_rules(site, tmp_path, package):
     listed, page, other, found, written, wrong = commands([
         ["passes"], ["explain", "ACME101"], ["explain", "softmax-of-one"],

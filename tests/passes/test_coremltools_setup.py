@@ -33,6 +33,7 @@ def test_lint_imports_neither_torch_nor_what_training_needs(fixtures):
     assert run_command("lint", str(fixtures / "conv_transpose_1d.mlpackage")) == [1, []]
 
 
+@pytest.mark.slow
 def test_the_check_imports_torch_itself(fixtures, tmp_path):
     code, found = run_command("rewrite", str(fixtures / "conv_transpose_1d.mlpackage"), "-o",
                               str(tmp_path / "out.mlpackage"))

@@ -80,6 +80,7 @@ print(converted(pipeline))
 """
 
 
+@pytest.mark.slow
 def test_a_process_that_has_only_imported_us_knows_the_names(request):
     pipeline = made(**SETTINGS[0])
     done = subprocess.run([sys.executable, "-c", ELSEWHERE, str(request.config.rootpath)], text=True, check=False,

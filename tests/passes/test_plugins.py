@@ -114,6 +114,7 @@ assert "ane::square_by_mul" in PASS_REGISTRY, sorted(name for name in PASS_REGIS
 """
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("target", ["newcomer_rules", pytest.param("newcomer_rules:SquareByMul",
                                                                     marks=pytest.mark.slow)])
 @pytest.mark.parametrize("first", ["import mil_ane_passes", "import newcomer_rules"])

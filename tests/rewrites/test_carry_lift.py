@@ -53,6 +53,7 @@ def test_one_expand_and_one_squeeze_however_many_layers(converted, axis):
     assert report.equal, str(report)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["hifigan", pytest.param("bigvgan", marks=pytest.mark.slow)], indirect=True)
 def test_deeper_vocoders_have_no_more_layout_ops(kind):
     model = {"channels": 64, "rates": (2, 2, 2, 2), "kernels": (3, 5, 7), "dilations": (1, 3, 5), "frames": 4}

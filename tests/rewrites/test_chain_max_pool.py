@@ -65,6 +65,7 @@ def test_every_window_is_the_same(pool, target):
         assert not before or [miss.reason for miss in trace.near_misses] != []
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("target", ["iOS15", "iOS18"])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("layer", "shape"), [

@@ -82,6 +82,7 @@ class Decoder(nn.Module):
         return x + self.cross(x, self.memory * x[:, :1])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("module", "shape"), [
     (Block, (1, 12, 32)), (partial(Block, norm_first=False), (2, 12, 32)), (partial(Block, causal=12), (1, 12, 32)),
     (Encoder, (1, 8, 20)), (Decoder, (1, 12, 32)), (partial(Block, heads=1), (1, 12, 32))])

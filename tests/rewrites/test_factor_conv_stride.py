@@ -102,6 +102,7 @@ def test_slices_are_pytorchs_conv(rank):
     assert distance(made, layer, shape) < 1e-12
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("target", ["iOS15", "iOS18"])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("layer", [

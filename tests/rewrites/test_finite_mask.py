@@ -126,6 +126,7 @@ def infinite(made):
     ]
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_is_pytorchs_attention_at_half_and_full_precision(spelling, way):

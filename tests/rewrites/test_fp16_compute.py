@@ -80,6 +80,7 @@ def converted(module, example, target, exported, **options):
                          minimum_deployment_target=target, **{"compute_precision": ct.precision.FLOAT32, **options})
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("exported", [False, True], ids=["traced", "exported"])
 @pytest.mark.parametrize("target", OPSETS, ids=lambda target: target.name)
 def test_what_pytorch_computes_within_the_error_it_reports(target, exported, tmp_path):

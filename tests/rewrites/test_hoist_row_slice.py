@@ -190,6 +190,7 @@ def test_a_long_chain_is_one_match():
     assert len(trace.fired) == 1 and set(list_shapes(after, "linear", "relu")) == {(1, 1, 4)}
 
 
+@pytest.mark.slow
 def test_time_is_linear():
     """Slices alike, each of a value of its own, which moves up or is read in full by another op."""
     def layers(count):

@@ -122,6 +122,7 @@ def placed(kind, first, second, squeezed=False):
     return build_program(body, x=(None, None))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("kind", "shortest"), [
     ("slice_by_index", 1), ("slice_by_size", 3), pytest.param("slice_by_index", 3, marks=pytest.mark.slow),
     pytest.param("slice_by_size", 1, marks=pytest.mark.slow)])

@@ -47,6 +47,7 @@ def struck(built):
     return [op for op in found if has_offset(read_slice_start(op), op.x.rank - 1)]
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("exported", [False, True], ids=["traced", "exported"])
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_it_is_found_as_torch_spells_it(spelling, exported):

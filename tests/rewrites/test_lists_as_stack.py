@@ -49,6 +49,7 @@ def converted(settings, tmp_path, target, passes=None, steps=STEPS):
                                   passes=passes, minimum_deployment_target=target)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("target", [pytest.param(ct.target.iOS15, marks=pytest.mark.slow), ct.target.iOS18])
 def test_a_torch_gru_is_left_with_nothing_that_is_refused(tmp_path, form, target):

@@ -74,6 +74,7 @@ def test_rewritten_through_the_command(package, truth, tmp_path, capsys):
     assert np.all(np.abs(only_output(after, example, "float16", FAULT) - expected) <= typed_bound(example))
 
 
+@pytest.mark.slow
 def test_the_split_bias_cures_it_too(package, truth):
     report = ane.rewrite(package, passes="split_conv_transpose_bias")
     assert report.verified and report.verify.exactness.value == "rounding"

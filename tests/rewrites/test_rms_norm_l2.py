@@ -34,6 +34,7 @@ def measure(x):
 rule = partial(configure_rewrite, "rms_norm_l2")
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("draw, fixes", [(small, False), (large, True)], ids=["small", "large"])
 @pytest.mark.parametrize("name", FIRES)
 def test_norms_of_real_modules(name, draw, fixes):

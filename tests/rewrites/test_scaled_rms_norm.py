@@ -104,6 +104,7 @@ def error(found, expected):
     return np.abs(found.astype(np.float64) - expected).max() / np.abs(expected).max()
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("export", [False, True], ids=["traced", "exported"])
 @pytest.mark.parametrize("name", FIRES)
 def test_norms_of_real_modules_are_right_where_they_overflowed(name, export):

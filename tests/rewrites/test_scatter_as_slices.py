@@ -73,6 +73,7 @@ def refused(built, target):
     return [(row.op.op_type, row.ane) for row in plan.rows if row.ane == "no" and row.op.op_type != "cast"]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("target", [
     "iOS15", pytest.param("iOS16", marks=pytest.mark.slow), pytest.param("iOS17", marks=pytest.mark.slow), "iOS18"])
 @pytest.mark.parametrize("function", ASSIGNED, ids=lambda function: function.__name__)

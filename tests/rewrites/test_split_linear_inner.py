@@ -171,6 +171,7 @@ def test_real_layers(name, rows, inner, outer, parts):
         assert time_of_ops(held) < 0.95 * before
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("layout", ["linear", "conv"])
 @pytest.mark.parametrize("rows, inner, outer", [(512, 4096, 1024), (1500, 3072, 768)], ids=["BERT large", "Whisper"])
 def test_mlp_of_a_transformer_is_torchs(layout, rows, inner, outer):

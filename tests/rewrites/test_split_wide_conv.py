@@ -75,6 +75,7 @@ def test_every_sum_is_the_same(drawn, target):
         assert not before or all("parts, max_parts is 16" in miss.reason for miss in trace.near_misses)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("target", ["iOS15", "iOS18"])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("layer", "shape", "most"), [
@@ -151,6 +152,7 @@ def test_stages_are_the_conv(high, wide, more, groups, kind, pad):
     assert holds(made, NAME).fired and not refused(made, "m1")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("target", [
     "m1", "m4", *(pytest.param(each, marks=pytest.mark.slow) for each in ("m2", "m5", "a17"))])
 @pytest.mark.parametrize(("channels", "kernel", "stride", "size"), [

@@ -43,6 +43,7 @@ def log_softmax(x, axis=-1):
     return shifted - np.log(np.exp(shifted).sum(axis=axis, keepdims=True))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", SPELLINGS)
 def test_is_pytorchs_log_softmax_in_every_spelling(name, way, tmp_path):

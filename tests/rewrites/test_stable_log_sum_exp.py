@@ -37,6 +37,7 @@ def running(shape, axis=-1):
     return build_program(lambda x: mb.log(x=mb.cumsum(x=mb.exp(x=x), axis=axis), name="y"), x=shape)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", [*SPELLINGS, *RUNNING])
 def test_is_pytorchs_in_every_spelling(name, way, tmp_path):

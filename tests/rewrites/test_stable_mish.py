@@ -35,6 +35,7 @@ def mish(x):
     return x * np.tanh(np.logaddexp(0, x))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", SPELLINGS)
 def test_is_pytorchs_mish_in_every_spelling(name, way, tmp_path):

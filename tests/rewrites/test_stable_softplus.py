@@ -32,6 +32,7 @@ SPELLINGS = {
 rule = partial(configure_rewrite, "stable_softplus")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", SPELLINGS)
 def test_is_pytorchs_softplus_in_every_spelling(name, way, tmp_path):

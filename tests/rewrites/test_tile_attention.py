@@ -59,6 +59,7 @@ class Causal(nn.Module):
         return self.out(made.transpose(1, 2).flatten(2))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("form", "window"), [("added", 0), ("where", 0), ("fused", 0), ("added", 100)])
 @pytest.mark.parametrize("target", ["iOS17", "iOS18"])
 def test_forms_of_models(form, window, target, tmp_path):

@@ -48,6 +48,7 @@ def torch_cumsum(x, axis, exclusive=False, reverse=False):
     return (total.flip(axis) if reverse else total).numpy()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_it_is_found_as_torch_spells_it(spelling, way, tmp_path):

@@ -156,6 +156,7 @@ def test_a_compressed_weight_stays_whole():
     assert kinds(built)["constexpr_affine_dequantize"] == 1 and kinds(built)["linear"] == 1 + 4 * 2
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind, gates", [("gru", 3), ("rnn", 1)])
 @pytest.mark.parametrize("hidden, steps", [(32, 1), (32, 150), (512, 16)])
 def test_the_whole_is_predicted_to_take_less_time(kind, gates, hidden, steps):

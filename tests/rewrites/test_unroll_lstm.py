@@ -199,6 +199,7 @@ def test_gates_wider_than_a_dimension_may_be_are_left():
     assert apply_rewrite(find_rewrite("unroll_lstm").configured(), built, target="m4").fired
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("hidden", "steps"), [(32, 16), (32, 256), (512, 1), (512, 16), *(
     pytest.param(*each, marks=pytest.mark.slow) for each in ((32, 1), (256, 1), (256, 16), (256, 256), (512, 256)))])
 def test_the_whole_is_predicted_to_take_less_time(hidden, steps):

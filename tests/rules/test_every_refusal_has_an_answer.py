@@ -20,6 +20,7 @@ def test_each_unsupported_op_has_a_rewrite_or_a_page_that_says_why_not(name):
     assert fixes_for(rule) or "\nno fix  " in inspect.getdoc(rule)
 
 
+@pytest.mark.slow
 @coremltools_from("9.0", "leaves the indices of a gather alone: fewer ops than the M4 was given")
 def test_each_op_that_an_m4_was_seen_to_refuse_is_found_by_such_a_rule():
     codes = {rule.code for rule in REFUSING.values()}

@@ -276,6 +276,7 @@ except ane.LimitReached as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="ulimit -v holds on Linux only")
 def test_a_limit_of_the_shell_counts(tmp_path: Path) -> None:
     paths = []

@@ -82,6 +82,7 @@ def test_max_pool_of_minus_infinity_and_nan(pad: list[int]) -> None:
     same_bits(run(lambda x: mb.max_pool(x=x, **options), {"x": x}, precision="float32")[0], windows.max((-2, -1)))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_a_long_program_does_not_spread_over_the_heap() -> None:
     """The process, not only torch's allocator: small things kept between large ones keep the heap from shrinking."""

@@ -142,6 +142,7 @@ except ane.InputError as error:
 """
 
 
+@pytest.mark.slow
 def test_a_program_needs_no_torch():
     done = without_torch(WITHOUT_TORCH)
     assert done.returncode == 0, done.stderr[-2000:]

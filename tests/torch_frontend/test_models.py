@@ -65,6 +65,7 @@ def compare(name: str, frontend: str, half: bool = False) -> None:
     assert worst(mlmodel, model, "float16" if half else "float32") < allowed
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", cases(*QUICK))
 def test_a_traced_model_computes_what_pytorch_computes(name):
     compare(name, "trace")

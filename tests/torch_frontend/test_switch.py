@@ -259,6 +259,7 @@ assert "torch" not in sys.modules
 """
 
 
+@pytest.mark.slow
 def test_importing_patches_nothing_and_imports_no_torch():
     done = subprocess.run([sys.executable, "-c", IMPORTING], capture_output=True, text=True, check=False,
                           cwd=HERE.parent.parent)

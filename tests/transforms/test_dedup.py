@@ -212,6 +212,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start) // unit)
 """
 
 
+@pytest.mark.slow
 def test_memory_is_flat(tmp_path):
     weight = np.full((2048, 8192), 0.5, np.float16)
 

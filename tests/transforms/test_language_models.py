@@ -26,8 +26,9 @@ def pad_sizes(form, steps, heads):
     ("llama", "stateless", 4, {}),
     ("gpt2", "states", 4, {"state_to_io": "all"}),
     ("gpt2", "stateless", 1, {}),
-    ("llama", "states, exported", 4, {"merge_states": "cache", "state_to_io": "all"}),
-    ("llama", "stateless, exported", 1, {}),
+    pytest.param("llama", "states, exported", 4, {"merge_states": "cache", "state_to_io": "all"},
+                 marks=pytest.mark.slow),
+    pytest.param("llama", "stateless, exported", 1, {}, marks=pytest.mark.slow),
 ])
 def test_a_decoder_becomes_a_package_without_unsupported_ops(tmp_path, name, form, steps, more):
     from tests.lab.language_models.builders import DECODERS, convert
@@ -43,6 +44,7 @@ def test_a_decoder_becomes_a_package_without_unsupported_ops(tmp_path, name, for
     assert found.summary()["ane_unsupported"] == 0
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["bert", pytest.param("distilbert", marks=pytest.mark.slow), "t5-encoder"])
 def test_the_mask_of_an_encoder_of_flexible_length_hides_the_padding(tmp_path, name):
     import coremltools as ct

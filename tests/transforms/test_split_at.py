@@ -24,6 +24,7 @@ NO_PARTS = {"state", "multifunction"}
 CUT_EVERYWHERE = [name for name in BUILDERS if name not in (*NO_PARTS, "iOS16", "iOS17", "affine16", "uint4")]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", CUT_EVERYWHERE)
 def test_both_parts_together_are_the_whole_wherever_it_is_cut(name, tmp_path):
     source = BUILDERS[name](tmp_path / "source.mlpackage")

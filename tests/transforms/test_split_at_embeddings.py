@@ -82,6 +82,7 @@ def check(path: Path, folder: Path) -> None:
         assert ane.load(second).program.functions["main"].inputs[name].dtype.__name__ == "fp16"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("target", ["iOS16", "iOS18"])
 @pytest.mark.parametrize("way", ["traced", "exported"])
 @pytest.mark.parametrize("make", [LikeGPT2, LikeBERT])

@@ -105,6 +105,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_script_without_a_guard_gets_advice(three, tmp_path):
     (tmp_path / "script.py").write_text(
         f"import mil_ane_passes as ane\nane.batch('lint', {three!r}, {str(tmp_path / 'out')!r}, jobs=2)\n")
@@ -118,6 +119,7 @@ def test_a_script_without_a_guard_gets_advice(three, tmp_path):
     assert "is imported by each worker process" in done.stderr and "bootstrapping" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_worker_does_not_outlive_its_parent(tmp_path):
     (tmp_path / "parent.py").write_text(ORPHAN)
     with subprocess.Popen([sys.executable, tmp_path / "parent.py"], stdout=subprocess.PIPE, text=True,
@@ -139,6 +141,7 @@ def test_the_cores_are_shared():
         assert workers.submit(len, "abc").result() == 3
 
 
+@pytest.mark.slow
 def test_a_dask_cluster_of_two_workers(three, expected, tmp_path, capsys):
     import dask
     from distributed import LocalCluster

@@ -64,6 +64,7 @@ def test_the_page_names_the_versions():
         assert f"`{converter}=={pin}`" in text and f"`{other}`" in text
 
 
+@pytest.mark.slow
 def test_the_package_imports_none_of_them():
     """Not even inside functions: they are no dependencies."""
     others = {"stablehlo_coreml", "jax", "jaxlib", "onnx2coreml", "onnx", "onnxruntime", "netron", "executorch"}

@@ -20,10 +20,10 @@ def fixtures():
 
 
 def test_nothing_breaks_the_reader(fixtures):
-    found = list(iterate_outcomes(fixtures, 7, list(range(300)), 1))
-    assert {outcome.number for outcome in found} == set(range(300))
+    found = list(iterate_outcomes(fixtures, 7, list(range(80)), 1))
+    assert {outcome.number for outcome in found} == set(range(80))
     assert [outcome for outcome in found if outcome.kind not in ("loaded", "refused")] == []
-    assert min(sum(outcome.kind == kind for outcome in found) for kind in ("loaded", "refused")) > 50
+    assert min(sum(outcome.kind == kind for outcome in found) for kind in ("loaded", "refused")) > 15
 
 
 @pytest.mark.parametrize(("error", "kind"), [
@@ -71,6 +71,7 @@ def test_time_and_memory_are_watched(fixtures, tmp_path, monkeypatch):
     assert tries.run(3).kind == "memory"
 
 
+@pytest.mark.slow
 def test_a_child_that_dies_fails_its_try_and_no_other(fixtures, monkeypatch):
     run = Tries.run
 
@@ -93,9 +94,9 @@ def test_a_try_is_the_same_each_time(fixtures, tmp_path):
 
 
 def test_nothing_breaks_the_upgrade_of_networks():
-    found = list(iterate_outcomes(build_networks(["image", "shapes", "loop"]), 7, list(range(60)), 1))
+    found = list(iterate_outcomes(build_networks(["image", "shapes", "loop"]), 7, list(range(20)), 1))
     assert [outcome for outcome in found if outcome.kind not in ("loaded", "refused")] == []
-    assert min(sum(outcome.kind == kind for outcome in found) for kind in ("loaded", "refused")) > 10
+    assert min(sum(outcome.kind == kind for outcome in found) for kind in ("loaded", "refused")) > 3
 
 
 def test_a_file_of_a_network_is_the_same_each_time(tmp_path):

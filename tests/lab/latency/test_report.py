@@ -24,6 +24,7 @@ def test_the_shipped_parameters_meet_the_target_on_conv_and_linear_rows(cases):
     assert len(found) > 380 and np.median(found) <= 0.15 and np.percentile(found, 90) <= 0.45
 
 
+@pytest.mark.slow
 def test_the_faster_form_of_a_pair_is_chosen():
     table = rows.read_rows(pairs.FIXTURE)
     judged, reasons = judge_pairs(table)

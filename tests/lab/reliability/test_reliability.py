@@ -33,6 +33,7 @@ def test_killed_runs_leave_a_whole_package_or_none(figures):
     assert figures["kill_steps"]["absent"] and figures["kill_steps"]["left over"], "some are killed in their midst"
 
 
+@pytest.mark.slow
 def test_killed_runs_leave_the_old_package_or_the_new_one(figures):
     for name in ("kills_overwrite", "kill_steps_overwrite"):
         assert figures[name]["tries"] >= 2 and figures[name]["failures"] == 0

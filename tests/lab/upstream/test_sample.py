@@ -43,9 +43,9 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., SampleRun
     return sample
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suite, one_in, least", [
-    pytest.param("mil", 20, 500, marks=pytest.mark.slow), pytest.param("torch", 20, 400, marks=pytest.mark.slow),
-    ("stateful", 10, 8)])
+    ("mil", 20, 500), ("torch", 20, 400), ("stateful", 10, 8)])
 def test_a_sample_of_each_suite(sampled: Callable[..., SampleRun], suite: str, one_in: int, least: int) -> None:
     done, _ = sampled(suite, one_in)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]

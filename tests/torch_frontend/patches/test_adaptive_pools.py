@@ -26,6 +26,7 @@ def test_one_element_of_a_flexible_size(rank: int, kind: str, frontend: str) -> 
           at=[[torch.randn(2, 3, size, *shape[3:])] for size in (5, 11)])
 
 
+@pytest.mark.sampled(12)
 @FRONTENDS
 @pytest.mark.parametrize(("rank", "sizes"), [
     (1, 1), (1, 4), (1, 3), (1, 8), (2, (1, 6)), (2, (1, None)), (2, (None, 3)), (2, (3, 4)), (2, (8, 6)), (3, 1),

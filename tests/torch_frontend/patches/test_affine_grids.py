@@ -66,6 +66,7 @@ def test_a_grid_of_a_computed_theta_is_sampled_at(frontend: str) -> None:
     check(transform, IMAGE, THETA, frontend=frontend)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("align", [False, True])
 @pytest.mark.parametrize("mode", ["bilinear", "nearest"])
 @pytest.mark.parametrize("padding", ["zeros", "border"])

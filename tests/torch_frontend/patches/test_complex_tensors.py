@@ -61,11 +61,13 @@ FORMS = {
 }
 
 
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("form", FORMS)
 def test_values(form):
     check(FORMS[form], PAIRS, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_values_of_exported_programs():
     def model(v):
         results = [form(v) for form in FORMS.values()]

@@ -43,12 +43,14 @@ CASES = {
 }
 
 
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("target", [ct.target.iOS15, ct.target.iOS18])
 @pytest.mark.parametrize("name", CASES)
 def test_values(name: str, target: Any) -> None:
     check(CASES[name], X, target=target)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", CASES)
 def test_exported(name: str) -> None:
     check(CASES[name], X, frontend="export")

@@ -26,6 +26,7 @@ def layer(kind: Any, **options: Any) -> Any:
     return kind(6, 5, **options).eval().requires_grad_(False)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("frontend", ["trace", "export"])
 @pytest.mark.parametrize("both", [False, True])
 @pytest.mark.parametrize("kind", LAYERS)
@@ -46,6 +47,7 @@ def test_flexible_steps() -> None:
     check(lambda x: flat(net(x)), X, flexible=[0], at=[(torch.rand(7, 4, 6),)])
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("lengths", "ordered"), [([4, 2, 2], True), ([1, 4, 3], False), ([4, 4, 4], True)],
                          ids=str)
 @pytest.mark.parametrize("kind", LAYERS)

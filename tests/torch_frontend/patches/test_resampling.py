@@ -47,6 +47,7 @@ def test_trilinear() -> None:
     check(lambda x: interpolate(x, scale_factor=2, mode="trilinear", align_corners=True), video)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("frontend", ["trace", "export"])
 @pytest.mark.parametrize("scale", [1.7, 0.45, 2.5, 1.3, (1.5, 0.7), (2.0, 0.5)])
 @pytest.mark.parametrize("mode", ["nearest", "bilinear"])

@@ -29,7 +29,9 @@ class RaisesAlways(nn.Module):
         return x * 2
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.sampled(14)
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=[pytest.mark.slow] if name == "encoder" else []) for name in MODULES])  # 7 s alone
 def test_a_whole_scripted_module_is_right(name):
     found = module_outcome(name, patched=True)
     assert found.verdict == "right", found
@@ -65,6 +67,7 @@ def test_a_question_about_all_members_of_a_list_is_answered_where_it_is_put(kept
     np.testing.assert_allclose(found, X3[:2].numpy() * (3 if kept else 2), rtol=1e-5)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("heads", "mask"), [(2, False), (3, True), *(
     pytest.param(*each, marks=pytest.mark.slow) for each in ((3, False), (2, True)))])
 def test_a_scripted_encoder_layer_under_a_mask(heads, mask):

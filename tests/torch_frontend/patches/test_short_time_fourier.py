@@ -26,6 +26,7 @@ FORWARD = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("frontend", ["trace", "export"])
 @pytest.mark.parametrize("form", FORWARD)
 def test_forward(form, frontend):
@@ -33,6 +34,7 @@ def test_forward(form, frontend):
           frontend=frontend, **CLOSE)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("frontend", ["trace", "export"])
 @pytest.mark.parametrize("options", [
     dict(n_fft=16, hop_length=4, window=WINDOW),

@@ -38,6 +38,7 @@ def below_diagonal(x: torch.Tensor) -> torch.Tensor:
     return torch.diagonal_scatter(x, x.diagonal(-2, 1, 0) * 0 - 1, -2, 1, 0)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("target", [ct.target.iOS16, ct.target.iOS18])
 @pytest.mark.parametrize("function", [middle, steps, to_the_end, one, diagonal, below_diagonal])
 def test_values(function: Callable[..., Any], target: Any) -> None:
@@ -59,6 +60,7 @@ def test_ops(function: Callable[..., Any], target: Any, expected: set[str]) -> N
     assert set(ops(convert(function, [X], target=target))) == expected
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("target", [ct.target.iOS16, ct.target.iOS18])
 @pytest.mark.parametrize("function", [middle, to_the_end, one])
 def test_flexible_sizes(function: Callable[..., Any], target: Any) -> None:
