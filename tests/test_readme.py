@@ -22,6 +22,12 @@ from tests.torch_frontend.grid.run import table as grid
 
 README = (ROOT / "README.md").read_text()
 RECORDED_WITH = {"coremltools": "9.0", "torch": "2.13.0"}
+OTHER_FILES = {
+    "generate.py", "train.py",  # of users
+    "frontend/torch/test/test_torch_ops.py", "test_nn_builder.py", "test_numpy_nn_layers.py", "test_quantization.py",
+    "test_simple_nn_inference.py", "tests/chat.py",  # of coremltools and Anemll
+}
+"Scripts that the pages name and that are not files of this project."
 HERE = {name: version(name).split("+")[0] for name in RECORDED_WITH}
 
 
@@ -113,6 +119,21 @@ def test_every_file_it_links_to_is_there(name):
     assert len(pictures) == (2 if name == "README.md" else 0)  # light and dark
     for target in map("".join, targets):
         assert ((ROOT / name).parent / target).exists(), target
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_module_it_names_is_there(name):
+    """Names in backticks: of a module in the page's folder, or a path from the package or the repository."""
+    text = re.sub(r"```.*?```", "", read_page(name), flags=re.S)
+    folders = (ROOT / name).parent, ROOT / "mil_ane_passes", ROOT
+    missing = [found for found in re.findall(r"`([\w/]+\.py)`", text)
+               if found not in OTHER_FILES and "NAME" not in found and not any((folder / found).exists() for folder in folders)]
+    assert not missing
+
+
+@pytest.mark.parametrize("room", sorted(path.parent.name for path in (ROOT / "mil_ane_passes").glob("*/__init__.py")))
+def test_every_room_has_a_page(room):
+    assert f"[{room}]({room}/README.md)" in read_page("mil_ane_passes/README.md")
 
 
 def test_the_rewrite_it_shows_is_the_plugins():

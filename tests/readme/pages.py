@@ -43,6 +43,8 @@ PAGES: Mapping[str, Mapping[str, Table]] = {
         "whole-slower": tables.whole_slower},
     "mil_ane_passes/torch_frontend/README.md": {"grid": grid, "patches": tables.patches},
     "mil_ane_passes/runtime/README.md": {"upstream": tables.upstream},
+    **{f"mil_ane_passes/{room}/README.md": {}
+       for room in ("equivalence", "ir", "package", "passes", "report", "testing", "transforms", "utils")},
     "tests/README.md": {
         "reliability": tables.reliability, "start-up": tables.measured, "speed": tables.speed,
         "versions": versions},
