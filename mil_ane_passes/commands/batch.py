@@ -1,6 +1,7 @@
-"""Rewrite or lint many packages: in the order given, and what goes wrong with one does not stop the rest.
+"""Rewrite or lint many packages, in the given order; an error in one package does not stop the others.
 
-Run again, it does what is not done yet. Exit code 2: some could not be run; 1: some are not verified, or have findings.
+A second run resumes: it skips completed packages. Exit code 2: some packages could not be processed; 1: some are not
+verified, or have findings.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from .signals import Stopped
 
 __all__ = ["BatchInterrupted", "batch"]
 
-HELP = "rewrite or lint many packages, on many cores or machines; run again, it does the rest"
+HELP = "rewrite or lint many packages, on several cores or machines; a second run resumes"
 EXAMPLE = "batch rewrite models -o rewritten --jobs 4"
 
 
@@ -59,22 +60,24 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_options(one, lint.LintOptions, batch=True)
     add_options(one, GateOptions)
     add_options(one, SettingsFileOptions)
-    one.add_argument("--report", choices=lint.FORMATS, default="text", help="which form the reports in DIR have")
+    one.add_argument("--report", choices=lint.FORMATS, default="text", help="format of the reports in DIR")
     one.set_defaults(run=run, each=_batch_lint)
 
 
 def _add_sources(parser: argparse.ArgumentParser, result: str) -> None:
-    parser.add_argument("sources", metavar="SRC", nargs="+", help="packages, folders with packages in them, or "
-                                                                  "patterns; never changed")
-    parser.add_argument("-o", "--output", metavar="DIR", help=f"where the results go, as {result}; packages found in a "
+    parser.add_argument("sources", metavar="SRC", nargs="+", help="packages, folders that contain packages, or glob "
+                                                                  "patterns; never modified")
+    parser.add_argument("-o", "--output", metavar="DIR", help=f"output folder for the results, as {result}; packages "
+                                                              f"found in a "
                                                               "folder keep their path below it")
     parser.add_argument("--jobs", metavar="N", type=_non_negative_int, default=1,
-                        help="so many processes (default: 1), which share the cores; each takes half a GB of memory "
-                             "and what its equivalence check needs; 0: this process does it all")
-    parser.add_argument("--dask", metavar="ADDRESS", help="run on this Dask cluster, e.g. tcp://10.0.0.1:8786; its "
-                                                          "workers must see the same paths")
-    parser.add_argument("--again", action="store_true", help="do also what an earlier run has done")
-    parser.add_argument("--overwrite", action="store_true", help="replace also what no batch has written")
+                        help="number of worker processes (default: 1); they share the cores, and each needs 0.5 GB of "
+                             "memory plus that of its equivalence check; 0: run in this process")
+    parser.add_argument("--dask", metavar="ADDRESS", help="run on the Dask cluster at this address, e.g. "
+                                                          "tcp://10.0.0.1:8786; its workers must see the same paths")
+    parser.add_argument("--again", action="store_true", help="process all packages again, also those that an earlier "
+                                                             "run completed")
+    parser.add_argument("--overwrite", action="store_true", help="replace existing files that no batch has written")
     add_format_option(parser)
 
 
@@ -92,7 +95,8 @@ def run(arguments: argparse.Namespace) -> int:
     except BatchInterrupted as stopped:
         print_report(stopped.report, arguments.format)
         print(
-            f"mil-ane-passes: interrupted: {escape_text(stopped)}; run the same again to do the rest", file=sys.stderr
+            f"mil-ane-passes: interrupted: {escape_text(stopped)}; run the same command again to "
+            f"resume", file=sys.stderr
         )
         signalled = stopped.__cause__
         return (signalled if isinstance(signalled, Stopped) else Stopped()).code
@@ -117,18 +121,18 @@ def _open_executor(arguments: argparse.Namespace) -> Iterator[dict[str, Executor
 
 def _batch_rewrite(arguments: argparse.Namespace, how: dict[str, Any]) -> Any:
     if arguments.output is None and not arguments.dry_run:
-        raise InputError("no folder for the results; expected -o DIR, or --dry-run")
+        raise InputError("no output folder; expected -o DIR, or --dry-run")
     keywords = read_options(arguments, rewrite.RewriteOptions, batch=True, unparsed=("feeds", "ranges"))
     return _run_batch("rewrite", arguments, how, **keywords)
 
 
 def _batch_lint(arguments: argparse.Namespace, how: dict[str, Any]) -> Any:
     if arguments.output is None:
-        raise InputError("no folder for the reports; expected -o DIR")
+        raise InputError("no output folder for the reports; expected -o DIR")
     settings = lint.read_lint_settings(arguments)
     if "baseline" in settings.keywords:
-        raise InputError(f"{settings.file}: sets a baseline, which is of one model; lint that one by itself, or use "
-                         "--no-config")
+        raise InputError(f"{settings.file}: sets a baseline, which applies to one model only; lint that model "
+                         f"separately, or use --no-config")
     with settings.name_file():
         return _run_batch("lint", arguments, how, **settings.keywords, fail_under=settings.gates.fail_under,
                           fail_on=settings.gates.fail_on, report=arguments.report)
@@ -197,10 +201,10 @@ def _resolve_target(folder: Any, request: Request) -> Path | None:
     if not request.writes:
         return None
     if folder is None or not os.fspath(folder).strip():
-        raise InputError("no folder for the results given; expected one, which is made if it is not there")
+        raise InputError("no output folder given; expected one (it is created if it does not exist)")
     target = Path(os.path.abspath(folder))
     if os.path.lexists(target) and not target.is_dir():
-        raise InputError(f"{target}: is a file; expected a folder for the results")
+        raise InputError(f"{target}: is a file; expected an output folder")
     return target
 
 
@@ -212,22 +216,23 @@ def _prepare_folder(target: Path, found: Iterable[Source], request: Request) -> 
         for path in map(str, (place, *place.parents)):
             if path in packages:
                 raise InputError(f"{target}: the result of {source.path} would replace the package {packages[path]} or "
-                                 "lie in it, but sources are never changed; expected another folder for the results")
+                                 "lie in it, but sources are never modified; expected another output folder")
     if (around := find_enclosing_package(target / "any")) is not None:
-        raise InputError(f"{target}: lies in the package {around}; expected a place outside of packages")
+        raise InputError(f"{target}: is inside the package {around}; expected a path outside of packages")
     try:
         (target / RECORDS_FOLDER).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"{target}: the folder for the results cannot be made ({error.strerror})") from error
+        raise InputError(f"{target}: the output folder cannot be created ({error.strerror})") from error
 
 
 def _choose_executor(jobs: int, executor: Executor | None, work: int) -> AbstractContextManager[Executor]:
     if executor is not None:
         if jobs:
-            raise InputError("both jobs and an executor are given; expected one of them: an executor has its workers")
+            raise InputError("both jobs and an executor are given; expected only one of them: an executor defines its "
+                             "own workers")
         return nullcontext(executor)
     if not isinstance(jobs, int) or jobs < 0:
-        raise InputError(f"jobs: found {jobs!r}; expected a whole number, 0 to work in this process")
+        raise InputError(f"jobs: found {jobs!r}; expected a non-negative integer (0: run in this process)")
     return WorkerPool(min(jobs, work)) if jobs and work else InProcessExecutor()
 
 
@@ -278,11 +283,11 @@ def _check_output_replaceable(record: Record, source: str, request: Request, ove
         check_destination(source, output, overwrite=True)
     if overwrite or not os.path.lexists(output):
         return
-    remedy = f"{choose_spelling('--overwrite', 'overwrite=True')} replaces it, or give another folder for the results"
+    remedy = f"{choose_spelling('--overwrite', 'overwrite=True')} replaces it, or choose another output folder"
     if record.state == "none":
-        raise InputError(f"{output}: exists already, and no batch made it; {remedy}")
+        raise InputError(f"{output}: exists already and was not written by a batch; {remedy}")
     if not record.is_untouched():
-        raise InputError(f"{output}: was changed since a batch wrote it; {remedy}")
+        raise InputError(f"{output}: was modified after a batch wrote it; {remedy}")
     made_of = record.source
     if made_of and made_of != os.path.realpath(source) and not record.is_made_from(source):
         raise InputError(f"{output}: holds the result of another package, {made_of}; {remedy}")

@@ -31,7 +31,7 @@ from .batch_report import BatchItem, BatchReport
 __all__ = ["InProcessExecutor", "JobRunner", "WorkerPool", "connect_to_dask"]
 
 
-_GUARD = 'put what the script does under `if __name__ == "__main__":`'
+_GUARD = 'put the code of the script under `if __name__ == "__main__":`'
 _CLEANUP_SECONDS = 60.0
 "Seconds for a job to clean up after its parent has died."
 _THREAD_SETTINGS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
@@ -61,7 +61,7 @@ class WorkerPool(Executor):
     def __init__(self, count: int) -> None:
         if getattr(current_process(), "_inheriting", False):  # as multiprocessing asks before it starts a process
             raise InputError(f"batch: the script that called it with jobs={count} is imported by each worker process, "
-                             f"and called it again there; {_GUARD}")
+                             f"which called it again; {_GUARD}")
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="mil-ane-passes")
         self._own = threading.local()
         self._pools: dict[ProcessPoolExecutor, Future[int]] = {}
@@ -83,8 +83,8 @@ class WorkerPool(Executor):
             started = self._pools.pop(pool, None)
             pool.shutdown()
             if started is not None and started.exception() is not None:
-                raise OptionsError(f"batch: a worker process ended while it started, and may have printed why; in a "
-                                   f"script, {_GUARD}") from error
+                raise OptionsError(f"batch: a worker process ended during start-up (it may have printed the reason); "
+                                   f"in a script, {_GUARD}") from error
             raise
 
     def _pool(self) -> ProcessPoolExecutor:
@@ -205,16 +205,16 @@ def connect_to_dask(address: str, say: Callable[[str], object] = lambda text: No
         client: Any = Client(address, timeout=_CONNECT_TIMEOUT, set_as_default=False)
     except Exception as error:  # another kind of server may answer, which can raise anything
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(f"no Dask scheduler answers at {address} ({reason}); expected the address that "
-                         "`dask scheduler` prints, e.g. tcp://10.0.0.1:8786") from error
+        raise InputError(f"no Dask scheduler answers at {address} ({reason}); expected the address printed by `dask "
+                         f"scheduler`, e.g. tcp://10.0.0.1:8786") from error
     with client:
         if not client.scheduler_info()["workers"]:
-            say(f"the cluster at {address} has no workers yet; waiting for some")
+            say(f"the cluster at {address} has no workers yet; waiting for workers")
         yield client.get_executor(pure=False)
 
 
-_BROKEN = ("the process that worked on it, or one beside it, died; it may have been killed for want of memory: "
-           "fewer jobs at a time need less. What is done is not done again by the next run")
+_BROKEN = ("the worker process, or another one of the pool, died; possibly out of memory: use fewer jobs. The next "
+           "run skips completed packages")
 
 
 class JobRunner:
@@ -299,5 +299,5 @@ def _check_report_visible(item: BatchItem) -> None:
     """Mark the item as failed if its report is not visible here: a remote worker may have written to its own disk."""
     if item.report_file is not None and not os.path.exists(item.report_file):
         item.status, item.code, item.report_file = "failed", 2, None
-        item.error = (f"a worker says that it wrote {item.output}, which is not here; workers need the same paths: "
-                      "give them on a file system that all of them have")
+        item.error = (f"a worker reported that it wrote {item.output}, but the file does not exist here; workers need "
+                      f"the same paths: use a shared file system")

@@ -84,8 +84,8 @@ class Request:
         try:
             plain = json.loads(json.dumps(options, allow_nan=False))
         except (TypeError, ValueError) as error:
-            raise InputError(f"batch: the options go to other processes and into records as plain data ({error}); "
-                             "expected texts, numbers, lists and mappings") from error
+            raise InputError(f"batch: options are stored as JSON and sent to other processes ({error}); expected "
+                             f"strings, numbers, lists and mappings") from error
         return cls(command, plain, tuple(map(_hash_file, plain.get("feeds", ()))), describe_tool())
 
     @property
@@ -128,7 +128,7 @@ def _resolve_feed_paths(feeds: Any) -> list[str]:
     """Return the absolute paths of the files of feeds."""
     listed = [] if feeds is None else [feeds] if isinstance(feeds, (str, os.PathLike)) else feeds
     if isinstance(listed, Mapping) or not all(isinstance(each, (str, os.PathLike)) for each in listed):
-        raise InputError("feeds: found arrays; a batch hands them on as files: expected the paths of .npz files")
+        raise InputError("feeds: found arrays; expected paths of .npz files, which batch passes to its workers")
     return [os.path.abspath(each) for each in listed]
 
 
@@ -136,8 +136,8 @@ def _hash_file(path: str) -> str:
     try:
         return hashlib.sha256(Path(path).read_bytes()).hexdigest()
     except OSError as error:
-        raise InputError(f"feeds: '{path}' cannot be read ({error.strerror}); expected an .npz with one array for "
-                         "each input") from error
+        raise InputError(f"feeds: '{path}' cannot be read ({error.strerror}); expected an .npz file with one array "
+                         f"per input") from error
 
 
 Work = Callable[["Job", BatchItem], dict[str, Any]]
@@ -190,11 +190,11 @@ def _check_worker(job: Job) -> None:
     if dict(job.request.tool) != dict(describe_tool()):
         raise InputError(
             f"the worker on {here} runs another mil-ane-passes or coremltools: found {_format_tool(describe_tool())}, "
-            f"expected {_format_tool(job.request.tool)}; install the same there"
+            f"expected {_format_tool(job.request.tool)}; install the same versions there"
         )
     if job.folder is not None and not Path(job.folder, RECORDS_FOLDER).is_dir():
-        raise InputError(f"the worker on {here} does not see {job.folder}; workers need the same paths: give them on a "
-                         "file system that all of them have")
+        raise InputError(f"the worker on {here} does not see {job.folder}; workers need the same paths: use a shared "
+                         f"file system")
 
 
 def _format_tool(which: Any) -> str:
@@ -295,7 +295,7 @@ def _lint_package(lint: Callable[..., Any], how: dict[str, Any], job: Job, item:
     item.code, item.count, item.ops_before = int(gates.fails(report)), len(counted), len(report.plan.rows)
     item.upgraded = bool(report.upgraded)
     if gates.is_under(report):
-        item.error = (f"{report.share:.2f} % of the ops are predicted on the ANE, under the bar of "
+        item.error = (f"{report.share:.2f} % of the ops are predicted on the ANE, below the limit of "
                       f"{gates.fail_under:g} %")
     if job.output is not None:
         write_text_atomically(Path(job.output), f"{format_report(report, form)}\n")

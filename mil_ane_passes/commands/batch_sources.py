@@ -44,11 +44,11 @@ def find_sources(given: Paths, folder: Path | None, *, named: bool = True) -> li
     listed = [given] if isinstance(given, (str, os.PathLike)) or not isinstance(given, Iterable) else list(given)
     for each in listed:
         if not isinstance(each, (str, os.PathLike)):
-            raise InputError(f"found {type(each).__name__} among the packages; expected paths of .mlpackage folders or "
-                             ".mlmodel files, or of folders with some in them")
+            raise InputError(f"found {type(each).__name__} among the packages; expected paths of .mlpackage folders, "
+                             f"of .mlmodel files, or of folders that contain them")
     if not listed or not all(os.fspath(each).strip() for each in listed):
-        raise InputError("no packages given; expected paths of .mlpackage folders or .mlmodel files, or of folders "
-                         "with some in them")
+        raise InputError("no packages given; expected paths of .mlpackage folders, of .mlmodel files, or of folders "
+                         "that contain them")
     found: dict[str, Source] = {}
     for each in listed:
         suffixes = (_FILE_SUFFIX,) if named else (_FILE_SUFFIX, _PROGRAM_SUFFIX)
@@ -78,7 +78,7 @@ def _iterate_sources(path: str, folder: Path | None, suffixes: tuple[str, ...]) 
         matches = sorted(set(_iterate_pattern_matches(path, folder, suffixes)))
         if not matches:
             yield Source(
-                path, _get_result_name(path), f"{path}: nothing matches this pattern; expected some .mlpackage"
+                path, _get_result_name(path), f"{path}: no path matches this pattern; expected at least one .mlpackage"
             )
         for match in matches:
             yield from _iterate_sources(match, folder, suffixes)
@@ -91,8 +91,8 @@ def _iterate_sources(path: str, folder: Path | None, suffixes: tuple[str, ...]) 
             yield Source(
                 path,
                 _get_result_name(path),
-                f"{path}: a folder without any {_SUFFIX} or {_FILE_SUFFIX} in it; expected a package, or a folder with "
-                "some",
+                f"{path}: no {_SUFFIX} or {_FILE_SUFFIX} found in this folder; expected a package, or a folder that "
+                f"contains packages",
             )
 
 
@@ -161,5 +161,6 @@ def _check_names(sources: Iterable[Source]) -> None:
         if key in taken:
             raise InputError(
                 f"{taken[key].path} and {source.path} would both become '{source.name}'; expected different names: "
-                "give the folder that holds both (what is found in a folder keeps its path below it), or run twice")
+                f"pass the folder that contains both (packages found in a folder keep their relative path), or run "
+                f"batch twice")
         taken[key] = source

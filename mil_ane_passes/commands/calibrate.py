@@ -1,4 +1,5 @@
-"""Run a package on your own feeds and print, per op, range, room in fp16, first overflow, and what fixes it."""
+"""Run a package on your feeds and report the value range and fp16 headroom of each op, the first overflow, and its
+fix."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CalibrateOptions", "CalibrateReport", "calibrate"]
 
-HELP = "where fp16 overflows on your feeds, and what fixes it"
+HELP = "find fp16 overflows on your feeds, and their fixes"
 EXAMPLE = "calibrate in.mlpackage --feeds feeds.npz --worst 10"
 _DEFAULT_WORST = 30
 
@@ -61,9 +62,9 @@ class CalibrateOptions:
     max_steps: int | None = field(default=DEFAULT_MAX_STEPS, metadata=MAX_STEPS)
     max_memory: str | float | None = field(default=None, metadata=MAX_MEMORY)
     target: str = field(default="all", metadata=flag())
-    "chip or device to look at (default: all)"
+    "chip or device to check for (default: all)"
     worst: int | None = field(default=None, metadata=flag(type=positive_int, metavar="N"))
-    """how many values are shown: those with the least room, in the program's order (default: 30); JSON has all"""
+    """number of values to show: those with the least headroom, in program order (default: 30); JSON has all"""
     progress: Progress = ignore_progress
 
 
@@ -84,9 +85,9 @@ def run(arguments: argparse.Namespace) -> int:
 def calibrate(options: CalibrateOptions) -> CalibrateReport:
     """Run a model on `feeds` (a mapping from input name to array, or several) or within `ranges` (input name to (low,
     high), both included), at float32, and report for each value its range, its fp16 headroom, the bound on its partial
-    sums, the rules that match, and the rewrites that fix what does not fit: each rule that fires is tried on a copy.
-    Without feeds and ranges the model runs on random feeds, those of the equivalence check: normal values, and indices
-    that are valid; the report has `sampled` set.
+    sums, the rules that match, and the rewrites that fix an overflow: each matching rule is tried on a copy. Without
+    feeds and ranges the model runs on random feeds, those of the equivalence check: normal values, and indices that are
+    valid; the report has `sampled` set.
 
     Raises InputError where feeds or ranges do not fit, NotSupported for an op the runtime lacks, and LimitReached if
     runs take more than `max_steps` loop steps each or `max_seconds` together (None: no limit).
@@ -112,7 +113,7 @@ def calibrate(options: CalibrateOptions) -> CalibrateReport:
     except InputError as error:
         if not inputs.ranges:
             raise
-        raise InputError(f"{error}; both ends of {format_option('ranges')} are included") from error
+        raise InputError(f"{error}; {format_option('ranges')} includes both ends") from error
     model.check_unchanged()
     return CalibrateReport(model.name, options.target, found.runs, found, options.worst, sampled=not inputs,
                            upgraded=model.upgraded)
@@ -197,14 +198,12 @@ class CalibrateReport:
         )
         if len(rows) > most:
             shown.append(
-                f"  and {len(rows) - most} more values, with more room ({format_option('worst')} says how many are "
-                "shown)"
+                f"  and {len(rows) - most} more values with more headroom ({format_option('worst')} N shows more)"
             )
         origin = (
             [
-                f"on random feeds, as no {format_option('feeds')} or {format_option('ranges')} were given: values of "
-                f"your own "
-                "inputs may be larger"
+                f"on random feeds, because neither {format_option('feeds')} nor {format_option('ranges')} were given: "
+                f"your inputs may produce larger values"
             ]
             if self.sampled
             else []
@@ -221,15 +220,16 @@ class CalibrateReport:
             lines += [f"first to overflow fp16: %{self.first.trace.value} in {' > '.join(self.first.trace.place)}",
                       f"  {self.found.first}"]
         for row in self.beyond[:self.worst]:
-            what = "overflows fp16" if row.beyond == "overflow" else f"sums up to {row.partial:.4g}, beyond 32768"
-            fixes = ", ".join(f"ane::{name}" for name in row.fixed_by) or "no rewrite alone"
+            sums = f"has partial sums up to {row.partial:.4g}, above 32768"
+            what = "overflows fp16" if row.beyond == "overflow" else sums
+            fixes = ", ".join(f"ane::{name}" for name in row.fixed_by) or "no single rewrite"
             lines.append(f"{_format_value_name(row, several)} {what}; fixed by {fixes}")
         if self.worst is not None and len(self.beyond) > self.worst:
-            lines.append(f"and {len(self.beyond) - self.worst} more values are beyond fp16")
+            lines.append(f"and {len(self.beyond) - self.worst} more values overflow fp16")
         if (nan := self._nan()) is not None:
             lines.append(nan)
         if not lines:
-            lines = [f"everything fits fp16 in {format_count(self.runs, 'run')}"]
+            lines = [f"all values fit fp16 in {format_count(self.runs, 'run')}"]
         lines += [f"{each.code} {each.slug} failed {each}" for each in self.found.failed]
         from ..passes.registry import get_all_rules
 

@@ -1,4 +1,4 @@
-"""Compare our prediction with a compute plan that Core ML gave on a Mac: support, partition and cost of each op.
+"""Compare the prediction with a compute plan of Core ML from a Mac: support, partition and cost of each op.
 
 PLAN is the result.json that measure.py writes (see mac-script), or a dumped compute plan: {"program": {"functions":
 {NAME: [{"operator", "outputs", "supported", "preferred", "cost"}, ...]}}}. Exit code 0: all agree; 1: they differ.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CalibratePlanOptions", "CalibratePlanReport", "PlanComparison", "calibrate_plan"]
 
-HELP = "how our prediction stands to a compute plan from a Mac"
+HELP = "compare the prediction with a compute plan from a Mac"
 EXAMPLE = "calibrate-plan folder/result.json"
 _MAX_DISAGREEMENTS_LISTED = 20
 "The most disagreements of one kind that the text lists."
@@ -41,7 +41,7 @@ class CalibratePlanOptions:
     "result.json, or a dumped compute plan"
     _: KW_ONLY
     model: Any = field(default=None, metadata=flag(metavar="IN.mlpackage"))
-    "what was measured (default: the packages beside PLAN)"
+    "the measured package (default: the packages next to PLAN)"
     target: str | None = field(default=None, metadata=flag())
     "chip to predict for (default: the chip of the measurement)"
 
@@ -92,7 +92,7 @@ def _find_packages_beside(read: list[Measurement]) -> list[tuple[Any, list[Measu
     found = [(path, [each]) for each in read if each.path is not None
              and (path := Path(each.file).parent / Path(each.path).name).is_dir()]
     if not found:
-        raise InputError(f"no package lies beside {read[0].file}; give the one that was measured, "
+        raise InputError(f"no package found next to {read[0].file}; give the measured package, "
                          f"{choose_spelling('--model IN.mlpackage', 'model=')}")
     return [(str(path), plans) for path, plans in found]
 
@@ -100,8 +100,8 @@ def _find_packages_beside(read: list[Measurement]) -> list[tuple[Any, list[Measu
 def _choose_target(measurement: Measurement, report: CalibratePlanReport) -> str:
     generation = measurement.generation
     if generation is None:
-        report.notes.append(f"the measurement's chip ({measurement.chip or 'not stated'}) is no known target, so the "
-                            f"prediction is for all; {format_option('target')} says which one is meant")
+        report.notes.append(f"the measurement's chip ({measurement.chip or 'not stated'}) is not a known target, so "
+                            f"the prediction is for all targets; choose one with {format_option('target')}")
         return "all"
     return str(measurement.chip)
 
@@ -171,14 +171,14 @@ def _iterate_lines(each: PlanComparison) -> Iterator[str]:
         for one in compute_cost_factors(found.shares)
     ]
     if scaled:
-        yield "our share of the cost, times what is the share that was measured:"
+        yield "predicted and measured share of the cost:"
         yield from format_table(("  kind", "on", "ops", "median", "lowest", "highest"),
                                 (str.ljust, str.ljust, *(str.rjust,) * 4), scaled)
     if found.support:
-        yield "they are supported on the ANE, or not, against our prediction:"
+        yield "ANE support differs from the prediction:"
         yield from _iterate_disagreement_lines(found.support)
     if found.backend and not found.is_tie:
-        yield "they run elsewhere than predicted:"
+        yield "the compute unit differs from the prediction:"
         yield from _iterate_disagreement_lines(found.backend)
     wrong = find_contradictions(found)
     if wrong:

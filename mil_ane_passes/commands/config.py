@@ -1,6 +1,6 @@
-"""List the settings of `lint`: the value of each, and where it comes from, a file or the defaults.
+"""List the settings of `lint`: the value of each, and its source (a file or the default).
 
-The file is the one that `lint` would read here. Options on the command line of `lint` win over it.
+The file is the one that `lint` would read in this folder. Options on the command line of `lint` take precedence.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from .settings import KEYS, Settings, SettingsFileOptions, read_chosen_settings
 
 __all__ = ["Configuration"]
 
-HELP = "list the settings of lint, and where each comes from"
+HELP = "list the settings of lint and their sources"
 EXAMPLE = "config"
 _DEFAULTS: Mapping[str, Any] = {"target": "all", "fail-on": DEFAULT_FAIL_ON.value}
-"What holds where neither a file nor the command line says anything; of the other settings, nothing."
+"Defaults of the settings that have one, used if neither a file nor the command line sets them."
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +46,7 @@ class Configuration:
     settings: Settings
 
     def list_settings(self) -> list[dict[str, Any]]:
-        """List each setting: key, value, source ("file" or "default"), and what it is."""
+        """List each setting: key, value, source ("file" or "default") and description."""
         docs, from_file = read_field_docs(Settings), self.settings.list_set_keys()
         return [{"key": key, "value": _to_plain(self._find_value(key)),
                  "source": "file" if key in from_file else "default", "help": docs[key.replace("-", "_")]}
@@ -71,7 +71,7 @@ class Configuration:
 
 
 def _to_plain(value: Any) -> Any:
-    """Convert a value to what JSON has."""
+    """Convert a value to JSON types."""
     if isinstance(value, Mapping):
         return {key: _to_plain(each) for key, each in value.items()}
     if isinstance(value, tuple):

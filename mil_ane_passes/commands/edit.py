@@ -1,4 +1,4 @@
-"""Edit an .mlpackage; what is not edited stays as it is. Names are those of IN in all options."""
+"""Edit an .mlpackage; everything else stays unchanged. All options refer to the names in IN."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _parse_io(texts: list[list[str]]) -> dict[str, list[str]]:
     for dtype, *names in texts:
         if dtype in found and not (names and found[dtype]):
             raise InputError(
-                f"{format_option_values('io', dtype)} is given for all names, and again; expected it once"
+                f"{format_option_values('io', dtype)} is given without names more than once; expected it once"
             )
         found[dtype] = [*found.get(dtype, []), *names]
     return found
@@ -73,7 +73,7 @@ def _parse_renames(texts: list[str]) -> dict[str, str]:
                              f"{format_option_values('rename', name or 'var_12')}=logits")
         if name in found:
             raise InputError(
-                f"{format_option_values('rename', text)}: '{name}' is given twice ({name}={found[name]} before)"
+                f"{format_option_values('rename', text)}: '{name}' is given twice (first as {name}={found[name]})"
             )
         found[name] = value
     return found
@@ -84,50 +84,50 @@ class EditOptions:
     """The options of `edit`."""
 
     src: Any = field(metadata=argument("IN"))
-    "the .mlpackage to read; never changed"
+    "the .mlpackage to read; never modified"
     dst: str | os.PathLike[str] | None = field(default=None, metadata=flag("-o", "--output", metavar="OUT"))
     "the .mlpackage to write"
     _: KW_ONLY
     fix_shape: FixShapes | None = field(default=None, metadata=flag(metavar="NAME=1,3,8,8", action="append"))
-    """give the flexible input NAME this shape; repeat it for other inputs; an input again makes another function, which
-    may be named: FUNCTION:NAME=1,3,8,8"""
+    """fix the shape of the flexible input NAME; repeatable; a second shape for the same input makes another function,
+    which may be named: FUNCTION:NAME=1,3,8,8"""
     pad_shape: PadShapes | None = field(default=None, metadata=flag(metavar="NAME=1,1,1,1024", action="append"))
-    """pad the flexible input NAME to this shape and compute it in full, with masks; a size 2..64 states the smallest
-    real size as well; repeat it for other inputs that grow with it"""
+    """pad the flexible input NAME to this shape, compute at full size, and mask the padding; a size such as 2..64 also
+    declares the smallest real size; repeatable, for inputs that share the size"""
     merge_states: str | None = field(default=None, metadata=flag(metavar="NAME"))
-    "make one state NAME of rank 4 of all states, which is read once and written once"
+    "merge all states into one state NAME of rank 4, which is read once and written once"
     state_to_io: Names = field(default=(), metadata=flag(metavar="STATE", nargs="+", action="extend"))
-    """make inputs of these states, or of all, and outputs of what they hold afterwards, or of the new rows alone where
-    rows are written at a position"""
+    """replace these states (default: all) by inputs and outputs; where rows are written at a position, the output has
+    the new rows only"""
     expose: Names = field(default=(), metadata=flag(metavar="VALUE", action="append"))
-    "return this inner value as well, behind the other outputs; may be repeated"
+    "append this internal value to the outputs; repeatable"
     drop_output: Names = field(default=(), metadata=flag(metavar="NAME", action="append"))
-    "return this no more, and remove all that only it needed; may be repeated"
+    "remove this output, and all ops that only it needs; repeatable"
     io: IoTypes = field(
         default=None, metadata=flag(metavar=("TYPE", "NAME"), nargs="+", action="append", parse=_parse_io))
-    "make these inputs and outputs (default: all of floats) fp16 or fp32; may be repeated"
+    "convert these inputs and outputs (default: all floats) to fp16 or fp32; repeatable"
     rename: Mapping[str, str] | None = field(
         default=None, metadata=flag(metavar="A=B", action="append", parse=_parse_renames))
-    "call the input, output, state or inner value A from now on B; may be repeated"
+    "rename the input, output, state or internal value A to B; repeatable"
     split_at: Names = field(default=(), metadata=flag(metavar="VALUE", nargs="+", action="extend"))
-    "make two packages that run one after the other, OUT_1 and OUT_2, cut behind these values"
+    "split into two packages that run in sequence, OUT_1 and OUT_2, after these values"
     split_inputs: Names = field(default=(), metadata=flag(metavar="NAME", nargs="+", action="extend"))
-    """make two packages, cut behind what is computed from one of these inputs alone: lookups of ids, tables and masks
-    of positions"""
+    """split into two packages, after the values that depend on only one of these inputs: lookups of ids, tables and
+    masks of positions"""
     split_parts: int | None = field(default=None, metadata=flag(metavar="N", type=int))
-    """make N packages that run one after the other, OUT_1 to OUT_N, with even weights, cut where the fewest bytes
-    cross: between layers"""
+    """split into N packages that run in sequence, OUT_1 to OUT_N, with balanced weights, where the fewest bytes cross:
+    between layers"""
     max_part_size: str | float | None = field(default=None, metadata=flag(metavar="SIZE"))
-    "make as few such packages as have at most SIZE of weights each, such as 1.4GB"
+    "split into as few packages as possible with at most SIZE of weights each, such as 1.4GB"
     dedup_weights: bool = field(default=False, metadata=flag())
-    "keep weights of equal bytes once"
+    "store identical weights once"
     function: str | None = field(default=None, metadata=flag(metavar="F"))
-    "edit this function alone (default: each that has what is named)"
+    "edit only this function (default: every function that has the named values)"
     dry_run: bool = field(default=False, metadata=flag())
-    "say what would be done; write nothing"
+    "report what would be done; write nothing"
     verify: bool = field(default=False, metadata=flag())
-    """compare the results with those of the source on random feeds; if they differ or cannot be compared, nothing is
-    written: exit code 1"""
+    """compare the outputs with those of IN on random feeds; if they differ or cannot be compared, write nothing and
+    exit with code 1"""
     overwrite: bool = field(default=False, metadata=flag())
     "replace OUT if it exists"
     link: bool = field(default=False, metadata=LINK)

@@ -1,4 +1,4 @@
-"""Evidence of an equivalence check: a file by which somebody else repeats it."""
+"""Evidence files of equivalence checks, with which others can repeat a check."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ __all__ = [
 _SCHEMA = 1
 _KIND = "mil_ane_passes equivalence check"
 _RUN_KEYS = ("function", "feeds", "precision")
-"What tells the runs of a check apart."
+"The fields that identify a run of a check."
 _PACKAGES = ("coremltools", "numpy", "torch")
 
 
@@ -49,23 +49,23 @@ class DigestedModel:
     path: str
     sha256: str
     files: Fingerprint = dataclasses.field(default_factory=dict, repr=False, compare=False)
-    "What tells whether a file has changed since."
+    "Stamps of the files, to detect later changes."
 
     def to_dict(self) -> dict[str, str]:
         return {"path": self.path, "sha256": self.sha256}
 
 
 def describe_evidence() -> str:
-    """Say what is expected of a file of evidence."""
-    return f"expected what verify with {format_option('report')} wrote"
+    """Describe the expected file, for error messages."""
+    return f"expected a file written by `verify` with {format_option('report')}"
 
 
 def check_models(who: str, models: Mapping[str, Any]) -> None:
     """Raise InputError, in the name of the option `who`, for models that are not files: nobody else has them."""
     for name, model in models.items():
         if not isinstance(model, (str, os.PathLike)):
-            raise InputError(f"{who}: {name} is of type {type(model).__name__}; evidence names files by digest, so "
-                             "both models have to be paths")
+            raise InputError(f"{who}: {name} is of type {type(model).__name__}; evidence identifies files by digest, "
+                             f"so both models must be paths")
 
 
 def check_evidence_file(
@@ -98,37 +98,37 @@ def read_evidence(path: str | os.PathLike[str]) -> dict[str, Any]:
     who, expected = format_option_values("replay", path), describe_evidence()
     found = read_json(path, who, expected)
     if not isinstance(found, dict) or found.get("kind") != _KIND:
-        raise InputError(f"{who}: this is no evidence of an equivalence check; {expected}")
+        raise InputError(f"{who}: not a report of `verify`; {expected}")
     if found.get("schema") != _SCHEMA:
         raise InputError(f"{who}: schema {found.get('schema')!r}; expected {_SCHEMA}, that of version {__version__}")
     kinds = {"models": dict, "options": dict, "report": dict, "runs": list, "versions": dict}
     for name, kind in kinds.items():
         if not isinstance(found.get(name), kind):
-            raise InputError(f"{who}: '{name}' is missing or of another type; {expected}")
+            raise InputError(f"{who}: '{name}' is missing or has the wrong type; {expected}")
     for number, run in enumerate(found["runs"], 1):
         for name in _RUN_KEYS:
             if not isinstance(run, dict) or not isinstance(run.get(name), str):
-                raise InputError(f"{who}: run {number} of 'runs' has no text as its '{name}'; {expected}")
+                raise InputError(f"{who}: run {number} of 'runs' has no string '{name}'; {expected}")
     return found
 
 
 def compare_with_evidence(
     recorded: Mapping[str, Any], models: Mapping[str, DigestedModel], report: VerifyReport
 ) -> None:
-    """Say in `report` what of the `recorded` check it repeats: models, verdict, feeds and the bits of the outputs."""
+    """Record in `report` which parts of the `recorded` check were reproduced: models, verdict, feeds, output bits."""
     departed = []
     for name, model in models.items():
         known = recorded["models"].get(name)
         if not isinstance(known, dict) or known.get("sha256") != model.sha256:
-            departed.append(f"{name} is not the model that was recorded (other SHA-256)")
+            departed.append(f"{name} is not the recorded model (its SHA-256 differs)")
     status = recorded["report"].get("status")
     if status != report.status:
-        departed.append(f"the verdict was {status!r} and is {report.status!r}")
+        departed.append(f"the verdict was {status!r}, now {report.status!r}")
     same_inputs, same_bits = _count_same(recorded["runs"], [dataclasses.asdict(run) for run in report.runs])
     count = max(len(recorded["runs"]), len(report.runs))
     if same_inputs < count:
         departed.append(f"{same_inputs} of {format_count(count, 'run')} had the recorded feeds")
-    changed = [f"{name} {known} then, {now} now" for name, now in _list_versions().items()
+    changed = [f"{name} {known} recorded, {now} here" for name, now in _list_versions().items()
                if (known := recorded["versions"].get(name)) != now]
     versions = f" ({'; '.join(changed)})" if changed else ""
     if not departed:
@@ -158,14 +158,15 @@ def check_digested_models(models: Mapping[str, DigestedModel]) -> None:
         except OSError:
             same = False
         if not same:
-            raise InputError(f"{model.path}: has changed while it was checked; run again when nothing writes to it")
+            raise InputError(f"{model.path}: was modified during the check; run again when no other process writes to "
+                             f"it")
 
 
 def _digest_model(model: str | os.PathLike[str]) -> DigestedModel:
     """Digest the names and contents of a package's files, or a file's content; of a delegate, that of its program."""
     read = find_read_file(model)
     if not os.path.lexists(read):
-        raise InputError(f"{os.fspath(model)}: no such file or package; give its place, such as verify A B "
+        raise InputError(f"{os.fspath(model)}: no such file or package; give both paths, as in verify A B "
                          f"{format_option('replay')} FILE")
     digest, files = hashlib.sha256(), take_fingerprint(read, deep=True)
     for name, each in sorted(files.items()):

@@ -1,5 +1,5 @@
-"""The page of one rule (why, when, how exact, before and after, options, evidence), of a patch of the torch frontend,
-or of a part of the tool.
+"""Show the documentation of a rule (why, when, exactness, before and after, options, evidence), of a patch of the torch
+frontend, or of a topic.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .patches import PatchPage
 
 __all__ = ["TOPICS", "Contents", "Topic"]
 
-HELP = "the page of one rule, patch or topic"
+HELP = "show the documentation of a rule, patch or topic"
 EXAMPLE = "explain ANE301"
 TOPICS = {
     "equivalence": "equivalence",
@@ -35,17 +35,18 @@ TOPICS = {
     "frontend": "torch_frontend",
     "threads": "utils.locking",
 }
-"""Topics, and the modules whose docstrings are their pages; they are read, not imported, which would take long."""
+"""Topics, and the modules whose docstrings are their pages. The files are parsed, not imported, because imports are
+slow."""
 
 
 _CODE_OF_RULE = re.compile(r"(ANE|NN)\d+", re.IGNORECASE)
-"What is no name of a patch of the torch frontend."
+"Codes of rules: anything else may be the name of a patch of the torch frontend."
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("code", metavar="CODE", nargs="?",
-                        help="a code (ANE301), a slug, the name of a pass or patch, or a topic; without it, the "
-                             "topics are listed")
+                        help="a code (ANE301), a slug, the name of a pass or patch, or a topic; without it, topics "
+                             "are listed")
     add_format_option(parser)
     parser.set_defaults(run=run, uses_frontend=lambda arguments: not _CODE_OF_RULE.fullmatch(arguments.code or ""))
 
@@ -61,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _find_page(key: str) -> Page | PatchPage | LayerPage:
-    """Find the page of a rule, of a patch, or of a rule about layers; InputError if none of them exists."""
+    """Find the page of a rule, a patch or a layer rule. Raises InputError if there is none."""
     pages, note = load_rule_pages()
     keys = [RuleKeys(each["pass"], each["code"], each["slug"], each["shares_code"]) for each in pages]
     try:
@@ -113,7 +114,7 @@ class LayerPage:
 
 @dataclass(frozen=True)
 class Topic:
-    """One part of the tool: what it guarantees, and what it does not."""
+    """A topic: guarantees and limits of one part of the tool."""
 
     name: str
 

@@ -1,8 +1,9 @@
-"""Say which ops leave the ANE, why, on whose evidence, and what fixes it; nothing runs, all of it is predicted.
+"""Report the ops that leave the ANE, with the reason, the evidence and the fix. Everything is predicted; nothing is
+run.
 
-Exit code 0: clean; 1: findings that --fail-on counts, or another gate failed (--fail-under, --baseline), of each
-package; 2: a package could not be looked at (the others are). What the gates look at is IN. Defaults of the options may
-stand in setup.cfg or pyproject.toml.
+Exit code 0: clean; 1: findings that --fail-on counts, or another gate (--fail-under, --baseline) failed for a package;
+2: a package could not be read (the others are still linted). Gates apply to IN only. Defaults of the options can be set
+in setup.cfg or pyproject.toml.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FORMATS", "LintOptions", "LintSettings", "lint", "prepare_lint", "read_lint_settings"]
 
-HELP = "which ops leave the ANE, why, and what fixes it"
+HELP = "find the ops that leave the ANE, with reasons and fixes"
 EXAMPLE = "lint in.mlpackage --target m4"
 FORMATS = ("text", "json", "sarif", "html")
 LINE_FORMATS = ("concise", "github")
@@ -66,24 +67,24 @@ class LintOptions:
     """The options of `lint`."""
 
     src: Any = field(metadata=argument("IN", nargs="+"))
-    "the .mlpackage, .mlmodel or .pte to look at; or several, folders with packages in them, or patterns"
+    "the .mlpackage, .mlmodel or .pte to lint; or several of them, folders that contain packages, or glob patterns"
     _: KW_ONLY
     target: str = field(default="all", metadata=flag())
-    "chip or device to look at (default: all); of several, such as m1,a17,m4, the command prints a table"
+    "chip or device to predict for (default: all); for several, such as m1,a17,m4, a table is printed"
     select: Names | None = field(default=None, metadata=flag(metavar="RULES"))
-    "report these only: codes, beginnings of codes, slugs or names, e.g. 'ANE3,int-inputs'"
+    "report only these rules: codes, code prefixes, slugs or names, e.g. 'ANE3,int-inputs'"
     ignore: Names | None = field(default=None, metadata=flag(metavar="RULES"))
-    "do not report these; in the prediction they still count"
+    "do not report these rules; they still count in the prediction"
     options: Mapping[str, Mapping[str, Any]] | None = None
     per_op_ignores: Mapping[str, Names] | None = None
     baseline: str | PathLike[str] | None = field(default=None, metadata=flag(metavar="FILE", batch=False))
-    "gate: no findings but those in this JSON report; of several IN, each has its own in the report of all"
+    "gate: fail on findings that are not in this JSON report; a report of several packages is matched by path"
     measured: MeasurementSource | None = field(default=None, metadata=flag(metavar="RESULT.json", batch=False))
-    """what Core ML said on a Mac: the result.json of measure.py (see mac-script), or a dumped compute plan"""
+    """Core ML's result from a Mac: the result.json of measure.py (see mac-script), or a dumped compute plan"""
     after: Any = field(default=None, metadata=flag(metavar="B.mlpackage", batch=False))
-    "a second package to set beside IN"
+    "a second package to compare with IN"
     sizes: bool = field(default=False, metadata=flag(batch=False))
-    "what compressed weights would bring on the chip, and which formats were measured to go wrong"
+    "estimate what compressed weights would gain on the chip, and list formats with published failures"
 
 
 @dataclass(frozen=True)
@@ -114,19 +115,20 @@ class TextOptions:
     """The options of the command about its text."""
 
     color: str = field(default="auto", metadata=flag(choices=COLOR_CHOICES))
-    "colors in the text: auto (default: on a terminal, unless NO_COLOR is set), always or never"
+    "color the text: auto (default: on a terminal, unless NO_COLOR is set), always or never"
     verbose: bool = field(default=False, metadata=flag())
-    "on a terminal, show the evidence for each finding, too; elsewhere it is always shown"
+    "show the evidence of each finding on a terminal, too; elsewhere it is always shown"
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=FORMATS + LINE_FORMATS, default="text",
                         help="text for people (default); concise: a line for each finding; github: annotations of "
                              "GitHub workflows")
-    parser.add_argument("-o", "--output", metavar="FILE", help="where the report goes; replaced if it exists")
-    parser.add_argument("--all", action="store_true", help="in the text, all places of each finding")
+    parser.add_argument("-o", "--output", metavar="FILE", help="output file for the report; an existing file is "
+                                                               "replaced")
+    parser.add_argument("--all", action="store_true", help="list all occurrences of each finding in the text")
     parser.add_argument("--statistics", action="store_true",
-                        help="count the findings of each rule, the most frequent first, as text or json")
+                        help="count the findings per rule, most frequent first, as text or json")
     add_options(parser, LintOptions)
     add_options(parser, TextOptions)
     add_options(parser, GateOptions)
@@ -179,11 +181,12 @@ def run(arguments: argparse.Namespace) -> int:
 def _reject_options_of_one_package(arguments: argparse.Namespace) -> None:
     """Raise InputError for options that several packages, or a folder, cannot have."""
     if arguments.format == "html":
-        raise InputError("--format html is a page about one package; expected the path of one, or use `mil-ane-passes "
+        raise InputError("--format html writes a page about one package; expected the path of one package, or use "
+                         "`mil-ane-passes "
                          "batch lint IN -o DIR --report html`")
     for name, value in (("after", arguments.after), ("measured", arguments.measured)):
         if value is not None:
-            raise InputError(f"--{name} is about one package; expected the path of one, and no folder or pattern")
+            raise InputError(f"--{name} applies to one package; expected its path, not a folder or pattern")
 
 
 def _open_collection(arguments: argparse.Namespace, single: bool, linter: _Linter) -> Collection:
@@ -209,7 +212,7 @@ def _open_collection(arguments: argparse.Namespace, single: bool, linter: _Linte
 
 @dataclass
 class _Run:
-    """One run of the command: looks at each package, and prints or writes the output.
+    """One run of the command: lints each package and prints or writes the output.
 
     `single`: the path of one package was given; `lines`: the output has a line for each finding and nothing else.
     """
@@ -227,7 +230,7 @@ class _Run:
     "What is printed then: a line for each package."
 
     def go(self, sources: Sequence[Source]) -> int:
-        """Look at the sources in their order; returns the exit code, the worst of all."""
+        """Lint the sources in order; returns the largest exit code."""
         from ..report.lint_collection import CollectionTotals
 
         totals = CollectionTotals()
@@ -241,7 +244,7 @@ class _Run:
         return max(codes)
 
     def _lint_source(self, source: Source, totals: CollectionTotals) -> int:
-        """Look at one source, and print what can be printed already. Errors of one of several are recorded."""
+        """Lint one source and print its part of the output. With several sources, errors are recorded, not raised."""
         if not self.single:
             gc.collect()  # the program of the package before; the collector does not run by itself in this command
         try:

@@ -35,31 +35,30 @@ class FixOptions:
     """The options of `lint` that change packages."""
 
     fix: bool = field(default=False, metadata=flag())
-    """rewrite with the passes that fix the findings, as `rewrite` does; the result is written, once verified, to
-    -o OUT.mlpackage or with --in-place; exit codes are those of `rewrite`"""
+    """apply the passes that fix the findings, as `rewrite` does; the verified result is written to -o OUT.mlpackage, or
+    in place with --in-place; exit codes are those of `rewrite`"""
     in_place: bool = field(default=False, metadata=flag())
-    "with --fix: replace each IN, which is kept beside it as IN.bak"
+    "with --fix: replace each IN; the original is kept as IN.bak"
 
 
 def check_fix_options(arguments: argparse.Namespace, sources: Sequence[Source]) -> None:
     """Raise InputError for options that contradict each other, or that `--fix` has no use for."""
     if not arguments.fix:
-        raise InputError("--in-place is about --fix; expected both")
+        raise InputError("--in-place has no effect without --fix; expected both")
     if bool(arguments.in_place) == (arguments.output is not None):
         raise InputError("--fix: expected one of -o OUT.mlpackage and --in-place")
     if arguments.output is not None and len(sources) > 1:
-        raise InputError(f"--fix: -o names one output, and there are {len(sources)} packages; expected --in-place, or "
-                         "one package")
+        raise InputError(f"--fix: -o names one output for {len(sources)} packages; expected --in-place, or one package")
     if arguments.format not in ("text", "json"):
         raise InputError(f"--fix: found --format {arguments.format}; expected text or json")
     for source in sources:
         if find_address(source.path) is not None:
-            raise InputError(f"{source.path}: is of an ExecuTorch program, and --fix writes packages; expected the "
-                             "command that `lint` prints: mil-ane-passes rewrite IN.pte -o OUT.pte --passes ...")
+            raise InputError(f"{source.path}: is an ExecuTorch program, but --fix writes packages only; use the "
+                             f"command that `lint` prints: mil-ane-passes rewrite IN.pte -o OUT.pte --passes ...")
     for name in ("statistics", "after", "measured", "sizes", "fail_under"):
         if getattr(arguments, name):
-            raise InputError(f"--fix: found --{name.replace('_', '-')}, which is about a report of findings; leave one "
-                             "out")
+            raise InputError(f"--fix: found --{name.replace('_', '-')}, which applies to reports without --fix; "
+                             f"remove one of them")
 
 
 @dataclass
@@ -88,11 +87,11 @@ class FixOutcome:
                 "rewrite": None if self.rewrite is None else self.rewrite.to_dict()}
 
     def __str__(self) -> str:
-        lines = [f"{self.source}: no finding is fixed by a pass"] if not self.passes and not self.error else []
+        lines = [f"{self.source}: no pass fixes a finding"] if not self.passes and not self.error else []
         lines += str(self.rewrite).split("\n") if self.rewrite is not None else []
-        lines += [f"left to you: {each['pass']} ({each['exactness']}, only by name: rewrite --passes "
+        lines += [f"not applied: {each['pass']} ({each['exactness']}, by name only: rewrite --passes "
                   f"{each['pass'].removeprefix('ane::')})" for each in self.left]
-        return format_lines([*lines, *([f"the source is kept as {self.backup}"] if self.backup else [])])
+        return format_lines([*lines, *([f"the original is kept as {self.backup}"] if self.backup else [])])
 
 
 def fix_sources(arguments: argparse.Namespace, sources: Sequence[Source], settings: LintSettings) -> int:
@@ -145,7 +144,7 @@ def _check_place(path: str, arguments: argparse.Namespace) -> None:
     else:
         check_destination(path, arguments.output, overwrite=True)
         if os.path.lexists(arguments.output):  # lint has no option to replace it
-            raise InputError(f"{arguments.output}: exists already; expected a free path")
+            raise InputError(f"{arguments.output}: exists already; expected a path that does not exist")
 
 
 def _name_backup(path: str) -> str:

@@ -22,10 +22,10 @@ class GateOptions:
     """The options of the command that decide its exit code."""
 
     fail_on: str | None = field(default=None, metadata=flag(metavar="SEVERITY"))
-    """gate: findings of this severity and worse fail, of wrong, unsupported, slow and suggestion, or never; with
-    --baseline those that it does not have (default: slow, and with --fail-under alone: never)"""
+    """gate: fail on findings of this severity or worse: wrong, unsupported, slow, suggestion, or never; with
+    --baseline, on findings that it does not contain (default: slow; with --fail-under alone: never)"""
     fail_under: str | None = field(default=None, metadata=flag(metavar="PCT"))
-    "gate: percent of ops predicted on the ANE, of each package"
+    "gate: minimum percentage of ops predicted on the ANE, per package"
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,10 @@ class Gates:
     def explain_failures(self, report: LintReport) -> Iterator[str]:
         """Yield a message for each requested gate that `report` fails."""
         if self.is_under(report):
-            yield (f"--fail-under: {report.on_ane} of {len(report.plan.rows)} ops ({report.share:.2f} %) are predicted "
-                   f"on the ANE, under the bar of {self.fail_under:g} %")
+            yield (f"--fail-under: {report.on_ane} of {len(report.plan.rows)} ops ({report.share:.2f} %) are "
+                   f"predicted on the ANE, below the limit of {self.fail_under:g} %")
         failing = len(report.failing_findings(self.find_least(report)))
         if failing and report.baseline is not None:
-            yield f"--baseline: {format_count(failing, 'finding')} that {report.baseline.file} does not have"
+            yield f"--baseline: {format_count(failing, 'finding')} not in {report.baseline.file}"
         elif failing and self.fail_on is not None:
             yield f"--fail-on {self.fail_on}: {format_count(failing, 'finding')} of this severity or worse"

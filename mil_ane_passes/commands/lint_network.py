@@ -60,7 +60,8 @@ def resolve_per_op_ignores(table: Mapping[str, Iterable[str] | str] | None) -> l
     ignores = []
     for pattern, keys in (table or {}).items():
         if not isinstance(pattern, str) or not pattern.strip():
-            raise InputError(f"per_op_ignores: found {pattern!r} as a pattern; expected names of values with * and ?",
+            raise InputError(f"per_op_ignores: found the pattern {pattern!r}; expected value names, with the "
+                             f"wildcards * and ?",
                              option="per_op_ignores")
         if keys is None:
             raise InputError(f"per_op_ignores: found None for {pattern!r}; expected rules", option="per_op_ignores")
@@ -75,8 +76,8 @@ def _list_keys(keys: Names, who: str) -> list[str]:
     if keys is None or isinstance(keys, str):
         return [] if keys is None else keys.split(",")
     if not isinstance(keys, Iterable) or isinstance(keys, bytes):
-        raise InputError(f"{who}: found {keys!r}; expected codes, prefixes of codes, slugs or names, as one text or "
-                         "several", option=who)
+        raise InputError(f"{who}: found {keys!r}; expected codes, code prefixes, slugs or names, as a string or a "
+                         f"list of strings", option=who)
     return list(keys)
 
 
@@ -89,7 +90,7 @@ def _split(keys: Names, who: str) -> tuple[list[str], list[str]]:
 def lint_network(
     src: Any, source: OpenedSource, plan: Plan, target: str, codes: Collection[str]
 ) -> NetworkLint | None:
-    """Look at the layers of the network that `source` was upgraded from; None for an ML Program.
+    """Lint the layers of the network that `source` was upgraded from; None for an ML Program.
 
     None, too, for a `Package` that was upgraded from a model in memory: its layers are gone.
     """

@@ -1,4 +1,4 @@
-"""What rewriting or adapting a linted model is predicted to reach, asked by its report when it is printed."""
+"""Forecasts of a linted model after `rewrite` or `adapt`; its report requests them when it is printed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["SourceOutlook"]
 
 _MAX_WEIGHT_BYTES = 1 << 30
-"Passes may rewrite each weight: of larger models that takes longer than a report may, and as much memory again."
+"Passes may rewrite each weight; for larger models a report would take too long and twice the memory."
 
 
 @dataclass
@@ -57,7 +57,7 @@ class SourceOutlook:
         plan = plan_rewrite(RewriteOptions(self.source.program, target=self.target, verify=False, **chosen))
         measuring = [rule.name for rule in plan.rules if rule.accepts_sampled]
         if measuring:
-            return f"{measuring[0]} runs the model to measure values"
+            return f"{measuring[0]} has to run the model to measure values"
         try:
             after = self._predict(apply_and_verify(plan, self.source).after.copy.program)
         except AnePassesError as error:
@@ -67,7 +67,8 @@ class SourceOutlook:
 
     @synchronized
     def recognize(self) -> str:
-        """Return the kind of language model that `adapt` takes the source for; empty if it needs none, or is none."""
+        """Return the kind of language model that `adapt` recognizes in the source; empty if it is not one, or needs no
+        change."""
         from ..transforms.decoder import has_cache, recognize_decoder
         from ..transforms.encoder import recognize_encoder
 

@@ -1,4 +1,4 @@
-"""`lint` on several targets at once: each package is read once, and its targets stand side by side."""
+"""`lint` for several targets at once: each package is read once, and its targets are printed side by side."""
 
 from __future__ import annotations
 
@@ -25,13 +25,12 @@ Lint = Callable[[Any], "LintReport"]
 
 
 def check_target_options(arguments: argparse.Namespace, keywords: Mapping[str, Any]) -> None:
-    """Raise InputError for options that are about one target."""
+    """Raise InputError for options that apply to one target only."""
     if arguments.format not in ("text", "json"):
-        raise InputError(f"--format {arguments.format}: --target names several targets; expected text or json, or one "
-                         "target")
+        raise InputError(f"--format {arguments.format}: with several targets; expected text or json, or one target")
     for name in ("fix", "statistics", "baseline", "measured", "after", "sizes"):
         if getattr(arguments, name) or keywords.get(name):
-            raise InputError(f"--{name} is about one target, and --target names several; expected one")
+            raise InputError(f"--{name} applies to one target, but --target names several; expected one")
 
 
 def lint_targets(

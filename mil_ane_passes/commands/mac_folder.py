@@ -1,4 +1,4 @@
-"""Writing of the folder that `mac-script` makes: packages, feeds, expected outputs, and the script that measures."""
+"""Writer of the folder of `mac-script`: packages, feeds, expected outputs, and the measurement script."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ __all__ = ["FolderWriter", "require_package", "stage_folder"]
 
 def require_package(source: OpenedSource) -> OpenedSource:
     if source.package is None:
-        raise InputError("a mil.Program in memory is no package; expected the path of an .mlpackage, or an MLModel")
+        raise InputError("a mil.Program in memory is not a package; expected the path of an .mlpackage, or an MLModel")
     if source.is_pipeline:
-        raise InputError(f"{source.name} is a pipeline, whose parts Core ML does not load one by one; give the "
-                         "packages that it was made of")
+        raise InputError(f"{source.name} is a pipeline, and Core ML cannot load its parts separately; use the "
+                         f"packages it was made from")
     return source
 
 
@@ -47,11 +47,11 @@ def stage_folder(folder: str | PathLike[str]) -> Iterator[Path]:
     """Create a folder that replaces `folder` at the end, and is removed if anything fails."""
     goal = Path(os.path.abspath(folder))
     if not goal.parent.is_dir():
-        raise InputError(f"{goal}: the folder {goal.parent} does not exist; make it first")
+        raise InputError(f"{goal}: the folder {goal.parent} does not exist; create it first")
     if (around := find_enclosing_package(goal)) is not None:
-        raise InputError(f"{goal}: lies in the package {around}; expected a place outside of packages")
+        raise InputError(f"{goal}: is inside the package {around}; expected a path outside of packages")
     if os.path.lexists(goal) and (goal.is_symlink() or not goal.is_dir() or any(goal.iterdir())):
-        raise InputError(f"{goal}: exists and is no empty folder; expected a free path")
+        raise InputError(f"{goal}: exists and is not an empty folder; expected a free path or an empty folder")
     with Staging(goal) as staging:
         staged = staging.folder / "new"
         staged.mkdir()
@@ -127,9 +127,11 @@ class FolderWriter:
         try:
             runs = execute_plans(side.program, plans, ("float32",), self.progress).runs
         except NotSupported as lacking:
-            self.made.notes.append(f"{name}: no expected outputs, as the reference runtime cannot run it ({lacking})")
+            self.made.notes.append(f"{name}: no expected outputs, because the reference runtime cannot run it "
+                                   f"({lacking})")
             return [Run(plan) for plan in plans]
-        self.made.notes += [f"{name}, {run.plan.function}, {run.plan.label}: left out, it cannot be run ({run.error})"
+        self.made.notes += [f"{name}, {run.plan.function}, {run.plan.label}: skipped, because it cannot be run "
+                            f"({run.error})"
                             for run in runs if run.error]
         return [run for run in runs if not run.error]
 
@@ -205,5 +207,5 @@ def _explain_unfeedable_input(description: Any) -> str | None:
     for feature in description.input:
         kind = feature.type.WhichOneof("Type")
         if kind not in ("multiArrayType", "imageType"):
-            return f"input '{feature.name}' is of {kind}; only arrays and images are fed"
+            return f"input '{feature.name}' is of {kind}; the script can feed arrays and images only"
     return None

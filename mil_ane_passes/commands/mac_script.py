@@ -1,7 +1,7 @@
-"""Write a folder that somebody with a Mac runs: packages, feeds, expected outputs, a script. One file comes back.
+"""Write a folder to be run on a Mac: packages, feeds, expected outputs and a script, which writes one result file.
 
-The script compares CPU_ONLY with ALL and CPU_AND_NE, times predictions and reads Core ML's compute plan. It was never
-run on a Mac by its authors.
+The script compares CPU_ONLY with ALL and CPU_AND_NE, times predictions and reads Core ML's compute plan. Its authors
+have never run it on a Mac.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MacFolder", "MacScriptOptions", "format_readme", "write_mac_script"]
 
-HELP = "write what somebody with a Mac runs to measure a package"
+HELP = "write a folder with which a package is measured on a Mac"
 EXAMPLE = "mac-script folder in.mlpackage --preset safe"
 _COREMLTOOLS_VERSION = "9.0"
 "The version of coremltools that the script was written against."
@@ -54,22 +54,22 @@ class MacScriptOptions:
     folder: str | PathLike[str]
     _: KW_ONLY
     after: Any = field(default=None, metadata=argument("AFTER", nargs="?"))
-    "a second package, measured beside it"
+    "a second package to measure"
     preset: str | None = field(default=None, metadata=flag())
-    "measure IN rewritten beside it: safe or full"
+    "also measure IN rewritten with this preset: safe or full"
     passes: Passes | None = field(default=None, metadata=flag(metavar="LIST"))
-    "measure IN rewritten by exactly these passes beside it"
+    "also measure IN rewritten by exactly these passes"
     target: str = field(default="all", metadata=flag())
     "chip to rewrite for (default: all)"
     feeds: Feeds | None = field(default=None, metadata=FEEDS)
-    "inputs by name; may be given several times; default: seeded draws"
+    "inputs by name; repeatable; default: seeded random feeds"
     seeds: int = field(default=DEFAULT_SEEDS, metadata=flag(type=positive_int, metavar="N"))
-    "how many draws (default 3)"
+    "number of random feeds (default: 3)"
     progress: Progress = ignore_progress
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", metavar="DIR", help="the folder to write; free, or empty")
+    parser.add_argument("folder", metavar="DIR", help="the folder to write; must be missing or empty")
     add_options(parser, MacScriptOptions)
     add_format_option(parser)
     parser.set_defaults(run=run)
@@ -101,7 +101,7 @@ def write_mac_script(options: MacScriptOptions) -> MacFolder:
 
     rewritten = options.preset is not None or options.passes is not None
     if options.after is not None and rewritten:
-        raise InputError("both a package to compare with and a rewrite; expected "
+        raise InputError("both a second package and a rewrite are given; expected one of "
                          f"{choose_spelling('AFTER.mlpackage, or --preset or --passes', 'after, or preset or passes')}")
     inputs = UserInputs.of(options.feeds, None)
     before = require_package(open_source(options.src))
@@ -115,13 +115,13 @@ def write_mac_script(options: MacScriptOptions) -> MacFolder:
                              target=options.target, feeds=options.feeds, progress=options.progress)
             if report.status == "not verified":
                 raise InputError(
-                    "the rewrite is not verified equivalent, so nothing was written; mil-ane-passes rewrite says "
-                    f"why; give fewer {format_option('passes')}"
+                    "the rewrite is not verified equivalent, so nothing was written; `mil-ane-passes rewrite` reports "
+                    f"the reason; try fewer {format_option('passes')}"
                 )
             if report.changed:
                 sides["after"] = open_source(report.package)
             else:
-                made.notes.append("the rewrite changes nothing here, so there is no package 'after'")
+                made.notes.append("the rewrite changes nothing, so there is no package 'after'")
         made.notes += [str(each) for side in sides.values() for each in side.upgraded]
         FolderWriter(staged, made, sides, options.progress).write(inputs, options.seeds)
     return made
@@ -175,21 +175,21 @@ On a Mac (macOS 13 or later, Python 3.9 or later), in this folder:
 
     {_format_command(folder.images)}
 
-Core ML's compute plan needs macOS 14.4, a model with states macOS 15. It takes minutes, as Core ML compiles the model
-for each choice of units; what is done is kept. It writes result.json: send that file back. It holds the Mac's model and
-chip, the versions of macOS and libraries, differences of outputs with the worst element of each, times and compute
-plans; no weights, no whole outputs.
+Core ML's compute plan needs macOS 14.4; models with states need macOS 15. The script takes minutes, because Core ML
+compiles the model for each compute unit setting; finished steps are kept. It writes result.json: send that file back.
+It has the Mac's model and chip, the versions of macOS and libraries, differences of outputs with the
+worst element of each, times and compute plans, but no weights and no complete outputs.
 
-What is here
+Contents
 - {', '.join(folder.packages)}: the packages to measure.
-- feeds/: the inputs, one .npz for each run; states/ what states hold at the start.
+- feeds/: the inputs, one .npz per run; states/: the initial values of states.
 - expected/: outputs of the same package by the reference runtime of mil-ane-passes, computed at float32 from the
-  package's stored weights. They are no Core ML outputs. A difference is told where it is more than the tolerance that
-  `mil-ane-passes verify` uses between a model and something that computes it elsewhere:
+  package's stored weights. They are not outputs of Core ML. Differences above this tolerance are reported, which
+  `mil-ane-passes verify` uses between a model and another implementation of it:
 {shares}
-  Integers and texts have to be equal. CPU_AND_NE and ALL are held against CPU_ONLY with the same tolerance.
-- manifest.json: what belongs to what. measure.py: the script; plain coremltools and numpy, nothing else.
+  Integers and strings must be equal. CPU_AND_NE and ALL are compared with CPU_ONLY with the same tolerance.
+- manifest.json: lists packages and files. measure.py: the script; it needs coremltools and numpy only.
 
-The authors of measure.py had no Mac and never ran it on one. A step that fails is written to result.json as text, and
-the rest goes on.
+The authors of measure.py had no Mac and never ran it on one. The error of a failed step is written to result.json, and
+the script continues.
 {f'{chr(10)}Notes{notes}{chr(10)}' if notes else ''}"""

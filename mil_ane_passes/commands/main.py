@@ -46,13 +46,13 @@ def _run_as_process() -> int:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     try:
         arguments = _build_parser(sys.argv[1:]).parse_args()
-        atexit.register(gc.freeze)  # to look for garbage among a model's ops as the process ends takes long
+        atexit.register(gc.freeze)  # a garbage collection of a model's ops at exit is slow
         if getattr(arguments, "keeps_all", False):
             gc.disable()
         if not getattr(arguments, "uses_frontend", lambda arguments: False)(arguments):
             hide_optional_packages()
         if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-            sys.stdout.reconfigure(errors="backslashreplace")  # a name that the locale has no letters for
+            sys.stdout.reconfigure(errors="backslashreplace")  # names may have characters that the locale cannot encode
         return _run_command(arguments)
     except KeyboardInterrupt as stopped:
         return report_stopped(stopped)
@@ -125,7 +125,7 @@ class Parser(argparse.ArgumentParser):
             options = [option for action in self._actions for option in action.option_strings]
             name = unknown.partition("=")[0]
             super().error(
-                escape_text(f"no option {name}; {self.prog} --help tells more{suggest_nearest(name, options)}")
+                escape_text(f"no option {name}; {self.prog} --help lists the options{suggest_nearest(name, options)}")
             )
         return found, self._take_positionals(found, rest)
 
@@ -158,9 +158,9 @@ def _build_parser(argv: Sequence[str] = ()) -> Parser:
 
     parser = Parser(
         prog="mil-ane-passes",
-        description="Make Core ML ML Programs run correctly, whole and fast on the Apple Neural Engine.",
+        description="Make Core ML ML Programs run correctly, entirely and fast on the Apple Neural Engine.",
         epilog="Exit codes: 0 done (or nothing to do), 1 findings or not verified equivalent, 2 could not run, 128 + "
-               "its number when a signal stopped it. A command's --help has an example.",
+               "N stopped by signal N. The --help of each command has an example.",
     )
     parser.add_argument("--version", action="version", version=f"mil-ane-passes {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)

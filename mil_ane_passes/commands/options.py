@@ -104,7 +104,7 @@ def _parse_limit(name: str, kind: type[float], text: str) -> float | None:
         return kind(text)
     except ValueError as error:
         raise InputError(
-            f"{format_option_values(name, text)}: expected a number above 0, or none for no limit"
+            f"{format_option_values(name, text)}: expected a number above 0, or none (no limit)"
         ) from error
 
 
@@ -121,21 +121,22 @@ def _read_feeds(paths: list[str]) -> Any:
 
 
 FEEDS = flag(metavar="F.npz", action="append", parse=_read_feeds,
-             help="inputs by name; may be given several times")
+             help="inputs by name; repeatable")
 RANGES = flag(metavar="LIST", parse=_parse_ranges,
-              help="range of values of inputs, both ends included, e.g. 'image=0:1,ids=0:29999'")
+              help="value range per input, inclusive, e.g. 'image=0:1,ids=0:29999'")
 MAX_SECONDS = flag(metavar="S", parse=lambda text: _parse_limit("max_seconds", float, text),
-                   help="stop when the model has run so long, all runs together (default: none, no limit)")
-MAX_MEMORY = flag(metavar="SIZE", help="the memory that runs may use, such as 8GB: half of it for values, a quarter "
-                                       "for weights that are kept (default: that of the machine)")
+                   help="stop after S seconds of running the model, all runs together (default: none, no limit)")
+MAX_MEMORY = flag(metavar="SIZE", help="memory limit of runs, such as 8GB: half of it for values, a quarter for "
+                                       "cached weights (default: the memory of the machine)")
 MAX_STEPS = flag(metavar="N", parse=lambda text: _parse_limit("max_steps", int, text),
-                 help=f"stop a run after so many steps of loops, or none: no limit (default: {DEFAULT_MAX_STEPS})")
-LINK = flag(help="files that stay as they are become hard links where they cannot be cloned: the packages then share "
-                 "them, so never edit one in place")
+                 help=f"stop a run after N loop steps, or none: no limit (default: {DEFAULT_MAX_STEPS})")
+LINK = flag(help="hard-link unchanged files where they cannot be cloned: the packages then share them, so never edit "
+                 "one in place")
 
 
 def add_format_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--format", choices=("text", "json"), default="text", help="text for people (default), or json")
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="output format: text (default) or "
+                                                                                   "json")
 
 
 def add_options(parser: argparse.ArgumentParser, options: type, *, batch: bool = False) -> None:

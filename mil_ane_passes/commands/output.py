@@ -62,11 +62,11 @@ def format_error(error: Exception) -> str:
     if isinstance(error, OSError):
         return f"{error.strerror or error}: {error.filename or ''}".rstrip(": ")
     if isinstance(error, RecursionError):
-        return "the model's blocks are nested too deep for this machine's Python"
+        return "the model's blocks are nested too deeply for Python on this machine"
     # Last resort: an internal error must neither look like a user error nor print a traceback.
     logging.getLogger("mil_ane_passes").debug("internal error", exc_info=True)
-    return (f"internal error ({type(error).__name__}: {error}); nothing was written; please report it with the package "
-            "or the line that leads to it")
+    return (f"internal error ({type(error).__name__}: {error}); nothing was written; please report it with the "
+            f"package or the code that causes it")
 
 
 @contextmanager
@@ -133,7 +133,7 @@ def start_copying(
     not be written.
     """
     if output is None and not dry_run:
-        raise InputError(f"no output; expected -o OUT.mlpackage, or {format_option('dry_run')}")
+        raise InputError(f"no output given; expected -o OUT.mlpackage, or {format_option('dry_run')}")
     if not source.strip():
         raise InputError("no path given; expected the path of an .mlpackage")
     if output is None or dry_run:

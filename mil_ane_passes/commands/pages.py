@@ -1,9 +1,9 @@
-"""The pages of rules, of rules about layers and of patches as data: what `explain`, `passes` and `patches` print.
+"""Pages of rules, layer rules and patches as data, for `explain`, `passes` and `patches`.
 
-The registries make them, which takes seconds: they import coremltools for rules, and torch for patches, which are also
-probed. So the file `pages.json`, which `python -m tests.test_readme` writes, has the pages of this package ready. It is
-used where the registries would say the same: where the sources have the recorded digests and no plugin is installed;
-for patches also where Python and the packages that they are probed with are of the recorded versions.
+Collecting them from the registries takes seconds: rules import coremltools, and patches import torch and run probes.
+Therefore the file `pages.json`, written by `python -m tests.test_readme`, stores the pages of this package. It is used
+if it is current: the sources have the recorded digests and no plugin is installed; for patches, Python and the packages
+used by probes must have the recorded versions, too.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _HOME = Path(__file__).parents[1]
 _FOLDERS = ("ane", "neuralnetwork", "passes", "rewrites", "rules", "torch_frontend/patches")
 "The folders with the sources of pages."
 _WITH_FUNCTIONS = ("neuralnetwork", "torch_frontend")
-"Where pages also depend on functions: on docstrings of checks, and on probes."
+"Folders whose pages also depend on functions: on docstrings of checks, and on probes."
 _FUNCTION = re.compile(r"^( *)(?:async )?def .*\n(?:\1[ )].*\n|[ \t]*\n)*", re.MULTILINE)
 _PROBED = ("coremltools", "numpy", "torch")
 "The packages that the results of probes depend on, besides Python."

@@ -1,4 +1,4 @@
-"""List every rule and pass: code, name, preset, exactness, what it does."""
+"""List all rules and passes: code, name, preset, exactness, summary."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ HELP = "list the passes"
 EXAMPLE = "passes"
 
 NO_FIX = "no fix"
-"Text for a rule without a rewrite that fixes its findings."
+"Text for a rule whose findings no rewrite fixes."
 _ROW_KEYS = ("pass", "code", "slug", "summary", "fix", "preset", "exactness", "stage", "fixes", "fixed_by", "options")
 _KEYS_OF_TEXT = frozenset({"listed", "shares_code", "option_docs"})
-"What the JSON of a page does not have."
+"Fields that are not part of the JSON of a page."
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +44,7 @@ def _format_pass_name(facts: Facts) -> str:
 def _relation(facts: Facts) -> str:
     """Describe which rewrites fix a problem, or which problems a rewrite fixes."""
     if facts["fix"]:
-        return f"fixes {', '.join(facts['fixes'])}" if facts["fixes"] else "fixes what it finds"
+        return f"fixes {', '.join(facts['fixes'])}" if facts["fixes"] else "fixes its own findings"
     return f"fixed by {', '.join(facts['fixed_by'])}" if facts["fixed_by"] else NO_FIX
 
 

@@ -1,4 +1,5 @@
-"""List the patches of coremltools' torch frontend: what each fixes, whether it is needed here, and why."""
+"""List the patches of coremltools' torch frontend: what each one fixes, and whether the installed coremltools needs
+it."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ __all__ = ["PatchPage", "Patches"]
 
 HELP = "list the patches of the torch frontend"
 EXAMPLE = "patches"
-NOT_NEEDED = "the installed coremltools is right"
+NOT_NEEDED = "the installed coremltools is correct"
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +55,7 @@ class Patches:
 
 @dataclass(frozen=True)
 class PatchPage:
-    """The page of one patch: what goes wrong without it, what it does, what it changes, where it was reported."""
+    """The page of one patch: the fault, the fix, the replaced functions, and upstream reports."""
 
     facts: Facts
 

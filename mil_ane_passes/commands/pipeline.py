@@ -1,4 +1,4 @@
-"""The pipeline for `ct.convert`, and the predictions and measures that its passes use."""
+"""The pass pipeline for `ct.convert`, and the predictions and measurements that its passes use."""
 
 from __future__ import annotations
 

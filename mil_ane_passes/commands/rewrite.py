@@ -1,4 +1,4 @@
-"""Rewrite an .mlpackage, verify the result equal, and write it whole or not at all."""
+"""Rewrite an .mlpackage, verify that the result is equivalent, and write it atomically."""
 
 from __future__ import annotations
 
@@ -69,25 +69,25 @@ class RewriteOptions:
     """The options of `rewrite`."""
 
     src: Any = field(metadata=argument("IN"))
-    "the .mlpackage, .mlmodel or .pte to read; never changed"
+    "the .mlpackage, .mlmodel or .pte to read; never modified"
     dst: Any = field(default=None, metadata=flag("-o", "--output", metavar="OUT", batch=False))
-    """the .mlpackage to write; or the .mlmodel, for an IN that holds a NeuralNetwork: it is rewritten within its
-    format; or the .pte, for an IN that is one: its Core ML delegates are rewritten"""
+    """the .mlpackage to write; for a NeuralNetwork also an .mlmodel, which keeps the format; for a .pte a .pte, whose
+    Core ML delegates are rewritten"""
     _: KW_ONLY
     preset: str = field(default="safe", metadata=flag())
     "safe (default) or full"
     passes: Passes | None = field(default=None, metadata=flag(metavar="LIST"))
-    "exactly these, e.g. 'safe,split_conv_transpose_bias' or 'lift_conv_transpose_1d{axis=2}'"
+    "run exactly these passes, e.g. 'safe,split_conv_transpose_bias' or 'lift_conv_transpose_1d{axis=2}'"
     options: Options | None = None
     target: str = field(default="all", metadata=flag())
     "chip or device to rewrite for (default: all)"
     verify: bool = field(default=True, metadata=flag())
-    "verify before writing (default), or do not"
+    "verify before writing (default), or skip the equivalence check"
     max_growth: float | None = field(default=DEFAULT_MAX_GROWTH, metadata=flag(metavar="PCT", parse=parse_max_growth))
-    """undo what a preset brings for place and speed where the predicted cost or latency grows by more (default: 1%), or
-    none: undo nothing"""
+    """revert rewrites of a preset for placement and speed that increase the predicted cost or latency by more than this
+    (default: 1%); none: revert nothing"""
     strict: bool = field(default=False, metadata=flag())
-    "stop where a pass fails, instead of rolling it back and going on without it"
+    "stop if a pass fails, instead of rolling it back and continuing without it"
     link: bool = field(default=False, metadata=LINK)
     feeds: Feeds | None = field(default=None, metadata=FEEDS)
     ranges: Ranges | None = field(default=None, metadata=RANGES)
@@ -96,7 +96,7 @@ class RewriteOptions:
     max_steps: int | None = field(default=DEFAULT_MAX_STEPS, metadata=MAX_STEPS)
     max_memory: str | float | None = field(default=None, metadata=MAX_MEMORY)
     dry_run: bool = field(default=False, metadata=flag())
-    "say what would be done; verify and write nothing"
+    "report what would be done; verify and write nothing"
     diff: bool = field(default=False, metadata=flag(batch=False))
     "show the MIL before and after"
     overwrite: bool = field(default=False, metadata=flag(batch=False))
@@ -121,7 +121,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.dst = arguments.out
     if _is_network_destination(arguments.dst) or _is_program_rewrite(arguments.src, arguments.dst):
         if arguments.dst is None and not arguments.dry_run:
-            raise InputError(f"no output; expected -o OUT.pte, or {format_option('dry_run')}")
+            raise InputError(f"no output given; expected -o OUT.pte, or {format_option('dry_run')}")
         with show_progress() as progress:
             report = rewrite(**read_options(arguments, RewriteOptions), progress=progress)
         print_report(report, arguments.format)
@@ -298,7 +298,8 @@ class RewriteReport(Document):
 
     def _list_outcomes(self) -> list[tuple[object, ...]]:
         """List each pass that did something: its name, code, number of matches, exactness, and what became of it."""
-        left_out = {each.rule: f"left out: it breaks the equivalence check {each}" for each in self.left_out_passes}
+        left_out = {each.rule: f"left out because it breaks the equivalence check "
+                               f"{each}" for each in self.left_out_passes}
         rows: list[tuple[object, ...]] = []
         for trace in self.traces:
             outcome = (f"failed and was rolled back, {trace.failed}" if trace.failed else
@@ -337,9 +338,10 @@ class RewriteReport(Document):
                   for trace in self.reverted]
         lines += [f"ane::{each.rule}  failed and was rolled back, {each}" for each in self.failed]
         lines += [
-            f"ane::{each.rule}  left out, as it breaks the equivalence check {each}" for each in self.left_out_passes
+            f"ane::{each.rule}  left out because it breaks the equivalence check "
+            f"{each}" for each in self.left_out_passes
         ]
-        lines += [f"ane::{name}  did not look at the program: it is for "
+        lines += [f"ane::{name}  did not run: it applies to "
                   f"{format_generations(get_all_rewrites()[name].targets.generations)}, and the target is {self.target}"
                   for name in self.outside]
         near = [f"  %{miss.value}  {miss.code}  {miss.reason}" for trace in self.traces for miss in trace.near_misses]
@@ -347,7 +349,7 @@ class RewriteReport(Document):
             lines += ["not rewritten (near misses):", *near[:_MAX_MATCHES_LISTED], *_format_remainder_lines(near)]
         if self.changed:
             lines.append(f"ops: {self.ops_before} -> {self.ops_after}" + self._weights())
-        lines += [f"{name}: a {kind}, left as it is" for name, kind in self.left_out.items()]
+        lines += [f"{name}: a {kind}, unchanged" for name, kind in self.left_out.items()]
         if self.verify is not None:
             lines += str(self.verify).split("\n")
         if self.diff:
@@ -364,7 +366,8 @@ class RewriteReport(Document):
         if self.status == "unchanged":
             left = " and ".join(["reverted"] * bool(self.reverted) + ["left out"] * bool(self.left_out_passes)
                                 + ["rolled back"] * bool(self.failed))
-            said = f"nothing left: what fired was {left}" if left else "nothing to do: no rule fired"
+            idle = "nothing to do: no pass matched"
+            said = f"nothing left to write: all rewrites that matched were {left}" if left else idle
             return [said + (f"; the {self._kind} was copied as it is{where}" if where else ""), *self._next()]
         if self.status == "dry run":
             return ["dry run: nothing verified, nothing written"]
@@ -376,7 +379,7 @@ class RewriteReport(Document):
         done = f"{self.status}{where}{unverified} in {self.seconds:.1f} s" + (f", without {without}" if without else "")
         if not self.output:
             return [done]
-        return [done, f"next: {self._lint(self.output)} says what is still off the ANE"]
+        return [done, f"next: {self._lint(self.output)} lists the ops that are still off the ANE"]
 
     def _next(self) -> list[str]:
         """Suggest what to try if nothing was done."""
@@ -384,10 +387,10 @@ class RewriteReport(Document):
 
         safe = all(name in get_all_rewrites() and get_all_rewrites()[name].preset == "safe" for name in self.passes)
         overridden = self.preset == "full"  # passes are "exactly these": they stand instead of the preset
-        tries = [f"{'--passes' if overridden else '--preset'} full tries more"] * safe
-        tries += ["--max-growth none keeps what was reverted"] * bool(self.reverted)
+        tries = [f"{'--passes' if overridden else '--preset'} full runs more passes"] * safe
+        tries += ["--max-growth none keeps reverted rewrites"] * bool(self.reverted)
         if self.output:
-            tries.append(f"{self._lint(self.source)} says what is off the ANE, and why")
+            tries.append(f"{self._lint(self.source)} lists the ops that are off the ANE, with reasons")
         return [f"next: {'; '.join(tries)}"] if tries else []
 
     def _lint(self, path: str) -> str:
@@ -398,18 +401,17 @@ class RewriteReport(Document):
         """Explain what broke the equivalence check, and what to try."""
         if self.left_out_passes and self.faulty_pass is None:
             return (
-                f"nothing written: {len(self.left_out_passes)} passes were left out, and the rest is not verified "
-                f"equal either; name the passes to try with {format_option('passes')} ({format_no_verify_option()} "
+                f"nothing written: {len(self.left_out_passes)} passes were left out, and the rest is still not "
+                f"verified equivalent; choose passes with {format_option('passes')} ({format_no_verify_option()} "
                 "writes it unverified)"
             )
         if self.faulty_pass is None:
             return ("nothing written: the rewritten program is not verified equivalent "
-                    f"({format_no_verify_option()} writes it all the same)")
+                    f"({format_no_verify_option()} writes it anyway)")
         return (
             f"nothing written: ane::{self.faulty_pass.rule} breaks the equivalence check {self.faulty_pass}. It was "
-            f"asked for by name, "
-            f"so it was not left out; leave it out of {format_option('passes')}, or write all the same with "
-            f"{format_no_verify_option()}"
+            f"requested by name, so it was not left out; remove it from {format_option('passes')}, or write anyway "
+            f"with {format_no_verify_option()}"
         )
 
 
@@ -423,9 +425,9 @@ def _describe_change(before: Forecast, after: Forecast) -> str:
 
 
 def _describe_latency(before: Forecast, after: Forecast) -> Iterator[str]:
-    """Yield a line about the estimated run time before and after, with both ranges; of each chip if there are several.
+    """Yield a line about the estimated latency before and after, with both ranges, for each chip of the target.
 
-    The errors of both are mostly the same, so the ranges say little about the difference.
+    The estimates share most of their error, so overlapping ranges do not mean that the difference is insignificant.
     """
     chips = {each.chip: each for each in after.latencies}
     pairs = [(each, chips[each.chip]) for each in sorted(before.latencies, key=lambda one: one.chip)]

@@ -1,5 +1,5 @@
 """Rewrite of the Core ML delegates of an ExecuTorch program, `rewrite IN.pte -o OUT.pte`: each model as `rewrite` does
-one, and all else as it is."""
+it; everything else stays unchanged."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from .rewrite import RewriteOptions, RewriteReport, rewrite_model
 
 __all__ = ["ExecutorchRewriteReport", "rewrite_delegates"]
 
-_OUTCOMES = {"in memory": "rewritten", "unchanged": "left as it is"}
-"What the text says of a delegate with these statuses."
+_OUTCOMES = {"in memory": "rewritten", "unchanged": "unchanged"}
+"Text for the statuses of delegates."
 
 
 @dataclass(repr=False)
@@ -66,7 +66,7 @@ class ExecutorchRewriteReport(RewriteReport):
             changes = each._format_changes()
             lines += [f"{name}: {_OUTCOMES.get(each.status, each.status)}", *changes]
             lines += [each._explain_refusal()] if each.status == "not verified" else []
-        lines += [f"{name}: of {backend}, left as it is" for name, backend in self.others.items()]
+        lines += [f"{name}: of {backend}, unchanged" for name, backend in self.others.items()]
         return format_lines([*lines, *self._format_outcome()])
 
     def _explain_refusal(self) -> str:
@@ -83,18 +83,19 @@ def rewrite_delegates(options: RewriteOptions) -> ExecutorchRewriteReport:
     started = time.perf_counter()
     address = find_address(options.src)
     if address is None:
-        raise InputError(f"{options.src}: is no ExecuTorch program, and '{options.dst}' is to be one; expected an IN "
-                         "that ends in .pte and exists, or an OUT.mlpackage")
+        raise InputError(f"{options.src}: is not an ExecuTorch program, but '{options.dst}' is; expected an existing "
+                         f"IN.pte, or an OUT.mlpackage")
     if options.link:
-        raise InputError(f"{format_option('link')}: is for packages; expected an output that ends in .mlpackage")
+        raise InputError(f"{format_option('link')}: applies to packages only; expected an output that ends in "
+                         f".mlpackage")
     path = None if options.dst is None else Path(options.dst)
     if path is not None and not options.dry_run:
         check_file_destination(address[0], path, options.overwrite, "a .pte file")
     program = ExecutorchProgram(address[0])
     blobs = program.select(address[1])
     if len(blobs) > 1 and (options.feeds or options.ranges):
-        raise InputError(f"{program.path}: {format_option('feeds')} and {format_option('ranges')} are about the inputs "
-                         f"of one model, and it has {len(blobs)}; name one: {program.path}/{blobs[0].name}")
+        raise InputError(f"{program.path}: {format_option('feeds')} and {format_option('ranges')} apply to the inputs "
+                         f"of one model, but the program has {len(blobs)}; choose one: {program.path}/{blobs[0].name}")
     report = ExecutorchRewriteReport(str(program.path), None if path is None or options.dry_run else str(path),
                                      options.preset, options.target, [], others=program.others)
     for blob in blobs:
@@ -109,7 +110,7 @@ def rewrite_delegates(options: RewriteOptions) -> ExecutorchRewriteReport:
 
 
 def _fill_report(report: ExecutorchRewriteReport) -> None:
-    """Fill in what the reports of the delegates have together."""
+    """Fill in the totals over all delegates."""
     made = list(report.delegates.values())
     statuses = {each.status for each in made}
     report.status = next((status for status in ("not verified", "dry run", "in memory") if status in statuses),
@@ -122,7 +123,7 @@ def _fill_report(report: ExecutorchRewriteReport) -> None:
 
 
 def _write_program(program: ExecutorchProgram, report: ExecutorchRewriteReport, path: Path) -> None:
-    """Write the program with the rewritten models, complete or not at all; the file as it is if none changed."""
+    """Write the program with the rewritten models, atomically; if none changed, copy the file."""
     with tempfile.TemporaryDirectory(prefix="mil_ane_passes_") as folder:
         new: dict[str, list[Data]] = {}
         for place, (name, made) in enumerate(report.delegates.items()):

@@ -96,7 +96,7 @@ class NetworkRewriteReport(RewriteReport):
     def _list_outcomes(self) -> list[tuple[object, ...]]:
         fired = [(trace.rule, trace.fired[0].code, len(trace.fired), trace.exactness.value if trace.exactness else "",
                   "rewritten") for trace in self.traces if trace.fired]
-        return [*fired, *((each.rule, "", "", "", f"left out: it breaks the equivalence check: {each.reason}")
+        return [*fired, *((each.rule, "", "", "", f"left out because it breaks the equivalence check: {each.reason}")
                           for each in self.left_out_passes)]
 
     def __repr__(self) -> str:
@@ -111,7 +111,7 @@ class NetworkRewriteReport(RewriteReport):
                 exactness = trace.exactness.value if trace.exactness else ""
                 lines.append(f"{trace.rule}  {format_count(len(trace.fired), 'layer')}, {exactness}")
                 lines += _limit([f"  {each.code}  '{each.layer}' ({each.kind}): {each.note}" for each in trace.fired])
-        lines += [f"{each.rule}  left out, as it breaks the equivalence check: {each.reason}"
+        lines += [f"{each.rule}  left out because it breaks the equivalence check: {each.reason}"
                   for each in self.left_out_passes]
         near = [f"  {each.code}  '{each.layer}' ({each.kind}): {each.note}"
                 for each in (*(miss for trace in self.traces for miss in trace.near_misses), *self.remaining)]
@@ -131,7 +131,7 @@ class NetworkRewriteReport(RewriteReport):
         if self.status == "not verified":
             return [f"nothing written; {format_no_verify_option()} writes without an equivalence check"]
         if self.status == "unchanged":
-            return [f"nothing to do: no rewrite fired; the file was copied as it is{where}"]
+            return [f"nothing to do: no rewrite matched; the file was copied unchanged{where}"]
         unverified = "" if self.verified else f", not verified ({format_no_verify_option()})"
         return [f"{self.status}{where}{unverified} in {self.seconds:.1f} s"]
 
@@ -152,8 +152,8 @@ def rewrite_in_format(options: RewriteOptions) -> NetworkRewriteReport:
     try:
         spec, where = read_network(options.src)
     except InputError as error:
-        raise InputError(f"{error}; '{path}' is for networks only: for others, expected one that ends in "
-                         ".mlpackage") from error
+        raise InputError(f"{error}; '{path}' is for NeuralNetworks only; for other models, expected an output that "
+                         f"ends in .mlpackage") from error
     report = NetworkRewriteReport(where, None if options.dry_run else str(path), options.preset, options.target,
                                   [each.name for each in chosen])
     with share_budget(options.max_steps, options.max_seconds, options.progress, options.max_memory):
@@ -177,8 +177,8 @@ def _check_options(options: RewriteOptions) -> None:
     """Raise InputError for options that are for packages."""
     for name, value in (("diff", options.diff), ("link", options.link), ("options", options.options)):
         if value:
-            raise InputError(f"{format_option(name)}: is for packages; expected an output that ends in .mlpackage, for "
-                             "which the model is upgraded")
+            raise InputError(f"{format_option(name)}: applies to packages only; expected an output that ends in "
+                             f".mlpackage (the model is then upgraded)")
 
 
 def _fill_report(report: NetworkRewriteReport, spec: Any, found: RewrittenNetwork, where: str) -> None:
@@ -254,7 +254,7 @@ def _verify(options: RewriteOptions, spec: Any, found: RewrittenNetwork) -> Veri
 
 
 def _write_result(source: Any, found: RewrittenNetwork, path: Path) -> None:
-    """Write the model, complete or not at all; an unchanged file byte for byte."""
+    """Write the model atomically; an unchanged file is copied byte for byte."""
     raw = found.spec.SerializeToString()
     if not found.changed and isinstance(source, (str, os.PathLike)) and Path(source).is_file():
         raw = Path(source).read_bytes()

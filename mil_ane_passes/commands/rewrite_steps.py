@@ -150,7 +150,7 @@ def resolve_destination(src: Any, dst: Any) -> Path | None:
     if dst is None or (isinstance(src, Program) and dst is src):
         return None
     if isinstance(dst, Program):
-        raise InputError("dst is a program that is not src; expected a path, or src itself to rewrite it in place")
+        raise InputError("dst is a program other than src; expected a path, or src itself to rewrite it in place")
     if isinstance(src, Program):
         raise InputError("a mil.Program cannot be written as a package; convert it with ct.convert(program, "
                          "pass_pipeline=mil_ane_passes.pipeline()), or rewrite it in place with dst=program")
@@ -177,11 +177,11 @@ def check_source(plan: RewritePlan, before: OpenedSource) -> None:
     """Raise InputError if a pass changes inputs or outputs that something around the model declares, too."""
     outward = [rule.name for rule in plan.rules if rule.interface]
     if outward and before.package is not None and before.package.is_delegate:
-        raise InputError(f"{before.name} is a delegate, and ane::{outward[0]} changes inputs and outputs, which the "
-                         "ExecuTorch program around it declares, too; change the model before it is lowered")
+        raise InputError(f"{before.name} is a delegate, but ane::{outward[0]} changes inputs and outputs that the "
+                         f"enclosing ExecuTorch program declares as well; change the model before lowering")
     if outward and before.is_pipeline:
-        raise InputError(f"{before.name} is a pipeline, and ane::{outward[0]} changes inputs and outputs, which the "
-                         "parts beside it and the pipeline declare, too; change the packages before they are made one")
+        raise InputError(f"{before.name} is a pipeline, but ane::{outward[0]} changes inputs and outputs that the "
+                         f"pipeline and its other parts declare as well; change the packages before they are joined")
 
 
 def apply_and_verify(plan: RewritePlan, before: OpenedSource) -> Outcome:
@@ -203,7 +203,7 @@ def apply_and_verify(plan: RewritePlan, before: OpenedSource) -> Outcome:
             if culprit.asked:
                 found.faulty_pass = faulty
                 return found
-            plan.options.progress(f"ane::{culprit.name} breaks the equivalence check; going on without it")
+            plan.options.progress(f"ane::{culprit.name} breaks the equivalence check; continuing without it")
             found.rules, found.verify = [rule for rule in found.rules if rule is not culprit], None
             found.left_out.append(faulty)
     except LimitReached as reached:  # while a rule measured values: its effect is unknown
@@ -225,7 +225,7 @@ def _apply_in_place(
     """Apply `rules` to `program`, which has the interface of `before`; the guard reverts what it does not allow."""
     options = plan.options
     if plan.inputs and any(rule.measures for rule in rules):
-        _require_torch("the values are measured by running the model, which")
+        _require_torch("the pass runs the model to measure values, which")
     measure, draw = make_measures(plan.inputs, before.describe, options.seeds, options.progress)
     guard = make_guard(_make_forecaster(plan, before), options.max_growth) if guarded else None
     return apply_rewrites(rules, program, target=options.target, measure=measure, draw=draw, strict=options.strict,
@@ -265,7 +265,7 @@ def _is_unverifiable(plan: RewritePlan, before: OpenedSource, verify: VerifyRepo
     unchanged = _verify(plan, before, RewrittenCopy(copy_source(before), []))
     if unchanged.equal:
         return False
-    verify.reason = f"the model cannot be verified even as it is, before any pass: {unchanged.reason}"
+    verify.reason = f"the unmodified model already fails the equivalence check with itself: {unchanged.reason}"
     return True
 
 
@@ -280,7 +280,7 @@ def _find_faulty_pass(
     only = None if failed is None else (failed.function, failed.feeds)
     good, bad = 0, len(fired)  # the first `good` rules are verified, the first `bad` are not
     while bad - good > 1:
-        plan.options.progress(f"not verified: which of {bad - good} passes is to blame?")
+        plan.options.progress(f"not verified: searching for the faulty one of {bad - good} passes")
         middle = (good + bad) // 2
         trial = _apply_to_copy(plan, before, fired[:middle], guarded=False)
         checked = _verify(plan, before, trial, like=made, only=only, locate=False)

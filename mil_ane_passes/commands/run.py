@@ -1,4 +1,4 @@
-"""Execute a package with the reference runtime, on any machine; arrays in, arrays out."""
+"""Execute a package with the reference runtime, on any machine; inputs and outputs are .npz files."""
 
 from __future__ import annotations
 
@@ -57,27 +57,27 @@ class RunOptions:
     "inputs by name"
     _: KW_ONLY
     precision: str = field(default="float32", metadata=flag(choices=("float64", "float32", "float16")))
-    "float16 rounds each value to its declared dtype; default float32"
+    "float16 rounds each value to its declared dtype (default: float32)"
     function: str | None = field(default=None, metadata=flag())
     "the function to run (default: the package's default function)"
     state: dict[str, Array] | None = field(
         default=None, metadata=flag(metavar="S.npz", parse=lambda path: read_arrays(path, "state", "state") or {}))
-    "what the states hold at the start, by name (default: zeros)"
+    "initial values of states by name (default: zeros)"
     max_seconds: float | None = field(default=None, metadata=MAX_SECONDS)
     max_steps: int | None = field(default=DEFAULT_MAX_STEPS, metadata=MAX_STEPS)
     max_memory: str | float | None = field(default=None, metadata=MAX_MEMORY)
     quirks: Sequence[str] = field(default=(), metadata=flag("--quirk", metavar="NAME", action="append"))
-    "a published fault to imitate in this run; may be given more than once; see below"
+    "a published hardware fault to imitate in this run (listed below); repeatable"
     progress: Progress = ignore_progress
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     add_options(parser, RunOptions)
     parser.add_argument("-o", "--output", metavar="OUT.npz",
-                        help="where the outputs go; replaced if it exists; may be left out with --trace")
-    parser.add_argument("--state-out", metavar="OUT.npz", help="where goes what is left in the states")
+                        help="output file, replaced if it exists; optional with --trace")
+    parser.add_argument("--state-out", metavar="OUT.npz", help="output file for the final values of states")
     parser.add_argument("--trace", action="store_true",
-                        help="a line for each op: range, NaN, infinities, what fp16 cannot hold, and where that starts")
+                        help="print one line per op: range, NaN, infinities, fp16 overflows, and the first overflow")
     add_quirk_list(parser)
     add_format_option(parser)
     parser.set_defaults(run=_run_command)
@@ -100,7 +100,7 @@ class _QuirkHelpFormatter(argparse.HelpFormatter):
         with silence_coremltools():
             from ..runtime.quirks import describe_quirks
 
-        self.start_section("quirks (they model published faults and verify nothing about a given chip)")
+        self.start_section("quirks (models of published faults; they verify nothing about a given chip)")
         for quirk in describe_quirks():
             self._add_item(_format_quirk_entry, [quirk.name, quirk.summary, self._width])
         self.end_section()
@@ -113,17 +113,17 @@ def _format_quirk_entry(name: str, summary: str, width: int) -> str:
 
 def _run_command(arguments: argparse.Namespace) -> int:
     if arguments.output is None and not arguments.trace:
-        raise InputError("no output; expected -o OUT.npz, or --trace")
+        raise InputError("no output given; expected -o OUT.npz, or --trace")
     # The final states may overwrite the file of the initial ones, so that the next run continues from there.
     inputs = {arguments.output: [arguments.src, arguments.feeds, arguments.state],
               arguments.state_out: [arguments.src, arguments.feeds]}
     targets = [None if path is None else check_output_file(path, inputs[path], "an .npz file")
                for path in (arguments.output, arguments.state_out)]
     if None not in targets and len({os.path.realpath(target) for target in targets if target}) == 1:
-        raise InputError(f"outputs and states would both be written to '{targets[0]}'; expected two files")
+        raise InputError(f"outputs and final states would both be written to '{targets[0]}'; expected two files")
     report = _execute_package(arguments)
     if targets[1] is not None and not report.states:
-        raise InputError("--state-out: the function has no states, so there is nothing to write; leave it out")
+        raise InputError("--state-out: the function has no states; remove this option")
     from ..equivalence.comparison import to_arrays
 
     for target, arrays in zip(targets, (report.outputs, report.states)):
@@ -194,7 +194,7 @@ def trace(options: RunOptions) -> TraceReport:
 
     model = open_source(options.src)
     if options.function is None and model.is_pipeline:
-        raise InputError(f"{model.name} is a pipeline; name the function of it to trace: "
+        raise InputError(f"{model.name} is a pipeline; choose one function to trace: "
                          f"{', '.join(model.program.functions)}")
     options.progress("running")
     with share_budget(options.max_steps, options.max_seconds, options.progress, options.max_memory):
@@ -278,7 +278,7 @@ class TraceReport(RunReport):
         row = self.first
         if row is None:
             beyond = any(row.inf or row.overflow for row in self.rows)
-            within = "what is beyond its range was given" if beyond else "every value is within its range"
+            within = "overflows are in inputs or constants only" if beyond else "every value is within its range"
             return [f"no op overflows fp16: {within} ({self.precision})"]
         found = f"{row.overflow} of magnitude 65520 or more" if row.overflow else f"{row.inf} infinite"
         return [f"first to overflow fp16 ({self.precision}): %{row.value} in {' > '.join(row.place)}, {found} of "

@@ -57,13 +57,13 @@ class Settings:
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     "options of rules (default: those of each rule)"
     target: str | None = None
-    "chips or devices to look at (default: all)"
+    "chips or devices to predict for (default: all)"
     fail_on: str | None = None
     "least severity of findings that fail (default: slow)"
     fail_under: float | None = None
-    "percent of ops that have to be predicted on the ANE (default: none)"
+    "minimum percentage of ops predicted on the ANE (default: none)"
     baseline: Path | None = None
-    "JSON of an earlier report, whose findings pass (default: none)"
+    "JSON of an earlier report; its findings do not fail (default: none)"
 
     def list_set_keys(self) -> frozenset[str]:
         """List the keys that the file sets."""
@@ -79,16 +79,17 @@ class SettingsFileOptions:
     """The options that choose the settings file."""
 
     config: str | None = field(default=None, metadata=flag(metavar="FILE"))
-    "the setup.cfg or pyproject.toml to read (default: the nearest one that speaks of us, from here upwards)"
+    """the setup.cfg or pyproject.toml to read (default: the nearest one with a section for this tool, searching parent
+    folders)"""
     no_config: bool = field(default=False, metadata=flag())
-    "read no such file"
+    "ignore settings files"
 
 
 def read_chosen_settings(config: str | None, no_config: bool) -> Settings:
     """Read the settings file that these options choose. Raises InputError where they contradict each other."""
     if no_config and config is not None:
-        raise InputError(f"{format_option('config')} and {format_option('no_config')} contradict each other; give one "
-                         "of them")
+        raise InputError(f"{format_option('config')} and {format_option('no_config')} exclude each other; use one of "
+                         f"them")
     return Settings() if no_config else read_settings(config)
 
 
@@ -104,7 +105,8 @@ def read_settings(file: str | os.PathLike[str] | None = None, start: str | os.Pa
             raise InputError(f"{inputs}: no such file; expected a setup.cfg or a pyproject.toml")
         found = _read_section(inputs)
         if found is None:
-            raise InputError(f"{inputs}: has no section {_format_heading(inputs)}; add it, or name another file")
+            raise InputError(f"{inputs}: has no section {_format_heading(inputs)}; add the section, or choose another "
+                             f"file")
         return _make_settings(inputs, found)
     folder = Path(os.path.abspath(start))
     for path in (parent / name for parent in (folder, *folder.parents) for name in FILES):
@@ -170,7 +172,7 @@ def _read_ini_section(path: Path, text: str) -> dict[str, Any] | None:
     for name in (each for each in ours if each != f"{SECTION}.{_PER_OP_IGNORES}"):
         rule = name.removeprefix(f"{SECTION}.options.")
         if rule == name and name != SECTION:
-            raise InputError(f"{path}: no section [{name}] is known; expected [{SECTION}], "
+            raise InputError(f"{path}: unknown section [{name}]; expected [{SECTION}], "
                              f"[{SECTION}.{_PER_OP_IGNORES}] or [{SECTION}.options.RULE]")
         if rule != name:
             found.setdefault("options", {})
@@ -214,14 +216,14 @@ def _make_settings(path: Path, found: dict[str, Any]) -> Settings:
 def _read_text(path: Path, key: str, said: Mapping[str, Any]) -> str | None:
     value = said.get(key)
     if value is not None and (not isinstance(value, str) or not value.strip()):
-        raise InputError(f"{path}: found {value!r} as {key}; expected a text")
+        raise InputError(f"{path}: found {key} {value!r}; expected a string")
     return value
 
 
 def _read_ignores(path: Path, said: Mapping[str, Any]) -> dict[str, tuple[str, ...]] | None:
     table = said.get(_PER_OP_IGNORES)
     if table is not None and not isinstance(table, dict):
-        raise InputError(f"{path}: found {table!r} as {_PER_OP_IGNORES}; expected a table from patterns to rules")
+        raise InputError(f"{path}: found {_PER_OP_IGNORES} {table!r}; expected a table from patterns to rules")
     return None if table is None else {pattern: _read_list(path, pattern, table) or () for pattern in table}
 
 
@@ -238,7 +240,7 @@ def _read_list(path: Path, key: str, said: Mapping[str, Any]) -> tuple[str, ...]
     value = said[key]
     parts = [part for part in re.split(r"[\s,]+", value) if part] if isinstance(value, str) else value
     if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
-        raise InputError(f"{path}: found {value!r} as {key}; expected rules, e.g. ANE3, int-inputs")
+        raise InputError(f"{path}: found {key} {value!r}; expected rules, e.g. ANE3, int-inputs")
     return tuple(parts) or None
 
 
@@ -249,5 +251,5 @@ def parse_percent(value: Any, who: str) -> float:
     except (TypeError, ValueError):
         number = float("nan")
     if not 0 <= number <= 100:
-        raise InputError(f"{who}: found {value!r}; expected a number of percent, 0 to 100")
+        raise InputError(f"{who}: found {value!r}; expected a percentage, 0 to 100")
     return number

@@ -29,7 +29,7 @@ def report_stopped(stopped: KeyboardInterrupt) -> int:
     """Report that the run was stopped; returns the exit code."""
     found = stopped if isinstance(stopped, Stopped) else Stopped()
     why = "interrupted" if found.code == 128 + signal.SIGINT else str(found)
-    print(f"mil-ane-passes: {why}; nothing is left half written", file=sys.stderr, flush=True)
+    print(f"mil-ane-passes: {why}; no partial output was written", file=sys.stderr, flush=True)
     return found.code
 
 

@@ -78,7 +78,8 @@ def open_source(source: Any) -> OpenedSource:
     if is_network(source):
         return _open_package(upgrade_to_package(source, "the model"))
     spec = "; save a spec first: ct.models.MLModel(spec, weights_dir=...).save(path)"
-    raise InputError(f"cannot read a {type(source).__name__}; expected a path to an .mlpackage, an MLModel, a Package "
+    raise InputError(f"cannot read an object of type {type(source).__name__}; expected a path to an .mlpackage, an "
+                     f"MLModel, a Package "
                      f"or a mil.Program{spec if hasattr(source, 'specificationVersion') else ''}")
 
 

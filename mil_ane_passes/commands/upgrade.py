@@ -1,4 +1,4 @@
-"""Convert a NeuralNetwork model (.mlmodel) to an ML Program of the same interface, which the other commands read."""
+"""Convert a NeuralNetwork model (.mlmodel) to an ML Program with the same interface."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class UpgradeOptions:
     """The options of `upgrade`."""
 
     src: Any = field(metadata=argument("IN"))
-    "the .mlmodel to read, or an .mlpackage that holds a network; never changed"
+    "the .mlmodel to read, or an .mlpackage with a NeuralNetwork; never modified"
     dst: str | os.PathLike[str] | None = field(default=None, metadata=flag("-o", "--output", metavar="OUT"))
     "the .mlpackage to write"
     _: KW_ONLY
     deployment_target: str = field(default="iOS16", metadata=flag(choices=("iOS15", "iOS16", "iOS17", "iOS18")))
-    "the oldest system that is to run the result (default: iOS16, the first that stores compressed weights)"
+    "the oldest system version that has to run the result (default: iOS16, the first with compressed weights)"
     precision: str = field(default="fp16", metadata=flag(choices=("fp16", "fp32")))
-    "of the ops: fp16 (default), which the ANE computes in, or fp32; the interface keeps its types"
+    "precision of the ops: fp16 (default; the ANE computes in fp16) or fp32; inputs and outputs keep their types"
     overwrite: bool = field(default=False, metadata=flag())
     "replace OUT if it exists"
 
@@ -58,12 +58,12 @@ class UpgradeReport:
     def __str__(self) -> str:
         kinds = ", ".join(f"{count} {kind}" for kind, count in self.layers.items())
         lines = [f"{format_count(sum(self.layers.values()), 'layer')} converted: {kinds}"]
-        lines += [f"renamed: {escape_text(old)} is {new} now, as ML Programs take identifiers only"
+        lines += [f"renamed: {escape_text(old)} is now {new}, because names in ML Programs must be identifiers"
                   for old, new in self.renamed.items()]
         if self.expanded:
             vectors = format_count(len(self.expanded), "quantized vector")
             lines.append(f"decompressed: {vectors} (biases and the like) of {sum(self.expanded.values())} numbers, "
-                         "which ops of ML Programs take as floats")
+                         f"because these parameters are floats in ML Programs")
         lines.append(f"written to {escape_text(self.output)}; next: mil-ane-passes lint {escape_text(self.output)}")
         return format_lines(lines)
 
@@ -77,7 +77,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     options = read_options(arguments, UpgradeOptions)
     if "dst" not in options:
-        raise InputError("no output; expected -o OUT.mlpackage")
+        raise InputError("no output given; expected -o OUT.mlpackage")
     with show_progress() as progress:
         progress(f"converting {options['src']}")
         upgraded = _upgrade_source(**options)

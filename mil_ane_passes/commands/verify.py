@@ -1,7 +1,7 @@
-"""Compare two packages, or a package and a torch module, on the same feeds; name the first op that differs.
+"""Compare two packages, or a package and a torch module, on the same feeds; report the first op that differs.
 
-For models that are meant to differ, such as one and its compressed form, give limits on the error: --atol and --rtol
-for each element, --snr and --cosine for each output. All that are given have to hold.
+For models that are expected to differ, such as compressed ones, set error limits: --atol and --rtol per element, --snr
+and --cosine per output. All given limits must hold.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 __all__ = ["VerifyOptions", "verify"]
 
-HELP = "are two packages equal"
+HELP = "check whether two models are equivalent"
 EXAMPLE = "verify in.mlpackage out.mlpackage"
 
 _PRECISIONS = ("float64", "float32", "float16")
@@ -70,49 +70,49 @@ class VerifyOptions:
     "the .mlpackage, .mlmodel or .pte to compare with it"
     _: KW_ONLY
     atol: float | None = field(default=None, metadata=flag(type=float, metavar="X"))
-    "largest absolute error of an element, beside --rtol"
+    "maximum absolute error of an element, in addition to --rtol"
     rtol: float | None = field(default=None, metadata=flag(type=float, metavar="X"))
-    "largest error of an element as a share of A's, beside --atol"
+    "maximum error of an element relative to A's, in addition to --atol"
     snr: float | None = field(default=None, metadata=flag(type=float, metavar="DB"))
-    "lowest signal-to-noise ratio of an output, in dB"
+    "minimum signal-to-noise ratio of an output, in dB"
     cosine: float | None = field(default=None, metadata=flag(type=float, metavar="X"))
-    "lowest cosine similarity of an output"
+    "minimum cosine similarity of an output"
     feeds: Mapping[str, Array] | None = field(default=None, metadata=flag(metavar="F.npz", parse=read_arrays))
-    "inputs by name; default: seeded draws"
+    "inputs by name; default: seeded random feeds"
     function: str | None = field(default=None, metadata=flag(metavar="F"))
-    "compare this function alone (default: all; with --feeds the default function)"
+    "compare only this function (default: all; with --feeds the default function)"
     precision: str = field(default="float64", metadata=flag(choices=_PRECISIONS))
-    "float64 asks whether the algebra is the same; float16 rounds each value to its dtype"
+    "float64 checks the algebra; float16 rounds each value to its declared dtype"
     exactness: str = field(default="rounding", metadata=flag(choices=_EXACTNESS))
-    "how to judge"
+    "criterion for equal outputs"
     seeds: int = field(default=DEFAULT_SEEDS, metadata=flag(type=positive_int))
-    "seeded draws per function (default 3)"
+    "number of seeded random feeds per function (default: 3)"
     tolerance: float | None = None
     fixes_nonfinite: bool = field(default=False, metadata=flag())
-    """what is NaN or infinite in A may be finite in B; judged with A's infinite constants read as large finite
+    """accept finite values in B where A has NaN or infinities; infinite constants of A are compared as large finite
     numbers"""
     widths: bool = field(default=False, metadata=flag())
-    "inputs and outputs may be fp32 in one and fp16 in the other, as after ane::fp16_io"
+    "accept inputs and outputs that are fp32 in one model and fp16 in the other, as after ane::fp16_io"
     max_seconds: float | None = field(default=None, metadata=MAX_SECONDS)
     max_steps: int | None = field(default=DEFAULT_MAX_STEPS, metadata=MAX_STEPS)
     max_memory: str | float | None = field(default=None, metadata=MAX_MEMORY)
     quirks: Sequence[str] = field(default=(), metadata=flag("--quirk", metavar="NAME", action="append"))
-    """a published fault to imitate in B only: A with itself shows whether the fault hits it, A with a rewrite whether
-    that fixes it; may be given more than once; see below"""
+    """a published hardware fault to imitate in B only (listed below): compare A with itself to see if A is affected,
+    and with a rewrite to see if it is fixed; repeatable"""
     report: str | os.PathLike[str] | None = field(default=None, metadata=flag(metavar="FILE", batch=False))
-    """write evidence as JSON, by which somebody else repeats the check: digests of both files, of the feeds and of the
-    outputs of each run, options, versions and verdict"""
+    """write a JSON file with which others can repeat the check: digests of both models, of feeds and outputs of each
+    run, options, versions and verdict"""
     replay: str | os.PathLike[str] | None = field(default=None, metadata=flag(metavar="FILE", batch=False))
-    """repeat the check of which this file is the evidence, with its options, and say whether models, feeds, verdict
-    and bits are the recorded ones; A and B where they are not at their places then"""
+    """repeat the check recorded in this file, with its options, and report whether models, feeds, verdict and output
+    bits match; A and B are needed only if their paths changed"""
     progress: Progress = ignore_progress
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     add_options(parser, VerifyOptions)
     parser.add_argument("--torch", metavar="MODULE:FACTORY",
-                        help="compare A with a torch module in place of B: what FACTORY of the Python module (a name, "
-                             "or a .py file) is or returns; it is put in eval mode")
+                        help="compare A with a torch module instead of B: FACTORY is a module, or a class or function "
+                             "that returns one, in a Python module (a name, or a .py file); eval mode is set")
     add_quirk_list(parser)
     add_format_option(parser)
     parser.set_defaults(run=run, proves=True, misused=parser.error,
@@ -139,7 +139,7 @@ def _choose_sides(arguments: argparse.Namespace) -> tuple[Any, Any]:
     if arguments.after is None and arguments.torch is None:
         arguments.misused("without --torch the following arguments are required: B")
     if arguments.after is not None and arguments.torch is not None:
-        arguments.misused("B and --torch exclude each other: give the one to compare A with")
+        arguments.misused("B and --torch exclude each other; use one of them")
     if arguments.torch is None:
         return arguments.before, arguments.after
     return _load_torch_module(arguments.torch), arguments.before
@@ -154,7 +154,7 @@ def _load_torch_module(text: str) -> Any:
     if not (colon and name and factory):
         raise InputError(f"{format_option_values('torch', text)}: expected MODULE:FACTORY, such as "
                          "my_models.vocoder:make_model or model.py:Net")
-    expected = "expected a torch module, or a class or function without arguments that makes one"
+    expected = "expected a torch module, or a class or function without arguments that returns one"
     try:
         module = _import_module(name)
         found = module
@@ -235,7 +235,7 @@ def verify(options: VerifyOptions) -> VerifyReport:
     recorded = None if options.replay is None else read_evidence(options.replay)
     options = options if recorded is None else _take_recorded(options, recorded)
     if options.before is None or options.after is None:
-        raise InputError(f"found one model; expected two, or {format_option('replay')} of a recorded check")
+        raise InputError(f"found one model; expected two, or {format_option('replay')} with a recorded check")
     models = {"before": options.before, "after": options.after}
     if recorded is not None:
         check_models(format_option_values("replay", options.replay), models)
@@ -258,7 +258,7 @@ def _take_recorded(options: VerifyOptions, recorded: Mapping[str, Any]) -> Verif
     given = [name for name in _RECORDED if name != "quirks" and getattr(options, name) != getattr(VerifyOptions, name)]
     given += ["quirks"] * bool(options.quirks)
     if given:
-        raise InputError(f"{who}: the recorded check has options of its own; found {format_option(given[0])} as well")
+        raise InputError(f"{who}: the recorded check defines the options, but found {format_option(given[0])} as well")
     found = {name: recorded["options"].get(name, getattr(VerifyOptions, name)) for name in _RECORDED}
     for name, value in found.items():
         several = value if isinstance(value, (list, tuple)) else ()
@@ -269,7 +269,7 @@ def _take_recorded(options: VerifyOptions, recorded: Mapping[str, Any]) -> Verif
     for name in ("before", "after"):
         found[name] = paths.get(name) if getattr(options, name) is None else getattr(options, name)
         if found[name] is None:
-            raise InputError(f"{who}: there is no path of '{name}'; give both models")
+            raise InputError(f"{who}: no path recorded for '{name}'; give both models")
     return replace(options, **found)
 
 
@@ -287,7 +287,7 @@ def _verify_sides(options: VerifyOptions) -> VerifyReport:
     bitwise = options.exactness == "bitwise"
     if accuracy is not None and (bitwise or options.tolerance is not None or options.fixes_nonfinite):
         raise InputError(
-            f"{accuracy}: limits on the error take the place of exactness, tolerance and fixes_nonfinite; give one"
+            f"{accuracy}: error limits replace exactness, tolerance and fixes_nonfinite; use one of them"
         )
     with share_budget(options.max_steps, options.max_seconds, options.progress, options.max_memory):
         try:
@@ -308,7 +308,7 @@ def _verify_models(options: VerifyOptions, strictness: Strictness) -> VerifyRepo
     from .sources import open_source, select_function
 
     if options.tolerance is not None:
-        raise InputError("tolerance is for a torch module or a callable; two models are judged by exactness")
+        raise InputError("tolerance applies to a torch module or a callable; two models are compared by exactness")
     old, new = (select_function(open_source(each), options.function) for each in (options.before, options.after))
     report = _compare_sources(options, strictness, old, new)
     report.upgraded = (*old.upgraded, *new.upgraded)
@@ -326,7 +326,8 @@ def _compare_sources(
     how = {"precisions": precisions, "exactness": strictness, **_collect_run_settings(options)}
     if old.is_pipeline != new.is_pipeline and options.function is None:
         if options.report is not None or options.replay is not None:
-            raise InputError("one of the two is an entire pipeline, of which no evidence is recorded; name the part: "
+            raise InputError("one of the models is an entire pipeline, for which no report can be written; choose the "
+                             "part: "
                              f"{format_option('function')}PART/FUNCTION")
         single, pipeline = (new, old) if old.is_pipeline else (old, new)
         return compare_with_pipeline(single.program, pipeline.package, program_first=single is old,
@@ -381,19 +382,21 @@ def _verify_callable(options: VerifyOptions, accuracy: Any) -> VerifyReport:
     before, after, tolerance = options.before, options.after, options.tolerance
     program_first = is_callable_side(after)
     if program_first and is_callable_side(before):
-        raise InputError("both sides are callables; expected a model on one side: its inputs say what to feed")
+        raise InputError("both sides are callables; expected a model on one side, whose inputs define the feeds")
     if options.exactness == "bitwise":
-        raise InputError("exactness 'bitwise' is for two models; a torch module or a callable is judged by tolerance")
+        raise InputError("exactness 'bitwise' applies to two models; a torch module or a callable is compared by "
+                         "tolerance")
     if tolerance is not None and not 0 <= tolerance < float("inf"):
         raise InputError(f"tolerance {tolerance}: expected 0 or more, a share of the output's largest value")
     if options.quirks and program_first:
-        raise InputError("quirks are imitated in the second model, which here is a callable; give the callable first")
+        raise InputError("quirks are imitated in the second model, which is a callable here; pass the callable first")
     if options.fixes_nonfinite or options.widths:
-        raise InputError("fixes_nonfinite and widths are for two models; a callable says itself what is right")
+        raise InputError("fixes_nonfinite and widths apply to two models only, not to a callable")
     model = open_source(before if program_first else after)
     if model.is_pipeline and options.function is None:
-        raise InputError(f"{model.name} is a pipeline, and a torch module or a callable stands for one ML Program; "
-                         f"name the part's function: {format_option('function')}{next(iter(model.program.functions))}")
+        raise InputError(f"{model.name} is a pipeline, but a torch module or a callable is compared with one ML "
+                         f"Program; choose the function of a part: "
+                         f"{format_option('function')}{next(iter(model.program.functions))}")
     report = compare_with_callable(
         select_function(model, options.function).program, after if program_first else before,
         program_first=program_first, tolerance=tolerance, accuracy=accuracy, precision=options.precision,

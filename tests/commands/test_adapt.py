@@ -107,7 +107,7 @@ def test_a_decoder_with_cross_attention_reads_what_an_encoder_returned(tmp_path,
     assert "@" not in page and 'inputs["encoded"] = encoded' in page and "--inputs inputs.npz" in page
     encoded = make_encoded(name)
     assert continue_by_script(folder, **encoded) == run_module(name)[0]
-    assert "no values of the input 'encoded' (1, 20, 128)" in continue_by_script(folder)
+    assert "no values for the input 'encoded' (1, 20, 128)" in continue_by_script(folder)
     wrong = {**encoded, "encoded": np.zeros((1, 3, 128))}
     assert "'encoded' is (1, 3, 128); expected (1, 20, 128)" in continue_by_script(folder, **wrong)
 

@@ -26,7 +26,7 @@ def compressed_and_damaged(path):
     path.write_bytes(data)
 
 
-CANNOT = "expected an .npz with one array for each input"
+CANNOT = "expected an .npz file with one array per input"
 FEEDS = {
     "wrong name": (arrays(mell=np.zeros((1, 8, 20))), "feed 'mell': no such input; did you mean 'mel'? (inputs: mel)"),
     "one too many": (arrays(mel=np.zeros((1, 8, 20)), other=1.0), "feed 'other': no such input"),

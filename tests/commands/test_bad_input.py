@@ -124,7 +124,7 @@ PACKAGES = {
     "weights empty": (lambda s: edit_weights(s, lambda data: b""), "has 0 bytes; expected a header of 64; "),
     "weights cut short": (
         lambda s: edit_weights(s, lambda data: data[: len(data) // 2]),
-        "the package is damaged or cut short: take a fresh copy",
+        "the package is damaged or truncated: use a fresh copy",
     ),
     "weights cut in the last blob": (lambda s: edit_weights(s, lambda data: data[:-64]), "expected, the file has "),
     "bad sentinel": (lambda s: edit_weights(s, bad_sentinel), "found sentinel 0x0badc0de; expected 0xdeadbeef; "),
@@ -172,7 +172,7 @@ def linked(source):
 SAME = "the source is never changed"
 
 
-EXISTS = "exists already; expected a free path, or --overwrite to replace it"
+EXISTS = "exists already; expected a path that does not exist, or --overwrite to replace it"
 OUTPUTS = {
     "same": (lambda s: s, SAME),
     "slash": (lambda s: f"{s}/", SAME),
@@ -183,7 +183,7 @@ OUTPUTS = {
     "around": (lambda s: s.parent, SAME),
     "exists": (lambda s: made(s.with_name("out.mlpackage")), EXISTS),
     "file exists": (lambda s: written(s.with_name("out.mlpackage"), ""), EXISTS),
-    "no folder": (lambda s: s.with_name("no") / "out.mlpackage", "does not exist; make it first"),
+    "no folder": (lambda s: s.with_name("no") / "out.mlpackage", "does not exist; create it first"),
 }
 
 
@@ -223,7 +223,7 @@ def test_the_source_through_a_link_is_the_source(source, tmp_path, capsys):
         (["--preset", "fulll"], "no preset 'fulll'; expected safe or full; did you mean 'full'?"),
         (
             ["--target", "m"],
-            "target 'm' is not known; expected all, a11, a12, a13, a14, m1, a15, m2, a16, a17, m3, m4, a18",
+            "target 'm' is unknown; expected all, a11, a12, a13, a14, m1, a15, m2, a16, a17, m3, m4, a18",
         ),
     ],
 )
@@ -233,7 +233,7 @@ def test_words_that_are_not_known(asked, message, source, tmp_path, capsys):
 
 
 def test_no_output(source, tmp_path, capsys):
-    assert refused(["rewrite", source], tmp_path, capsys) == "no output; expected -o OUT.mlpackage, or --dry-run"
+    assert refused(["rewrite", source], tmp_path, capsys) == "no output given; expected -o OUT.mlpackage, or --dry-run"
 
 
 @pytest.mark.parametrize("key", ["ANE3001", "lift_conv_transpose_2d", "nonsense of a word"])

@@ -68,8 +68,8 @@ def test_what_could_not_be_run_counts_most(folder, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
-    (["rewrite", "a.mlpackage"], "no folder for the results; expected -o DIR, or --dry-run"),
-    (["lint", "a.mlpackage"], "no folder for the reports; expected -o DIR"),
+    (["rewrite", "a.mlpackage"], "no output folder; expected -o DIR, or --dry-run"),
+    (["lint", "a.mlpackage"], "no output folder for the reports; expected -o DIR"),
     (["rewrite", "", "-o", "out"], "no packages given"),
     (["rewrite", "a.mlpackage", "-o", "a.mlpackage/out"], "sources are never changed"),
 ])

@@ -79,7 +79,7 @@ def test_blocks_too_deep_for_python_are_told_in_one_line(monkeypatch, tmp_path, 
 
     monkeypatch.setattr("mil_ane_passes.commands.rewrite_steps.apply_rewrites", endless)
     line = refused(["rewrite", FIXTURE, "-o", tmp_path / "out.mlpackage"], capsys)
-    assert line == "mil-ane-passes: the model's blocks are nested too deep for this machine's Python"
+    assert line == "mil-ane-passes: the model's blocks are nested too deeply for Python on this machine"
     assert not list(tmp_path.iterdir())
 
 

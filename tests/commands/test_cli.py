@@ -78,7 +78,7 @@ def test_rewrite_writes_a_proved_package_and_leaves_the_source(source, tmp_path,
     assert "equal in 12 runs at float64, float16, bit for bit" in printed.out
     done, following = printed.out.splitlines()[-2:]
     assert done.startswith(f"written to {out} in ")
-    assert following == f"next: mil-ane-passes lint {out} says what is still off the ANE"
+    assert following == f"next: mil-ane-passes lint {out} lists the ops that are still off the ANE"
     assert files(source) == before and os.listdir(tmp_path) == ["out.mlpackage"]
     found = [op for _, op in iterate_ops(load(out).program) if op.op_type == "conv_transpose"]
     assert [op.x.rank for op in found] == [4, 4]
@@ -87,14 +87,15 @@ def test_rewrite_writes_a_proved_package_and_leaves_the_source(source, tmp_path,
 def test_rewrite_copies_what_needs_nothing(idle, tmp_path, capsys):
     assert main(["rewrite", idle, "-o", str(tmp_path / "out.mlpackage")]) == 0
     done, following = capsys.readouterr().out.splitlines()
-    assert done.startswith("nothing to do: no rule fired; the package was copied as it is to ")
-    assert following == f"next: --preset full tries more; mil-ane-passes lint {idle} says what is off the ANE, and why"
+    assert done.startswith("nothing to do: no pass matched; the package was copied as it is to ")
+    assert following == (f"next: --preset full runs more passes; mil-ane-passes lint {idle} lists the ops that are off "
+                         "the ANE, with reasons")
     assert files(tmp_path / "out.mlpackage") == files(idle)
 
 
 def test_the_next_step_is_not_the_preset_that_the_named_passes_override(idle, tmp_path, capsys):
     assert main(["rewrite", idle, "-o", str(tmp_path / "out.mlpackage"), "--preset", "full", "--passes", "safe"]) == 0
-    assert "next: --passes full tries more;" in capsys.readouterr().out
+    assert "next: --passes full runs more passes;" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("output", [[], ["-o", "out.mlpackage"]])
@@ -165,7 +166,7 @@ def test_what_is_asked_for_is_done(source, asked, tmp_path, capsys):
 def test_what_was_tried_is_not_proposed(idle, asked, tmp_path, capsys):
     assert main(["rewrite", idle, "-o", str(tmp_path / "out.mlpackage"), *asked]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last == f"next: mil-ane-passes lint {idle} says what is off the ANE, and why"
+    assert last == f"next: mil-ane-passes lint {idle} lists the ops that are off the ANE, with reasons"
 
 
 @pytest.mark.parametrize(("target", "outside"), [("m1", ["tangent"]), ("m3", []), ("all", [])])
@@ -192,7 +193,8 @@ def test_an_op_that_cannot_be_run_is_not_proved_and_not_written(source, tmp_path
     out = tmp_path / "out.mlpackage"
     assert main(["rewrite", source, "-o", str(out)]) == 1
     text = capsys.readouterr().out
-    assert ("not verified: the model cannot be verified even as it is, before any pass: the reference runtime has no "
+    assert ("not verified: the unmodified model already fails the equivalence check with itself: the reference "
+            "runtime has no "
             "kernel for: tanh ('") in text and "--no-verify" in text
     assert "nothing written" in text and os.listdir(tmp_path) == []
     assert main(["rewrite", source, "-o", str(out), "--no-verify"]) == 0
@@ -317,7 +319,8 @@ def test_the_command_itself_prints_one_line_about_bad_input():
     result = command("rewrite", "missing.mlpackage", "-o", "out.mlpackage")
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr == (
-        "mil-ane-passes: missing.mlpackage: no such file or folder; give the .mlpackage folder that coremltools saved\n"
+        "mil-ane-passes: missing.mlpackage: no such file or folder; expected an .mlpackage folder saved by "
+        "coremltools\n"
     )
 
 

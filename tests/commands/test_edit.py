@@ -86,7 +86,7 @@ def test_what_cannot_be_done_is_one_line_and_two(fixtures, tmp_path, capsys, opt
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
-    (["in.mlpackage", "--rename", "a=b"], "no output; expected -o OUT.mlpackage, or --dry-run"),
+    (["in.mlpackage", "--rename", "a=b"], "no output given; expected -o OUT.mlpackage, or --dry-run"),
     (["", "-o", "out.mlpackage", "--rename", "a=b"], "no path given"),
     (["nothing.mlpackage", "--dry-run", "--rename", "a=b"], "no such file or folder"),
 ])

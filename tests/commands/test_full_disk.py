@@ -41,7 +41,7 @@ def test_a_full_disk_is_one_line(full, capsys, command, form):
     out, err = capsys.readouterr()
     what = "the file" if command == "lint" else "the package"
     assert err == (f"mil-ane-passes: {full / name}: {what} cannot be written (No space left on device); nothing was "
-                   "left there: free some space, or choose another disk\n")
+                   f"written there: free some space, or choose another disk\n")
     assert out == "" and os.listdir(full) == []
 
 
@@ -56,5 +56,5 @@ def test_a_folder_that_takes_nothing_is_one_line(tmp_path, capsys, monkeypatch, 
     assert main([*words, "-o", str(tmp_path / name)]) == 2
     out, err = capsys.readouterr()
     assert "cannot be written (Read-only file system: " in err
-    assert err.endswith("choose a folder that you may write to\n")
+    assert err.endswith("choose a folder with write permission\n")
     assert out == "" and err.count("\n") == 1

@@ -129,7 +129,7 @@ def test_where_nothing_can_be_written(source, fixtures, tmp_path, capsys, monkey
     (tmp_path / "old").write_text("old")
     monkeypatch.setattr(os, "replace", lambda *paths: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     assert refused(capsys, package, "-o", tmp_path / "old").endswith(
-            "(No space left on device); what is there stays as it was: free some space, or choose another disk")
+            "(No space left on device); existing files are unchanged: free some space, or choose another disk")
     assert (tmp_path / "old").read_text() == "old" and sorted(os.listdir(tmp_path)) == ["folder", "in.mlpackage", "old"]
 
 
@@ -222,9 +222,9 @@ BASELINES = {
     "no JSON": ("{", "baseline: 'old.json' cannot be read as JSON ("),
     "binary": ("\x00\x01", "baseline: 'old.json' cannot be read as JSON ("),
     "deep": ("[" * 99999, "baseline: 'old.json' cannot be read as JSON ("),
-    "a list": ("[]", "baseline: 'old.json' is no report of lint; "),
+    "a list": ("[]", "baseline: 'old.json' is not a lint report; "),
     "another report": ('{"schema": 1, "command": "rewrite", "findings": []}', "baseline: 'old.json' is no report of"),
-    "SARIF": ('{"version": "2.1.0", "runs": []}', "baseline: 'old.json' is no report of lint; "),
+    "SARIF": ('{"version": "2.1.0", "runs": []}', "baseline: 'old.json' is not a lint report; "),
     "another schema": ('{"schema": 3, "command": "lint", "findings": []}', "baseline: 'old.json' has schema 3; "),
     "a poor finding": ('{"schema": 1, "command": "lint", "findings": [{"code": "ANE301"}]}',
                        "baseline: a finding in 'old.json' lacks code, function, op or value; "),

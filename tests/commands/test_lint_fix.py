@@ -127,7 +127,7 @@ def test_the_guard_judges_passes_that_the_user_did_not_name():
 def test_ignored_and_minor_findings_are_not_fixed(models, capsys):
     for options in (["--ignore", "ANE205"], ["--fail-on", "wrong"]):
         out, _ = ran(capsys, "models/b/c.mlpackage", "--in-place", *options, code=0)
-        assert out == "models/b/c.mlpackage: no finding is fixed by a pass\n"
+        assert out == "models/b/c.mlpackage: no pass fixes a finding\n"
 
 
 def test_what_runs_only_by_name_is_left_to_the_user(tmp_path, capsys):
@@ -161,7 +161,7 @@ def test_options_that_do_not_fit(given, words, models, capsys):
 
 def test_in_place_without_fix_is_refused(models, capsys):
     assert main(["lint", "models", "--in-place"]) == 2
-    assert capsys.readouterr().err == "mil-ane-passes: --in-place is about --fix; expected both\n"
+    assert capsys.readouterr().err == "mil-ane-passes: --in-place has no effect without --fix; expected both\n"
 
 
 def test_a_link_and_a_network_are_not_replaced(models, fixtures, capsys):
@@ -170,7 +170,7 @@ def test_a_link_and_a_network_are_not_replaced(models, fixtures, capsys):
         capsys, models / "link.mlpackage", "--in-place", code=2)[1]
     network = next((fixtures / "onnx_coreml").glob("dilated_conv_ios13.mlmodel"))
     shutil.copy(network, models / "n.mlmodel")
-    assert "n.mlmodel: is no package; only an .mlpackage is replaced in place" in ran(
+    assert "n.mlmodel: is not a package; only an .mlpackage is replaced in place" in ran(
         capsys, models / "n.mlmodel", "--in-place", code=2)[1]
 
 
@@ -206,4 +206,4 @@ def test_a_path_without_a_package_is_said_to_be_so(models, capsys):
     _, error = ran(capsys, models / "absent.mlpackage", "--in-place", code=2)
     assert "absent.mlpackage: no such file or folder" in error
     _, error = ran(capsys, models / "b" / "c.mlpackage", "-o", models / "a.mlpackage", code=2)
-    assert "a.mlpackage: exists already; expected a free path" in error and "--overwrite" not in error
+    assert "a.mlpackage: exists already; expected a path that does not exist" in error and "--overwrite" not in error

@@ -118,12 +118,12 @@ def test_one_that_cannot_be_read_does_not_keep_the_others_from_being_looked_at(m
     damage(models)
     out, err = ran(capsys, "models", "missing.mlpackage", "none/*", code=2)
     assert out.startswith("models/b/c.mlpackage on m4: ") and out.splitlines()[-1].endswith(
-        "; 3 packages could not be looked at") and \
+        "; 3 packages could not be read") and \
         out.splitlines()[-1].startswith("1 package: 1 finding (1 unsupported), ")
     first, second, third = err.splitlines()
     assert first.startswith("mil-ane-passes: models/a.mlpackage: ") and "internal" not in first
     assert second.startswith("mil-ane-passes: missing.mlpackage: no such file or folder; ")
-    assert third == "mil-ane-passes: none/*: nothing matches this pattern; expected some .mlpackage"
+    assert third == "mil-ane-passes: none/*: no path matches this pattern; expected at least one .mlpackage"
 
 
 def test_what_could_not_be_read_is_in_json_and_sarif(models, capsys):
@@ -161,9 +161,9 @@ def test_names_cannot_forge_lines(models, capsys):
 
 @pytest.mark.parametrize("given", ["models", "models/*.mlpackage"])
 @pytest.mark.parametrize("options,message", [
-    (["--format", "html"], "--format html is a page about one package; expected the path of one, or use "),
-    (["--after", "b.mlpackage"], "--after is about one package; expected the path of one, and no folder or pattern"),
-    (["--measured", "r.json"], "--measured is about one package; expected the path of one, and no folder or pattern"),
+    (["--format", "html"], "--format html writes a page about one package; expected the path of one package, or use "),
+    (["--after", "b.mlpackage"], "--after applies to one package; expected its path, not a folder or pattern"),
+    (["--measured", "r.json"], "--measured applies to one package; expected its path, not a folder or pattern"),
 ])
 def test_options_of_one_package(given, options, message, models, capsys):
     assert refused(capsys, given, *options).startswith(message)
@@ -200,7 +200,7 @@ def test_the_baseline_of_several_has_a_report_of_each(models, capsys, monkeypatc
     shutil.copytree(models / "b" / "c.mlpackage", models / "b" / "new.mlpackage")
     out, err = ran(capsys, "models", "--baseline", "old.json", code=1)
     assert err == ("mil-ane-passes: models/b/new.mlpackage: --baseline: 1 finding that old.json does not have\n")
-    assert "  it has no report of this package, so all of its findings are new" in out.splitlines()
+    assert "  the baseline has no report of this package, so all findings are new" in out.splitlines()
     data = json.loads(ran(capsys, "models", "--baseline", "old.json", "--format", "json", code=1)[0])
     assert [each["baseline"].get("missing", False) for each in data["reports"]] == [False, False, True]
     monkeypatch.chdir(models)
@@ -212,7 +212,7 @@ def test_the_baseline_of_several_is_that_of_one_of_them(models, capsys):
     ran(capsys, models / "b" / "c.mlpackage", "--baseline", "old.json", code=0)
     shutil.copytree(models / "b" / "c.mlpackage", "other.mlpackage")
     out, _ = ran(capsys, "other.mlpackage", "--baseline", "old.json", code=1)
-    assert "  it has no report of this package, so all of its findings are new" in out.splitlines()
+    assert "  the baseline has no report of this package, so all findings are new" in out.splitlines()
 
 
 def test_the_baseline_of_one_package_is_of_that_one_among_several(models, capsys):
@@ -309,7 +309,7 @@ def test_statistics_with_a_baseline_a_file_and_what_cannot_be_read(models, capsy
     assert out.startswith("2 packages: 0 findings, 0 suggestions; ") and out.count("\n") == 1
     damage(models)
     printed, err = ran(capsys, "models", "--statistics", code=2)
-    assert printed.endswith("; 1 package could not be looked at\n") and "models/a.mlpackage: " in err
+    assert printed.endswith("; 1 package could not be read\n") and "models/a.mlpackage: " in err
     ran(capsys, "models", "--statistics", "-o", "counts", code=2)
     with open("counts", encoding="utf-8") as file:
         assert file.read() == printed

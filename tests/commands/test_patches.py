@@ -52,7 +52,7 @@ def test_json_has_a_version(capsys):
 def test_a_patch_that_is_not_needed_is_off():
     assert str(TWO) == (
         "TORCH198  one     needed  a fault\n                          not implemented: fmod\n"
-        "TORCH199  second  off     another\n                          the installed coremltools is right"
+        "TORCH199  second  off     another\n                          the installed coremltools is correct"
     )
     assert TWO.to_dict()["patches"][1] == {
         "code": "TORCH199", "name": "second", "title": "another", "severity": "unsupported", "needed": False,
@@ -89,7 +89,7 @@ def test_a_code_that_no_patch_has(capsys):
 
 @pytest.mark.parametrize(("code", "other", "message"), [
     ("ANE301", "TORCH102", "the patch 'one' has the code 'ANE301'; expected TORCH1xx"),
-    ("TORCH101", "TORCH101", "TORCH101 is claimed by the patches 'one' and 'second'; expected one"),
+    ("TORCH101", "TORCH101", "TORCH101 is used by the patches 'one' and 'second'; expected one"),
 ])
 def test_a_patch_without_a_code_of_its_own_is_refused(code, other, message):
     with pytest.raises(RuleError, match=message):

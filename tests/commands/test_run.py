@@ -147,7 +147,7 @@ STATES = {
     "missing": (["--state", "{tmp}/no.npz"], "state: no file '{tmp}/no.npz'; expected an .npz with one array for each "
                                              "state"),
     "another name": (["--state", "{feeds}"], "state 'x': no such state (states: total)"),
-    "one file for both": (["--state-out", "{tmp}/out.npz"], "outputs and states would both be written to "
+    "one file for both": (["--state-out", "{tmp}/out.npz"], "outputs and final states would both be written to "
                                                            "'{tmp}/out.npz'; expected two files"),
     "no folder": (["--state-out", "{tmp}/no/s.npz"], "no folder '{tmp}/no' to write 's.npz' to; create it first"),
 }
@@ -168,7 +168,7 @@ def test_outputs_and_states_are_not_written_to_one_file_by_two_names(stateful, t
     for name in ("link.npz", f"../{tmp_path.name}/out.npz"):
         assert main(["run", str(stateful / "stateful.mlpackage"), "--feeds", str(stateful / "x.npz"), "-o",
                      str(tmp_path / "out.npz"), "--state-out", str(tmp_path / name)]) == 2
-        assert "outputs and states would both be written to" in capsys.readouterr().err
+        assert "outputs and final states would both be written to" in capsys.readouterr().err
     assert not (tmp_path / "out.npz").exists()
 
 
@@ -181,7 +181,7 @@ def test_a_package_without_states_has_none_to_write(source, feeds, tmp_path, cap
 
 def test_a_run_needs_somewhere_to_go(source, feeds, capsys):
     assert main(["run", source, "--feeds", feeds]) == 2
-    assert capsys.readouterr().err == "mil-ane-passes: no output; expected -o OUT.npz, or --trace\n"
+    assert capsys.readouterr().err == "mil-ane-passes: no output given; expected -o OUT.npz, or --trace\n"
 
 
 def test_trace_shows_where_fp16_overflows(source, golden, tmp_path, capsys):

@@ -68,7 +68,7 @@ def test_a_signal_ends_the_run_with_nothing_left(source, tmp_path, where, number
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False, preexec_fn=hears_signals,
                           env=hide_torch())
     why = "interrupted" if number == signal.SIGINT else f"stopped by {number.name}"
-    assert (done.stdout, done.stderr) == ("", f"mil-ane-passes: {why}; nothing is left half written\n")
+    assert (done.stdout, done.stderr) == ("", f"mil-ane-passes: {why}; no partial output was written\n")
     assert done.returncode == 128 + number
     assert os.listdir(tmp_path) == ["in.mlpackage"]
 

@@ -72,7 +72,7 @@ def test_models_may_have_moved(models, evidence, tmp_path, capsys):
 
 def test_another_model_is_named(models, evidence, tmp_path, capsys):
     assert main(["verify", models[1], models[1], "--replay", str(evidence)]) == 1
-    assert "not repeated: before is not the model that was recorded (other SHA-256)" in capsys.readouterr().out
+    assert "not repeated: before is not the recorded model (its SHA-256 differs)" in capsys.readouterr().out
 
 
 def test_another_verdict_and_other_feeds_are_named(evidence, capsys):
@@ -135,8 +135,8 @@ def test_a_damaged_file_is_refused(evidence, capsys, change, reason):
 
 def test_wrong_use(models, evidence, tmp_path, capsys):
     for arguments, reason in (
-        (["--replay", str(evidence), "--seeds", "5"], "the recorded check has options of its own; found --seeds"),
-        (["--replay", str(evidence), "--atol", "0"], "the recorded check has options of its own; found --atol"),
+        (["--replay", str(evidence), "--seeds", "5"], "the recorded check defines the options, but found --seeds"),
+        (["--replay", str(evidence), "--atol", "0"], "the recorded check defines the options, but found --atol"),
         (["--replay", str(tmp_path / "none.json")], "no file"),
         ([*models, "--report", str(tmp_path / "none" / "x.json")], "no folder"),
         ([*models, "--report", str(tmp_path / "False.mlpackage" / "x.json")], "lies in the package"),

@@ -160,7 +160,7 @@ def test_factors_per_kind_are_written(plan, predicted, tmp_path, capsys):
     assert set(told) == {"conv", "tan"} and told["conv"]["ops"] == 3
     assert told["conv"]["factor"] / told["tan"]["factor"] == pytest.approx(2)
     text = called(capsys, plan(data), "--model", path, code=0).splitlines()
-    at = text.index("our share of the cost, times what is the share that was measured:")
+    at = text.index("predicted and measured share of the cost:")
     assert text[at + 1].split() == ["kind", "on", "ops", "median", "lowest", "highest"]
     assert text[at + 2].split()[:4] == ["conv", told["conv"]["backend"], "3", f"{told['conv']['factor']:.3g}"]
 
@@ -265,7 +265,7 @@ def test_an_unknown_chip_is_predicted_for_all(package, predicted, capsys, plan):
 
 @pytest.mark.parametrize("data, said", [
     ("no JSON", "cannot be read as JSON"),
-    ([], "holds no compute plan; expected the result.json of measure.py"),
+    ([], "has no compute plan; expected the result.json of measure.py"),
     ({"schema": 2, "packages": {}}, "has schema 2; expected 1"),
     ({"schema": 1, "packages": {}, "problems": [{"where": "compute plan of before, ALL", "problem": "no macOS"}]},
      "has no compute plan (compute plan of before, ALL: no macOS)"),

@@ -225,8 +225,8 @@ def test_the_text_says_what_to_do(source, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("arguments, said", [
-    (["missing/mac", "IN"], "missing/mac: the folder missing does not exist; make it first"),
-    (["full", "IN"], "full: exists and is no empty folder; expected a free path"),
+    (["missing/mac", "IN"], "missing/mac: the folder missing does not exist; create it first"),
+    (["full", "IN"], "full: exists and is not an empty folder; expected a free path or an empty folder"),
     (["mac", "none.mlpackage"], "none.mlpackage"),
     (["mac", "IN", "IN", "--preset", "safe"], "both a package to compare with and a rewrite"),
     (["mac", "IN", "--feeds", "none.npz"], "feeds: no file 'none.npz'"),

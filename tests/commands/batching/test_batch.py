@@ -276,7 +276,7 @@ def test_places_for_results_that_cannot_be(two, out, tmp_path):
 
 @pytest.mark.parametrize(("error", "words"), [
     (OSError(28, "No space left on device", "x.npz"), "No space left on device: x.npz"),
-    (RecursionError("deep"), "the model's blocks are nested too deep for this machine's Python"),
+    (RecursionError("deep"), "the model's blocks are nested too deeply for Python on this machine"),
     (MemoryError(), "not enough memory; expected more, or fewer jobs at a time"),
     (ZeroDivisionError("by zero"), "internal error (ZeroDivisionError: by zero); nothing was written"),
 ])

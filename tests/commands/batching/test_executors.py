@@ -168,7 +168,7 @@ def test_a_cluster_without_workers_is_waited_for_and_said():
     said = []
     with LocalCluster(n_workers=0, processes=False, dashboard_address=None, protocol="tcp://") as cluster, \
             connect_to_dask(cluster.scheduler_address, say=said.append):
-        assert said == [f"the cluster at {cluster.scheduler_address} has no workers yet; waiting for some"]
+        assert said == [f"the cluster at {cluster.scheduler_address} has no workers yet; waiting for workers"]
 
 
 @pytest.mark.parametrize(("address", "words"), [("nonsense", "missing port"), ("tcp://127.0.0.1:1", "127.0.0.1:1")])
