@@ -1,4 +1,4 @@
-"""Bytes of values on the ANE, by the layout that Apple and a driver's author describe.
+"""Bytes of values on the ANE, by the memory layout that Apple and the author of a driver describe.
 
 Rows are padded to 64 bytes and whole buffers rounded up to 16 KiB. `passes.layout` names the sources, and the treatment
 of shapes of other ranks than 4. Computed, not measured.

@@ -190,7 +190,7 @@ def read_measurements(given: MeasurementSource) -> list[Measurement]:
 
 def _iterate_measurements(data: Any, file: str) -> Iterator[Measurement]:
     if not isinstance(data, Mapping) or ("packages" not in data and "program" not in data):
-        raise InputError(f"measured: '{file}' holds no compute plan; {_EXPECTED}")
+        raise InputError(f"measured: '{file}' has no compute plan; {_EXPECTED}")
     machine = _check_type(data.get("machine") or {}, Mapping, file, "machine")
     if "packages" not in data:
         yield Measurement(file, "", None, data.get("units"), machine, _parse_functions(data, file))
@@ -208,7 +208,7 @@ def _iterate_measurements(data: Any, file: str) -> Iterator[Measurement]:
             yield Measurement(file, str(name), package.get("path"), units, machine, _parse_functions(plan, file),
                               list(_iterate_runs(data.get("verdict"), str(name), package)), problems)
     if not plans:
-        said = next((text for text in problems if text.startswith(("compute plan", _UNFINISHED))), "none was read")
+        said = next((text for text in problems if text.startswith(("compute plan", _UNFINISHED))), "no plan was read")
         raise InputError(f"measured: '{file}' has no compute plan ({said})")
 
 

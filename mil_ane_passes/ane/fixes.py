@@ -61,7 +61,7 @@ def _attach_fix(
     # ops (the cast behind an argmax) fixes them all.
     fixes = [fix.name for fix in known if not (own := set(fix.roots) & set(item.rule.roots)) or own & types]
     if known and not fixes:
-        return replace(item, not_fixed_because=f"{known[0].name}: for {', '.join(known[0].roots)} only"), set()
+        return replace(item, not_fixed_because=f"{known[0].name}: applies to {', '.join(known[0].roots)} only"), set()
     asked = [(name, op, answers[op][name]) for name in fixes for op in dict.fromkeys((hit.op, *hit.covers))
              if op in answers and name in answers[op]]
     able = [(name, op) for name, op, answer in asked if isinstance(answer, Hit)]
@@ -73,5 +73,5 @@ def _attach_fix(
     if elsewhere and not reasons:
         return replace(item, fixed_by=elsewhere[0]), merged
     if fixes:
-        return replace(item, not_fixed_because=(reasons or [f"{', '.join(fixes)}: not at this place"])[0]), merged
+        return replace(item, not_fixed_because=(reasons or [f"{', '.join(fixes)}: does not match here"])[0]), merged
     return item, merged

@@ -48,9 +48,9 @@ ON_CHIP_BYTES, SPILL_RANGE = 2 * 2 ** 20, 7.0
 as expected, while chains of convs of any size did not: it is in the range of such ops, and not in their estimate."""
 WORDS = {"MACs": "MACs", "weights": "weights streamed", "matmul": "matmuls of activations", "softmax": "softmax",
          "elementwise": "elementwise ops", "reduction": "reductions", "movement": "data movement",
-         "other": "op types that no measurement covers", "CPU": "ops on the CPU",
+         "other": "op types without measurements", "CPU": "ops on the CPU",
          "transitions": "transitions between ANE partitions", "call": "the fixed cost of a call",
-         "interface": "inputs and outputs", "free": "no time of its own"}
+         "interface": "inputs and outputs", "free": "no time (fused or free)"}
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,7 @@ def _estimate_ops(function: str, placed: Sequence[_Placed], chip: Chip) -> Itera
         op, work = each.op, each.work
         if each.backend == "cpu":
             yield OpLatency(function, each.index, op.name, op.op_type, "cpu", each.cpu_us, each.cpu_us / CPU_SPREAD,
-                            each.cpu_us * CPU_SPREAD, "CPU", "on the CPU: Core ML's own estimate, of an M4", True)
+                            each.cpu_us * CPU_SPREAD, "CPU", "on the CPU: Core ML's own estimate for an M4", True)
             continue
         again = each.weight is not None and each.weight in held
         held.add(each.weight)

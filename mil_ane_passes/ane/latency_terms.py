@@ -164,7 +164,7 @@ def compute_terms(work: Work, chip: Chip, held: set[Hashable] | None = None) -> 
     if work.kind == "matmul":
         us = 2 * work.macs / (chip.mac_tflops * chip.matmul_share * 1e6)
         return Terms(us, us, 0.0, "matmul", "MACs of two activations")
-    if work.kind == "attention":  # a fused softmax took as long as one of its own
+    if work.kind == "attention":  # a fused softmax took as long as a separate one
         products, weights = (2 * work.macs / (chip.mac_tflops * chip.matmul_share * 1e6),
                              work.elements / (chip.softmax_gelems * 1e3))
         names = ("matmul", "MACs of two activations") if products > weights else ("softmax", "softmax")
@@ -179,7 +179,7 @@ def compute_terms(work: Work, chip: Chip, held: set[Hashable] | None = None) -> 
         "pair": (chip.pair_gelems, "elementwise, two operands"),
         "softmax": (chip.softmax_gelems, "softmax"),
         "reduction": (chip.softmax_gelems, "reduction"),
-        "other": (chip.softmax_gelems, "op type that no measurement covers"),
+        "other": (chip.softmax_gelems, "op type without measurements"),
     }[work.kind]
     us = work.elements / (rate * 1e3)
     cause = "elementwise" if work.kind in ("single", "pair") else work.kind

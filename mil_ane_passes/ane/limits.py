@@ -66,18 +66,18 @@ class ExceededLimit:
 
 
 _WIDTH_13 = _cite_private_targets(
-    "conv kernels up to 13 wide compile, 14 does not; M2 and M3 are assumed to be alike", "M1"
+    "conv kernels up to 13 wide compile, 14 does not; M2 and M3 are assumed to be equal", "M1"
 )
 _WIDTH_15 = cite_m4_study("conv kernels of 1x15 and 15x15 are accepted; 1x16 and wider, and 17x17, are unsupported")
-_HEIGHT_31 = cite_m4_study("kernels of 28x1 and 31x1 are accepted, 32x1 and 64x1 refused")
+_HEIGHT_31 = cite_m4_study("kernels of 28x1 and 31x1 are accepted, 32x1 and 64x1 are rejected")
 _DIM_16384 = _cite_private_targets(
-    "width, height and the inner dimension of products end at 16384, channels at 65536", "M1 and M2"
+    "width, height and the inner dimension of matmuls are limited to 16384, channels to 65536", "M1 and M2"
 )
-_DEVICE_NOT_STATED = "the device is not stated; the newest of that day was A13"
+_DEVICE_NOT_STATED = "the device is not stated; the newest chip at that time was A13"
 _INNER_32768 = cite_m4_study(
     "a matmul over 32768 is accepted; over 49152, 65535 and 65536 it is unsupported: 2 bytes each do not fit 65536"
 )
-_DIM_65536 = cite_m4_study("65536 is accepted, 65537 refused, whichever of N, D, C, H and W it is")
+_DIM_65536 = cite_m4_study("65536 is accepted, 65537 is rejected, for each of N, D, C, H and W")
 _SAME_M6 = Community("the size limits measured on M4 hold when the same models are compiled for the M6 family",
                      chip="M6", date="2026", source=f"{_STUDY} notes/coreml_dispatch.md")
 _M3_WIDTH = Community("an input 16384 wide compiles, 17920 does not", chip="M3 Ultra", os="macOS 26.3.1",
@@ -89,14 +89,14 @@ _RANGE_MACOS_26 = Community(
     date="2025-09-25",
     source="https://github.com/FluidInference/FluidAudio/issues/121",
 )
-_M2_WIDTH = Community("Tensor width goes beyond limit supported (16414/16390 > 16384); its author takes the message "
-                      "for a symptom of cutting the tensor up", chip="M2", date="2026-05-09",
+_M2_WIDTH = Community("Tensor width goes beyond limit supported (16414/16390 > 16384); its author regards the message "
+                      "as a symptom of tiling", chip="M2", date="2026-05-09",
                       source="https://github.com/FluidInference/mobius/pull/61")
 
 _AXIS_65536 = (
     Bound("m4", "m4", 65536, (_DIM_65536,)),
     Bound("a18", "a18", 65536, (_DIM_65536,), sure=False),
-    Bound("m5", "m5", 65536, (_cite_private_targets("an axis ends at 65536", "M5"),)),
+    Bound("m5", "m5", 65536, (_cite_private_targets("an axis is limited to 65536", "M5"),)),
     Bound("m6", "m6", 65536, (_SAME_M6,)),
 )
 
@@ -114,7 +114,7 @@ LIMITS: dict[str, tuple[Bound, ...]] = {
             15,
             (
                 _cite_m6_study(
-                    "a model with such a conv fails to compile and runs on the CPU as a whole, 4 to 7 times slower"
+                    "a model with such a conv fails to compile and runs entirely on the CPU, 4 to 7 times slower"
                 ),
             ),
         ),
@@ -179,7 +179,7 @@ LIMITS: dict[str, tuple[Bound, ...]] = {
             "m5",
             "m5",
             32768,
-            (_cite_private_targets("contradicts it: on M5 the inner dimension ends at 65536", "M5"),),
+            (_cite_private_targets("contradicts it: on M5 the inner dimension is limited to 65536", "M5"),),
             sure=False,
         ),
         Bound("m6", "m6", 32768, (_SAME_M6,)),
@@ -190,8 +190,8 @@ LIMITS: dict[str, tuple[Bound, ...]] = {
             "",
             5,
             (
-                cite_apple_authoring_rules("the ANE takes up to 5 dimensions"),
-                cite_private_quirk("rank 5 is the highest"),
+                cite_apple_authoring_rules("the ANE supports up to 5 dimensions"),
+                cite_private_quirk("rank 5 is the maximum"),
             ),
         ),
     ),

@@ -12,19 +12,19 @@ __all__ = ["MeasuredOtherwise", "iterate_contradictions"]
 
 
 class MeasuredOtherwise(Rule):
-    """Core ML on your machine says otherwise than the prediction.
+    """Core ML on your machine contradicts the prediction.
 
-    why     The prediction knows published measurements of some chips and versions of macOS; yours may differ.
-    when    A measurement is given (lint --measured), and of an op it says that it is supported on the ANE where a rule
-            says that it does not, or the other way round.
-    fix     Trust the measurement for that chip and macOS. Where it names a rule, that rule is too wide or too narrow
-            there: please report it with the result.json.
+    why     The prediction is based on published measurements of some chips and macOS versions; yours may differ.
+    when    A measurement is given (lint --measured) in which an op is supported on the ANE although a rule reports it
+            as unsupported, or vice versa.
+    fix     Trust the measurement for that chip and macOS. A rule named in the finding is wrong there: please report it
+            with the result.json.
     """
 
     name, code, slug = "measured_otherwise", "ANE599", "measured-otherwise"
     confidence, severity = "high", Severity.SUGGESTION
-    evidence = (Community("what Core ML said on the user's machine", source="the file given as measured"),)
-    advice = "Go by the measurement for that chip and macOS, and report the contradiction."
+    evidence = (Community("Core ML's result on the user's machine", source="the file given as measured"),)
+    advice = "Trust the measurement for that chip and macOS, and report the contradiction."
 
 
 def iterate_contradictions(found: Agreement) -> Iterator[RuleResult]:

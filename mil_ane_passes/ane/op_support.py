@@ -136,17 +136,17 @@ def _exclude_other_pads(op: Operation) -> str:
 def _describe_summed_axis(op: Operation) -> str:
     axis = get_const_value(op.axis, 0)
     extent = op.x.shape[axis] if op.x.rank else 1
-    length = "a length known only at run time" if is_symbolic(extent) else f"{int(extent)} elements"
+    length = "a dynamic length" if is_symbolic(extent) else f"{int(extent)} elements"
     return f"axis {axis}, {length}"
 
 
 def _describe_fill_shape(op: Operation) -> str:
-    return "in a shape that is computed" if find_dynamic_inputs(op, "shape") else "in a fixed shape"
+    return "with a computed shape" if find_dynamic_inputs(op, "shape") else "with a constant shape"
 
 
 def _describe_range_bounds(op: Operation) -> str:
     computed = find_dynamic_inputs(op, "start", "end", "step")
-    return f"its {' and '.join(computed)} computed" if computed else "its bounds fixed"
+    return f"its {' and '.join(computed)} computed" if computed else "with constant bounds"
 
 
 def _find_range_message(op: Operation) -> str | None:
@@ -165,7 +165,7 @@ def _describe_indices(op: Operation) -> str:
 
 def _describe_steps(op: Operation) -> str:
     steps = op.x.shape[0]
-    return "steps known only at run time" if is_symbolic(steps) else format_count(int(steps), "step")
+    return "a dynamic number of steps" if is_symbolic(steps) else format_count(int(steps), "step")
 
 
 _STUDY = "751K/Apple-Neural-Engine-Microarchitecture-Study-M6"
@@ -174,10 +174,10 @@ _COREMLTOOLS_TORCH_OPS = (
     "https://github.com/apple/coremltools/blob/9.0/coremltools/converters/mil/frontend/torch/ops.py"
 )
 
-_M4_TABLES = Observation("M4", cite_m4_study("accepted, by Core ML's own answer", rows=True))
-_M4_NOTES = Observation("M4", cite_m4_study("accepted, as the notes on the measured kinds state"))
+_M4_TABLES = Observation("M4", cite_m4_study("accepted by Core ML", rows=True))
+_M4_NOTES = Observation("M4", cite_m4_study("accepted, according to the notes on the measured op types"))
 _M4_CASES = Observation(
-    "M4", cite_m4_study("among the 276 cases that were tried, and not listed with those refused")
+    "M4", cite_m4_study("among the 276 cases that were tried, and not listed with the rejected ones")
 )
 _M4_STATES = Observation("M4", Measured(
     "a model with a state 256 wide runs on the ANE", chip="M4", os="macOS 15.2", date="2025-12-19",
@@ -193,7 +193,7 @@ _LARGEST_SIZES = Community(
     source="sbryngelson/ANEForge aneforge/_targets.py")
 _M1_SIZES, _M2_SIZES = Observation("M1", _LARGEST_SIZES), Observation("M2", _LARGEST_SIZES)
 _A15_TRANSFORMER = Observation("A15", Vendor(
-    "the code has it in a transformer of which all but 4 of 606 ops, its embedding, run on the ANE",
+    "the code uses it in a transformer of which 602 of 606 ops run on the ANE, all but the embedding",
     chip="A15 (iPhone 13 Pro Max)", os="iOS 16.0", date="2022", source="apple/ml-ane-transformers README.md"))
 _M6_SIZES = Observation("M6", Community(
     f"in the models for size limits, which compile for the M6 family as for M4 {PRIVATE_ROUTE}", chip="M6",
@@ -212,65 +212,65 @@ _CACHE_UPDATE_REJECTED = Community(
 
 _ELEMENTARY_FUNCTIONS = Problem(
     "ANE202",
-    "Write it with functions that are taken, as the reason says: same algebra, other roundings.",
+    "Use the formula of the finding, whose ops are supported: same algebra, different rounding.",
     (
         cite_m4_study(
             "asin, acos, tan, sinh, cosh and atanh are unsupported; atan, sin, cos, exp and log are accepted"
         ),
-        cite_private_route("asin, acos, tan, sinh, cosh and atanh have no form on any generation"),
+        cite_private_route("asin, acos, tan, sinh, cosh and atanh have no equivalent on any generation"),
     ),
 )
 _MODULO = Problem(
     "ANE203",
-    "Write x - y * floor(x / y): same algebra; where x / y rounds to a whole number it is off by y.",
+    "Use x - y * floor(x / y): same algebra; off by y if x / y rounds up to an integer.",
     (
         cite_m4_study("mod is unsupported; floor_div, floor, mul and sub are accepted"),
-        cite_private_route("mod has no form on any generation"),
+        cite_private_route("mod has no equivalent on any generation"),
     ),
 )
 _PRODUCT = Problem(
     "ANE204",
-    "Multiply slices of few elements (other roundings); of many positive x exp(reduce_sum(log(x))).",
+    "Multiply slices for few elements (different rounding); for many positive x use exp(reduce_sum(log(x))).",
     (
-        cite_m4_study("reduce_prod is unsupported; the other reductions to numbers are accepted"),
-        cite_private_route("reduce_prod has no form on any generation"),
+        cite_m4_study("reduce_prod is unsupported; the other reductions to floats are accepted"),
+        cite_private_route("reduce_prod has no equivalent on any generation"),
     ),
 )
 _CUMSUM = Problem(
     "ANE205",
-    "Use convs with ones, or a matmul with a constant triangle of ones: the same sums in another order.",
+    "Use convs with ones, or a matmul with a constant triangle of ones: the same sums in a different order.",
     (
         cite_m4_study("cumsum is unsupported"),
         cite_xcode_notes(
-            "cumsum falls to the CPU whether or not the shape is fixed, and takes the simple ops behind it along"
+            "cumsum falls back to the CPU for static and flexible shapes, together with simple ops after it"
         ),
-        cite_private_route("MIL's cumsum is not implemented; the ANE does one reached by another way"),
+        cite_private_route("MIL's cumsum is not implemented; the ANE computes one by a different route"),
     ),
 )
 _FILLS = Problem(
     "ANE206",
-    "Put a constant in its place, of one element where its reader broadcasts: the same bits.",
+    "Replace it by a constant, of one element if its users broadcast: the same bits.",
     (
-        cite_xcode_notes("fill and fill_like run on the CPU only, with fixed shapes, too"),
-        cite_m4_study("at odds with it: fill_like is accepted", rows=True),
-        cite_private_route("at odds with it: fill and fill_like make constants on every generation"),
+        cite_xcode_notes("fill and fill_like run on the CPU only, with static shapes, too"),
+        cite_m4_study("contradicts it: fill_like is accepted", rows=True),
+        cite_private_route("contradicts it: fill and fill_like become constants on every generation"),
     ),
 )
 _RANGE_1D = Problem(
     "ANE207",
-    "Put in a constant: with fixed bounds the same bits, else the longest range, cut to its length.",
+    "Replace it by a constant: for constant bounds the same bits, otherwise the longest range, sliced to its length.",
     (
-        cite_m4_study("range_1d is unsupported, and runs on no GPU either"),
+        cite_m4_study("range_1d is unsupported, on the GPU, too"),
         cite_xcode_notes("range_1d runs on the CPU only"),
         cite_private_route("range_1d is rejected on M1", chip="M1"),
     ),
 )
 _MASKS_AT_RUN_TIME = Problem(
     "ANE208",
-    "Take a constant mask for band_part; compare the index, as fp16, with a constant range for one_hot.",
+    "Use a constant mask for band_part; for one_hot compare the index, as fp16, with a constant range.",
     (
         cite_m4_study("one_hot and band_part are unsupported; comparisons, select and mul are accepted"),
-        cite_private_route("one_hot and band_part have no form on any generation"),
+        cite_private_route("one_hot and band_part have no equivalent on any generation"),
         cite_m1_gpt_notes(
             "parts of a Pythia model that begin with band_part, of the causal mask, cannot run it on the ANE"
         ),
@@ -278,33 +278,33 @@ _MASKS_AT_RUN_TIME = Problem(
 )
 _RANDOM_NUMBERS = Problem(
     "ANE209",
-    "Draw the numbers outside and pass them in as an input.",
+    "Generate the numbers in the caller and pass them as an input.",
     (
         cite_m4_study("random_normal is unsupported"),
-        cite_private_route("random_normal, random_bernoulli and random_categorical have no form on any generation; "
-                           "random_uniform has one on M3, M4 and M5"),
+        cite_private_route("random_normal, random_bernoulli and random_categorical have no equivalent on any "
+                           "generation; random_uniform has one on M3, M4 and M5"),
     ),
 )
 _SLIDING_WINDOWS = Problem(
     "ANE211",
-    "Reshape where windows do not overlap, else join slices (the same bits).",
+    "Use a reshape if windows do not overlap, otherwise concat slices (the same bits).",
     (
-        cite_m4_study("sliding_windows is unsupported, and runs on no GPU either"),
-        cite_private_route("sliding_windows has no form on any generation"),
+        cite_m4_study("sliding_windows is unsupported, on the GPU, too"),
+        cite_private_route("sliding_windows has no equivalent on any generation"),
     ),
 )
 _SCATTER = Problem(
     "ANE213",
-    "Write a fixed window by slice_update or by slices and concat (same bits), chosen places by a mask.",
+    "Use slice_update or slices and concat for a fixed window (same bits), and a mask for selected positions.",
     (
         Vendor(
             "scatter and scatter_nd fall off the ANE; an assignment to a window may reside there",
             source=_COREMLTOOLS_TORCH_OPS,
         ),
         cite_m4_study("scatter and scatter_along_axis are unsupported"),
-        cite_private_route("scatter, scatter_nd and scatter_along_axis have no form on any generation"),
+        cite_private_route("scatter, scatter_nd and scatter_along_axis have no equivalent on any generation"),
         cite_m1_gpt_notes(
-            "a scatter into a key and value cache is not supported; where with a mask from outside runs on the ANE"
+            "a scatter into a key and value cache is not supported; where with a mask as input runs on the ANE"
         ),
         Community(
             "a scatter into a cache is rejected by the ANE's compiler at any precision, of rank 5 and of rank 4",
@@ -315,26 +315,26 @@ _SCATTER = Problem(
 )
 _CONTROL_FLOW = Problem(
     "ANE218",
-    "Unroll fixed loops and select between both sides of a branch (same bits), choose outside the model, or cut it out "
-    "(edit --split-at).",
+    "Unroll loops with a fixed trip count; select between both sides of a branch (same bits), choose in the caller, "
+    "or split it off (edit --split-at).",
     (
         cite_m1_gpt_notes("cond is not supported on the neural engine: the branch is supported on the CPU"),
-        cite_private_route("cond and while_loop have no form of their own, the list ops none on any generation"),
+        cite_private_route("cond, while_loop and the list ops have no equivalent on any generation"),
     ),
 )
 _CROP_RESIZE = Problem(
     "ANE216",
-    "Slice and resize each constant box; crop outside, or resample by coordinates, where boxes are computed.",
+    "Slice and resize each constant box; for computed boxes, crop in the caller or resample by coordinates.",
     (
         cite_m4_study(
-            "crop_resize is unsupported, and runs on no GPU either; resize, resample and affine are accepted"
+            "crop_resize is unsupported, on the GPU, too; resize, resample and affine are accepted"
         ),
-        cite_private_route("crop_resize is not there on M1; the hardware has it from M2 on"),
+        cite_private_route("crop_resize is unsupported on M1; the hardware has it from M2 on"),
     ),
 )
 _RECURRENT = Problem(
     "ANE217",
-    "Fix the length of the sequence, so that it can be written out step by step, or split the model there.",
+    "Fix the sequence length, so that it can be unrolled, or split the model there.",
     (
         Vendor("RNN and LSTM ops are not supported on the neural engine",
                source="https://github.com/apple/coremltools/issues/1780", date="2023-02-26"),
@@ -342,12 +342,12 @@ _RECURRENT = Problem(
         Community("an LSTM runs on BNNS, while the layers after it run on the ANE",
                   source="https://github.com/apple/coremltools/issues/337", chip="A12", date="2019-03"),
         cite_2020_layer_list("RNN layers, LSTM and GRU among them, do not run on the ANE"),
-        cite_private_route("lstm, gru and rnn have no form on any generation"),
+        cite_private_route("lstm, gru and rnn have no equivalent on any generation"),
     ),
 )
 _TEXTURE_OPS = Problem(
     "ANE231",
-    "Build a reflecting pad of slices, reverse and concat (the same bits); sample outside the model.",
+    "Build a reflecting pad from slices, reverse and concat (the same bits); sample in the caller.",
     (
         cite_private_route("affine and resample need the texture engine, from M2 on; M1 rejects them", "M1"),
         cite_private_route("symmetric and reflecting pads are done in software on M1, natively later", "M1"),
@@ -359,12 +359,12 @@ _LOGICAL_OPS = Problem(
     "Use fp16 masks of 0 and 1 with mul (and), maximum (or), abs of sub (xor): the same bits.",
     (
         cite_m4_study("logical_and is accepted, contradicts the private route"),
-        cite_private_route("logical_and, logical_or and logical_xor are supported nowhere"),
+        cite_private_route("logical_and, logical_or and logical_xor are unsupported on all generations"),
     ),
 )
 _SIN_COS = Problem(
     "ANE238",
-    "Store the values where the angles are constants (the same bits); else a polynomial within one turn.",
+    "Store the values if the angles are constant (the same bits); otherwise use a polynomial within one turn.",
     (
         cite_private_route("sin and cos are native from M3 on; M1 and M2 reject them, measured", "M1 and M2"),
         cite_surgery_tip(
@@ -378,13 +378,13 @@ _SIN_COS = Problem(
 def _expand(op: str, expansion: str) -> OpSupport:
     """Make the row of an elementary function; `expansion` is equal in exact arithmetic, rounded differently in fp16."""
     return OpSupport(op, problem=_ELEMENTARY_FUNCTIONS, unsupported=(M1_TO_M5,), excludes=_exclude_integers,
-                     note=f"{{op}} is unsupported on the ANE; it is {expansion}")
+                     note=f"{{op}} is unsupported on the ANE; equal to {expansion}")
 
 
 def _draw(op: str) -> OpSupport:
     """Make the row of an op that draws random numbers."""
     return OpSupport(op, problem=_RANDOM_NUMBERS, unsupported=(M1_TO_M5,),
-                     note="{op} draws numbers in the model; they are supported on the ANE as an input")
+                     note="{op} generates random numbers; on the ANE they can only be an input")
 
 
 def _write(op: str) -> OpSupport:
@@ -407,8 +407,9 @@ def _step(op: str, message: str | None = None) -> OpSupport:
 def _sample(op: str, *supported: Observation) -> OpSupport:
     """Make the row of an op that needs the texture engine."""
     return OpSupport(op, supported, _TEXTURE_OPS, unsupported=(Gate(first="m1", last="m1"),),
-                     note="{op} needs a unit that is not on {where} (a private route)", disputed=(Gate(last="a13"),),
-                     disputed_note="{op} needs a unit that is not on M1; older chips were not measured")
+                     note="{op} needs a hardware unit that {where} do not have (a private "
+                          "route)", disputed=(Gate(last="a13"),),
+                     disputed_note="{op} needs a hardware unit that M1 does not have; older chips were not measured")
 
 
 def _turn(op: str, *supported: Observation) -> OpSupport:
@@ -433,7 +434,7 @@ _ROWS = (
     _expand("cosh", "u + 1 / (4 * u) with u = exp(|x|) / 2"),
     _expand("atanh", "log((1 + x) / (1 - x)) / 2, inexact near 0"),
     OpSupport("mod", problem=_MODULO, unsupported=(M1_TO_M5,), excludes=_exclude_integers,
-              note="{op} is unsupported on the ANE; it is x - y * floor(x / y)"),
+              note="{op} is unsupported on the ANE; equal to x - y * floor(x / y)"),
     OpSupport("reduce_prod", problem=_PRODUCT, unsupported=(M1_TO_M5,), excludes=_exclude_integers),
     OpSupport("cumsum", problem=_CUMSUM, unsupported=(ALL_TARGETS,), excludes=_exclude_integers,
               detail=_describe_summed_axis, note="{op} is unsupported on the ANE ({detail})"),
@@ -446,15 +447,15 @@ _ROWS = (
               message=_find_range_message, note="{op} is unsupported on the ANE ({detail})"),
     OpSupport("one_hot", problem=_MASKS_AT_RUN_TIME, unsupported=(M1_TO_M5,),
               message='Unsupported MIL operation "one_hot".',
-              note="{op} is unsupported on the ANE; equal of the index, as fp16, with a constant range stands for it"),
+              note="{op} is unsupported on the ANE; replace it by equal of the index, as fp16, and a constant range"),
     OpSupport("band_part", problem=_MASKS_AT_RUN_TIME, unsupported=(M1_TO_M5,),
-              note="{op} is unsupported on the ANE; a constant mask stands for it"),
+              note="{op} is unsupported on the ANE; replace it by a constant mask"),
     _draw("random_normal"),
     OpSupport("random_uniform", problem=_RANDOM_NUMBERS, unsupported=(Gate(first="m1", last="m2"),),
-              note="{op} draws numbers in the model; they are supported on the ANE as an input",
+              note="{op} generates random numbers; on the ANE they can only be an input",
               disputed=(Gate(first="m3"),),
-              disputed_note="{op} draws numbers in the model; the hardware has it on M3 and later, nobody saw Core ML "
-                            "use it"),
+              disputed_note="{op} generates random numbers; the hardware supports it on M3 and later, but there is no "
+                            "report of Core ML using it"),
     _draw("random_bernoulli"),
     _draw("random_categorical"),
     OpSupport("sliding_windows", problem=_SLIDING_WINDOWS, unsupported=(M1_TO_M5,), detail=_describe_windows,
@@ -477,7 +478,7 @@ _ROWS = (
     _sample("affine", _M4_CASES, _M5_SWEEP),
     _sample("resample", _M4_CASES),
     OpSupport("pad", (_M4_TABLES, _M5_SWEEP), _TEXTURE_OPS, excludes=_exclude_other_pads, disputed=(Gate(last="m1"),),
-              disputed_note="a reflecting pad: by a private route native from M2 on only"),
+              disputed_note="a reflecting pad: native from M2 on only, on a private route"),
     OpSupport("logical_and", (_M4_NOTES,), _LOGICAL_OPS, disputed=(BEFORE_M4, Gate(first="a18")),
               disputed_note="{op} is accepted on M4, and not measured on {where}; a private route rejects it"),
     _combine_masks("logical_or"),

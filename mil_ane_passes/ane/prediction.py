@@ -110,13 +110,13 @@ def _iterate_rule_results(
     rules: Iterable[Rule], program: Program, target: str, failures: list[RuleFailure],
 ) -> Iterator[RuleResult]:
     """Yield the hits and near misses of rules in ops, blocks and programs."""
-    census: dict[str, list[tuple[str, Operation]]] = defaultdict(list)
+    op_index: dict[str, list[tuple[str, Operation]]] = defaultdict(list)
     blocks = list(iterate_blocks(program))
     for function, block in blocks:
         for op in block.operations:
-            census[op.op_type].append((function, op))
+            op_index[op.op_type].append((function, op))
     for rule in rules:
-        for function, answer in iterate_hits_and_misses(rule, program, target=target, census=census, blocks=blocks,
+        for function, answer in iterate_hits_and_misses(rule, program, target=target, op_index=op_index, blocks=blocks,
                                                         failures=failures):
             if isinstance(answer, Hit) or answer.near:
                 yield RuleResult(rule, answer, function)

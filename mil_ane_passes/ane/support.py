@@ -40,9 +40,9 @@ def determine_support(
         taken = not sure and all(hit.likely for _, hit in refusals)
         return Support("no" if sure else "unknown", taken, hit.note + (" (predicted: supported)" if taken else ""))
     if op.op_type.startswith("constexpr_"):
-        return Support("yes", True, "a stored weight, unpacked by what reads it")
+        return Support("yes", True, "a compressed weight, decompressed by its users")
     if is_opaque(op):
-        return Support("unknown", False, f"{op.op_type} is not known to this version of coremltools")
+        return Support("unknown", False, f"{op.op_type} is unknown to this version of coremltools")
     told = _determine_op_type_support(op.op_type, tuple(generations))
     return (
         told
@@ -84,11 +84,11 @@ def _determine_op_type_support(kind: str, generations: tuple[Generation, ...]) -
         if not any(one.private for one in asked):
             return Support("yes", True, f"{kind}: {_format_observations(asked)}")
         unasked = format_generations([generation for generation in generations if seen[generation].private])
-        beside = f"Core ML was not asked on {unasked} (predicted: supported)"
+        beside = f"not measured through Core ML on {unasked} (predicted: supported)"
         return Support("unknown", True, f"{kind}: {_format_observations(asked)}; {beside}")
     unmeasured = f"not measured on {format_generations(silent)}"
     if not seen:
-        return Support("unknown", False, f"{kind}: {unmeasured}, and not known to have been seen on any ANE")
+        return Support("unknown", False, f"{kind}: {unmeasured}, and not observed on any ANE")
     return Support(
         "unknown", True, f"{kind}: {_format_observations(list(seen.values()))}; {unmeasured} (predicted: supported)"
     )
@@ -98,5 +98,5 @@ def _format_observations(seen: Sequence[Observation]) -> str:
     """Format where an op type was observed; observations by a private route are named as such."""
     through = join_names(one.chip for one in seen if not one.private)
     beside = join_names(one.chip for one in seen if one.private)
-    parts = [f"on {through}"] * bool(through) + [f"by a private route on {beside}"] * bool(beside)
+    parts = [f"on {through}"] * bool(through) + [f"on a private route on {beside}"] * bool(beside)
     return f"seen {' and '.join(parts)}"

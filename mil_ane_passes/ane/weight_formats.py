@@ -1,8 +1,8 @@
-"""Compressed weights: what each format would bring by the latency model, and which formats were measured to go wrong.
+"""Compressed weights: gains of each format by the latency model, and formats with measured failures.
 
-Advice only: compressing changes the weights, which is for who made them to decide. Weights that are stored as fp16 are
-estimated at the size that each format would have; those that are compressed stay as they are. What others measured
-stands beside each format, for and against.
+Advice only: compression changes the weights, which is the decision of the model's author. Weights stored as fp16 are
+estimated at their size in each format; compressed weights stay unchanged. Each format has published measurements for
+and against it.
 """
 
 from __future__ import annotations
@@ -65,25 +65,26 @@ class WeightFormat:
 
 
 FORMATS = (
-    WeightFormat("palette6", "6-bit palette for each tensor", 6, "palette", evidence=(
+    WeightFormat("palette6", "6-bit palette per tensor", 6, "palette", evidence=(
         Community("an output projection of 1050 MB: 16.4 -> 6.4 ms", source="anemll-bench#5", chip="M4"),)),
-    WeightFormat("palette4", "4-bit palette for each tensor", 4, "palette", evidence=(
+    WeightFormat("palette4", "4-bit palette per tensor", 4, "palette", evidence=(
         Community("1x1 convs of 2048 channels on one row take 0.32 of the time of fp16", source=_M6_STUDY, chip="M6",
                   os="macOS 27.0.1", date="2026"),
-        Community("against it: 6 % slower than int8 weights on a linear of 4096 x 4096 with 4096 rows, which computes "
-                  "longer than it streams", source=_PREFILL, chip="M2 Pro", os="macOS 27.0"))),
-    WeightFormat("int8", "int8 with a scale for each output channel", 8, "int8", evidence=(
+        Community("contradicts it: 6 % slower than int8 weights on a linear of 4096 x 4096 with 4096 rows, which is "
+                  "compute-bound", source=_PREFILL, chip="M2 Pro", os="macOS 27.0"))),
+    WeightFormat("int8", "int8 with one scale per output channel", 8, "int8", evidence=(
         Community("8 linears of 4096 x 4096: 4.58 -> 2.39 ms on 1 row, 43.7 -> 27.0 ms on 1024 rows", source=_PREFILL,
                   chip="M2 Pro", os="macOS 27.0"),
-        Vendor("against it: ResNet50 1.38 -> 1.50 ms, MobileViTv2 1.36 -> 1.37 ms", source=_QUANTIZATION_GUIDE,
+        Vendor("contradicts it: ResNet50 1.38 -> 1.50 ms, MobileViTv2 1.36 -> 1.37 ms", source=_QUANTIZATION_GUIDE,
                chip="A17 Pro"))),
-    WeightFormat("int4", "int4 with a scale for each output channel", 4, "int8", evidence=(
-        Community("against it: a language model of 2B weights makes 11.7 -> 19.1 tokens/s, and 31.4 with 4-bit "
+    WeightFormat("int4", "int4 with one scale per output channel", 4, "int8", evidence=(
+        Community("contradicts it: a language model of 2B weights generates 11.7 -> 19.1 tokens/s, and 31.4 with 4-bit "
                   "palettes in groups of 32", source=_QWEN, chip="M4"),)),
     WeightFormat("w8a8", "int8 weights and activations", 8, "int8", activations=True, evidence=(
         Community("128 1x1 convs of 512 channels on 64 x 64: 14.77 -> 7.93 ms", source=_CADAMCAT, chip="M5 Pro"),
         Vendor("ResNet50 1.38 -> 0.77 ms, MobileViTv2 1.36 -> 1.03 ms", source=_QUANTIZATION_GUIDE, chip="A17 Pro"),
-        Community("against it: 8 linears of 4096 x 4096 on 1 row 2.39 ms with int8 weights alone, 2.51 with both",
+        Community("contradicts it: 8 linears of 4096 x 4096 on 1 row take 2.39 ms with int8 weights only, 2.51 with "
+                  "both",
                   source=_PREFILL, chip="M2 Pro", os="macOS 27.0"))),
 )
 
@@ -104,11 +105,11 @@ class FormatFault:
 
 _FAULTS = (
     FormatFault("grouped-palette", "palettes for groups of channels", (
-        Vendor("ResNet50 with a palette for each 4 channels: 1.63 ms in fp16, 1.71 in this; 8 and 16 channels 1.34 to "
-               "1.38, one palette 1.12", source=_GUIDE, chip="A17 Pro"),
-        Community("contradicts the time: groups of 8 to 32 make 31 tokens/s in a language model, 11.7 in fp16",
+        Vendor("ResNet50 with one palette per 4 channels: 1.71 ms, 1.63 in fp16; per 8 and 16 channels 1.34 to 1.38, "
+               "with one palette 1.12", source=_GUIDE, chip="A17 Pro"),
+        Community("contradicts it: groups of 8 to 32 give 31 tokens/s in a language model, 11.7 in fp16",
                   source=_QWEN, chip="M4"))),
-    FormatFault("scaled-palette", "a palette with a scale for each channel", (
+    FormatFault("scaled-palette", "a palette with one scale per channel", (
         Community("a linear of 2560 to 10240 with 4-bit palettes: 10 times slower than fp16, 5 times with int8 "
                   "activations", source=_CADAMCAT, chip="M5 Pro"),
         Community("a 1x1 conv of 64 channels with 4-bit palettes and two scales for each output: 1921 of 4096 outputs "

@@ -29,22 +29,22 @@ _ATTENTION_OP = "scaled_dot_product_attention"
 
 
 class SeveralAttentions(BlockRule):
-    """Two fused attentions in one function may send the whole model to the CPU.
+    """Two fused attentions in one function may move the entire model to the CPU.
 
-    why     Reported for attentions over all of a long sequence with large heads: with two of them in one function the
-            ANE's compiler fails ("live input tensor not used in network"), and the model runs on the CPU without a
-            word; with one it compiles, and attentions over a sliding window did no harm. One alone is accepted on an
-            M4, with and without a mask; Apple's own advice for the ANE is to write attention out.
-    when    A function, nested blocks included, with two and more scaled_dot_product_attention. Which of them are too
-            large is not known, so the longest keys and the largest head are named.
-    fix     Write it out: matmul, softmax, matmul (rounded otherwise), one head at a time as Apple does; converting for
-            iOS17 and before does it. coremltools' scaled_dot_product_attention_sliced_q slices the queries.
+    why     Reported for attentions over a long sequence with large heads: with two of them in one function the ANE's
+            compiler fails ("live input tensor not used in network"), and the model silently runs on the CPU. With one
+            it compiles, and attentions over a sliding window cause no failure. A single one is accepted on an M4, with
+            and without a mask. Apple advises to write attention as separate ops for the ANE.
+    when    A function, including nested blocks, with two or more scaled_dot_product_attention. The size limit is
+            unknown, so the finding states the longest keys and the largest head.
+    fix     Decompose it into matmul, softmax, matmul (different rounding), one head at a time as Apple does; converting
+            for iOS17 or earlier does so. coremltools' scaled_dot_product_attention_sliced_q slices the queries.
     """
 
     code, slug = "ANE232", "several-fused-attentions"
     severity = Severity.UNSUPPORTED
     confidence = "medium"
-    advice = "Write attention out as matmul, softmax, matmul (rounded otherwise), or convert for iOS17."
+    advice = "Decompose attention into matmul, softmax, matmul (different rounding), or convert for iOS17."
     evidence = (
         Community("with two or more fused attentions over long keys in one function ANECCompile fails and the model "
                   "falls back to the CPU without an error; 9 layers with one compile, 10 layers with two do not",
@@ -74,21 +74,21 @@ class SeveralAttentions(BlockRule):
 
 
 class SmallFusedAttention(BlockRule):
-    """A fused attention on small values is preferred on the CPU, where it would be alone.
+    """A fused attention on small tensors may be placed on the CPU.
 
-    why     Of eight sizes of models that are one fused attention, Core ML's compute plan preferred the ANE for those
-            whose query, key and value have 2,097,152 elements each and more, in fp16; with 1,048,576 and fewer it
-            preferred the CPU, though the ANE supports the op. What is preferred depends on all of the model: between
-            convs on an M4 a smaller one is accepted. In one step of a decoder, the query is one row.
-    when    scaled_dot_product_attention in fp16 whose largest operand, without the mask, has fewer than `least`
-            elements. One finding for each block. Between 1,048,576 and `least` nobody published a measurement.
-    fix     Write it out as matmul, softmax, matmul (rounded otherwise), which are placed with the ops around them, and
-            measure both on the device: decompose_attention does it. Or join what is computed in several calls.
+    why     Models of a single fused attention were tried in eight sizes. Core ML's compute plan preferred the ANE if
+            query, key and value have at least 2,097,152 elements each, in fp16; with 1,048,576 or fewer it preferred
+            the CPU, although the ANE supports the op. The preference depends on the entire model: between convs, an M4
+            runs a smaller one on the ANE. In a decoder step, the query is one row.
+    when    scaled_dot_product_attention in fp16 whose largest operand, except the mask, has fewer than `least`
+            elements. One finding per block. No measurement is published between 1,048,576 and `least`.
+    fix     Decompose it into matmul, softmax, matmul (different rounding; `decompose_attention`), which are placed with
+            their neighbours, and measure both on the device. Or batch several calls.
     """
 
     code, slug = "ANE524", "small-fused-attention"
     level, confidence = "note", "medium"
-    advice = "Write it out as matmul, softmax, matmul (decompose_attention), and measure both."
+    advice = "Decompose it into matmul, softmax, matmul (decompose_attention), and measure both."
     evidence = (
         Community("one fused attention alone: query, key and value of 2,097,152 and 4,194,304 elements in fp16 are "
                   "preferred on the ANE, of 1,048,576 and fewer on the CPU, and in fp32 all; supported in all cases",
@@ -105,7 +105,7 @@ class SmallFusedAttention(BlockRule):
                 continue
             size = _count_largest(op)
             if size is None:
-                yield Miss(op, "its size is not known before the model runs")
+                yield Miss(op, "its size is dynamic")
             elif op.outputs[0].dtype != types.fp16:
                 yield Miss(op, FP32_UNSUPPORTED_REASON)
             elif size >= self.least:
@@ -124,7 +124,7 @@ class SmallFusedAttention(BlockRule):
                       reason="2,097,152 elements in an operand, 2,097,152 are enough (least)")
         yield Example("fp32", lambda: _build_attention(8, types.fp32), reason=FP32_UNSUPPORTED_REASON)
         yield Example("flexible", lambda: _build_attention(get_new_symbol()),
-                      reason="its size is not known before the model runs")
+                      reason="its size is dynamic")
 
 
 def _count_largest(op: Operation) -> int | None:
@@ -167,16 +167,16 @@ def _build_attentions(count: int) -> Program:
 
 
 class SequenceLinears(BlockRule):
-    """Linear layers on (batch, sequence, channels) are the form that Apple advises against on the ANE.
+    """Linear layers on (batch, sequence, channels) use a layout that Apple advises against on the ANE.
 
     why     Apple's transformers for the ANE write every linear layer as a 1x1 conv on (B, C, 1, S), so that the longer
-            axis is last and no transposes are needed; its rules for Core AI say the same. Others measured it both ways:
-            an audio encoder became 1.5 times faster with that, other models loaded faster and ran no faster, and Core
-            ML on an M4 accepts linear and matmul as they are. So nothing leaves the ANE for it.
-    when    `least` and more linears, or matmuls with a stored operand, on values of rank 3 whose sequence is longer
-            than 1. One finding for each block.
-    fix     In the model: (B, C, 1, S) throughout and Conv2d(1x1) for Linear, the weight with two more axes (rounded
-            otherwise). Turning single layers only adds transposes. Measure both.
+            axis is last and no transposes are needed; its rules for Core AI agree. Measurements by others differ: an
+            audio encoder became 1.5 times faster, other models loaded faster but did not run faster. Core ML on an M4
+            accepts linear and matmul, so this moves no op off the ANE.
+    when    At least `least` linears, or matmuls with a constant operand, on values of rank 3 whose sequence is longer
+            than 1. One finding per block.
+    fix     Use (B, C, 1, S) in the entire model and Conv2d(1x1) for Linear, with two more axes in the weight (different
+            rounding). Converting single layers only adds transposes. Measure both.
     """
 
     code, slug = "ANE519", "linears-on-sequences"
@@ -192,7 +192,7 @@ class SequenceLinears(BlockRule):
                   date="2026-03-22"),
     )
     least: int = 4
-    "Fewest such layers that are reported; the number is ours."
+    "Minimum number of such layers to report; our choice, no source states one."
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
         found = [op for op in block.operations if op.op_type in ("linear", "matmul") and _is_on_sequence(op)]
@@ -224,19 +224,19 @@ def _build_linears(count: int, shape: tuple[int, ...]) -> Program:
 
 
 class SoftmaxAxis(BlockRule):
-    """A large softmax runs over height or width, which keeps the ANE's compiler from splitting the work there.
+    """A large softmax over height or width prevents the ANE's compiler from splitting the work along that axis.
 
     why     Apple's rules for the Neural Engine: a softmax over a spatial axis of a large tensor limits how the tensor
-            can be split; over the channels it does not. Any axis is accepted on an M4, so this is about speed alone.
-            Nobody published a time.
-    when    softmax of a value of rank 4 over axis 2 or 3, of `least` elements and more. One finding for each block.
-    fix     Write attention in the layout (1, C, 1, S), keys on the channel axis, so that the softmax is over axis 1, as
-            Apple's transformers do. A transpose there and back only pays where it can be cancelled.
+            can be split; a softmax over channels does not. An M4 accepts any axis, so this affects speed only. No
+            timings are published.
+    when    softmax of a value of rank 4 over axis 2 or 3 with at least `least` elements. One finding per block.
+    fix     Compute attention in the layout (1, C, 1, S), with keys on the channel axis, so that the softmax is over
+            axis 1, as in Apple's transformers. Added transposes only pay off if they cancel with others.
     """
 
     code, slug = "ANE518", "softmax-axis"
     severity, confidence = Severity.SUGGESTION, "high"
-    advice = "Lay attention out so that the softmax is over axis 1, the channels."
+    advice = "Change the layout of attention so that the softmax is over axis 1, the channels."
     evidence = (
         cite_apple_authoring_rules(
             "softmax over a spatial axis of a large tensor limits spatial splitting: put the axis on the channels"
@@ -249,7 +249,7 @@ class SoftmaxAxis(BlockRule):
         cite_m4_study("softmax over any axis is accepted"),
     )
     least: int = 1 << 20
-    "Elements from which a tensor counts as large; the number is ours (2 MiB in fp16)."
+    "Number of elements from which a tensor counts as large (2 MiB in fp16); our choice, no source states one."
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
         found = [op for op in block.operations if op.op_type == "softmax" and not is_opaque(op) and self._large(op)]

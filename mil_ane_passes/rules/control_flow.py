@@ -17,20 +17,20 @@ from ..utils.text_format import format_count
 from ._unsupported_ops import UnsupportedOps, make_unsupported_hit
 
 _SHAPE_INPUTS = {"reshape": "shape", "tile": "reps", "pad": "pad", "resize": "shape"}
-"Ops with the shape of their output, or a parameter of it, as an input."
+"Ops whose input defines the shape of the output, with the name of that input."
 _SplitPoints = Sequence[Sequence[str]]
 
 
 class ControlFlow(UnsupportedOps):
-    """Branches, loops and lists run on the CPU, and what stands inside them with them.
+    """Branches, loops and lists run on the CPU, including the ops inside them.
 
-    why     cond was seen to leave the ANE in a GPT model; the ANE's compiler, asked without Core ML, has no form of
-            cond, while_loop and the list ops on any generation.
-    when    Any cond, while_loop, make_list or list op. The note counts the ops inside.
-    fix     A loop whose number of steps is fixed: ane::unroll_while_loop. A branch that is always taken:
-            ane::inline_constant_branch. Another branch: compute both sides and select (the same bits where neither
-            side traps), or make two functions and choose outside. A loop that values end: cut the model before it and
-            behind it with --split-at, at the values in the note. A list at known places: ane::lists_as_stack.
+    why     cond left the ANE in a GPT model. The ANE's compiler, queried without Core ML, has no equivalent of cond,
+            while_loop and the list ops on any generation.
+    when    Any cond, while_loop, make_list or list op. The finding counts the ops inside.
+    fix     Loops with a fixed trip count: ane::unroll_while_loop. Constant conditions: ane::inline_constant_branch.
+            Other branches: compute both sides and select (the same bits), or make two functions and choose in the
+            caller. Loops whose trip count depends on data: split the model before and after them with --split-at, at
+            the values in the finding. Lists with constant indices: ane::lists_as_stack.
     """
 
     code, slug = "ANE218", "control-flow"
@@ -39,7 +39,7 @@ class ControlFlow(UnsupportedOps):
         inside = sum(_count_ops(block.operations) for block in op.blocks)
         what = f" with {format_count(inside, 'op')} inside" if op.blocks else ""
         if _has_constant_branch(op):
-            return f"{what}, decided by a constant"
+            return f"{what} with a constant condition"
         return f"{what}{_describe_split_points(op)}" if op.blocks else what
 
     def find_splits(self, op: Operation) -> _SplitPoints:
@@ -82,22 +82,22 @@ def _build_loop() -> Program:
 
 
 class CustomLayer(BlockRule):
-    """A custom layer runs where its own code runs: on the CPU or the GPU, never on the ANE.
+    """A custom layer runs on the CPU or GPU, depending on its implementation, but never on the ANE.
 
-    why     A custom layer is code of the app's. Listed among the layers that leave the ANE since 2020. A classify op
-            returns a label and a dictionary, which are no tensors. What an op of a later version means to the ANE
-            nobody can say who cannot read it.
-    when    custom_layer and classify. Ops that this version of coremltools does not know, or whose inputs it does not
-            take, as a guess.
-    fix     Write the layer with ops that Core ML has (a composite op in the converter), or split the model before it
-            and behind it, at the values in the note. classify: return the probabilities and look the label up in the
-            app; it is the last op, so its cost is one transition. An unknown op: a newer coremltools.
-    no fix  What the layer computes is code of the app's own, which is not in the package.
+    why     A custom layer is implemented by the app. It is on lists of layers that leave the ANE since 2020. A classify
+            op returns a label and a dictionary, which are not tensors. The support of an op that the installed
+            coremltools cannot read is unknown.
+    when    custom_layer and classify. As a guess, ops that this version of coremltools does not know, or whose inputs
+            it rejects.
+    fix     Implement the layer with Core ML ops (a composite op in the converter), or split the model before and after
+            it, at the values in the finding. classify: return the probabilities and look up the label in the app; as it
+            is the last op, it costs one transition. Unknown op: use a newer coremltools.
+    no fix  The code of the layer is in the app, not in the package.
     """
 
     code, slug = "ANE219", "custom-layer"
     refuses, confidence = True, "high"
-    advice = ("Write it with ops that Core ML has, or cut the model before and behind it (edit --split-at); of a "
+    advice = ("Implement it with Core ML ops, or split the model before and after it (edit --split-at); for a "
               "classifier, return the probabilities.")
     evidence = (
         cite_2020_layer_list("custom layers do not run on the ANE"),
@@ -111,10 +111,10 @@ class CustomLayer(BlockRule):
                     self,
                     op,
                     split_at=_find_split_points(op),
-                    note=f"the custom layer {name or op.name} is code of the app's{_describe_split_points(op)}",
+                    note=f"the custom layer {name or op.name} is implemented by the app{_describe_split_points(op)}",
                 )
             elif op.op_type == "classify":
-                yield make_unsupported_hit(self, op, "classify returns a label and a dictionary, which are no tensors")
+                yield make_unsupported_hit(self, op, "classify returns a label and a dictionary, which are not tensors")
             elif is_opaque(op) and not op.op_type.startswith("constexpr_"):
                 yield Hit(op, note=_unread(op), sure=False)
 
@@ -129,48 +129,48 @@ class CustomLayer(BlockRule):
 
 
 def _unread(op: Operation) -> str:
-    found, unknown = contradiction(op), "so what the ANE makes of it is not known"
+    found, unknown = contradiction(op), "so its support on the ANE is unknown"
     if found:
         return (f"coremltools does not accept {plain_type(op)} with these inputs and outputs ({found}), {unknown}; "
-                "correct them where the package is made")
+                "fix them where the package is created")
     return f"this version of coremltools cannot read {plain_type(op)}, {unknown}"
 
 
 class DataDependentShape(Rule):
-    """The shape of an output depends on values, which the ANE cannot plan for.
+    """The output shape depends on values, but the ANE needs static shapes.
 
-    why     The ANE runs what is laid out when the model is compiled. non_zero is unsupported by Core ML on an M4, and
-            runs on no GPU either; asked without Core ML the ANE's compiler names the shape as the reason. For a
-            reshape, tile, pad or resize by computed numbers that is predicted: nobody reported one.
-    when    Any non_zero; reshape, tile, pad and resize whose shape, repetitions or widths are no constant.
-    fix     Fix the shapes (ct.TensorType with fixed numbers, or one function for each size), and fold what is then
-            known. Select with a mask in place of picking out the elements that are not zero.
-    no fix  The ANE runs fixed shapes only, and here the data say how large a result is.
+    why     Shapes on the ANE are fixed when the model is compiled. non_zero is unsupported by Core ML on an M4, and on
+            the GPU, too; the ANE's compiler, queried without Core ML, states the shape as the reason. For reshape,
+            tile, pad and resize with computed sizes this is predicted: there are no reports.
+    when    Any non_zero; reshape, tile, pad and resize whose shape, repetitions or widths are not constant.
+    fix     Fix the shapes (ct.TensorType with fixed sizes, or one function per size), and fold the sizes that become
+            constant. Use a mask and select instead of extracting the nonzero elements.
+    no fix  The ANE supports static shapes only, and here the size of the result depends on data.
     """
 
     code, slug = "ANE210", "data-dependent-shape"
     roots = ("non_zero", *_SHAPE_INPUTS)
     refuses, confidence = True, "high"
-    advice = ("Fix the shapes, so that sizes fold to constants; use a mask in place of picking out elements, or cut "
+    advice = ("Fix the shapes, so that sizes fold to constants; use a mask instead of extracting elements, or split "
               "the model there (edit --split-at).")
     evidence = (
-        cite_m4_study("non_zero is unsupported, and runs on no GPU either"),
+        cite_m4_study("non_zero is unsupported, on the GPU, too"),
         cite_private_route(
-            "non_zero has no form on any generation, as its shape depends on the data; shapes are static"
+            "non_zero has no equivalent on any generation, because its shape depends on data; shapes are static"
         ),
         cite_surgery_tip("layers whose shapes are dynamic do not run on the ANE"),
     )
 
     def match(self, op: Operation) -> Hit | Miss:
         if op.op_type == "non_zero":
-            note = f"non_zero makes as many rows as there are elements that are not zero{_describe_split_points(op)}"
+            note = f"non_zero returns one row per nonzero element{_describe_split_points(op)}"
             return make_unsupported_hit(self, op, note, split_at=_find_split_points(op))
         given = _SHAPE_INPUTS[op.op_type]
         if not find_dynamic_inputs(op, given):
             return Miss(op, f"its {given} is a constant", near=False)
         are = "are" if given == "reps" else "is"
         return Hit(op, sure=False, note=f"the {given} of a {op.op_type} {are} computed in the model; no such op was "
-                                        "measured")
+                                        f"measured")
 
     def examples(self) -> Iterable[Example]:
         yield make_example("non_zero", lambda x: Builder.non_zero(x=x, name="y"), x=(2, 3))
@@ -217,7 +217,7 @@ def _describe_split_points(op: Operation) -> str:
     named = [
         f"{'before' if [name] == before else 'behind'} it at '{name}'" for (name,) in reversed(_find_split_points(op))
     ]
-    return f"; to cut it out with --split-at: {', '.join(named)}" if named else ""
+    return f"; to split it off with --split-at: {', '.join(named)}" if named else ""
 
 
 def _find_value_to_split_before(op: Operation) -> list[str]:

@@ -1,4 +1,4 @@
-"""Convs: kernels, dilations, strides and numbers that the ANE or its compiler does not support, or runs slowly."""
+"""Convs whose kernel, dilation, stride or number the ANE or its compiler does not support, or runs slowly."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ._sizes import read_kernel_size, select_generations
 
 _COREML_MESSAGE = "Error: conv with large kernel does not meet decomposition preconditions"
 _MAX_KERNEL_WIDTH_2020 = 13
-"From the log of 2020 that is cited here, about a pool; `ane.limits` has the limits of convs."
+"Limit in the cited log of 2020, which is about a pool; `ane.limits` has the limits of convs."
 _LUT_OP = "constexpr_lut_to_dense"
 _SLOW_KERNEL_SIZES = range(14, 17)
 "Square kernels above 13, which compiles in seconds, to 16, which takes minutes; wider ones are unsupported."
@@ -29,18 +29,18 @@ _CONV_OPS = ("conv", "conv_transpose")
 
 
 class Conv1dKernel(Rule):
-    """A 1-D conv's kernel is longer than the ANE's kernels are wide.
+    """The kernel of a 1-D conv is longer than the ANE's limit on kernel width.
 
-    why     The limit of a kernel's width is 15 on an M4 and 13 on an M1, that of its height 31 on an M4. That a 1-D
-            conv is laid on the width is predicted: only a kernel of 3 was measured in one dimension.
+    why     Kernel widths are limited to 15 on an M4 and 13 on an M1, heights to 31 on an M4. It is predicted that a 1-D
+            conv is mapped to the width: only a 1-D kernel of 3 was measured.
     when    conv of rank 3 with a kernel longer than the width's limit and shorter than 32.
-    fix     ane::lift_conv_1d turns it into a 2-D conv whose kernel lies on the height: the same bits.
+    fix     ane::lift_conv_1d rewrites it to a 2-D conv with the kernel along the height: the same bits.
     """
 
     code, slug = "ANE239", "conv-1d-kernel"
     roots = ("conv",)
     refuses, confidence = True, "medium"
-    advice = "Lift it to a 2-D conv whose kernel lies on the height."
+    advice = "Lift it to a 2-D conv with the kernel along the height."
     evidence = (
         *collect_evidence("conv-kernel-width", "conv-kernel-height"),
         cite_m4_study("a 1-D conv with kernel 3 is accepted"),
@@ -77,26 +77,26 @@ def _build_conv_1d(length: int) -> Program:
 
 
 class ConvKernelSize(Rule):
-    """Conv kernels are supported on the ANE up to a certain width and height.
+    """The conv kernel is wider or taller than the ANE's limit.
 
-    why     The width of a kernel is limited more than its height: to 15 and 31 on an M4, to 13 wide on an M1. On an M6
-            a model with a wider one is reported to fail to compile as a whole, and to run on the CPU.
-    when    A kernel wider or taller than that of the strictest generation looked at, the last axis being the width.
-            What was not measured is not known: kernels both wide and tall other than squares, 3-D and transposed
-            convs, weights that are no constants. 16x16 is accepted on an M4, and takes minutes and 11.7 GB to compile.
-            A 1-D conv's kernel below 32 is conv_1d_kernel's; from 32 on it is unsupported on whichever axis it is laid.
-    fix     ane::split_wide_conv lays a 1xK kernel on the height, makes channels of the windows of a strided one, and
-            cuts others into parts that are added. ane::lift_conv_transpose_1d lays that of a 1-D conv_transpose with a
-            bias on the height.
+    why     The limit on width is lower than that on height: 15 and 31 on an M4; the width is at most 13 on an M1. On an
+            M6 an entire model with a wider kernel is reported to fail to compile, and to run on the CPU.
+    when    A kernel wider or taller than the limit of the strictest generation of the target; the last axis is the
+            width. Unmeasured forms are reported as unknown: kernels both wide and tall that are not square, 3-D and
+            transposed convs, weights that are not constant. 16x16 is accepted on an M4, but takes minutes and 11.7 GB
+            to compile. 1-D kernels below 32 belong to conv_1d_kernel; from 32 on they are unsupported on either axis.
+    fix     ane::split_wide_conv turns a 1xK kernel to the height, moves the windows of a strided conv to channels, and
+            splits other kernels into convs that are added. ane::lift_conv_transpose_1d turns the kernel of a 1-D
+            conv_transpose with a bias to the height.
     """
 
     code, slug = "ANE221", "conv-kernel-size"
     roots = ("conv", "conv_transpose")
     refuses, confidence = True, "high"
-    advice = ("Lay the kernel on the height by swapping the last two axes (the same sums), or split it along the width "
-              "into convs that are added (rounded otherwise).")
+    advice = ("Turn the kernel to the height by swapping the last two axes (the same sums), or split it along the "
+              "width into convs that are added (different rounding).")
     evidence = (*collect_evidence("conv-kernel-width", "conv-kernel-height"),
-                cite_m4_study("16x16 is accepted; to ask for it takes 212 to 229 s and 11.7 GB"))
+                cite_m4_study("16x16 is accepted; compiling it takes 212 to 229 s and 11.7 GB"))
 
     def match(self, op: Operation) -> Hit | Miss:
         kernel = read_kernel_size(op)
@@ -175,14 +175,14 @@ def _build_same_conv(height: int, width: int) -> Program:
 
 
 class DilatedConv(Rule):
-    """A dilated conv was known to leave the ANE of older chips.
+    """Dilated convs were reported to leave the ANE on older chips.
 
-    why     A list of 2020 has dilated convs among the layers that do not work, some of them guessed, and a log of that
-            year counts a pool's kernel with its dilation: (dilated)kernel width = 28 > 13. An M4 accepts a 3x3 kernel
-            with dilation 2, and a vocoder's dilated convs are reported on an M2 up to a width of 16384.
-    when    Any dilation of a kernel longer than 1, on chips up to A13. It is not certain.
-    fix     ane::undilate_conv splits the input into its phases, runs the conv undilated, and interleaves (the same
-            sums); for small kernels one with zeros between its taps would do, up to a width of 13.
+    why     A list of 2020 includes dilated convs in the layers that do not work (some entries are guesses), and a log
+            of that year counts the dilated extent of a pool's kernel: (dilated)kernel width = 28 > 13. An M4 accepts a
+            3x3 kernel with dilation 2, and a vocoder's dilated convs are reported on an M2 up to a width of 16384.
+    when    Any dilation of a kernel longer than 1, on chips up to A13. This is uncertain.
+    fix     ane::undilate_conv splits the input into phases, runs the conv without dilation, and interleaves the results
+            (the same sums). Small kernels can have zeros between the taps instead, up to a width of 13.
     """
 
     code, slug = "ANE228", "dilated-conv"
@@ -192,12 +192,12 @@ class DilatedConv(Rule):
     advice = "Split the input into phases and run the conv undilated, or put zeros between the kernel's taps."
     evidence = (
         cite_2020_layer_list(
-            "dilated convolutions are among the layers known not to work; some of the list is guessed"
+            "dilated convolutions are among the layers known not to work; parts of the list are guesses"
         ),
         *collect_evidence("pool-kernel"),
         cite_m4_study("contradicts it: dilated convs are accepted (3x3, dilation 2)"),
         Community(
-            "contradicts it: dilated convs leave the ANE from a width of 16384 on only",
+            "contradicts it: dilated convs leave the ANE only from a width of 16384",
             chip="M2",
             source="https://github.com/FluidInference/mobius/pull/53",
             date="2026-05-05",
@@ -228,21 +228,20 @@ def _build_dilated_conv(size: int, dilation: int) -> Program:
 
 
 class StridedPalettizedConv(Rule):
-    """A conv with palettized weights strides further than 2, for which Apple says support is limited.
+    """A conv with palettized weights has a stride above 2, for which Apple states limited support.
 
-    why     Apple's rules for the Neural Engine: strides over 2 have limited support with palettized weights. What
-            happens then, and on which chips, they do not say; they are written for Core AI, the same engine behind
-            another front end.
+    why     Apple's rules for the Neural Engine: strides over 2 have limited support with palettized weights. They do
+            not state the effect or the chips. They are written for Core AI, another front end of the same engine.
     when    conv with a stride over 2 on any axis and a weight that is palettized, joint compression included.
-    fix     Leave this weight uncompressed (op_name_configs of coremltools.optimize takes a name to None). Or bring the
-            phases of the input into its channels and run at stride 1; a patch embedding is that already where its
-            kernel equals its stride: a reshape and a transpose, then a 1x1 conv (the same sums).
+    fix     Leave this weight uncompressed (op_name_configs of coremltools.optimize maps its name to None). Or move the
+            phases of the input to channels and use stride 1. For a patch embedding, whose kernel equals its stride,
+            this is a reshape, a transpose and a 1x1 conv (the same sums).
     """
 
     code, slug = "ANE517", "strided-palettized-conv"
     roots = ("conv",)
     severity, confidence = Severity.SUGGESTION, "high"
-    advice = "Leave this conv's weight uncompressed, or bring the phases of the input into its channels first."
+    advice = "Leave this conv's weight uncompressed, or move the phases of the input to channels first."
     evidence = (
         cite_apple_authoring_rules("strides over 2 have limited support with palettized weights"),
     )
@@ -287,20 +286,20 @@ def _build_palettized_conv(stride: int) -> Program:
 
 
 class WideKernelSlow(Rule):
-    """A kernel 9 to 15 wide is taken by an M6, and costs more than the same kernel standing upright.
+    """A kernel 9 to 15 wide is supported on an M6, but slower than the same kernel along the height.
 
-    why     On an M6 the compiler turns such a conv into one of stride 2 with about twice the weights; 1xN was slower
-            than Nx1. Other chips were not measured. Wider ones are unsupported (ANE221).
+    why     On an M6 the compiler rewrites such a conv to stride 2 with about twice the weights; 1xN was slower than
+            Nx1. Other chips were not measured. Wider kernels are unsupported (ANE221).
     when    On an M6: a 2-D conv with a kernel 9 to 15 wide that is wider than tall.
-    fix     Lay the kernel on the height: swap the last two axes of input and weight (the same sums). It pays where the
-            transposes can be cancelled.
+    fix     Turn the kernel to the height: swap the last two axes of input and weight (the same sums). This pays off if
+            the transposes cancel.
     """
 
     code, slug = "ANE522", "wide-kernel"
     roots = ("conv",)
     targets = Gate(first="m6")
     severity, confidence = Severity.SUGGESTION, "medium"
-    advice = "Lay the kernel on the height by swapping the last two axes (the same sums)."
+    advice = "Turn the kernel to the height by swapping the last two axes (the same sums)."
     evidence = (
         Community("kernels 9 to 15 wide are rewritten to stride 2 with about twice the weights; 1xN is slower than Nx1",
                   source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/defects.md", chip="M6",
@@ -311,7 +310,8 @@ class WideKernelSlow(Rule):
         kernel = read_kernel_size(op)
         if kernel is None or len(kernel) != 2 or not kernel[0] < kernel[1] or not 9 <= kernel[1] <= 15:
             return Miss(op, "no kernel 9 to 15 wide that is wider than tall", near=False)
-        return Hit(op, note=f"kernel {kernel[0]}x{kernel[1]}: about twice the weights on an M6; upright it is faster")
+        return Hit(op, note=f"kernel {kernel[0]}x{kernel[1]}: about twice the weights on an M6; it is faster along "
+                            f"the height")
 
     def examples(self) -> Iterable[Example]:
         yield Example("1x9", lambda: _build_same_conv(1, 9))
@@ -320,24 +320,24 @@ class WideKernelSlow(Rule):
 
 
 class CompileTraps(Rule):
-    """A conv whose compilation for the ANE takes minutes, or hangs.
+    """Compilation of this conv for the ANE takes minutes, or hangs.
 
-    why     A square kernel of 16 took an M4 212 to 229 s and 11.7 GB to compile, one of 13 took 2 to 23 s; what lies
-            between was not timed. A 1-D conv of kernel 12 and stride 6 over 18001 values hangs at load in fp16.
-            Strides with prime factors other than 2 and 3 hang or take half a minute in one report; on an M4 strides 2
-            to 8 were all taken.
+    why     A 16x16 kernel took 212 to 229 s and 11.7 GB to compile on an M4, a 13x13 kernel 2 to 23 s; sizes between
+            were not timed. A 1-D conv with kernel 12 and stride 6 over 18001 values hangs at load in fp16. Strides with
+            prime factors other than 2 and 3 hang or take half a minute in one report; an M4 accepted all strides from 2
+            to 8.
     when    An fp16 conv with a kernel of 14 to 16 on both axes; with kernel 12 and stride 6 on a length of 18001 or
-            more; with such a stride where ANE314 does not find it: dilated, of open size, of rank 5, or with a weight
-            that is computed or compressed.
-    fix     ane::split_wide_conv makes two convs of half the kernel on shifted inputs, added, or channels of the
-            windows of a strided one: they compile like ordinary ones. For the strides,
-            ane::factor_conv_stride{form=slice} computes every place at stride 1 and keeps each s-th.
+            more; with such a stride if ANE314 does not match: dilated, of dynamic size, of rank 5, or with a computed
+            or compressed weight.
+    fix     ane::split_wide_conv replaces it by two convs with half the kernel on shifted inputs, which are added, or
+            moves the windows of a strided conv to channels: these compile normally. For the strides,
+            ane::factor_conv_stride{form=slice} computes stride 1 and keeps every s-th element.
     """
 
     code, slug = "ANE512", "compile-trap"
     roots = ("conv",)
     advice = ("Split a large kernel into smaller ones on shifted inputs and add (ane::split_wide_conv); for strides "
-              "run ane::factor_conv_stride{form=slice}.")
+              "use ane::factor_conv_stride{form=slice}.")
     evidence = (
         cite_m4_study("kernel 16x16: 212 to 229 s and 11.7 GB to compile; 13x13: 2 to 23 s"),
         Community("fp16, kernel 12, stride 6, length 18001: loading hangs; with fp32 or on the GPU it does not",
@@ -362,7 +362,7 @@ class CompileTraps(Rule):
             return Miss(op, f"kernel 12, stride 6, length {length}; a length of 18001 hangs")
         axes = [axis for axis, stride in enumerate(strides) if _has_large_prime_factor(stride)]
         if not axes or not _explain_unfixed_stride(op, axes):
-            return Miss(op, "no form that was slow to compile", near=False)
+            return Miss(op, "not one of the forms that were slow to compile", near=False)
         return Hit(op, note=f"stride {', '.join(str(strides[axis]) for axis in axes)} with a prime factor other than 2 "
                             f"and 3: 5 and 7 did not compile in 5 minutes; {_explain_unfixed_stride(op, axes)}")
 
@@ -370,11 +370,12 @@ class CompileTraps(Rule):
         yield Example("16x16", lambda: _build_conv((1, 2, 20, 20), (16, 16)))
         yield Example("a long signal", lambda: _build_conv((1, 2, 18001), (12,), strides=[6]))
         yield Example("an open length", lambda: _build_conv((1, 2, None), (5,), strides=[5]))
-        yield Example("13x13", lambda: _build_conv((1, 2, 20, 20), (13, 13)), reason="no form that was slow to compile")
+        yield Example("13x13", lambda: _build_conv((1, 2, 20, 20), (13, 13)), reason="not one of the forms that were "
+                                                                                     "slow to compile")
         yield Example("a short signal", lambda: _build_conv((1, 2, 1800), (12,), strides=[6]),
                       reason="kernel 12, stride 6, length 1800; a length of 18001 hangs")
         yield Example("another rule's", lambda: _build_conv((1, 2, 25), (5,), strides=[5]),
-                      reason="no form that was slow to compile")
+                      reason="not one of the forms that were slow to compile")
 
 
 def _has_large_prime_factor(stride: int) -> bool:
@@ -404,19 +405,19 @@ def _build_conv(shape: tuple[int | None, ...], kernel: tuple[int, ...], **parame
 
 
 class ConvCount(PlanRule):
-    """More convs in one function than one ANE compiler was seen to bear.
+    """One function has more convs than the largest number known to compile for the ANE.
 
-    why     On an M6 a chain of 387 convs overflows the compiler's stack: the model goes to the CPU without a word, or
-            loading hangs. 386 compile. No other chip was tried; that others share the limit is not known.
-    when    A function with more than `most` convs and transposed convs on the longest path on the ANE. Whether they
-            form one chain is not asked.
+    why     On an M6 a chain of 387 convs overflows the compiler's stack: the model silently runs on the CPU, or loading
+            hangs. 386 compile. Other chips were not tried; whether they share the limit is unknown.
+    when    A function with more than `most` convs and transposed convs on the longest path on the ANE. They need not
+            form one chain.
     fix     Split the model.
     """
 
     code, slug = "ANE511", "conv-count"
     severity = Severity.UNSUPPORTED
     confidence = "low"
-    advice = "Split the model, so that no part has so many convs."
+    advice = "Split the model into parts with fewer convs."
     evidence = (
         Community("387 conv layers in a chain: the compiler's stack overflows, and the model runs on the CPU silently "
                   "or hangs; 386 compile", chip="M6",
@@ -430,15 +431,15 @@ class ConvCount(PlanRule):
             convs = [row.op for row in rows if row.op.op_type in _CONV_OPS and row.takes]
             said = f"{len(convs)} convs in function '{name}'"
             if len(convs) > self.most:
-                yield Hit(convs[0], covers=convs, note=f"{said}, {self.most} is the most that was seen to compile (M6; "
-                                                       "other chips were not tried)")
+                yield Hit(convs[0], covers=convs, note=f"{said}, the largest number known to compile is {self.most} "
+                                                       f"(M6; other chips were not tried)")
             elif len(convs) > 0.9 * self.most:
-                yield Miss(convs[0], f"{said}, the most that was seen to compile is {self.most}")
+                yield Miss(convs[0], f"{said}, the largest number known to compile is {self.most}")
 
     def examples(self) -> Iterable[Example]:
         yield Example("above", lambda: _build_convs(4), options={"most": 3})
         yield Example("at the limit", lambda: _build_convs(3), options={"most": 3},
-                      reason="3 convs in function 'main', the most that was seen to compile is 3")
+                      reason="3 convs in function 'main', the largest number known to compile is 3")
         yield Example("few", lambda: _build_convs(2), reason="")
 
 

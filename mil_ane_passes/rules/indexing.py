@@ -1,4 +1,4 @@
-"""Gathers, slices and rankings: ops that read or return indices."""
+"""Ops that read or return indices: gathers, slices, argmax, topk and sorting."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _POSITION_INPUTS = {
     "slice_update": ("begin", "end", "stride"), "torch_tensor_assign": ("begin", "end", "stride"),
 }
 _INDEX_OUTPUTS = {"reduce_argmax": 0, "reduce_argmin": 0, "argsort": 0, "topk": 1, "non_maximum_suppression": 2}
-"Ops with the number of the output that has indices."
+"Ops and the position of their output with indices."
 _COREML_MESSAGES = {
     "reduce_argmax": "Output type int32 is not supported.",
     "argsort": "Unsupported tensor data type: int32",
@@ -35,26 +35,27 @@ _GATHER_OPS = ("gather", "gather_along_axis", "gather_nd")
 
 
 class ConstantGather(Rule):
-    """Before the M4 nobody saw a gather at constant indices on the ANE.
+    """A gather with constant indices has no report of ANE support before M4.
 
-    why     Sources disagree. In 2020 gather was listed among the layers that leave the ANE; comments of Apple's say
-            that it resides there, and on an M4 it is accepted. What decides, the chip or the system, nobody says.
-    when    gather, gather_nd and gather_along_axis of numbers with constant indices, on generations before the M4.
-    fix     Slices and a concat give the same bits; one slice_by_index does where the places are evenly apart. For many
-            places, a matmul with a constant matrix of zeros and ones: exact where all values are finite.
+    why     Sources disagree. A list of 2020 includes gather in the layers that leave the ANE. Comments by Apple say
+            that it runs there, and an M4 accepts it. No source states whether the chip or the OS decides.
+    when    gather, gather_nd and gather_along_axis of floats with constant indices, on generations before M4.
+    fix     Use slices and a concat (the same bits), or one slice_by_index if the indices are evenly spaced. For many
+            indices, use a matmul with a constant 0/1 matrix, which is exact if all values are finite.
     """
 
     code, slug = "ANE220", "constant-gather"
     roots = ("gather", "gather_nd", "gather_along_axis")
     targets = BEFORE_M4
     refuses, confidence, severity = True, "low", Severity.SUGGESTION
-    advice = "Slice and concat: the same bits; a matmul with a constant matrix of zeros and ones for many places."
+    advice = "Slice and concat: the same bits; for many indices, a matmul with a constant 0/1 matrix."
     evidence = (
         cite_2020_layer_list("gather does not run on the ANE"),
         Vendor("contradicts it: scatter falls off the ANE, while gather resides there",
                source="https://github.com/apple/coremltools/blob/9.0/coremltools/converters/mil/frontend/torch/ops.py"),
         cite_m4_study("contradicts it: gather with constant indices is accepted", rows=True),
-        cite_private_route("contradicts it: gather is taken in a narrow form on M1, and by the hardware from M2 on"),
+        cite_private_route("contradicts it: gather is supported in a restricted form on M1, and by the hardware from "
+                           "M2 on"),
     )
 
     def match(self, op: Operation) -> Hit | Miss:
@@ -62,7 +63,7 @@ class ConstantGather(Rule):
             return Miss(op, "its indices are computed", near=False)
         if not types.is_float(op.x.dtype):
             return Miss(op, "gathers integers", near=False)
-        return Hit(op, note=f"{op.op_type} at constant indices is accepted on M4; on earlier chips sources disagree",
+        return Hit(op, note=f"{op.op_type} with constant indices is accepted on M4; on earlier chips sources disagree",
                    sure=False)
 
     def examples(self) -> Iterable[Example]:
@@ -85,27 +86,27 @@ class ConstantGather(Rule):
 
 
 class RuntimeGather(Rule):
-    """A gather at computed indices, such as an embedding lookup, runs on the CPU.
+    """A gather with computed indices, such as an embedding lookup, is unsupported on the ANE.
 
-    why     Core ML on an M4 rejects gather unless its indices are constants; so it was listed in 2020 and seen on an
-            M1 Pro, and Apple's transformers leave the lookup of the embedding there. gather_nd and gather_along_axis
-            are themselves accepted on an M4; what prepares their indices is not (see int32-op).
-    when    gather whose indices are no constant; gather_nd and gather_along_axis with int32 indices, and with others
-            on generations before the M4, where nobody saw them accepted.
-    fix     Cut the model behind the lookup, `edit --split-at` with the value it gives: the first package looks up, the
-            second takes the rows as they come, fp16, and is the one for the ANE. Several lookups: all their values.
-            Or look up outside, and pass the rows in. A small table: a one-hot row, passed in or compared in fp16,
-            times the table: exact where the table is finite and its sums stay below 32768. A row to be chosen by
-            position: multiply by a mask and sum.
-    no fix  Which rows are taken is known only when the model runs, and no op supported on the ANE goes by that;
-            without the lookup the model has other inputs.
+    why     Core ML on an M4 rejects gather unless its indices are constant. A list of 2020 and a report from an M1 Pro
+            agree, and the embedding lookup of Apple's transformers runs on the CPU. gather_nd and gather_along_axis are
+            accepted on an M4, but not the ops that prepare their indices (see int32-op).
+    when    gather with computed indices; gather_nd and gather_along_axis with int32 indices, and with other indices on
+            generations before M4, for which no measurement exists.
+    fix     Split the model after the lookup with `edit --split-at` and its output: the first package does the lookup,
+            the second one reads the rows in fp16 and runs on the ANE. With several lookups, name all their outputs. Or
+            look up in the caller, and pass the rows. For a small table, multiply a one-hot row by the table; this is
+            exact if the table is finite and the partial sums are below 32768. To select a row by position, multiply by
+            a mask and sum.
+    no fix  The rows depend on data, and no op that is supported on the ANE selects rows by data. Without the lookup the
+            model would have other inputs.
     """
 
     code, slug = "ANE214", "runtime-gather"
     roots = ("gather", *_OTHER_GATHERS)
     refuses, confidence = True, "high"
-    advice = ("Make the lookup a model of its own (edit --split-at, behind the value that it gives); or multiply a "
-              "one-hot row by a small table.")
+    advice = ("Split off the lookup as a separate model (edit --split-at with its output); or multiply a one-hot row "
+              "by a small table.")
     evidence = (
         cite_m4_study(
             "gather with computed indices is unsupported, for the type of its indices; gather_nd is accepted", rows=True
@@ -126,7 +127,7 @@ class RuntimeGather(Rule):
             date="2026-09-21",
         ),
         cite_private_route(
-            "gather and gather_along_axis are taken in a narrow form on M1 and by the hardware from M2 on"
+            "gather and gather_along_axis are supported in a restricted form on M1 and by the hardware from M2 on"
         ),
     )
 
@@ -139,16 +140,17 @@ class RuntimeGather(Rule):
             message = "Unsupported gather index type" if kind == "int16" else None
             behind = [(var.name,) for var in op.outputs if is_used(var) and isinstance(op.enclosing_block, Function)]
             return make_unsupported_hit(
-                self, op, f"{what} at computed indices ({kind})", message=message, split_at=behind
+                self, op, f"{what} with computed indices ({kind})", message=message, split_at=behind
             )
         if kind == "int32":
             return make_unsupported_hit(
-                self, op, f"{op.op_type} reads int32 indices; those of 16 bits (target iOS17) pass on M4"
+                self, op, f"{op.op_type} reads int32 indices; 16-bit ones (deployment target iOS17) are accepted on M4"
             )
         if not is_any_admitted(BEFORE_M4, tuple(self.generations)):
             return Miss(op, f"{op.op_type} is accepted on M4", near=False)
         where = format_chips(tuple(one for one in self.generations if BEFORE_M4.includes(one)))
-        return Hit(op, note=f"{op.op_type} at computed indices is accepted on M4, not measured on {where}", sure=False)
+        return Hit(op, note=f"{op.op_type} with computed indices is accepted on M4, not measured on "
+                            f"{where}", sure=False)
 
     def examples(self) -> Iterable[Example]:
         yield Example("embedding", lambda: _build_gather(make_weight(16, 4)))
@@ -188,36 +190,36 @@ def _build_gather(table: np.ndarray[Any, Any], opset: object = ct.target.iOS17) 
 
 
 class RuntimeSlice(Rule):
-    """A slice whose place is computed runs on the CPU.
+    """A slice with computed bounds is unsupported on the ANE.
 
-    why     Core ML on an M4 rejects a slice_by_size that begins at an input in int32; the ANE's compiler folds a place
-            that is fixed into the layout, and has no other form. In a network the same op was once listed as accepted,
-            in a plan that is odd in other respects.
-    when    slice_by_index and slice_by_size with a begin, end, stride or size that is no constant. slice_update and
-            assignments to a window likewise, but there sources disagree, and the finding is a guess.
-    fix     Fixed places give the same bits: one function for each, where there are few. Else take the whole, multiply
-            by a mask that is an input, and sum: exact where the values are finite. A cache: return the new row, and
-            let the program outside write it.
+    why     Core ML on an M4 rejects a slice_by_size whose begin is an int32 input. The ANE's compiler folds constant
+            bounds into the layout, and has no other form. One compute plan of a network lists the same op as accepted,
+            but that plan is inconsistent in other respects, too.
+    when    slice_by_index and slice_by_size with a begin, end, stride or size that is not constant. Also slice_update
+            and window assignments; there sources disagree, and the finding is a guess.
+    fix     Use constant bounds, with one function for each if there are few: the same bits. Otherwise multiply the
+            entire tensor by a mask that is an input, and sum: exact if the values are finite. For a cache, return the
+            new row, and write it in the caller.
     """
 
     code, slug = "ANE215", "runtime-slice"
     roots = tuple(_POSITION_INPUTS)
     refuses, confidence = True, "high"
-    advice = "Fix the place (one function for each), or multiply by a mask that is an input, and sum."
+    advice = "Use constant bounds (one function for each), or multiply by a mask that is an input, and sum."
     evidence = (
-        cite_m4_study("a slice that begins at a computed place is unsupported, for its int32 begin", rows=True),
+        cite_m4_study("a slice with a computed begin is unsupported, because of its int32 begin", rows=True),
         cite_m4_study(
-            "at odds with it: the same op between convolutions is listed as accepted, in a plan that lists the GPU, "
-            "too, and gives some ops no device",
+            "contradicts it: the same op between convolutions is listed as accepted, in a plan that also lists the "
+            "GPU, and lists no device for some ops",
             rows=True,
         ),
-        cite_private_route("only a slice at a fixed place has a form"),
+        cite_private_route("only slices with constant bounds have an equivalent"),
         Vendor(
             "an assignment to a window may reside on the ANE",
             source="https://github.com/apple/coremltools/blob/9.0/coremltools/converters/mil/frontend/torch/ops.py",
         ),
         Community(
-            "at odds with it: a decoder that updates its cache in the model is rejected by the ANE's compiler",
+            "contradicts it: a decoder that updates its cache in the model is rejected by the ANE's compiler",
             source="https://github.com/FluidInference/mobius/pull/77",
             chip="M5 Pro",
             date="2026-07-16",
@@ -227,7 +229,7 @@ class RuntimeSlice(Rule):
     def match(self, op: Operation) -> Hit | Miss:
         computed = find_dynamic_inputs(op, *_POSITION_INPUTS[op.op_type])
         if not computed:
-            return Miss(op, "its place is fixed", near=False)
+            return Miss(op, "its bounds are constant", near=False)
         note = f"the {' and '.join(computed)} of a {op.op_type} {'are' if len(computed) > 1 else 'is'} computed"
         if op.op_type in ("slice_update", "torch_tensor_assign"):
             return Hit(op, note=f"{note}; sources disagree on whether it is supported on the ANE", sure=False)
@@ -250,7 +252,7 @@ class RuntimeSlice(Rule):
         yield make_example(
             "fixed",
             lambda x: Builder.slice_by_size(x=x, begin=[1, 0], size=[1, 2], name="y"),
-            reason="its place is fixed",
+            reason="its bounds are constant",
             x=(4, 6),
         )
         yield make_example(
@@ -283,22 +285,22 @@ def _build_slice_update() -> Program:
 
 
 class IndexResults(Rule):
-    """The result is an index in int32, a type the ANE does not have.
+    """The result is an int32 index, and int32 is unsupported on the ANE.
 
-    why     Core ML on an M4 rejects reduce_argmax and argsort for the type of what they return. topk is accepted there
-            with indices of 16 bits, which is what coremltools makes for target iOS17 and later. The hardware can rank:
-            the ANE's compiler, asked without Core ML, takes argmax on every generation, argsort and topk from M2 on,
+    why     Core ML on an M4 rejects reduce_argmax and argsort because of their output dtype. It accepts topk with
+            16-bit indices, which coremltools makes for deployment target iOS17 and later. The hardware can rank: the
+            ANE's compiler, queried without Core ML, supports argmax on every generation, argsort and topk from M2 on,
             and non_maximum_suppression.
     when    reduce_argmax, reduce_argmin, argsort and non_maximum_suppression; topk whose indices are int32.
-            With 16-bit indices an argmax or argmin lies between what is known, and is a guess.
-    fix     Return the scores and rank outside the model. Where only the largest value is wanted, reduce_max gives the
-            same bits. topk of one gives the same index, in 16 bits with target iOS17; but see topk-argmax.
+            An argmax or argmin with 16-bit indices was not measured; the finding is a guess.
+    fix     Return the scores and rank in the caller. If only the largest value is needed, use reduce_max: the same
+            bits. topk with k=1 returns the same index, in 16 bits with deployment target iOS17; but see topk-argmax.
     """
 
     code, slug = "ANE212", "index-result"
     roots = tuple(_INDEX_OUTPUTS)
     refuses, confidence = True, "high"
-    advice = "Return the scores and rank them outside the model; reduce_max where only the value is wanted."
+    advice = "Return the scores and rank them in the caller; use reduce_max if only the value is needed."
     evidence = (
         cite_m4_study(
             "reduce_argmax and argsort are unsupported for their int32 output; topk with uint16 indices is accepted",
@@ -309,7 +311,7 @@ class IndexResults(Rule):
             "than "
             "channels or space, and for non_maximum_suppression of more than 2048 boxes"
         ),
-        cite_private_route("argmax is taken everywhere, argsort and topk from M2 on, argmin from M3 on"),
+        cite_private_route("argmax is supported on all generations, argsort and topk from M2 on, argmin from M3 on"),
     )
 
     def match(self, op: Operation) -> Hit | Miss:
@@ -324,7 +326,8 @@ class IndexResults(Rule):
             return make_unsupported_hit(self, op, note, message=_COREML_MESSAGES.get(op.op_type))
         if op.op_type == "topk":
             return Miss(op, f"topk returns indices in {kind}", near=False)
-        return Hit(op, note=f"{op.op_type} returns indices in {kind}; refused in int32, not measured so", sure=False)
+        return Hit(op, note=f"{op.op_type} returns indices in {kind}; unsupported in int32, not measured in "
+                            f"{kind}", sure=False)
 
     def examples(self) -> Iterable[Example]:
         yield make_example("argmax", lambda x: Builder.reduce_argmax(x=x, axis=-1, name="y"), x=(4, 8))
@@ -358,22 +361,22 @@ def _build_uint16_indices(kind: str) -> Program:
 
 
 class TopkArgmax(Rule):
-    """An argmax in fp16 may pick the wrong element on the newest devices, and a topk costs more than it looks.
+    """An argmax in fp16 may return a wrong index on the newest devices, and topk is slower than estimated.
 
-    why     Two reports of one device: an argmax in fp16 is wrong on half of all pixels without a word, and a model with
-            topk and gather returns other numbers. The same op on an fp32 operand, and topk of one in place of argmax,
-            were right, but slow. A topk on the ANE was measured at 200 times its estimate. Indices are int32, which
-            is unsupported on the ANE: what computes with them runs on the CPU.
-    when    topk, reduce_argmax and reduce_argmin of an fp16 value, wherever they stand.
-    fix     Return the scores and rank them outside the model. Where that cannot be, cast the operand to fp32 before an
-            argmax, and compare with a run on the CPU alone on the device in question. Reported for Core AI packages;
-            that Core ML's are struck is predicted, not reported.
+    why     Two reports from one device: an argmax in fp16 is silently wrong for half of all pixels, and a model with
+            topk and gather returns wrong values. The same op on an fp32 operand, and topk with k=1 instead of argmax,
+            were right, but slow. A topk on the ANE was measured at 200 times its estimate. Indices are int32, which is
+            unsupported on the ANE, so ops on them run on the CPU.
+    when    topk, reduce_argmax and reduce_argmin of an fp16 value, at any position.
+    fix     Return the scores and rank them in the caller. If that is not possible, cast the operand to fp32 before an
+            argmax, and compare with a CPU-only run on the device in question. This was reported for Core AI packages;
+            for Core ML it is predicted.
     """
 
     code, slug = "ANE320", "topk-argmax"
     severity = Severity.WRONG
     roots = ("topk", "reduce_argmax", "reduce_argmin")
-    advice = "Return the scores and rank them outside the model, or compare with a run on the CPU of that device."
+    advice = "Return the scores and rank them in the caller, or compare with a CPU-only run on that device."
     evidence = (
         Community(
             "argmax over 19 classes in fp16: 198,442 of 409,600 pixels differ from the CPU's; topk of one was "
@@ -402,7 +405,7 @@ class TopkArgmax(Rule):
             "topk is accepted (k = 40 of 32000); a model with one took 8.00 ms with the ANE allowed and 6.23 ms "
             "without: about 200 times the estimate"
         ),
-        cite_private_route("topk and argmin are unsupported on M1, argmax is taken", chip="M1"),
+        cite_private_route("topk and argmin are unsupported on M1, argmax is supported", chip="M1"),
     )
 
     def match(self, op: Operation) -> Hit | Miss:
@@ -412,7 +415,7 @@ class TopkArgmax(Rule):
         if op.op_type == "topk":
             return Hit(op, note=_describe_topk(op))
         what = op.op_type.removeprefix("reduce_")
-        return Hit(op, note=f"{what} of fp16 numbers: reported wrong in Core AI on an iPhone 17 Pro with iOS 27")
+        return Hit(op, note=f"{what} in fp16: reported wrong in Core AI on an iPhone 17 Pro with iOS 27")
 
     def examples(self) -> Iterable[Example]:
         yield make_example("argmax", lambda x: Builder.reduce_argmax(x=x, axis=-1, name="y"), x=(4, 8))
@@ -433,10 +436,10 @@ class TopkArgmax(Rule):
 def _describe_topk(op: Operation) -> str:
     indices = op.outputs[1] if len(op.outputs) > 1 else None
     if indices is None or not is_used(indices):
-        return "topk, only its values are read: slow on the ANE"
+        return "topk of which only the values are used: slow on the ANE"
     gathers = [reader for reader in find_transitive_readers(indices) if reader.op_type in _GATHER_OPS]
     if gathers:
-        return f"topk whose indices a {gathers[0].op_type} reads: the form that was reported wrong in Core AI"
+        return f"topk whose indices a {gathers[0].op_type} reads: the pattern that was reported wrong in Core AI"
     where = "the model's output" if not get_consumers(indices) else "computed with"
     return f"topk whose indices are {where}: slow on the ANE"
 
@@ -452,19 +455,19 @@ def _build_topk_gather() -> Program:
 
 
 class TopkInTheMiddle(PlanRule):
-    """A topk with parts on the ANE before and after it costs more than Core ML believes.
+    """A topk between two ANE partitions is more expensive than Core ML estimates.
 
     why     On an M4 a model with one topk took 8.00 ms with the ANE allowed and 6.23 ms on the CPU alone: the segmenter
-            underestimates topk on the ANE about 200 times, and so keeps it there. An iPhone spent 1.75 ms on one where
-            the GPU took 0.05 ms. The estimate shown for such an op is what Core ML believes, not what it takes.
-    when    A topk that is read inside the model, with ops predicted on the ANE both before and after it. Whether the
-            numbers are right is ANE320's question.
-    fix     Return the scores and rank them outside the model, in a second part if need be. Where it must stay, compare
-            the times with and without the ANE on the device.
+            underestimates topk on the ANE about 200 times, and therefore keeps it there. An iPhone needed 1.75 ms for
+            one, its GPU 0.05 ms. The estimate printed for such an op is that of Core ML, not its latency.
+    when    A topk that is used inside the model, with ops predicted on the ANE before and after it. ANE320 is about its
+            correctness.
+    fix     Return the scores and rank them in the caller, or in a second package. If it has to stay, compare the
+            latency with and without the ANE on the device.
     """
 
     code, slug = "ANE514", "topk-in-the-middle"
-    advice = "Split the model at the topk and rank outside, or measure it with and without the ANE."
+    advice = "Split the model at the topk and rank in the caller, or measure it with and without the ANE."
     evidence = (
         cite_m4_study(
             "a model with one topk: 8.00 ms with the ANE allowed, 6.23 ms on the CPU alone; the estimate is about "
@@ -490,15 +493,16 @@ class TopkInTheMiddle(PlanRule):
                 if before and after:
                     yield Hit(
                         row.op,
-                        note=f"{format_op_name(row.op)} is predicted on the {row.backend.upper()}, between parts "
-                        "on the ANE; measured 8.00 ms against 6.23 ms without the ANE (M4)",
+                        note=f"{format_op_name(row.op)} is predicted on the {row.backend.upper()}, between ANE "
+                             f"partitions; measured 8.00 ms against 6.23 ms without the ANE (M4)",
                     )
                 elif places:
-                    yield Miss(row.op, "topk with the ANE on one side only", near=False)
+                    yield Miss(row.op, "topk without ANE partitions on both sides", near=False)
 
     def examples(self) -> Iterable[Example]:
         yield Example("between", lambda: _build_topk_chain("ttttkttttttttt"))
-        yield Example("at the end", lambda: _build_topk_chain("ttttk"), reason="topk with the ANE on one side only")
+        yield Example("at the end", lambda: _build_topk_chain("ttttk"), reason="topk without ANE partitions on both "
+                                                                               "sides")
         yield Example("none", lambda: _build_topk_chain("tttt"), reason="")
 
 

@@ -1,4 +1,4 @@
-"""Tensors that the ANE's layout pads, or that are too small or too large for it."""
+"""Tensors that are padded by the ANE's memory layout, or too small or too large for the ANE."""
 
 from __future__ import annotations
 
@@ -20,25 +20,26 @@ from ._plan_rules import COST_MODEL, format_list, format_op_types, map_inputs_to
 
 _SUPPORTED_TYPES = (types.fp16, types.int8, types.uint8)
 _MIN_FAILING_PLANE = 5568 * 5568
-"Height times width of the one input that was reported to fail."
+"Height times width of the only input that was reported to fail."
 
 
 class LastAxisWaste(PlanRule):
-    """Rows are padded to 64 bytes, and a short last axis makes the padding larger than the data.
+    """A short last axis is padded to rows of 64 bytes, and the padding is larger than the data.
 
-    why     The last axis of the ANE's buffers lies in rows of multiples of 64 bytes. A last axis of one costs 32 times
-            its bytes in fp16, 64 times in int8, and as much more to move. Apple says so of a model's inputs and
-            outputs; values between may be held on the chip, where smaller rows may do. The bytes are computed by that
-            layout, not measured.
-    when    An fp16 or 8-bit input, or a value made or read by an op supported on the ANE, whose rows take at least
-            `times` its bytes and lose at least `lost` bytes. One finding for each function, the largest loss first.
-    fix     Move a longer axis to the last place: for (1, C, S, 1) that is (1, C, 1, S), Apple's own layout for
-            transformers. At a border, hand the input over in that layout.
+    why     Rows of ANE buffers (the last axis) are padded to multiples of 64 bytes. A last axis of 1 takes 32 times its
+            bytes in fp16 and 64 times in int8, and the same factor of bandwidth. Apple documents this for inputs and
+            outputs of a model; internal values may be kept on the chip, possibly with smaller rows. The bytes are
+            computed, not measured.
+    when    An fp16 or 8-bit input, or an operand or result of an op supported on the ANE, whose padded rows take at
+            least `times` its bytes, with at least `lost` bytes of padding. One finding per function, the largest
+            padding first.
+    fix     Move a longer axis to the last position: (1, C, 1, S) instead of (1, C, S, 1), Apple's own layout for
+            transformers. For model inputs, pass the data in that layout.
     """
 
     code, slug = "ANE513", "last-axis-waste"
     severity = Severity.SUGGESTION
-    advice = "Lay such tensors out with a longer axis last, for instance (1, C, 1, S) in place of (1, C, S, 1)."
+    advice = "Use a layout with a longer last axis, for instance (1, C, 1, S) instead of (1, C, S, 1)."
     evidence = (
         cite_apple_authoring_rules(
             "the last axis of inputs and outputs is contiguous and aligned to 64 bytes; a singleton last axis "
@@ -56,9 +57,9 @@ class LastAxisWaste(PlanRule):
         ),
     )
     times: float = 4.0
-    "Smallest reported ratio of the bytes of rows to those of the data; the number is ours."
+    "Minimum ratio of padded bytes to data bytes to report; our choice, no source states one."
     lost: int = 65536
-    "Bytes of padding below which a tensor is not reported; the number is ours."
+    "Minimum bytes of padding to report; our choice, no source states one."
 
     def match_plan(self, plan: Plan) -> Iterator[Hit | Miss]:
         for name, rows in iterate_rows_by_function(plan):
@@ -110,26 +111,27 @@ def _format_waste_note(wasted: list[Var], sizes: dict[Var, tuple[int, int]]) -> 
     ]
     dense, padded = (sum(size[at] for size in sizes.values()) for at in (0, 1))
     return (
-        f"{format_count(len(wasted), 'tensor')} with short rows: {format_list(each)}; all tensors of the function need "
-        f"{format_bytes(dense)} and take {format_bytes(padded)}"
+        f"{format_count(len(wasted), 'tensor')} with short rows: {format_list(each)}; all tensors of the function "
+        f"have {format_bytes(dense)} of data and take {format_bytes(padded)} padded"
     )
 
 
 class MovedRows(BlockRule):
-    """Reshapes and transposes that touch the last axis copy all their data.
+    """Reshapes and transposes that change the last axis copy the entire tensor.
 
-    why     Apple's rules for the Neural Engine: what changes the last axis rewrites the whole tensor, since rows lie
-            one behind the other; what leaves it alone may cost nothing. Apple's transformers are laid out so that
-            hardly any is needed. The bytes are computed from the shapes, nobody published times.
-    when    reshape and transpose whose last axis is another or of another length behind it, which together move
-            `least` bytes and more. One finding for each block.
-    fix     Stay in one layout, (B, C, 1, S), from input to output; move what cannot go to the model's border; let pairs
-            cancel (coremltools' reduce_transposes, ane::cancel_lift_pairs for squeeze and expand_dims).
+    why     Apple's rules for the Neural Engine: ops that change the last axis rewrite the entire tensor, because rows
+            are contiguous; others may be free. The layout of Apple's transformers needs hardly any. The bytes are
+            computed from shapes; no timings are published.
+    when    reshape and transpose that change the last axis or its length, and together move at least `least` bytes. One
+            finding per block.
+    fix     Keep one layout, (B, C, 1, S), from input to output; move the remaining layout ops to the inputs and
+            outputs; let pairs cancel (coremltools' reduce_transposes, ane::cancel_lift_pairs for squeeze and
+            expand_dims).
     """
 
     code, slug = "ANE520", "rewritten-rows"
     severity, confidence = Severity.SUGGESTION, "high"
-    advice = "Stay in one layout, (B, C, 1, S), so that reshapes and transposes of the last axis cancel."
+    advice = "Keep one layout, (B, C, 1, S), so that reshapes and transposes of the last axis cancel."
     evidence = (
         cite_apple_authoring_rules(
             "a reshape or transpose that touches the last axis rewrites the data: keep them few"
@@ -141,7 +143,7 @@ class MovedRows(BlockRule):
         ),
     )
     least: int = 8 << 20
-    "Bytes that such ops of a block move together, below which none is reported; the number is ours."
+    "Minimum bytes that such ops of a block move together to report; our choice, no source states one."
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
         sizes = {op: size for op in block.operations
@@ -180,19 +182,19 @@ def _build_transpose(perm: tuple[int, ...], side: int) -> Program:
 
 
 class TinyTensors(PlanRule):
-    """No tensor that the model computes has as many as 64 elements, so the CPU gets it all.
+    """All tensors have fewer than 64 elements, so the entire model runs on the CPU.
 
-    why     Where inputs and outputs are too small the work is given to the CPU. One source says to go for 64 elements
-            at least. That is a lower bound that nobody measured: by the published cost model a segment must save 0.25
-            ms, which takes millions of elements in a few ops.
-    when    A function all of whose inputs, outputs and values between have fewer than `least` elements. A small input
-            (a time step, a scale) beside large ones is ordinary and no finding. Open dimensions count as large.
-    fix     None is needed: the CPU is the faster place. To use the ANE put many such inputs into one batch.
+    why     If inputs and outputs are too small, Core ML uses the CPU. One source recommends at least 64 elements. This
+            lower bound was not measured: by the published cost model a segment must save 0.25 ms, which needs millions
+            of elements in a few ops.
+    when    A function whose inputs, outputs and internal values all have fewer than `least` elements. A small input (a
+            time step, a scale) next to large ones is not reported. Dynamic dimensions count as large.
+    fix     None is needed: the CPU is faster. To use the ANE, batch many such inputs.
     """
 
     code, slug = "ANE505", "tiny-tensors"
     severity, confidence = Severity.SUGGESTION, "low"
-    advice = "Put many inputs into one batch, or leave the model on the CPU: it is the faster place."
+    advice = "Batch many inputs, or leave the model on the CPU, which is faster."
     evidence = (
         cite_surgery_tip(
             "if inputs and outputs are too small to be efficient, the work is delegated to the CPU; go for a "
@@ -201,7 +203,7 @@ class TinyTensors(PlanRule):
         COST_MODEL,
     )
     least: int = 64
-    "Elements of the largest tensor from which it is not tiny; the source's number."
+    "Minimum number of elements of the largest tensor; the number of the source."
 
     def match_plan(self, plan: Plan) -> Iterator[Hit | Miss]:
         for name, rows in iterate_rows_by_function(plan):
@@ -237,13 +239,13 @@ def _count_elements(var: Var) -> int | None:
 
 
 class LargeInput(BlockRule):
-    """An input has a plane as large as one with which a model failed to compile for the ANE.
+    """An input is at least as large as one with which a model failed to compile for the ANE.
 
-    why     One report: a model whose input is 1x3x5568x5568 fails to load on an iPhone, the ANE's compiler giving up.
-            Whether it was the input's size, what the model did with it, or memory, nobody found out. A compiler that
-            gives up can leave the whole model on the CPU, or end the process at the first prediction.
-    when    An input of rank 4 whose height times width is 5568 * 5568 and more.
-    fix     Cut the image into tiles that overlap by what the kernels reach, and run the model on each.
+    why     One report: a model with a 1x3x5568x5568 input fails to load on an iPhone because the ANE's compiler fails.
+            The cause (the input size, the ops, or memory) is unknown. After such a failure the entire model may run on
+            the CPU, or the process may end at the first prediction.
+    when    An input of rank 4 with a height times width of at least 5568 * 5568.
+    fix     Split the image into tiles that overlap by the receptive field, and run the model on each.
     """
 
     code, slug = "ANE523", "large-input"
@@ -279,20 +281,20 @@ def _build_max_pool(side: int) -> Program:
 
 
 class Lopsided(PlanRule):
-    """A large tensor has nearly all its elements on one axis.
+    """A large tensor has nearly all its elements along one axis.
 
-    why     One source says to chunk or parallelise what has "some inexcusable shape like (50000,)". It gives no limit
-            and no measurement. Against it: a vector of 65536 was accepted on an M4, so such shapes are supported there.
-    when    An fp16 or 8-bit input, output or value with more than `longest` elements on one axis and not more than
-            `others` on all others together. One finding for each function, the longest first. What is longer than an
-            axis may be (16384 up to M3, 65536 from M4 on) is unsupported, and left to the rule on dimension limits.
-    fix     Reshape elementwise work from [n] to [k, n / k]; cut a long signal into chunks that go into the batch, with
-            as much overlap as the kernels reach.
+    why     One source advises to chunk or parallelise tensors of "some inexcusable shape like (50000,)", without a
+            limit or measurement. In contrast, an M4 accepted a vector of 65536, so such shapes are supported there.
+    when    An fp16 or 8-bit value with more than `longest` elements along one axis and at most `others` in all other
+            axes together. One finding per function, the longest first. Axes above the dimension limit (16384 up to M3,
+            65536 from M4 on) are unsupported, and reported by the rule on that limit.
+    fix     Reshape elementwise work from [n] to [k, n / k]; split a long signal into chunks along the batch, with an
+            overlap of the receptive field.
     """
 
     code, slug = "ANE506", "lopsided"
     severity, confidence = Severity.SUGGESTION, "low"
-    advice = "Reshape long vectors to two axes, or cut them into chunks that go into the batch."
+    advice = "Reshape long vectors to two axes, or split them into chunks along the batch."
     evidence = (
         cite_surgery_tip("tensors lopsided to a shape like (50000,): chunk or parallelise"),
         cite_m4_study("contradicts it: a relu of (65536,) is accepted", rows=True),
@@ -300,9 +302,9 @@ class Lopsided(PlanRule):
                   source="https://github.com/ncdrone/rustane/issues/13"),
     )
     longest: int = 8192
-    "Most elements on the long axis that are not reported; the number is ours, half of the limit of M1 to M3."
+    "Maximum elements along the long axis without a report: half of the limit of M1 to M3; our choice."
     others: int = 1
-    "Most elements on all other axes together; the number is ours."
+    "Maximum elements in all other axes together; our choice, no source states one."
 
     def match_plan(self, plan: Plan) -> Iterator[Hit | Miss]:
         for name, rows in iterate_rows_by_function(plan):
@@ -336,4 +338,4 @@ class Lopsided(PlanRule):
 
 def _format_lopsided_note(found: list[Var]) -> str:
     shown = [f"%{var.name} {tuple(int(extent) for extent in var.shape)}" for var in found]
-    return f"{format_count(len(found), 'tensor')} on one axis: {format_list(shown)}"
+    return f"{format_count(len(found), 'tensor')} along one axis: {format_list(shown)}"

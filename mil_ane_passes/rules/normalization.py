@@ -1,4 +1,4 @@
-"""Normalizations in forms on which sources disagree."""
+"""Normalizations in forms whose ANE support is disputed."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ..utils.text_format import format_count
 
 
 class GroupNormRank5(Rule):
-    """A group norm reduces over a tensor of rank 5, which one source calls unsupported.
+    """A group norm reduces a tensor of rank 5, which is unsupported according to one source.
 
-    why     Apple's models for Core AI write group norm at rank 4, because at rank 5 it is "not supported" on an ANE of
-            the M4's generation. Against it stand Apple's diffusion models, whose UNet has torch's GroupNorm, which
-            coremltools writes at rank 5, and which are made for the ANE. Single ops of rank 5 are accepted on an M4.
-    when    reduce_mean over the last two axes and more of a value of rank 5 that a reshape made of one of rank 4. That
-            the op is unsupported is not concluded.
+    why     Apple's models for Core AI compute group norm at rank 4, because at rank 5 it is "not supported" on an ANE
+            of the M4's generation. In contrast, the UNet of Apple's diffusion models, made for the ANE, has torch's
+            GroupNorm, which coremltools lowers at rank 5. Single ops of rank 5 are accepted on an M4.
+    when    reduce_mean over at least the last two axes of a value of rank 5 that a reshape made from rank 4. The
+            prediction still counts the op as supported.
     fix     Reshape to [N * G, C / G, H, W] and reduce over the last three axes: the same sums.
     """
 
@@ -65,19 +65,19 @@ def _build_group_norm(*shape: int) -> Program:
 
 
 class LayerNormFlexible(PlanRule):
-    """A layer_norm of rank 3 keeps a model with enumerated shapes off the ANE.
+    """A layer_norm of rank 3 in a model with enumerated shapes keeps the model off the ANE.
 
     why     One report with a script: a LayerNorm and a matmul take 175 ms with two enumerated shapes and 20 ms with a
-            fixed shape or a range; without the LayerNorm enumerated shapes run on the ANE, too. Chip not stated.
+            fixed shape or a range; without the LayerNorm enumerated shapes run on the ANE, too. The chip is not stated.
     when    layer_norm of a value of rank 3 with a dimension that is not fixed, in a package with enumerated shapes.
-            A program in memory does not say whether its shapes are enumerated, so it is reported as well.
-    fix     Fix the shape, or give each shape a function of its own, or normalise at rank 4 (expand_dims before,
-            squeeze behind; the same numbers). That rank 4 helps is in no report.
+            A program in memory has no information about enumerated shapes, so it is reported as well.
+    fix     Fix the shape, or make one function per shape, or normalise at rank 4 (expand_dims before, squeeze after;
+            the same numbers). No report confirms that rank 4 helps.
     """
 
     code, slug = "ANE235", "layer-norm-flexible"
     confidence, severity = "low", Severity.SUGGESTION
-    advice = "Fix the shape, or give each shape a function of its own."
+    advice = "Fix the shape, or make one function per shape."
     evidence = (
         Community("with LayerNorm in it a model with EnumeratedShapes does not run on the ANE (175 ms for 20); with a "
                   "fixed shape or RangeDim it does", source="https://github.com/apple/coremltools/issues/1909",
@@ -91,7 +91,7 @@ class LayerNormFlexible(PlanRule):
                 continue
             kinds = _find_shape_flexibilities(plan.package, name)
             if kinds and "enumerated" not in kinds:
-                yield Miss(norms[0], "the shapes are ranged, with which layer_norm runs", near=False)
+                yield Miss(norms[0], "the shapes are ranged, for which layer_norm runs", near=False)
                 continue
             how = "the shapes are enumerated" if kinds else "if the shapes are enumerated"
             count = f"{format_count(len(norms), 'layer_norm')} of rank 3 with a dimension that is not fixed"

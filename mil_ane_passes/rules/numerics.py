@@ -1,4 +1,4 @@
-"""Numbers that come out differently on the ANE."""
+"""Ops whose results on the ANE differ from their definition."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from ..passes.evidence import cite_m4_study, cite_private_route, cite_surgery_ti
 from ..passes.examples import build_program, make_example, make_weight
 
 _MIN_MISROUNDED = 1024.0
-"Magnitude from which the ANE rounds wrongly: fp16 numbers are integers there, and a half cannot be added."
-_FP32_REASON = "computed in fp32, where NaN and infinities are what they should be, but not on the ANE"
+"Magnitude from which the ANE rounds wrongly: all fp16 numbers are integers there, and 0.5 cannot be added."
+_FP32_REASON = "computed in fp32, where NaN and infinities are correct, but not on the ANE"
 _SCALE_OPS = ("mul", "real_div")
 
 
 class LargeAngle(Rule):
-    """The sine or cosine of a large angle is noise in fp16: from 64 on angles are 1/16 apart, from 1024 on 1.
+    """The sine or cosine of a large angle is inaccurate in fp16: angles from 64 on are 1/16 apart, from 1024 on 1.
 
-    why     An fp16 angle of magnitude a is known to a / 2048 at best; a phase that has been summed up over a signal, or
-            a frequency times a position, soon has no phase left. The table behind the ANE's sine covers a quarter of a
-            period and cannot bring it back. M1 and M2 are said to have no sine at all.
-    when    sin or cos in fp16, unless the program bounds the angle within `beyond` (a mod, a clip,
-            `x - c * round(x / c)`) or, with feeds, it was seen to stay within.
-    fix     Reduce the angle before it is large: sum up phases modulo one turn, compute frequency times position
-            modulo 2 pi in fp32 outside the model, or make the sines a constant table. A reduction after the fp16 angle
-            has been formed comes too late. ane::fp16_compute keeps such an op fp32 where the feeds show the loss.
+    why     An fp16 angle of magnitude a has a resolution of a / 2048 at best; a phase accumulated over a signal, or a
+            frequency times a position, soon loses all information about the phase. The ANE computes sine by a table
+            over a quarter of a period, which cannot restore it. M1 and M2 are reported to have no sine at all.
+    when    sin or cos in fp16, unless the program bounds the angle by `beyond` (a mod, a clip, `x - c * round(x / c)`)
+            or it stays within this bound on your feeds.
+    fix     Reduce the angle before it is large: accumulate phases modulo one turn, compute frequency times position
+            modulo 2 pi in fp32 in the caller, or use a constant table of sines. A reduction of the fp16 angle is too
+            late. ane::fp16_compute keeps such an op in fp32 if the feeds show the loss.
     """
 
     code, slug = "ANE317", "sin-cos-large-argument"
     severity = Severity.WRONG
     roots = ("sin", "cos")
-    advice = "Bring the angle into one turn before it is large, in fp32 or outside the model."
+    advice = "Reduce the angle to one turn before it is large, in fp32 or in the caller."
     measures = True
     evidence = (
         Community(
@@ -48,14 +48,15 @@ class LargeAngle(Rule):
         ),
         cite_m4_study("sin and cos are accepted"),
         cite_private_route(
-            "sin and cos are native from the M3 generation on and rejected on M1 and M2, where a polynomial stands in"
+            "sin and cos are native from the M3 generation on and rejected on M1 and M2, where a polynomial replaces "
+            "them"
         ),
         cite_surgery_tip(
-            "a model with a single sin or cos layer does not run on the ANE: at odds with the M4 list, unless "
-            "it is the cost of so small a model"
+            "a model with a single sin or cos layer does not run on the ANE: contradicts the M4 list, unless the "
+            "reason is the cost of such a small model"
         ),
         Community(
-            "a vocoder's sine of a phase summed up to thousands is noise once the phase is rounded (bfloat16, "
+            "a vocoder's sine of an accumulated phase in the thousands is noise once the phase is rounded (bfloat16, "
             "another machine, the same arithmetic)",
             source="https://github.com/tenstorrent/tt-xla/issues/5332",
             chip="n150 (no Apple chip)",
@@ -73,21 +74,21 @@ class LargeAngle(Rule):
         if bound is not None and bound <= self.beyond:
             return Miss(op, f"the program keeps the angle within {bound:.4g}")
         if found is None:
-            return Hit(op, note=f"nothing here keeps the angle within {self.beyond:g}, where fp16 angles are "
+            return Hit(op, note=f"the program does not keep the angle within {self.beyond:g}, where fp16 angles are "
                                 f"{_compute_fp16_spacing(self.beyond):g} apart")
         if found.largest <= self.beyond and found.finite:
-            return Miss(op, f"the angle reaches {found.largest:.4g} in the runs at hand, within {self.beyond:g}")
-        return Hit(op, note=f"the angle reaches {found.largest:.4g} in the runs at hand, where fp16 angles are "
+            return Miss(op, f"the angle reaches {found.largest:.4g} in the measured runs, within {self.beyond:g}")
+        return Hit(op, note=f"the angle reaches {found.largest:.4g} in the measured runs, where fp16 angles are "
                             f"{_compute_fp16_spacing(found.largest):g} apart")
 
     def examples(self) -> Iterable[Example]:
         yield Example("anything", lambda: _build_sine(lambda x: x), measured=False)
         yield Example(
-            "seen to be large", lambda: _build_sine(lambda x: Builder.mul(x=x, y=np.float16(100))), scale=30.0
+            "large on the feeds", lambda: _build_sine(lambda x: Builder.mul(x=x, y=np.float16(100))), scale=30.0
         )
         yield make_example("cosine", lambda x: Builder.cos(x=x, name="y"), measured=False, x=(4, 8))
-        yield Example("seen to be small", lambda: _build_sine(lambda x: x),
-                      reason="the angle reaches 2.324 in the runs at hand, within 100")
+        yield Example("small on the feeds", lambda: _build_sine(lambda x: x),
+                      reason="the angle reaches 2.324 in the measured runs, within 100")
         yield Example("mod", lambda: _build_sine(lambda x: Builder.mod(x=x, y=np.float16(6.28))),
                       reason="the program keeps the angle within 6.281")
         yield Example("reduced", lambda: _build_sine(_reduce_angle), reason="the program keeps the angle within 6.281")
@@ -113,19 +114,19 @@ def _build_sine(angle: Callable[[Var], Var], dtype: object = types.fp16) -> Prog
 class LargeRound(Rule):
     """Rounding in fp16 adds a half from 1024 on: round(1024) is 1025 on the ANE.
 
-    why     The engine adds a half and cuts. From 1024 on fp16 has no halves left: the sum is rounded up to the next
-            number and stays there, although every fp16 number of that size is whole already. Below, a tie goes away
-            from zero (round(0.5) is 1), where MIL goes to the even neighbour.
-    when    round in fp16, unless the program bounds its operand below 1024 (a clip, a sigmoid, a constant range behind
-            it) or, with feeds, it was seen to stay below. Ties are not told apart: no bound rules them out.
-    fix     Keep the operand below 1024, or write `where(abs(x) < 1024, round(x), x)` in the model, which is exact: the
-            large numbers are whole. Reported for programs that do not pass through Core ML; predicted for those.
+    why     The ANE adds 0.5 and truncates. From 1024 on, fp16 cannot represent halves: the sum is rounded up to the
+            next number, although every fp16 number of that magnitude is an integer already. Below, ties round away from
+            zero (round(0.5) is 1), but to even in MIL.
+    when    round in fp16, unless the program bounds its operand below 1024 (a clip, a sigmoid, a constant range) or it
+            stays below on your feeds. Ties are not checked, because no bound excludes them.
+    fix     Keep the operand below 1024, or use `where(abs(x) < 1024, round(x), x)` in the model, which is exact because
+            large numbers are integers. Reported for programs that bypass Core ML; predicted for Core ML.
     """
 
     code, slug = "ANE318", "round-beyond-1024"
     severity = Severity.WRONG
     roots = ("round",)
-    advice = "Keep the operand below 1024, or select the operand itself from there on, which is whole already."
+    advice = "Keep the operand below 1024, or select the operand itself from there on, which is an integer already."
     measures = True
     evidence = (
         Community(
@@ -135,7 +136,7 @@ class LargeRound(Rule):
             date="2026-07-23",
         ),
         cite_private_route(
-            "round is native on all chips, M1 probed; no limit is stated: at odds with the report on 1024", chip="M1"
+            "round is native on all chips, M1 probed; no limit is stated: contradicts the report on 1024", chip="M1"
         ),
     )
 
@@ -146,19 +147,19 @@ class LargeRound(Rule):
         if bound is not None and bound < _MIN_MISROUNDED:
             return Miss(op, f"the program keeps the operand within {bound:g}")
         if found is None:
-            return Hit(op, note="right unless the operand reaches 1024, which nothing here rules out; ties go away "
-                                "from zero")
+            return Hit(op, note="wrong if the operand reaches 1024, which the program does not exclude; ties round "
+                                "away from zero")
         if found.largest < _MIN_MISROUNDED and found.finite:
-            return Miss(op, f"the operand reaches {found.largest:.4g} in the runs at hand, below 1024")
-        return Hit(op, note=f"the operand reaches {found.largest:.4g} in the runs at hand; from 1024 on a half is "
-                            "added that fp16 cannot hold")
+            return Miss(op, f"the operand reaches {found.largest:.4g} in the measured runs, below 1024")
+        return Hit(op, note=f"the operand reaches {found.largest:.4g} in the measured runs; from 1024 on fp16 cannot "
+                            f"represent the added 0.5")
 
     def examples(self) -> Iterable[Example]:
         yield Example("anything", lambda: _build_round(lambda x: x), measured=False)
-        yield Example("seen to be large", lambda: _build_round(lambda x: Builder.mul(x=x, y=np.float16(255))),
+        yield Example("large on the feeds", lambda: _build_round(lambda x: Builder.mul(x=x, y=np.float16(255))),
                       scale=100.0)
-        yield Example("seen to be small", lambda: _build_round(lambda x: x),
-                      reason="the operand reaches 2.324 in the runs at hand, below 1024")
+        yield Example("small on the feeds", lambda: _build_round(lambda x: x),
+                      reason="the operand reaches 2.324 in the measured runs, below 1024")
         yield Example("clipped", lambda: _build_round(lambda x: Builder.clip(
             x=x, alpha=np.float16(-128), beta=np.float16(127))), reason="the program keeps the operand within 128")
         yield Example("of a sigmoid", lambda: _build_round(lambda x: Builder.mul(
@@ -171,30 +172,30 @@ def _build_round(operand: Callable[[Var], Var], dtype: object = types.fp16) -> P
 
 
 class NanLogic(Rule):
-    """A question for NaN, an infinity or a negative zero gets another answer on the ANE.
+    """A test for NaN, infinity or negative zero has a different result on the ANE.
 
-    why     The engine reads an infinity as 65536 and the usual NaN as 98304, numbers like others: NaN is equal to
-            itself, adding to it gives plus infinity, and a negative zero comes out as a positive one. Code that tests
-            for such values (isnan, nan_to_num, `x != x`, `abs(x) == inf`, the sign of `1 / x`) silently does not fire.
+    why     The ANE reads infinity as 65536 and the usual NaN as 98304, as ordinary numbers: NaN equals itself, NaN + 1
+            is plus infinity, and a negative zero becomes positive. Tests for such values (isnan, nan_to_num, `x != x`,
+            `abs(x) == inf`, the sign of `1 / x`) silently return false.
     when    In fp16: a value compared with itself (equal, not_equal, and the ordered comparisons); a comparison with a
-            constant that holds an infinity or NaN; a select whose branch is a constant with NaN; a comparison of
-            `c / x` with zero (MIL's inverse adds an epsilon, so its sign tells nothing of a zero anywhere). What
-            makes NaN without asking for it is not looked for.
-    fix     Keep such values from arising (a mask of -10000, a clip before a log or a division), and compare with finite
-            limits; or make the test outside the model.
+            constant that contains infinity or NaN; a select whose branch is a constant with NaN; a comparison of `c /
+            x` with zero (MIL's inverse adds an epsilon, so its sign does not depend on that of a zero on any unit). Ops
+            that merely produce NaN are not reported.
+    fix     Avoid such values (a mask of -10000, a clip before a log or a division), and compare with finite limits; or
+            test in the caller.
     """
 
     code, slug = "ANE319", "nan-and-signed-zero-logic"
     severity = Severity.WRONG
     roots = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "select")
-    advice = "Keep NaN and infinities from arising, and compare with finite limits; or test outside the model."
+    advice = "Avoid NaN and infinities, and compare with finite limits; or test in the caller."
     evidence = (
-        Community("an infinity is read as 2**16, the NaN 0x7E00 as 1.5 * 2**16; NaN + 1 is plus infinity; a sum "
-                  "of products that is -0 comes out +0",
+        Community("an infinity is read as 2**16, the NaN 0x7E00 as 1.5 * 2**16; NaN + 1 is plus infinity; a sum of "
+                  "products that is -0 becomes +0",
                   source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/numerics.md", chip="M4, M6",
                   date="2026-10-02"),
-        Community("Core ML's atan2, which asks for zeros and signs, gives 0 for pi where the imaginary part is 0: "
-                  "heard as clicks; which unit ran it is not stated",
+        Community("Core ML's atan2, which tests for zeros and signs, returns 0 instead of pi if the imaginary part is "
+                  "0: audible as clicks; the compute unit is not stated",
                   source="https://github.com/FluidInference/FluidAudio/pull/700", date="2026-06-14"),
     )
 
@@ -216,7 +217,7 @@ class NanLogic(Rule):
         yield Example("below infinity", lambda: _build_select(lambda x: Builder.less(x=x, y=np.float16(np.inf))))
         yield Example("sign of zero", lambda: _build_select(lambda x: Builder.less(
             x=Builder.real_div(x=np.float16(1), y=x), y=np.float16(0))))
-        yield Example("NaN put in", lambda: _build_select(lambda x: Builder.greater(x=x, y=np.float16(0)), np.nan))
+        yield Example("NaN inserted", lambda: _build_select(lambda x: Builder.greater(x=x, y=np.float16(0)), np.nan))
         yield Example(
             "fp32", lambda: _build_select(lambda x: Builder.not_equal(x=x, y=x), 0, np.float32), reason=_FP32_REASON
         )
@@ -234,14 +235,14 @@ class NanLogic(Rule):
 def _describe_special_comparison(op: Operation) -> str | None:
     """Describe a test that the ANE cannot evaluate; None for an ordinary comparison."""
     if op.x is op.y:
-        return "compares a value with itself, which asks for NaN"
+        return "compares a value with itself, a test for NaN"
     for one, other in ((op.x, op.y), (op.y, op.x)):
         if _has_element_where(one, np.isnan):
             return "compares with NaN"
         if _has_element_where(one, np.isinf):
             return "compares with an infinity, which the ANE reads as 65536"
         if _is_zero(one) and _is_quotient(other):
-            return "compares a quotient with zero, which asks for the sign of a zero or an infinity where it is one"
+            return "compares a quotient with zero, a test for the sign of a zero or an infinity"
     return None
 
 
@@ -250,7 +251,7 @@ def _match_select(op: Operation) -> Hit | Miss:
         return Miss(op, "no branch is a constant with NaN", near=False)
     if op.outputs[0].dtype != types.fp16:
         return Miss(op, _FP32_REASON)
-    return Hit(op, note="puts in NaN, which the ANE reads as a large number")
+    return Hit(op, note="inserts NaN, which the ANE reads as a large number")
 
 
 def _read_constant(var: Var) -> np.ndarray[Any, Any] | None:
@@ -287,27 +288,27 @@ def _build_select(test: Callable[[Var], Var], other: float = 0.0, dtype: type = 
 
 
 class HardswishRank2(Rule):
-    """A linear layer of rank 2 that feeds a hard swish came out wrong on the ANE.
+    """A linear layer of rank 2 followed by a hard swish is reported to be wrong on the ANE.
 
     why     One report with a script: the classifier of MobileNetV3 differs by 0.2 on the Neural Engine (4 % of the
-            norm), that of MobileNetV2, with a ReLU in that place, by 0.003; the matrix brought to rank 4, (1, 1, m, n),
-            was right. Reported for Core AI, the same engine behind another front end; that Core ML is struck is
-            predicted. Another report finds MobileNetV3 by Core ML off on an M4, by the ANE or the GPU, which it cannot
-            tell, and names no op.
-    when    linear or matmul in fp16 with a result of rank 2, and x * clip(x + 3, 0, 6) / 6 of it, in any of the forms
-            that coremltools writes.
-    fix     Bring x to rank 4 before the layer and back behind the hard swish (expand_dims and squeeze; the same
-            numbers), or write the layer as a 1x1 conv at rank 4.
+            norm), that of MobileNetV2, with a ReLU instead, by 0.003; with the matrix reshaped to rank 4, (1, 1, m, n),
+            it was correct. Reported for Core AI, another front end of the same engine; predicted for Core ML. Another
+            report finds errors of MobileNetV3 with Core ML on an M4, on the ANE or the GPU (it does not state which),
+            and names no op.
+    when    linear or matmul in fp16 with a result x of rank 2, followed by x * clip(x + 3, 0, 6) / 6, in any form that
+            coremltools generates.
+    fix     Reshape x to rank 4 before the layer and back after the hard swish (expand_dims and squeeze; the same
+            values), or write the layer as a 1x1 conv at rank 4.
     """
 
     code, slug = "ANE321", "hardswish-rank-2"
     severity = Severity.WRONG
     roots = ("sigmoid_hard", "relu6", "clip")
     confidence = "medium"
-    advice = "Compute the linear layer and the hard swish at rank 4: expand_dims before, squeeze behind."
+    advice = "Compute the linear layer and the hard swish at rank 4: expand_dims before, squeeze after."
     evidence = (
-        Community("rank-2 matmul into hard swish, fp16 on the Neural Engine: 0.199 off; as (1, 1, m, n) it is right "
-                  "(Core AI)", source="https://github.com/apple/coreai-torch/issues/51", date="2026-07-23"),
+        Community("rank-2 matmul into hard swish, fp16 on the Neural Engine: error 0.199; as (1, 1, m, n) it is "
+                  "correct (Core AI)", source="https://github.com/apple/coreai-torch/issues/51", date="2026-07-23"),
         Community("MobileNetV3 is 0.19 to 0.26 off with all units allowed (ANE or GPU), 0.064 to 0.086 on the CPU",
                   source="https://github.com/apple/coremltools/issues/2625", chip="M4", date="2026-07-27"),
     )
@@ -320,7 +321,7 @@ class HardswishRank2(Rule):
         if layer is not None and layer.op_type == "add" and (is_const(layer.x) or is_const(layer.y)):
             layer = (layer.y if is_const(layer.x) else layer.x).op
         if layer is None or layer.op_type not in ("linear", "matmul"):
-            return Miss(op, "a hard swish of no linear layer", near=False)
+            return Miss(op, "the hard swish does not follow a linear layer", near=False)
         if source.rank != 2:
             return Miss(op, f"a hard swish of a linear layer at rank {source.rank}; rank 2 was wrong")
         return Hit(op, note=f"the hard swish of a {layer.op_type} of rank 2 ({'x'.join(map(str, source.shape))})",

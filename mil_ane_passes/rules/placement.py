@@ -1,4 +1,4 @@
-"""Where a plan puts ops: what stays on the CPU, and what leaves the ANE and comes back."""
+"""Placement of ops in a plan: work on the CPU, and transitions between ANE and CPU."""
 
 from __future__ import annotations
 
@@ -18,35 +18,36 @@ from ..utils.text_format import format_count, format_duration
 from ._plan_rules import COST_MODEL, format_list, format_op_name, format_op_range, format_op_types, make_chain_builder
 
 _MAX_PARTITIONS_NAMED = 4
-"Most CPU partitions that a note names."
+"Maximum number of CPU partitions that a finding names."
 _MAX_LISTED = 3
-"Most partitions that a note names."
+"Maximum number of partitions that a finding names."
 
 
 class CpuShare(PlanRule):
-    """The whole function is predicted on the CPU, although most of its ops are supported on the ANE.
+    """The entire function is predicted on the CPU, although most of its ops are supported on the ANE.
 
-    why     Taking an op and being given it are two things. Core ML's segmenter gives the ANE a stretch only where that
-            saves more than the way there and back, and refused ops cut stretches short. What it decides here is
-            predicted from its published constants and estimated costs on an M4; nobody ran it.
-    when    A function none of whose ops is predicted on the ANE, although it takes at least `share` of them. The note
-            names the stretch that comes closest, what it would save and what it would have to.
-    fix     If nothing is unsupported, the model is too small to pay: that is no fault, and the CPU is the faster
-            place. A larger batch changes it. Otherwise fix the refused ops that cut off the stretch named.
+    why     Supported ops are not always placed on the ANE. Core ML's segmenter uses the ANE for a partition only if
+            this saves more than the transfer overhead, and unsupported ops make partitions short. Its decision is
+            predicted from its published constants and estimated costs on an M4; nothing was run.
+    when    A function without an op predicted on the ANE, although at least `share` of its ops are supported. The
+            finding names the best candidate partition, its gain and its cost.
+    fix     If all ops are supported, the model is too small for the ANE: this is not a fault, the CPU is faster. A
+            larger batch changes it. Otherwise fix the unsupported ops next to the partition.
     """
 
     code, slug = "ANE516", "all-on-the-cpu"
     severity, confidence = Severity.SUGGESTION, "high"
-    advice = "Fix the refused ops that cut off the stretch named; if there are none, the model is too small to pay."
+    advice = ("Fix the unsupported ops next to the named partition; if there are none, the model is too small for the"
+              " ANE.")
     evidence = (
         COST_MODEL,
-        Community("every op is reported as supported by the ANE, and the CPU is preferred all the same",
+        Community("every op is reported as supported by the ANE, but the CPU is preferred",
                   source="https://developer.apple.com/forums/thread/740317"),
         Community("625 of 625 ops eligible and on the ANE at 10M parameters; 217 of 217 eligible at 50K, and none of "
                   "them on it", source="https://ask-meridian.uk/blog/apple-neural-engine-eligibility-vs-placement/"),
     )
     share: float = 0.5
-    "Smallest share of ops supported on the ANE; the number is ours."
+    "Minimum share of ops supported on the ANE; our choice, no source states one."
 
     def match_plan(self, plan: Plan) -> Iterator[Hit | Miss]:
         for function, rows in iterate_rows_by_function(plan):
@@ -58,10 +59,9 @@ class CpuShare(PlanRule):
             yield Hit(
                 best.rows[0].op,
                 covers=[row.op for row in rows],
-                note=f"{len(taken)} of {len(rows)} ops are supported on the ANE, and all are predicted on the CPU: "
-                     f"the best "
-                f"stretch, {format_op_range(best.rows)}, would save {format_duration(best.saved_ms)} and cost "
-                f"{format_duration(best.needs)} to get there and back{_describe_unsupported_ops(rows)}",
+                note=f"{len(taken)} of {len(rows)} ops are supported on the ANE, but all are predicted on the CPU: "
+                     f"the best partition, {format_op_range(best.rows)}, would save {format_duration(best.saved_ms)}, "
+                     f"with a transfer overhead of {format_duration(best.needs)}{_describe_unsupported_ops(rows)}",
             )
 
     def examples(self) -> Iterable[Example]:
@@ -74,38 +74,38 @@ class CpuShare(PlanRule):
 def _describe_unsupported_ops(rows: list[Row]) -> str:
     refused = [row for row in rows if not row.takes and not row.depth]
     if not refused:
-        return "; nothing is unsupported, the model is too small to pay"
+        return "; all ops are supported, the model is too small for the ANE"
     kinds = format_op_types(row.op for row in refused)
-    return f"; {format_count(len(refused), 'op')} unsupported on the ANE cut it off ({kinds})"
+    return f"; {format_count(len(refused), 'op')} unsupported on the ANE limit it ({kinds})"
 
 
 class LateDeparture(PlanRule):
-    """An op that the ANE rejects stands near the end, and all that follows is predicted on the CPU.
+    """Unsupported ops near the end: all ops after them are predicted on the CPU.
 
-    why     Core ML runs the first part of such a model on the ANE and leaves it for the rest. Split in two, the first
-            part stays on the ANE, and you choose how the second is run: by a model of its own, or by code that
-            Core ML need not plan for. Where the ANE is left is predicted by a published cost model; nobody ran it.
-    when    The last ops of a function are predicted on the CPU, some of them since they are unsupported on the ANE, and
-            at least `share` of its ops come before them. The first part is predicted on its own, each value that it
-            passes on being an output that costs time on the ANE; where fewer of its ops would stay there than now, the
-            cut is not advised.
-    fix     Cut the model at the values named (edit --split-at). A single unsupported op at the very end costs little;
-            several, or one that takes supported ops to the CPU with it, are worth it.
+    why     Core ML runs the first part of such a model on the ANE and the rest on the CPU. If the model is split, the
+            first part stays on the ANE, and the second one can be a separate model or code of the app. The transition
+            is predicted by a published cost model; nothing was run.
+    when    The last ops of a function are predicted on the CPU, some of them because they are unsupported on the ANE,
+            and at least `share` of its ops come before them. The first part is also predicted as a separate model,
+            whose additional outputs cost time on the ANE; if fewer of its ops would run there than now, the split is
+            not advised.
+    fix     Split the model at the named values (edit --split-at). A single unsupported op at the very end costs little;
+            splitting pays off for several, or if supported ops fall back to the CPU with them.
     """
 
     code, slug = "ANE508", "late-departure"
     severity, confidence = Severity.SUGGESTION, "medium"
-    advice = "Split the model at the values named and run the second part on its own."
+    advice = "Split the model at the named values and run the second part separately."
     evidence = (
         cite_2020_layer_list(
-            "where what is unsupported on the ANE stands near the end, split the model and run one part after the "
-            "other: the first can use the ANE; may be faster than running all on CPU or GPU"
+            "if the unsupported ops are near the end, split the model and run the parts in sequence: the first one "
+            "can use the ANE; may be faster than running all on CPU or GPU"
         ),
         cite_2020_layer_list("Core ML may run the first part on the ANE and then switch for the rest"),
         COST_MODEL,
     )
     share: float = 0.5
-    "Smallest share of a function's ops before the departure; the number is ours."
+    "Minimum share of a function's ops before the last transition to the CPU; our choice, no source states one."
 
     def match_plan(self, plan: Plan) -> Iterator[Hit | Miss]:
         for _, rows in iterate_rows_by_function(plan):
@@ -114,15 +114,16 @@ class LateDeparture(PlanRule):
                 continue
             before = len(rows) - len(last.rows)
             if before < self.share * len(rows):
-                yield Miss(last.rows[0].op, f"{before} of {len(rows)} ops stand before the last departure, less than "
+                yield Miss(last.rows[0].op, f"{before} of {len(rows)} ops are before the last transition to the CPU, "
+                                            f"less than "
                                             f"{self.share:.0%}")
                 continue
             crossing = _find_crossing_values(rows, last)
             now = sum(row.backend == "ane" for row in rows[:before])
             then = _count_on_ane(rows[:before], {*crossing, *plan.program.functions[rows[0].function].outputs})
             if then < now:
-                yield Miss(last.rows[0].op, f"of the {before} ops before the last departure {now} are predicted on the "
-                                            f"ANE, and {then} in a model of their own")
+                yield Miss(last.rows[0].op, f"of the {before} ops before the last transition to the CPU {now} are "
+                                            f"predicted on the ANE, and {then} in a separate model")
                 continue
             where = f"{before} ops before, {then} of them predicted on the ANE, {len(last.rows)} after"
             note = f"{_format_departure_note(rows, last, crossing)}: {where}"
@@ -130,15 +131,15 @@ class LateDeparture(PlanRule):
                       split_at=[[var.name for var in crossing]])
 
     def examples(self) -> Iterable[Example]:
-        yield Example("one refused op, another behind it", make_chain_builder("ttttct"))
+        yield Example("one unsupported op, and a supported one after it", make_chain_builder("ttttct"))
         yield Example("at the very end", make_chain_builder("ttttc"))
         yield Example(
             "early",
             make_chain_builder("ttctctctct"),
-            reason="2 of 10 ops stand before the last departure, less than 50%",
+            reason="2 of 10 ops are before the last transition to the CPU, less than 50%",
         )
-        yield Example("it comes back", make_chain_builder("ttcttt"), reason="")
-        yield Example("nowhere on the ANE", make_chain_builder("tct", 1, 8), reason="")
+        yield Example("it returns to the ANE", make_chain_builder("ttcttt"), reason="")
+        yield Example("no op on the ANE", make_chain_builder("tct", 1, 8), reason="")
 
 
 def _count_on_ane(rows: list[Row], outputs: set[Var]) -> int:
@@ -154,7 +155,7 @@ def _format_departure_note(rows: list[Row], tail: CpuPartition, crossing: list[V
     cut = [f"%{var.name}" for var in crossing]
     last = f"the last {after} of {len(rows)} ops are" if after > 1 else f"the last of {len(rows)} ops is"
     return (f"{last} predicted on the CPU ({format_duration(tail.milliseconds)}), because of "
-            f"{format_op_types(row.op for row in tail.refused)}{dragged}; cut at {format_list(cut, 3, 'value')}")
+            f"{format_op_types(row.op for row in tail.refused)}{dragged}; split at {format_list(cut, 3, 'value')}")
 
 
 def _find_crossing_values(rows: list[Row], tail: CpuPartition) -> list[Var]:
@@ -165,25 +166,24 @@ def _find_crossing_values(rows: list[Row], tail: CpuPartition) -> list[Var]:
 
 
 class PingPong(PlanRule):
-    """The model is predicted to change between the ANE and the CPU many times.
+    """The model is predicted to switch between the ANE and the CPU many times.
 
-    why     Each change costs 0.125 ms and each ANE segment 0.125 ms to enter, by the constants of Core ML's segmenter
-            on an M4, whatever is computed. A few refused ops in the middle of a model cost more that way than in
-            themselves. The changes are predicted from those constants and from estimated costs; nobody ran it.
-    when    A function with at least `changes` transitions. One finding for each, the CPU partitions that cost most
-            first, each with the ops that are unsupported there. A partition costs its own time, two changes and an
-            entry.
-    fix     Fix the partitions in the order given: the findings at the ops named say how. One fixed partition saves
-            all it costs. Where none can be fixed, moving refused ops next to one another joins their partitions.
+    why     Each transition costs 0.125 ms and each entry to an ANE segment 0.125 ms, by the constants of Core ML's
+            segmenter on an M4. For a few unsupported ops in the middle of a model this overhead exceeds their own cost.
+            Transitions are predicted from these constants and from estimated costs; nothing was run.
+    when    A function with at least `changes` transitions. One finding per function; it lists CPU partitions with their
+            unsupported ops, the most expensive one first. A partition costs its own time, two transitions and an entry.
+    fix     Fix the partitions in this order; the findings of the named ops have the fixes. A fixed partition saves its
+            entire cost. If none can be fixed, move unsupported ops next to one another, which joins their partitions.
     """
 
     code, slug = "ANE509", "ping-pong"
     confidence = "high"
-    advice = "Fix the refused ops of the CPU partitions named, the costliest first."
+    advice = "Fix the unsupported ops of the named CPU partitions, the most expensive first."
     evidence = (
         COST_MODEL,
         cite_2020_layer_list(
-            "changes ANE, CPU, ANE, CPU do happen, and each involves overhead; replace the one or two layers that "
+            "transitions ANE, CPU, ANE, CPU do happen, and each has an overhead; replace the one or two layers that "
             "cause them"
         ),
         Community(
@@ -194,7 +194,7 @@ class PingPong(PlanRule):
         ),
     )
     changes: int = 4
-    "Fewest transitions that are reported; the number is ours."
+    "Minimum number of transitions to report; our choice, no source states one."
 
     def match_plan(self, plan: Plan) -> Iterator[Hit | Miss]:
         for _, rows in iterate_rows_by_function(plan):
@@ -237,29 +237,30 @@ def _describe_stranded_ops(island: CpuPartition) -> str:
 
 
 class SmallSegment(PlanRule):
-    """A stretch of ops supported on the ANE is predicted on the CPU, since it saves less than the way there and back.
+    """Ops that are supported on the ANE are predicted on the CPU, because they save less than the transfer overhead.
 
-    why     Entering an ANE segment costs 0.125 ms, and each transition as much again. A stretch between two ops
-            that the ANE rejects has to save 0.375 ms to be worth it, one at the model's start 0.25 ms; an output on
-            the ANE costs 0.125 ms more. These are constants of Core ML's own segmenter, published for an M4; that it is
-            so in the model at hand is predicted from them and from estimated costs, nobody ran it.
-    when    Neighbours supported on the ANE, in a function part of which is predicted on the ANE. One finding for each
-            function, the stretch that would save most first. A function all on the CPU is ANE516's.
-    fix     What cuts the stretch off is the ops that the ANE rejects on either side: replace those, or move them to the
-            model's start or end. A larger batch makes a stretch save more. A single op at the end is nothing to fix.
+    why     Entering an ANE segment costs 0.125 ms, and each transition another 0.125 ms. A partition between two
+            unsupported ops has to save 0.375 ms, one at the start of the model 0.25 ms; an output on the ANE costs
+            0.125 ms more. These are constants of Core ML's segmenter, published for an M4. The placement is predicted
+            from them and from estimated costs; nothing was run.
+    when    Neighbouring ops that are supported on the ANE, in a function that is partly predicted on the ANE. One
+            finding per function, the partition with the largest gain first. Functions entirely on the CPU are reported
+            by ANE516.
+    fix     Replace the unsupported ops on either side, or move them to the start or end of the model. A larger batch
+            increases the gain. A single op at the end needs no fix.
     """
 
     code, slug = "ANE507", "small-segment"
     severity, confidence = Severity.SUGGESTION, "high"
-    advice = "Replace or move away the refused ops that cut the stretch off, or give the model a larger batch."
+    advice = "Replace or move the unsupported ops on either side, or use a larger batch."
     evidence = (
         COST_MODEL,
-        Community("the same architecture is placed on the ANE in full at 10M parameters and not at all at 50K, "
+        Community("the same architecture runs entirely on the ANE with 10M parameters and not at all with 50K, "
                   "although every op is eligible in both",
                   source="https://ask-meridian.uk/blog/apple-neural-engine-eligibility-vs-placement/"),
     )
     least: int = 1
-    "Fewest ops of a reported partition; the number is ours."
+    "Minimum number of ops of a reported partition; our choice, no source states one."
 
     def match_plan(self, plan: Plan) -> Iterator[Hit | Miss]:
         for function, rows in iterate_rows_by_function(plan):
@@ -274,33 +275,33 @@ class SmallSegment(PlanRule):
                           covers=[row.op for stretch in found for row in stretch.rows])
 
     def examples(self) -> Iterable[Example]:
-        yield Example("between two refused ops", make_chain_builder("ttctcttt"))
-        yield Example("behind the last refused op", make_chain_builder("tttct"))
+        yield Example("between two unsupported ops", make_chain_builder("ttctcttt"))
+        yield Example("after the last unsupported op", make_chain_builder("tttct"))
         yield Example("worth the way", make_chain_builder("ttctttcttt"), reason="")
         yield Example("all on the CPU", make_chain_builder("tct", 1, 8), reason="")
         yield Example("none so short", make_chain_builder("ttctcttt"), reason="", options={"least": 2})
 
 
 def _format_stretches_note(stretches: list[StrandedOps]) -> str:
-    each = [f"{format_op_range(one.rows)}, which would save {format_duration(one.saved_ms)} there and cost "
-            f"{format_duration(one.needs)} for the way"
+    each = [f"{format_op_range(one.rows)}, which would save {format_duration(one.saved_ms)}, with a transfer overhead "
+            f"of {format_duration(one.needs)}"
             for one in stretches]
-    return f"predicted on the CPU although it is supported on the ANE: {format_list(each, _MAX_LISTED, 'stretch')}"
+    return f"predicted on the CPU although it is supported on the ANE: {format_list(each, _MAX_LISTED, 'partition')}"
 
 
 class PassthroughOutput(BlockRule):
-    """An output is an input handed through without an op between.
+    """An output is returned directly from an input, without an op.
 
-    why     By a private route such a program crashed. That Core ML is struck as well is not known: coremltools itself
-            puts an `identity` between when it converts, other tools need not.
-    when    A function that returns one of its own inputs.
-    fix     Leave the output out, the caller has the value; or multiply by one, which the same source used. An
-            `identity` says the same, and was not tried by it.
+    why     Such a program crashed on a private route. Whether Core ML is affected is unknown: coremltools inserts an
+            `identity` when it converts, other tools may not.
+    when    A function that returns one of its inputs.
+    fix     Remove the output, because the caller has the value; or multiply by one, as the source did. An `identity` is
+            equivalent, but was not tried there.
     """
 
     code, slug = "ANE515", "passthrough-output"
     severity, confidence = Severity.SUGGESTION, "low"
-    advice = "Leave the output out, since the caller has the value, or multiply it by one."
+    advice = "Remove the output, because the caller has the value, or multiply it by one."
     evidence = (
         cite_private_quirk("an output that is an input crashes in Espresso; a multiplication by one fixes it"),
     )

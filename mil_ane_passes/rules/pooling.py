@@ -16,26 +16,26 @@ from ._sizes import read_kernel_size, select_generations
 
 
 class MaxPoolKernel(Rule):
-    """Windows of max_pool are supported on the ANE up to a width of 8; of other pools the limit is higher.
+    """The window of a pool exceeds the ANE's limit: a width of 8 for max_pool, more for other pools.
 
-    why     Core ML says of a max_pool on an M4 that its width "must be [1-8] or 32"; windows 9 and 15 wide are
-            unsupported, one 9 tall and 1 wide is taken. avg_pool was taken with every window measured, up to 14x14. By
-            a private route no pool takes a window longer than 31 (29 on M1).
-    when    max_pool with a window wider than 8; any pool with a side over 31. Not known: a max_pool 32 wide, which the
-            message allows, 1-D and 3-D max pools, and what is only known by the private route.
-    fix     max_pool: ane::chain_max_pool takes it in steps, of k1 and k2 with k1 + k2 - 1 = K, stride 1 and then the
-            real one (the same numbers).
-            avg_pool: ane::chain_avg_pool makes a reduce_mean of it, or the mean of smaller ones.
+    why     Core ML's message for a max_pool on an M4: its width "must be [1-8] or 32". Windows 9 and 15 wide are
+            unsupported; one 9 tall and 1 wide is supported. All measured windows of avg_pool are supported, up to
+            14x14. On a private route no pool supports a window longer than 31 (29 on M1).
+    when    max_pool with a window wider than 8; any pool with a side over 31. Reported as unknown: a max_pool 32 wide,
+            which the message allows, 1-D and 3-D max pools, and limits of the private route only.
+    fix     max_pool: ane::chain_max_pool splits it into a chain of k1 and k2 with k1 + k2 - 1 = K, the first with
+            stride 1 and the second with the original stride (the same values). avg_pool: ane::chain_avg_pool replaces
+            it by a reduce_mean, or by the mean of smaller ones.
     """
 
     code, slug = "ANE222", "pool-window"
     roots = ("max_pool", "avg_pool", "l2_pool")
     refuses, confidence = True, "high"
-    advice = "Chain smaller max pools (windows k1 + k2 - 1 = K); a mean over all is a reduce_mean."
+    advice = "Chain smaller max pools (windows k1 + k2 - 1 = K); use reduce_mean for a mean over all elements."
     evidence = (
         *collect_evidence("max-pool-width"),
         cite_m4_study("avg_pool is accepted to 14x14, the largest tried; l2_pool with 2x2"),
-        cite_private_route("a pool's window ends at 29 on M1, at 31 later"),
+        cite_private_route("the limit of a pool's window is 29 on M1, 31 later"),
     )
 
     def match(self, op: Operation) -> Hit | Miss:
@@ -56,7 +56,7 @@ class MaxPoolKernel(Rule):
             return Hit(
                 op,
                 sure=False,
-                note=f"window {sides} has a side over {MAX_POOL_SIDE}, the end by a private route"
+                note=f"window {sides} has a side over {MAX_POOL_SIDE}, the limit of a private route"
                 f"{allowed}; not measured through Core ML",
             )
         at_limit = op.op_type == "max_pool" and width == 8
@@ -86,15 +86,14 @@ def _build_wide_pool(kind: str, *window: int) -> Program:
 
 
 class OldPools(Rule):
-    """A pool's window is over 13 or its stride over 2, which the ANE of older chips does not take.
+    """A pool has a window over 13 or a stride over 2, which is unsupported on the ANE of older chips.
 
-    why     Logs of Core ML of 2020 refuse a pool 28 wide ("> 13") and one with stride 4 ("> 2"). The newest chip of
-            that day was A13. Later ones were not measured, but for windows up to 14 on an M4; Apple advises strides of
+    why     Logs of Core ML of 2020 reject a pool 28 wide ("> 13") and one with stride 4 ("> 2"). The newest chip at
+            that time was A13. Later chips were not measured, except windows up to 14 on an M4; Apple advises strides of
             2 or 4 for pools.
-    when    Chips up to A13: any pool with such a window or stride. M1 to M3: a stride over 2 that is not 4, which is
-            not known.
-    fix     max_pool: a chain of smaller windows, stride 1 and then the real one, or stride 1 and slice_by_index with
-            the stride (the same bits). avg_pool over the whole: reduce_mean.
+    when    Chips up to A13: any pool with such a window or stride. M1 to M3: a stride over 2 other than 4, as unknown.
+    fix     max_pool: a chain of smaller windows, the last one with the original stride, or stride 1 and slice_by_index
+            with the stride (the same bits). avg_pool over all elements: reduce_mean.
     """
 
     code, slug = "ANE229", "old-pool-limits"
@@ -110,8 +109,8 @@ class OldPools(Rule):
             source="https://github.com/hollance/neural-engine/issues/1",
         ),
         cite_2020_layer_list(
-            "pools with a kernel over 13 or a stride over 2 are among the layers that leave the ANE; some of the "
-            "list is guessed"
+            "pools with a kernel over 13 or a stride over 2 are among the layers that leave the ANE; parts of the "
+            "list are guesses"
         ),
         cite_apple_authoring_rules("use pooling strides of 2 or 4"),
     )
@@ -132,7 +131,7 @@ class OldPools(Rule):
             return Hit(
                 op,
                 sure=False,
-                note=f"stride {max(steps)}: refused up to A13, not measured on {format_generations(later)}",
+                note=f"stride {max(steps)}: unsupported up to A13, not measured on {format_generations(later)}",
             )
         return Miss(op, "fits", near=False)
 

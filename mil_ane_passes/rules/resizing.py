@@ -19,25 +19,26 @@ _RESIZE_OPS = ("resize_bilinear", "resize_nearest_neighbor", "resize")
 
 
 class OldUpsampling(Rule):
-    """Upsampling by another factor than 2, which the ANE of older chips does not take.
+    """Upsampling by a factor other than 2 is unsupported on the ANE of older chips.
 
-    why     A log of Core ML of 2020 says that only a factor of 2 is supported; the newest chip of that day was A13. An
-            M4 accepts all modes with 2, 3 and fractions.
-    when    Chips up to A13: upsample_* and resize* whose height or width grows by another factor than 2.
-    fix     Nearest neighbour by 4: twice by 2 (the same bits). Bilinear by 4 is not twice by 2: use a depthwise
-            conv_transpose with the weights of the interpolation, or leave it.
+    why     According to a log of Core ML of 2020 only a factor of 2 is supported; the newest chip at that time was A13.
+            An M4 accepts all modes with 2, 3 and fractions.
+    when    Chips up to A13: upsample_* and resize* that scale height or width by a factor other than 2.
+    fix     Nearest neighbour by 4: twice by 2 (the same bits). Bilinear by 4 differs from twice by 2: use a depthwise
+            conv_transpose with the interpolation weights, or keep it.
     """
 
     code, slug = "ANE230", "old-upsampling"
     roots = ("upsample_nearest_neighbor", "upsample_bilinear", *_RESIZE_OPS)
     targets = Gate(last="a13")
     refuses, confidence = True, "medium"
-    advice = "Nearest neighbour by 4 is twice by 2 (the same bits); bilinear needs a depthwise conv_transpose."
+    advice = ("Replace nearest neighbour by 4 by two steps of 2 (the same bits); bilinear needs a depthwise "
+              "conv_transpose.")
     evidence = (
         *collect_evidence("upsampling"),
         cite_2020_layer_list(
-            "upsampling by more than 2 is among the layers that leave the ANE, some of them guessed; upsampling as "
-            "such works there"
+            "upsampling by more than 2 is among the layers that leave the ANE (parts of the list are guesses); "
+            "upsampling in general works there"
         ),
         cite_m4_study("contradicts it for M4: all upsampling modes and scales are accepted"),
     )
@@ -46,7 +47,7 @@ class OldUpsampling(Rule):
         extents = zip(op.x.shape[-2:], op.outputs[0].shape[-2:])
         factors = [_compute_factor(before, after) for before, after in extents]
         if any(factor is None for factor in factors):
-            return Miss(op, "sizes that are known only at run time", near=False)
+            return Miss(op, "dynamic sizes", near=False)
         shown = [factor for factor in factors if factor is not None]
         if all(factor <= 1 or factor == 2 for factor in shown):
             return Miss(op, f"by {_format_factors(shown)}", near=False)
@@ -78,7 +79,7 @@ class OldUpsampling(Rule):
         yield make_example(
             "flexible",
             lambda x: Builder.upsample_nearest_neighbor(x=x, scale_factor_height=4, scale_factor_width=4, name="y"),
-            reason="sizes that are known only at run time",
+            reason="dynamic sizes",
             x=(1, 2, None, 4),
         )
 
@@ -92,18 +93,20 @@ def _format_factors(factors: Sequence[float]) -> str:
 
 
 class PadConstantNonzero(Rule):
-    """A pad with a constant that is not zero may not run on the ANE.
+    """A pad with a nonzero constant may be unsupported on the ANE.
 
-    why     Core ML holds a message that pads with other values than zero are not supported on the ANE. When it says
-            so is not known: nobody published a model that was unsupported for it.
-    when    pad with mode constant and a value that is not zero, or known only at run time.
-    fix     concat constant blocks; or pad with zero and add a constant that holds the fill around -0.0. The same bits.
+    why     Core ML contains a message that pads with nonzero values are not supported on the ANE. The conditions are
+            unknown: no such model was published.
+    when    pad with mode constant and a nonzero or dynamic value.
+    fix     Concat constant blocks; or pad with zero and add a constant with the fill value in the border and -0.0
+            inside. The same bits.
     """
 
     code, slug = "ANE226", "pad-constant-nonzero"
     roots = ("pad",)
     refuses, confidence = True, "medium"
-    advice = "Concat constant blocks instead, or pad with zero and add a border of -0.0 around which the fill stands."
+    advice = ("Concat constant blocks instead, or pad with zero and add a constant with the fill value in the border "
+              "and -0.0 inside.")
     evidence = (
         Community('a string in Core ML: "Constnt Pad fill mode with non-zero values is not supported on ANE"',
                   source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/coreml_dispatch.md", date="2026"),
@@ -121,9 +124,9 @@ class PadConstantNonzero(Rule):
         )
         if fill == 0:
             return Miss(op, "pads with zero", near=False)
-        what = "a value known at run time only" if fill is None else f"{fill:g}"
-        return Hit(op, sure=False, note=f"pads with {what}; by a message in Core ML the ANE pads with zero only; no "
-                                        "refusal was measured")
+        what = "a dynamic value" if fill is None else f"{fill:g}"
+        return Hit(op, sure=False, note=f"pads with {what}; according to a message in Core ML the ANE pads with zero "
+                                        f"only; not measured")
 
     def examples(self) -> Iterable[Example]:
         yield Example("ones", lambda: _build_pad("constant", 1.0))

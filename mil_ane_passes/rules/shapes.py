@@ -25,27 +25,27 @@ from ._sizes import select_generations
 _M4_RANGE, _PRE_M4_RANGE = (f"N[1-65536]D[1-{most}]C[1-65536]H[1-{most}]W[1-{most}]" for most in (65536, 16384))
 _BINARY_OPS = frozenset({"add", "sub", "mul", "real_div", "maximum", "minimum", "pow", "floor_div"})
 _MAX_SHAPES_LISTED = 4
-"Most shapes that a note lists."
+"Maximum number of shapes that a finding lists."
 
 
 class DimensionLimit(BlockRule):
-    """A tensor is longer in one dimension than the ANE holds.
+    """A dimension of a tensor exceeds the ANE's limit.
 
-    why     Core ML says on an M4 that no dimension may exceed 65536. On older chips it names 16384 for width, height
-            and depth; M1, M2 and M3 were seen to end there.
-    when    A value that is read or made, with a dimension over the limit of the strictest generation looked at. Ops
-            that hand such values to one another are one finding. Which axis of a value of rank below 4 is the width
-            is known for none but the last, so the others are judged as channels, and not known in between.
-    fix     Elementwise ops: reshape [.., W] to [.., W / k, k] first (the same bits). A conv or a product: chunks, with
-            overlap for a conv. A large vocabulary: several outputs, none over the limit.
+    why     Core ML's message on an M4: no dimension may exceed 65536. On older chips the limit is 16384 for width,
+            height and depth, as observed on M1, M2 and M3.
+    when    An operand or result with a dimension over the limit of the strictest generation of the target. Connected
+            ops with such values are one finding. For values of rank below 4 only the last axis is known to be the
+            width; the others are judged as channels, and reported as unknown between the two limits.
+    fix     Elementwise ops: reshape [.., W] to [.., W / k, k] first (the same bits). Conv or matmul: chunks, with
+            overlap for a conv. Large vocabulary: several outputs, each within the limit.
     """
 
     code, slug = "ANE223", "dimension-limit"
     refuses, confidence = True, "high"
-    advice = "Reshape the long axis into two (the same bits where ops are elementwise), or work in chunks."
+    advice = "Split the long axis into two by a reshape (the same bits for elementwise ops), or process chunks."
     evidence = (
         *collect_evidence("spatial", "channels"),
-        cite_m1_gpt_notes("products with 50257 columns exceed a limit of the ANE"),
+        cite_m1_gpt_notes("matmuls with 50257 columns exceed a limit of the ANE"),
     )
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
@@ -67,7 +67,7 @@ class DimensionLimit(BlockRule):
             found = judged[_to_numeric_shape(var.shape)]
             if found is None:
                 continue
-            more = f"; {len(ops)} ops read or make such values" if len(ops) > 1 else ""
+            more = f"; {len(ops)} ops read or produce such values" if len(ops) > 1 else ""
             message = _format_coreml_message(
                 var, bool(select_generations(looked_at, "m4")), bool(select_generations(looked_at, "m1", "m2"))
             )
@@ -81,7 +81,7 @@ class DimensionLimit(BlockRule):
         yield Example("rank 1", lambda: _build_relu_sqrt(70000))
         yield Example("a long sequence", lambda: _build_relu_sqrt(1, 20000, 4))
         yield Example("at the limit", lambda: _build_relu_sqrt(1, 1, 1, 16384), reason="")
-        yield Example("channels of a width's length", lambda: _build_relu_sqrt(1, 20000, 1, 1), reason="")
+        yield Example("channels as long as the width limit", lambda: _build_relu_sqrt(1, 20000, 1, 1), reason="")
 
 
 def _to_numeric_shape(shape: Shape) -> tuple[int, ...]:
@@ -137,17 +137,17 @@ def _build_relu_sqrt(*shape: int) -> Program:
 
 
 class RankAbove5(BlockRule):
-    """A tensor has more dimensions than the ANE's five.
+    """A tensor has rank 6 or more; the ANE supports five dimensions.
 
-    why     Apple and the reports agree: five dimensions are the most, for Core ML as a whole and for the ANE.
-    when    A value of rank 6 and more that is read or made. Ops that hand such values to one another are one finding.
-    fix     Merge axes that stay together, or do the reshape and transpose in two steps of rank 4 or 5: the same bits.
-            coremltools' expand_high_rank_reshape_and_transpose does it for a reshape, transpose, reshape.
+    why     Apple and all reports agree: the maximum rank is 5, for Core ML in general and for the ANE.
+    when    An operand or result of rank 6 or more. Connected ops with such values are one finding.
+    fix     Merge axes that stay adjacent, or reshape and transpose in two steps of rank 4 or 5: the same bits.
+            coremltools' expand_high_rank_reshape_and_transpose does it for reshape, transpose, reshape.
     """
 
     code, slug = "ANE225", "rank-above-5"
     refuses, confidence = True, "high"
-    advice = "Merge axes that stay together, or transpose in two steps of rank 4 or 5: the same bits."
+    advice = "Merge axes that stay adjacent, or transpose in two steps of rank 4 or 5: the same bits."
     evidence = (
         *collect_evidence("rank"),
         Vendor("Core ML does not support tensors with a rank greater than five (a maintainer)", date="2023-01-09",
@@ -158,7 +158,7 @@ class RankAbove5(BlockRule):
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
         for ops, var in group_ops_by_large_values(block, lambda shape: len(shape) > 5):
-            more = f"; {len(ops)} ops read or make such values" if len(ops) > 1 else ""
+            more = f"; {len(ops)} ops read or produce such values" if len(ops) > 1 else ""
             yield Hit(ops[0], covers=ops, note=f"'{var.name}' has rank {var.rank}, the limit is 5{more}")
 
     def examples(self) -> Iterable[Example]:
@@ -177,18 +177,18 @@ def _build_window_partition(*shape: int) -> Program:
 
 
 class MatmulInnerDimension(Rule):
-    """A matmul sums over more elements than the ANE's kernel memory holds.
+    """The inner dimension of a matmul exceeds the ANE's kernel memory.
 
-    why     Core ML says on an M4 that two bytes for each element of the inner dimension must fit 65536. By a private
-            route 16384 is the end on M1 and M2.
-    when    matmul of two values that are computed. With a constant operand, and for linear, it was not measured.
-    fix     Split the inner dimension: slices of both operands, a matmul each, and adds (rounded otherwise).
+    why     Core ML's message on an M4: two bytes per element of the inner dimension must fit 65536. On a private route
+            the limit is 16384 on M1 and M2.
+    when    matmul of two computed values. A constant operand and linear were not measured.
+    fix     Split the inner dimension: slices of both operands, one matmul each, and adds (different rounding).
     """
 
     code, slug = "ANE224", "matmul-inner-dimension"
     roots = ("matmul", "linear")
     refuses, confidence = True, "medium"
-    advice = "Split the inner dimension into products that are added (rounded otherwise)."
+    advice = "Split the inner dimension into matmuls that are added (different rounding)."
     evidence = collect_evidence("matmul-inner")
 
     def match(self, op: Operation) -> Hit | Miss:
@@ -236,23 +236,22 @@ class MatmulInnerDimension(Rule):
 
 
 class FlexibleShapes(PlanRule):
-    """An input has no fixed shape, so the ANE runs its default shape at most.
+    """An input has a flexible shape; the ANE runs the default shape at most.
 
-    why     For ranged shapes Apple says: only the default shape runs on the Neural Engine, the others on GPU or CPU; a
-            measurement has 0 % of the ANE for them. Enumerated shapes should all be able to run there, and do so in
-            some reports; in others they do not (an A13 with fp16, a model with layer norm, one run of two at 2 %).
-            From iOS 17.4 on the hint reshapeFrequency = infrequent has Core ML optimise anew for each shape.
-    when    Each input with a dimension that is not fixed. The package says whether it is a range or a list of shapes; a
-            program in memory does not. It is reported at the first op that reads the input. The answers for ops are
-            those for the default shape.
-    fix     Fix the shape and pad to the largest; or list the shapes (EnumeratedShapes); or give each shape a function
-            of its own (multifunction models, iOS 18); or set the hint, where the shape seldom changes.
+    why     According to Apple, with ranged shapes only the default shape runs on the Neural Engine, others on GPU or
+            CPU; a measurement shows 0 % on the ANE for them. Enumerated shapes should all be able to run there, and do
+            in some reports, but not in others (an A13 with fp16, a model with layer norm, one run of two at 2 %). From
+            iOS 17.4 on, with the hint reshapeFrequency = infrequent, Core ML optimises again for each new shape.
+    when    Each input with a dimension that is not fixed, at its first user. The package has the kind (range or
+            enumeration), a program in memory does not. The support of ops is predicted for the default shape.
+    fix     Fix the shape and pad to the largest; or enumerate the shapes (EnumeratedShapes); or make one function per
+            shape (multifunction models, iOS 18); or set the hint if the shape rarely changes.
     """
 
     code, slug = "ANE504", "flexible-shapes"
     severity = Severity.UNSUPPORTED
     confidence = "high"
-    advice = "Fix the shape and pad to the largest one, list the shapes, or give each shape a function of its own."
+    advice = "Fix the shape and pad to the largest one, enumerate the shapes, or make one function per shape."
     evidence = (
         Vendor(
             "with range flexibility only the input's default shape is supported on the Neural Engine, others run on "
@@ -321,7 +320,7 @@ class FlexibleShapes(PlanRule):
 def _describe_affected_ops(rows: list[Row]) -> str:
     """Describe how many ops of the function have such a dimension."""
     count = sum(any(map(_has_dynamic_shape, row.op.outputs)) for row in rows)
-    return f"{format_count(count, 'op')} of {len(rows)} make{'s' * (count == 1)} what has such a dimension"
+    return f"{format_count(count, 'op')} of {len(rows)} produce{'s' * (count == 1)} values with such a dimension"
 
 
 def _has_dynamic_shape(var: Var) -> Any:
@@ -329,26 +328,26 @@ def _has_dynamic_shape(var: Var) -> Any:
 
 
 class OldBroadcast(BlockRule):
-    """Two computed values of different shapes are combined: in the old model format that left the ANE.
+    """Broadcast between two computed values, which was unsupported on the ANE in the NeuralNetwork format.
 
-    why     Logs and lists of 2020 say that a product of (C, H, W) with (C, 1, 1) leaves the ANE unless one side is a
-            constant, and that the broadcastable layers do. That is the NeuralNetwork format. In an ML Program Core ML
-            on an M4 accepts every form of broadcast; between the two, M1 to M3, nobody measured.
-    when    add, sub, mul, real_div, maximum, minimum, pow and floor_div of two values that are computed and differ in
-            shape, where chips before the M4 are looked at. One finding for each block. Nothing is concluded: the
-            prediction takes the ANE to accept them.
-    fix     None by default. Where a device shows that it falls off, make both sides equal with tile or concat; a tile
-            of a constant grows to a constant of full size, and others saw their model slow down with tiles in it.
+    why     According to logs and lists of 2020, a product of (C, H, W) with (C, 1, 1) leaves the ANE unless one side is
+            constant, and so do the broadcastable layers. They are about the NeuralNetwork format. In an ML Program Core
+            ML on an M4 accepts every broadcast; M1 to M3 were not measured.
+    when    add, sub, mul, real_div, maximum, minimum, pow and floor_div of two computed values of different shape, if
+            the target includes chips before M4. One finding per block. The prediction still counts them as supported.
+    fix     None by default. If a device shows that the op leaves the ANE, give both operands the same shape with tile
+            or concat. A tile of a constant becomes a constant of full size, and tiles were reported to slow models
+            down.
     """
 
     code, slug = "ANE234", "broadcast-before-m4"
     targets = BEFORE_M4
     severity, confidence = Severity.SUGGESTION, "low"
-    advice = "Leave it unless a device shows that it falls off the ANE; then bring both sides to one shape first."
+    advice = "Keep it unless a device shows that it leaves the ANE; then give both operands the same shape first."
     evidence = (
         Community(
-            "elementwise with channel broadcast supported only with constant vector or transplant input (a log "
-            "of Core ML's; NeuralNetwork format)",
+            "elementwise with channel broadcast supported only with constant vector or transplant input (a log of "
+            "Core ML's; NeuralNetwork format)",
             date="2020-07-14",
             source="https://github.com/hollance/neural-engine/issues/2",
         ),
@@ -381,8 +380,7 @@ class OldBroadcast(BlockRule):
                 found[0],
                 covers=found,
                 note=f"{format_count(len(found), 'broadcast')} between computed values ({format_op_types(found)}): "
-                     f"accepted on "
-                "M4, refused in the NeuralNetwork format of 2020, not measured in between",
+                     f"accepted on M4, unsupported in the NeuralNetwork format of 2020, not measured in between",
             )
 
     def examples(self) -> Iterable[Example]:
@@ -420,7 +418,7 @@ def describe_flexible_shape(feature: Any, var: Var) -> str | None:
         found = None
     if found is None and types.is_tensor(var.sym_type) and any_symbolic(var.shape):
         shape = ", ".join("?" if is_symbolic(extent) else str(extent) for extent in var.shape)
-        return f"has no fixed shape: ({shape}), ranged or enumerated"
+        return f"has a flexible shape: ({shape}), ranged or enumerated"
     return found
 
 

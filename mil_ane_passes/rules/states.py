@@ -1,4 +1,4 @@
-"""States."""
+"""States: width, number, and updates."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from ..utils.text_format import join_names
 from ._sizes import select_generations
 
 _WIDTH_MULTIPLE = 32
-"Numbers in a row of 64 bytes in fp16: a state failed whose width is not a multiple of it."
+"fp16 elements in a row of 64 bytes: a state whose width is not a multiple of this failed."
 _STATE_PATTERN = "https://github.com/john-rocky/CoreML-LLM/blob/main/docs/MLSTATE_PATTERN.md"
 _STATE_WRITERS = frozenset({"coreml_update_state", "write_state"})
 _PASSED_THROUGH = frozenset({"slice_by_index", "slice_by_size", "coreml_update_state", "identity"})
-"Ops through which rows of an updated cache are followed."
+"Ops through which rows of an updated cache are traced."
 
 
 class StateWidth(BlockRule):
-    """A state's width is no multiple of 32, with which a model failed on the ANE.
+    """The width of a state is not a multiple of 32; such a model failed on the ANE.
 
-    why     A model with a state 270 wide fails when the ANE is allowed, and runs with one of 256; on CPU and GPU both
-            run. One report, with a script. 32 numbers in fp16 are the 64 bytes to which rows are padded.
-    when    Each state whose last dimension is no multiple of 32, at its first reader. Chips other than M4 were not
+    why     A model with a state of width 270 fails if the ANE is allowed, and runs with width 256; both run on CPU and
+            GPU. One report, with a script. 32 fp16 numbers are the 64 bytes to which rows are padded.
+    when    Each state whose last dimension is not a multiple of 32, at its first user. Chips other than M4 were not
             measured.
-    fix     Make the state wider, to the next multiple of 32, and slice what is read; write back padded.
-    no fix  The shape of a state is the model's interface: who makes the state makes it wider.
+    fix     Pad the state to the next multiple of 32, slice it after each read, and pad before each write.
+    no fix  The shape of a state belongs to the model's interface.
     """
 
     code, slug = "ANE233", "state-width"
     refuses, confidence = True, "medium"
-    advice = "Pad the state's last dimension to a multiple of 32 and slice what is read (the same bits)."
+    advice = "Pad the last dimension of the state to a multiple of 32 and slice after each read (the same bits)."
     evidence = (
         Measured("a state 270 wide fails on the ANE, 256 works", chip="M4", os="macOS 15.2", date="2025-12-19",
                  source="https://github.com/apple/coremltools/issues/2631"),
@@ -60,7 +60,7 @@ class StateWidth(BlockRule):
                 continue
             beside = "" if m4 else f"; not measured on {format_generations(self.generations)}"
             yield Hit(readers[0], covers=readers, sure=bool(m4),
-                      note=f"state '{name}' is {width} wide, no multiple of {_WIDTH_MULTIPLE}; 270 failed on M4, "
+                      note=f"state '{name}' is {width} wide, not a multiple of {_WIDTH_MULTIPLE}; 270 failed on M4, "
                            f"256 ran{beside}")
 
     def examples(self) -> Iterable[Example]:
@@ -70,22 +70,21 @@ class StateWidth(BlockRule):
 
 
 class SeveralStates(BlockRule):
-    """A function with two states and more was seen to fail when it predicts, where one with a single state runs.
+    """A function has two or more states; such models failed at prediction, while one state worked.
 
-    why     Nine variants of one decoder were tried: those with two states end in an error of inference (status 0x1d)
-            when they predict, those with one run; with three, the CPU also computed slice_update wrongly. The same
-            author ships another decoder with two states, which runs. So it is no rule without exception, and what
-            makes the difference is not known.
-    when    A function with two and more states, at the first op that reads one.
-    fix     One state for all (`edit --merge-states`), or no state: the cache goes in, its new rows come out
+    why     In a test of nine variants of a decoder, those with two states fail at prediction (status 0x1d), and those
+            with one state run; with three, the CPU also computed slice_update wrongly. However, the same author ships
+            another decoder with two states, which runs. The cause of the difference is unknown.
+    when    A function with two or more states, at the first op that reads one.
+    fix     Merge the states into one (`edit --merge-states`), or pass the cache as an input and return its new rows
             (`edit --state-to-io`, `adapt`).
-    no fix  The states of a function are the model's interface, which rewrites do not change.
+    no fix  States belong to the model's interface, which rewrites do not change.
     """
 
     code, slug = "ANE241", "several-states"
     severity = Severity.UNSUPPORTED
     confidence = "medium"
-    advice = "Keep what the states hold in one (edit --merge-states), or outside of the model (edit --state-to-io)."
+    advice = "Merge the states into one (edit --merge-states), or keep them in the caller (edit --state-to-io)."
     evidence = (
         Community("of nine variants of a decoder all with two states fail with status 0x1d, all with one run; with "
                   "three the CPU computes slice_update wrongly",
@@ -101,40 +100,41 @@ class SeveralStates(BlockRule):
         states = [(name, readers) for name, var in block.inputs.items()
                   if types.is_state(var.sym_type) and (readers := get_consumers(var))]
         if len(states) == 1:
-            yield Miss(states[0][1][0], "one state in the function, two were seen to fail", near=False)
+            yield Miss(states[0][1][0], "one state in the function; two are reported to fail", near=False)
         elif states:
             names = join_names(f"'{name}'" for name, _ in states)
             yield Hit(states[0][1][0], covers=[op for _, readers in states for op in readers],
-                      note=f"{len(states)} states in one function ({names}); two were seen to fail at prediction, and "
-                           "to run in another model")
+                      note=f"{len(states)} states in one function ({names}); two states failed at prediction in one "
+                           f"report, and ran in another model")
 
     def examples(self) -> Iterable[Example]:
         yield Example("two", lambda: _build_cache(states=2))
-        yield Example("one", lambda: _build_cache(), reason="one state in the function, two were seen to fail")
+        yield Example("one", lambda: _build_cache(), reason="one state in the function; two are reported to fail")
         yield make_example("none", lambda x: Builder.relu(x=x, name="y"), reason="", x=(1, 32))
 
 
 class StateUpdatedInPlace(BlockRule):
-    """What becomes of rows written into a state depends on the place, the opset and the model.
+    """ANE support of slice_update on a state depends on the position, the opset and the model.
 
-    why     Sources contradict each other. Written at a computed place, one decoder was rejected by the ANE's compiler
-            as a whole while its prefill was taken; others run so, with one state and the opset of iOS 18. One
-            program with slice_update was planned on the ANE as CoreML8 and failed with -14 as CoreML9 (iOS 26).
-            Apple says that an assignment to a window may reside on the ANE.
-    when    A slice_update whose result is written to a state, with the place: constant or computed.
-    fix     A blend with a mask of ones at the new rows (the same bits for finite values), which `adapt` writes; the
-            position becomes an input. Do not raise the opset beyond iOS 18.
-    no fix  Where the rows go is decided by the caller: the position has to become an input (`adapt`).
+    why     Sources contradict each other. With updates at a computed position, the ANE's compiler rejected one entire
+            decoder but accepted its prefill; other decoders run, with one state and the opset of iOS 18. One program
+            with slice_update was planned on the ANE as CoreML8 and failed with -14 as CoreML9 (iOS 26). According to
+            Apple, window assignments may reside on the ANE.
+    when    A slice_update whose result is written to a state. The finding states whether the position is constant or
+            computed.
+    fix     Blend with a mask of ones at the new rows (the same bits for finite values), as `adapt` does; the position
+            becomes an input. Do not raise the opset above iOS 18.
+    no fix  The position of the rows has to become an input, which changes the model's interface (`adapt`).
     """
 
     code, slug = "ANE242", "state-updated-in-place"
     severity, confidence = Severity.SUGGESTION, "low"
-    advice = "Blend the new rows in by a mask (adapt does), and stay with the opset of iOS 18."
+    advice = "Blend the new rows with a mask, as adapt does, and keep the opset of iOS 18."
     evidence = (
         Community("a decoder that updates its cache in the model is rejected by the ANE's compiler; of its prefill "
                   "1,918 of 1,919 ops are on the ANE", chip="M5 Pro",
                   source="https://github.com/FluidInference/mobius/pull/77", date="2026-07-16"),
-        Community("contradicts it: computed places run with one packed state and the opset of iOS 18",
+        Community("contradicts it: computed positions run with one packed state and the opset of iOS 18",
                   source=_STATE_PATTERN, date="2026-04-28"),
         Community("the same program with slice_update is planned on the ANE as CoreML8 and fails with -14 as CoreML9",
                   source="https://github.com/savageAZfck/mil_spec", date="2026-09"),
@@ -147,8 +147,8 @@ class StateUpdatedInPlace(BlockRule):
             if op.op_type != "slice_update" or not any(each.op_type in _STATE_WRITERS for each in _list_users(op)):
                 continue
             computed = [name for name in ("begin", "end") if not is_const(op.inputs.get(name))]
-            place = "a computed place, rejected in one model and run in another" if computed else (
-                "a constant place; of computed ones some were rejected")
+            place = "a computed position, rejected in one model and run in another" if computed else (
+                "a constant position; some computed ones were rejected")
             yield Hit(op, note=f"rows are written into a state at {place}")
 
     def examples(self) -> Iterable[Example]:
@@ -158,19 +158,19 @@ class StateUpdatedInPlace(BlockRule):
 
 
 class TransposedUpdate(BlockRule):
-    """A transpose of rows of an updated cache was seen to fail in the ANE's compiler.
+    """A transpose of rows of an updated cache fails in the ANE's compiler, as reported.
 
-    why     A decoder whose keys are sliced from the result of a slice_update and transposed by an op of their own
-            fails with -14; with the transpose inside the matmul (transpose_y) it compiles.
-    when    A transpose that reads the result of a slice_update, directly or through slices, or the same values read
-            back from the state they were written to.
-    fix     matmul with transpose_x or transpose_y in place of the transpose: the same bits.
+    why     A decoder whose keys are sliced from the result of a slice_update and transposed by a separate op fails with
+            -14; with the transpose inside the matmul (transpose_y) it compiles.
+    when    A transpose of the result of a slice_update, directly or through slices, or of the same values after a state
+            read.
+    fix     matmul with transpose_x or transpose_y instead of the transpose: the same bits.
     """
 
     code, slug = "ANE243", "transposed-cache-update"
     severity = Severity.UNSUPPORTED
     confidence = "low"
-    advice = "Transpose inside the matmul (transpose_y) in place of the transpose: the same bits."
+    advice = "Use transpose_y of the matmul instead of the transpose: the same bits."
     evidence = (
         Community("a standalone transpose of a slice of a slice_update fails with -14; matmul's transpose_y does not",
                   source=_STATE_PATTERN, date="2026-04-28"),

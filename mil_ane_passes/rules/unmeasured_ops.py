@@ -1,4 +1,4 @@
-"""Ops that nobody measured on the ANE of the target."""
+"""Ops without a measurement on the ANE of the target."""
 
 from __future__ import annotations
 
@@ -19,24 +19,25 @@ _KINDS = {"vendor": "Apple", "measured": "measured", "community": "reported"}
 
 
 class UnmeasuredOps(PlanRule):
-    """Nobody measured these ops on the ANE of the target.
+    """No measurement of these ops on the ANE of the target is known.
 
-    why     Where an op runs is then predicted from the nearest evidence: that of another chip, or of the op type on
-            other types of values. Without any, the op is predicted to be unsupported, and takes its neighbours along.
-            The ops of a state decide where a language model with a cache runs: on read_state and coreml_update_state
-            one measurement names its chip, an M4, and on slice_update two statements contradict each other.
-    when    Ops for whose type, types of values or place no measurement through Core ML is known on the target; for
-            `all`, on any one of its generations. Ops that other findings call not known to be supported are not
-            repeated. One finding for each reason, which names chips and sources of observations.
-    fix     Measure it: `mil-ane-passes mac-script` writes what to run on a Mac, and `lint --measured` reads the answer.
+    why     The placement of such an op is predicted from the nearest evidence: another chip, or the op type with other
+            dtypes. Without any, the op is predicted to be unsupported, and neighbours may fall back with it. State ops
+            decide where a language model with a cache runs: for read_state and coreml_update_state one measurement
+            states its chip, an M4; for slice_update two sources contradict each other.
+    when    Ops for whose type, dtypes or position no measurement through Core ML is known on the target (for `all`: on
+            one of the generations). Ops with other findings of unknown support are not repeated. One finding per
+            reason, with the chips and sources of observations.
+    fix     Measure it: `mil-ane-passes mac-script` writes a folder to run on a Mac, and `lint --measured` reads the
+            result.
     """
 
     code, slug = "ANE299", "unmeasured-op"
     unmeasured = True
     severity, confidence = Severity.SUGGESTION, "low"
-    advice = "Measure it on a Mac (mac-script writes what to run there), and pass the result to lint --measured."
+    advice = "Measure it on a Mac (with the folder written by mac-script), and pass the result to lint --measured."
     evidence = (
-        cite_m4_study("276 cases of ops were tried through Core ML; a type without a case was not measured"),
+        cite_m4_study("276 op cases were tried through Core ML; op types without a case were not measured"),
         *dict.fromkeys(source for row in OP_SUPPORT.values() for source in row.sources),
     )
 

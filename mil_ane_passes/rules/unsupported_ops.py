@@ -21,12 +21,12 @@ from ._unsupported_ops import UnsupportedOps
 class ElementaryFunctions(UnsupportedOps):
     """asin, acos, tan, sinh, cosh and atanh are unsupported on the ANE.
 
-    why     Core ML on an M4 rejects them, and so does the ANE's compiler on M1 to M5 when asked without Core ML. The
-            op runs on the CPU, with two transitions where it stands between ops on the ANE.
+    why     Core ML on an M4 rejects them, and so does the ANE's compiler on M1 to M5 when queried without Core ML. The
+            op runs on the CPU, with two transitions if it is between ops on the ANE.
     when    Any of the six on numbers. Its neighbours sin, cos and atan are supported on an M4.
-    fix     Write it with exp, tanh, log, sin, cos, atan and a division: the note says how. The algebra is the same,
-            the roundings of fp16 are not: 1.6 to 3.3 units in the last place. log((1 + x) / (1 - x)) / 2 loses small x;
-            `ane::inverse_tanh` has a longer form that does not.
+    fix     Rewrite it with exp, tanh, log, sin, cos, atan and a division; the finding has the formula. The algebra is
+            the same, fp16 rounding differs by 1.6 to 3.3 units in the last place. log((1 + x) / (1 - x)) / 2 is
+            inaccurate for small x; `ane::inverse_tanh` has a longer form that is accurate.
     """
 
     code, slug = "ANE202", "elementary-function"
@@ -49,8 +49,8 @@ class Modulo(UnsupportedOps):
 
     why     Core ML on an M4 rejects it, and so does the ANE's compiler on M1 to M5 when asked without Core ML.
     when    Any mod of numbers. floor_div is supported on an M4.
-    fix     x - y * floor(x / y): the same in exact arithmetic; in fp16 a quotient that rounds up to a whole number
-            gives a remainder that is off by y. `ane::modulo_by_floor` takes a constant y in pieces: the same bits.
+    fix     x - y * floor(x / y): equal in exact arithmetic, but in fp16 the remainder is off by y if the quotient
+            rounds up to an integer. `ane::modulo_by_floor` subtracts a constant y in steps: the same bits.
     """
 
     code, slug = "ANE203", "modulo"
@@ -79,10 +79,10 @@ class Product(UnsupportedOps):
     """reduce_prod is unsupported on the ANE.
 
     why     Core ML on an M4 rejects it, and so does the ANE's compiler on M1 to M5 when asked without Core ML. The
-            other reductions are taken.
+            other reductions are supported.
     when    Any reduce_prod of numbers, whatever the axes.
-    fix     Few elements: slice them and multiply, in the order in which the product was taken. Many, all positive:
-            exp of the reduce_sum of log, an approximation in fp16.
+    fix     Few elements: slice and multiply them in the original order. Many positive elements: exp of the reduce_sum
+            of log, an approximation in fp16.
     """
 
     code, slug = "ANE204", "product"
@@ -101,14 +101,14 @@ class Product(UnsupportedOps):
 
 
 class Cumsum(UnsupportedOps):
-    """cumsum is unsupported on the ANE, and what stands beside a cheap one may leave with it.
+    """cumsum is unsupported on the ANE, and neighbouring ops may fall back to the CPU with it.
 
-    why     Reported on the CPU for static and flexible shapes alike, with the cheap op behind it drawn along; refused
-            by Core ML on an M4. The ANE itself can do it, but not from MIL's op.
-    when    Any cumsum of numbers, whatever axis, direction and length.
+    why     Reported on the CPU for static and flexible shapes, together with the cheap op after it; unsupported by Core
+            ML on an M4. The hardware can compute it, but MIL's op is not mapped to it.
+    when    Any cumsum of floats, for any axis, direction and length.
     fix     ane::triangle_cumsum: convs with ones, or a matmul with a constant triangle of ones (upper for the last
-            axis, lower with reverse, without its diagonal with exclusive). The same sums in another order; they must
-            stay below 32768 in fp16. A length that is known only at run time needs a bound.
+            axis, lower with reverse, without its diagonal with exclusive). The same sums in a different order; they
+            must stay below 32768 in fp16. A dynamic length needs a bound.
     """
 
     code, slug = "ANE205", "cumsum"
@@ -130,14 +130,14 @@ class Cumsum(UnsupportedOps):
 
 
 class Fills(UnsupportedOps):
-    """A tensor of one number is filled while the model runs.
+    """fill and fill_like are computed at run time, and are unsupported on the ANE of some chips.
 
     why     fill and fill_like were reported on the CPU only, chip not stated. Sources disagree: the ANE's compiler
-            takes both when asked without Core ML, and on an M4 fill_like is accepted; fill was not tried there.
-    when    Any fill of numbers; any fill_like of numbers on generations before the M4.
-    fix     ane::constant_fill: a constant, of one element where what reads it broadcasts, and for a size known at run
-            time zeros of that size and the number: the same bits. coremltools' const_elimination folds a fill whose
-            shape is known at conversion, a fill_like never.
+            supports both when queried without Core ML, and an M4 accepts fill_like; fill was not tried there.
+    when    Any fill of floats; any fill_like of floats on generations before M4.
+    fix     ane::constant_fill: a constant, with one element if all users broadcast, or for dynamic sizes a sum of zeros
+            of that size and the value: the same bits. coremltools' const_elimination folds a fill with a constant
+            shape, but not fill_like.
     """
 
     code, slug = "ANE206", "fill"
@@ -160,14 +160,14 @@ class Fills(UnsupportedOps):
 
 
 class Range1d(UnsupportedOps):
-    """A range of numbers is counted out while the model runs.
+    """range_1d is unsupported on the ANE.
 
-    why     range_1d runs on the CPU only, and on the GPU neither; so it was reported without the chip's name, measured
-            on an M4, and seen on an M1 without Core ML.
+    why     range_1d runs on the CPU only, not even on the GPU: reported without the chip, measured on an M4, and
+            observed on an M1 without Core ML.
     when    Any range_1d, of integers or of fp16, with fixed bounds or computed ones.
-    fix     ane::constant_range: with fixed bounds a constant holds the same bits; where the end is the length of an
-            axis, a constant of the longest range is cut to it. With an end that is computed otherwise, the longest
-            range and a mask (a comparison with the bound as fp16) where the shorter one was read.
+    fix     ane::constant_range: for constant bounds a constant (the same bits); if the end is the length of an axis, a
+            slice of a constant with the longest range. For other computed ends, use the longest range and a mask (a
+            comparison with the bound as fp16) at its users.
     """
 
     code, slug = "ANE207", "range-1d"
@@ -189,12 +189,12 @@ class Range1d(UnsupportedOps):
 class MasksAtRunTime(UnsupportedOps):
     """one_hot and band_part are unsupported on the ANE.
 
-    why     Core ML on an M4 rejects both, and so does the ANE's compiler on M1 to M5 when asked without Core ML. In
-            GPT models on an M1 Pro the band_part of the causal mask was what left the ANE.
+    why     Core ML on an M4 rejects both, and so does the ANE's compiler on M1 to M5 when queried without Core ML. In
+            GPT models on an M1 Pro the band_part of the causal mask left the ANE.
     when    Any one_hot, any band_part.
-    fix     ane::constant_band_part selects by a constant mask: the same bits, whatever lies outside the band.
-            ane::one_hot_compare compares the indices, cast to fp16 at the edge (exact up to 2048), with a constant
-            range; better still, pass the indices in as fp16, or the one-hot rows themselves.
+    fix     ane::constant_band_part selects by a constant mask: the same bits for any values outside the band.
+            ane::one_hot_compare compares the indices, cast to fp16 (exact up to 2048), with a constant range; it is
+            better to pass the indices as fp16 inputs, or the one-hot rows themselves.
     """
 
     code, slug = "ANE208", "mask-at-run-time"
@@ -216,14 +216,14 @@ class MasksAtRunTime(UnsupportedOps):
 
 
 class RandomNumbers(UnsupportedOps):
-    """The model draws random numbers.
+    """Ops that generate random numbers are unsupported on the ANE.
 
-    why     Core ML on an M4 rejects random_normal. The ANE's compiler, asked without Core ML, supports no random op on
-            any generation but random_uniform, and that on M3 and later only; Core ML was not asked about it.
+    why     Core ML on an M4 rejects random_normal. The ANE's compiler, queried without Core ML, supports random_uniform
+            on M3 and later, and no other random op on any generation; Core ML was not tested with it.
     when    random_normal, random_uniform, random_bernoulli and random_categorical.
-    fix     Draw outside and pass the numbers in as an input: any seed can then be repeated, too. Noise that may be the
-            same in every run is a constant.
-    no fix  What is drawn cannot be said by other ops: numbers that are drawn beforehand are another model.
+    fix     Generate the numbers in the caller and pass them as an input, which also makes seeds reproducible. Noise
+            that may be the same in every run can be a constant.
+    no fix  Random numbers cannot be computed by other ops, and numbers from the caller change the interface.
     """
 
     code, slug = "ANE209", "random-numbers"
@@ -245,11 +245,11 @@ class RandomNumbers(UnsupportedOps):
 class SlidingWindows(UnsupportedOps):
     """sliding_windows is unsupported on the ANE.
 
-    why     Core ML on an M4 rejects it, and it runs on no GPU either; the ANE's compiler, asked without Core ML, has
-            no form of it.
+    why     Core ML on an M4 rejects it, on the GPU, too; the ANE's compiler, queried without Core ML, has no
+            equivalent.
     when    Any sliding_windows.
-    fix     Windows that do not overlap are a reshape; those that begin at multiples of the stride are rows of one,
-            joined. Few windows: a slice each, and a stack. The same bits.
+    fix     Windows without overlap: a reshape. Windows that are multiples of the stride: concatenated rows of a
+            reshape. Few windows: one slice each, and a stack. The same bits.
     """
 
     code, slug = "ANE211", "sliding-windows"
@@ -269,12 +269,12 @@ class SlidingWindows(UnsupportedOps):
 class Scatter(UnsupportedOps):
     """scatter is unsupported on the ANE.
 
-    why     Apple's own comments in coremltools say it falls off the ANE. Core ML on an M4 rejects it, the ANE's
-            compiler on M1 to M5 has no form of it, and those who moved caches by scatter found it rejected.
+    why     According to Apple's comments in coremltools it falls off the ANE. Core ML on an M4 rejects it, the ANE's
+            compiler on M1 to M5 has no equivalent, and cache updates by scatter were reported as unsupported.
     when    scatter, scatter_nd and scatter_along_axis, with constant or computed indices.
-    fix     A fixed window: slice_update (iOS18), or slices and a concat: the same bits. Chosen places: blend
-            x * (1 - m) + v * m with a mask that is an input or a constant: exact where values are finite. Constant
-            indices: a gather with the inverse ones.
+    fix     Fixed window: slice_update (iOS18), or slices and a concat (the same bits). Selected positions: blend x * (1
+            - m) + v * m with a mask that is an input or a constant, which is exact if values are finite. Constant
+            indices: a gather with the inverse indices.
     """
 
     code, slug = "ANE213", "scatter"
@@ -313,12 +313,12 @@ class Scatter(UnsupportedOps):
 class CropResize(UnsupportedOps):
     """crop_resize is unsupported on the ANE.
 
-    why     Core ML on an M4 rejects it, and it runs on no GPU either. The hardware has it from M2 on (asked without
-            Core ML), not on an M1.
+    why     Core ML on an M4 rejects it, on the GPU, too. The hardware supports it from M2 on (queried without Core ML),
+            not on M1.
     when    Any crop_resize, with constant or computed boxes.
-    fix     Constant boxes: a slice_by_index and a resize_bilinear for each where the corners are elements, else slices
-            that are mixed with constant weights, and a concat. Computed boxes: crop outside, or use resample with
-            coordinates that are an input.
+    fix     Constant boxes: for each box a slice_by_index and a resize_bilinear if the corners are at elements,
+            otherwise slices blended with constant weights; then a concat. Computed boxes: crop in the caller, or use
+            resample with coordinates as an input.
     """
 
     code, slug = "ANE216", "crop-resize"
@@ -341,13 +341,13 @@ class CropResize(UnsupportedOps):
 class Recurrent(UnsupportedOps):
     """lstm, gru and rnn are unsupported on the ANE.
 
-    why     Said by a maintainer of coremltools, measured on an M4, and so for all generations when the ANE's compiler
-            is asked without Core ML. They run on the CPU.
-    when    Any lstm, gru or rnn; the note has the number of steps.
-    fix     A sequence of fixed length: `ane::unroll_lstm`, `ane::unroll_gru` and `ane::unroll_rnn` write it out into
-            linear, sigmoid and tanh, which are taken; the roundings differ and add up over the steps. A very long one:
-            keep the convolutions and linears before and after it together, so that it costs two transitions
-            and no more, or split the model there.
+    why     Stated by a maintainer of coremltools, measured on an M4, and true for all generations when the ANE's
+            compiler is queried without Core ML. They run on the CPU.
+    when    Any lstm, gru or rnn; the finding states the number of steps.
+    fix     A sequence of fixed length: `ane::unroll_lstm`, `ane::unroll_gru` and `ane::unroll_rnn` unroll it into
+            linear, sigmoid and tanh, which are supported; rounding differs and accumulates over the steps. For very
+            long sequences: group the convolutions and linears before and after it, so that it costs only two
+            transitions, or split the model there.
     """
 
     code, slug = "ANE217", "recurrent"
@@ -357,7 +357,7 @@ class Recurrent(UnsupportedOps):
         yield make_example("lstm", _build_lstm, x=(5, 1, 4), h=(1, 3), c=(1, 3))
         yield make_example("gru", _build_gru, x=(None, 1, 4), h=(1, 3))
         yield make_example(
-            "one step, written out",
+            "one step, unrolled",
             lambda x, h: Builder.tanh(
                 x=Builder.add(
                     x=Builder.linear(x=x, weight=make_weight(3, 4)), y=Builder.linear(x=h, weight=make_weight(3, 3))
@@ -371,16 +371,16 @@ class Recurrent(UnsupportedOps):
 
 
 class TextureOps(UnsupportedOps):
-    """affine, resample and reflecting pads need a unit that the ANE has from M2 on.
+    """affine, resample and reflecting pads need a hardware unit that the ANE has from M2 on.
 
-    why     By a private route M1 rejects affine ("affine transform is not supported on this architecture") and
-            resample, and does resizing and reflecting pads by other means, some modes of which fail. Through Core ML
-            only an M4 was measured, which accepts them all.
-    when    Chips up to M1: affine, resample; pad with mode reflect, which is not known. Resizing is not reported: it
-            is said to work there, rounded otherwise.
-    fix     A fixed integer enlargement is a conv_transpose; a reflecting pad is slices, reverse and concat (the same
-            bits); sampling grids have to stay outside the model.
-    no fix  Sampling at places that are computed needs a gather, which is unsupported as well.
+    why     On a private route M1 rejects affine ("affine transform is not supported on this architecture") and
+            resample, and emulates resizing and reflecting pads, some modes of which fail. Through Core ML only an M4
+            was measured, which accepts all of them.
+    when    Chips up to M1: affine, resample; pad with mode reflect, as unknown. Resizing is not reported: it is stated
+            to work there, with different rounding.
+    fix     Constant integer upscaling: a conv_transpose; reflecting pad: slices, reverse and concat (the same bits);
+            sampling grids have to stay in the caller.
+    no fix  Sampling at computed positions needs a gather, which is unsupported as well.
     """
 
     code, slug = "ANE231", "texture-op"
@@ -413,12 +413,13 @@ class TextureOps(UnsupportedOps):
 
 
 class LogicalOps(UnsupportedOps):
-    """A logical op on masks may not run on the ANE: the sources contradict each other.
+    """A logical op on masks may be unsupported on the ANE; sources contradict each other.
 
-    why     Core ML accepts logical_and on an M4. By a private route logical_and, logical_or and logical_xor are
-            supported on no chip, which at least for the first is not so. Nothing else was measured.
-    when    logical_or and logical_xor; logical_and when another chip than M4 is looked at. Never known.
-    fix     On masks of 0 and 1 in fp16: and is mul or minimum, or is maximum, xor is abs of the difference (the same
+    why     Core ML accepts logical_and on an M4. On a private route logical_and, logical_or and logical_xor are
+            unsupported on every chip, which is wrong at least for the first. Nothing else was measured.
+    when    logical_or and logical_xor; logical_and if the target includes other chips than M4. Always reported as
+            unknown.
+    fix     Use fp16 masks of 0 and 1: mul or minimum for and, maximum for or, abs of the difference for xor (the same
             bits).
     """
 
@@ -433,14 +434,15 @@ class LogicalOps(UnsupportedOps):
 
 
 class SinCos(UnsupportedOps):
-    """sin and cos are not taken by the ANE of M1 and M2.
+    """sin and cos are unsupported on the ANE of M1 and M2.
 
-    why     By a private route both are native from M3 on, and M1 and M2 refuse them. A model with a lone sin is
-            reported not to run on the ANE, chip not stated, which its small size explains as well. An M4 accepts both.
-    when    sin and cos of numbers, on chips up to M2. A13 and before were not measured.
-    fix     Where the angles are constants (positions, frequencies), put the values into the model: the same bits.
-            Otherwise a polynomial after the angle is brought into one turn (close, not equal).
-    no fix  No ops that M1 takes make the same values; a polynomial is another function, of a dozen ops for each.
+    why     On a private route both are native from M3 on, and rejected on M1 and M2. A model with a single sin is
+            reported not to run on the ANE, chip not stated; its small size may be the reason. An M4 accepts both.
+    when    sin and cos of floats, on chips up to M2. A13 and before were not measured.
+    fix     If the angles are constant (positions, frequencies), store the values in the model: the same bits. Otherwise
+            reduce the angle to one turn and use a polynomial (close, not equal).
+    no fix  No ops that are supported on M1 compute the same values; a polynomial is a different function, and needs a
+            dozen ops.
     """
 
     code, slug = "ANE238", "sin-cos-before-m3"

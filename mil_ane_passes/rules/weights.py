@@ -1,4 +1,4 @@
-"""Weights whose storage or size keeps an op off the ANE, or slows it down."""
+"""Weights whose format or size keeps an op off the ANE, or slows it down."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ _GB = 10 ** 9
 
 
 class IntegerWeights(Rule):
-    """An int8 or int4 weight was reported to keep its op off the ANE of an M4; other sources disagree.
+    """An int8 or int4 weight is reported to keep its op off the ANE of an M4; other sources disagree.
 
-    why     One report from an M4: Core ML offers the CPU only for every conv, linear and matmul with an int4 or int8
-            weight, at any depth and for any deployment target. Against it: a language model with int8 weights, one
-            scale for each output channel, has 99.5 % of its ops on the ANE of an A19 Pro, and Apple's guide counts such
-            weights among what gains on the ANE. What decides, the chip, the system or the form, nobody says.
-    when    On an M4: conv, linear and matmul that read a weight of integers with scales, but those with several
-            scales along the input channels, which are ANE402's. Palettized weights are none.
-    fix     Palettize (coremltools.optimize.coreml.palettize_weights), which no report of this kind speaks of; or
-            ask a device: the plan that `mil-ane-passes mac-script` brings back tells for each op.
-    no fix  Palettizing or quantizing anew changes the weights, which is for who made them to decide.
+    why     One report from an M4: Core ML supports every conv, linear and matmul with an int4 or int8 weight on the CPU
+            only, at any depth and for any deployment target. In contrast, a language model with int8 weights and one
+            scale per output channel has 99.5 % of its ops on the ANE of an A19 Pro, and Apple's guide recommends such
+            weights for the ANE. No source states whether the chip, the OS or the format decides.
+    when    On an M4: conv, linear and matmul with a scaled integer weight, except those with several scales along the
+            input channels (ANE402). Palettized weights do not count.
+    fix     Palettize (coremltools.optimize.coreml.palettize_weights), for which no such report exists; or measure the
+            compute plan on a device with `mil-ane-passes mac-script`.
+    no fix  Requantizing or palettizing changes the weight values, which is the decision of the model's author.
     """
 
     code, slug = "ANE240", "integer-weights"
     roots = ("conv", "linear", "matmul")
     targets = M4
     refuses, confidence = True, "low"
-    advice = "Look at the compute plan on a device, or palettize the weights instead."
+    advice = "Check the compute plan on a device, or palettize the weights instead."
     evidence = (
         Community("a conv, linear or matmul with an int4 or int8 constexpr weight reports supported=[CPU] from "
-                  "MLComputePlan, up to target iOS26; to be checked again on other chips and systems, its author says",
+                  "MLComputePlan, up to target iOS26; the author asks to check other chips and systems",
                   source="https://github.com/kasper0406/stablehlo-coreml/pull/110", chip="M4"),
         Community("contradicts it: with int8 weights, one scale for each output channel, target iOS17, 99.5 % of the "
                   "ops of a language model are on the ANE by MLComputePlan", chip="A19 Pro (iPhone 17 Pro)",
@@ -61,18 +61,18 @@ class IntegerWeights(Rule):
             if kind and not _has_blocks(op, var):
                 return Hit(op, sure=False, likely=True,
                            note=f"{kind} weight with scales: reported on the CPU of an M4, on the ANE of an A19 Pro")
-        return Miss(op, "no weight of integers with scales by output channel", near=False)
+        return Miss(op, "no integer weight with one scale per output channel", near=False)
 
     def examples(self) -> Iterable[Example]:
         yield Example("conv", lambda: _build_int8_conv((4, 1, 1, 1)))
         yield Example("one scale", lambda: _build_int8_conv((1, 1, 1, 1)))
         yield Example("first form", _build_affine_linear)
         yield Example("blocks", lambda: _build_int8_conv((4, 2, 1, 1)),
-                      reason="no weight of integers with scales by output channel")
+                      reason="no integer weight with one scale per output channel")
         yield make_example(
             "plain",
             lambda x: Builder.conv(x=x, weight=make_weight(4, 8, 1, 1)),
-            reason="no weight of integers with scales by output channel",
+            reason="no integer weight with one scale per output channel",
             x=(1, 8, 5, 6),
         )
 
@@ -119,15 +119,15 @@ def _build_affine_linear() -> Program:
 
 
 class PerBlockInt8(Rule):
-    """An int8 or int4 weight has a scale for each block of input channels.
+    """An int8 or int4 weight has one scale per block of input channels.
 
-    why     Such weights gave wrong outputs on the Neural Engine, silently: cosine 0.367 to the reference, 0.999 on
-            the GPU. On an M4 a conv, linear or matmul with an int8 or int4 weight of any granularity was given to
-            the CPU. The reports differ in what happens; in neither does the ANE compute it right.
+    why     Such weights gave silently wrong outputs on the Neural Engine: cosine 0.367 to the reference, 0.999 on the
+            GPU. On an M4 a conv, linear or matmul with an int8 or int4 weight of any granularity ran on the CPU. The
+            reports differ in the effect, but in neither of them does the ANE compute it correctly.
     when    conv, linear or matmul reads a constexpr_blockwise_shift_scale of integers with more than one block along
-            the input channels. Scales for each output channel only are left out. That the ANE rejects the op was seen
-            on an M4; elsewhere it may compute it, wrongly.
-    fix     None here. Palettize instead (cosine 0.9975 in the same report, groups of 32), or quantize for each
+            the input channels. Weights with scales per output channel only do not count. The ANE of an M4 rejects the
+            op; other chips may compute it, wrongly.
+    fix     None by a rewrite. Palettize instead (cosine 0.9975 in the same report, groups of 32), or quantize per
             output channel: granularity="per_channel" in coremltools.optimize.
     no fix  Quantizing or palettizing anew changes the weights, which is for who made them to decide.
     """
@@ -135,7 +135,7 @@ class PerBlockInt8(Rule):
     code, slug = "ANE402", "per-block-int8-weight"
     roots = ("conv", "linear", "matmul")
     refuses, confidence = True, "medium"
-    advice = "Palettize the weight, or quantize it with one scale for each output channel."
+    advice = "Palettize the weight, or quantize it with one scale per output channel."
     evidence = (
         Community("8-bit weights with a scale for each block: output cosine 0.367 on the Neural Engine, 0.999 on the "
                   "GPU; 8-bit palettized in groups of 32: 0.9975 on the Neural Engine (Core AI)",
@@ -152,7 +152,7 @@ class PerBlockInt8(Rule):
         found = [(var, axis) for var, axis in _find_weights_with_axes(op)
                  if is_compressed(var) and var.op.op_type == "constexpr_blockwise_shift_scale"]
         if not found:
-            return Miss(op, "no weight of integers with scales", near=False)
+            return Miss(op, "no integer weight with scales", near=False)
         for var, axis in found:
             data, blocks = var.op.data, int(var.op.scale.shape[axis])
             if types.is_float(data.dtype):
@@ -160,8 +160,8 @@ class PerBlockInt8(Rule):
             if blocks > 1:
                 kind = types.builtin_to_string(data.dtype)
                 return Hit(op, sure=bool(select_generations(tuple(self.generations), "m4")),
-                           note=f"{kind} weight with a scale for every {int(var.shape[axis]) // blocks} of "
-                                f"{var.shape[axis]} input channels; palettize, or quantize by output channel")
+                           note=f"{kind} weight with one scale per {int(var.shape[axis]) // blocks} of "
+                                f"{var.shape[axis]} input channels; palettize, or quantize per output channel")
         return Miss(op, "one scale for all input channels", near=False)
 
     def examples(self) -> Iterable[Example]:
@@ -179,7 +179,7 @@ class PerBlockInt8(Rule):
         yield make_example(
             "plain",
             lambda x: Builder.conv(x=x, weight=make_weight(4, 8, 1, 1)),
-            reason="no weight of integers with scales",
+            reason="no integer weight with scales",
             x=(1, 8, 5, 6),
         )
 
@@ -218,27 +218,28 @@ def _build_blockwise_matmul(scale: tuple[int, ...], transpose_y: bool = False) -
 
 
 class DmaNotch(Rule):
-    """Each core's share of a weight is close to a whole number of MiB, where weights stream slowly on an M4.
+    """Each core's share of a weight is close to a multiple of 1 MiB, which streams slowly on an M4.
 
-    why     A write-up found that an M4 streams weights at 17 to 25 GB/s where a core's share is within 16 KiB of a
-            multiple of 1 MiB, and another author saw the same: a 2048x4096 layer took 840 us, and 430 us cut in two.
-            The share is reckoned as ceil(outputs / 16) * inputs * taps * 2 bytes, for 16 cores that share evenly. Both
-            timed convs; that linear and matmul are alike is predicted.
+    why     According to one study an M4 streams weights at 17 to 25 GB/s if a core's share is within 16 KiB of a
+            multiple of 1 MiB. Another author confirms it: a 2048x4096 layer took 840 us, and 430 us when split in two.
+            The share is ceil(outputs / 16) * inputs * taps * 2 bytes, for 16 cores with equal work. Both timed convs;
+            for linear and matmul this is predicted.
     when    On an M4: conv, linear and matmul with an uncompressed fp16 weight of such a size.
-    fix     Cut the weight along the input channels, two layers that are added (rounded otherwise), so that neither
-            part is of such a size; or change a width that is free by a few channels.
+    fix     Split the weight along the input channels into two layers that are added (different rounding), neither of
+            such a size; or change the width by a few channels in the model.
     """
 
     code, slug = "ANE521", "slow-weight-size"
     roots = ("conv", "linear", "matmul")
     targets = M4
     severity, confidence = Severity.SUGGESTION, "medium"
-    advice = "Cut the weight along its input channels into two layers that are added, or change a width that is free."
+    advice = ("Split the weight along its input channels into two layers that are added, or change the layer's width "
+              "in the model.")
     evidence = (
         Community("shares within 16 KiB of a multiple of 1 MiB stream at 17 to 25 GB/s; 2048x4096: 840 us, 430 us when "
                   "cut in two; not checked on M3 and A chips", chip="M4",
                   source="https://github.com/kasper0406/stablehlo-coreml/pull/110"),
-        Community("the erratum, the model of a core's share and the way round it",
+        Community("the erratum, the model of a core's share and a workaround",
                   source="https://eiln.github.io/posts/ane-dma.html"),
     )
 
@@ -274,17 +275,17 @@ def _build_zero_linear(outputs: int, inputs: int) -> Program:
 
 
 class ModelSize(PlanRule):
-    """A function has more weights than the ANE of a phone takes.
+    """The weights of a function exceed the limit of an iPhone's ANE.
 
-    why     Apple says that a model for the Neural Engine of an iPhone cannot be larger than 1 GB. On a Mac with M1 a
-            model between 2 and 3 GB went to the CPU as a whole, and all loaded ones together took 3 GB at most. Later
-            reports: about 1.4 GB a package on an iPhone 17 Pro, a package of 1.94 GB with nothing on the ANE of a Mac,
-            about 2 GB a program. Which applies depends on the device, not on the generation: an A15 and an M2 have the
-            same ANE.
+    why     According to Apple a model for the Neural Engine of an iPhone cannot be larger than 1 GB. On a Mac with M1
+            an entire model of 2 to 3 GB ran on the CPU, and all loaded models together had 3 GB at most. Later reports:
+            about 1.4 GB per package on an iPhone 17 Pro, a package of 1.94 GB with no op on the ANE of a Mac, about 2
+            GB per program. The limit depends on the device, not on the generation: an A15 and an M2 have the same ANE.
     when    The weights that a function's ops read, as they are stored (compressed ones by their packed size), exceed
-            `phone` GB. In a package of several functions each is weighed alone, since one is loaded at a time.
-    fix     Split the model between its layers: `edit --max-part-size 1GB`. fp32 weights halve with ane::fp16_compute.
-            Whether palettized weights help is open: in 2023, on an M1, 4 bits did not.
+            `phone` GB. In a package with several functions each one is counted separately, because one is loaded at a
+            time.
+    fix     Split the model between its layers: `edit --max-part-size 1GB`. ane::fp16_compute halves fp32 weights.
+            Whether palettized weights help is unknown: in 2023, on an M1, 4 bits did not.
     """
 
     code, slug = "ANE510", "model-size"
@@ -294,18 +295,18 @@ class ModelSize(PlanRule):
     evidence = (
         Vendor("to run on the Neural Engine of an iPhone a model cannot be larger than 1 GB; bisect_model cuts it",
                source="https://apple.github.io/coremltools/docs-guides/source/mlmodel-utilities.html"),
-        Community("somewhere between 2 and 3 GB a model goes to the CPU as a whole; of five models of 0.8 GB the last "
-                  "does; weights of 4 bits do not help", chip="M1", date="2023-04-01",
+        Community("between 2 and 3 GB an entire model runs on the CPU; of five models of 0.8 GB the last one does; "
+                  "4-bit weights do not help", chip="M1", date="2023-04-01",
                   source="smpanaro/more-ane-transformers src/experiments/NOTES.md"),
-        Community("a package of 1.94 GB had nothing on the ANE of a Mac, and about 1.4 GB a package was the limit on "
-                  "an iPhone 17 Pro, in three models", chip="A19 Pro", source="john-rocky/CoreML-LLM", date="2026"),
-        Community("a program of 1.5 GB compiles, one of 3.4 GB does not: about 2 GB a program (private route)",
+        Community("a package of 1.94 GB had no op on the ANE of a Mac, and about 1.4 GB per package was the limit on "
+                  "an iPhone 17 Pro, for three models", chip="A19 Pro", source="john-rocky/CoreML-LLM", date="2026"),
+        Community("a program of 1.5 GB compiles, one of 3.4 GB does not: about 2 GB per program (private route)",
                   source="https://github.com/sbryngelson/ANEForge/issues/45", date="2026"),
     )
     phone: float = 1.0
     "GB (10^9 bytes) of weights that an iPhone's ANE supports; Apple's number."
     mac: float = 3.0
-    "GB of weights that an M1's ANE supports, all models together, as reported."
+    "GB of weights that an M1's ANE supports for all loaded models together, as reported."
 
     def match_plan(self, plan: Plan) -> Iterator[Hit | Miss]:
         sizes = {name: _count_weight_bytes(plan.program.functions[name]) for name, _ in iterate_rows_by_function(plan)}
@@ -322,7 +323,7 @@ class ModelSize(PlanRule):
         if sizes and files > self.phone * _GB and max(sizes.values()) <= self.phone * _GB:
             yield Miss(
                 next(iter(first.values())),
-                f"the weight files hold {_format_gigabytes(files)}, the largest function reads "
+                f"the weight files have {_format_gigabytes(files)}, the largest function reads "
                 f"{_format_gigabytes(max(sizes.values()))}",
             )
 

@@ -66,7 +66,7 @@ def test_a_loop_is_cut_out_by_the_two_commands(looped, tmp_path, capsys):
 def test_what_stands_at_the_edge_is_cut_on_one_side():
     found = find_matches(get_all_rules()["data_dependent_shape"].configured(),
                          build_program(lambda x: mb.non_zero(x=mb.relu(x=x, name="a"), name="y"), x=(2, 3)))
-    assert found.fired[0].reason.endswith("; to cut it out with --split-at: before it at 'a'")
+    assert found.fired[0].reason.endswith("; to split it off with --split-at: before it at 'a'")
     alone = find_matches(get_all_rules()["data_dependent_shape"].configured(),
                          build_program(lambda x: mb.non_zero(x=x, name="y"), x=(2, 3)))
     assert alone.fired[0].reason.endswith("that are not zero")

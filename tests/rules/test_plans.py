@@ -23,7 +23,7 @@ EDGE, MIDDLE, END = 0.25, 0.375, 0.375
     ((1, NO, 0.37), "ACC"), ((1, NO, 0.38), "ACA"), ((0.24,), "C"), ((0.26,), "A"),
 ], ids=str)
 def test_the_thresholds_are_those_of_the_cost_model(costs, placed):
-    """0.375 ms between two refused ops, 0.25 ms at the start; at the end the output costs as well."""
+    """0.375 ms between two unsupported ops, 0.25 ms at the start; at the end the output costs as well."""
     assert places(planned(*costs)) == placed
 
 
