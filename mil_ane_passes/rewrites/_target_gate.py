@@ -1,4 +1,4 @@
-"""Target gating: skip a rewrite where a target supports the op as it is, or does not support the replacement."""
+"""Target gates: skip a rewrite if the target supports the op already, or does not support the replacement."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def find_limiting_generations(name: str, extent: int, generations: Sequence[Gene
 def describe_supporting_targets(generations: Sequence[Generation], unsupported: Sequence[Generation]) -> str:
     """Describe why an op is skipped: the `generations` that are not among `unsupported` support it as it is."""
     supporting = format_generations([each for each in generations if each not in unsupported])
-    return f"taken on {supporting}; name an older target, or always=true"
+    return f"supported on {supporting}; choose an older target, or always=true"
 
 
 def skip_if_supported(rule: Rule, op: Operation, always: bool) -> Miss | None:
@@ -46,4 +46,4 @@ def find_length_obstacle(lengths: Iterable[object], generations: Sequence[Genera
         return ""
     supporting = [each for each in generations if not find_exceeded_limit("spatial", before, (each,))]
     exceeded = find_exceeded_limit("spatial", longest, supporting)
-    return f"a value of length {longest} would be made: {exceeded.words}" if exceeded else ""
+    return f"a value of length {longest} would be created: {exceeded.words}" if exceeded else ""

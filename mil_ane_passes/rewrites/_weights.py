@@ -1,4 +1,4 @@
-"""Reshaped and sliced weights: the same bytes where possible, and whether all readers of a weight change alike."""
+"""Reshaped and sliced weights that share bytes where possible, and checks that all users of a weight change alike."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def find_reshape_obstacle(var: Var) -> str | None:
         return "weight is computed, not a const"
     op = var.op
     if op.op_type not in _RESHAPABLE_OPS:
-        return f"weight is made by {op.op_type}, which is not known in another shape"
+        return f"weight is computed by {op.op_type}, which cannot be reshaped"
     for name, bound in op.inputs.items():
         if bound is None:
             continue
         if not is_const(bound):
-            return f"{name} of the compressed weight is no constant"
+            return f"{name} of the compressed weight is not constant"
         if name in ("axis", "vector_axis") and (name == "vector_axis" or int(bound.val) % var.rank):
             return "weight is compressed along another axis than the first"
         if name in TABLE_INPUTS and bound.rank > 1 and any(extent > 1 for extent in bound.shape[1:var.rank]):
@@ -115,10 +115,10 @@ def find_sharing_obstacle(
         return find_slicing_obstacle(var, op, lambda other: is_cut_alike(other, var), most)
     readers = _collect_readers_of_data(var)
     if readers is None:
-        return "the data of the compressed weight is read otherwise as well: its parts would be stored beside it"
+        return "the data of the compressed weight has other users: its parts would be stored in addition"
     if not all(other.enclosing_block is op.enclosing_block and is_cut_alike(other, weight)
                for other, weight in readers):
-        return "the compressed weight is read whole as well: its parts would be stored beside it"
+        return "the compressed weight is also used as a whole: its parts would be stored in addition"
     return ""
 
 
@@ -167,5 +167,5 @@ def find_slicing_obstacle(var: Var, op: Operation, alike: Callable[[Operation], 
     size = _count_duplicated_bytes(var, op, alike)
     if size <= most:
         return ""
-    return (f"the weight '{var.name}' is read whole as well: its pieces would add {format_bytes(size)}, "
+    return (f"the weight '{var.name}' is also used as a whole: its pieces would add {format_bytes(size)}, "
             f"above max_bytes={most}")

@@ -121,7 +121,7 @@ def test_tiles_are_for_old_chips(target, fires):
     found = find_matches(configure_rewrite(TILE), held, target=target)
     assert bool(found.fired) == fires
     assert fires or [miss.reason for miss in found.near_misses] == [
-        "taken on M4 and later; name an older target, or always=true"]
+        "supported on M4 and later; choose an older target, or always=true"]
     assert find_matches(configure_rewrite(TILE, always=True), held, target=target).fired
     tiled = build_program(lambda x, z: mb.mul(x=x, y=mb.tile(x=z, reps=[1, 3])), x=(2, 3), z=(2, 1))
     assert bool(find_matches(configure_rewrite(DROP), tiled, target=target).fired) != fires
@@ -139,7 +139,7 @@ def test_a_repeated_output_stays():
 def test_an_open_extent_says_nothing():
     held = build_program(lambda x, z: mb.mul(x=x, y=mb.tile(x=z, reps=[1, 3])), x=(2, None), z=(2, 1))
     assert [miss.reason for miss in find_matches(configure_rewrite(DROP), held).near_misses] == [
-        "the other operand's extent is not known"
+        "the other operand's extent is dynamic"
     ]
 
 

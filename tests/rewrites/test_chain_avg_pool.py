@@ -85,9 +85,9 @@ def test_which_form_is_taken():
     assert notes(pooled([2, 40], (1, 2, 8, 80), strides=[1, 40])) == [
         "window 40 on axis 3, 31 fit: windows on axis 3"]
     assert notes(pooled([40, 2], (1, 2, 90, 8))) == ["window 40 on axis 2, 31 fit: 2 parts of 20 on axis 2"]
-    assert notes(pooled([37], (1, 2, 90))) == ["- window 37 is not 8 or fewer equal parts of at most 31"]
+    assert notes(pooled([37], (1, 2, 90))) == ["- window 37 cannot be split into 8 or fewer equal parts of at most 31"]
     assert notes(pooled([1, 1, 40], (1, 2, 3, 4, 90))) == [
-        "- window 40 of a 3-D pool: its parts side by side would need rank 6"]
+        "- window 40 of a 3-D pool: the concat of its parts would need rank 6"]
     assert notes(pooled([1, 26], (1, 2, 3, None), strides=[1, 3]), target="a13") == [
         "- window 26 would be cut into parts of stride 3, which is unsupported as well"]
     assert notes(pooled([31, 31], (1, 2, 40, 40)), "m4") == []
@@ -107,7 +107,7 @@ def test_the_norm_of_all():
 
 def test_old_chips_have_limits_of_their_own():
     made = pooled([4, 3], (1, 2, 16, 17), strides=[4, 3])
-    assert notes(made) == ["- refused by A12 and A13 only; name one of them as the target"]
+    assert notes(made) == ["- unsupported on A12 and A13 only; choose one of them as the target"]
     assert holds(made, NAME, target="a13").fired and not refused(made, "a13")
     far = pooled([3], (1, 2, None), strides=[4])
     assert holds(far, NAME, target="a13", extent=17).fired and kinds(far)["slice_by_index"] == 1

@@ -105,7 +105,7 @@ def test_where_all_is_minus_infinity_it_stays_so():
 
 def test_old_chips_have_limits_of_their_own():
     made = pooled([14, 3], (1, 2, 20, 20), strides=[4, 1])
-    words = ["refused by A12 and A13 only; name one of them as the target"]
+    words = ["unsupported on A12 and A13 only; choose one of them as the target"]
     assert reasons(made) == words and not find_matches(configured(NAME), made, target="m4").near_misses
     trace = holds(made, NAME, target="a13")
     assert [hit.reason for hit in trace.fired] == ["window 14 on axis 2, 13 fit and stride 4: 8x1, 7x3"]
@@ -118,7 +118,7 @@ def test_a_symbolic_size_stays_symbolic():
     assert holds(made, NAME, extent=13).fired
     assert holds(pooled([9, 9], (1, 2, None, None), pad_type="same_lower"), NAME, extent=5).fired
     assert reasons(pooled([9], (1, 2, None), strides=[2], ceil_mode=True)) == [
-        "ceil_mode pads by the input's size, which is symbolic"]
+        "ceil_mode depends on the input's size, which is symbolic"]
 
 
 def test_several_functions_and_the_input_read_twice():

@@ -1,4 +1,4 @@
-"""ANE206: fills as constants, and as zeros of a size known at run time."""
+"""ANE206: fills as constants, and as zeros of dynamic size."""
 
 from __future__ import annotations
 
@@ -175,9 +175,9 @@ def test_what_it_does_not_reach():
         return build_program(body, dtype=dtype, x=(None, 4))
 
     assert misses(sized(lambda rows: mb.mul(x=rows, y=2))) == [
-        "its shape is computed, and not from the extents of other values"]
+        "its shape is computed, but not from the shapes of other values"]
     assert misses(sized(lambda rows: rows, number=np.int32(1))) == [
-        "integers of a size known at run time, which is unsupported on the ANE"]
+        "integers of dynamic size, which is unsupported on the ANE"]
     built = build_program(lambda x: mb.identity(x=mb.fill_like(ref_tensor=x, value=np.float16(1)), name="y"), x=(2, 3))
     fired = {
         target: bool(find_matches(rule(), built, target=target).fired) for target in ("m1", "m3", "m4", "m6", "all")

@@ -203,7 +203,7 @@ def test_a_branch_of_other_sizes_than_declared_is_left():
         pred=mb.const(val=np.bool_(False)), name="y", _true_fn=lambda: mb.relu(x=x),
         _false_fn=lambda: mb.fill(shape=[5, 3], value=np.float16(1))), x=(None, 3))
     (miss,) = apply_rewrite(find_rewrite("inline_constant_branch").configured(), built).near_misses
-    assert miss.reason == "'y' is declared with other sizes than the branch that is taken gives it"
+    assert miss.reason == "'y' is declared with another shape than the executed branch returns"
 
 
 class TestLoopsInLoops:
@@ -214,7 +214,7 @@ class TestLoopsInLoops:
         before = format_program(built)
         trace = apply_rewrite(find_rewrite("unroll_while_loop").configured(max_ops=4096), built)
         assert not trace.fired and format_program(built) == before
-        assert trace.near_misses[0].reason == ("64 steps of 128 ops, with the loops in it written out, make 8192, more "
+        assert trace.near_misses[0].reason == ("64 steps of 128 ops, with its inner loops unrolled, make 8192, more "
                                              "than 4096 (max_ops)")
 
     def test_a_nest_within_the_budget_is_written_out_whole(self):

@@ -120,7 +120,7 @@ def test_as_torch_spells_it(way, causal, tmp_path):
     (lambda: attention((1, 2, 4), (1, 3, 4), (1, 3, 2), dtype=types.fp32),
      "computed in fp32, which is unsupported on the ANE"),
     (lambda: attention((1, 2, None), (1, 3, None), (1, 3, 2)),
-     "the width of a head is not known before the model runs"),
+     "the width of a head is dynamic"),
     (lambda: build_program(lambda q, m: mb.scaled_dot_product_attention(query=q, key=q, value=q, attn_mask=m),
                            opset=ct.target.iOS18, q=(1, 3, 4), m=(2, 3, 3)),
      "the mask has more rows or heads than the queries"),

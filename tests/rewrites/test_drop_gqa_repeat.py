@@ -108,7 +108,7 @@ def test_long_prefill_with_a_mask_stays(tmp_path):
     program, _, _ = convert(Attention(expand, mask), tmp_path, rows=48, keys=48)
     trace = find_matches(rule(), program, target="m4")
     assert not trace.fired
-    assert {miss.reason for miss in trace.near_misses} == {"18432 numbers would be reshaped in order not to write 9216"}
+    assert {miss.reason for miss in trace.near_misses} == {"18432 elements would be reshaped to avoid writing 9216"}
 
 
 @pytest.mark.parametrize("name", [

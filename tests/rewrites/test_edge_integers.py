@@ -54,7 +54,7 @@ def test_one_change_of_processor_is_left_of_two():
     built = with_integers(body)
     before = changes(built)
     (hit,) = apply_rewrite(find_rewrite("edge_integers").configured(), built).fired
-    assert hit.reason.startswith("4 ops on integers behind '")
+    assert hit.reason.startswith("4 ops on integers after '")
     assert (before[0], changes(built)[0]) == (2, 1)
 
 

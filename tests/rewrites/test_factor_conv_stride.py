@@ -164,7 +164,7 @@ def test_readers_of_one_weight_that_would_be_laid_out_apart():
 
     trace = apply_rewrite(rule(), build_program(body, x=(1, 3, 70, 70), wide=(1, 3, 70, 448)))
     assert {miss.reason for miss in trace.near_misses} == {
-        "weight is read in another way as well, so its phases would store it twice; form=slice keeps it"}
+        "weight has other users, so its phases would store it twice; form=slice keeps it"}
 
 
 def test_fp32_stays(tmp_path):
@@ -200,7 +200,7 @@ def test_a_weight_read_at_another_stride_is_not_stored_twice():
     trace = apply_rewrite(rule(), made)
     assert not trace.fired and format_program(made) == text
     assert [miss.reason for miss in trace.near_misses] == [
-        "weight is read in another way as well, so its phases would store it twice; form=slice keeps it"]
+        "weight has other users, so its phases would store it twice; form=slice keeps it"]
     assert apply_rewrite(rule(form="slice"), made).fired
     assert kinds(made)["slice_by_index"] == 1
 
@@ -213,7 +213,7 @@ def test_a_weight_read_by_an_op_without_strides_stays():
     trace = apply_rewrite(rule(), build_program(body, x=(1, 4, 40)))
     assert not trace.fired
     assert [miss.reason for miss in trace.near_misses] == [
-        "weight is read in another way as well, so its phases would store it twice; form=slice keeps it"]
+        "weight has other users, so its phases would store it twice; form=slice keeps it"]
 
 
 def test_what_the_page_says_of_infinite_inputs():

@@ -177,7 +177,7 @@ def test_a_model_kept_in_fp32_is_left_alone(spelling):
     found = find_matches(rule(), made)
     assert not found.fired
     assert {miss.reason for miss in found.near_misses} <= {
-        "the mask and its softmax are held in fp32, which has numbers of that size"}
+        "the mask and its softmax are fp32, which represents such values"}
     assert found.near_misses
 
 

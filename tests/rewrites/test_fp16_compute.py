@@ -27,7 +27,7 @@ from tests.package.test_unchanged import BUILDERS
 from tests.rewrites.helpers import configure_rewrite, kinds, only_output
 
 OPSETS = [ct.target.iOS15, ct.target.iOS17, ct.target.iOS18]
-MIXED = "fp32 beside ops in fp16, kept so by whoever converted the model; mixed=true converts it too"
+MIXED = "fp32 beside ops in fp16, as it was converted; mixed=true converts it, too"
 
 
 rule = partial(configure_rewrite, "fp16_compute")
@@ -291,7 +291,7 @@ def test_a_mask_of_the_lowest_fp32_does_not_make_nan():
 
 def test_ops_and_values_are_kept_by_name():
     trace = rewritten(built := grown(), keep="tanh+ squared")
-    assert reasons(trace) == dict.fromkeys(["squared", "y"], "kept fp32: asked for by name")
+    assert reasons(trace) == dict.fromkeys(["squared", "y"], "kept fp32: requested by name")
     assert {op.op_type for op in in_fp32(built)} == {"square", "tanh"}
 
 
@@ -331,7 +331,7 @@ def test_what_was_left_in_fp32_stays_unless_asked_for():
 
 def test_without_runs_only_constants_are_judged():
     (first, *_) = find_matches(rule(), grown()).fired
-    assert first.reason == "5 of 5 ops in fp16; nothing was run, so only constants were judged"
+    assert first.reason == "5 of 5 ops in fp16; without runs only constants were checked"
     small = build_program(lambda x: mb.add(x=x, y=np.float32(1e-12), name="y"), dtype=types.fp32, x=(1, 4))
     assert rewritten(small).fired
     added = next(op for _, op in iterate_ops(small) if op.op_type == "add")

@@ -104,7 +104,7 @@ def test_every_function_of_several(tmp_path):
 def test_states_stay(tmp_path):
     source = make(tmp_path / "source.mlpackage", with_state(), ct.target.iOS18)
     report = rewritten(source, tmp_path / "io.mlpackage")
-    assert [hit.reason for hit in report.traces[0].fired] == ["input 'x' in fp16; its cast is gone"]
+    assert [hit.reason for hit in report.traces[0].fired] == ["input 'x' in fp16; its cast is removed"]
     assert spec_of(tmp_path / "io.mlpackage").description.state == spec_of(source).description.state
 
 
@@ -121,7 +121,7 @@ def test_images_and_what_a_classifier_gives_stay(tmp_path):
                           ct.TensorType("bias", shape=(1, 3))])
     report = rewritten(source, tmp_path / "io.mlpackage")
     assert [hit.value for hit in report.traces[0].near_misses] and report.traces[0].near_misses[0].reason == (
-        "'image' is an image, whose type the description gives")
+        "'image' is an image, whose type is set by the model description")
     before, after = spec_of(source).description, spec_of(tmp_path / "io.mlpackage").description
     assert dtypes(tmp_path / "io.mlpackage") == {("", "bias"): FLOAT16}
     before.input[1].type.multiArrayType.dataType = FLOAT16
@@ -172,7 +172,7 @@ def test_options_choose(source, tmp_path, options, said):
 
 
 def test_a_name_that_is_none_is_refused(source):
-    with pytest.raises(ane.InputError, match=r"'outt' is no input and no output of the model \(it has out, x\); did"):
+    with pytest.raises(ane.InputError, match=r"'outt' is not an input or output of the model \(it has out, x\); did"):
         ane.rewrite(source, passes="fp16_io{names=outt}")
 
 
@@ -224,7 +224,7 @@ def test_other_changes_of_the_interface_are_refused_when_saved(source, tmp_path)
 def test_what_the_runs_show_beyond_fp16_stays_in_fp32():
     built = build_program(lambda x: mb.square(x=x, name="y"), dtype=types.fp32, x=(2, 8))
     report = ane.rewrite(built, passes="fp16_io", ranges={"x": (-300, 300)})
-    assert [hit.reason for hit in report.traces[0].fired] == ["input 'x' in fp16; cast to fp32 where it is read so"]
+    assert [hit.reason for hit in report.traces[0].fired] == ["input 'x' in fp16; cast to fp32 for its fp32 users"]
     assert [miss.reason for miss in report.traces[0].near_misses] == ["'y' reaches 9e+04, fp16 ends at 65504"]
     tiny = ane.rewrite(built, passes="fp16_io", ranges={"x": (1e-5, 1e-5)})
     assert [miss.reason for miss in tiny.traces[0].near_misses] == [

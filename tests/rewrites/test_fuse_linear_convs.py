@@ -171,15 +171,16 @@ def test_a_weight_with_two_readers_is_stored_once():
     assert len(apply_rewrite(rule(), alike).fired) == 2
     assert len([op for _, op in iterate_ops(alike) if op.op_type == "const" and op.outputs[0].shape == (6, 4)]) == 1
     unlike = build_program(lambda x: body(x, False), x=(2, 4))
-    assert reasons(unlike) == ["the weight 'w' is read in another way as well, so it would be stored twice"] * 2
+    assert reasons(unlike) == ["the weight 'w' has other users, so it would be stored twice"] * 2
 
 
 @pytest.mark.parametrize(("body", "reason"), [
     (lambda x: [y := mb.linear(x=x, weight=make_weight(6, 4), name="l"), mb.mul(x=y, y=np.float16(0.3))],
-     "the value between, 'l', is read elsewhere as well"),
+     "the value between, 'l', has other users"),
     (lambda x: mb.mul(x=mb.linear(x=x, weight=mb.constexpr_affine_dequantize(
         quantized_data=np.ones((6, 4), np.int8), zero_point=np.int8(0), scale=np.float16(1), axis=0)),
-        y=np.float16(0.3)), "the weight is compressed by constexpr_affine_dequantize: it would have to be unpacked"),
+        y=np.float16(0.3)), "the weight is compressed by constexpr_affine_dequantize: it would have to be "
+                            "decompressed"),
     (lambda x: mb.mul(x=mb.linear(x=x, weight=make_weight(6, 4)), y=np.float16(6e-6)),
      "the largest weight of a channel would be 3.01e-06, and fp16 loses bits below 6.1e-05"),
 ])

@@ -24,7 +24,7 @@ from tests.rewrites.spellings import converted, grid, outputs, truth
 
 KINDS = {"gather", "gather_nd", "gather_along_axis"}
 SPELLINGS = {
-    "columns in another order": lambda x: x[:, [0, 2, 1]],
+    "columns in a different order": lambda x: x[:, [0, 2, 1]],
     "index_select": lambda x: torch.index_select(x, 2, torch.tensor([3, 1, 1])),
     "torch.gather": lambda x: torch.gather(x, 1, torch.tensor([[[1], [0], [5]]]).expand(2, 3, 4).contiguous()),
     "points": lambda x: x[:, torch.arange(4), torch.arange(4)],

@@ -105,12 +105,12 @@ class TestRange:
         assert misses("constant_range", after(lambda n: mb.range_1d(end=n, **one)), longest=9) == [
             "its numbers are read as integers, which are unsupported on the ANE"]
         assert misses("constant_range", after(lambda n: mb.range_1d(end=mb.add(x=n, y=1), **one)), longest=9) == [
-            "its end is computed, and not the length of an axis"]
+            "its end is computed, but not the length of an axis"]
         assert misses("constant_range", after(lambda n: mb.range_1d(
             start=np.int32(2), end=n, step=np.int32(1))), longest=9) == [
-            "from 2 in steps of 1 to a length known at run time; from 0 by 1 it could be cut from a constant"]
+            "from 2 in steps of 1 to a dynamic length; only a range from 0 with step 1 can be sliced from a constant"]
         assert misses("constant_range", after(lambda n: mb.range_1d(start=n, end=np.int32(9), step=np.int32(1)))) == [
-            "its start or step is known only at run time"]
+            "its start or step is dynamic"]
 
 
 class TestOneHot:
@@ -232,4 +232,4 @@ class TestNonZero:
         built = flexible(lambda x: torch.nonzero(x).float(), "static_non_zero")
         assert kinds(built)["non_zero"] == 1
         assert misses("static_non_zero", built) == [
-            "the number of rows depends on values that only a run knows: select with a mask instead"]
+            "the number of rows depends on data: use a mask and select instead"]

@@ -120,7 +120,7 @@ def test_indices_of_two_extents_stay_as_they_are():
     trace = rewritten(build_program(body, dtype=types.int32, i=(3,)))
     assert not trace.fired
     assert [miss.reason for miss in trace.near_misses] == [
-        "the indices in range are read by more than lookups in the same extent"]
+        "the wrapped indices have users other than lookups in the same extent"]
 
 
 def test_sixteen_bits_that_do_not_hold_every_index_are_left_alone():

@@ -154,5 +154,5 @@ def test_what_would_become_known_is_left():
 
     trace = find_matches(find_rewrite("known_slice").configured(), build_program(body, x=(2, None)))
     assert [miss.reason for miss in trace.near_misses] == [
-        "what it gives would be of known size, where its readers do not know it"]
+        "its result would become static, but its users expect a dynamic size"]
     assert [fix.name for fix in fixes_for(get_all_rules()["runtime_slice"])] == ["known_slice"]

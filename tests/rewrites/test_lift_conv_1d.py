@@ -103,4 +103,4 @@ def test_a_guard_counts_the_bytes_of_lifted_buffers():
     flat = 30 * 16384
     assert f"{8 * flat / 1e6:.2f} {4 * flat / 1e6:.2f}" == "3.93 1.97"
     assert [trace.reverted for trace in report.reverted] == [
-        "padded buffers of 3.93 MB instead of 1.97 MB (computed), with no unsupported op or transition less"]
+        "padded buffers of 3.93 MB instead of 1.97 MB (computed), without removing an unsupported op or a transition"]

@@ -1,4 +1,4 @@
-"""ANE261: rows that are written and read at known places, and the torch GRU that is made of them."""
+"""ANE261: rows that are written and read at constant indices, and the torch GRU that is made of them."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_a_list_whose_length_is_asked_for_is_left():
         return [mb.list_gather(ls=rows, indices=np.array([1, 0], np.int32)), mb.list_length(ls=rows)]
 
     (miss,) = apply_rewrite(find_rewrite("lists_as_stack").configured(), build_program(body, x=(2, 3))).near_misses
-    assert miss.reason == "it is read at places that are not known, or were not written to"
+    assert miss.reason == "it is read at dynamic indices, or at indices that were not written"
 
 
 def test_the_number_of_rows_has_a_bound():

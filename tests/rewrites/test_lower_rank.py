@@ -197,7 +197,7 @@ def test_an_open_batch_stays_open():
 REASONS = {
     "'y' of rank 6 is an output": lambda v: v,
     "'x' of rank 6 comes from outside": None,
-    "cumsum 'y': cumsum is not known to be the same in fewer axes":
+    "cumsum 'y': cumsum is not known to be equivalent with fewer axes":
         lambda v: mb.reshape(x=mb.cumsum(x=v, axis=1, name="y"), shape=[-1]),
     "reduce_sum 'y': 6 axes are treated differently, 5 are allowed":
         lambda v: mb.reduce_sum(x=v, axes=[0, 2, 4], name="y"),

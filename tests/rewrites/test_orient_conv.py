@@ -141,13 +141,13 @@ def upright(x):
 
 
 @pytest.mark.parametrize(("body", "reason"), [
-    (lambda x: upright(x), "'c' is returned as it is: a transpose would have to be added"),
+    (lambda x: upright(x), "'c' is returned: it would need a transpose"),
     (lambda x: mb.squeeze(x=mb.softmax(x=upright(x), axis=1), axes=[-1]),
-     "softmax reads a value as it is: a transpose would have to be added"),
+     "softmax reads a value directly: it would need a transpose"),
     (lambda x: mb.squeeze(x=mb.add(x=upright(x), y=make_weight(38, 2)), axes=[0]),
-     "add reads a value as it is: a transpose would have to be added"),
+     "add reads a value directly: it would need a transpose"),
     (lambda x: mb.squeeze(x=mb.conv_transpose(x=upright(x), weight=make_weight(600, 2, 3, 1), bias=make_weight(2)),
-                          axes=[-1]), "conv_transpose reads a value as it is: a transpose would have to be added"),
+                          axes=[-1]), "conv_transpose reads a value directly: it would need a transpose"),
     (lambda x: mb.squeeze(x=mb.conv(x=mb.reshape(x=x, shape=[1, 4, 40, 1], name="r"),
                                     weight=make_weight(600, 4, 3, 1)), axes=[-1]),
      "'r' comes as it is from reshape: a transpose would have to be added"),

@@ -153,7 +153,7 @@ def test_a_negative_epsilon_is_not_too_small():
 
 def test_fp32_models_hold_their_epsilon():
     trace = find_matches(rule(), converted(torch.nn.LayerNorm(32, eps=1e-12), precision=ct.precision.FLOAT32))
-    assert [miss.reason for miss in trace.near_misses] == ["computed in fp32, which holds 1e-12"]
+    assert [miss.reason for miss in trace.near_misses] == ["computed in fp32, which represents 1e-12"]
 
 
 def test_a_saved_package_keeps_the_raised_epsilon(tmp_path):

@@ -101,14 +101,14 @@ def test_not_for_chips_on_which_such_sizes_were_not_seen_to_be_slow(target):
 
 def test_a_target_with_other_chips_has_to_be_named():
     assert notes(linear(1, 2048, 8192), target="all") == [
-        "parts were measured to be faster on M4 only, and are not needed on M2; name that target, or always=true"]
+        "parts were measured to be faster on M4 only, and are not needed on M2; choose that target, or always=true"]
 
 
 def test_many_rows_and_rows_that_are_not_known():
     assert notes(linear(2048, 2048, 8192)) == [
-        "weights are streamed once: 3 parts are estimated to add 29% of its time on M4, and 10% have to be saved"]
+        "weights are streamed once: 3 parts are estimated to add 29% of its time on M4, less than the required 10%"]
     assert notes(linear(None, 2048, 8192)) == [
-        "the number of rows is not known, and with another one parts may be slower"]
+        "the number of rows is dynamic, and for some numbers parts may be slower"]
 
 
 @pytest.mark.parametrize("form", ["int8", "4-bit palette"])

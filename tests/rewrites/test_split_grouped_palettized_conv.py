@@ -144,5 +144,5 @@ def test_a_weight_that_others_read_is_not_stored_twice(second, fires):
     trace = apply_rewrite(rule(), made)
     assert len(trace.fired) == fires
     assert {miss.reason for miss in trace.near_misses} <= {
-        "weight is read in another way as well, so its parts would be stored beside it"}
+        "weight has other users, so its parts would be stored in addition"}
     assert kinds(made)["constexpr_lut_to_dense"] == (2 if fires else 1)

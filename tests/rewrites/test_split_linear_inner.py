@@ -212,7 +212,7 @@ def test_the_bias_is_added_once():
 @pytest.mark.parametrize("target", ["m1", "m3", "m4", "m5", "m6", "a17", "a19", "all"])
 def test_only_for_the_chip_on_which_it_was_measured_to_be_faster(target):
     assert reason_of(linear(1024, 4096, 4096), target) == [
-        "parts were measured to be faster on M2 only, and slower on M5 at small sizes; name that target, or "
+        "parts were measured to be faster on M2 only, and slower on M5 at small sizes; choose that target, or "
         "always=true"]
     assert apply_rewrite(rule(), linear(1024, 4096, 4096), target="m2").fired
 
@@ -241,7 +241,7 @@ def test_the_guard_keeps_it_where_weights_stream_again_and_reverts_it_elsewhere(
     (lambda: build_program(lambda x: mb.linear(x=x, weight=np.ones((4, 8), np.float32)), dtype=types.fp32, x=(3, 8)),
      "computed in fp32, which is unsupported on the ANE"),
     (lambda: build_layer("linear", "int4 blocks", 28, 4, False, 0),
-     "blocks of 7 channels of the compressed weight do not fall together with parts"),
+     "blocks of 7 channels of the compressed weight are not aligned with parts"),
     (lambda: build_program(lambda x: mb.linear(x=x, weight=mb.constexpr_lut_to_dense(
         indices=np.zeros((4, 4), types.np_uint4_dtype), lut=np.ones((1, 1, 16, 2), np.float16), vector_axis=1)),
         opset=ct.target.iOS18, x=(3, 8)), "the weight has a table of vectors"),
@@ -266,7 +266,7 @@ def test_a_weight_of_several_layers():
                if op.op_type == "const" and op.outputs[0].rank == 2) == 64
     held = two_readers(lambda z, weight: mb.mul(x=mb.reduce_sum(x=z, axes=[0, 1]), y=weight))
     assert reason_of(held, always=True, inner=4, max_bytes=0) == [
-        "the weight 'w' is read whole as well: its pieces would add 64 B, above max_bytes=0"]
+        "the weight 'w' is also used as a whole: its pieces would add 64 B, above max_bytes=0"]
     assert find_matches(rule(always=True, inner=4), held).fired
 
 
@@ -276,7 +276,7 @@ def test_a_layer_with_few_rows_keeps_the_weight_of_one_with_many_whole():
         return mb.linear(x=x, weight=weight), mb.linear(x=z, weight=weight)
 
     notes = reason_of(build_program(body, x=(1024, 4096), z=(1, 4096)), max_bytes=0)
-    assert "the weight 'w' is read whole as well: its pieces would add 33.6 MB, above max_bytes=0" in notes
+    assert "the weight 'w' is also used as a whole: its pieces would add 33.6 MB, above max_bytes=0" in notes
 
 
 def test_a_compressed_weight_that_something_else_reads():
@@ -286,7 +286,7 @@ def test_a_compressed_weight_that_something_else_reads():
         return mb.linear(x=x, weight=weight), mb.reduce_sum(x=weight, axes=[0])
 
     assert reason_of(build_program(body, opset=ct.target.iOS18, x=(3, 8)), always=True, inner=4) == [
-        "the compressed weight is read whole as well: its parts would be stored beside it"]
+        "the compressed weight is also used as a whole: its parts would be stored in addition"]
 
 
 def test_no_weight_is_read():

@@ -240,7 +240,7 @@ def test_a_weight_in_parts_is_not_stored_twice():
     other = build_program(lambda x: body(x, 2), x=(1, 2, 3, 90))
     text = format_program(other)
     assert {miss.reason for miss in apply_rewrite(configured(NAME), other).near_misses} == {
-        "weight is read in another way as well, so it would be stored twice"}
+        "weight has other users, so it would be stored twice"}
     assert format_program(other) == text
 
 

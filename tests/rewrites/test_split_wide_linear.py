@@ -142,7 +142,7 @@ def test_not_where_tiles_were_measured_to_be_slower(target):
     held = build_program(lambda x: mb.linear(x=x, weight=np.zeros((262144, 1), np.float16)), x=(1, 1))
     found = find_matches(rule(), held, target=target)
     assert [miss.reason for miss in found.near_misses] == [
-        "tiles were measured to be slower on A19 Pro; name another target, or always=true"]
+        "tiles were measured to be slower on A19 Pro; choose another target, or always=true"]
     assert find_matches(rule(always=True), held, target=target).fired
 
 
@@ -189,7 +189,7 @@ def test_a_compressed_head_is_cut_as_it_is_stored(form):
     (lambda x: mb.linear(x=x, weight=mb.constexpr_sparse_to_dense(
         nonzero_data=np.ones(35000, np.float16),
         mask=(np.arange(70000) % 2).reshape(-1, 1).astype(types.np_uint1_dtype))),
-     "the weight is made by constexpr_sparse_to_dense, whose parts are not known"),
+     "the weight is made by constexpr_sparse_to_dense, which cannot be split"),
 ])
 def test_left_alone(build, reason):
     found = find_matches(rule(), build_program(build, opset=ct.target.iOS18, x=(1, 1)))

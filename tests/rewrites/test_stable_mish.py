@@ -56,7 +56,7 @@ def test_older_and_newer_targets(target, tmp_path):
 def test_in_fp32_there_is_nothing_to_cure(tmp_path):
     found = find_matches(rule(), converted(F.mish, "traced", tmp_path, precision="FLOAT32"))
     assert not found.fired
-    assert [miss.reason for miss in found.near_misses] == ["computed in fp32, and the fault is fp16's"]
+    assert [miss.reason for miss in found.near_misses] == ["computed in fp32; the fault is in fp16 only"]
 
 
 @pytest.mark.parametrize(("name", "quirk"), [("mish", "softplus_cliff"), ("by hand", "exp_overflow")])

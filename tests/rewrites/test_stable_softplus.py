@@ -57,7 +57,7 @@ def test_in_fp32_there_is_nothing_to_cure(tmp_path):
     before = converted(F.softplus, "traced", tmp_path, precision="FLOAT32")
     found = find_matches(rule(), before)
     assert not found.fired
-    assert [miss.reason for miss in found.near_misses] == ["computed in fp32, and the fault is fp16's"]
+    assert [miss.reason for miss in found.near_misses] == ["computed in fp32; the fault is in fp16 only"]
 
 
 @pytest.mark.parametrize(("name", "quirk"), [

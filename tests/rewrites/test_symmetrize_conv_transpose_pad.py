@@ -97,7 +97,7 @@ def test_in_fp32_it_is_left_alone(tmp_path):
     layer = torch.nn.ConvTranspose2d(3, 4, (3, 2), stride=2, padding=(1, 0), output_padding=1)
     found = find_matches(rule(), converted(layer, (1, 3, 5, 6), "traced", tmp_path, precision="FLOAT32"))
     assert not found.fired
-    assert [miss.reason for miss in found.near_misses] == ["computed in fp32, where the report found it right"]
+    assert [miss.reason for miss in found.near_misses] == ["computed in fp32, which is correct according to the report"]
 
 
 @pytest.mark.parametrize(("rank", "groups", "way"), itertools.product((1, 2, 3), (1, 2), WAYS[:2]))

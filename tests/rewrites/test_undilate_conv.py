@@ -60,7 +60,7 @@ def test_every_sum_is_the_same(drawn):
         assert before and "conv" not in refused(made, "a13")
     else:
         assert not before or {miss.reason for miss in trace.near_misses} <= {
-            "a stride that is no multiple of the dilation", "3-D, and its phases would need rank 6"}
+            "a stride that is not a multiple of the dilation", "3-D, and its phases would need rank 6"}
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -82,7 +82,7 @@ def test_it_is_for_old_chips_unless_asked(tmp_path):
     made = conv([3, 3], (1, 4, 9, 9), dilations=[2, 2])
     for target in ("all", "m1", "m4"):
         assert [miss.reason for miss in find_matches(configured(NAME), made, target=target).near_misses] == [
-            "taken by an M4; name A13 or older as the target, or always=true"]
+            "supported on M4; choose A13 or older as the target, or always=true"]
     asked = converted(torch.nn.Conv2d(4, 4, 3, dilation=2), (1, 4, 9, 9), "traced", tmp_path,
                       passes="undilate_conv{always=true}")
     assert not dilated(asked) and kinds(asked)["transpose"] == 4

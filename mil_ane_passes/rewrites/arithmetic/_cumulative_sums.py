@@ -1,4 +1,4 @@
-"""Running sums as convs with ones: the windows grow by a factor with each conv, until they cover the entire axis."""
+"""Cumulative sums as convs with ones, whose windows grow with each conv until they cover the entire axis."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def _plan_layout(
         return f"laid out as {'x'.join(map(str, layout.shape))}, above {'x'.join(map(str, largest))}"
     unknown = sum(map(is_symbolic, extents))
     if unknown > 1 and (layout.merges_axes or reshaped):
-        return f"{unknown} axes are of symbolic size: no reshape can say which is which"
+        return f"{unknown} axes are symbolic: a reshape cannot distinguish them"
     return layout
 
 

@@ -1,4 +1,4 @@
-"""What the rewrites of elementary functions share: conditions, sources, and the error of each replacement."""
+"""Shared parts of the rewrites of elementary functions: conditions, sources, and the error of each replacement."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class ElementaryRewrite(Rewrite):
         cite_m4_study(
             "asin, acos, tan, sinh, cosh and atanh are unsupported; atan, sin, cos, tanh, exp and log are accepted"
         ),
-        cite_private_route("asin, acos, tan, sinh, cosh and atanh have no form on any generation"),
+        cite_private_route("asin, acos, tan, sinh, cosh and atanh have no equivalent on any generation"),
     )
     forms: ClassVar[Mapping[str, tuple[str, float]]]
     "By op type: the replacement, and its largest error in units in the last place, over all fp16 numbers."
 
     max_error: float = 4.0
-    "Largest accepted error in units in the last place."
+    "Maximum accepted error in units in the last place."
 
     def match(self, op: Operation) -> Hit | Miss:
         form, error = self.forms[op.op_type]

@@ -1,6 +1,6 @@
-"""Products with a stored weight as sums of parts along the dimension that is summed over, and what they gain.
+"""Products with a stored weight, split into sums along the inner dimension, and the estimated gain.
 
-Both rewrites that build such parts decide by the latency model of a chip on which parts were measured to be faster.
+Rewrites use the latency model of a chip on which such splits were measured to be faster.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ __all__ = ["CHANNEL_STEP", "MIN_GAIN", "Parts", "StoredProduct", "build_sum_of_p
            "estimate_gain", "find_form_obstacle", "find_gain_obstacle", "find_stored_product", "find_weight_obstacle"]
 
 CHANNEL_STEP = 64
-"Parts begin at multiples of so many channels, two rows of 64 bytes."
+"Parts begin at multiples of this number of channels: two rows of 64 bytes."
 MIN_GAIN = 0.1
-"The share of its time that an op has to gain; the time of the additional adds was measured on one chip only."
+"Minimum share of an op's time to save: the cost of the additional adds was measured on one chip only."
 Parts = Sequence[tuple[int, int]]
 
 
@@ -85,7 +85,7 @@ def find_form_obstacle(product: StoredProduct) -> str:
     if product.op.x.dtype != types.fp16:
         return FP32_UNSUPPORTED_REASON
     if get_static_shape(product.op.x) is None or get_static_shape(product.op.outputs[0]) is None:
-        return "the number of rows is not known, and with another one parts may be slower"
+        return "the number of rows is dynamic, and for some numbers parts may be slower"
     return ""
 
 
@@ -121,10 +121,11 @@ def find_gain_obstacle(
     if gain < MIN_GAIN:
         streamed = "once" if passes <= 1 else f"{passes:.1f} times"
         return (f"weights are streamed {streamed}: {len(parts)} parts are estimated to "
-                f"{'save' if gain >= 0 else 'add'} {abs(gain):.0%} of its time on {measured.upper()}, and "
-                f"{MIN_GAIN:.0%} have to be saved")
+                f"{'save' if gain >= 0 else 'add'} {abs(gain):.0%} of its time on {measured.upper()}, less than the "
+                f"required {MIN_GAIN:.0%}")
     if list(generations) != list(parse_target(measured)):
-        return f"parts were measured to be faster on {measured.upper()} only{against}; name that target, or always=true"
+        return (f"parts were measured to be faster on {measured.upper()} only{against}; choose that target, or "
+                f"always=true")
     return ""
 
 
@@ -136,7 +137,7 @@ def find_weight_obstacle(
     if isinstance(unit, str):
         return unit
     if any(start % unit for start, _ in parts):
-        return f"blocks of {unit} channels of the compressed weight do not fall together with parts"
+        return f"blocks of {unit} channels of the compressed weight are not aligned with parts"
     return find_sharing_obstacle(product.weight, product.op, partial(_is_cut_alike, product, parts, find_parts), most)
 
 

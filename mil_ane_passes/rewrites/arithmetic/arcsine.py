@@ -15,13 +15,13 @@ from ._elementary_functions import ElementaryRewrite
 
 
 class Arcsine(ElementaryRewrite):
-    """Compute asin as twice, and acos as four times, the atan of something between -1 and 1.
+    """Compute asin and acos as multiples of an atan in [-1, 1].
 
-    why     Core ML on an M4 rejects asin and acos, and so does the ANE's compiler on M1 to M5 when asked without Core
-            ML. atan is taken.
+    why     Core ML on an M4 rejects asin and acos, and so does the ANE's compiler on M1 to M5 when queried without Core
+            ML. atan is supported.
     when    asin and acos of fp16 values.
-    exact   rounding: asin x = 2 atan(x / (1 + sqrt((1 - x)(1 + x)))), by the tangent of half the angle, and
-            acos x = 4 atan(sqrt((1 - x) / 2) / (1 + sqrt((1 + x) / 2))), by that of a quarter. Unlike in
+    exact   rounding: asin x = 2 atan(x / (1 + sqrt((1 - x)(1 + x)))), by the half-angle formula, and
+            acos x = 4 atan(sqrt((1 - x) / 2) / (1 + sqrt((1 + x) / 2))), by the quarter-angle formula. Unlike in
             atan(x / sqrt(1 - x x)) nothing cancels and nothing is infinite at -1 and 1. Over all fp16 numbers asin is
             within 1.79 units in the last place (relative 1.2e-3 of what is not subnormal), acos within 2.15 (1.4e-3).
             Beyond -1 and 1 a square root of a negative number gives NaN, as before.
@@ -43,12 +43,12 @@ class Arcsine(ElementaryRewrite):
     bound = "1.79 units in the last place for asin and 2.15 for acos, over all fp16 numbers"
     roots = ("asin", "acos")
     forms = {
-        "asin": ("by the tangent of half the angle", 1.79),
-        "acos": ("by the tangent of a quarter of the angle", 2.15),
+        "asin": ("half-angle formula", 1.79),
+        "acos": ("quarter-angle formula", 2.15),
     }
 
     max_error: float = 4.0
-    "Largest accepted error in units in the last place; asin is off by 1.79, acos by 2.15."
+    "Maximum accepted error in units in the last place; asin is off by 1.79, acos by 2.15."
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         x, one, half = hit.op.x, np.float16(1), np.float16(0.5)

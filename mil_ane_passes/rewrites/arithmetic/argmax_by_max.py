@@ -16,22 +16,22 @@ from ...passes.examples import make_example
 from ...rules.indexing import IndexResults
 
 _MAX_ELEMENTS = 1024
-"Most elements of the axis: the keys that are compared reach twice this number, up to which fp16 holds all integers."
+"Maximum elements of the axis: compared keys reach twice this number, and fp16 represents all integers up to 2048."
 _VALUE_REDUCTIONS = {"reduce_argmax": "reduce_max", "reduce_argmin": "reduce_min"}
 "The reduction that finds the value whose index an op returns."
 
 
 class ArgmaxByMax(Rewrite):
-    """Find the place of the largest (smallest) element with comparisons in fp16, where the place is used as fp16.
+    """Compute the index of the largest (smallest) element with comparisons in fp16, if the index is used as a float.
 
-    why     reduce_argmax and reduce_argmin return int32, which the ANE does not have; the cast back is unsupported,
-            too. In a model that goes on computing with the place both are on the CPU, in its middle.
-    when    A cast to fp16 or fp32 of reduce_argmax or reduce_argmin over at most 1024 elements of fp16, which nobody
-            reads but such casts. A place that the model returns in int32 needs a cast that is unsupported as well: it
-            is left alone.
-    exact   bitwise, the first place of all that are as large: the least of i - n at a NaN (which counts as the
-            largest, and as the smallest, as in PyTorch), i where x is reduce_max(x), and n elsewhere, i counting the
-            elements from 0 to n - 1; and n more where that is negative. All are whole numbers of at most 2048.
+    why     reduce_argmax and reduce_argmin return int32, which is unsupported on the ANE, as is the cast back. In a
+            model that computes with the index both run on the CPU, in the middle of the model.
+    when    A cast to fp16 or fp32 of reduce_argmax or reduce_argmin over at most 1024 elements of fp16, if all users of
+            the index are such casts. An index that the model returns in int32 is skipped, because it needs an
+            unsupported cast.
+    exact   bitwise, the first of equal elements: the minimum of the keys i - n at a NaN (the largest and the smallest
+            value, as in PyTorch), i where x is reduce_max(x), and n elsewhere, for indices i from 0 to n - 1; n is
+            added if the minimum is negative. All keys are integers up to 2048.
     cost    seven elementwise ops on x, five on the result (and a cast, to fp32) and two reductions, for a reduction
             and a cast.
 
@@ -68,23 +68,23 @@ class ArgmaxByMax(Rewrite):
     def match(self, op: Operation) -> Hit | Miss:
         search = op.x.op
         if search is None or search.op_type not in _VALUE_REDUCTIONS or not types.is_float(op.outputs[0].dtype):
-            return Miss(op, "no cast of a place to floating point", near=False)
+            return Miss(op, "not a cast of an index to floating point", near=False)
         axis = get_const_value(search.axis, -1)
         extent = search.x.shape[axis]
         if not types.is_float(search.x.dtype):
-            return Miss(op, "the place of an integer", near=False)
+            return Miss(op, "the index of an integer", near=False)
         if search.x.dtype != types.fp16:
             return Miss(op, FP32_UNSUPPORTED_REASON)
         if is_symbolic(extent):
-            return Miss(op, "the place among elements whose number is known only at run time")
+            return Miss(op, "the axis has a dynamic number of elements")
         if not 0 < extent <= _MAX_ELEMENTS:
             return Miss(
                 op,
-                f"the place among {extent} elements: with more than {_MAX_ELEMENTS} not every number is exact in fp16",
+                f"the axis has {extent} elements: with more than {_MAX_ELEMENTS} not every index is exact in fp16",
             )
         if search.outputs[0].consuming_blocks or not all(map(_is_cast_to_float, get_consumers(search.outputs[0]))):
-            return Miss(op, "the int32 place is read as such, too")
-        return Hit(op, note=f"the place among {extent} elements without int32", search=search, extent=int(extent),
+            return Miss(op, "the int32 index has other users")
+        return Hit(op, note=f"index of one of {extent} elements without int32", search=search, extent=int(extent),
                    axis=axis % search.x.rank)
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
@@ -113,12 +113,12 @@ class ArgmaxByMax(Rewrite):
         yield _make_arg_example("in the middle", axis=1, x=(2, 5, 3))
         yield _make_arg_example("returned in fp32", cast_to="fp32")
         yield _make_arg_example("of fp32", dtype=types.fp32, reason=FP32_UNSUPPORTED_REASON)
-        yield _make_arg_example("read as int32", returned=True, reason="the int32 place is read as such, too")
+        yield _make_arg_example("read as int32", returned=True, reason="the int32 index has other users")
         yield _make_arg_example(
             "many", x=(1, 3000),
-            reason="the place among 3000 elements: with more than 1024 not every number is exact in fp16")
+            reason="the axis has 3000 elements: with more than 1024 not every index is exact in fp16")
         yield _make_arg_example(
-            "flexible", x=(2, None), reason="the place among elements whose number is known only at run time")
+            "flexible", x=(2, None), reason="the axis has a dynamic number of elements")
 
 
 def _is_cast_to_float(op: Operation) -> bool:

@@ -31,19 +31,19 @@ Array = np.ndarray[Any, Any]
 
 
 class BoundedAccumulation(Rewrite):
-    """Scale conv, linear and matmul whose partial sums pass 32768, where the ANE makes infinities of them.
+    """Scale conv, linear and matmul whose partial sums exceed 32768, where the ANE's accumulator overflows.
 
-    why     The accumulator ends at half of fp16's range: once a partial sum, the bias included, reaches 32768 the
-            result is infinite and stays so, even where the whole sum is small.
-    when    What was measured on the user's feeds or ranges says so: the sum of the magnitudes of the products behind
-            some element, a bound on every partial sum in whatever order, times `margin` reaches 32768. Without
-            measurements nothing is done; a bias of 32768 or more is reported. fp16 only, conv_transpose, too.
-            The result has to fit fp16; a bias, but for linear's, must not be compressed.
-    exact   rounding: a constant factor that nobody else reads is divided by a power of two where that keeps every bit,
-            otherwise x in an op before, and the result is multiplied back. (Sums over parts of the contracted axis
-            would do for fewer cases: a part may pass the limit by itself, and so may what they add up to on the way.)
-    cost    one elementwise op, another where x is scaled, and another for a bias that would lose bits; a new weight of
-            the same size takes the place of the old one.
+    why     The accumulator has half of fp16's range: once a partial sum, including the bias, reaches 32768, the result
+            is infinite, even if the final sum is small.
+    when    Ranges are measured on the user's feeds or ranges: the sum of the magnitudes of the products of an element,
+            which bounds every partial sum in any order, times `margin` reaches 32768. Without measurements nothing is
+            rewritten, but a bias of 32768 or more is reported. fp16 only, conv_transpose, too. The result has to fit
+            fp16; a bias, except that of linear, must not be compressed.
+    exact   rounding: a constant factor without other users is divided by a power of two if that keeps every bit,
+            otherwise x in an additional op, and the result is multiplied back. (Splitting the contracted axis covers
+            fewer cases: a part, or the sum of some parts, may exceed the limit.)
+    cost    one elementwise op, another one if x is scaled, and another one for a bias that would lose bits; a new
+            weight of the same size replaces the old one.
 
     before
         %y: fp16[1, 4, 4, 4] = conv(x=%x, weight=<fp16[4, 8, 3, 3]>, bias=[32.0, 32.0, 32.0, 32.0])
@@ -64,7 +64,7 @@ class BoundedAccumulation(Rewrite):
     fixes_nonfinite = True
     roots = ("conv", "conv_transpose", "linear", "matmul")
     evidence = (
-        Community("a partial sum or bias of 32768 makes the result infinite, and it stays so", chip="M4, M6",
+        Community("a partial sum or bias of 32768 makes the result infinite for good", chip="M4, M6",
                   source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6@60d79c2: notes/numerics.md, "
                          "notes/defects.md", date="2026"),
         Community("matrix products above about 32752 are infinite (private route)", chip="M2 Pro, M5",
@@ -72,7 +72,7 @@ class BoundedAccumulation(Rewrite):
     )
 
     margin: float = 2.0
-    "Safety factor: the measured bound times it has to stay below 32768, as other inputs may reach further."
+    "Safety factor: the measured bound times this factor must stay below 32768, because other inputs may be larger."
 
     def match(self, op: Operation) -> Hit | Miss:
         if op.outputs[0].dtype != types.fp16:
@@ -84,14 +84,15 @@ class BoundedAccumulation(Rewrite):
         if reach < _ACCUMULATOR_LIMIT:
             return Miss(op, "partial sums stay within 32768", near=False)
         if not measured.finite or measured.largest > _FP16_MAX:
-            return Miss(op, f"the result itself reaches {measured.largest:.4g}, and fp16 ends at 65504: smaller sums "
-                            "do not help; keep it in fp32 or scale what comes before")
+            return Miss(op, f"the result itself reaches {measured.largest:.4g}, above the fp16 maximum of 65504: keep "
+                            f"it in fp32 or scale earlier values")
         if not reach < _ACCUMULATOR_LIMIT * 2.0**_MAX_EXPONENT:
             return Miss(op, f"partial sums reach {reach:.4g} with the margin: no power of two in fp16 brings them back")
         if op.op_type != "linear" and op.inputs.get("bias") is not None and not is_const(op.bias):
-            return Miss(op, "bias is compressed: it cannot be made smaller, nor laid out to be added later")
+            return Miss(op, "bias is compressed: it can neither be scaled nor added separately")
         exponent = max(1, math.floor(math.log2(reach / _ACCUMULATOR_LIMIT)) + 1)
-        return Hit(op, note=f"partial sums up to {measured.partial:.4g}, the ANE's end at 32768; formed {2**exponent} "
+        return Hit(op, note=f"partial sums up to {measured.partial:.4g}, the ANE's limit is 32768; scaled down by "
+                            f"{2**exponent} "
                             "times smaller", exponent=exponent)
 
     def _make_unmeasured_miss(self, op: Operation) -> Miss:
@@ -99,7 +100,8 @@ class BoundedAccumulation(Rewrite):
         reach = float(np.abs(bias.val).max(initial=0.0)) if is_const(bias) else 0.0
         if reach < _ACCUMULATOR_LIMIT:
             return Miss(op, "not measured: give feeds or ranges", near=False)
-        return Miss(op, f"the bias reaches {reach:.4g}, sums end at 32768; give feeds or ranges to set the scale")
+        return Miss(op, f"the bias reaches {reach:.4g}, the limit of sums is 32768; give feeds or ranges to set the "
+                        f"scale")
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         return _build_scaled_op(mb, hit.op, hit.exponent)
@@ -114,7 +116,7 @@ class BoundedAccumulation(Rewrite):
         yield _make_conv_example("not measured", measured=False, reason="not measured: give feeds or ranges")
         yield _make_conv_example(
             "large bias", bias=40000.0, measured=False,
-            reason="the bias reaches 4e+04, sums end at 32768; give feeds or ranges to set the scale")
+            reason="the bias reaches 4e+04, the limit of sums is 32768; give feeds or ranges to set the scale")
         yield make_example(
             "far beyond", _build_matmul, scale=64.0, options={"margin": 1e6}, x=(2, 3, 8), z=(2, 8, 8),
             reason="partial sums reach 3.132e+10 with the margin: no power of two in fp16 brings them back")

@@ -17,8 +17,8 @@ from ._elementary_functions import LOOKUP_TABLE_EVIDENCE, ElementaryRewrite
 class Hyperbolic(ElementaryRewrite):
     """Compute cosh from exp(|x| / 2), and sinh as tanh times cosh.
 
-    why     Core ML on an M4 rejects sinh and cosh, and so does the ANE's compiler on M1 to M5 when asked without Core
-            ML. exp and tanh are taken.
+    why     Core ML on an M4 rejects sinh and cosh, and so does the ANE's compiler on M1 to M5 when queried without Core
+            ML. exp and tanh are supported.
     when    sinh and cosh of fp16 values.
     exact   rounding: with e = exp(|x| / 2) and u = e / 2 e, cosh x = u + 1 / (4 u) and sinh x = tanh x cosh x. Unlike
             in (exp(x) - exp(-x)) / 2 nothing cancels near 0, and nothing is infinite before the result is (exp is from
@@ -45,12 +45,12 @@ class Hyperbolic(ElementaryRewrite):
     evidence = (*ElementaryRewrite.evidence, LOOKUP_TABLE_EVIDENCE)
 
     max_error: float = 4.0
-    "Largest accepted error in units in the last place; cosh is off by 2.07, sinh by 3.27."
+    "Maximum accepted error in units in the last place; cosh is off by 2.07, sinh by 3.27."
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         x, half = hit.op.x, np.float16(0.5)
         root = mb.exp(x=mb.mul(x=mb.abs(x=x), y=half))
-        u = mb.mul(x=mb.mul(x=root, y=half), y=root)  # in this order it is finite wherever the result is
+        u = mb.mul(x=mb.mul(x=root, y=half), y=root)  # this order is finite whenever the result is
         result: Var = mb.add(x=u, y=mb.real_div(x=np.float16(0.25), y=u))
         if hit.op.op_type == "sinh":
             result = mb.mul(x=mb.tanh(x=x), y=result)

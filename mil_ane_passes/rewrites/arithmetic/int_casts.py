@@ -1,4 +1,4 @@
-"""Count bools in fp16."""
+"""Compute counts of bools in fp16 instead of int32."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MAX_EXACT_INTEGER = 2048
 "Magnitude up to which fp16 represents all integers."
 _COMPARISON_OPS = frozenset({"equal", "not_equal", "less", "less_equal", "greater", "greater_equal"})
 _DATA_INPUTS = ("x", "y", "a", "b", "values")
-"Inputs with the values that are computed with; the other inputs are parameters."
+"Inputs with operands; the other inputs are parameters."
 _DATA_MOVEMENT_OPS = frozenset({
     "concat", "expand_dims", "gather", "identity", "reduce_max", "reduce_min", "reshape", "reverse", "select",
     "slice_by_index", "slice_by_size", "split", "squeeze", "stack", "tile", "transpose",
@@ -33,18 +33,18 @@ _DATA_MOVEMENT_OPS = frozenset({
 _END_DTYPES = (types.fp16, types.fp32, types.bool)
 "Dtypes of the casts that end a chain."
 _IntegerRange = tuple[int, int]
-"""The least and the largest integer that a value may hold."""
+"""The smallest and the largest integer that a value may have."""
 
 
 class IntCasts(BlockRewrite):
-    """Compute in fp16 what int32 is a detour for: truth values that are counted, added or cast on.
+    """Compute in fp16 instead of int32 where bools are counted, added or cast.
 
-    why     int32 is unsupported on the ANE, not even a cast to it; truth values and fp16 it takes. A comparison that
-            is cast to int32 and then to fp16, or a mask that is summed in int32, costs two transitions.
-    when    A chain of ops on int32 in one block that begins at truth values and constants, moves, adds, multiplies,
-            compares or sums them, and ends in floats or truth values, where no integer can be beyond 2048, up to which
-            fp16 has all of them.
-    exact   bitwise: fp16 holds each of these integers, and none of them is a negative zero.
+    why     int32 is unsupported on the ANE, even a cast to it; bool and fp16 are supported. A comparison that is cast
+            to int32 and then to fp16, or a mask that is summed in int32, costs two transitions.
+    when    A chain of int32 ops in one block that starts at bools and constants, moves, adds, multiplies, compares or
+            sums them, and ends in floats or bools, if all integers are at most 2048, the largest range that fp16
+            represents exactly.
+    exact   bitwise: fp16 represents each of these integers, and none of them is a negative zero.
     cost    none: half the bytes are moved.
 
     before
@@ -77,7 +77,7 @@ class IntCasts(BlockRewrite):
                 continue
             yield Hit(
                 members[0],
-                note=f"{format_count(len(members), 'op')} on integers that fp16 holds",
+                note=f"{format_count(len(members), 'op')} on integers that fp16 represents exactly",
                 members=members,
                 covers=members,
             )
@@ -103,13 +103,13 @@ class IntCasts(BlockRewrite):
         return replaced
 
     def examples(self) -> Iterable[Example]:
-        yield _make_count_example("truth by way of int32", lambda i: i)
+        yield _make_count_example("bool through int32", lambda i: i)
         yield _make_count_example("a count", lambda i: Builder.reduce_sum(x=i, axes=[0]))
         yield _make_count_example("the others", lambda i: Builder.sub(x=np.int32(1), y=i))
         yield _make_count_example("at least two", lambda i: Builder.cast(
             x=Builder.greater_equal(x=Builder.reduce_sum(x=i, axes=[0], keep_dims=True), y=np.int32(2)), dtype="int32"))
         yield _make_count_example("far", lambda i: Builder.mul(x=i, y=np.int32(3000), name="far"),
-                                  reason="'far' may reach 3000, and fp16 counts up to 2048")
+                                  reason="'far' may reach 3000, and fp16 is exact up to 2048")
         yield _make_count_example("negative", lambda i: Builder.mul(x=i, y=np.int32(-1)),
                                   reason="a product with negative numbers may be -0.0")
         yield make_example("given integers", _build_masked_integers, reason="'i' may be any integer", dtype=types.int32,
@@ -159,7 +159,7 @@ def _find_fp16_obstacle(members: Iterable[Operation]) -> str | None:
             return bounds
         largest = _find_magnitude(bounds)
         if largest > _MAX_EXACT_INTEGER:
-            return f"'{op.outputs[0].name}' may reach {largest}, and fp16 counts up to {_MAX_EXACT_INTEGER}"
+            return f"'{op.outputs[0].name}' may reach {largest}, and fp16 is exact up to {_MAX_EXACT_INTEGER}"
         ranges.update(dict.fromkeys(op.outputs, bounds))
     return None
 
@@ -212,7 +212,7 @@ def _sum_range(op: Operation, ranges: list[_IntegerRange]) -> _IntegerRange | st
     axes = get_const_value(op.inputs.get("axes"))
     sizes = [op.x.shape[axis] for axis in (range(op.x.rank) if axes is None else axes)]
     if any(map(is_symbolic, sizes)):
-        return "it sums as many as the input is long"
+        return "the number of summands is dynamic"
     count = math.prod(map(int, sizes))
     return ranges[0][0] * count, ranges[0][1] * count
 

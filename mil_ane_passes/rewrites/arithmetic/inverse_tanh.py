@@ -15,16 +15,16 @@ from ._elementary_functions import ElementaryRewrite
 
 
 class InverseTanh(ElementaryRewrite):
-    """Compute atanh from the logarithm of (1 - |x|) / (1 + |x|), without losing what is small.
+    """Compute atanh from the logarithm of (1 - |x|) / (1 + |x|), accurately for small x.
 
-    why     Core ML on an M4 rejects atanh, and so does the ANE's compiler on M1 to M5 when asked without Core ML.
-            log is taken.
+    why     Core ML on an M4 rejects atanh, and so does the ANE's compiler on M1 to M5 when queried without Core ML.
+            log is supported.
     when    atanh of fp16 values.
     exact   rounding: with a = |x| and w = (1 - a) / (1 + a), atanh x = x / (1 + a) * log(w) / (w - 1). The logarithm is
-            divided by what w came to be once rounded, so the rounding hardly counts, and where w is 1 the quotient is.
-            In log((1 + x) / (1 - x)) / 2 every x below 0.0005 would be lost. Over all fp16 numbers within 2.97 units
-            in the last place (relative 1.8e-3 of what is not subnormal). -1 and 1 give infinities and what lies beyond
-            NaN, as before.
+            divided by the rounded w minus 1, which cancels most of the rounding error; for w = 1 the quotient is 1.
+            log((1 + x) / (1 - x)) / 2 would be 0 for every x below 0.0005. Over all fp16 numbers within 2.97 units in
+            the last place (relative 1.8e-3 of what is not subnormal). -1 and 1 give infinities, values outside NaN, as
+            before.
     cost    twelve ops.
 
     before
@@ -49,7 +49,7 @@ class InverseTanh(ElementaryRewrite):
     forms = {"atanh": ("x / (1 + |x|) * log(w) / (w - 1), w = (1 - |x|) / (1 + |x|)", 2.97)}
 
     max_error: float = 4.0
-    "Largest accepted error in units in the last place; it is off by 2.97."
+    "Maximum accepted error in units in the last place; it is off by 2.97."
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         x, one, minus_one = hit.op.x, np.float16(1), np.float16(-1)

@@ -1,4 +1,4 @@
-"""Compute with masks as numbers 0 and 1 where logical ops are not known to be supported."""
+"""Compute masks as numbers 0 and 1 if support of logical ops is unknown."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from ...rules.unsupported_ops import LogicalOps
 
 _M4_ONLY = Gate(first="m4", last="m4")
 _MAX_CONST_ELEMENTS = 32768
-"Most elements of a constant mask that is stored as numbers, in 65536 bytes; a larger one is cast at run time."
+"Maximum elements of a constant mask that is stored as numbers, in 65536 bytes; a larger one is cast at run time."
 _ARITHMETIC_OPS = {"logical_and": "mul", "logical_or": "maximum", "logical_xor": "sub"}
 "Ops on 0 and 1 that give 0 exactly where the result is false; the difference of xor is squared, as it may be -1."
 
 
 class LogicalAsArithmetic(Rewrite):
-    """Compute with masks as numbers of 0 and 1 where logical ops are not known to be supported.
+    """Compute masks as numbers 0 and 1 if support of logical ops is unknown.
 
-    why     Sources contradict each other: Core ML accepts logical_and on an M4; by a private route logical_and,
-            logical_or and logical_xor are supported on no chip. What is left is taken by all accounts.
-    when    logical_or and logical_xor; logical_and when M4 is not among the chips that are looked at.
+    why     Sources contradict each other: Core ML accepts logical_and on an M4; on a private route logical_and,
+            logical_or and logical_xor are unsupported on every chip. The replacements are supported according to all
+            sources.
+    when    logical_or and logical_xor; logical_and if the target does not include M4.
     exact   bitwise, in fp16 0 and 1: x and y is x * y, x or y is maximum(x, y), x xor y is (x - y) * (x - y). The
             result is true where that is not 0.
     cost    two casts (none for a constant of up to 32768 elements), one op (xor: two) and a comparison for one op on
@@ -58,7 +59,7 @@ class LogicalAsArithmetic(Rewrite):
 
     def match(self, op: Operation) -> Hit | Miss:
         if op.op_type == "logical_and" and any(map(_M4_ONLY.includes, self.generations)):
-            return Miss(op, "logical_and is accepted on M4; name another target")
+            return Miss(op, "logical_and is accepted on M4; choose another target")
         return Hit(op, note=f"{op.op_type} as {_ARITHMETIC_OPS[op.op_type]} of 0 and 1")
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
@@ -81,5 +82,5 @@ class LogicalAsArithmetic(Rewrite):
         yield Example(
             "and",
             lambda: build_mask_program("logical_and"),
-            reason="logical_and is accepted on M4; name another target",
+            reason="logical_and is accepted on M4; choose another target",
         )

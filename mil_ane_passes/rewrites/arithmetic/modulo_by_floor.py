@@ -1,4 +1,4 @@
-"""Compute remainders by a constant with floor."""
+"""Compute remainders of a constant divisor with floor."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ...passes.examples import make_example, make_op_example
 from ...rules.unsupported_ops import Modulo
 
 _INTEGER_DIVISORS = tuple(2.0**exponent for exponent in range(6))
-"Integers by which a quotient is exact in one step: x / d and its floor keep all bits that count."
+"Integer divisors whose quotient is exact in one step: x / d and its floor keep all relevant bits."
 _FRACTION_DIVISORS = tuple(2.0**-exponent for exponent in range(1, 15))
 "Fractions by which the quotient of a number of at most 1/2 is exact in one step."
 _MIN_DIVISOR, _MAX_DIVISOR = 2.0**-14, 2.0**14
@@ -33,17 +33,17 @@ _MAX_QUOTIENT_BITS = 8
 
 
 class ModuloByFloor(Rewrite):
-    """Take the remainder by a constant by multiplying, floor and subtracting, without a rounding on the way.
+    """Compute the remainder of a constant divisor with mul, floor and sub, without intermediate rounding.
 
-    why     Core ML on an M4 rejects mod, and so does the ANE's compiler on M1 to M5 when asked without Core ML. floor,
-            mul, sub and select are taken. x - y floor(x / y) alone is not the same in fp16: it is off by what the
-            product is rounded, and by y where x / y rounds to a whole number.
-    when    mod of fp16 values by one constant number between 2^-14 and 2^14. PyTorch's remainder is converted as
-            floor_div, mul and sub and not seen here.
-    exact   bitwise, for every fp16 number: a power of two up to 32 divides exactly; other divisors are cut into pieces
-            of few bits, times which the whole quotient is an fp16 number, and larger quotients are taken in steps. The
-            result is rounded once, as before. It has the sign of the divisor; infinities give NaN. The algebra holds
-            where every op rounds to fp16, or keeps more.
+    why     Core ML on an M4 rejects mod, and so does the ANE's compiler on M1 to M5 when queried without Core ML.
+            floor, mul, sub and select are supported. x - y floor(x / y) alone is inaccurate in fp16: it has the
+            rounding error of the product, and is off by y if x / y rounds to an integer.
+    when    mod of fp16 values by one constant number between 2^-14 and 2^14. PyTorch's remainder is converted to
+            floor_div, mul and sub, which do not match.
+    exact   bitwise, for every fp16 number: division by a power of two up to 32 is exact; other divisors are split into
+            parts of few bits, whose products with the quotient are fp16 numbers, and larger quotients are computed in
+            steps. The result is rounded once, as before. It has the sign of the divisor; infinities give NaN. The
+            algebra holds if every op rounds to fp16 or is more precise.
     cost    two ops by 1, five by 2 to 32, six by 1/2, 1/4, ...; else 11 to 40: 18 by 3 or 10, 26 by 2 pi, 37 by 0.1.
             With `periods=30` these are 11, 13 and 13. Two more by a negative number, which `max_steps` does not count.
 
@@ -67,7 +67,7 @@ class ModuloByFloor(Rewrite):
     periods: int = 0
     "Known bound of |x| as a multiple of the divisor: beyond it, results are wrong. 0: any x."
     max_steps: int = 40
-    "The most ops of one remainder."
+    "Maximum number of ops for one remainder."
 
     def match(self, op: Operation) -> Hit | Miss:
         if not types.is_float(op.outputs[0].dtype):
@@ -75,19 +75,19 @@ class ModuloByFloor(Rewrite):
         if op.x.dtype != types.fp16:
             return Miss(op, FP32_UNSUPPORTED_REASON)
         if op.y.val is None:
-            return Miss(op, "the divisor is known only at run time: no quotient of two fp16 numbers is exact")
+            return Miss(op, "the divisor is dynamic: a quotient of two fp16 numbers is not exact in general")
         divisors = np.asarray(op.y.val)
         if divisors.size == 0 or np.ptp(divisors) != 0 or op.outputs[0].shape != op.x.shape:
-            return Miss(op, "the divisor is not one number for all of x")
+            return Miss(op, "the divisor is not a single number")
         divisor = float(divisors.flat[0])
         magnitude = abs(divisor)
         if not _MIN_DIVISOR <= magnitude <= _MAX_DIVISOR:
-            return Miss(op, f"a remainder by {divisor:g}: divisors from 2^-14 to 2^14 are taken")
+            return Miss(op, f"a remainder by {divisor:g}: divisors from 2^-14 to 2^14 are supported")
         exact = magnitude in (*_INTEGER_DIVISORS, *_FRACTION_DIVISORS)
         steps = [] if exact else _plan_division_steps(magnitude, self.periods)
         op_count = _count_exact_ops(magnitude) if exact else sum(step.op_count for step in steps) + 4
         if op_count > self.max_steps:
-            return Miss(op, f"a remainder by {divisor:g} takes {op_count} ops, max_steps={self.max_steps}")
+            return Miss(op, f"a remainder by {divisor:g} needs {op_count} ops, max_steps={self.max_steps}")
         largest = self.periods * magnitude if self.periods else math.inf
         return Hit(op, note=f"a remainder by {divisor:g}", steps=steps, divisor=divisor, within=(0.0, largest))
 
@@ -113,19 +113,19 @@ class ModuloByFloor(Rewrite):
         yield _make_mod_example("by a negative power of two", -2, scale=10.0)
         yield _make_mod_example("three periods", 2 * math.pi, options={"periods": 3}, scale=5.0, within=18.8)
         yield _make_mod_example("a constant of many equal numbers", np.full((1, 8), 10), scale=30.0)
-        yield _make_mod_example("by 0", 0, reason="a remainder by 0: divisors from 2^-14 to 2^14 are taken")
-        yield _make_mod_example("by several", np.arange(1, 9), reason="the divisor is not one number for all of x")
+        yield _make_mod_example("by 0", 0, reason="a remainder by 0: divisors from 2^-14 to 2^14 are supported")
+        yield _make_mod_example("by several", np.arange(1, 9), reason="the divisor is not a single number")
         yield make_example(
             "at run time",
             lambda x, z: Builder.mod(x=x, y=z, name="y"),
-            reason="the divisor is known only at run time: no quotient of two fp16 numbers is exact",
+            reason="the divisor is dynamic: a quotient of two fp16 numbers is not exact in general",
             x=(2, 3),
             z=(1, 3),
         )
         yield _make_mod_example("many steps", 0.1, options={"max_steps": 24},
-                                reason="a remainder by 0.0999756 takes 37 ops, max_steps=24")
+                                reason="a remainder by 0.0999756 needs 37 ops, max_steps=24")
         yield _make_mod_example("a power of two in more ops than allowed", 4, options={"max_steps": 4},
-                                reason="a remainder by 4 takes 5 ops, max_steps=4")
+                                reason="a remainder by 4 needs 5 ops, max_steps=4")
         yield _make_mod_example("a power of two in as many", 4, options={"max_steps": 5}, scale=10.0)
         yield make_op_example("integers", "mod", (2, 3), {"y": np.int32(3)}, dtype=types.int32,
                               reason="computes on integers")

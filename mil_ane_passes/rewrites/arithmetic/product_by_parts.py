@@ -16,12 +16,11 @@ from ...rules.unsupported_ops import Product
 
 
 class ProductByParts(Rewrite):
-    """Split a reduce_prod's axes in halves and multiply those, as the ANE has no product along an axis.
+    """Split the axes of a reduce_prod in halves and multiply them: the ANE has no product along an axis.
 
-    why     Core ML on an M4 rejects reduce_prod, and so does the ANE's compiler on M1 to M5 when asked without Core
-            ML. split and mul are taken.
-    when    reduce_prod of fp16 values over at most `max_parts` elements, whose number is known. Axes that are kept may
-            be symbolic.
+    why     Core ML on an M4 rejects reduce_prod, and so does the ANE's compiler on M1 to M5 when queried without Core
+            ML. split and mul are supported.
+    when    reduce_prod of fp16 values over a static number of at most `max_parts` elements. Other axes may be symbolic.
     exact   rounding: of n elements n - 1 products are rounded, each by half a unit in the last place: up to
             (n - 1) / 2048 of the result, 0.34 % of a product of 8 (in 20000 draws between 0.5 and 2 at most 0.20 %).
             Signs, zeros, NaN and infinities among the elements count as before. A partial product above 65504 is
@@ -51,7 +50,7 @@ class ProductByParts(Rewrite):
     )
 
     max_parts: int = 8
-    "The most elements of a product that is split; each of them but one adds a rounding."
+    "Maximum number of elements of a product; each one except the first adds a rounding."
 
     def match(self, op: Operation) -> Hit | Miss:
         if not types.is_float(op.x.dtype):
@@ -61,7 +60,7 @@ class ProductByParts(Rewrite):
         axes = _read_reduced_axes(op)
         symbolic = [axis for axis in axes if is_symbolic(op.x.shape[axis])]
         if symbolic:
-            return Miss(op, f"the number of elements along axis {symbolic[0]} is known only at run time")
+            return Miss(op, f"the number of elements along axis {symbolic[0]} is dynamic")
         count = math.prod(int(op.x.shape[axis]) for axis in axes)
         if count > self.max_parts:
             return Miss(op, f"a product of {count} elements, rounded {count - 1} times; max_parts={self.max_parts}")
@@ -88,7 +87,7 @@ class ProductByParts(Rewrite):
         yield make_op_example("too long", "reduce_prod", (2, 9), {"axes": [1]},
                               reason="a product of 9 elements, rounded 8 times; max_parts=8")
         yield make_op_example("flexible", "reduce_prod", (2, None), {"axes": [1]},
-                              reason="the number of elements along axis 1 is known only at run time")
+                              reason="the number of elements along axis 1 is dynamic")
         yield make_op_example("fp32", "reduce_prod", (2, 3), dtype=types.fp32, reason=FP32_UNSUPPORTED_REASON)
         yield make_op_example("integers", "reduce_prod", (2, 3), {"axes": [0]}, dtype=types.int32,
                               reason="computes on integers")

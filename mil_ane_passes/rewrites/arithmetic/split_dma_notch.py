@@ -1,4 +1,4 @@
-"""Split products whose weight is of a size that an M4 streams slowly."""
+"""Split products whose weight has a size that streams slowly on an M4."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ _CHIP = "m4"
 
 
 class SplitDmaNotch(Rewrite):
-    """Sum a product in parts of its inner dimension where a core's share of its weight streams slowly on an M4.
+    """Split a product along its inner dimension if a core's share of its weight streams slowly on an M4.
 
-    why     Each of 16 cores streams its share of a weight, and within 16 KiB of a multiple of 1 MiB at a third of the
-            rate: a 2048x4096 layer took 840 us, 430 us cut in two, and a step of Llama-3.2-1B 76.1 ms, 31.7 ms with
-            48 of its layers (2 MiB a core) cut in three.
-    when    fp16, an uncompressed stored weight of such a size, and at least 10 % saved by the latency of an M4, adds
-            included: not with hundreds of rows, where MACs take longer than weights. The fewest parts none of which is
-            of such a size. Only for target m4: on an M2 and M2 Pro such sizes stream as fast as others, and on no other
-            chip were they timed.
+    why     Each of 16 cores streams its share of a weight. Shares within 16 KiB of a multiple of 1 MiB stream at a
+            third of the rate: a 2048x4096 layer took 840 us, 430 us when split in two; a step of Llama-3.2-1B took 76.1
+            ms, 31.7 ms with 48 of its layers (2 MiB per core) split in three.
+    when    fp16, an uncompressed stored weight of such a size, and an estimated gain of at least 10 % of the latency on
+            an M4, including adds (not with hundreds of rows, which are compute-bound). The smallest number of parts
+            without such a size is used. Only for target m4: on an M2 and M2 Pro such sizes stream as fast as others,
+            and other chips were not timed.
     exact   rounding: the same products; each part's sum is rounded to fp16, and each add.
-    cost    an add of the result's size for each further part; Core ML's segmenter expects the sum to be slower, and the
-            guard keeps it for its latency.
+    cost    one add of the result's size per additional part. Core ML's segmenter estimates a higher cost; the guard
+            keeps the rewrite because of its latency gain.
 
     before
         %y: fp16[1, 2048] = linear(x=%x, weight=<fp16[2048, 4096]>, bias=<fp16[2048]>)
@@ -57,28 +57,29 @@ class SplitDmaNotch(Rewrite):
     after = ("split_inner_product", "split_linear_inner", "split_wide_linear")
     targets = DmaNotch.targets
     exactness = Exactness.ROUNDING
-    bound = ("half a unit in the last place for each part and each add; a part that leaves fp16, where the whole does "
-             "not, is infinite")
+    bound = ("half a unit in the last place for each part and each add; a part that overflows fp16 although the sum "
+             "does not is infinite")
     keeps_nonfinite = False  # parts that overflow with both signs sum to NaN
     preset = "full"
     roots = ("linear", "matmul", "conv")
     evidence = (
         *DmaNotch.evidence,
-        Community("a step of Llama-3.2-1B: 76.12 ms, 31.65 ms with 48 1x1 convs of 2048 to 8192 channels (2 MiB for "
-                  "each core) in three parts each, all of it on the ANE", chip="M4",
+        Community("a step of Llama-3.2-1B: 76.12 ms, 31.65 ms with 48 1x1 convs of 2048 to 8192 channels (2 MiB per "
+                  "core) in three parts each, all of it on the ANE", chip="M4",
                   source="https://github.com/kasper0406/stablehlo-coreml/pull/110"),
-        Community("4096 x 4096 (2 MiB for each core): 36.6 GB/s, 57.9 at 3072 x 3072 and 59.1 at 2048 x 2048 (private "
+        Community("4096 x 4096 (2 MiB per core): 36.6 GB/s, 57.9 at 3072 x 3072 and 59.1 at 2048 x 2048 (private "
                   "route)", source="https://github.com/maderix/ANE", chip="M4"),
-        Community("against it: 4096 x 4096, 2 MiB for each core, streams at 59 GB/s, as fast as 2048 x 2048 (private "
+        Community("contradicts it: 4096 x 4096, 2 MiB per core, streams at 59 GB/s, as fast as 2048 x 2048 "
+                  "(private "
                   "route)", source="trisanths/ane-llm-prefill", chip="M2 Pro", os="macOS 27"),
     )
 
     max_parts: int = 8
-    "The most parts that one product is split into."
+    "Maximum number of parts of one product."
     max_bytes: int = 1 << 24
-    "The most bytes by which the weights may grow for one op, where another op reads the entire weight."
+    "Maximum additional weight bytes for one op, if another op uses the entire weight."
     always: bool = False
-    "Rewrite whatever the other chips of the target and the latency."
+    "Rewrite for any target, whatever the estimated latency."
 
     def match(self, op: Operation) -> Hit | Miss:
         product = find_stored_product(op)
@@ -91,7 +92,7 @@ class SplitDmaNotch(Rewrite):
             return Miss(op, "no such size", near=False)
         parts = self._find_parts_off_notch(product)
         if parts is None:
-            return Miss(op, f"no {self.max_parts} parts or fewer are of another size")
+            return Miss(op, f"no split into at most {self.max_parts} parts avoids such sizes")
         reason = self._find_speed_obstacle(product, parts) or find_weight_obstacle(
             product, parts, self._find_parts, self.max_bytes)
         if reason:
@@ -137,7 +138,7 @@ class SplitDmaNotch(Rewrite):
             within=1.0, x=(1, 16384, 2, 1))
         yield _make_linear_example(
             "other chips", 1, 4096,
-            reason="parts were measured to be faster on M4 only, and are not needed on M2; name that target, or "
+            reason="parts were measured to be faster on M4 only, and are not needed on M2; choose that target, or "
                    "always=true")
         yield _make_linear_example(
             "many rows", 2048, 4096,

@@ -1,4 +1,4 @@
-"""Split products over a long dimension into products that are added."""
+"""Split products over a long inner dimension into products that are added."""
 
 from __future__ import annotations
 
@@ -21,17 +21,16 @@ from .._weights import find_slicing_obstacle, split_evenly
 
 
 class SplitInnerProduct(Rewrite):
-    """Sum a matmul or linear over a long dimension in parts: slices of both operands, a product each, and adds.
+    """Split a matmul or linear along a long inner dimension: slices of both operands, one product each, and adds.
 
-    why     Core ML says on an M4 that two bytes for each element of the inner dimension must fit 65536: 32768 pass,
-            49152 do not. By a private route 16384 is the end on M1 and M2; there the operand itself is too long for
-            the ANE, so parts of it are no help.
-    when    fp16; the inner dimension is known, and every generation looked at rejects it or the operand. A constant
-            operand is cut, too, and stored again up to `max_bytes` where others read it whole; a compressed one is left
-            alone. That a product with
-            a constant is unsupported as one of two computed operands is, was not measured.
+    why     Core ML's message on an M4: two bytes per element of the inner dimension must fit 65536; 32768 pass, 49152
+            do not. On a private route the limit is 16384 on M1 and M2; there the operand itself is too long for the
+            ANE, so a split does not help.
+    when    fp16; the inner dimension is static, and every generation of the target rejects it or the operand. A
+            constant operand is split, too, and stored again up to `max_bytes` if it has other users; compressed
+            operands are skipped. The limit was measured for two computed operands only.
     exact   rounding: the same products; each part's sum is rounded to fp16, and each add.
-    cost    an add of the result's size for each further part; the operands are moved once more by the split.
+    cost    one add of the result's size per additional part; the split moves the operands once more.
 
     before
         %y: fp16[1, 2, 3] = matmul(x=%x, y=%z, transpose_x=True)
@@ -47,7 +46,7 @@ class SplitInnerProduct(Rewrite):
     stage = "decompose"
     exactness = Exactness.ROUNDING
     bound = ("half a unit in the last place for each part and each add (measured: below 1e-3 of the largest result); "
-             "a part that leaves fp16, where the whole does not, is infinite")
+             "a part that overflows fp16 although the sum does not is infinite")
     keeps_nonfinite = False  # parts that overflow with both signs sum to NaN
     preset = "full"
     roots = ("matmul", "linear")
@@ -56,9 +55,9 @@ class SplitInnerProduct(Rewrite):
     max_parts: int = 8
     "The most parts that one product is split into."
     max_bytes: int = 1 << 24
-    "The most bytes by which the weights may grow for one op, where another op reads the entire constant operand."
+    "Maximum additional weight bytes for one op, if another op uses the entire constant operand."
     always: bool = False
-    "Rewrite also where a requested generation supports the product as it is."
+    "Rewrite even if a generation of the target supports the product."
 
     def match(self, op: Operation) -> Hit | Miss:
         axis_x, axis_y = _find_inner_axes(op)
@@ -93,7 +92,7 @@ class SplitInnerProduct(Rewrite):
             return f"{count} parts, above max_parts={self.max_parts}"
         for name, var in _get_operands(op).items():
             if is_compressed(var):
-                return f"operand {name} is compressed: its parts would have to be unpacked"
+                return f"operand {name} is compressed: its parts would have to be decompressed"
             if is_const(var) and (
                 reason := find_slicing_obstacle(var, op, lambda other: _is_summed_alike(op, other), self.max_bytes)
             ):
@@ -133,7 +132,7 @@ class SplitInnerProduct(Rewrite):
             x=(3, 4),
         )
         yield make_example(
-            "taken on M4",
+            "supported on M4",
             lambda x, z: Builder.matmul(x=x, y=z, name="y"),
             reason="an operand that is 20000 long is unsupported on A12, A13, M1, M2 and M3, and so are slices of it",
             x=(2, 20000), z=(20000, 2),
@@ -142,7 +141,7 @@ class SplitInnerProduct(Rewrite):
                            x=(2, 16384), z=(16384, 2))
         yield make_example(
             "read whole", _build_shared_weight, options={"max_bytes": 0}, x=(2, 33000),
-            reason="the weight 'w' is read whole as well: its pieces would add 132.0 kB, above max_bytes=0")
+            reason="the weight 'w' is also used as a whole: its pieces would add 132.0 kB, above max_bytes=0")
 
 
 def _find_inner_axes(op: Operation) -> tuple[int, int]:

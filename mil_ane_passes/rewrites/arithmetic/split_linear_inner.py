@@ -35,19 +35,19 @@ _PREFILL = "trisanths/ane-llm-prefill"
 
 
 class SplitLinearInner(Rewrite):
-    """Sum a linear, 1x1 conv or matmul with many rows in parts of its inner dimension, so that weights stream once.
+    """Split a linear, 1x1 conv or matmul with many rows along its inner dimension, so that weights are streamed once.
 
-    why     The ANE keeps a tile of about 1 MiB of input rows and reads all weights again for each tile. With K inputs
-            and M rows that is M * K * 2 bytes / 1 MiB times. Parts of 2048 inputs read them less often: 1.5 to 1.8
-            times faster on an M2 Pro at K 4096 and 1024 rows, up to 5.1 times at K 16384.
-    when    fp16, a stored weight, more than `inner` inputs, rows known, weights streamed twice or more, and at least 10
-            % saved by the latency of an M2, adds included: not with few rows, where they stream once. Only for target
-            m2 (with A15, its generation): elsewhere nobody measured a gain, and on an M5 Pro parts below the threshold
-            (K 512) were 4 times slower. Compressed weights are cut as they are stored (tables shared), at the ends of
-            their blocks; sparse ones and tables of vectors are left alone. Splitting the outputs gained nothing.
+    why     The ANE keeps a tile of about 1 MiB of input rows and reads all weights again for each tile. For K inputs
+            and M rows it reads them M * K * 2 bytes / 1 MiB times. Parts of 2048 inputs read them less often: 1.5 to
+            1.8 times faster on an M2 Pro at K 4096 and 1024 rows, up to 5.1 times at K 16384.
+    when    fp16, a stored weight, more than `inner` inputs, a static number of rows, weights streamed at least twice,
+            and an estimated gain of at least 10 % of the latency on an M2, including adds. Only for target m2 (and A15,
+            the same generation): no gain was measured elsewhere, and on an M5 Pro parts below the threshold (K 512)
+            were 4 times slower. Compressed weights are split in compressed form (tables shared), at block boundaries;
+            sparse ones and tables of vectors are skipped. Splitting the outputs gained nothing.
     exact   rounding: the same products; each part's sum is rounded to fp16, and each add.
-    cost    an add of the result's size for each further part, and a part of it live beside the sum; Core ML's segmenter
-            expects the sum to be slower, and the guard keeps it for its latency.
+    cost    one add of the result's size per additional part, and one more part in memory. Core ML's segmenter estimates
+            a higher cost; the guard keeps the rewrite because of its latency gain.
 
     before
         %y: fp16[3, 4] = linear(x=%x, weight=<fp16[4, 8]>, bias=[-0.6875, -0.25, 0.1875, 0.625])
@@ -62,8 +62,8 @@ class SplitLinearInner(Rewrite):
     stage = "decompose"
     after = ("split_inner_product", "split_wide_linear")
     exactness = Exactness.ROUNDING
-    bound = ("half a unit in the last place for each part and each add; a part that leaves fp16, where the whole does "
-             "not, is infinite")
+    bound = ("half a unit in the last place for each part and each add; a part that overflows fp16 although the sum "
+             "does not is infinite")
     keeps_nonfinite = False  # parts that overflow with both signs sum to NaN
     preset = "full"
     roots = ("linear", "matmul", "conv")
@@ -74,21 +74,21 @@ class SplitLinearInner(Rewrite):
                   source=_PREFILL, chip="M2 Pro", os="macOS 27"),
         Community("blocks of a 14B model, 1024 rows: 5.06 TFLOP/s with K 5120, 7.69 in parts of 2560, 8.66 of 1280",
                   source=_PREFILL, chip="M2 Pro", os="macOS 27"),
-        Community("against it: splitting the outputs gains nothing (K = N = 8192: 38.8 ms, 39.8 in two)",
+        Community("contradicts it: splitting the outputs gains nothing (K = N = 8192: 38.8 ms, 39.8 in two)",
                   source=_PREFILL, chip="M2 Pro", os="macOS 27"),
-        Community("against it: K 512 in 16 parts of 32, int8 activations and 4-bit weights, is 4 times slower: below "
-                  "the size of one tile there is nothing to gain",
+        Community("contradicts it: K 512 in 16 parts of 32, int8 activations and 4-bit weights, is 4 times slower: "
+                  "below the size of one tile there is no gain",
                   source="cadamcat/llms-on-apple-neural-engine", chip="M5 Pro"),
     )
 
     inner: int = 2048
-    "The most inputs of a part."
+    "Maximum number of inputs of a part."
     max_parts: int = 16
     "The most parts that one product is split into."
     max_bytes: int = 1 << 24
-    "The most bytes by which the weights may grow for one op, where another op reads the entire weight."
+    "Maximum additional weight bytes for one op, if another op uses the entire weight."
     always: bool = False
-    "Rewrite every product over more than `inner` inputs, whatever the target and its latency."
+    "Rewrite every product over more than `inner` inputs, for any target and latency."
 
     def match(self, op: Operation) -> Hit | Miss:
         product = find_stored_product(op)
@@ -97,7 +97,7 @@ class SplitLinearInner(Rewrite):
         if self.inner < 1:
             return Miss(op, f"parts of {self.inner} inputs; expected at least 1")
         if product.inner <= self.inner or product.has_taps:
-            return Miss(op, f"no product at single places over more than {self.inner} inputs", near=False)
+            return Miss(op, f"not a pointwise product over more than {self.inner} inputs", near=False)
         parts = self._compute_parts(product)
         reason = self._find_speed_obstacle(product, parts) or find_weight_obstacle(
             product, parts, self._find_parts, self.max_bytes)
@@ -119,7 +119,7 @@ class SplitLinearInner(Rewrite):
         passes = 0.0 if reason else compute_terms(product.work, find_chips(_CHIP)[0]).passes
         if not reason and not self.always and passes < _MIN_PASSES:
             streamed = "once" if passes <= 1 else f"{passes:.1f} times"
-            reason = f"weights are streamed {streamed}, and parts pay from twice"
+            reason = f"weights are streamed {streamed}, and parts gain from twice on"
         if not reason and not self.always:
             reason = find_gain_obstacle(product, parts, _CHIP, self.generations, ", and slower on M5 at small sizes")
         if not reason and len(parts) > self.max_parts:
@@ -153,11 +153,11 @@ class SplitLinearInner(Rewrite):
             within=1000, opset=ct.target.iOS18, x=(3, 8))
         yield _make_large_example(
             "named chip", 1024,
-            reason="parts were measured to be faster on M2 only, and slower on M5 at small sizes; name that target, or "
-                   "always=true")
+            reason="parts were measured to be faster on M2 only, and slower on M5 at small sizes; choose that target, "
+                   "or always=true")
         yield _make_large_example(
             "few rows", 64,
-            reason="weights are streamed once, and parts pay from twice")
+            reason="weights are streamed once, and parts gain from twice on")
         yield _make_large_example(
             "rows not known", None,
             reason="the number of rows is not known, and with another one parts may be slower")
@@ -166,11 +166,11 @@ class SplitLinearInner(Rewrite):
             options={**small, "max_parts": 3}, reason="4 parts, above max_parts=3", x=(3, 16))
         yield make_example(
             "taps", lambda x: Builder.conv(x=x, weight=make_weight(4, 8, 1, 3), name="y"), options=small,
-            reason="no product at single places over more than 4 inputs", x=(1, 8, 2, 3))
+            reason="not a pointwise product over more than 4 inputs", x=(1, 8, 2, 3))
         yield make_example(
             "sparse", lambda x: Builder.linear(x=x, weight=_build_sparse(4, 8), name="y"), options=small,
             opset=ct.target.iOS18, x=(3, 8),
-            reason="the weight is made by constexpr_sparse_to_dense, whose parts are not known")
+            reason="the weight is made by constexpr_sparse_to_dense, which cannot be split")
 
 
 def _make_large_example(name: str, rows: int | None, *, reason: str) -> Example:

@@ -1,4 +1,4 @@
-"""Split linear layers whose output is too long for the ANE."""
+"""Split linear layers whose output exceeds the ANE's dimension limit."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from .._target_gate import describe_supporting_targets, find_limiting_generation
 from .._weights import find_sharing_obstacle, split_evenly
 
 _SLOWER_CHIP = "a19"
-"The chip on which tiles were measured to be slower, though the whole output is above the stated limit."
+"The chip on which tiles were measured to be slower, although the output exceeds the stated limit."
 
 
 class SplitWideLinear(Rewrite):
-    """Cut a linear, a matmul with a constant, or a 1x1 conv along its output into supported layers, and concat.
+    """Split a linear, a matmul with a constant, or a 1x1 conv along its outputs into supported layers, and concat them.
 
     why     The head of a language model has 50257 to 262144 outputs. No axis may be longer than 65536 on an M4, or
-            16384 (65536 for channels) up to M3, so the largest product of the model falls off the ANE. On an M2 Pro
+            16384 (65536 for channels) up to M3, so the largest product of the model leaves the ANE. On an M2 Pro
             50257 outputs in 4 tiles took 3.4 ms on the ANE, 10.8 ms without it.
-    when    fp16, a stored weight, and every generation looked at rejects the output. The concat has the long output
-            itself and stays off the ANE, as does what reads it: the product moves, and the number of refused ops
-            stays. A weight that something else reads whole, such as a tied embedding, is not stored twice above
-            `max_bytes`. A compressed one is cut as it is stored (tables shared), not unpacked; sparse ones and tables
-            of vectors are left alone. Not where the output fits: tiles save no time there. Not for target a19 or m5,
-            whose generation was measured to lose 4.6 % with 262144 outputs in 16 tiles.
-    exact   rounding, by the letter: each output is the same sum of the same products, of a matrix of another size.
-    cost    a concat on the CPU. Parts of a weight are views of its bytes where the output is its first axis; a weight
-            that is read whole elsewhere is stored again, up to `max_bytes`.
+    when    fp16, a stored weight, and every generation of the target rejects the output. The concat has the long output
+            and stays off the ANE with its users: the product moves to the ANE, but the number of unsupported ops stays
+            the same. A weight with other users, such as a tied embedding, is not stored twice above `max_bytes`. A
+            compressed one is split in compressed form (tables shared); sparse ones and tables of vectors are skipped.
+            Not if the output fits, where tiles save no time. Not for target a19 or m5, whose generation was measured to
+            lose 4.6 % with 262144 outputs in 16 tiles.
+    exact   rounding, formally: each output is the same sum of the same products, but of a matrix of different size.
+    cost    a concat on the CPU. Parts of a weight share its bytes if the output is its first axis; a weight with other
+            users is stored again, up to `max_bytes`.
 
     before
         %0: fp16[2, 1] = reduce_mean(x=%x, axes=[1], keep_dims=True)
@@ -61,7 +61,7 @@ class SplitWideLinear(Rewrite):
     fixes = (DimensionLimit,)
     stage = "decompose"
     exactness = Exactness.ROUNDING
-    bound = "each output is one sum of the same products; in which order a machine adds may depend on the matrix's size"
+    bound = "each output is a sum of the same products; the order of additions may depend on the matrix size"
     preset = "full"
     roots = ("linear", "matmul", "conv")
     evidence = (
@@ -70,24 +70,24 @@ class SplitWideLinear(Rewrite):
         Community("the head of gpt2-medium (50257) in 4 tiles of 16384 takes 3.4 ms a token, 10.8 ms on the CPU; that "
                   "of Qwen3-0.6B (151936) in 10 tiles 8.2 and 30.1 ms (private route)", chip="M2 Pro",
                   os="macOS 26.5.2", date="2026-08-18", source="https://github.com/sbryngelson/ANEForge/pull/240"),
-        Community("against it: 262144 outputs in 16 tiles make a decoder 4.6 % slower end to end",
+        Community("contradicts it: 262144 outputs in 16 tiles make a decoder 4.6 % slower end to end",
                   source="john-rocky/CoreML-LLM", chip="A19 Pro"),
-        Community("against it where the output fits: 8192 outputs, 1024 rows, take 38.8 ms, 39.8 in two tiles (private "
+        Community("if the output fits: 8192 outputs, 1024 rows, take 38.8 ms, 39.8 in two tiles (private "
                   "route)", source="trisanths/ane-llm-prefill", chip="M2 Pro", os="macOS 27"),
     )
 
     max_parts: int = 32
-    "The most parts that one layer is split into."
+    "Maximum number of parts of one layer."
     max_bytes: int = 1 << 24
-    "The most bytes by which the weights may grow for one op, where another op reads the entire weight."
+    "Maximum additional weight bytes for one op, if another op uses the entire weight."
     always: bool = False
-    "Rewrite also where a requested generation supports the output as it is."
+    "Rewrite even if a generation of the target supports the output."
 
     def match(self, op: Operation) -> Hit | Miss:
         name, axis = _find_weight_axis(op)
         weight = op.inputs[name]
         if not weight.rank or (op.op_type == "conv" and any(size != 1 for size in op.weight.shape[2:])):
-            return Miss(op, "no product at single places", near=False)
+            return Miss(op, "not a pointwise product", near=False)
         is_constant = is_const(weight) or is_compressed(weight)
         if op.op_type == "matmul" and (weight.rank != 2 or op.x.rank < 2 or not is_constant):
             return Miss(op, "no constant matrix", near=False)
@@ -98,7 +98,7 @@ class SplitWideLinear(Rewrite):
         if len(limited) < len(self.generations) and not self.always:
             return Miss(op, describe_supporting_targets(self.generations, limited))
         if list(self.generations) == list(parse_target(_SLOWER_CHIP)) and not self.always:
-            return Miss(op, "tiles were measured to be slower on A19 Pro; name another target, or always=true")
+            return Miss(op, "tiles were measured to be slower on A19 Pro; choose another target, or always=true")
         limit = find_limit(limit_name, limited)
         assert limit is not None
         parts = self._compute_parts(op.inputs[name], axis, limit.most)
@@ -167,8 +167,8 @@ class SplitWideLinear(Rewrite):
             x=(1, 2, 3, 1),
         )
         yield make_example(
-            "taken on M4", lambda x: Builder.linear(x=_reduce_to_four(x), weight=make_weight(20000, 4), name="y"),
-            reason="taken on M4, A18, M5 and M6; name an older target, or always=true", x=(2, 3))
+            "supported on M4", lambda x: Builder.linear(x=_reduce_to_four(x), weight=make_weight(20000, 4), name="y"),
+            reason="supported on M4, A18, M5 and M6; choose an older target, or always=true", x=(2, 3))
         yield make_example(
             "fits", lambda x: Builder.linear(x=_reduce_to_four(x), weight=make_weight(16384, 4), name="y"),
             reason="fits", x=(2, 3))
@@ -177,7 +177,7 @@ class SplitWideLinear(Rewrite):
             opset=ct.target.iOS18, x=(2, 3))
         yield make_example(
             "tied", _build_tied_weight, options={"max_bytes": 0}, x=(2,),
-            reason="the weight 'w' is read whole as well: its pieces would add 524.3 kB, above max_bytes=0")
+            reason="the weight 'w' is also used as a whole: its pieces would add 524.3 kB, above max_bytes=0")
 
 
 def _find_weight_axis(op: Operation) -> tuple[str, int]:

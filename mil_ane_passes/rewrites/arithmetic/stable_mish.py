@@ -18,16 +18,17 @@ from ..normalization._log_exp_patterns import find_softplus_miss, find_softplus_
 class StableMish(Rewrite):
     """Compute mish, x * tanh(softplus(x)), from exponentials that are at most 1.
 
-    why     The softplus in mish falls to 0 on the ANE from x = 10.4 on, and mish with it: a mean absolute error of 2.96
-            over the outputs of a network, where the GPU has 0.001.
-    when    x * tanh(softplus(x)) in fp16, in either order, with softplus as an op, as log(1 + exp(x)) in any of the
-            spellings of `ane::stable_softplus`, or as either behind the select of a threshold of 8 or more. Left
-            alone: fp32, and x that never exceeds 10 (a clip, relu6, ...), where softplus is right.
+    why     On the ANE softplus is 0 from x = 10.4 on, and mish with it: a mean absolute error of 2.96 over the outputs
+            of a network, 0.001 on the GPU.
+    when    x * tanh(softplus(x)) in fp16, in either order, with softplus as an op, as log(1 + exp(x)) in any form that
+            `ane::stable_softplus` matches, or with a select for a threshold of at least 8. Skipped: fp32, and x that
+            never exceeds 10 (a clip, relu6, ...), where softplus is correct.
     exact   rounding: with a = exp(min(x, 0)) and b = exp(-relu(x)), one of which is 1, and n = a (a + 2b),
-            tanh(softplus(x)) = n / (n + 2 b b). Nothing in it exceeds 5. A threshold goes: tanh is saturated there.
-    cost    twelve ops for three. The source measured x / (1 + 2 / (e (e + 2))), e = exp(x), as right (mean absolute
-            error 0.0017); that one needs exp to overflow to infinity. This form is made of the same ops without
-            overflow; that it is right on an ANE is predicted.
+            tanh(softplus(x)) = n / (n + 2 b b). Nothing in it exceeds 5. A threshold is removed, because tanh is
+            saturated there.
+    cost    twelve ops instead of three. The source measured x / (1 + 2 / (e (e + 2))), e = exp(x), as correct (mean
+            absolute error 0.0017), but that form needs exp to overflow to infinity. This form has the same ops without
+            overflow; its accuracy on an ANE is predicted.
 
     before
         %0: fp16[1, 4, 8] = softplus(x=%x)
@@ -62,7 +63,7 @@ class StableMish(Rewrite):
                   source="https://github.com/apple/coremltools/pull/2618", date="2025-11-07"),
         Community("high errors of mish in fp16 on the ANE",
                   source="https://github.com/apple/coremltools/issues/2359", date="2024-10-05"),
-        Measured("tanh and mul are right on what softplus gives them: the cliff is softplus'",
+        Measured("tanh and mul are correct for the output of softplus: the fault is in softplus",
                  source="https://github.com/apple/coremltools/issues/2687", chip="M3 Max", os="macOS 26.3.1"),
     )
 
@@ -72,9 +73,9 @@ class StableMish(Rewrite):
         if x is None:
             return Miss(op, "no product with tanh(softplus(x))", near=False)
         if x is not op.x and x is not op.y:
-            return Miss(op, "tanh(softplus(x)) is multiplied by another value than x")
+            return Miss(op, "tanh(softplus(x)) is multiplied by a value other than x")
         return find_softplus_miss(op, x) or Hit(
-            op, x=x, note="mish has its cliff in fp16: exponentials of -|x| in place of softplus")
+            op, x=x, note="mish fails in fp16 for large x: exponentials of -|x| instead of softplus")
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         x = hit.x
@@ -99,15 +100,15 @@ class StableMish(Rewrite):
         yield make_example(
             "another factor",
             lambda x: Builder.mul(x=Builder.relu(x=x), y=Builder.tanh(x=Builder.softplus(x=x)), name="y"),
-            reason="tanh(softplus(x)) is multiplied by another value than x",
+            reason="tanh(softplus(x)) is multiplied by a value other than x",
             x=(1, 4, 8),
         )
         yield _make_mish_example("fp32", _build_softplus, dtype=types.fp32,
-                                 reason="computed in fp32, and the fault is fp16's")
+                                 reason="computed in fp32; the fault is in fp16 only")
         yield make_example(
             "bounded",
             lambda x: _build_mish(Builder.relu6(x=x), _build_softplus),
-            reason="x never exceeds 6, and softplus is right up to 10",
+            reason="x never exceeds 6, and softplus is correct up to 10",
             x=(1, 4, 8),
         )
         yield make_example("no tanh", lambda x: Builder.mul(x=x, y=x, name="y"),

@@ -19,17 +19,17 @@ _SHAPE = (1, 4, 8)
 
 
 class StableSoftplus(Rewrite):
-    """Compute softplus as relu(x) + softplus(-|x|), where the ANE has no cliff.
+    """Compute softplus as relu(x) + softplus(-|x|), which is correct on the ANE for large x.
 
-    why     On the ANE softplus in fp16 falls to 0 from x = 10.4 on (others saw 11), and log(1 + exp(x)) is infinite
-            above 11.09, where exp(x) passes the end of fp16.
+    why     On the ANE softplus in fp16 is 0 from x = 10.4 on (11 in another report), and log(1 + exp(x)) is infinite
+            above 11.09, where exp(x) overflows fp16.
     when    softplus, and log(1 + exp(x)) with the 1 on either side or as log's epsilon (as `log1p` is converted), in
-            fp16. The factors of a softplus with beta and the select of one with a threshold stay as they are. Left
-            alone: fp32, x that never exceeds 10 (a clip, relu6, sigmoid, ...), softplus_parametric (nobody reports it).
-    exact   rounding: an identity for all x. The op is kept for -|x|, which is never positive: there it is right on all
-            chips that are reported. The sources replace it by log(1 + exp(-|x|)); that the op serves is predicted.
+            fp16. The factors of a softplus with beta and the select of one with a threshold stay as they are. Skipped:
+            fp32, x that never exceeds 10 (a clip, relu6, sigmoid, ...), softplus_parametric (not reported).
+    exact   rounding: an identity for all x. The op is kept for -|x|, which is never positive: there it is correct on
+            all reported chips. The sources replace it by log(1 + exp(-|x|)); the accuracy of the op is predicted.
             Infinite results become finite.
-    cost    five ops for one; all are element-wise.
+    cost    five elementwise ops instead of one.
 
     before
         %y: fp16[1, 4, 8] = softplus(x=%x)
@@ -50,14 +50,14 @@ class StableSoftplus(Rewrite):
     fixes_nonfinite = True
     roots = ("softplus", "log")
     evidence = (
-        Measured("softplus in fp16 on the ANE drops to 0 at 10.4; max(x, 0) + log(1 + exp(-|x|)) has no cliff",
+        Measured("softplus in fp16 on the ANE drops to 0 at 10.4; max(x, 0) + log(1 + exp(-|x|)) does not",
                  source="https://github.com/apple/coremltools/issues/2687", chip="M3 Max", os="macOS 26.3.1"),
-        Measured("softplus(10) is right, softplus(11) and everything above is 0",
+        Measured("softplus(10) is correct, softplus(11) and everything above is 0",
                  source="https://github.com/sbryngelson/ANEForge/issues/113", chip="M5", os="macOS 26.5",
                  date="2026-07-23"),
         Community("softplus and mish overflow in fp16 on the ANE; the form with max(x, 0) does not",
                   source="https://github.com/apple/coremltools/pull/2725", date="2026-05-28"),
-        Community("on an M2 Pro no shape was found that sends softplus to the ANE, so nothing fails there",
+        Community("on an M2 Pro no shape was found for which softplus runs on the ANE, so there is no failure",
                   source="https://github.com/apple/coremltools/pull/2814", chip="M2 Pro", date="2026-08-10"),
     )
 
@@ -67,7 +67,7 @@ class StableSoftplus(Rewrite):
             return Miss(op, "not the logarithm of 1 + exp(x)", near=False)
         form = "softplus" if op.op_type == "softplus" else "log(1 + exp(x))"
         return find_softplus_miss(op, x) or Hit(
-            op, x=x, note=f"{form} has its cliff in fp16: relu(x) + softplus(-|x|)")
+            op, x=x, note=f"{form} fails in fp16 for large x: relu(x) + softplus(-|x|)")
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         x = hit.x
@@ -89,9 +89,9 @@ class StableSoftplus(Rewrite):
         yield make_example("log1p", lambda x: Builder.log(x=Builder.exp(x=x), epsilon=np.float16(1), name="y"),
                            scale=30.0, x=_SHAPE)
         yield make_op_example("fp32", "softplus", _SHAPE, dtype=types.fp32,
-                              reason="computed in fp32, and the fault is fp16's")
+                              reason="computed in fp32; the fault is in fp16 only")
         yield make_example("bounded", lambda x: Builder.softplus(x=Builder.relu6(x=x), name="y"), x=_SHAPE,
-                           reason="x never exceeds 6, and softplus is right up to 10")
+                           reason="x never exceeds 6, and softplus is correct up to 10")
         yield make_example("other logarithm", lambda x: Builder.log(x=Builder.exp(x=x), name="y"), x=_SHAPE,
                            reason=no_softplus)
         yield make_example("2 + exp", lambda x: _build_log_sum(Builder.exp(x=x), np.float16(2)), x=_SHAPE,

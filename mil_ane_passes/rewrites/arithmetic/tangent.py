@@ -16,11 +16,11 @@ from ._elementary_functions import LOOKUP_TABLE_EVIDENCE, ElementaryRewrite
 
 
 class Tangent(ElementaryRewrite):
-    """Divide sin by cos, as tan is unsupported on the ANE.
+    """Compute tan as sin / cos; tan is unsupported on the ANE.
 
-    why     Core ML on an M4 rejects tan, and so does the ANE's compiler on M1 to M5 when asked without Core ML. sin and
-            cos are taken from M3 on; before, they are unsupported as well.
-    when    tan of fp16 values; all chips looked at are M3 or newer; with `always`, one of them is.
+    why     Core ML on an M4 rejects tan, and so does the ANE's compiler on M1 to M5 when queried without Core ML. sin
+            and cos are supported from M3 on; before, they are unsupported as well.
+    when    tan of fp16 values, if all chips of the target (with `always`: one of them) are M3 or newer.
     exact   rounding: sin x / cos x; no fp16 number is near enough to a pole to make the cosine zero. Over all fp16
             numbers the result is within 1.64 units in the last place (relative 1.1e-3 of what is not subnormal).
             Infinities give NaN, as before. This counts roundings only: near the poles an error in the device's cosine
@@ -45,9 +45,9 @@ class Tangent(ElementaryRewrite):
     )
 
     always: bool = False
-    "Rewrite also where one requested chip supports sin and cos and another does not."
+    "Rewrite even if a chip of the target does not support sin and cos."
     max_error: float = 4.0
-    "Largest accepted error in units in the last place; it is off by 1.64."
+    "Maximum accepted error in units in the last place; it is off by 1.64."
 
     def match(self, op: Operation) -> Hit | Miss:
         match = super().match(op)
@@ -55,7 +55,8 @@ class Tangent(ElementaryRewrite):
         if isinstance(match, Hit) and older and not self.always:
             return Miss(
                 op,
-                f"sin and cos are not taken on {format_generations(older)} either; name a newer target, or always=true",
+                f"sin and cos are unsupported on {format_generations(older)}, too; choose a newer target, or "
+                f"always=true",
             )
         return match
 
@@ -69,7 +70,7 @@ class Tangent(ElementaryRewrite):
         yield make_op_example("large angles", "tan", (2, 8), options=always, scale=1000.0)
         yield make_op_example("flexible, for iOS15", "tan", (None, 3), opset=ct.target.iOS15, options=always)
         yield make_op_example("older chips, too", "tan", (2, 8), reason=(
-            "sin and cos are not taken on A12, A13, M1 and M2 either; name a newer target, or always=true"))
+            "sin and cos are unsupported on A12, A13, M1 and M2, too; choose a newer target, or always=true"))
         yield make_op_example("fp32", "tan", (2, 8), dtype=types.fp32, reason=FP32_UNSUPPORTED_REASON)
         yield make_op_example("not good enough", "tan", (2, 8), options={"max_error": 1.0},
                               reason="off by up to 1.64 units in the last place, max_error=1")

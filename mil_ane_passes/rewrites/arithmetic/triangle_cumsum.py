@@ -1,4 +1,4 @@
-"""Compute running sums on the ANE by a triangle of ones, or by convs with ones."""
+"""Compute cumulative sums on the ANE by a triangle of ones, or by convs with ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ._cumulative_sums import (
 )
 
 _MAX_LAYOUT_OPS = 5
-"Most layout ops that are followed from a mask back to its cast."
+"Maximum number of layout ops between a mask and its cast."
 _LAYOUT_OPS = ("expand_dims", "squeeze", "reshape", "transpose", "slice_by_index")
 _MAX_INPUT = 150.0
 "Largest input of the examples: every partial sum of the elements is then within the range of fp16."
@@ -34,22 +34,22 @@ _MAX_INPUT = 150.0
 class TriangleCumsum(Rewrite):
     """Replace cumsum, which is unsupported on the ANE, by convs with ones or by a matmul with a triangle of ones.
 
-    why     cumsum runs on the CPU, and cheap ops beside it go with it. Convs, products and adds are taken.
-    when    fp16. form=windows: a conv with k ones and k - 1 zeros in front gives the sum of the last k elements
-            everywhere; a second one over every k-th of those (a reshape lays them along an axis) gives the sum of the
-            last k * k; and so on until the window holds the axis: one conv up to 13 elements, two up to 169, three up
-            to 2197 (15, 225 and 3375 where no chip before M4 is looked at). Zeros stand on the other side for reverse;
-            exclusive moves the window by one. form=triangle: x @ U for the last axis, L @ x for another, U being 1 on
-            and above the diagonal (above it for exclusive) and L the same below; reverse swaps the two. form=auto takes
-            the triangle for masks (x cast from bool) of no fewer elements than it has, windows for all else. An axis of
-            symbolic length needs `longest`: one conv, and adds of the value and itself moved by 13, 26, 52, ...
-    exact   rounding: the same sums in another order. Windows read no element that the sum does not have: an infinite
-            or NaN element reaches the sums that hold it and no other. Beyond one conv the sum of a window is stored in
-            fp16, which it fits while all sums stay below 32752. A triangle multiplies the other elements by 0: with
-            form=triangle an infinite or NaN one makes all sums of its row NaN. A mask has none.
-    cost    windows: a conv and a reshape for each factor of up to 13, each a pass over the data; k ones a channel.
-            triangle: 2 * n * n bytes. As many operations on the CPU take longer than a cumsum: a model too small to
-            enter the ANE is faster as it was.
+    why     cumsum runs on the CPU, and cheap neighbouring ops fall back with it. Convs, matmuls and adds are supported.
+    when    fp16. form=windows: a conv with k ones and k - 1 zeros in front computes the sum of the last k elements at
+            each position; a second one over every k-th of those (a reshape moves them to an axis) computes the sum of
+            the last k * k; and so on until the window covers the axis: one conv up to 13 elements, two up to 169, three
+            up to 2197 (15, 225 and 3375 for targets from M4 on). reverse pads the other side; exclusive moves the
+            window by one. form=triangle: x @ U for the last axis, L @ x for another, U being 1 on and above the
+            diagonal (above it for exclusive) and L the same below; reverse swaps the two. form=auto uses the triangle
+            for masks (x cast from bool) with at least as many elements as the triangle, and windows otherwise. An axis
+            of symbolic length needs `longest`: one conv, and adds of the value shifted by 13, 26, 52, ...
+    exact   rounding: the same sums in a different order. Windows read only elements of their sum: an infinite or NaN
+            element affects only the sums that contain it. With several convs the sum of a window is stored in fp16, so
+            all sums must stay below 32752. A triangle multiplies the other elements by 0: with form=triangle an
+            infinite or NaN element makes all sums of its row NaN. Masks have no such elements.
+    cost    windows: a conv and a reshape for each factor of up to 13, each a pass over the data; k ones per channel.
+            triangle: 2 * n * n bytes. On the CPU these ops are slower than a cumsum, so a model too small for the ANE
+            becomes slower.
 
     before
         %y: fp16[1, 8, 100] = cumsum(x=%x, axis=-1)
@@ -71,17 +71,17 @@ class TriangleCumsum(Rewrite):
     roots = ("cumsum",)
     evidence = (
         cite_m4_study("cumsum is unsupported; conv, matmul, add, pad and reshape are accepted"),
-        Community("at odds with all sums: in convs and products a partial sum of 32768 is infinite for good",
+        Community("limits all sums: in convs and products a partial sum of 32768 is infinite for good",
                   source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/numerics.md", chip="M4, M6",
                   date="2026-10-02"),
     )
 
     form: Literal["auto", "windows", "triangle"] = "auto"
-    "windows lets no infinity or NaN into other sums; triangle does, and rounds once; auto uses it for masks."
+    "windows keeps infinities and NaN out of other sums; triangle does not, but rounds once; auto uses it for masks."
     longest: int = 0
-    "The largest extent of an axis of symbolic length; 0 skips such axes."
+    "Maximum extent of a symbolic axis; 0 skips such axes."
     max_bytes: int = 2 << 20
-    "The most bytes of ones for one cumsum."
+    "Maximum bytes of ones for one cumsum."
 
     def match(self, op: Operation) -> Hit | Miss:
         if not types.is_float(op.x.dtype):
@@ -112,22 +112,23 @@ class TriangleCumsum(Rewrite):
             return Miss(op, f"a triangle of {count} x {count} is {needed} bytes, above max_bytes={self.max_bytes}; "
                             "form=windows needs none")
         if axis < rank - 2 and sum(map(is_symbolic, op.x.shape)) > 1:
-            return Miss(op, "several axes are of symbolic size: no reshape can say which is which")
+            return Miss(op, "several axes are symbolic: a reshape cannot distinguish them")
         return Hit(op, note=f"{count} elements by a triangle of ones", plan=None, keeps_nonfinite=_is_bool_mask(op.x))
 
     def _match_windows(self, op: Operation, count: Any) -> Hit | Miss:
         symbolic = is_symbolic(count)
         if symbolic and (self.longest < 1 or self.form == "triangle"):
-            return Miss(op, "sums along an axis of symbolic length; form=windows with longest=N takes up to N elements")
+            return Miss(op, "sums along an axis of symbolic length; form=windows with longest=N supports up to N "
+                            "elements")
         settings, limits = read_cumsum_settings(op), find_conv_limits(self.generations)
         plan = plan_windows(op.x.shape, get_itemsize(op.x), settings, limits, self.max_bytes, self.longest)
         if plan is None:
             inner = max(split_shape_at_axis(op.x, settings.axis)[2], 1)
-            return Miss(op, f"{count} elements, {inner} apart, cannot be laid on two axes of up to {limits.extent}")
+            return Miss(op, f"{count} elements, {inner} apart, do not fit on two axes of up to {limits.extent}")
         if isinstance(plan, str):
             return Miss(op, plan)
         if symbolic:
-            return Hit(op, note=f"up to {self.longest} elements by windows that double", plan=plan,
+            return Hit(op, note=f"up to {self.longest} elements by doubling windows", plan=plan,
                        largest_size=self.longest)
         return Hit(op, note=f"{count} elements by windows of {' x '.join(map(str, plan.sizes))}", plan=plan)
 
@@ -149,7 +150,7 @@ class TriangleCumsum(Rewrite):
         yield _make_cumsum_example("any length up to", (2, None), longest=100, axis=1)
         yield _make_cumsum_example("any length backwards", (None, 3), longest=40, axis=0, reverse=True, exclusive=True)
         yield make_op_example("any length", "cumsum", (2, None), {"axis": 1}, reason=(
-            "sums along an axis of symbolic length; form=windows with longest=N takes up to N elements"))
+            "sums along an axis of symbolic length; form=windows with longest=N supports up to N elements"))
         yield make_op_example("large triangle", "cumsum", (2, 2000), {"axis": 1}, options={"form": "triangle"}, reason=(
             "a triangle of 2000 x 2000 is 8000000 bytes, above max_bytes=2097152; form=windows needs none"))
         yield make_op_example("fp32", "cumsum", (2, 5), {"axis": 1}, dtype=types.fp32, reason=FP32_UNSUPPORTED_REASON)

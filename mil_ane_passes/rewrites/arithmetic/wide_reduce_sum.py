@@ -25,17 +25,17 @@ _MAX_SHIFT = 6
 
 
 class WideReduceSum(Rewrite):
-    """Sum long axes as a matrix product with ones, which accumulates with more bits than a reduction.
+    """Compute sums over long axes as a matmul with ones, which accumulates with more bits than a reduction.
 
-    why     A reduce_sum is said to accumulate in fp16: a sum of ones would stop at 2048, and cancellation leaves
-            little. A matrix product accumulates in 32 bits, 16 of them after the point, and rounds once.
-    when    reduce_sum and reduce_mean of fp16 values over `least` to `most` elements, all axes summed of known size;
-            a mean only over a count that fp16 holds. The other end of the accumulator is near: a partial sum of 32768
-            is infinite. With feeds, the operand is scaled by the power of two that keeps every partial sum below that
-            (where more than 2^-6 is needed, the op is left alone); without, the note says so.
-    exact   rounding: of the sum as before; a mean is then divided by the number of elements, one rounding more.
-            Where sums reach 32768, or with fp16 outputs 65504, a mean that was finite is infinite now: give feeds.
-    cost    a transpose where the summed axes are not the last, a reshape where they are several; a column of ones; a
+    why     According to one source reduce_sum accumulates in fp16: a sum of ones would stop at 2048, and cancellation
+            loses accuracy. A matmul accumulates in 32 bits, 16 of them fractional, and rounds once.
+    when    reduce_sum and reduce_mean of fp16 values over `least` to `most` elements, with a static number of elements;
+            a mean only if fp16 represents that number. The accumulator overflows at 32768. With feeds, the operand is
+            scaled by a power of two that keeps every partial sum below this limit (the op is skipped if more than 2^-6
+            is needed); without feeds, the finding states the condition.
+    exact   rounding: of the sum as before; a mean is then divided by the number of elements, which rounds once more. If
+            sums reach 32768, or 65504 with fp16 outputs, a mean that was finite becomes infinite: give feeds.
+    cost    a transpose if the summed axes are not the last, a reshape if there are several; a column of ones; a
             division for a mean or a scaled operand.
 
     before
@@ -55,7 +55,7 @@ class WideReduceSum(Rewrite):
     evidence = (
         Community("reduce_sum accumulates narrow, matmul wide; x @ ones is never less exact (private route)",
                   source="sbryngelson/ANEForge docs/developer/numerics.md", date="2026"),
-        Community("at odds with it, on the same page: all reductions accumulate wide, 16384 ones sum up exactly",
+        Community("contradicts it, on the same page: all reductions accumulate wide, a sum of 16384 ones is exact",
                   source="sbryngelson/ANEForge docs/developer/numerics.md", date="2026"),
         Community("whole sums are exact up to 2048; a sum of 2048 read as 2050, and 2049 as 2050, which is no more "
                   "than the rounding of the result (private route)", chip="M5", os="macOS 26.5",
@@ -70,29 +70,29 @@ class WideReduceSum(Rewrite):
     )
 
     least: int = 2048
-    "Fewest elements of a sum that is rewritten."
+    "Minimum number of elements of a sum to rewrite."
     most: int = 16384
-    "The most elements of a sum that a matrix product supports: 16384 on M1 to M3, 32768 from M4 on."
+    "Maximum elements of a sum that a matmul supports: 16384 on M1 to M3, 32768 from M4 on."
 
     def match(self, op: Operation) -> Hit | Miss:
         rank = op.x.rank
         axes = sorted({axis % rank for axis in get_const_value(op.axes) or range(rank)}) if rank else []
         extents = [op.x.shape[axis] for axis in axes]
         if not axes or not types.is_float(op.x.dtype):
-            return Miss(op, "sums no floating-point numbers", near=False)
+            return Miss(op, "does not sum floating-point numbers", near=False)
         if any(is_symbolic(extent) for extent in extents):
             return Miss(op, "the number of elements is symbolic")
         count = math.prod(int(extent) for extent in extents)
         if count < self.least:
             return Miss(op, f"sums {count} elements, fewer than {self.least}", near=False)
         if count > self.most:
-            return Miss(op, f"sums {count} elements; products of more than {self.most} terms leave the ANE")
+            return Miss(op, f"sums {count} elements; matmuls over more than {self.most} elements leave the ANE")
         if op.x.dtype != types.fp16:
-            return Miss(op, "computed in fp32, off the ANE: the fault is fp16's")
+            return Miss(op, "computed in fp32, off the ANE; the fault is in fp16 only")
         if len(axes) > 1 and sum(map(is_symbolic, op.x.shape)) > 1:
-            return Miss(op, "several axes are summed beside several symbolic ones: no reshape can say which is which")
+            return Miss(op, "several axes are summed next to several symbolic ones: a reshape cannot distinguish them")
         if op.op_type == "reduce_mean" and float(np.float16(count)) != count:
-            return Miss(op, f"a mean of {count} elements, which is no fp16 number")
+            return Miss(op, f"a mean of {count} elements, a number that fp16 cannot represent")
         return self._match_scale(op, axes, count)
 
     def _match_scale(self, op: Operation, axes: list[int], count: int) -> Hit | Miss:
@@ -100,7 +100,7 @@ class WideReduceSum(Rewrite):
         measured_x, measured_sum = (None, None) if self.measured is None else map(
             self.measured.get, (op.x, op.outputs[0]))
         if measured_x is None or measured_sum is None:
-            return Hit(op, note=f"{count} elements; partial sums must stay below 32768, which nothing here shows",
+            return Hit(op, note=f"{count} elements; partial sums must stay below 32768, which was not measured",
                        shift=0, axes=axes, count=count)
         if measured_x.low >= 0 or measured_x.high <= 0:  # of one sign: no partial sum exceeds the sum
             partial = measured_sum.largest * (count if op.op_type == "reduce_mean" else 1)
@@ -108,10 +108,10 @@ class WideReduceSum(Rewrite):
             partial = measured_x.largest * count
         shift = max(0, math.ceil(math.log2(partial * _SAFETY_FACTOR / _ACCUMULATOR_LIMIT))) if partial else 0
         if not measured_x.finite or shift > _MAX_SHIFT:
-            return Miss(op, f"partial sums may reach {partial:.4g} in the runs at hand: scaled below 32768, small "
-                            "elements would be lost")
+            return Miss(op, f"partial sums may reach {partial:.4g} in the measured runs: scaling below 32768 would "
+                            f"lose small elements")
         scaled = f", the operand scaled by 2^-{shift}" if shift else ""
-        return Hit(op, note=f"{count} elements; partial sums within {partial:.4g} in the runs at hand{scaled}",
+        return Hit(op, note=f"{count} elements; partial sums within {partial:.4g} in the measured runs{scaled}",
                    shift=shift, axes=axes, count=count)
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
@@ -135,17 +135,17 @@ class WideReduceSum(Rewrite):
         yield make_op_example("short", "reduce_sum", (2, 2047), {"axes": [1]},
                               reason="sums 2047 elements, fewer than 2048")
         yield make_op_example("too long", "reduce_sum", (1, 16385), {"axes": [1]},
-                              reason="sums 16385 elements; products of more than 16384 terms leave the ANE")
-        yield make_op_example("short, but asked for", "reduce_sum", (2, 64), {"axes": [1]}, options={"least": 64})
+                              reason="sums 16385 elements; matmuls over more than 16384 elements leave the ANE")
+        yield make_op_example("short, but requested", "reduce_sum", (2, 64), {"axes": [1]}, options={"least": 64})
         yield make_op_example("symbolic", "reduce_sum", (2, None), {"axes": [1]},
                               reason="the number of elements is symbolic")
         yield make_op_example("odd mean", "reduce_mean", (2, 2049), {"axes": [1]},
-                              reason="a mean of 2049 elements, which is no fp16 number")
+                              reason="a mean of 2049 elements, a number that fp16 cannot represent")
         yield make_op_example("too large", "reduce_mean", (2, 2048), {"axes": [1]}, scale=9000.0,
-                              reason="partial sums may reach 7.189e+07 in the runs at hand: scaled below 32768, small "
-                                     "elements would be lost")
+                              reason="partial sums may reach 7.189e+07 in the measured runs: scaling below 32768 "
+                                     "would lose small elements")
         yield make_op_example("fp32", "reduce_sum", (2, 2048), {"axes": [1]}, dtype=types.fp32,
-                              reason="computed in fp32, off the ANE: the fault is fp16's")
+                              reason="computed in fp32, off the ANE; the fault is in fp16 only")
 
 
 def _sum_by_matmul(mb: RewriteBuilder, x: Var, axes: list[int], factor: float) -> Var:

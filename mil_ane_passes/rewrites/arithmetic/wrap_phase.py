@@ -1,4 +1,4 @@
-"""Compute running sums of phases modulo one turn."""
+"""Compute cumulative sums of phases modulo one turn."""
 
 from __future__ import annotations
 
@@ -36,47 +36,46 @@ _INTERPOLATING_OPS = ("upsample_bilinear", "resize_bilinear", "resize", "crop_re
 "Ops that interpolate between sums, which is wrong where these differ by different integer turns."
 _PERIODIC_OPS = ("sin", "cos")
 _MAX_FACTORS = 32
-"Most different numbers in a constant factor: harmonics are a few, and each is followed to the sines."
+"Maximum number of different values in a constant factor: there are few harmonics, and each is traced to the sines."
 _MAX_TURNS = 512
-"""Largest number of turns of a factor.
+"""Maximum number of turns of a factor.
 
 Beyond it fp16 does not determine the integer, as a factor is rounded to 2^-12 of itself.
 """
 _FACTOR_TOLERANCE = 2.0**-10
-"Largest relative distance of a factor from 2 pi k: twice the rounding of 2 pi k and of a factor that makes it up."
+"Maximum relative distance of a factor from 2 pi k: twice the rounding error of 2 pi k and of one of its factors."
 _CONSTANT_ERROR = 2.0**-11
-"Largest relative error of 2 pi k in fp16, as a share of the angle: the rewrite no longer accumulates it."
+"Maximum relative error of 2 pi k in fp16, as a share of the angle: the rewrite removes this accumulated error."
 _COARSE_STEP = 2.0**-8
-"Step of coarse parts, in turns: 13 of half a turn add up to less than 8, exactly in fp16."
+"Step of coarse parts, in turns: the sum of 13 parts of at most half a turn is below 8, and exact in fp16."
 _ROW_ELEMENTS = 2197
-"Elements of a row where a long axis is cut into rows: three convs of up to 13 ones sum up so many."
+"Elements per row if a long axis is split into rows: the number that three convs of up to 13 ones sum up."
 _FP16_BYTES = 2
 "Bytes of an fp16 number."
 _MAX_WEIGHT_BYTES = 2 << 20
-"Most bytes of ones for one sum."
+"Maximum bytes of ones for one sum."
 
 
 class WrapPhase(Rewrite):
-    """Sum up a phase modulo one turn, so that its sine is right in fp16 however long the sum is.
+    """Accumulate a phase modulo one turn, so that its sine is accurate in fp16 for sums of any length.
 
-    why     An oscillator is sin(2 pi cumsum(f / rate)). After 100 turns fp16 knows the angle to 0.25 rad, after 330 to
-            1 rad: the sine is noise. Also, fp16 has 6.28125 for 2 pi, and each turn adds 0.0019 rad to the error. No op
-            behind the sum brings the phase back. A sine needs the fraction of a turn only, which stays small.
-    when    cumsum in fp16 whose every reader leads to sin and cos, by way of constant factors that make up k turns
-            (fp16's 2 pi k, k a whole number up to 512), sums with other phases, and ops that move elements. The least
-            common fraction of a turn is what is wrapped. An axis of symbolic length needs `longest`. Not where the
-            sum is read by anything else, which needs it whole, or interpolated: from 0.9 to 1.1 turns the middle is
-            1.0, from 0.9 to 0.1 it is 0.5. Summed up at a lower rate and lengthened linearly (iSTFTNet, Kokoro), the
-            sum less its turns would have to be held and increment times place in between added, a sum of up to tens
-            of turns for each, which fp16 does not hold to a small part of a turn.
-    exact   rounding: x less its nearest whole number is exact, and is cut into a multiple of 2^-8 turn and a rest. Both
-            are summed by convs with ones, of up to 13 elements; after each, whole steps of the rests go to the
-            multiples and whole turns away, exactly: sin(2 pi (s - n)) = sin(2 pi s). A conv rounds rests by up to
-            2^-17 turn, the end the sum of both by 2^-13. What the program's constant is off from 2 pi k is
-            summed up no longer, which moves results, to the right. x itself is as exact as fp16
-            has it: a frequency is off by 2^-12 of itself.
-    cost    for each factor of up to 13 of the length a conv, a reshape and nine ops of the same size, and ten more, in
-            place of a cumsum on the CPU.
+    why     An oscillator is sin(2 pi cumsum(f / rate)). After 100 turns fp16 resolves the angle to 0.25 rad, after 330
+            to 1 rad: the sine is noise. Also, fp16 rounds 2 pi to 6.28125, which adds an error of 0.0019 rad per turn.
+            No op after the sum can restore the phase. A sine needs only the fraction of a turn, which stays small.
+    when    cumsum in fp16 whose users all lead to sin and cos, through constant factors with product 2 pi k (k an
+            integer up to 512), sums with other phases, and data movement. The phase is wrapped at the greatest common
+            divisor of all k. An axis of symbolic length needs `longest`. Not if the sum has other users, or is
+            interpolated: between 0.9 and 1.1 turns the mean is 1.0, between 0.9 and 0.1 it is 0.5. If the phase is
+            accumulated at a lower rate and upsampled linearly (iSTFTNet, Kokoro), the interpolated increments reach
+            tens of turns, which fp16 does not represent to a small fraction of a turn.
+    exact   rounding: x minus its nearest integer is exact, and is split into a multiple of 2^-8 turn and a remainder.
+            Both are summed by convs with up to 13 ones; after each conv, whole steps of the remainders move to the
+            multiples, and whole turns are removed, exactly: sin(2 pi (s - n)) = sin(2 pi s). A conv rounds remainders
+            by up to 2^-17 turn, and the final sum by 2^-13. The error of the program's constant for 2 pi k is no longer
+            accumulated, which makes results more accurate, but different. x itself is rounded to fp16: a frequency has
+            a relative error of 2^-12.
+    cost    a conv, a reshape and nine ops of the same size for each factor (up to 13) of the length, and ten more,
+            instead of a cumsum on the CPU.
 
     before
         %0: fp16[1, 12] = cumsum(x=%x, axis=1)
@@ -122,16 +121,17 @@ class WrapPhase(Rewrite):
     measures = True
     roots = ("cumsum",)
     evidence = (
-        Community("a vocoder's sine of a phase summed up to thousands is noise once the phase is rounded (bfloat16, "
+        Community("a vocoder's sine of an accumulated phase in the thousands is noise once the phase is rounded "
+                  "(bfloat16, "
                   "another machine, the same arithmetic)", source="https://github.com/tenstorrent/tt-xla/issues/5332",
                   chip="n150 (no Apple chip)", date="2026-06-22"),
         cite_m4_study("sin, cos, conv, round, mul and sub are accepted; cumsum is unsupported"),
     )
 
     longest: int = 0
-    "The largest extent of an axis of symbolic length; 0 skips such axes."
+    "Maximum extent of a symbolic axis; 0 skips such axes."
     least: int = 10
-    "Fewest elements of a sum that is wrapped; a shorter one has few turns."
+    "Minimum elements of a sum to wrap; shorter ones have few turns."
 
     def match(self, op: Operation) -> Hit | Miss:
         if not types.is_float(op.x.dtype):
@@ -145,8 +145,8 @@ class WrapPhase(Rewrite):
             return Miss(op, FP32_UNSUPPORTED_REASON)
         counts = [_count_whole_turns(factor) for factor in factors]
         if None in counts:
-            return Miss(op, f"the phase is {factors[counts.index(None)]:g} times the sum, which is no whole number of "
-                            "turns: 2 pi k is expected")
+            return Miss(op, f"the phase is {factors[counts.index(None)]:g} times the sum, which is not an integer "
+                            f"number of turns (2 pi k)")
         turns = max(1, math.gcd(*(count for count in counts if count is not None)))
         return self._match_layout(op, turns, max(map(_compute_angle_error, factors)))
 
@@ -159,9 +159,9 @@ class WrapPhase(Rewrite):
         extent = op.x.shape[settings.axis]
         symbolic = is_symbolic(extent)
         if symbolic and self.longest < 1:
-            return Miss(op, "sums a phase along an axis of symbolic length; longest=N takes up to N elements")
+            return Miss(op, "sums a phase along an axis of symbolic length; longest=N supports up to N elements")
         if sum(map(is_symbolic, op.x.shape)) > symbolic:
-            return Miss(op, "the phase has an axis of symbolic size that it is not summed along")
+            return Miss(op, "the phase has a symbolic axis other than the summed one")
         count = self.longest if symbolic else int(extent)
         if count < self.least:
             return Miss(op, f"sums up a phase of {count} elements only, least={self.least}")
@@ -183,9 +183,9 @@ class WrapPhase(Rewrite):
         extent, inner = shape[settings.axis], multiply_extents(shape[settings.axis + 1:])
         if is_symbolic(extent) or extent + int(settings.exclusive) <= limits.extent:
             plan = plan_windows(shape, _FP16_BYTES, settings, limits, _MAX_WEIGHT_BYTES, self.longest)
-            return plan or f"{inner} elements apart, they fit no two axes of up to {limits.extent}"
+            return plan or f"{inner} elements apart do not fit on two axes of up to {limits.extent}"
         if settings.reverse or inner != 1:
-            return f"an axis of more than {limits.extent} elements has to be the last one and summed forwards"
+            return f"an axis of more than {limits.extent} elements must be the last one, and summed forwards"
         rows = math.ceil(extent / _ROW_ELEMENTS)
         rows = next((each for each in range(rows, 2 * rows) if extent % each == 0), rows)  # without padding, if any is
         if rows > _ROW_ELEMENTS:
@@ -231,7 +231,7 @@ class WrapPhase(Rewrite):
 
     def _plan_and_sum(self, mb: RewriteBuilder, pair: Var, settings: CumsumSettings) -> Var:
         plan = self._plan_sum(tuple(pair.shape), settings)
-        assert not isinstance(plan, str), f"rows were chosen so that they can be laid out: {plan}"
+        assert not isinstance(plan, str), f"rows are chosen such that a layout exists: {plan}"
         return self._sum_pair(mb, pair, plan)
 
     def examples(self) -> Iterable[Example]:
@@ -244,32 +244,32 @@ class WrapPhase(Rewrite):
         yield _make_wave_example("8 turns each", (1, 40), factor=16 * math.pi, within=0.03)
         yield make_example("harmonics", _build_two_harmonics, within=0.1, x=(1, 30, 2))
         yield make_example("with another phase", _build_sum_of_phases, within=0.2, x=(2, 50), offset=(2, 1))
-        yield _make_wave_example("longer than an axis may be", (1, 20000), within=0.0015)
+        yield _make_wave_example("longer than the axis limit", (1, 20000), within=0.0015)
         yield _make_wave_example("any length up to", (1, None), options={"longest": 100}, within=0.3)
         yield _make_wave_example(
             "any length", (1, None),
-            reason="sums a phase along an axis of symbolic length; longest=N takes up to N elements")
+            reason="sums a phase along an axis of symbolic length; longest=N supports up to N elements")
         yield _make_wave_example("few elements", (1, 8), reason="sums up a phase of 8 elements only, least=10")
         yield _make_wave_example(
             "in radians", (1, 40), factor=3.0,
-            reason="the phase is 3 times the sum, which is no whole number of turns: 2 pi k is expected")
+            reason="the phase is 3 times the sum, which is not an integer number of turns (2 pi k)")
         yield _make_wave_example(
             "read elsewhere", (1, 40), other_reader=lambda total: Builder.relu(x=total, name="z"),
-            reason="a phase, but relu 'z' reads the sum, too, and needs it whole")
-        yield make_example("lengthened by its nearest elements", _build_nearest_upsampling, within=0.1, x=(1, 30))
+            reason="a phase, but relu 'z' needs the entire sum, not its fraction")
+        yield make_example("upsampled by nearest neighbours", _build_nearest_upsampling, within=0.1, x=(1, 30))
         yield make_example(
             "lengthened linearly", _build_linear_upsampling, x=(1, 30),
-            reason="a phase, but upsample_bilinear 'long' interpolates it: between sums that lost different "
-                   "whole turns lie other angles; lengthen what is summed up, and sum at the rate of the output")
+            reason="a phase, but upsample_bilinear 'long' interpolates it, which is wrong between sums without their "
+                   "integer turns; upsample before the cumsum, and sum at the rate of the output")
         yield _make_wave_example("in fp32", (1, 40), dtype=types.fp32, reason=FP32_UNSUPPORTED_REASON)
         yield make_example(
-            "no sine", lambda x: Builder.cumsum(x=x, axis=1, name="y"), reason="no sine of it is taken", x=(1, 40)
+            "no sine", lambda x: Builder.cumsum(x=x, axis=1, name="y"), reason="it does not lead to a sine", x=(1, 40)
         )
 
 
 @dataclass(frozen=True)
 class _RowPlan:
-    """A sum in rows, for an axis that is too long."""
+    """A sum in rows, for an axis above the limit."""
 
     exclusive: bool
     rows: int
@@ -287,7 +287,7 @@ def _find_angle_factors(total: Var) -> list[float] | str:
             continue
         seen.add((var, factor))
         if var in var.op.enclosing_block.outputs:
-            obstacle = obstacle or f"'{var.name}' is returned, which needs the sum whole"
+            obstacle = obstacle or f"'{var.name}' is returned, so the entire sum is needed"
         for reader in var.child_ops:
             if reader.op_type in _PERIODIC_OPS:
                 factors.add(factor)
@@ -299,15 +299,15 @@ def _find_angle_factors(total: Var) -> list[float] | str:
                 steps = [1.0] if reader.op_type in _INTERPOLATING_OPS else []
             pending += [(output, factor * step) for step in steps for output in reader.outputs]
     if not factors:
-        return "no sine of it is taken"
+        return "it does not lead to a sine"
     return f"a phase, but {obstacle}" if obstacle else sorted(factors)
 
 
 def _describe_other_reader(reader: Operation) -> str:
     if reader.op_type not in _INTERPOLATING_OPS:
-        return f"{reader.op_type} '{reader.name}' reads the sum, too, and needs it whole"
-    return (f"{reader.op_type} '{reader.name}' interpolates it: between sums that lost different whole turns lie other "
-            "angles; lengthen what is summed up, and sum at the rate of the output")
+        return f"{reader.op_type} '{reader.name}' needs the entire sum, not its fraction"
+    return (f"{reader.op_type} '{reader.name}' interpolates it, which is wrong between sums without their integer "
+            f"turns; upsample before the cumsum, and sum at the rate of the output")
 
 
 def _read_factors(reader: Operation, var: Var) -> list[float] | None:

@@ -1,4 +1,4 @@
-"""Repeated heads: match a value that holds each head of another several times in a row."""
+"""Match values that repeat each head of another value several times in a row."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = [
 ]
 
 _MAX_DEPTH = 8
-"Most ops that a repetition is written in; repeat_interleave takes five, and a transpose."
+"Maximum number of ops of a repetition; repeat_interleave becomes five, and a transpose."
 
 
 class RepeatedHeads(NamedTuple):
@@ -193,7 +193,7 @@ def find_other_reader(var: Var, allowed: Sequence[tuple[str, str]]) -> str:
     """
     for each in get_consumers(var):
         if not any(each.op_type == kind and each.inputs.get(name) is var for kind, name in allowed):
-            return f"the repeated value is read by {each.op_type}, too"
+            return f"the repeated value is also read by {each.op_type}"
         if sum(bound is var for bound in each.inputs.values()) > 1 and each.op_type == "matmul":
             return "the repeated value is both operands"
     return "the repeated value is an output" if var.consuming_blocks else ""

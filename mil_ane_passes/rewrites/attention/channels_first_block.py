@@ -25,20 +25,20 @@ _PER_CHANNEL_OPS = ("batch_norm", "prelu", "softplus_parametric")
 
 
 class ChannelsFirstBlock(BlockRewrite):
-    """Turn a stack of transformer blocks from (B, S, C) to (B, C, 1, S), with transposes at its ends alone.
+    """Convert a stack of transformer blocks from (B, S, C) to (B, C, 1, S), with transposes at its ends only.
 
-    why     Apple's layout of transformers for the ANE: the sequence on the last axis, linears as 1x1 convs, each head
-            an einsum of its own. Measured for it: an audio encoder 11.61 -> 7.60 ms (M4 Max, partly by where ops run),
-            Whisper tiny 29.4 -> 23.2 ms (M2 Ultra), and 33.6 -> 11.2 ms across two runtimes. Measured against it:
-            linears and 1x1 convs of a language model alike within 2 % (Mac), and 5 to 7 times slower in a bundle with
-            other changes that left the ANE (A19 Pro). The latency model, which charges both alike, sees no gain.
-    when    By name only, for that reason: measure both. A region of `least` linears and more with an attention among
-            them, of known sizes: linear, layer_norm over the channels, element-wise ops, sums with constants of a
-            channel or a position, and attention written out (reshape, transpose, matmul, scale, constant mask, softmax,
-            matmul). At most `max_ends` values enter or leave it.
-    exact   rounding: the same products, added in another order; weights are views of the same bytes.
-    cost    a transpose at each end, and ops for each head: splits, two einsums, a softmax. Constants of the size of
-            the sequence are stored anew, transposed.
+    why     Apple's layout of transformers for the ANE: the sequence on the last axis, linears as 1x1 convs, one einsum
+            per head. Measured in favour: an audio encoder 11.61 -> 7.60 ms (M4 Max, partly by where ops run), Whisper
+            tiny 29.4 -> 23.2 ms (M2 Ultra), and 33.6 -> 11.2 ms across two runtimes. Measured contradicts it: linears
+            and 1x1 convs of a language model alike within 2 % (Mac), and 5 to 7 times slower in a bundle with other
+            changes that left the ANE (A19 Pro). The latency model, which charges both alike, sees no gain.
+    when    By name only, for that reason: measure both. A region of static size with at least `least` linears and an
+            attention: linear, layer_norm over the channels, elementwise ops, sums with constants per channel or
+            position, and decomposed attention (reshape, transpose, matmul, scale, constant mask, softmax, matmul). At
+            most `max_ends` values enter or leave it.
+    exact   rounding: the same products, added in a different order; weights are views of the same bytes.
+    cost    a transpose at each end, and ops per head: splits, two einsums, a softmax. Constants of the size of the
+            sequence are stored transposed.
 
     before
         %0: fp16[1, 3, 4] = linear(x=%x, weight=<fp16[4, 4]>, bias=[-0.6875, -0.25, 0.1875, 0.625])
@@ -97,17 +97,19 @@ class ChannelsFirstBlock(BlockRewrite):
                   chip="M4 Max", date="2026-03-22"),
         Community("Whisper tiny's encoder written so: 29.37 -> 23.17 ms", chip="M2 Ultra", date="2024",
                   source="https://github.com/ggml-org/whisper.cpp/pull/1716"),
-        Community("against it: chunks of a language model with Conv2d 1x1 and with linear 4.06 and 4.10 ms, end to end "
+        Community("contradicts it: chunks of a language model with Conv2d 1x1 and with linear 4.06 and 4.10 ms, end "
+                  "to end "
                   "23.48 and 23.24 ms (4-bit weights)", source="john-rocky/CoreML-LLM PLAN3_PHASE2A", date="2026"),
-        Community("against it: (B, C, 8, 8) tiles with two more changes 12.3 -> 87.8 ms, off the ANE", chip="A19 Pro",
+        Community("contradicts it: (B, C, 8, 8) tiles with two more changes 12.3 -> 87.8 ms, off the ANE", chip="A19 "
+                                                                                                                "Pro",
                   source="https://github.com/john-rocky/CoreML-LLM/pull/17", date="2026"),
         cite_m4_study("contradicts it: linear and matmul are accepted"),
     )
 
     least: int = 4
-    "Fewest linears of a region."
+    "Minimum number of linears of a region."
     max_ends: int = 4
-    "Most values that enter or leave a region, each with a transpose."
+    "Maximum number of values that enter or leave a region, each with a transpose."
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
         attentions = _find_attentions(block)
@@ -117,11 +119,11 @@ class ChannelsFirstBlock(BlockRewrite):
                 continue
             ends = len(region.inputs) + len(region.outputs)
             if not any(op in attentions for op in region.ops):
-                yield Miss(linears[0], f"{format_count(len(linears), 'linear')} without an attention that is written "
-                                       "out between them")
+                yield Miss(linears[0], f"{format_count(len(linears), 'linear')} without a decomposed attention "
+                                       f"between them")
             elif ends > self.max_ends:
-                yield Miss(linears[0], f"{format_count(ends, 'value')} enter or leave {len(region.ops)} ops that could "
-                                       f"be turned, more than {self.max_ends} (max_ends)")
+                yield Miss(linears[0], f"{format_count(ends, 'value')} enter or leave {len(region.ops)} convertible "
+                                       f"ops, more than {self.max_ends} (max_ends)")
             else:
                 yield Hit(linears[0], region=region, covers=linears, note=(
                     f"{format_count(len(linears), 'linear')} as 1x1 convs, {ends} transposes at the ends"))
@@ -134,9 +136,9 @@ class ChannelsFirstBlock(BlockRewrite):
         yield _make_block_example("masked", mask=True)
         yield _make_block_example("keys across", across=True)
         yield _make_block_example("an MLP", attends=False, reason=(
-            "4 linears without an attention that is written out between them"))
+            "4 linears without a decomposed attention between them"))
         yield _make_block_example("cut apart", options={"max_ends": 1}, reason=(
-            "2 values enter or leave 6 ops that could be turned, more than 1 (max_ends)"))
+            "2 values enter or leave 6 convertible ops, more than 1 (max_ends)"))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Write fused attention out as products and a softmax."""
+"""Decompose fused attention into matmuls and a softmax."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _MASKED_SCORE = -4e4
 
 
 class DecomposeAttention(Rewrite):
-    """Write scaled_dot_product_attention out: scale, matmul, mask, softmax, matmul.
+    """Decompose scaled_dot_product_attention into scale, matmul, mask, softmax, matmul.
 
-    why     Two and more fused attentions in one function are reported to send the whole model to the CPU, and Apple's
-            advice for the ANE is to write attention out. Against it: a single one was taken on an M4, mask and all.
-    when    fp16, with heads of known width; a mask of fp16 or of truth values, no larger than the scores. By name only,
-            as it is not known which attentions are too many.
-    exact   rounding: scores, weights and sums are rounded once each, as coremltools' own decomposition for iOS17 rounds
-            them. The queries are scaled: 1 / sqrt(E) by one fp16 number where E is a power of 4, else by two whose
-            product is within 5e-6 of it. A boolean mask puts -40000 in place of a score, so that a
-            row masked throughout gives the mean of the values where it gave NaN.
+    why     Two or more fused attentions in one function are reported to move the entire model to the CPU, and Apple
+            advises to write attention as separate ops. In contrast, an M4 accepts a single one, also with a mask.
+    when    fp16, with heads of static width; a mask of fp16 or bool, not larger than the scores. By name only, because
+            the limit is unknown.
+    exact   rounding: scores, weights and sums are rounded once each, as in coremltools' own decomposition for iOS17.
+            The queries are scaled: 1 / sqrt(E) by one fp16 number where E is a power of 4, else by two whose product is
+            within 5e-6 of it. A boolean mask replaces scores by -40000, so that an entirely masked row gives the mean
+            of the values instead of NaN.
     cost    the scores are written to memory: queries * keys * heads numbers.
 
     before
@@ -52,7 +52,7 @@ class DecomposeAttention(Rewrite):
     preset = "named"
     fixes_nonfinite = True
     moves = 1e-4
-    within = (0.0, 8.0)  # beyond, scores are so large that their rounding is visible, which the fused op may avoid
+    within = (0.0, 8.0)  # larger scores would have visible rounding errors, which the fused op may avoid
     severity, confidence = Severity.SUGGESTION, "medium"
     roots = ("scaled_dot_product_attention",)
     evidence = (
@@ -67,12 +67,12 @@ class DecomposeAttention(Rewrite):
         if op.query.dtype != types.fp16:
             return Miss(op, FP32_UNSUPPORTED_REASON)
         if is_symbolic(width):
-            return Miss(op, "the width of a head is not known before the model runs")
+            return Miss(op, "the width of a head is dynamic")
         if mask is not None and mask.dtype not in (types.bool, types.fp16):
-            return Miss(op, "the mask is fp32 beside fp16 queries: rounding it might make it infinite")
+            return Miss(op, "the mask is fp32, but queries are fp16: rounding the mask might make it infinite")
         if mask is not None and not _can_broadcast_mask(mask.shape, (*op.query.shape[:-1], op.key.shape[-2])):
             return Miss(op, "the mask has more rows or heads than the queries")
-        return Hit(op, note=f"attention over keys of {op.key.shape[-2]} places, heads of {width}",
+        return Hit(op, note=f"attention over {op.key.shape[-2]} keys, heads of {width}",
                    factors=find_scale_factors(int(width)))
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
@@ -94,9 +94,10 @@ class DecomposeAttention(Rewrite):
         yield _make_attention_example("boolean mask", mask=lambda m: Builder.greater(x=m, y=np.float16(0)), within=2.0)
         yield _make_attention_example("fp32", dtype=types.fp32, reason=FP32_UNSUPPORTED_REASON)
         yield _make_attention_example("fp32 mask", mask=lambda m: Builder.cast(x=m, dtype="fp32"),
-                                      reason="the mask is fp32 beside fp16 queries: rounding it might make it infinite")
+                                      reason="the mask is fp32, but queries are fp16: rounding the mask might make it "
+                                             "infinite")
         yield _make_attention_example("open heads", width=None,
-                                      reason="the width of a head is not known before the model runs")
+                                      reason="the width of a head is dynamic")
 
 
 @cache

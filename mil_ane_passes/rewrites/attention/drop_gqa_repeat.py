@@ -30,24 +30,25 @@ _UNARY_OPS = (
 _BINARY_OPS = ("add", "maximum", "minimum", "mul", "real_div", "select", "sub")
 _OPERANDS = ("x", "y", "cond", "a", "b")
 _MAX_CHAIN = 12
-"Most ops between the two products of an attention: a scale, a cap, a mask, casts and the softmax are eight."
+"""Maximum number of ops between the two matmuls of an attention: a scale, a cap, a mask, casts and the softmax are
+eight."""
 _READERS = (("matmul", "y"), ("scaled_dot_product_attention", "key"), ("scaled_dot_product_attention", "value"))
 
 
 class DropGqaRepeat(Rewrite):
-    """Multiply the queries of a group with its keys in one product, instead of repeating the keys for each of them.
+    """Multiply the queries of a group with its keys in one matmul, instead of repeating the keys.
 
-    why     With grouped queries several heads share keys and values. Exporters repeat those to the number of heads: a
-            tile of rank 5 and a reshape, over all keys and values, in each layer and for each token.
+    why     With grouped-query attention several heads share keys and values. Exporters repeat these to the number of
+            heads: a tile of rank 5 and a reshape, over all keys and values, in each layer and for each token.
     when    matmul with a repeated second operand, and scaled_dot_product_attention with repeated keys and values, in
             the forms in which coremltools converts expand, repeat, repeat_interleave, stack, cat, indexing and
-            enable_gqa. The heads of a group lie one after the other, so that queries (B, H, T, D) are (B, G, H/G * T,
-            D) by a reshape. What stands between the two products of an attention (scale, cap, mask, softmax) is
-            computed on the grouped scores if it does not tell their rows apart: one query, or a mask without an axis
-            for them. Otherwise the scores are reshaped before and after it: only where they hold fewer numbers than
-            the repeated values (decode, and prefill in chunks).
-    exact   rounding: the same sums over the same numbers. A library may order them by the number of rows; in the
-            reference runtime they differ in their last bits at float32.
+            enable_gqa. The heads of a group are adjacent, so that queries (B, H, T, D) become (B, G, H/G * T, D) by a
+            reshape. Ops between the two matmuls of an attention (scale, cap, mask, softmax) are computed on the grouped
+            scores if they treat all rows alike: one query, or a mask without a query axis. Otherwise the scores are
+            reshaped before and after these ops, only if they have fewer elements than the repeated values (decode, and
+            prefill in chunks).
+    exact   rounding: the same sums over the same numbers. Their order may depend on the number of rows; in the
+            reference runtime they differ in the last bits at float32.
     cost    none besides reshapes that keep the last axis: of the queries and the result, or of the scores.
 
     before
@@ -84,7 +85,8 @@ class DropGqaRepeat(Rewrite):
             "6 % of a block (private route)", chip="M5 Pro", source="MidasMulli/ane-compiler README", date="2026",
         ),
         Community(
-            "against it: three changes at once, among them keys that are broadcast over the groups (a form of another "
+            "contradicts it: three changes at once, among them keys that are broadcast over the groups (a form of "
+            "another "
             "rank than this one), left the ANE and took four to seven times as long", chip="A19 Pro",
             source="https://github.com/john-rocky/CoreML-LLM/pull/17", date="2026",
         ),
@@ -104,7 +106,7 @@ class DropGqaRepeat(Rewrite):
             return Hit(op, start=start, heads=heads, note=_describe(heads, op.y))
         end = _find_last_product(op)
         if end is not None:
-            return Miss(op, "rewritten with the product that reads its scores", near=False)
+            return Miss(op, "rewritten together with the matmul that reads its scores", near=False)
         obstacle = _find_shape_obstacle(op, heads)
         return Miss(op, obstacle) if obstacle else Hit(op, start=None, heads=heads, note=_describe(heads, op.y))
 
@@ -114,13 +116,13 @@ class DropGqaRepeat(Rewrite):
             return Miss(op, "no repeated keys and values", near=False)
         axis = op.query.rank - 3
         if (keys.axis, values.axis, keys.times) != (axis, axis, values.times) or axis < 0:
-            return Miss(op, "keys and values are repeated along other axes than that of the heads")
+            return Miss(op, "keys and values are repeated along axes other than that of the heads")
         obstacle = find_other_reader(op.key, _READERS) or find_other_reader(op.value, _READERS)
         if obstacle:
             return Miss(op, obstacle)
         mask = op.inputs.get("attn_mask")
         if mask is not None and not _is_same_for_all_rows(mask):
-            return Miss(op, "the mask has a row for each query: ane::decompose_attention writes the attention out")
+            return Miss(op, "the mask has one row per query: use ane::decompose_attention")
         obstacle = _find_unknown_lengths(op.query, op.outputs[0])
         return Miss(op, obstacle) if obstacle else Hit(
             op, start=None, heads=keys, values=values, note=_describe(keys, op.key))
@@ -152,18 +154,17 @@ class DropGqaRepeat(Rewrite):
         yield attention("stacked with itself", lambda x: Builder.concat(values=[x, x], axis=1, interleave=True))
         yield attention("gathered", lambda x: Builder.gather(x=x, indices=[0, 0, 1, 1], axis=1))
         yield attention("head by head", _concat_heads)
-        yield attention("queries of an unknown number", queries=(1, 4, None, 8))
-        yield attention("keys of an unknown number", keys=(1, 2, None, 8))
+        yield attention("a dynamic number of queries", queries=(1, 4, None, 8))
+        yield attention("a dynamic number of keys", keys=(1, 2, None, 8))
         yield attention("rank 3", lambda x: Builder.gather(x=x, indices=[0, 0, 0, 1, 1, 1], axis=0),
                         queries=(6, 3, 8), keys=(2, 5, 8))
         yield make_example("fused", _build_fused_attention, opset=ct.target.iOS18, q=(1, 4, 3, 8), k=(1, 2, 5, 8),
                            v=(1, 2, 5, 8))
         yield make_example("fused, with a mask for each query", partial(_build_fused_attention, rows=3),
                            opset=ct.target.iOS18, q=(1, 4, 3, 8), k=(1, 2, 5, 8), v=(1, 2, 5, 8),
-                           reason="the mask has a row for each query: ane::decompose_attention writes the attention "
-                                  "out")
+                           reason="the mask has one row per query: use ane::decompose_attention")
         yield attention("a mask for each query of many", queries=(1, 4, 16, 8), mask=(1, 1, 16, 5),
-                        reason="832 numbers would be reshaped in order not to write 320")
+                        reason="832 elements would be reshaped to avoid writing 320")
         yield attention("repeated in turn", lambda x: Builder.concat(values=[x, x], axis=1),
                         reason="no repeated operand")
         yield attention("as first operand", mixed=lambda x, y: Builder.matmul(x=y, y=x, transpose_y=True),
@@ -172,11 +173,11 @@ class DropGqaRepeat(Rewrite):
                         reason="the repeated value is read by reduce_max, too")
         yield attention("queries transposed", queries=(1, 4, 8, 3), values=False,
                         mixed=lambda x, y: Builder.matmul(x=x, y=y, transpose_x=True, transpose_y=True),
-                        reason="the first operand is transposed: its rows do not lie one after the other")
+                        reason="the first operand is transposed: its rows are not contiguous")
         yield attention("one query for all heads", queries=(1, 1, 3, 8), values=False,
-                        reason="the operands differ in the batch or the number of heads, or these are not known")
-        yield attention("both lengths unknown", queries=(1, 4, None, 8), keys=(1, 2, None, 8), values=False,
-                        reason="two lengths are not known: a reshape cannot state them")
+                        reason="the operands differ in batch or number of heads, or these are dynamic")
+        yield attention("two dynamic lengths", queries=(1, 4, None, 8), keys=(1, 2, None, 8), values=False,
+                        reason="two lengths are dynamic: a reshape cannot express them")
 
 
 def _expand_heads(x: Var, times: int = 2) -> Var:
@@ -237,10 +238,10 @@ def _find_product_obstacle(op: Operation, heads: RepeatedHeads) -> str:
     if op.x.rank != op.y.rank or heads.axis != op.y.rank - 3:
         return "the repeated axis is not that of the heads, the third from the end"
     if get_const_value(op.inputs.get("transpose_x"), False):
-        return "the first operand is transposed: its rows do not lie one after the other"
+        return "the first operand is transposed: its rows are not contiguous"
     if any(is_symbolic(extent) or is_symbolic(other) or extent != other
            for extent, other in zip(op.x.shape[:-2], op.y.shape[:-2], strict=True)):
-        return "the operands differ in the batch or the number of heads, or these are not known"
+        return "the operands differ in batch or number of heads, or these are dynamic"
     return find_other_reader(op.y, _READERS)
 
 
@@ -254,8 +255,8 @@ def _find_shape_obstacle(op: Operation, heads: RepeatedHeads) -> str:
         rows, width = op.x.shape[-2], min((each.shape[-1] for each in (op.x, op.outputs[0])), key=is_symbolic)
         if is_symbolic(rows) or is_symbolic(width) or int(rows) > int(width):
             return "whether the repeated values or the scores are larger depends on the length"
-    elif first + result > 2 * repeated:  # those are written by a tile and again by a reshape
-        return f"{first + result} numbers would be reshaped in order not to write {2 * repeated}"
+    elif first + result > 2 * repeated:  # repeated values are written by a tile and again by a reshape
+        return f"{first + result} elements would be reshaped to avoid writing {2 * repeated}"
     return ""
 
 
@@ -266,7 +267,7 @@ def _count_elements(var: Var) -> int | None:
 
 def _find_unknown_lengths(*values: Var) -> str:
     if any(sum(map(is_symbolic, var.shape)) > 1 or any(map(is_symbolic, var.shape[:-2])) for var in values):
-        return "two lengths are not known: a reshape cannot state them"
+        return "two lengths are dynamic: a reshape cannot express them"
     return ""
 
 

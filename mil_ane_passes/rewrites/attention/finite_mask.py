@@ -1,4 +1,4 @@
-"""Make the infinities of masks finite before a softmax."""
+"""Make infinite masks finite before a softmax."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ...passes.examples import make_example, make_weight
 from ...utils.errors import InputError
 
 _MAX_MASK_SUM, _MIN_MASK_MARGIN = 62500.0, 1000.0
-"Largest sum of masks in fp16, with room for scores; smallest margin of a mask below every score it masks."
+"Maximum sum of masks in fp16, with headroom for scores; minimum margin of a mask below every score it masks."
 _UNDERFLOW = 745.0
 "exp of anything below minus this number is 0 in every precision."
 _SPREAD, _MAX_INPUT = 10.0, 30.0
@@ -31,12 +31,12 @@ _MAX_VALUE = 60000.0
 _MAX_SEARCHED_BYTES = 1 << 16
 """Largest size in bytes of a const that is searched for infinities although it does not reach a softmax.
 
-The search is only for the report of why it is not rewritten.
+The search only serves the report of the reason.
 """
 _FP16_MAX = 65504.0
-"The largest finite number of fp16; a mask of that magnitude, infinite or not, leaves no room for a score."
+"The largest finite number of fp16; a mask of that magnitude, infinite or not, leaves no headroom for a score."
 _MIN_MASK_FACTOR = 1000.0
-"Constant factor from which a product counts as a mask: its other factor then selects positions, not magnitudes."
+"Minimum constant factor for which a product counts as a mask: its other factor then selects positions, not magnitudes."
 _MOVING_OPS = (
     "cast", "clip", "expand_dims", "squeeze", "reshape", "transpose", "slice_by_index", "slice_by_size", "tile",
     "split", "gather", "gather_along_axis", "gather_nd", "reverse", "identity", "band_part",
@@ -59,7 +59,7 @@ _INTEGER_PRESERVING_INPUTS = {**_CARRIED_INPUTS, **dict.fromkeys(("abs", "relu",
 "Ops that turn integers into integers, except for a division, with the inputs concerned."
 _ROUNDING_OPS = ("round", "floor", "ceil", "sign")
 _MAX_VALUES_VISITED = 64
-"Most values that are visited to infer whether a factor has only integers."
+"Maximum number of values to visit to infer whether a factor has only integers."
 _MASKED_INPUTS = {"softmax": "x", "scaled_dot_product_attention": "attn_mask"}
 "Ops that suppress masked elements, and the input with the mask."
 _MAX_SCORE = 4000.0
@@ -70,20 +70,20 @@ _MINUS_INF = np.float16(-np.inf)
 
 
 class FiniteMask(BlockRewrite):
-    """Replace -inf, and what fp16 cannot hold, in additive masks by a number that silences as well and stays finite.
+    """Replace -inf, and values beyond fp16, in additive masks by a finite number with the same effect.
 
-    why     The ANE treats infinities as ordinary numbers in a softmax. In fp16 a mask of -1e9 or finfo(float32).min is
-            -inf on any machine, 0 * -inf in (1 - mask) * -inf is NaN, and so is the softmax of a row of -inf.
-    when    A const with numbers of 65504 and more is added, multiplied, selected, filled in or looked up, in fp16 or on
-            the way to it, and every reader of the result ends in a softmax (or the mask of an attention op). They
-            become `value`; where a finite mask reaches the same softmax, they go below that one, as far as fp16 has
-            room. Left alone: masks that something else looks at (a test for -inf, a maximum, an output), whose softmax
-            is tested for NaN, or that computed numbers scale, unless those are whole; and bounds of scores.
-    exact   rounding, in effect: a masked weight is exactly 0 before and after. Only a row that is masked throughout
-            changes: NaN becomes the softmax of its scores, or even weights where the mask took their place, as with
-            ever larger finite masks. Proved for inputs up to 30 (at -1e3 up to 5): larger queries and keys may make
-            scores that outrank the mask. Apple writes -1e4 (ml-ane-transformers) and -4e4 (coreai-models).
-    cost    none at run time; a const that something else reads, too, stays beside the new one.
+    why     The ANE treats infinities as ordinary numbers in a softmax. In fp16 a mask of -1e9 or finfo(float32).min
+            becomes -inf on any machine; 0 * -inf in (1 - mask) * -inf is NaN, and so is the softmax of a row of -inf.
+    when    A const with magnitudes of 65504 or more is added, multiplied, selected, filled in or gathered, in fp16 or
+            before a cast to it, and all users of the result end in a softmax (or the mask of an attention op). Such
+            elements become `value`; if a finite mask reaches the same softmax, they become lower than that mask, within
+            the range of fp16. Skipped: masks with other users (a test for -inf, a maximum, an output), masks whose
+            softmax is tested for NaN, masks scaled by computed numbers that are not integers, and bounds of scores.
+    exact   rounding, in effect: a masked weight is exactly 0 before and after. Only an entirely masked row changes: NaN
+            becomes the softmax of its scores, or equal weights if the mask replaced them, as for finite masks. Verified
+            for inputs up to 30 (at -1e3 up to 5): larger queries and keys may have scores that exceed the mask. Apple
+            writes -1e4 (ml-ane-transformers) and -4e4 (coreai-models).
+    cost    none at run time; a const with other users is stored in addition to the new one.
 
     before
         %0: bool[2, 1, 8] = greater(x=%m, y=0.0)
@@ -105,23 +105,24 @@ class FiniteMask(BlockRewrite):
     severity = Severity.WRONG
     after = ("fp16_compute",)
     exactness = Exactness.ROUNDING
-    bound = ("none where the scores of a row lie within 8000 of each other (at value=-1e4), as a masked weight is then "
-             "0 in every precision; a row masked throughout: an fp16 score beside -1e4 is rounded to a multiple of 8")
+    bound = ("none if the scores of a row are within 8000 of each other (at value=-1e4), because a masked weight is "
+             "then 0 in every precision; an entirely masked row: an fp16 score beside -1e4 is rounded to a multiple "
+             "of 8")
     preset = "safe"
     fixes_nonfinite = True
     within = (0.0, _MAX_INPUT)  # range of a model's inputs; less where a hit's mask is smaller
     evidence = (
         cite_apple_authoring_rules("the ANE does not handle minus infinity in softmax correctly; masks use -40000"),
-        Vendor("attention masks for the ANE hold -1e4 where nothing is to be attended to",
+        Vendor("attention masks for the ANE are -1e4 for masked positions",
                source="https://github.com/apple/ml-ane-transformers", date="2022"),
         Community("the exponent field of all ones is read as an ordinary one: infinity is 2**16, NaN 1.5 * 2**16",
                   source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/numerics.md", chip="M4, M6"),
-        Community("a mask of -1e9 is minus infinity in fp16: NaN on the CPU, something else on the ANE",
+        Community("a mask of -1e9 is minus infinity in fp16: NaN on the CPU, another value on the ANE",
                   source="https://github.com/cactus-compute/cactus/pull/734"),
     )
 
     value: float = -1e4
-    "The number that a masked score is set to or lowered by: -60000 to -1000."
+    "The value that replaces a masked score or is added to it: -60000 to -1000."
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
         if not -_MAX_VALUE <= self.value <= -_MIN_MASK_MARGIN:
@@ -132,7 +133,7 @@ class FiniteMask(BlockRewrite):
         for op in block.operations:
             is_carrier = op.op_type in _CARRIED_INPUTS and not is_opaque(op) and len(op.outputs) == 1
             if is_carrier and _can_hold_mask(op):
-                flow = flow or _MaskFlow(block)  # expensive, so only where there may be a mask
+                flow = flow or _MaskFlow(block)  # expensive, so only if there may be a mask
                 match = self._match_op(op, flow)
                 if match is not None:
                     yield match
@@ -151,9 +152,9 @@ class FiniteMask(BlockRewrite):
         if destination.reason:
             return Miss(op, f"an infinite constant, but {destination.reason}")
         if not destination.half:
-            return Miss(op, "the mask and its softmax are held in fp32, which has numbers of that size")
+            return Miss(op, "the mask and its softmax are fp32, which represents such values")
         if (factor := _find_non_binary_factor(op)) is not None:
-            return Miss(op, f"the infinite constant is scaled by '{factor.name}', which may be no mask of 0 and 1")
+            return Miss(op, f"the infinite constant is scaled by '{factor.name}', which may not be a 0/1 mask")
         return self._match_level(op, infinite, destination)
 
     def _match_level(self, op: Operation, infinite: list[tuple[str, Var]], destination: _MaskDestination) -> Hit | Miss:
@@ -162,12 +163,12 @@ class FiniteMask(BlockRewrite):
         margin = level * factor - finite
         if margin < _MIN_MASK_MARGIN:
             beside = f", beside a finite mask of {-finite:g}" if finite >= _MIN_MASK_MARGIN else ""
-            return Miss(op, f"the mask is scaled by {factor:g} on its way{beside}: {-level * factor:g} would "
-                            "not silence every score, and fp16 has no room for more")
+            return Miss(op, f"the mask is scaled by {factor:g} on its way{beside}: {-level * factor:g} would not mask "
+                            f"every score, and fp16 has no lower values")
         total = max(destination.copies, 1.0) * level + finite
         if total > _MAX_MASK_SUM:
-            return Miss(op, f"masks on the way to the same softmax would add up to {-total:g}, which fp16 has no room "
-                            f"for beside a score; value={self.value:g} is too large for that many")
+            return Miss(op, f"masks on the way to the same softmax would add up to {-total:g}, which leaves no "
+                            f"headroom for scores in fp16; value={self.value:g} is too large for that many masks")
         largest_input = min(_MAX_INPUT, math.sqrt((margin - _UNDERFLOW) / _SPREAD))
         return Hit(op, infinite=infinite, level=level, within=(0.0, largest_input),
                    note=f"what is infinite in fp16 becomes {-level:g}")
@@ -209,8 +210,8 @@ class FiniteMask(BlockRewrite):
         yield from _iterate_unchanged_examples()
         yield _make_softmax_example(
             "two of -40000", _add_causal_and_padding_mask, options={"value": -4e4},
-            reason="masks on the way to the same softmax would add up to -80000, which fp16 has no room for "
-                   "beside a score; value=-40000 is too large for that many")
+            reason="masks on the way to the same softmax would add up to -80000, which leaves no headroom for scores "
+                   "in fp16; value=-40000 is too large for that many masks")
 
 
 def _has_softmax(block: Block) -> bool:
@@ -360,7 +361,7 @@ class _MaskFlow:
 
     def _compute_destination(self, var: Var, make_end: Callable[[Var], _MaskDestination]) -> _MaskDestination:
         if var.consuming_blocks:
-            return _MaskDestination(f"'{var.name}' is an output as well")
+            return _MaskDestination(f"'{var.name}' is also an output")
         readers = get_consumers(var)
         if not readers:
             return _MaskDestination(f"nothing reads '{var.name}'")
@@ -379,12 +380,12 @@ class _MaskFlow:
         if not is_opaque(op) and parameters == {_MASKED_INPUTS.get(op.op_type)}:
             test = _find_nan_test(op.outputs[0])
             return make_end(var) if test is None else _MaskDestination(
-                f"{test.op_type} '{test.outputs[0].name}' tells by NaN which rows are masked throughout")
+                f"{test.op_type} '{test.outputs[0].name}' detects entirely masked rows by NaN")
         carried = () if is_opaque(op) else _CARRIED_INPUTS.get(op.op_type, ())
         if carried and parameters <= {*carried} and types.is_float(op.outputs[0].dtype):
             return self._follow_carrier(op, var)
         return _MaskDestination(
-            f"reaches {op.op_type} '{op.outputs[0].name if op.outputs else op.name}', which is no softmax"
+            f"reaches {op.op_type} '{op.outputs[0].name if op.outputs else op.name}', which is not a softmax"
         )
 
     def _follow_carrier(self, op: Operation, var: Var) -> _MaskDestination:
@@ -422,7 +423,7 @@ class _MaskFlow:
             return _MaskSum()
         summary, masks = self._get_summary(const), self._get_mask_sum(other)
         own = summary.largest if summary.largest >= _MIN_MASK_FACTOR else 0.0
-        if summary.beyond:  # times a mask of 0 and 1, not times another mask
+        if summary.beyond:  # times a 0/1 mask, not times another mask
             return _MaskSum(max(masks.copies * _FP16_MAX, 1.0), own)
         factor = max(1.0, summary.largest)
         return _MaskSum(masks.copies * factor, max(masks.finite * factor, own))
@@ -577,29 +578,29 @@ def _iterate_unchanged_examples() -> Iterator[Example]:
     yield _make_softmax_example("an upper bound", lambda x, m: Builder.minimum(x=x, y=np.float16(_FP16_MAX)), reason="")
     yield _make_softmax_example(
         "times a slope", _scale_mask_by_slope,
-        reason="the infinite constant is scaled by 'slope', which may be no mask of 0 and 1")
+        reason="the infinite constant is scaled by 'slope', which may not be a 0/1 mask")
     yield make_example(
         "hard choice", lambda x: Builder.softmax(x=Builder.mul(x=x, y=np.float16(_FP16_MAX)), name="y"), x=(4, 8),
-        reason="the infinite constant is scaled by 'x', which may be no mask of 0 and 1")
+        reason="the infinite constant is scaled by 'x', which may not be a 0/1 mask")
     yield make_example(
         "tested for NaN", _build_nan_test, x=(4, 4),
-        reason="an infinite constant, but not_equal 'empty' tells by NaN which rows are masked throughout")
+        reason="an infinite constant, but not_equal 'empty' detects entirely masked rows by NaN")
     yield _make_softmax_example("in range", lambda x, m: Builder.add(x=x, y=_build_padding_mask(m, -100.0)), reason="")
     yield _make_softmax_example(
         "fp32", lambda x, m: Builder.add(x=x, y=_build_padding_mask(m, -1e9, np.float32)), dtype=types.fp32,
-        reason="the mask and its softmax are held in fp32, which has numbers of that size")
+        reason="the mask and its softmax are fp32, which represents such values")
     yield _make_softmax_example(
         "no softmax", _add_infinite_weights,
-        reason="an infinite constant, but reaches relu 'passed', which is no softmax")
+        reason="an infinite constant, but reaches relu 'passed', which is not a softmax")
     yield _make_softmax_example(
         "another reader", _read_masked_twice,
-        reason="an infinite constant, but reaches reduce_max 'highest', which is no softmax")
+        reason="an infinite constant, but reaches reduce_max 'highest', which is not a softmax")
     yield make_example(
-        "output", _return_masked, x=(_ROWS, _KEYS), reason="an infinite constant, but 'masked' is an output as well")
+        "output", _return_masked, x=(_ROWS, _KEYS), reason="an infinite constant, but 'masked' is also an output")
     yield _make_softmax_example(
         "scaled down", lambda x, m: Builder.mul(x=_fill_hidden_keys(x, m), y=np.float16(1 / 64)),
-        reason="the mask is scaled by 0.015625 on its way: -976.562 would not silence every score, "
-               "and fp16 has no room for more")
+        reason="the mask is scaled by 0.015625 on its way: -976.562 would not mask every score, and fp16 has no lower "
+               "values")
     yield _make_softmax_example(
         "scaled by a computed value", lambda x, m: Builder.mul(x=_fill_hidden_keys(x, m), y=m, name="scaled"),
         reason="an infinite constant, but is scaled by a computed value in mul 'scaled'")

@@ -1,4 +1,4 @@
-"""Compute attention in tiles of queries, each over the keys that a known mask lets it see."""
+"""Compute attention in tiles of queries, each over the keys that a constant mask allows."""
 
 from __future__ import annotations
 
@@ -27,31 +27,32 @@ from ...passes.layout import format_bytes
 from .._weights import split_evenly
 
 _BLOCKED = -1e4
-"Mask up to which a key counts as blocked: its weight, exp(-1e4 + a score), is zero at any precision."
+"Mask value up to which a key counts as masked: its weight, exp(-1e4 + score), is zero at any precision."
 _ALLOWED = -100.0
-"Mask from which a key counts as seen. Each query needs one: a row that is blocked throughout is a mean of all values."
+"""Mask value from which a key counts as visible. Each query needs a visible key: an entirely masked row is the mean of
+all values."""
 _KEY_STEP = 64
-"Ranges of keys begin and end at multiples of so many, so that rows of scores stay aligned to 64 bytes and more."
+"Ranges of keys begin and end at multiples of this number, so that rows of scores stay aligned to 64 bytes or more."
 Array = np.ndarray[Any, Any]
 
 
 class TileAttention(Rewrite):
-    """Compute attention in tiles of queries, and leave out the keys that a known mask blocks for a whole tile.
+    """Compute attention in tiles of queries, without the keys that a constant mask hides from an entire tile.
 
-    why     Under a causal mask half of all scores are computed, scaled, masked and exponentiated to become zero. In
-            tiles of 256 queries, each over the keys up to its last query, 40 heads of 128 took 4.41 ms for 512
-            positions and 3.99 ms so on an M2 Pro; 1.21 times faster at 1024 and 1.55 times at 2048. The whole square
-            of scores is also more than the ANE holds: an encoder of Whisper in channels-first layout with queries in
-            thirds ran in half the time, measured across two runtimes (11.2 and 5.7 ms tiny, 236 and 118 ms medium).
-    when    matmul, scale, mask, softmax, matmul in fp16 over `least` queries and more, with a constant mask that blocks
-            keys for whole tiles: at most `most_kept` of the scores are left. Masks that are computed may be added
-            beside it. A mask of -10000 or less blocks; every query sees a key. scaled_dot_product_attention, too, where
-            the function has several: of one that becomes several it is reported that the model falls back to the CPU.
-            Attention without such a mask only by `unmasked_tiles`, as nobody measured that alone.
-    exact   rounding: blocked keys have weight zero, which is no longer added. A NaN or infinity of a blocked key
-            reaches no result any more. Holds for inputs up to 8: scores in the thousands would compete with the mask.
-    cost    a concat of the results, and slices. Against it: tiles of 128 were 1.4 % slower than none at 512 positions
-            (M2 Pro), so tiles have `rows` of 256. The mask is stored in pieces, half as large in all.
+    why     With a causal mask half of all scores are computed, scaled, masked and exponentiated to become zero. On an
+            M2 Pro, 40 heads of 128 with 512 positions took 4.41 ms, and 3.99 ms in tiles of 256 queries, each over the
+            keys up to its last query; 1.21 times faster at 1024 and 1.55 times at 2048. The full matrix of scores also
+            exceeds the ANE's memory: an encoder of Whisper in channels-first layout with queries in thirds ran in half
+            the time, measured across two runtimes (11.2 and 5.7 ms tiny, 236 and 118 ms medium).
+    when    matmul, scale, mask, softmax, matmul in fp16 over `least` queries and more, with a constant mask that hides
+            keys from entire tiles: at most `most_kept` of the scores are left. Computed masks may be added in addition.
+            A mask value of -10000 or less hides a key; every query needs a visible key. scaled_dot_product_attention
+            only if the function has several already, because several are reported to move the model to the CPU.
+            Attention without such a mask only with `unmasked_tiles`, because no separate measurement exists.
+    exact   rounding: hidden keys have weight zero, which is no longer added. A NaN or infinity of a hidden key no
+            longer reaches the result. Valid for inputs up to 8: scores in the thousands would compete with the mask.
+    cost    a concat of the results, and slices. Tiles of 128 were 1.4 % slower than no tiles at 512 positions (M2 Pro),
+            so tiles have `rows` of 256. The mask is stored in pieces of half the total size.
 
     before
         %0: fp16[1, 2, 8, 8] = matmul(x=%q, y=%k, transpose_y=True)
@@ -77,7 +78,7 @@ class TileAttention(Rewrite):
     code, slug = "ANE603", "blocked-keys-computed"
     stage = "layout"
     exactness = Exactness.ROUNDING
-    bound = "the order of sums, without the zeros among them"
+    bound = "the order of sums, without zero terms"
     preset = "full"
     within = (0.0, 8.0)
     severity, confidence = Severity.SUGGESTION, "medium"
@@ -95,13 +96,13 @@ class TileAttention(Rewrite):
     rows: int = 256
     "Queries in a tile."
     least: int = 512
-    "Fewest queries of an attention that is tiled."
+    "Minimum number of queries to tile an attention."
     most_kept: float = 0.8
-    "Largest share of the scores that is left; above it, the concat costs what is saved."
+    "Maximum share of the scores that is left; above it, the concat costs as much as is saved."
     max_bytes: int = 1 << 24
-    "The most bytes of the pieces of one mask."
+    "Maximum bytes of the pieces of one mask."
     unmasked_tiles: int = 0
-    "Tiles of an attention whose mask blocks nothing that is known; 0 leaves it whole, 3 is what others measured."
+    "Number of tiles of an attention without a suitable constant mask; 0: no tiles; 3 was measured."
 
     def match(self, op: Operation) -> Hit | Miss:
         found = _read_fused(op) if op.op_type == "scaled_dot_product_attention" else _read_written_out(op)
@@ -109,7 +110,7 @@ class TileAttention(Rewrite):
             return Miss(op, "no softmax of a product of two computed values", near=False)
         rows, keys = found.query.shape[-2], found.keys
         if is_symbolic(rows) or is_symbolic(keys):
-            return Miss(op, "the number of queries or keys is not known before the model runs")
+            return Miss(op, "the number of queries or keys is dynamic")
         if int(rows) < self.least or _is_tile(found.query):
             return Miss(op, f"fewer than {self.least} queries (least)", near=False)
         if op.outputs[0].dtype != types.fp16:
@@ -121,7 +122,7 @@ class TileAttention(Rewrite):
             return Miss(op, tiles)
         kept = sum((stop - start) * (last - first) for (start, stop), (first, last) in tiles) / (int(rows) * int(keys))
         if len(tiles) == 1 and kept == 1:
-            return Miss(op, f"its {rows} queries are one tile, which sees all keys")
+            return Miss(op, f"its {rows} queries are one tile, which needs all keys")
         return Hit(op, attention=found, tiles=tiles, fixes_nonfinite=kept < 1, keeps_nonfinite=kept == 1,
                    note=f"{len(tiles)} tiles of queries, {kept:.0%} of {rows} x {keys} scores computed")
 
@@ -160,23 +161,23 @@ class TileAttention(Rewrite):
         yield _make_fused_example("fused", options=options, mask=_make_causal_mask(8))
         yield _make_fused_example("fused, boolean", options=options, mask=_make_causal_mask(8) == 0)
         yield _make_fused_example("one fused", options=options, mask=_make_causal_mask(8), count=1, reason=(
-            "the only fused attention of its function: of two and more it is reported that the model falls back to "
-            "the CPU; ane::decompose_attention writes it out"))
+            "the only fused attention of its function: with two or more the model is reported to fall back to the "
+            "CPU; use ane::decompose_attention"))
         yield _make_written_example("no mask", options={**options, "unmasked_tiles": 3}, mask=np.zeros((8, 8)))
         yield _make_written_example("nothing blocked", options=options, mask=np.zeros((8, 8)), reason=(
             "tiles of 4 queries leave 100% of the scores, above most_kept=0.8"))
         yield _make_written_example("one tile", options={"rows": 8, "least": 8, "most_kept": 1.0}, reason=(
-            "its 8 queries are one tile, which sees all keys"))
+            "its 8 queries are one tile, which needs all keys"))
         yield _make_written_example("a blocked row", options=options, mask=np.full((8, 8), -4e4), reason=(
-            "a query sees no key: its result is a mean of all values"))
+            "a query has no visible key: its result is the mean of all values"))
         yield _make_written_example("short", reason="fewer than 512 queries (least)")
         yield _make_written_example("computed mask", options=options, mask=None, padding=True, reason=(
-            "its mask is not known before the model runs"))
+            "its mask is dynamic"))
         yield _make_written_example("fp32", options=options, dtype=types.fp32, reason=FP32_UNSUPPORTED_REASON)
 
 
 _Tile = tuple[tuple[int, int], tuple[int, int]]
-"A range of queries, and the range of keys that they see."
+"A range of queries, and the range of their visible keys."
 
 
 class _Slicer:
@@ -235,10 +236,10 @@ def _read_fused(op: Operation) -> _Attention:
 
     obstacle = ""
     if mask is not None and not is_const(mask) and any(map(is_symbolic, mask.shape[-2:])):
-        obstacle = "a mask has dimensions that are not known before the model runs"
+        obstacle = "a mask has dimensions that are dynamic"
     elif not _has_other_fused_attentions(op):
-        obstacle = ("the only fused attention of its function: of two and more it is reported that the model falls "
-                    "back to the CPU; ane::decompose_attention writes it out")
+        obstacle = ("the only fused attention of its function: with two or more the model is reported to fall back to "
+                    "the CPU; use ane::decompose_attention")
     kind = "select" if mask is not None and mask.dtype == types.bool else "add"
     masks = ((mask, kind),) if is_const(mask) else ()
     return _Attention(op.query, op.key.shape[-2], masks, build, obstacle=obstacle)
@@ -287,7 +288,7 @@ def _read_written_out(op: Operation) -> _Attention | None:
     added = [var for step in steps for var in (step.inputs.get(name) for name in ("x", "y", "cond"))
              if var is not None and var is not (_read_step(step) or (None,))[0]]
     if any(map(is_symbolic, (extent for var in added for extent in var.shape[-2:]))):
-        obstacle = "a mask has dimensions that are not known before the model runs"
+        obstacle = "a mask has dimensions that are dynamic"
     return _Attention(product.x, product.y.shape[key_axis], tuple(masks), build, keys_last, obstacle)
 
 
@@ -305,7 +306,7 @@ def _read_step(op: Operation) -> tuple[Var, list[tuple[Var, str]]] | None:
     constant = [var for var in (op.x, op.y) if is_const(var)]
     if op.op_type == "add":
         scores = [var for var in (op.x, op.y) if not is_const(var)]
-        if len(scores) == 2:  # a mask that is computed, beside the scores
+        if len(scores) == 2:  # a computed mask, added to the scores
             scores = [var for var in scores if _leads_to_product(var)]
         return (scores[0], [(constant[0], "add")] if constant else []) if len(scores) == 1 else None
     if len(constant) != 1 or np.size(constant[0].val) != 1 or (op.op_type == "real_div" and constant[0] is op.x):
@@ -342,7 +343,7 @@ def _slice_step(step: Operation, scores: Var, part: _Slicer) -> dict[str, Any]:
         var = step.inputs[name]
         if var is own:
             made[name] = scores
-        elif name in ("a", "b"):  # one number, however often it is stored
+        elif name in ("a", "b"):  # one value, stored any number of times
             made[name] = np.asarray(var.val).reshape(-1)[0]
         else:
             made[name] = part.take_scores(var)
@@ -354,16 +355,16 @@ def _find_use_obstacle(inside: list[Operation], last: Operation, product: Operat
     for op in inside:
         var = op.outputs[0]
         if op.enclosing_block is not last.enclosing_block or len(get_consumers(var)) > 1 or var.consuming_blocks:
-            return f"'{var.name}' is read elsewhere as well"
+            return f"'{var.name}' has other users"
         if tuple(var.shape[-2:]) != tuple(product.outputs[0].shape[-2:]):
-            return f"'{var.name}' has another shape than the scores"
+            return f"'{var.name}' has a shape other than the scores"
     return ""
 
 
 def _find_seen_keys(found: _Attention, rows: int, keys: int) -> Array | str:
     """Return which keys each query may see, as [rows, keys], or why that is not known."""
     if not found.masks:
-        return "its mask is not known before the model runs"
+        return "its mask is dynamic"
     added = np.zeros((1, rows, keys), np.float32)
     for mask, kind in found.masks:
         value = np.asarray(mask.val)
@@ -373,15 +374,15 @@ def _find_seen_keys(found: _Attention, rows: int, keys: int) -> Array | str:
             blocked = value if kind == "select not" else ~value.astype(bool)
             value = np.where(blocked, np.float32(-np.inf), np.float32(0))
         if not np.all((value <= _BLOCKED) | (value >= _ALLOWED)):
-            return "its mask has values that neither block a key nor let it through"
+            return "its mask has values that neither hide a key nor show it"
         shape = value.shape[-2:] if value.ndim > 1 else (1, *value.shape)
         if len(shape) != 2 or any(extent not in (1, all_) for extent, all_ in zip(shape, (rows, keys))):
-            return "its mask has another shape than the scores"
+            return "its mask has a shape other than the scores"
         with np.errstate(invalid="ignore"):
             added = added + value.astype(np.float32).reshape(-1, *shape)
     open_ = added >= 2 * _ALLOWED
     if not open_.any(axis=2).all():
-        return "a query sees no key: its result is a mean of all values"
+        return "a query has no visible key: its result is the mean of all values"
     return np.asarray(open_.any(axis=0))
 
 

@@ -1,4 +1,4 @@
-"""Compile-time constants: values that are known during conversion and are the same wherever they are computed.
+"""Compile-time constants: values that are inferred during conversion and independent of the machine.
 
 coremltools infers values while it builds an op, and never again. `propagate_constant` does so for the users of an op
 whose value has become known since; `is_compile_time_constant` and `Float64Values` say which of the inferred values may
@@ -33,7 +33,7 @@ _FLOAT_ARITHMETIC: dict[str, Callable[..., Any]] = {
 }
 "Float arithmetic that occurs in size computations."
 _MAX_PROPAGATED_ELEMENTS = 1 << 16
-"Most elements of a value that is inferred from one that has become known: enough for masks and positions."
+"Maximum elements of a value inferred from a new constant: enough for masks and positions."
 
 
 def get_constant_value(var: Var) -> Any:

@@ -1,4 +1,4 @@
-"""Constants in place of values that a model generates, and the sizes that a generated value takes from others."""
+"""Constants that replace generated values, and the sources of the sizes of generated values."""
 
 from __future__ import annotations
 

@@ -25,17 +25,17 @@ from ._generated_constants import (
 
 
 class ConstantBandPart(Rewrite):
-    """Select the band that band_part keeps by a constant mask; band_part is unsupported on the ANE.
+    """Replace band_part, which is unsupported on the ANE, by a select with a constant mask.
 
-    why     band_part is unsupported, and with it the causal mask of a transformer leaves the ANE. select is accepted.
-    when    fp16, fp32 and bool; the last two axes of known size, the others of any. A band that is all of the matrix
-            is the matrix itself. With `longest` (up to 2048) also matrices of a size known at run time, of floating
-            point: the places of rows and columns are constants, cut to size as by `ane::constant_range`, and compared.
-            A run with more rows or columns than `longest` would be wrong.
+    why     band_part is unsupported, so the causal mask of a transformer leaves the ANE. select is accepted.
+    when    fp16, fp32 and bool; the last two axes have static size, the others any. If the band is the entire matrix,
+            the op is removed. With `longest` (up to 2048) also floating-point matrices of dynamic size: row and column
+            indices are constants, sliced to size as by `ane::constant_range`, and compared. Results for more rows or
+            columns than `longest` are wrong.
     exact   bitwise: select copies the element or takes 0, so that an infinity or NaN outside the band is 0, as before.
-    cost    a mask of one byte an element of a single matrix, shared by all bands of its size and kind, up to
-            `max_bytes`; at run time `longest` numbers for each open axis, slices and a concat to cut them to size, a
-            difference, and a comparison and a select for each bound.
+    cost    a mask of one byte per element of a matrix, shared by all equal bands, up to `max_bytes`; for dynamic sizes
+            `longest` numbers per dynamic axis, slices and a concat, a difference, and a comparison and a select for
+            each bound.
 
     before
         %y: fp16[1, 8, 16] = band_part(x=%x, upper=0)
@@ -50,20 +50,20 @@ class ConstantBandPart(Rewrite):
     roots = ("band_part",)
     evidence = (
         cite_m4_study("band_part is unsupported; select is accepted"),
-        cite_private_route("band_part is supported nowhere, select everywhere"),
+        cite_private_route("band_part is unsupported on all generations, select everywhere"),
     )
 
     longest: int = 0
     "The most rows or columns of a matrix of dynamic size, up to 2048; 0 skips such matrices."
     max_bytes: int = 4 << 20
-    "The most bytes of one mask."
+    "Maximum bytes of one mask."
 
     def match(self, op: Operation) -> Hit | Miss:
         if types.is_int(op.x.dtype):
             return Miss(op, "a band of integers, which is unsupported on the ANE, too")
         lower, upper = (int(get_const_value(op.inputs[side])) for side in ("lower", "upper"))
         if lower < 0 and upper < 0:
-            return Hit(op, note="the band is the whole matrix", band=None)
+            return Hit(op, note="the band is the entire matrix", band=None)
         rows, columns = op.x.shape[-2:]
         if is_symbolic(rows) or is_symbolic(columns):
             return self._match_flexible(op, lower, upper)
@@ -75,15 +75,15 @@ class ConstantBandPart(Rewrite):
     def _match_flexible(self, op: Operation, lower: int, upper: int) -> Hit | Miss:
         """Match a matrix of dynamic size: the indices of its rows and columns are cut to its size from constants."""
         if self.longest < 1:
-            return Miss(op, "the size of the matrix is symbolic; with longest=N constants of N places are cut to it")
+            return Miss(op, "the size of the matrix is symbolic; longest=N slices constants of N elements to it")
         known = [int(extent) for extent in op.x.shape[-2:] if not is_symbolic(extent)]
         if max(self.longest, lower, upper, *known) > MAX_EXACT_INTEGER:
             return Miss(
-                op, f"places or bounds above {MAX_EXACT_INTEGER}, beyond which fp16 does not hold all whole numbers"
+                op, f"indices or bounds above {MAX_EXACT_INTEGER}, where fp16 does not represent all integers"
             )
         if not types.is_float(op.x.dtype):
-            return Miss(op, "a band of truth values of a size known at run time")
-        return Hit(op, note=f"{lower} below and {upper} above the diagonal, up to {self.longest} places",
+            return Miss(op, "a band of bools of dynamic size")
+        return Hit(op, note=f"{lower} below and {upper} above the diagonal, up to {self.longest} elements",
                    band=(self.longest, self.longest, lower, upper), flexible=True,
                    largest_size=self.longest)
 
@@ -136,7 +136,7 @@ class ConstantBandPart(Rewrite):
         yield make_op_example("any size up to", "band_part", (None, None), {"lower": 1, "upper": 0},
                               options={"longest": 16})
         yield make_op_example("any size", "band_part", (None, 4), {"upper": 0}, reason=(
-            "the size of the matrix is symbolic; with longest=N constants of N places are cut to it"))
+            "the size of the matrix is symbolic; longest=N slices constants of N elements to it"))
         yield make_op_example("large", "band_part", (64, 64), {"upper": 0}, options={"max_bytes": 4000},
                               reason="the constant is 4096 bytes, above max_bytes=4000")
 

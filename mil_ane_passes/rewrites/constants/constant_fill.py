@@ -36,20 +36,19 @@ _MAX_READERS = 64
 
 
 class ConstantFill(BlockRewrite):
-    """Replace fill and fill_like by a constant: of one element where its readers broadcast, else of the full size.
+    """Replace fill and fill_like by a constant: of one element if its users broadcast, otherwise of full size.
 
-    why     fill and fill_like were reported on the CPU only, and the sizes of a fill that are computed from shapes are
-            integers, which are there for certain. An M4 takes fill_like; of fill nothing is known there.
-    when    Every reader is elementwise and has its shape from its other operand: one element, whatever the size. A
-            known size: a constant. A fill of a size that other values have (fp16, fp32 or bool, in sizes taken from
-            their shapes): a slice of such a value compared with itself, which is greater nowhere, cast to zeros, and
-            the number added. fill_like of a size known at run time, which an M4 takes, gets that with always=true, or
-            when only older chips are the target. Without always=true every fill_like
-            stays where no older chip is looked at.
-    exact   bitwise, whatever the value holds that the size is from: infinities and NaN are not greater than themselves.
-    cost    less than before with one element; the constant's bytes, up to max_bytes; at run time four ops on a slice
-            of each axis of such a size, and one that writes what the fill wrote; a cast at the edge where the size is
-            that of integers.
+    why     fill and fill_like were reported on the CPU only, and sizes of a fill that are computed from shapes are
+            integers, which certainly run there. An M4 supports fill_like; for fill nothing is known.
+    when    If every user is elementwise and gets its shape from its other operand: one element, for any size. Static
+            size: a constant. Dynamic size from the shapes of other values (fp16, fp32 or bool): a slice of such a
+            value, compared with itself by greater, which gives false, cast to zeros, plus the fill value. fill_like of
+            dynamic size, which an M4 supports, is rewritten so only with always=true or for older targets. Without
+            always=true every fill_like stays where no older chip is looked at.
+    exact   bitwise for any elements of the value that provides the size: infinities and NaN are not greater than
+            themselves.
+    cost    lower with one element; the constant's bytes, up to max_bytes; for dynamic sizes four ops on a slice per
+            axis, and one that writes the result; a cast if the size is that of an integer value.
 
     before
         %0: fp16[2, s0] = fill_like(ref_tensor=%x, value=0.5)
@@ -65,9 +64,9 @@ class ConstantFill(BlockRewrite):
     roots = _FILL_OPS
 
     max_bytes: int = 1 << 20
-    "The most bytes of one constant."
+    "Maximum bytes of one constant."
     always: bool = False
-    "Replace fill_like also where a requested generation supports it."
+    "Replace fill_like even if a generation of the target supports it."
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
         for op in block.operations:
@@ -80,11 +79,11 @@ class ConstantFill(BlockRewrite):
             return Miss(op, "fill_like is accepted on M4", near=False)
         output = op.outputs[0]
         if op.value.val is None or any(extent == 0 for extent in output.shape):
-            return Miss(op, "its number or its elements are none", near=False)
+            return Miss(op, "it has no value or no elements", near=False)
         extents = _read_extents(op)
         number: Any = np.asarray(op.value.val).astype(types.nptype_from_builtin(output.dtype))[()]
         if _can_all_readers_broadcast(op, extents):
-            return Hit(op, note="one element, which its readers broadcast", scalar=True, extents=extents, number=number)
+            return Hit(op, note="one element, which its users broadcast", scalar=True, extents=extents, number=number)
         nbytes = math.prod(extent for extent in extents if isinstance(extent, int)) * number.itemsize
         if nbytes > self.max_bytes:
             return Miss(op, describe_size_excess(nbytes, self.max_bytes))
@@ -93,17 +92,17 @@ class ConstantFill(BlockRewrite):
             reason = self._find_dynamic_fill_obstacle(op, extents, all(before_m4))
             if reason:
                 return Miss(op, reason)
-            note = "zeros of a size known at run time, and the number"
+            note = "zeros of dynamic size, plus the value"
         return Hit(op, note=note, scalar=False, extents=extents, number=number)
 
     def _find_dynamic_fill_obstacle(self, op: Operation, extents: list[ShapeSource], before_m4: bool) -> str:
         """Return why a fill of dynamic size is not rewritten, or ""."""
         if None in extents:
-            return "its shape is computed, and not from the extents of other values"
+            return "its shape is computed, but not from the shapes of other values"
         if types.is_int(op.outputs[0].dtype):
-            return "integers of a size known at run time, which is unsupported on the ANE"
+            return "integers of dynamic size, which is unsupported on the ANE"
         if op.op_type == "fill_like" and not before_m4 and not self.always:
-            return "taken on M4; name an older target, or always=true"
+            return "supported on M4; choose an older target, or always=true"
         return ""
 
     def rewrite_block(self, hit: Hit, mb: RewriteBuilder) -> dict[Var, Var]:
@@ -116,7 +115,7 @@ class ConstantFill(BlockRewrite):
         return {output: mb.identity(x=const) if output.consuming_blocks else const}
 
     def examples(self) -> Iterable[Example]:
-        taken_on_m4 = "taken on M4; name an older target, or always=true"
+        taken_on_m4 = "supported on M4; choose an older target, or always=true"
         yield make_example(
             "added", lambda x: Builder.add(x=x, y=Builder.fill_like(ref_tensor=x, value=np.float16(0.5)), name="y"),
             x=(2, None))
@@ -127,7 +126,7 @@ class ConstantFill(BlockRewrite):
             lambda x: _transpose_filled(x, Builder.fill_like(ref_tensor=x, value=np.float16(-2))), x=(2, 3))
         yield make_example("rows of another", _build_row_fill, x=(None, 4))
         yield make_example("as large as another at run time", _build_fill_like, options={"always": True}, x=(2, None))
-        yield make_example("taken on M4", _build_fill_like, reason=taken_on_m4, x=(2, None))
+        yield make_example("supported on M4", _build_fill_like, reason=taken_on_m4, x=(2, None))
         yield make_example(
             "large",
             lambda x: _transpose_filled(x, Builder.fill(shape=[2, 64], value=np.float16(1))),

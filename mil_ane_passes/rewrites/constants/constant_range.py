@@ -1,4 +1,4 @@
-"""Replace the numbers of a range by a constant."""
+"""Replace range_1d by a constant."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from ._generated_constants import (
 
 
 class ConstantRange(BlockRewrite):
-    """Hold the numbers of range_1d in a constant; of a length known only at run time, take the first of them.
+    """Hold the numbers of range_1d in a constant; of a dynamic length, take the first of them.
 
     why     range_1d, which torch.arange becomes, runs on the CPU only, and with it the arithmetic on its integers.
-    when    start, end and step are known; or, with `longest`, a range from 0 in steps of 1 whose end is the length of
-            an axis of another value, of floating point itself or only cast to it. Numbers that the type of
-            the range has to round are left alone, as are ranges of no elements.
-    exact   bitwise. The first n of N numbers are what is left when n elements (of the value whose axis it is, none of
-            which is read) are joined to them, and N elements cut off the end: both have fixed parameters, where a slice
-            with a computed end leaves the ANE. A run with an axis longer than `longest` would be wrong.
-    cost    the numbers; for a length known at run time a slice, a concat and a slice on as few elements, and a cast at
-            the edge where the length is that of integers.
+    when    start, end and step are constant; or, with `longest`, a range from 0 with step 1 whose end is the length of
+            an axis of another value, and which is floating point or only cast to it. Ranges with numbers that their
+            dtype rounds, and empty ranges, are skipped.
+    exact   bitwise. The first n of N numbers are obtained by a concat with n elements (of the value with that axis;
+            they are not used) and a slice without the last N elements: both have constant parameters, whereas a slice
+            with a computed end leaves the ANE. Results for axes longer than `longest` are wrong.
+    cost    the constant; for a dynamic length a slice, a concat and a slice, and a cast if the length is that of an
+            integer value.
 
     before
         %0: int32[2] = shape(x=%x)
@@ -61,14 +61,14 @@ class ConstantRange(BlockRewrite):
     preset = "full"
     roots = ("range_1d",)
     evidence = (
-        cite_m4_study("range_1d is unsupported, and runs on no GPU either; slice_by_index and concat are accepted"),
+        cite_m4_study("range_1d is unsupported, on the GPU, too; slice_by_index and concat are accepted"),
         cite_xcode_notes("range_1d, which is torch.arange, runs on the CPU only"),
     )
 
     longest: int = 0
     "The longest range of dynamic length that is replaced; 0 skips such ranges."
     max_bytes: int = 1 << 20
-    "The most bytes of one constant."
+    "Maximum bytes of one constant."
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
         for op in block.operations:
@@ -78,24 +78,24 @@ class ConstantRange(BlockRewrite):
     def _match_op(self, op: Operation) -> Hit | Miss:
         start, end, step = (get_const_value(op.inputs[name]) for name in ("start", "end", "step"))
         if start is None or step is None or is_symbolic(start) or is_symbolic(step):
-            return Miss(op, "its start or step is known only at run time")
+            return Miss(op, "its start or step is dynamic")
         count = op.outputs[0].shape[0]
         if end is None or is_symbolic(count):
             return self._match_flexible(op, start, step)
         if count < 1:
-            return Miss(op, "a range of no elements cannot be stored")
+            return Miss(op, "an empty range cannot be stored")
         return self._match_numbers(op, int(count), start, step)
 
     def _match_flexible(self, op: Operation, start: float, step: float) -> Hit | Miss:
         sources = trace_shape_sources(op.end)
         size = sources[0] if sources and len(sources) == 1 else None
         if not isinstance(size, AxisSize):
-            return Miss(op, "its end is computed, and not the length of an axis")
+            return Miss(op, "its end is computed, but not the length of an axis")
         if (start, step) != (0, 1):
-            return Miss(op, f"from {start:g} in steps of {step:g} to a length known at run time; from 0 by 1 it could "
-                            "be cut from a constant")
+            return Miss(op, f"from {start:g} in steps of {step:g} to a dynamic length; only a range from 0 with step "
+                            f"1 can be sliced from a constant")
         if self.longest < 1:
-            return Miss(op, "its end is a length known only at run time; with longest=N a constant of N is cut to it")
+            return Miss(op, "its end is a dynamic length; longest=N slices a constant of N elements to it")
         casts = find_float_casts(op) if types.is_int(op.outputs[0].dtype) else None
         if types.is_int(op.outputs[0].dtype) and casts is None:
             return Miss(op, "its numbers are read as integers, which are unsupported on the ANE")
@@ -109,12 +109,12 @@ class ConstantRange(BlockRewrite):
         dtype = casts.dtype if casts else op.outputs[0].dtype
         nptype = types.nptype_from_builtin(dtype)
         nbytes = count * np.dtype(nptype).itemsize
-        if nbytes > self.max_bytes:  # checked before the numbers are made, as a package may declare any count
+        if nbytes > self.max_bytes:  # checked before the numbers are computed, because a package may declare any count
             return Miss(op, describe_size_excess(nbytes, self.max_bytes))
         exact = start + np.arange(count, dtype=np.float64) * step
         numbers = exact.astype(nptype)
         if not np.array_equal(numbers.astype(np.float64), exact):
-            return Miss(op, f"{types.builtin_to_string(dtype)} does not hold all of its numbers")
+            return Miss(op, f"{types.builtin_to_string(dtype)} does not represent all of its numbers")
         return Hit(op, note=f"{'up to ' if size else ''}{count} numbers", dtype=dtype, numbers=numbers, casts=casts,
                    size=size, largest_size=math.inf if size is None else self.longest)
 
@@ -130,13 +130,13 @@ class ConstantRange(BlockRewrite):
         return replace_float_casts(mb, hit.casts, value) if hit.casts else {hit.op.outputs[0]: value}
 
     def examples(self) -> Iterable[Example]:
-        inexact = "fp16 does not hold all of its numbers"
+        inexact = "fp16 does not represent all of its numbers"
         yield make_example("of the length of an axis", _build_positions, options={"longest": 64}, x=(2, None))
         yield _make_range_example("fixed", np.float16(1), np.float16(4), np.float16(0.5))
         yield _make_range_example("integers", np.int32(0), np.int32(12), np.int32(2))
         yield _make_range_example("downwards", np.float16(3), np.float16(-3), np.float16(-1))
         yield make_example("no bound", _build_positions, x=(2, None), reason=(
-            "its end is a length known only at run time; with longest=N a constant of N is cut to it"))
+            "its end is a dynamic length; longest=N slices a constant of N elements to it"))
         yield make_example("too long for fp16", _build_positions, options={"longest": 3000}, reason=inexact,
                            x=(2, None))
         yield _make_range_example("tenths", np.float16(0), np.float16(0.55), np.float16(0.1), reason=inexact)

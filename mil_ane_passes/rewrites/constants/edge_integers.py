@@ -1,4 +1,4 @@
-"""Move ops that depend on integer inputs alone to the front."""
+"""Move ops that depend only on integer inputs to the front."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _GATHER_OPS = frozenset({"gather", "gather_nd", "gather_along_axis"})
 
 
 class EdgeIntegers(BlockRewrite):
-    """Move the preparation of integers, and the look-ups by them, to the front of the model.
+    """Move integer ops, and lookups that use them, to the front of the model.
 
-    why     int32 is unsupported on the ANE. Ops run in the order in which they stand: in the middle of the model a few
-            ops on integers cost two transitions and one more entry, at its front one change at most.
-    when    Ops that read or make int32 and depend on inputs, constants and one another only, and look-ups in constant
-            tables by them, where other ops stand before them. What depends on floats stays where it is.
-    exact   bitwise: the ops are the same, only their order is another.
-    cost    none; their results are held from the front on.
+    why     int32 is unsupported on the ANE. Ops run in program order: a few integer ops in the middle of the model cost
+            two transitions and one more entry, at its front at most one transition.
+    when    int32 ops that depend on inputs, constants and one another only, and lookups in constant tables with their
+            results, if other ops precede them. Ops that depend on floats are not moved.
+    exact   bitwise: the same ops in a different order.
+    cost    none; their results stay live from the front on.
 
     before
         %0: fp16[2, 8] = tanh(x=%x)
@@ -51,7 +51,7 @@ class EdgeIntegers(BlockRewrite):
     evidence = (
         cite_m4_study("any arithmetic on int32 is unsupported, and casts between fp16 and int32"),
         cite_2020_layer_list(
-            "changes ANE, CPU, ANE, CPU do happen, and each involves overhead; replace the one or two layers that "
+            "transitions ANE, CPU, ANE, CPU do happen, and each has an overhead; replace the one or two layers that "
             "cause them"
         ),
     )
@@ -71,7 +71,7 @@ class EdgeIntegers(BlockRewrite):
             elif first is None:
                 first = op
         if late:
-            yield Hit(late[0], note=f"{format_count(len(late), 'op')} on integers behind '{_get_output_name(first)}'",
+            yield Hit(late[0], note=f"{format_count(len(late), 'op')} on integers after '{_get_output_name(first)}'",
                       late=late, first=first, covers=late)
 
     def rewrite_block(self, hit: Hit, mb: RewriteBuilder) -> dict[Var, Var]:

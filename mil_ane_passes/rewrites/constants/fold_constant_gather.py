@@ -21,16 +21,15 @@ from ._compile_time_constants import propagate_constant
 
 
 class FoldConstantGather(Rewrite):
-    """Fold a gather whose table and places are both constant.
+    """Fold a gather whose table and indices are constant.
 
-    why     coremltools works out a gather of constants, but not gather_nd, by which masks that a model makes of
-            positions arrive; what is computed of it stays, too, most of it in int32, which is unsupported on the ANE.
-            The rows of a table of positions are computed at each run. What is read from the constant is known then,
-            too: `ane::fold_constants`, which runs next, folds masks as a whole.
-    when    gather, gather_nd and gather_along_axis of a constant at constant places. The result takes `max_bytes` at
-            most, or no more than its table, where nothing else reads that.
-    exact   bitwise: elements are moved, none is computed with.
-    cost    the bytes of the result; those of the table go where nothing else reads it.
+    why     coremltools folds a gather of constants, but not gather_nd, which masks made from positions contain; ops
+            that use it also stay, mostly in int32, which is unsupported on the ANE. Rows of a position table are
+            gathered in each run. After this fold `ane::fold_constants`, which runs next, folds entire masks.
+    when    gather, gather_nd and gather_along_axis of a constant at constant indices. The result has at most
+            `max_bytes`, or at most the size of its table if that has no other users.
+    exact   bitwise: data movement only.
+    cost    the bytes of the result; a table without other users is removed.
 
     before
         %0: fp16 = reduce_max(x=%x)
@@ -49,21 +48,21 @@ class FoldConstantGather(Rewrite):
     roots = GATHER_OPS
     evidence = (
         cite_m4_study(
-            "cast, comparisons and arithmetic on int32 are unsupported, which is what such masks are made of"
+            "cast, comparisons and arithmetic on int32, with which such masks are computed, are unsupported"
         ),
     )
 
     max_bytes: int = 1 << 20
-    "The most bytes of a new constant whose table has other readers, or is smaller."
+    "Maximum bytes of a new constant whose table has other users, or is smaller."
 
     def match(self, op: Operation) -> Hit | Miss:
         if not is_const(op.indices):
             return Miss(op, "its indices are computed", near=False)
         if not is_const(op.x):
-            return Miss(op, "its table is no constant", near=False)
+            return Miss(op, "its table is not constant", near=False)
         shape = get_static_shape(op.outputs[0])
         if shape is None or not np.prod(shape):
-            return Miss(op, "it gives nothing, or a shape that is not known")
+            return Miss(op, "its result is empty, or of dynamic shape")
         reason = find_out_of_range_index(op)
         if reason:
             return Miss(op, reason)
@@ -72,7 +71,7 @@ class FoldConstantGather(Rewrite):
         limit = max(self.max_bytes, int(np.prod(op.x.shape)) * get_itemsize(op.x) if removes_table else 0)
         if size > limit:
             return Miss(op, f"its result takes {size} bytes, above {limit}")
-        return Hit(op, note=f"{op.op_type} of a constant at {op.indices.val.size} constant places: {size} bytes")
+        return Hit(op, note=f"{op.op_type} of a constant at {op.indices.val.size} constant indices: {size} bytes")
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Any:
         op = hit.op
@@ -106,11 +105,11 @@ class FoldConstantGather(Rewrite):
             reason="its result takes 24 bytes, above 16")
         yield _make_scaled_example("outside", lambda: Builder.gather_nd(
             x=make_weight(2, 3), indices=np.array([[0], [1], [2]], np.int32)),
-            reason="place 2 is outside of the 2 there are")
+            reason="index 2 is out of range for 2 elements")
         yield make_example(
             "table of the model's",
             lambda x: Builder.gather(x=x, indices=np.array([1], np.int32), axis=0, name="y"),
-            reason="its table is no constant",
+            reason="its table is not constant",
             x=(4, 3),
         )
         yield make_example(

@@ -1,4 +1,4 @@
-"""Replace values that are known during conversion by constants."""
+"""Replace values that are inferred during conversion by constants."""
 
 from __future__ import annotations
 
@@ -21,21 +21,20 @@ from ...rules.dtypes import Int32Ops
 from ._compile_time_constants import Float64Values, count_output_bytes, is_compile_time_constant
 
 _MAX_GROWN_BYTES = 4096
-"Most bytes of a constant that is larger than the values it is computed from."
+"Maximum bytes of a constant that is larger than the values it is computed from."
 
 
 class FoldConstants(BlockRewrite):
-    """Replace index and shape arithmetic whose result is known by the result.
+    """Fold index and shape arithmetic with constant results.
 
-    why     int32 is unsupported on the ANE: each op on it runs on the CPU. Sizes read from a shape that is fixed,
-            counters that were written out and indices made of constants are known when the model is made.
-    when    Ops whose result coremltools works out from constants and fixed shapes: integers, truth values, and floats
-            that are only moved, or integers that a float holds. Floats are not computed with, and what is made of
-            floats whose computation rounds is left alone. Not weights: nothing that is compressed is unpacked, nothing
-            of more than `max_bytes` is made, and nothing larger than what it is made of but up to 4096 bytes. An op
-            that makes an output of the model stays.
+    why     int32 is unsupported on the ANE: each op on it runs on the CPU. Sizes from static shapes, unrolled counters
+            and indices computed from constants are known at conversion.
+    when    Ops whose result coremltools infers from constants and static shapes: integers, bools, and floats that are
+            only moved, or integers that a float represents. Results of float computations that round are skipped. Not
+            weights: compressed values are not decompressed, results have at most `max_bytes`, and are not larger than
+            their operands unless up to 4096 bytes. Ops whose result is an output of the model stay.
     exact   bitwise: integers have one result.
-    cost    The bytes of the constants; ops that only they needed go.
+    cost    the bytes of the constants; ops without other users are removed.
 
     before
         %0: int32[3] = shape(x=%x)
@@ -57,7 +56,7 @@ class FoldConstants(BlockRewrite):
     )
 
     max_bytes: int = 65536
-    "The most bytes of one new constant."
+    "Maximum bytes of one new constant."
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
         foldable, values = set[Operation](), Float64Values()
@@ -74,11 +73,11 @@ class FoldConstants(BlockRewrite):
             if count_output_bytes(op) <= min(self.max_bytes, allowed):
                 foldable.add(op)
             else:
-                yield Miss(op, f"its value has {count_output_bytes(op)} bytes, more than it is made of or than "
+                yield Miss(op, f"its value has {count_output_bytes(op)} bytes, more than its operands or than "
                                f"{self.max_bytes} (max_bytes)")
         for op in block.operations if foldable else ():
             if op in foldable and any(_is_read_elsewhere(var, foldable) for var in op.outputs):
-                yield Hit(op, note=f"{op.op_type} of what is known")
+                yield Hit(op, note=f"{op.op_type} of constants")
 
     def rewrite_block(self, hit: Hit, mb: RewriteBuilder) -> dict[Var, Var]:
         return {var: _build_known_const(mb, var) for var in hit.op.outputs}
@@ -119,7 +118,7 @@ class FoldConstants(BlockRewrite):
         yield make_example(
             "large",
             lambda x: Builder.add(x=x, y=Builder.fill(shape=[64, 64], value=np.float16(2)), name="y"),
-            reason="its value has 8192 bytes, more than it is made of or than 65536 (max_bytes)",
+            reason="its value has 8192 bytes, more than its operands or than 65536 (max_bytes)",
             x=(64, 64),
         )
         yield make_example(

@@ -21,18 +21,17 @@ _MAX_RANK = 5
 
 
 class OneHotCompare(BlockRewrite):
-    """Compare indices, as fp16, with a constant range; one_hot is unsupported on the ANE.
+    """Replace one_hot, which is unsupported on the ANE, by a comparison of fp16 indices with a constant range.
 
-    why     one_hot is unsupported; equal and the cast of its truth values are accepted. What remains off the ANE is the
-            cast of the indices, which are int32, at the edge, on as many elements as there are indices.
-    when    A size that is known, of up to 2048 places, and a result of rank 5 at most; vectors that are fp16, fp32 or
-            bool, or integers that are only cast to floating point, as torch's one_hot(...).float() is: the casts are
-            made there and then. on_value and off_value of other numbers than 1 and 0 where off + 1 * (on - off) is
-            exact.
-    exact   bitwise, for any indices: fp16 holds whole numbers up to 2048, rounds a larger one to no smaller than 2048,
-            and a negative one equals no place, so that an index outside the vector has no hot place, as before.
-    cost    the cast of the indices, the comparison, and a cast of the result; size * 2 bytes. Other numbers than 1 and
-            0 take a product and an addition more.
+    why     one_hot is unsupported; equal and the cast of its bools are accepted. Only the cast of the int32 indices
+            stays off the ANE, with one element per index.
+    when    A static size of up to 2048, and a result of rank 5 or less; vectors of fp16, fp32 or bool, or integers that
+            are only cast to floating point, as in torch's one_hot(...).float(); the cast is then merged. on_value and
+            off_value other than 1 and 0 if off + 1 * (on - off) is exact.
+    exact   bitwise for any indices: fp16 represents integers up to 2048, rounds larger ones to at least 2048, and a
+            negative index matches no element, so that an index out of range gives no hot element, as before.
+    cost    the cast of the indices, the comparison, and a cast of the result; size * 2 bytes. Values other than 1 and 0
+            need a mul and an add more.
 
     before
         %0: int32[2, 4, 8] = one_hot(indices=%ids, one_hot_vector_size=8)
@@ -51,7 +50,7 @@ class OneHotCompare(BlockRewrite):
     roots = ("one_hot",)
     evidence = (
         cite_m4_study("one_hot is unsupported, as are casts from int32; equal, and casts of its result, are accepted"),
-        cite_private_route("one_hot is supported nowhere, equal everywhere"),
+        cite_private_route("one_hot is unsupported on all generations, equal everywhere"),
     )
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
@@ -62,9 +61,9 @@ class OneHotCompare(BlockRewrite):
     def _match_op(self, op: Operation) -> Hit | Miss:
         size = get_const_value(op.one_hot_vector_size)
         if size is None:
-            return Miss(op, "the size of the vectors is known only at run time")
+            return Miss(op, "the size of the vectors is dynamic")
         if not 0 < size <= MAX_EXACT_INTEGER:
-            return Miss(op, f"{size} places: fp16 holds whole numbers up to {MAX_EXACT_INTEGER}")
+            return Miss(op, f"{size} elements: fp16 represents integers up to {MAX_EXACT_INTEGER}")
         if op.outputs[0].rank > _MAX_RANK:
             return Miss(op, f"its result has rank {op.outputs[0].rank}, and up to {_MAX_RANK} are supported on the ANE")
         is_integer = types.is_int(op.outputs[0].dtype)
@@ -93,12 +92,12 @@ class OneHotCompare(BlockRewrite):
         yield _make_one_hot_example("integers", size=8, reason=(
             "its vectors are read as integers, which are unsupported on the ANE"))
         yield _make_one_hot_example("many places", cast=True, size=2049,
-                                    reason="2049 places: fp16 holds whole numbers up to 2048")
+                                    reason="2049 elements: fp16 represents integers up to 2048")
         yield _make_one_hot_example(
             "values apart", size=8, on_value=np.float16(0.001), off_value=np.float16(-100),
             reason="off_value -100 and on_value 0.0010004 are not off and off + 1 * (on - off)")
         yield make_example("size at run time", _build_dynamic_one_hot, dtype=types.int32, ids=(3,),
-                           reason="the size of the vectors is known only at run time")
+                           reason="the size of the vectors is dynamic")
 
 
 def _is_exact(on: Any, off: Any) -> bool:

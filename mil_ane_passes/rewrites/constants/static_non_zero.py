@@ -1,4 +1,4 @@
-"""Replace the indices of non-zero elements by a constant where they are known."""
+"""Replace the indices of nonzero elements by a constant if they are known."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from ._generated_constants import build_shared_const, describe_size_excess
 
 
 class StaticNonZero(Rewrite):
-    """Fold the non_zero of a value that is known at conversion; of any other nothing can stand for it.
+    """Fold non_zero of a compile-time constant; non_zero of other values has no replacement.
 
-    why     non_zero runs on the CPU only, and what is computed with its rows on the CPU, too.
-    when    The value of x is known, and some element is not zero: a constant of no rows cannot be stored. Otherwise the
-            number of rows depends on the data, and every op of the ANE has a shape that is fixed when the model is
-            compiled: select with a mask in place of picking elements out.
+    why     non_zero and ops on its rows run on the CPU only.
+    when    x is constant with at least one nonzero element, because a constant without rows cannot be stored. Otherwise
+            the number of rows depends on data, but ops on the ANE have static shapes: use a mask and select instead.
     exact   bitwise.
     cost    4 bytes an axis for each element that is not zero.
 
@@ -43,18 +42,18 @@ class StaticNonZero(Rewrite):
     preset = "full"
     roots = ("non_zero",)
     evidence = (
-        cite_private_route("non_zero has no form on any generation: shapes are static"),
+        cite_private_route("non_zero has no equivalent on any generation: shapes are static"),
     )
 
     max_bytes: int = 1 << 20
-    "The most bytes of one constant."
+    "Maximum bytes of one constant."
 
     def match(self, op: Operation) -> Hit | Miss:
         if op.x.val is None:
-            return Miss(op, "the number of rows depends on values that only a run knows: select with a mask instead")
+            return Miss(op, "the number of rows depends on data: use a mask and select instead")
         rows = np.ascontiguousarray(np.argwhere(op.x.val), np.int32)
         if not rows.size:
-            return Miss(op, "no element is other than 0: a constant of no rows cannot be stored")
+            return Miss(op, "all elements are 0: a constant without rows cannot be stored")
         if rows.nbytes > self.max_bytes:
             return Miss(op, describe_size_excess(rows.nbytes, self.max_bytes))
         return Hit(op, note=f"{len(rows)} rows are known", rows=rows)
@@ -67,9 +66,9 @@ class StaticNonZero(Rewrite):
         yield _make_constant_example("truth", np.array([True, False, True]))
         yield make_op_example(
             "known at run time only", "non_zero", (2, 3),
-            reason="the number of rows depends on values that only a run knows: select with a mask instead")
+            reason="the number of rows depends on data: use a mask and select instead")
         yield _make_constant_example("none", np.zeros(3, np.float16),
-                                     reason="no element is other than 0: a constant of no rows cannot be stored")
+                                     reason="all elements are 0: a constant without rows cannot be stored")
 
 
 def _make_constant_example(name: str, values: np.ndarray[Any, Any], **settings: Any) -> Example:

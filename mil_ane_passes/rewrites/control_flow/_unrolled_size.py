@@ -15,11 +15,11 @@ from ...ir.query import get_flat_inputs
 __all__ = ["MAX_CHAIN_PRODUCTS", "MAX_FUNCTION_OPS", "UnrolledSize", "measure_step_chain", "measure_unrolled_size"]
 
 MAX_CHAIN_PRODUCTS = 320
-"""The longest chain of products that depend on each other. An M6 compiles 386 convs in a row and no more, and other ops
-lie between the products here, so a sixth is left free: one layer of 256 steps fits, several share the limit."""
+"""Maximum length of a chain of dependent products. An M6 compiles at most 386 convs in sequence, and other ops are
+between the products here, so a sixth is kept in reserve: one layer of 256 steps fits, several share the limit."""
 MAX_FUNCTION_OPS = 8192
-"""The most ops that the functions of a program may get together, as they are compiled together. The largest network of
-those at hand has 2475, and coremltools takes minutes for some 10000."""
+"""Maximum number of ops of all functions of a program, which are compiled together. The largest network in our records
+has 2475, and coremltools takes minutes for about 10000."""
 _PRODUCT_OPS = frozenset({"conv", "conv_transpose", "einsum", "linear", "matmul"})
 
 

@@ -1,4 +1,4 @@
-"""Inline the branch that is always executed."""
+"""Inline branches with a constant condition."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ._block_inlining import can_replace_value, make_replacement_outputs
 
 
 class InlineConstantBranch(Rewrite):
-    """Put the ops of a branch that is always taken in place of the cond.
+    """Replace a cond with a constant condition by the ops of the executed branch.
 
-    why     cond is unsupported on the ANE: it runs on the CPU, and all that stands in its branches with it. Where the
-            predicate is known when the model is made, there is nothing to decide.
-    when    A cond whose predicate is a constant, or follows from constants and fixed shapes. The branch's sizes must be
-            those that the cond declares.
-    exact   bitwise: the same ops on the same values, under the same names. The other branch goes, with its weights.
+    why     cond is unsupported on the ANE: it runs on the CPU, including all ops in its branches. A constant condition
+            needs no cond.
+    when    A cond whose condition is constant, or computed from constants and static shapes. The shapes of the branch
+            must be those that the cond declares.
+    exact   bitwise: the same ops on the same values, with the same names. The other branch is removed with its weights.
     cost    none.
 
     before
@@ -44,18 +44,18 @@ class InlineConstantBranch(Rewrite):
     preset = "full"
     roots = ("cond",)
     evidence = (
-        cite_private_route("cond and while_loop have no form of their own on any generation"),
+        cite_private_route("cond and while_loop have no equivalent on any generation"),
     )
 
     def match(self, op: Operation) -> Hit | Miss:
         pred = op.pred.val
         if pred is None:
-            return Miss(op, f"the branch depends on '{op.pred.name}', which is known only at run time")
+            return Miss(op, f"the branch depends on '{op.pred.name}', which is dynamic")
         branch = op.blocks[0 if pred else 1]
         for new, old in zip(branch.outputs, op.outputs):
             if not can_replace_value(new, old):
-                return Miss(op, f"'{old.name}' is declared with other sizes than the branch that is taken gives it")
-        return Hit(op, note=f"the predicate is always {'true' if pred else 'false'}", branch=branch)
+                return Miss(op, f"'{old.name}' is declared with another shape than the executed branch returns")
+        return Hit(op, note=f"the condition is always {'true' if pred else 'false'}", branch=branch)
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> list[Var]:
         branch: Block = hit.branch
@@ -75,7 +75,7 @@ class InlineConstantBranch(Rewrite):
         yield make_example("inside another", _build_nested_cond, x=(2, 3))
         yield make_example("decided by values", lambda x: _build_cond(
             x, Builder.greater(x=Builder.reduce_sum(x=x), y=np.float16(0), name="positive")),
-            reason="the branch depends on 'positive', which is known only at run time", x=(2, 3))
+            reason="the branch depends on 'positive', which is dynamic", x=(2, 3))
         yield make_example("plain", lambda x: Builder.relu(x=x, name="y"), reason="", x=(2, 3))
 
 

@@ -1,4 +1,4 @@
-"""Pass rows that are written and read at constant indices directly from op to op."""
+"""Pass values that are written and read at constant indices directly from op to op."""
 
 from __future__ import annotations
 
@@ -29,17 +29,15 @@ _READ_OPS = frozenset({"gather", "list_read", "list_gather", "slice_by_index", "
 
 
 class ListsAsStack(BlockRewrite):
-    """Hand values on directly where they go through a list, or through rows of a tensor, at known places.
+    """Pass values directly that are stored in a list, or in rows of a tensor, at constant indices.
 
-    why     list ops and scatter are unsupported on the ANE. The loop of a torch GRU writes each state into a row of
-            one tensor and reads it back in the next step: written out, that is a chain of scatters and gathers at
-            known places.
+    why     list ops and scatter are unsupported on the ANE. The loop of a torch GRU writes each state into a row of a
+            tensor and reads it in the next step: unrolled, this is a chain of scatters and gathers at constant indices.
     when    Chains of list_write and list_scatter, and of scatters (update, or add to rows of zeros) along one axis, at
-            places that are known, all in one block. What is read row by row is split once; what is read as a whole
-            becomes one stack or concat. A single scatter whose rows nobody reads one by one is not looked at.
-    exact   rounding: each element is the one that was written; a -0.0 that was added to a zero stays -0.0. Lists are
-            bitwise.
-    cost    none: less is moved than before.
+            constant indices, all in one block. Values read row by row are split once; values used as a whole become one
+            stack or concat. A single scatter without reads of single rows is not matched.
+    exact   rounding: each element is the written one; a -0.0 that was added to a zero stays -0.0. Lists are bitwise.
+    cost    none: less data movement than before.
 
     before
         %0: fp16[3, 8] = fill(shape=[3, 8])
@@ -74,7 +72,7 @@ class ListsAsStack(BlockRewrite):
     preset = "full"
     evidence = (
         cite_m4_study("scatter and scatter_along_axis are unsupported"),
-        cite_private_route("the list ops and scatter have no form on any generation"),
+        cite_private_route("the list ops and scatter have no equivalent on any generation"),
     )
 
     max_parts: int = 1024
@@ -119,7 +117,7 @@ class ListsAsStack(BlockRewrite):
                            reason="its indices are known only at run time")
         yield make_example("adds to values", lambda x: Builder.scatter(
             data=x, indices=np.array([1], np.int32), updates=np.ones((1, 3), np.float16), axis=0, name="y"),
-            reason="it adds to what may not be zero", x=(2, 3))
+            reason="it adds to values that may not be zero", x=(2, 3))
         yield make_example("plain", lambda x: Builder.relu(x=x, name="y"), reason="", x=(2, 3))
 
 
@@ -171,7 +169,7 @@ class _RowReads:
             var = op.outputs[0]
             rows = None if isinstance(var, ListVar) else self._table.find_rows(var, int(op.axis.val) % var.rank)
             if rows is None:
-                self.misses.append(Miss(op, "it is read at places that are not known, or were not written to"))
+                self.misses.append(Miss(op, "it is read at dynamic indices, or at indices that were not written"))
                 return {}
             found[var] = rows
         if found:
@@ -255,7 +253,7 @@ class _RowTable:
         is_single = op.op_type == "list_write"
         rows, places = self._list_rows.get(op.ls), self._read_places(op.index if is_single else op.indices)
         if places is None:
-            return "its index is known only at run time"
+            return "its index is dynamic"
         if rows is None:
             return "the list is not known"
         if max(places, default=0) >= self._most or min(places, default=0) < 0:
@@ -294,17 +292,17 @@ class _RowTable:
         if places is None or axis is None:
             return "its indices are known only at run time"
         if mode not in ("add", "update") or op.indices.rank != 1:
-            return f"a scatter that is no plain one ({mode})"
-        if op.data.rank == 1 and len(places) > 1:  # an assignment to a slice, flattened: a mask is cheaper
+            return f"a scatter with mode {mode}"
+        if op.data.rank == 1 and len(places) > 1:  # a flattened slice assignment: a mask is cheaper
             return "single elements of a flat tensor"
         axis = int(axis) % op.data.rank
         rows, new = self.find_rows(op.data, axis), self._read_update_rows(op.updates, axis, len(places))
         if rows is None or new is None:
-            return f"a number of rows that is not known, or more than {self._most} (max_parts)"
+            return f"a dynamic number of rows, or more than {self._most} (max_parts)"
         if len(set(places)) < len(places) or not all(0 <= place < len(rows.rows) for place in places):
-            return "it writes twice to one place, or to none"
+            return "it writes an index twice, or none"
         if mode == "add" and not all(_is_zero(rows.rows[place], axis) for place in places):
-            return "it adds to what may not be zero"
+            return "it adds to values that may not be zero"
         self._found[op.outputs[0], axis] = self._replace_rows(rows, places, new)
         return None
 

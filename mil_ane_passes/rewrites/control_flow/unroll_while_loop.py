@@ -1,4 +1,4 @@
-"""Unroll loops whose number of steps is known."""
+"""Unroll loops with a constant trip count."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ _LoopStep = Callable[[Var, Var, Var], "tuple[Var, Var]"]
 
 
 class UnrollWhileLoop(Rewrite):
-    """Put the steps of a loop one behind the other where their number is known.
+    """Unroll a while_loop with a constant trip count.
 
-    why     while_loop is unsupported on the ANE: it runs on the CPU, and all that stands in its body with it. A torch
-            GRU is converted to such loops.
-    when    A while_loop whose condition depends only on what is known when the model is made, such as a counter that
-            starts and ends at constants: condition and counter are worked out until it stops. Not more than `max_steps`
-            steps, and not where the functions together would have more than `max_ops` ops: steps of a loop in a loop
-            multiply, which is counted before anything is written. No random numbers and no states in the body, and no
-            sizes that change. Not in a loop that is not written out itself: that runs on the CPU entirely.
-    exact   bitwise: the same ops on the same values in the same order. What depends on the counter alone is a constant
-            in each step; what is the same in all steps is computed once.
-    cost    The ops of the body once a step. Weights are not copied: every step reads the same ones.
+    why     while_loop is unsupported on the ANE: it runs on the CPU, including all ops in its body. A torch GRU is
+            converted to such loops.
+    when    A while_loop whose condition depends on compile-time constants only, such as a counter with constant start
+            and end: condition and counter are evaluated until the loop ends. At most `max_steps` steps, and at most
+            `max_ops` ops in all functions together; steps of nested loops multiply, which is checked before anything is
+            built. No random numbers, states or changing shapes in the body. Not inside a loop that is not unrolled,
+            which runs entirely on the CPU.
+    exact   bitwise: the same ops on the same values in the same order. Values that depend only on the counter are
+            constants in each step; loop-invariant values are computed once.
+    cost    the ops of the body once per step. Weights are not copied: all steps share them.
 
     before
         %0: fp16[2, 3] = abs(x=%x)
@@ -85,17 +85,17 @@ class UnrollWhileLoop(Rewrite):
     preset = "full"
     roots = ("while_loop",)
     evidence = (
-        cite_private_route("cond and while_loop have no form of their own on any generation"),
+        cite_private_route("cond and while_loop have no equivalent on any generation"),
     )
 
     max_steps: int = 256
-    "The most steps that are unrolled."
+    "Maximum number of steps to unroll."
     max_ops: int = MAX_FUNCTION_OPS
-    """The most ops that all functions together may have once their loops are unrolled: they are compiled together. The
-    largest network of those at hand has 2475, and coremltools takes minutes for some 10000."""
+    """Maximum number of ops of all functions after unrolling: they are compiled together. The largest network in our
+    records has 2475, and coremltools takes minutes for about 10000."""
     max_chain: int = MAX_CHAIN_PRODUCTS
-    """The longest chain of products that depend on each other, through this loop and the ops before and after it in the
-    function: loops in a row add up. An M6 compiles 386 convs in a row."""
+    """Maximum length of a chain of dependent products through this loop and the ops before and after it in the
+    function: loops in sequence add up. An M6 compiles 386 convs in sequence."""
 
     def __init__(self) -> None:
         self._expansions: WeakKeyDictionary[Operation, tuple[int, int]] = WeakKeyDictionary()
@@ -108,28 +108,28 @@ class UnrollWhileLoop(Rewrite):
         if outer_loop is not None:
             outer = self.match(outer_loop)
             if isinstance(outer, Miss):
-                return Miss(op, f"it stands in a loop that is not written out: {outer.reason}")
-            return Miss(op, "it is written out with the loop around it, a copy a step", near=False)
+                return Miss(op, f"it is inside a loop that is not unrolled: {outer.reason}")
+            return Miss(op, "it is unrolled with the enclosing loop, one copy per step", near=False)
         try:
             steps, ops = self._measure_expansion(op)
         except UnknownStepCount as reason:
             return Miss(op, str(reason))
         has_nested = any(each.op_type == "while_loop" for each in _iterate_computing_ops(op))
-        nested = ", with the loops in it written out," if has_nested else ""
+        nested = ", with its inner loops unrolled," if has_nested else ""
         product = f"{steps} steps of {ops} ops{nested} make {steps * ops}"
         if steps * ops > self.max_ops:
             return Miss(op, f"{product}, more than {self.max_ops} (max_ops)")
         beside = self._count_other_ops(op)
         if steps * ops + beside > self.max_ops:
-            return Miss(op, f"{product}, and with the {beside} beside them more than {self.max_ops} (max_ops)")
+            return Miss(op, f"{product}, and together with the {beside} other ops more than {self.max_ops} (max_ops)")
         most = UnrolledSize(self.max_chain, self.max_ops)
         chain = measure_unrolled_size(op, self._measure_size, most, self.functions).chain
         if chain > self.max_chain:
-            return Miss(op, f"{format_count(steps, 'step')} would make {chain} products that depend on each other in "
-                            f"the function, more than {self.max_chain} (max_chain)")
+            return Miss(op, f"{format_count(steps, 'step')} would make a chain of {chain} dependent products in the "
+                            f"function, more than {self.max_chain} (max_chain)")
         for initial, new, old in zip(op.loop_vars, op.blocks[1].outputs, op.outputs):
             if not (can_replace_value(initial, old) and can_replace_value(new, old)):
-                return Miss(op, f"the sizes of '{old.name}' change from step to step")
+                return Miss(op, f"the shape of '{old.name}' changes between steps")
         return Hit(op, note=f"{format_count(steps, 'step')} of {format_count(ops, 'op')}", steps=steps)
 
     def _measure_expansion(self, op: Operation) -> tuple[int, int]:
@@ -208,30 +208,29 @@ class UnrollWhileLoop(Rewrite):
         yield counted("no step", 0)
         yield counted("passed through", 3, lambda i, x, z: (x, Builder.add(x=x, y=z)))
         yield make_example("decided by values", _build_data_dependent_loop, x=(2, 3),
-                           reason="the number of steps depends on 'x', which is known only at run time")
+                           reason="the number of steps depends on 'x', which is dynamic")
         yield counted("many steps", 9, options={"max_steps": 8}, reason="it runs more than 8 steps (max_steps)")
         yield counted("many ops", 9, options={"max_ops": 8}, reason="9 steps of 3 ops make 27, more than 8 (max_ops)")
         yield Example("many ops in a nest", lambda: build_nested_loops(4, 5), options={"max_ops": 19}, reason=(
-            "5 steps of 4 ops, with the loops in it written out, make 20, more than 19 (max_ops)"))
+            "5 steps of 4 ops, with its inner loops unrolled, make 20, more than 19 (max_ops)"))
         yield Example("a nest", lambda: build_nested_loops(4, 5))
         yield make_example("one after the other", lambda x: _build_halving_loop(5, _build_halving_loop(5, x)),
                            x=(2, 3))
         yield Example("in one that stays", lambda: build_nested_loops(4, None), reason=(
-            "it stands in a loop that is not written out: the number of steps depends on 'x', which is known only at "
-            "run time"))
+            "it is inside a loop that is not unrolled: the number of steps depends on 'x', which is dynamic"))
         yield counted("random numbers", 3, lambda i, x, z: (Builder.add(
             x=x, y=Builder.random_normal(shape=[2, 3], mean=np.float16(0), stddev=np.float16(1))), z),
-            reason="random_normal in it makes others each time")
+            reason="random_normal in it has a different result each time")
         yield counted("growing", 3, lambda i, x, z: (Builder.concat(values=[x, z], axis=0), z),
-                      reason="the sizes of 'y_1' change from step to step")
+                      reason="the shape of 'y_1' changes between steps")
         yield make_example("plain", lambda x: Builder.relu(x=x, name="y"), reason="", x=(2, 3))
 
 
 def _find_unroll_obstacle(op: Operation) -> str | None:
     if op.op_type.startswith("random_"):
-        return f"{op.op_type} in it makes others each time"
+        return f"{op.op_type} in it has a different result each time"
     if op.op_type in ("read_state", "coreml_update_state", "write_state"):
-        return f"{op.op_type} in it keeps to its place"
+        return f"{op.op_type} in it must not be moved"
     return f"coremltools cannot read the {op.op_type} in it" if is_opaque(op) else None
 
 

@@ -87,8 +87,7 @@ def find_lift_obstacle(op: Operation, axis: int) -> str | None:
         return reason
     extent = _get_kernel_extent(op)
     if axis == WIDTH and extent > _MAX_KERNEL_WIDTH:
-        return (f"kernel covers {extent} on the width, above {_MAX_KERNEL_WIDTH}; use axis=-1, which lays it on the "
-                "height")
+        return (f"kernel covers {extent} on the width, above {_MAX_KERNEL_WIDTH}; use axis=-1 (the height)")
     return None
 
 

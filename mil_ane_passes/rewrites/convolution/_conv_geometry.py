@@ -64,7 +64,7 @@ def resolve_conv_pads(op: Operation) -> list[tuple[int, int]] | str:
         stride, dilation = get_const_value(op.strides, [1] * 3)[axis], get_const_value(op.dilations, [1] * 3)[axis]
         total = (kernel - 1) * dilation
         if is_symbolic(extent) and stride != 1:
-            return f"pad_type {kind} pads by the input's size, which is symbolic"
+            return f"pad_type {kind} depends on the input's size, which is symbolic"
         if not is_symbolic(extent):
             total = max((-(-int(extent) // stride) - 1) * stride + total + 1 - int(extent), 0)
         small, large = total // 2, total - total // 2

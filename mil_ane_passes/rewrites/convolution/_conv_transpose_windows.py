@@ -87,4 +87,5 @@ def describe_crop(window: _CropWindow) -> str:
     """Describe what is computed and discarded."""
     pads = ", ".join(str(min(pair)) for pair in window)
     crop = sum(max(pair) - min(pair) for pair in window)
-    return f"pads {pads} on both sides" + (f"; {crop} computed more and cut off" if crop else "; nothing to cut off")
+    return f"pads {pads} on both sides" + (f"; {crop} more computed and sliced off" if crop else "; nothing to slice "
+                                                                                                 "off")

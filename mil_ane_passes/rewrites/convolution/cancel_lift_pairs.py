@@ -1,4 +1,4 @@
-"""Cancel the squeeze and expand_dims between ops that were lifted one after the other."""
+"""Cancel squeeze and expand_dims between consecutive lifted ops."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from ._conv_1d_lifting import find_dummy_axis
 
 
 class CancelLiftPairs(Rewrite):
-    """Drop an expand_dims that puts back the axis a squeeze has just dropped.
+    """Cancel a squeeze and an expand_dims of the same axis.
 
-    why     A lifted op hands a squeezed value to the next lifted op, which expands it again: two layout ops that do
-            nothing between two ops that could follow one another.
-    when    squeeze of one axis (2 or 3) of a rank-4 value, read by an expand_dims of the same axis. Other readers of
-            the squeezed value keep their squeeze.
+    why     A lifted op squeezes its output, and the next lifted op expands it again: two layout ops without effect.
+    when    squeeze of one axis (2 or 3) of a rank-4 value, followed by an expand_dims of the same axis. Other users of
+            the squeezed value keep it.
     exact   bitwise: both ops only rename axes.
-    cost    none; a squeeze that others read as well stays.
+    cost    none; a squeeze with other users stays.
 
     before
         %0: fp16[1, 4, 8] = squeeze(x=%x, axes=[-1])
@@ -49,7 +48,7 @@ class CancelLiftPairs(Rewrite):
         if source is None or source.op_type != "squeeze":
             return Miss(op, "x is not squeezed", near=False)
         if find_dummy_axis(source) != axis:
-            return Miss(op, f"the squeeze drops another axis than the {axis} that is put back")
+            return Miss(op, f"the squeeze drops an axis other than {axis}")
         return Hit(op, note="squeeze and expand_dims of the same axis")
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
@@ -61,7 +60,7 @@ class CancelLiftPairs(Rewrite):
         yield _make_pair_example("spelt differently", [3], [-1], (1, 4, 8, 1))
         yield _make_pair_example("axis 2", [2], [2], (1, 4, 1, 8))
         yield _make_pair_example("other axis", [2], [-1], (1, 4, 1, 8),
-                                 reason="the squeeze drops another axis than the 3 that is put back")
+                                 reason="the squeeze drops an axis other than 3")
         yield make_example("no squeeze", lambda x: Builder.relu(x=Builder.expand_dims(x=x, axes=[-1]), name="y"),
                            reason="x is not squeezed", x=(1, 4, 8))
         yield _make_pair_example("first axis", [0], [0], (1, 4, 8, 1), reason="not one axis, 2 or 3, of rank 4")

@@ -42,17 +42,17 @@ _CarriedBuilder = Callable[[RewriteBuilder, Operation, _LiftedValues, int], Any]
 
 
 class CarryLift(BlockRewrite):
-    """Carry the ops between lifted ops with the dummy axis, so that a region is expanded once and squeezed once.
+    """Compute ops between lifted ops with the dummy axis, so that a region is expanded once and squeezed once.
 
-    why     Each lifted op expands its input and squeezes its output. Where only element-wise ops stand between two of
-            them, these layout ops undo each other: the ops between do the same on the longer shape.
+    why     Each lifted op expands its input and squeezes its output. If only elementwise ops are between two of them,
+            these layout ops cancel: the ops between work equally on the longer shape.
     when    Between lifted ops: element-wise ops, activations, binary ops with a const or with another lifted value
             (residual adds), batch_norm, pad and slices with constant parameters, concat, split, and 1-D convs that were
             not lifted themselves; all of rank 3. One operand that is not lifted (a mask) gets an expand_dims of its
             own. Only where the region ends up with fewer layout ops than it had.
     exact   bitwise: each op works element by element, or on the other axes only.
-    cost    a dummy axis that is the last makes rows of one element, which the 64-byte row rule pads 32 times at fp16:
-            the values in between get that large, too. One on axis 2 costs nothing.
+    cost    a dummy last axis makes rows of one element, which the 64-byte row rule pads 32 times at fp16, also for the
+            values in between. One on axis 2 costs nothing.
 
     before
         %0: fp16[1, 4, 8, 1] = relu(x=%x)
@@ -143,7 +143,7 @@ class CarryLift(BlockRewrite):
             reason="1 op carried with a last axis of one would add 1.98 MB of padded rows, more than 1.05 MB "
                    "(most_padded)")
         yield _make_chain_example("on axis 2", lambda v: Builder.mul(x=v, y=make_weight(4, 1)), x=(1, 4, 1, 8))
-        yield _make_chain_example("softmax is no bridge", lambda v: Builder.softmax(x=v, axis=-1), reason="")
+        yield _make_chain_example("softmax ends the region", lambda v: Builder.softmax(x=v, axis=-1), reason="")
         yield make_example("every value is returned", _build_returned_values, x=(1, 4, 8, 1),
                            reason="carrying 3 ops would leave 3 layout ops where there are 2")
 
@@ -162,7 +162,7 @@ def _iterate_lift_regions(block: Block, at: int) -> Iterator[_LiftRegion]:
             if squeezed or var.op in kept:
                 region.after += _is_needed_without_axis(var, kept, block, at)
             else:
-                region.after += 1  # a value from outside: one expand_dims for all its readers
+                region.after += 1  # a value from outside: one expand_dims for all its users
         yield region
 
 
@@ -261,7 +261,7 @@ def _find_pad_obstacle(op: Operation, at: int) -> str | None:
         return "pad is not constant"
     full = _expand_pad_to_rank_3(op)
     if get_const_value(op.mode) != "constant" and any(full[:4]):
-        return f"pad of mode {get_const_value(op.mode)} reaches beyond the last axis"
+        return f"pad of mode {get_const_value(op.mode)} affects more than the last axis"
     return None
 
 
@@ -326,7 +326,7 @@ _CARRIED_OPS: dict[str, tuple[_ObstacleFinder | None, _CarriedBuilder]] = {
 def _find_carry_obstacle(op: Operation, at: int) -> str | None:
     """Return why `op` cannot be carried with the dummy axis at position `at` (2 or 3), or None when it can."""
     if op.op_type not in _CARRIED_OPS or is_opaque(op):
-        return f"{op.op_type} is not known to be the same with a dummy axis"
+        return f"{op.op_type} is not known to be equivalent with a dummy axis"
     if any(var.rank != 3 for var in [*_collect_main_inputs(op), *op.outputs]) or not _collect_main_inputs(op):
         return "not every value has rank 3"
     find_obstacle, _ = _CARRIED_OPS[op.op_type]

@@ -15,18 +15,19 @@ from ._examples import make_conv_transpose_example
 
 
 class ExplicitConvTransposeShape(Rewrite):
-    """Replace a conv_transpose's output_shape or `same` that the pads do not imply by equal pads and a slice.
+    """Replace an output_shape or pad_type `same` of conv_transpose that the pads do not imply by equal pads and a
+    slice.
 
-    why     An output_shape that the pads do not imply is read in more than one way: CPU_ONLY and ALL gave different
-            outputs. ONNX Runtime declines it, and `same`, for Core ML.
+    why     An output_shape that the pads do not imply is ambiguous: CPU_ONLY and ALL gave different outputs. ONNX
+            Runtime declines it, and `same`, for Core ML.
     when    pad_type same (same_lower), or an output_shape that is not what the pads (none for valid) imply.
-            coremltools' `add_conv_transpose_output_shape` writes one that they do imply; that is left alone.
-            fp16 and fp32: the report is not about the precision.
-    exact   bitwise, as the reference runtime reads MIL's definition: output_shape sets the lengths and the window
-            begins at the pad in front (`same`: in the middle). Where the full transposed convolution ends before that
-            window does, it is unsupported. ONNX's reading is another, the middle for any output_shape; the definition
-            does not decide, and the report does not say which unit read it how: look at such an op twice.
-    cost    none where the window lies in the middle; else as many rows more as its two sides differ by.
+            coremltools' `add_conv_transpose_output_shape` writes one that they do imply, which is skipped. fp16 and
+            fp32: the report does not depend on the precision.
+    exact   bitwise with MIL's definition as interpreted by the reference runtime: output_shape sets the lengths, and
+            the window begins at the pad in front (`same`: centered). A window that exceeds the full transposed
+            convolution is skipped. ONNX centers the window for any output_shape; MIL's definition is ambiguous, and the
+            report does not state the interpretation of each unit: check such ops.
+    cost    none if the window is centered; otherwise as many more rows as the difference of both sides.
 
     before
         %y: fp16[1, 2, 10] = conv_transpose(x=%x, weight=<fp16[4, 2, 5]>, output_shape=[1, 2, 10])
@@ -65,7 +66,8 @@ class ExplicitConvTransposeShape(Rewrite):
             return Miss(op, "output_shape is what the pads imply", near=False)
         beyond = -min(min(pair) for pair in window)
         if beyond > 0:
-            return Miss(op, f"the output reaches {beyond} beyond the full transposed convolution, which no pad can say")
+            return Miss(op, f"the output reaches {beyond} beyond the full transposed convolution, which pads cannot "
+                            f"express")
         return Hit(op, note=describe_crop(window), window=window)
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
@@ -87,6 +89,6 @@ class ExplicitConvTransposeShape(Rewrite):
                       reason="output_shape is what the pads imply")
         yield example("no output_shape", pad_type="custom", pad=[1, 0],
                       reason="pads are explicit and there is no output_shape")
-        beyond = "the output reaches {} beyond the full transposed convolution, which no pad can say"
+        beyond = "the output reaches {} beyond the full transposed convolution, which pads cannot express"
         yield example("same, kernel shorter than stride", pad_type="same", strides=[7], reason=beyond.format(2))
         yield example("beyond the end", output_shape=[1, 2, 22], reason=beyond.format(3))

@@ -1,4 +1,4 @@
-"""Run a conv with an awkward stride as one of stride 1 over the phases of its input.
+"""Compute a strided conv as a conv of stride 1 over the phases of its input.
 
 With k = q * s + r, tap k at output t reads element (t + q) * s + r: tap q at t of phase r. So the phases become
 channels (channel c becomes c * s ... c * s + s - 1, which keeps groups together) and the taps of a phase its kernel.
@@ -28,26 +28,26 @@ from ._conv_geometry import crop_ends, divide_out_2_and_3, pad_or_crop, resolve_
 from ._examples import make_conv_example
 
 _MAX_ROW, _MAX_ROWS = 31, 16384
-"Tallest kernel and longest axis that a chip is known to support: those of windows that are laid out in rows."
+"Tallest kernel and longest axis that a chip is known to support, for windows laid out in rows."
 
 
 class FactorConvStride(Rewrite):
-    """Turn a conv whose stride has prime factors other than 2 and 3 into one of stride 1 over the phases of its input.
+    """Compute a conv whose stride has prime factors other than 2 and 3 as a conv of stride 1 over the phases of its
+    input.
 
     why     Such strides (5, 7, 10, ...) made the ANE's compiler hang or take half a minute. An iPad whose log says
-            "Strides of Conv needs to be product of at most 2 interleave factors" gave wrong outputs; that the stride
-            is the cause is not verified. The reports contradict each other: on an M4 strides 2 to 8 all work, in
-            the first report 13 and 14 compiled as fast as any, and one hang is of stride 6, which is left alone here.
-    when    fp16; an undilated axis of known size, a constant weight that is read in no other way. Other axes keep their
-            stride. form=slice supports dilated, compressed, 3-D and symbolic ones as well. Not where the length that is
-            made is beyond a chip looked at and that of x is not.
-    exact   rounding: the same products, added in another order. Where the kernel is longer than the stride and
-            no multiple of it zeros are multiplied too: an infinite or NaN input may then reach outputs beside its own.
+            "Strides of Conv needs to be product of at most 2 interleave factors" gave wrong outputs; whether the stride
+            is the cause is not verified. The reports contradict each other: on an M4 strides 2 to 8 all work, in the
+            first report 13 and 14 compiled fast, and one hang is for stride 6, which is not rewritten.
+    when    fp16; an axis of static size without dilation, a constant weight without other users. Other axes keep their
+            stride. form=slice also supports dilated, compressed, 3-D and symbolic convs. Not if the resulting length
+            exceeds the limit of a chip of the target and that of x does not.
+    exact   rounding: the same products, added in a different order. If the kernel is longer than the stride and not a
+            multiple of it, zeros are multiplied, too: an infinite or NaN input may then affect neighbouring outputs.
             form=slice is bitwise.
     cost    the weight is laid out anew, at most ceil(K / s) * s / K times its bytes on each axis whose kernel is longer
-            than its stride. The input is moved three times; patches on both axes are laid out in rows, moved four
-            times, where rows padded to 64 bytes make that fewer bytes. form=slice keeps weight and input and computes
-            s times as much.
+            than its stride. The input is moved three times; patches on both axes are moved four times, to rows, if
+            padding to 64 bytes makes this smaller. form=slice keeps weight and input and computes s times as much.
 
     before
         %y: fp16[1, 4, 4] = conv(x=%x, weight=<fp16[4, 3, 10]>, strides=[5], pad_type=custom, pad=[1, 1])
@@ -63,7 +63,7 @@ class FactorConvStride(Rewrite):
     severity = Severity.WRONG
     stage = "numerics"
     exactness = Exactness.ROUNDING
-    bound = "the roundings of one sum of as many products, taken in another order"
+    bound = "the rounding of the same sum of products in a different order"
     preset = "full"
     roots = ("conv",)
     evidence = (
@@ -92,7 +92,7 @@ class FactorConvStride(Rewrite):
     )
 
     form: Literal["phase", "slice"] = "phase"
-    "phase lays the input out in phases; slice computes every output at stride 1 and keeps each s-th."
+    "phase: conv over phases of the input; slice: stride 1, keeping every s-th output."
 
     def match(self, op: Operation) -> Hit | Miss:
         axes = find_awkward_stride_axes(op)
@@ -181,7 +181,7 @@ def find_awkward_stride_axes(op: Operation) -> list[int]:
 def _find_phase_obstacle(op: Operation, axes: list[int]) -> str | None:
     """Return why `op` cannot be laid out in the phases of `axes`, or None when it can."""
     if is_compressed(op.weight):
-        return "weight is compressed, and its phases would have to be packed anew; form=slice keeps it"
+        return "weight is compressed, and its phases would need recompression; form=slice keeps it"
     if not is_const(op.weight):
         return "weight is computed, not a const"
     if op.x.rank == 5:
@@ -191,7 +191,7 @@ def _find_phase_obstacle(op: Operation, axes: list[int]) -> str | None:
     if any(is_symbolic(op.x.shape[2 + axis]) for axis in axes) or sum(map(is_symbolic, op.x.shape)) > 1:
         return "the strided axis, or more than one axis, is of symbolic size; form=slice keeps it"
     if not has_uniform_readers(op, op.weight.op.enclosing_block, _read_layout_settings):
-        return "weight is read in another way as well, so its phases would store it twice; form=slice keeps it"
+        return "weight has other users, so its phases would store it twice; form=slice keeps it"
     return "weight is returned by a block" if op.weight.consuming_blocks else None
 
 

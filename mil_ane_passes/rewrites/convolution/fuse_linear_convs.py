@@ -1,4 +1,4 @@
-"""Fuse convs and linears that nothing but linear arithmetic separates.
+"""Fuse convs and linears that are separated by linear arithmetic only.
 
 compose: a conv of kernel 1 before or behind another conv, or two linears, become one with the product of the weights.
 after: a scale and a shift of each channel behind a conv or linear go into its weight and bias.
@@ -52,19 +52,19 @@ Array = np.ndarray[Any, Any]
 
 
 class FuseLinearConvs(Rewrite):
-    """Compute convs, linears and scales that follow one another without a nonlinearity as one conv or linear.
+    """Fuse consecutive convs, linears and scales without a nonlinearity into one conv or linear.
 
     why     Each conv reads its weights and writes its result, and a scale or shift is a pass over the values.
             coremltools folds scales, batch_norm and added constants behind a conv, and constants added behind a linear,
             while it converts; it leaves scales and batch_norm behind a linear, everything in front of a conv or linear,
             and convs that follow one another (the quant_conv of an autoencoder behind its last 3x3).
-    when    fp16, the value between read by nobody else, and the weight by nobody that is not rewritten alike.
+    when    fp16; the value between has no other users, and all users of the weight are rewritten alike.
             compose: one of the kernels 1 without stride and padding, equal groups, neither more multiplications nor
             more weights than before; the inner bias zero where the outer conv pads. after: mul, add, sub, real_div by
             a constant for each channel or all, batch_norm; a constant factor passes reshapes and transposes. before:
             the same in front, through a reflecting or repeating pad, too; a shift only where nothing is padded with
-            zeros. Not: compressed weights, which would have to be unpacked; powers of two that
-            ane::bounded_accumulation puts beside a product.
+            zeros. Not: compressed weights, which would have to be decompressed; powers of two that
+            ane::bounded_accumulation adds to a product.
     exact   rounding: weight and bias are computed in float64 and rounded once, so each weight is off by half a unit;
             the value between is not rounded any more. As |A B| <= |A| |B|, the first moves a result by no more than
             the second did, while weights are above 2^-14, where fp16 has all its bits; below, both are compared. Not
@@ -102,18 +102,19 @@ class FuseLinearConvs(Rewrite):
     )
 
     max_bytes: int = 1 << 26
-    "The most bytes of a weight that is stored anew for a scale or shift beside it."
+    "Maximum bytes of a weight that is stored again to fold a scale or shift."
 
     def match(self, op: Operation) -> Hit | Miss:
         fold = _find_fold(op)
         if fold is None:
-            return Miss(op, "no constant scale or shift beside a stored conv or linear, nor two in a row", near=False)
+            return Miss(op, "no constant scale or shift next to a stored conv or linear, and no two consecutive "
+                            "ones", near=False)
         if op.outputs[0].dtype != types.fp16:
             return Miss(op, FP32_UNSUPPORTED_REASON)
         reason = _find_obstacle(fold)
         size = math.prod(map(int, fold.product.weight.shape)) * get_itemsize(fold.product.weight)
         if not reason and fold.inner is None and size > self.max_bytes:
-            reason = (f"a weight of {format_bytes(size)} would be stored anew to save one op, above "
+            reason = (f"a weight of {format_bytes(size)} would be stored again to save one op, above "
                       f"max_bytes={self.max_bytes}")
         if not reason and fold.inner is not None:
             work = math.prod(map(int, fold.product.weight.shape)) * math.prod(map(int, fold.inner.weight.shape[1:]))
@@ -338,7 +339,7 @@ def _find_obstacle(fold: _Fold) -> str:
     """Return why `fold` is not done, or ""."""
     for op in fold.products:
         if is_compressed(op.weight):
-            return f"the weight is compressed by {op.weight.op.op_type}: it would have to be unpacked"
+            return f"the weight is compressed by {op.weight.op.op_type}: it would have to be decompressed"
         if not is_const(op.weight) or not (op.bias is None or is_const(op.bias)):
             return "the weight or bias is computed or compressed, not a plain constant"
     return _find_use_obstacle(fold) or _find_form_obstacle(fold) or _find_sharing_obstacle(fold)
@@ -350,7 +351,7 @@ def _find_use_obstacle(fold: _Fold) -> str:
         if var.op.enclosing_block is not fold.root.enclosing_block:
             return "the two ops are in different blocks"
         if len(get_consumers(var)) > 1 or var.consuming_blocks:
-            return f"the value between, '{var.name}', is read elsewhere as well"
+            return f"the value between, '{var.name}', has other users"
     return ""
 
 
@@ -360,8 +361,7 @@ def _find_form_obstacle(fold: _Fold) -> str:
         return _find_composition_obstacle(fold.inner, fold.product)
     assert fold.affine is not None
     if fold.affine.is_uniform and _is_bounding(fold):
-        return ("a power of two beside a product keeps its partial sums below 32768: ane::bounded_accumulation puts "
-                "it there")
+        return ("a power of two next to a product keeps its partial sums below 32768 (ane::bounded_accumulation)")
     if fold.form == "before" and np.any(fold.affine.shift):
         return _find_shift_obstacle(fold.product, fold.affine)
     return ""
@@ -374,7 +374,7 @@ def _find_sharing_obstacle(fold: _Fold) -> str:
             return "the weight is returned by a block"
         role = "inner" if op is fold.inner or fold.form == "after" else "outer"
         if not has_uniform_readers(op, fold.root.enclosing_block, partial(_describe_fold_of, fold.form, role)):
-            return f"the weight '{op.weight.name}' is read in another way as well, so it would be stored twice"
+            return f"the weight '{op.weight.name}' has other users, so it would be stored twice"
     return ""
 
 
@@ -405,7 +405,7 @@ def _find_composition_obstacle(inner: Operation, outer: Operation) -> str:
         return _compare_costs(inner, outer, 1.0)
     groups = [int(get_const_value(op.groups, 1)) for op in (inner, outer)]
     if groups[0] != groups[1]:
-        return f"groups of {groups[0]} and {groups[1]} have no common form"
+        return f"groups of {groups[0]} and {groups[1]} cannot be combined"
     point = _find_point_conv(inner, outer)
     if point is None:
         return "neither kernel is 1 without stride and padding"
@@ -463,8 +463,8 @@ def _find_shift_obstacle(product: Operation, affine: _Affine) -> str:
             return "the conv pads with zeros around values that are shifted: the sums at the edge would differ"
     largest = float(np.abs(affine.shift).max())
     if largest > _MAX_CANCELLED_SHIFT:
-        return (f"a shift of {largest:.4g} in front would be summed apart from what it is added to; up to "
-                f"{_MAX_CANCELLED_SHIFT:g} is")
+        return (f"a shift of {largest:.4g} in front would be summed separately from x, above the limit of "
+                f"{_MAX_CANCELLED_SHIFT:g}")
     return ""
 
 
@@ -490,11 +490,11 @@ def _find_rounding(fold: _Fold) -> bool | str:
     if not most <= _FP16_MAX:
         return f"a weight or bias of {most:.4g} does not fit fp16"
     if least < _FP16_SMALLEST_NORMAL:
-        return f"the largest weight of a channel would be {least:.4g}, and fp16 loses bits below 6.1e-05"
+        return f"the largest weight of a channel would be {least:.4g}, and fp16 loses precision below 6.1e-05"
     if worst[0] > worst[1]:
         return (f"rounding the new weights would move results by up to {worst[0]:.2g} of the largest input, and "
                 f"rounding the value between moves them by up to {worst[1]:.2g}: most are below 6.1e-05, where fp16 "
-                "loses bits")
+                f"loses precision")
     return not exact
 
 
@@ -675,7 +675,7 @@ def _iterate_near_misses() -> Iterator[Example]:
     yield _make_chain_example("wider between", (1, 8, 6, 6), _conv(2, 8, 1, 1), _conv(8, 2, 1, 1),
                               reason="one weight would have 2.0 times the elements of both")
     yield _make_chain_example("separable", (1, 8, 6, 6), _conv(8, 1, 3, 3, groups=8), _conv(8, 8, 1, 1),
-                              reason="groups of 8 and 1 have no common form")
+                              reason="groups of 8 and 1 cannot be combined")
     yield _make_chain_example("two of 3x3", (1, 4, 9, 9), _conv(4, 4, 3, 3),
                               _conv(4, 4, 3, 3), reason="neither kernel is 1 without stride and padding")
     yield _make_chain_example(
@@ -689,13 +689,13 @@ def _iterate_near_misses() -> Iterator[Example]:
             x=x, weight=np.asarray([[1.0, *[0.013] * 63]] * 2, np.float16)),
         lambda x: Builder.mul(x=x, y=np.float16(1e-4)), reason=(
             "rounding the new weights would move results by up to 7e-07 of the largest input, and rounding the value "
-            "between moves them by up to 8.9e-08: most are below 6.1e-05, where fp16 loses bits"))
+            "between moves them by up to 8.9e-08: most are below 6.1e-05, where fp16 loses precision"))
     yield _make_chain_example("large shift", (2, 4), _apply("sub", 4, add=100), _linear(6, 4), reason=(
-        "a shift of 100.6 in front would be summed apart from what it is added to; up to 4 is"))
+        "a shift of 100.6 in front would be summed separately from x, above the limit of 4"))
     yield _make_chain_example("bounded", (2, 4), _linear(6, 4), lambda x: Builder.mul(x=x, y=np.float16(8)), reason=(
-        "a power of two beside a product keeps its partial sums below 32768: ane::bounded_accumulation puts it there"))
+        "a power of two next to a product keeps its partial sums below 32768 (ane::bounded_accumulation)"))
     yield _make_chain_example("large weight", (2, 4), _linear(6, 4), _apply("mul", 6), options={"max_bytes": 40},
-                              reason="a weight of 48 B would be stored anew to save one op, above max_bytes=40")
+                              reason="a weight of 48 B would be stored again to save one op, above max_bytes=40")
     yield _make_chain_example("overflow", (2, 4), lambda x: Builder.linear(
         x=x, weight=make_weight(6, 4) * np.float16(8)), lambda x: Builder.mul(x=x, y=np.float16(6e4)), reason=(
             "a weight or bias of 3.3e+05 does not fit fp16"))

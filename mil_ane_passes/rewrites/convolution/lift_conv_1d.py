@@ -22,13 +22,13 @@ class LiftConv1d(Rewrite):
     why     With axis=-1 the kernel lies on the height, where an M4 supports 31 against 15 on the width. The report
             behind `ane::lift_conv_transpose_1d` advises Conv2d over Conv1d in general, for the transposed case only.
             Together with `ane::carry_lift` it keeps an entire 1-D network in one layout.
-    when    x of rank 3, and a kernel that covers more than the target supports on the width (where Core ML is predicted
-            to lay it): others are supported as they are. With `always` every conv of rank 3 is lifted.
+    when    x of rank 3, and a kernel that covers more than the target supports on the width (to which Core ML is
+            predicted to map it); others need no lift. With `always` every conv of rank 3 is lifted.
     exact   bitwise: the dummy axis has kernel 1, stride 1 and no padding; the weight is a view of the same bytes.
-    undone  axis=2 by coremltools' `common::compose_conv1d` (a second run of its default pipeline); axis=-1 by nothing
-            there. `ane.pipeline()` places this pass after it.
-    cost    axis=-1 makes the last axis 1, which the 64-byte row rule pads 32 times at fp16. It is taken where the
-            kernel covers more than 13, or by name: a narrower one lies on the width (axis=auto).
+    undone  axis=2 by coremltools' `common::compose_conv1d` (a second run of its default pipeline); axis=-1 by no pass.
+            `ane.pipeline()` places this pass after it.
+    cost    axis=-1 makes the last axis 1, which the 64-byte row rule pads 32 times at fp16. It is used if the kernel
+            covers more than 13, or on request: narrower kernels use the width (axis=auto).
 
     before
         %y: fp16[1, 6, 40] = conv(x=%x, weight=<fp16[6, 4, 16]>, pad_type=same)
@@ -45,24 +45,24 @@ class LiftConv1d(Rewrite):
     severity, confidence = Severity.SUGGESTION, "low"
     roots = ("conv",)
     evidence = (
-        cite_m4_study("conv kernels 1x16 are unsupported by the ANE, Kx1 up to 31 are taken"),
+        cite_m4_study("conv kernels 1x16 are unsupported by the ANE, Kx1 up to 31 are supported"),
         Community("use Conv2d rather than Conv1d (shown for the transposed case)",
                   source="https://zhaode.wang/2025/08/18/coreml-conv1d", date="2025-08"),
     )
 
     axis: Literal["auto", -1, 2] = "auto"
-    "Position of the dummy axis: -1 lays the kernel on the height, 2 on the width (kernels that cover up to 13, auto)."
+    "Position of the dummy axis: -1 puts the kernel on the height, 2 on the width (kernels that cover up to 13, auto)."
 
     always: bool = False
-    "Lift also convs that the target supports as they are."
+    "Lift also convs that the target supports without it."
 
     def match(self, op: Operation) -> Hit | Miss:
         if op.x.rank != 3:
             return Miss(op, f"x has rank {op.x.rank}, not 3", near=False)
         kernel = int(op.weight.shape[2])
         if not self.always and find_exceeded_limit("conv-kernel-width", kernel, tuple(self.generations)) is None:
-            return Miss(op, f"a kernel of {kernel} is supported in one dimension; lifted, its buffers would have rows "
-                            "of one element (always=true lifts it)", near=False)
+            return Miss(op, f"a kernel of {kernel} is supported in one dimension; after lifting, its buffers would "
+                            f"have rows of one element (always=true lifts it)", near=False)
         axis = choose_dummy_axis(op, self.axis)
         reason = find_lift_obstacle(op, axis)
         if reason:
@@ -87,8 +87,8 @@ class LiftConv1d(Rewrite):
         yield conv("on the width", axis=2)
         yield make_conv_example("by its width", (1, 4, 8), (6, 4, 5), options={"always": True})
         yield conv("small", always=False,
-                   reason="a kernel of 5 is supported in one dimension; lifted, its buffers would "
-                          "have rows of one element (always=true lifts it)")
+                   reason="a kernel of 5 is supported in one dimension; after lifting, its buffers would have rows of "
+                          "one element (always=true lifts it)")
         yield conv("too wide", axis=2, dilations=[4], pad_type="same",
-                   reason="kernel covers 17 on the width, above 13; use axis=-1, which lays it on the height")
+                   reason="kernel covers 17 on the width, above 13; use axis=-1 (the height)")
         yield make_conv_example("rank 4", (1, 4, 8, 8), (6, 4, 3, 3), reason="x has rank 4, not 3")

@@ -18,15 +18,16 @@ class LiftConvTranspose1d(Rewrite):
     """Lift 1-D conv_transpose with a bias to 2-D, so that the ANE adds the bias to every element.
 
     why     On the ANE the bias of a 1-D conv_transpose of some sizes reaches only the first values of each channel:
-            wrong numbers, no error. CPU and GPU are right. The 2-D op with a dummy axis was verified right.
+            wrong numbers, no error. CPU and GPU are correct. The 2-D op with a dummy axis was verified to be correct.
     when    x of rank 3 with a bias. A bias that is all zero is dropped instead: the fault needs a non-zero one.
     exact   bitwise: the dummy axis has kernel 1, stride 1 and no padding; the weight is a view of the same bytes.
     cost    axis=-1 (the form that was verified) makes the last axis 1, which the 64-byte row rule pads 32 times at
-            fp16: 29.49 MB instead of 0.93 MB for a (1, 768, 600) input. axis=2 keeps the last axis, but meets the cap
-            on kernel width, and no report says that it is right on an ANE: it may be what Core ML makes of rank 3. So
-            the axis is not chosen by speed here, as `ane::lift_conv_1d` does, and `ane::orient_conv` leaves it.
-            Plan A, `ane::split_conv_transpose_bias`, keeps the layout and costs one add, which is rounded. The preset
-            `full` takes it where the target supports the kernel on the width; nobody has published which is faster.
+            fp16: 29.49 MB instead of 0.93 MB for a (1, 768, 600) input. axis=2 keeps the last axis, but has the limit
+            on kernel width, and no report verifies it on an ANE: Core ML may use this form for rank 3. So the axis is
+            not chosen by speed, unlike in `ane::lift_conv_1d`, and `ane::orient_conv` does not change it. The
+            alternative, `ane::split_conv_transpose_bias`, keeps the layout and costs one add, which is rounded. The
+            preset `full` uses it if the target supports the kernel on the width; no comparison of their speed is
+            published.
 
     before
         %y: fp16[1, 2, 26] = conv_transpose(x=%x, weight=<fp16[4, 2, 5]>, bias=[0.5, -1.0], strides=[3])
@@ -46,19 +47,19 @@ class LiftConvTranspose1d(Rewrite):
     evidence = (
         Community(
             "ConvTranspose1d(768, 384, 7, stride=3, padding=2) on (1, 768, 600): compute unit ALL loses the bias, "
-            "CPU_ONLY and CPU_AND_GPU are right; lifted to ConvTranspose2d it is right",
+            "CPU_ONLY and CPU_AND_GPU are correct; lifted to ConvTranspose2d it is correct",
             source="https://zhaode.wang/2025/08/18/coreml-conv1d", date="2025-08",
         ),
     )
 
     axis: Literal[-1, 2] = -1
-    "Position of the dummy axis: -1 lays the kernel on the height, 2 on the width (kernels that cover up to 13)."
+    "Position of the dummy axis: -1 puts the kernel on the height, 2 on the width (kernels that cover up to 13)."
 
     def match(self, op: Operation) -> Hit | Miss:
         if op.x.rank != 3:
             return Miss(op, f"x has rank {op.x.rank}, not 3", near=False)
         if op.bias is None:
-            return Miss(op, "no bias, so the fault has nothing to lose", near=False)
+            return Miss(op, "no bias, so the fault has no effect", near=False)
         if is_all_zero(op.bias):
             return Hit(op, note="bias is all zero: dropped, no lift needed", drop=True)
         reason = find_lift_obstacle(op, self.axis)
@@ -83,6 +84,6 @@ class LiftConvTranspose1d(Rewrite):
         yield example("zero bias", bias=(0.0, -0.0), strides=[3])
         yield example("on the width", strides=[3], options={"axis": 2})
         yield example("too wide", dilations=[4], options={"axis": 2},
-                      reason="kernel covers 17 on the width, above 13; use axis=-1, which lays it on the height")
+                      reason="kernel covers 17 on the width, above 13; use axis=-1 (the height)")
         yield example("rank 4", x=(1, 4, 8, 3), weight=(4, 2, 5, 1), reason="x has rank 4, not 3")
-        yield example("no bias", bias=None, reason="no bias, so the fault has nothing to lose")
+        yield example("no bias", bias=None, reason="no bias, so the fault has no effect")

@@ -42,10 +42,10 @@ _POOL_OPS = ("max_pool", "avg_pool")
 _SLICE_OPS = ("slice_by_index", "slice_by_size")
 _TURN = (0, 1, 3, 2)
 _LEAST_GAIN = 0.03
-"Share of the convs' time that has to be saved on a measured chip; the law of wide kernels is off by as much."
+"Minimum share of the convs' time to save on a measured chip: the error of the model for wide kernels."
 _MOST_LOSS = 0.005
 _LEAST_PADDING = 1 << 16
-"Bytes of padded rows that have to be saved where no conv gets faster."
+"Minimum bytes of padded rows to save if no conv becomes faster."
 _ROW_WINDOW = 32
 "Positions of a row that the ANE computes at a time; shorter rows leave lanes idle (seen on an M6)."
 _KERNEL_TERMS = ("winograd", "wide_kernels")
@@ -53,25 +53,25 @@ _KERNEL_TERMS = ("winograd", "wide_kernels")
 
 
 class OrientConv(BlockRewrite):
-    """Swap height and width between transposes or dummy axes, so that kernels lie on the faster axis.
+    """Swap height and width between transposes or dummy axes, so that kernels are on the faster axis.
 
-    why     Which axis a kernel lies on is arbitrary where a model adds the axis itself (audio and sensor models as
-            Conv2d of kernel (k, 1)), or where transposes stand around the convs. On an M6 it decides: 1x3 takes
-            7.9 us a layer where 3x1 takes 12.1, as only a width of 3 is computed by Winograd's scheme; 1x9 on a map of
-            32x8 takes 777 us where 9x1 on 8x32 takes 361, as a kernel 9 to 15 wide is stored with 2 (k + 1) taps. A
-            last axis of one is padded 32 times, on every chip.
-    when    Ops on [N, C, H, W] of known size that are the same with both axes swapped: convs with a kernel of 1 on one
-            axis, element-wise ops, pools, pads, slices, concats and reductions. Every value that enters comes from an
-            expand_dims or a transpose, every one that leaves goes to a squeeze, a transpose, a reshape (if one axis is
-            1) or a reduction over that axis: these swap for free, so no op is added. It is done if a kernel becomes
+    why     The axis of a kernel is arbitrary if the model adds the axis itself (audio and sensor models as Conv2d of
+            kernel (k, 1)), or if transposes surround the convs. On an M6 it matters: 1x3 takes 7.9 us a layer where 3x1
+            takes 12.1, as only a width of 3 is computed by Winograd's scheme; 1x9 on a map of 32x8 takes 777 us where
+            9x1 on 8x32 takes 361, as a kernel 9 to 15 wide is stored with 2 (k + 1) taps. A last axis of one is padded
+            32 times, on every chip.
+    when    Ops on [N, C, H, W] of static size that are equivalent with both axes swapped: convs with a kernel of 1 on
+            one axis, element-wise ops, pools, pads, slices, concats and reductions. Every value that enters comes from
+            an expand_dims or a transpose, every one that leaves goes to a squeeze, a transpose, a reshape (if one axis
+            is 1) or a reduction over that axis: these swap for free, so no op is added. Applied if a kernel becomes
             supported on the target; if the convs take 3 % less by the latency model on a chip of the target where
-            kernel shapes were measured, and no more on the others; or if padded rows of one element go away, and no
-            conv gets slower. Never if rows get shorter than 32.
+            kernel shapes were measured, and no more on the others; or if padded rows of one element disappear, and no
+            conv becomes slower. Never if rows become shorter than 32.
     exact   bitwise: the same products in the same order; the weights are views of the same bytes.
-    cost    none. Against it: on an M6 a map of 8x128 under 1x9 kernels ran 13 % slower as 128x8 under 9x1, which is
-            left; at 32x32 there is no difference. No other chip was measured, so there only the padding counts. A
-            conv_transpose with a bias stays upright: on a map of height 1 it is the form of which wrong numbers are
-            reported (ane::lift_conv_transpose_1d).
+    cost    none. On an M6 a map of 8x128 with 1x9 kernels ran 13 % slower as 128x8 with 9x1 (not rewritten); at 32x32
+            there is no difference. Other chips were not measured, so only padding counts there. A conv_transpose with a
+            bias keeps its kernel on the height: with a map of height 1 wrong numbers are reported
+            (ane::lift_conv_transpose_1d).
 
     before
         %0: fp16[1, 4, 40, 1] = expand_dims(x=%x, axes=[-1])
@@ -98,10 +98,10 @@ class OrientConv(BlockRewrite):
                   chip="M6", os="macOS 27.0.1", date="2026",
                   source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 data/05_compute"),
         Community("12 layers of 256 channels, 1x9 on HxW against 9x1 on WxH: 32x8 777 and 361 us, 128x8 1186 and 823, "
-                  "8x8 371 and 243; 8x32 366 and 370, 32x32 778 and 811; against it: 8x128 778 and 895",
+                  "8x8 371 and 243; 8x32 366 and 370, 32x32 778 and 811; contradicts it: 8x128 778 and 895",
                   chip="M6", os="macOS 27.0.1", date="2026",
                   source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 kshape_run.txt"),
-        cite_m4_study("conv kernels 1x16 are unsupported by the ANE, Kx1 up to 31 are taken"),
+        cite_m4_study("conv kernels 1x16 are unsupported by the ANE, Kx1 up to 31 are supported"),
         cite_apple_authoring_rules("a last axis of one is padded to 64 bytes, 32 times the memory at fp16"),
     )
 
@@ -111,7 +111,7 @@ class OrientConv(BlockRewrite):
             reason = _find_boundary_obstacle(region)
             gain = _describe_gain(region, self.generations)
             if not gain:
-                yield Miss(first, "neither a kernel nor the padding is better off with height and width swapped",
+                yield Miss(first, "swapping height and width improves neither kernels nor padding",
                            near=False)
             elif reason:
                 yield Miss(first, reason)
@@ -136,16 +136,16 @@ class OrientConv(BlockRewrite):
         yield _make_region_example("too wide lying down", _conv(6, 4, 1, 20), at=2)
         yield make_example("between transposes", _build_between_transposes, x=(1, 16, 300, 8))
         yield _make_region_example("lying down", _conv(600, 4, 1, 3, pad_type="same"), at=2, reason=(
-            "neither a kernel nor the padding is better off with height and width swapped"))
+            "swapping height and width improves neither kernels nor padding"))
         yield _make_region_example("tall", _conv(600, 4, 20, 1), reason=(
-            "neither a kernel nor the padding is better off with height and width swapped"))
+            "swapping height and width improves neither kernels nor padding"))
         yield make_example(
             "no transposes", lambda x: Builder.conv(x=x, weight=make_weight(600, 4, 3, 1), name="y"),
-            reason="'x' comes as it is from the function's inputs: a transpose would have to be added",
+            reason="'x' is an input of the function: it would need a transpose",
             x=(1, 4, 40, 1))
         yield _make_region_example(
             "read as it is", _conv(600, 4, 3, 1), lambda x: Builder.softmax(x=x, axis=1),
-            reason="softmax reads a value as it is: a transpose would have to be added")
+            reason="softmax reads a value directly: it would need a transpose")
 
 
 @dataclass
@@ -203,7 +203,7 @@ def _find_op_obstacle(op: Operation) -> str | None:
         turned = all(max(var.shape[-2:-1] or (1,)) == 1 or var.shape[-1] == 1 for var in constants if var.rank)
         return None if turned else "a constant has both axes"
     if op.op_type in _POOL_OPS:
-        return "its sums would be in another order" if op.op_type == "avg_pool" and min(
+        return "its sums would be in a different order" if op.op_type == "avg_pool" and min(
             get_const_value(op.kernel_sizes)) > 1 else None
     if op.op_type == "concat":
         return "a constant is among the values" if any(is_const(var) for var in op.values) else None
@@ -235,15 +235,15 @@ def _find_boundary_obstacle(region: _Region) -> str:
             continue
         source = var.op
         if source is None:
-            return f"'{var.name}' comes as it is from the function's inputs: a transpose would have to be added"
+            return f"'{var.name}' is an input of the function: it would need a transpose"
         if source.enclosing_block is not region.ops[0].enclosing_block or not _can_enter(source):
-            return f"'{var.name}' comes as it is from {source.op_type}: a transpose would have to be added"
+            return f"'{var.name}' comes directly from {source.op_type}: it would need a transpose"
         if source.op_type == "transpose" and (var.consuming_blocks or not members.issuperset(get_consumers(var))):
-            return f"'{var.name}' is read as it is as well: a transpose would have to be added"
+            return f"'{var.name}' has other users: it would need a transpose"
     for op in region.ops:
         for var in op.outputs:
             if var.consuming_blocks and not var.shape[2] == var.shape[3] == 1:
-                return f"'{var.name}' is returned as it is: a transpose would have to be added"
+                return f"'{var.name}' is returned: it would need a transpose"
     for reader in region.readers:
         reason = _find_exit_obstacle(reader, members, region.ops[0].enclosing_block)
         if reason:
@@ -265,7 +265,7 @@ def _find_exit_obstacle(op: Operation, members: set[Operation], block: Block) ->
     own = [var for var in read if var.op in members]
     if own and all(var.shape[2] == var.shape[3] == 1 for var in own):
         return ""
-    words = f"{op.op_type} reads a value as it is: a transpose would have to be added"
+    words = f"{op.op_type} reads a value directly: it would need a transpose"
     if len(own) != 1 or op.enclosing_block is not block or op.inputs.get("x") is not own[0]:
         return words
     shape = own[0].shape

@@ -1,4 +1,4 @@
-"""Add the bias of a conv_transpose in an op of its own."""
+"""Add the bias of a conv_transpose in a separate op."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from ._examples import make_conv_transpose_example
 
 
 class SplitConvTransposeBias(Rewrite):
-    """Take the bias out of conv_transpose and add it afterwards, where the ANE adds it right.
+    """Split the bias off a conv_transpose and add it in a separate op, which is correct on the ANE.
 
-    why     The fault of `ane::lift_conv_transpose_1d`, fixed with the layout kept: one add more, no dummy axis. The
-            lift is bitwise, but the form of it that was verified makes rows of one element, 32 times the bytes at fp16.
-            So the preset `safe` lifts, and `full` splits what the target supports without a lift.
+    why     The fault of `ane::lift_conv_transpose_1d`, fixed without changing the layout: one more add, no dummy axis.
+            The lift is bitwise, but its verified form makes rows of one element, 32 times the bytes at fp16. So the
+            preset `safe` lifts, and `full` splits ops that the target supports without a lift.
     when    x of rank 3 (any rank with any_rank=true), a constant bias of the output's dtype. A bias that is all zero
-            is dropped, which is bitwise. A kernel that covers more than the target supports on the width is left to
-            the lift, which lays it on the height (any_kernel=true splits it, too).
+            is dropped, which is bitwise. A kernel that covers more than the target supports on the width is lifted to
+            the height instead (any_kernel=true splits it, too).
     exact   rounding: the sum is rounded once before the bias is added and once after.
     cost    one add over the output; the layout stays. None for a bias that is dropped.
-    undone  by coremltools' `common::fuse_conv_bias`, which folds the add back. In `ane.pipeline()` this pass stands
-            after it; a later run of coremltools' default pipeline over the result folds it again.
+    undone  by coremltools' `common::fuse_conv_bias`, which folds the add back. In `ane.pipeline()` this pass runs after
+            it; a later run of coremltools' default pipeline over the result folds it again.
 
     before
         %y: fp16[1, 2, 26] = conv_transpose(x=%x, weight=<fp16[4, 2, 5]>, bias=[0.5, -1.0], strides=[3])
@@ -47,7 +47,7 @@ class SplitConvTransposeBias(Rewrite):
     roots = ("conv_transpose",)
     evidence = (
         Community(
-            "plan A of the report: conv_transpose without bias, then add, is right on the ANE",
+            "conv_transpose without bias, then add, is correct on the ANE",
             source="https://zhaode.wang/2025/08/18/coreml-conv1d", date="2025-08",
         ),
     )
@@ -56,7 +56,7 @@ class SplitConvTransposeBias(Rewrite):
     "Split 2-D and 3-D conv_transpose, too; the defect is reported for 1-D only."
 
     any_kernel: bool = False
-    "Split also where the kernel is too wide for the target, so that the op stays off the ANE anyway."
+    "Split even if the kernel is too wide for the target, so that the op stays off the ANE."
 
     def match(self, op: Operation) -> Hit | Miss:
         if op.bias is None:
@@ -68,11 +68,11 @@ class SplitConvTransposeBias(Rewrite):
         if not is_const(op.bias):
             return Miss(op, "bias is not a plain const")
         if op.bias.dtype != op.outputs[0].dtype:
-            return Miss(op, "bias has another dtype than the output, so an add would need a cast")
+            return Miss(op, "bias has a dtype other than the output, so an add would need a cast")
         covered = self._unsupported_width(op)
         if covered:
-            return Miss(op, f"kernel covers {covered} on the width, more than the target takes; "
-                            "ane::lift_conv_transpose_1d lays it on the height (any_kernel=true splits it here)")
+            return Miss(op, f"kernel covers {covered} on the width, more than the target supports; use "
+                            f"ane::lift_conv_transpose_1d (any_kernel=true splits it)")
         return Hit(op, note=_describe_cost(op), drop=False)
 
     def _unsupported_width(self, op: Operation) -> int:
@@ -101,12 +101,12 @@ class SplitConvTransposeBias(Rewrite):
         yield example("rank 4", **image, options={"any_rank": True})
         yield example("wide", strides=[2], dilations=[4], options={"any_kernel": True})
         yield example("wide left alone", strides=[2], dilations=[4],
-                      reason="kernel covers 17 on the width, more than the target takes; ane::lift_conv_transpose_1d "
-                             "lays it on the height (any_kernel=true splits it here)")
+                      reason="kernel covers 17 on the width, more than the target supports; use "
+                             "ane::lift_conv_transpose_1d (any_kernel=true splits it)")
         yield example("rank 4 left alone", **image, reason="x has rank 4, not 3; any_rank=true splits it too")
         yield example("no bias", bias=None, reason="no bias to split off")
         yield make_example("bias of another dtype", _build_fp32_weights, x=(1, 4, 8),
-                           reason="bias has another dtype than the output, so an add would need a cast")
+                           reason="bias has a dtype other than the output, so an add would need a cast")
 
 
 def _describe_cost(op: Operation) -> str:
@@ -115,7 +115,7 @@ def _describe_cost(op: Operation) -> str:
     shape = get_static_shape(y)
     if shape is not None:
         size = format_bytes(compute_padded_bytes(shape, get_itemsize(y)))
-    return f"layout kept; one add more over the output (buffer {size}, computed, 64-byte rows)"
+    return f"same layout; one more add over the output (buffer {size}, computed, 64-byte rows)"
 
 
 def _build_fp32_weights(x: Var) -> Var:

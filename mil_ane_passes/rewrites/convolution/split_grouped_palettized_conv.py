@@ -20,14 +20,14 @@ _PACKED_INPUTS = {"constexpr_lut_to_dense": "indices", "constexpr_blockwise_shif
 
 
 class SplitGroupedPalettizedConv(Rewrite):
-    """Split a palettized conv into one for each group of input channels that has tables or scales of its own.
+    """Split a palettized conv into one conv per group of input channels with its own tables or scales.
 
     why     A conv with palettized weights and two scales for each output channel, one for each half of the input
-            channels, applied the wrong ones on the ANE; two convs with one scale for each output channel were right.
+            channels, applied the wrong ones on the ANE; two convs with one scale per output channel were correct.
     when    weight from iOS18's constexpr_lut_to_dense, with or without a constexpr_blockwise_shift_scale behind it,
-            whose tables or scales change along the input channels: one conv for each block, and adds. With groups > 1
-            and tables of any kind: one conv for each group, and a concat. That the fault strikes lookup tables as
-            well as scales, and convs with groups > 1, is predicted from the report, not in it.
+            whose tables or scales change along the input channels: one conv per block, and adds. With groups > 1 and
+            any tables: one conv per group, and a concat. The report covers scales only; for lookup tables and convs
+            with groups > 1 the fault is predicted.
     exact   rounding: the sum over the input channels is rounded once for each part. With groups bitwise.
     cost    one conv for each block, a split of the input, and adds (with groups one concat); the weights stay
             palettized and take no more bytes.
@@ -47,18 +47,18 @@ class SplitGroupedPalettizedConv(Rewrite):
     code, slug = "ANE401", "grouped-palettized-conv"
     stage = "decompose"
     exactness = Exactness.ROUNDING
-    bound = "each part's sum is rounded, and each add; a part that leaves fp16, where the whole does not, is infinite"
+    bound = "each part's sum is rounded, and each add; a part that overflows fp16 although the sum does not is infinite"
     preset = "named"
     roots = ("conv",)
     evidence = (
         Community("conv [64, 64, 1, 1] with int4 lookup-table weights and scales [64, 2, 1, 1]: 1921 of 4096 outputs "
-                  "wrong, as if the first 64 scales of the flat array were one for each output; two convs of 32 "
-                  "input channels are right (Core AI)", source="https://github.com/apple/coreai-torch/issues/93",
+                  "wrong, as if the first 64 scales of the flat array were one for each output; two convs of 32 input "
+                  "channels are correct (Core AI)", source="https://github.com/apple/coreai-torch/issues/93",
                   chip="M5 Pro", os="macOS 27.0", date="2026-09"),
     )
 
     max_groups: int = 32
-    "The most convs that one conv is split into; a conv with more groups is not rewritten."
+    "Maximum number of convs; a conv with more groups is not rewritten."
 
     def match(self, op: Operation) -> Hit | Miss:
         table = op.weight
@@ -67,10 +67,10 @@ class SplitGroupedPalettizedConv(Rewrite):
         if not is_compressed(table) or table.op.op_type != "constexpr_lut_to_dense":
             return Miss(op, "weight is not palettized", near=False)
         if "shape" in table.op.inputs:
-            return Miss(op, "one lookup table for the whole weight", near=False)
+            return Miss(op, "one lookup table for the entire weight", near=False)
         groups, blocks = get_const_value(op.groups, 1), _count_table_blocks(op.weight, 1)
         if blocks == 1 and (groups == 1 or _count_table_blocks(op.weight, 0) == 1):
-            return Miss(op, "no table or scale of its own for any group of input channels", near=False)
+            return Miss(op, "no separate table or scale for any group of input channels", near=False)
         axis, count = (1, blocks) if groups == 1 else (0, groups)
         if count > self.max_groups:
             return Miss(op, f"{count} parts, above max_groups={self.max_groups}")
@@ -80,7 +80,7 @@ class SplitGroupedPalettizedConv(Rewrite):
         if axis == 0 and op.bias is not None and not is_const(op.bias):
             return Miss(op, "bias is not a plain const, so it cannot be shared out to the groups")
         exactness = Exactness.BITWISE if axis == 0 else None
-        return Hit(op, note=f"{count} convs for one", exactness=exactness, axis=axis, count=count)
+        return Hit(op, note=f"split into {count} convs", exactness=exactness, axis=axis, count=count)
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         op, axis, count = hit.op, hit.axis, hit.count
@@ -113,9 +113,9 @@ class SplitGroupedPalettizedConv(Rewrite):
         yield example("too many", (4, 4, 1, 1), lut=(1, 4), options={"max_groups": 3},
                       reason="4 parts, above max_groups=3")
         yield example("by output channel", (4, 4, 1, 1), lut=(4, 1),
-                      reason="no table or scale of its own for any group of input channels")
+                      reason="no separate table or scale for any group of input channels")
         yield example("tables across groups", (6, 2, 1, 1), lut=(2, 1), groups=3,
-                      reason="2 tables and 3 parts do not fall together")
+                      reason="2 tables and 3 parts are not aligned")
         yield make_example("plain", lambda x: Builder.conv(x=x, weight=make_weight(4, 4, 1, 1)),
                            reason="weight is not palettized", x=(1, 4, 5, 6))
 
@@ -136,14 +136,15 @@ def _collect_tables(var: Var) -> dict[str, Var]:
 def _find_split_obstacle(var: Var, axis: int, count: int) -> str | None:
     """Return why `var` cannot be cut into `count` equal parts along `axis`, or None when it can."""
     if is_const(var):
-        return None if var.shape[axis] % count == 0 else f"{var.shape[axis]} channels make no {count} equal parts"
+        uneven = f"{var.shape[axis]} channels cannot be split into {count} equal parts"
+        return None if var.shape[axis] % count == 0 else uneven
     if not is_compressed(var) or var.op.op_type not in _PACKED_INPUTS:
         return f"weight is made by {'nothing known' if var.op is None else var.op.op_type}, whose parts are not known"
     for bound in _collect_tables(var).values():
         if not is_const(bound):
             return "a lookup table or scale is itself compressed"
         if bound.shape[axis] % count and count % bound.shape[axis]:
-            return f"{bound.shape[axis]} tables and {count} parts do not fall together"
+            return f"{bound.shape[axis]} tables and {count} parts are not aligned"
     return _find_split_obstacle(var.op.inputs[_PACKED_INPUTS[var.op.op_type]], axis, count)
 
 
@@ -155,7 +156,7 @@ def _find_sharing_obstacle(op: Operation, table: Var) -> str | None:
     alike = has_uniform_readers(op, op.enclosing_block, lambda other: get_const_value(other.groups, 1))
     if alike and not op.weight.consuming_blocks and (table is op.weight or len(get_consumers(table)) == 1):
         return None
-    return "weight is read in another way as well, so its parts would be stored beside it"
+    return "weight has other users, so its parts would be stored in addition"
 
 
 def _slice_weight_part(mb: RewriteBuilder, var: Var, axis: int, number: int, count: int) -> Var:

@@ -53,11 +53,12 @@ _MAX_HEIGHT, _MAX_WIDTH = 16, 13
 
 
 class SplitWideConv(Rewrite):
-    """Run a conv whose kernel is too large for the ANE as one of kernel 1 over windows, or as several that are added.
+    """Compute a conv whose kernel exceeds the ANE's limit as a conv of kernel 1 over windows, or as a sum of smaller
+    convs.
 
-    why     Kernels end at 15 wide and 31 tall on an M4, at 13 wide on an M1, and on an M6 one that is larger takes the
-            model off the ANE. A square one of 16 compiles for an M4 after minutes and 11.7 GB.
-    when    A kernel that is too large, or 14 to 16 square, in fp16, the weight stored. The first form that serves:
+    why     Kernels are limited to 15 wide and 31 tall on an M4, and 13 wide on an M1; on an M6 a larger one moves the
+            model off the ANE. A 16x16 kernel takes minutes and 11.7 GB to compile for an M4.
+    when    A kernel that is too large, or 14 to 16 square, in fp16, the weight stored. The first applicable form:
             stages for patches of few channels, where kernel and stride have a common factor p (16 and 16: 4), the
             strides that result have no prime factors but 2 and 3, and C * p * p is no more than the conv's own outputs.
             frames where the large axes are strided, undilated and of known size: windows become channels of a conv
@@ -102,12 +103,12 @@ class SplitWideConv(Rewrite):
     max_copies: int = 8
     "The most copies of the input in frames."
     max_parts: int = 16
-    "The most convs that one may become."
+    "Maximum number of convs that replace one."
 
     def match(self, op: Operation) -> Hit | Miss:
         large = self._find_large_axes(op)
         if not large:
-            return Miss(op, "fits, or a 1-D kernel below 32", near=False)
+            return Miss(op, "within the limits, or a 1-D kernel below 32", near=False)
         if op.outputs[0].dtype != types.fp16:
             return Miss(op, FP32_UNSUPPORTED_REASON)
         reason = find_reshape_obstacle(op.weight)
@@ -122,9 +123,9 @@ class SplitWideConv(Rewrite):
         if isinstance(plan, str):
             return Miss(op, plan)
         if plan.copies and is_compressed(op.weight):
-            return Miss(op, f"weight is compressed, and {plan.form} would have to be packed anew")
+            return Miss(op, f"weight is compressed, and {plan.form} would need recompression")
         if plan.copies and not has_uniform_readers(op, op.weight.op.enclosing_block, _read_conv_settings):
-            return Miss(op, "weight is read in another way as well, so it would be stored twice")
+            return Miss(op, "weight has other users, so it would be stored twice")
         if plan.copies and op.weight.consuming_blocks:
             return Miss(op, "weight is returned by a block")
         return Hit(op, note=f"kernel {'x'.join(map(str, sizes.kernel))} as {plan.note}", plan=plan, sizes=sizes,
@@ -169,12 +170,12 @@ class SplitWideConv(Rewrite):
         yield conv("dilated parts", (1, 2, 90), (2, 37), dilations=[2], pad_type="same", within=500)
         yield conv("tall", (1, 2, 40, 3), (2, 35, 1), pad_type="same_lower", within=500)
         yield conv("3-D", (1, 2, 3, 4, 16), (2, 2, 2, 16), pad_type="same", within=200)
-        yield conv("fits", (1, 2, 9, 30), (2, 3, 13), reason="fits, or a 1-D kernel below 32")
+        yield conv("fits", (1, 2, 9, 30), (2, 3, 13), reason="within the limits, or a 1-D kernel below 32")
         yield conv("fp32", (1, 2, 9, 30), (2, 1, 20), dtype=np.float32, reason=FP32_UNSUPPORTED_REASON)
         yield conv("symbolic, same", (1, 2, 4, None), (2, 1, 20), strides=[1, 2], pad_type="same",
                    reason="pad_type same pads by the input's size, which is symbolic")
         yield conv("too many parts", (1, 2, 4, 90), (2, 1, 40), options={"max_parts": 3},
-                   reason="kernel 1x40 would take 4 parts, max_parts is 3")
+                   reason="kernel 1x40 would need 4 parts, max_parts is 3")
 
 
 def _plan_stages(op: Operation, sizes: ConvSizes, large: list[int]) -> _ConvPlan | None:
@@ -224,7 +225,7 @@ def _plan_conv(sizes: ConvSizes, large: list[int], symbolic: int, max_copies: in
     )
     count = math.prod(map(len, pieces))
     if count > max_parts:
-        return f"kernel {kernel} would take {count} parts, max_parts is {max_parts}"
+        return f"kernel {kernel} would need {count} parts, max_parts is {max_parts}"
     return _ConvPlan("parts", f"{count} parts that are added", pieces=pieces, copies=True)
 
 

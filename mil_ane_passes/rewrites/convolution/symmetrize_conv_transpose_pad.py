@@ -16,15 +16,14 @@ from ._examples import make_conv_transpose_example
 
 
 class SymmetrizeConvTransposePad(Rewrite):
-    """Pad a conv_transpose alike on both sides and slice the rest off, so that its output is not shifted.
+    """Use equal pads on both sides of a conv_transpose and slice the result, so that it is not shifted.
 
-    why     An fp16 conv_transpose whose pads before and after an axis differ gives a shifted output; in fp32 it is
-            right.
+    why     An fp16 conv_transpose with different pads before and after an axis gives a shifted output; fp32 is correct.
     when    fp16, pad_type custom with unequal pads on any axis, and an output_shape, where there is one, that the
             pads imply (another is for `ane::explicit_conv_transpose_shape`).
     exact   bitwise: the smaller pad on both sides computes the same sums and some more, and the slice drops those.
-    cost    as many rows more as the pads differ by. A longer pad in front gives a slice with an offset; on the last
-            axis of an M1 or M2, `ane::last_axis_slice` is for that.
+    cost    as many more rows as the difference of the pads. A longer pad in front gives a slice with an offset; for the
+            last axis on an M1 or M2, see `ane::last_axis_slice`.
 
     before
         %y: fp16[1, 2, 18] = conv_transpose(x=%x, weight=<fp16[4, 2, 5]>, pad=[1, 0], pad_type=custom, strides=[2])
@@ -42,7 +41,7 @@ class SymmetrizeConvTransposePad(Rewrite):
     roots = ("conv_transpose",)
     evidence = (
         Community(
-            "pad [1, 0], stride 2, output_shape 8: the fp16 output is shifted and wrong, the fp32 one right; "
+            "pad [1, 0], stride 2, output_shape 8: the fp16 output is shifted and wrong, the fp32 one correct; "
             "reproduced by a maintainer",
             source="https://github.com/apple/coremltools/issues/2324", chip="M1", os="macOS 14.3", date="2024-08",
         ),
@@ -60,13 +59,13 @@ class SymmetrizeConvTransposePad(Rewrite):
         if all(before == after for before, after in pads):
             return Miss(op, "pads are equal on both sides", near=False)
         if op.outputs[0].dtype != types.fp16:
-            return Miss(op, "computed in fp32, where the report found it right")
+            return Miss(op, "computed in fp32, which is correct according to the report")
         if min(min(pair) for pair in pads) < 0:
             return Miss(op, "a pad is negative, so the output reaches beyond the full transposed convolution")
         if 0 in op.outputs[0].shape:
             return Miss(op, "the output is empty")
         if not has_explicit_window(op):
-            return Miss(op, "output_shape is not what the pads imply; ane::explicit_conv_transpose_shape settles that")
+            return Miss(op, "output_shape is not what the pads imply; use ane::explicit_conv_transpose_shape")
         return Hit(op, note=describe_crop(pads), window=pads)
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
@@ -87,8 +86,9 @@ class SymmetrizeConvTransposePad(Rewrite):
         yield example("equal pads", pad=[1, 1], reason="pads are equal on both sides")
         yield make_conv_transpose_example("no pads", strides=[2],
                                           reason="pad_type is not custom, so there are no pads to differ")
-        yield example("fp32", pad=[1, 0], dtype=np.float32, reason="computed in fp32, where the report found it right")
+        yield example("fp32", pad=[1, 0], dtype=np.float32, reason="computed in fp32, which is correct according to "
+                                                                   "the report")
         yield example("negative pad", pad=[1, -1],
                       reason="a pad is negative, so the output reaches beyond the full transposed convolution")
         yield example("another output_shape", pad=[1, 0], output_shape=[1, 2, 17],
-                      reason="output_shape is not what the pads imply; ane::explicit_conv_transpose_shape settles that")
+                      reason="output_shape is not what the pads imply; use ane::explicit_conv_transpose_shape")

@@ -31,11 +31,12 @@ _UP_TO_A13 = get_generations_between(last="a13")
 
 
 class UndilateConv(Rewrite):
-    """Run a dilated conv undilated on every d-th element, the phases of the input as a batch.
+    """Compute a dilated conv without dilation on every d-th element, with the phases of the input as a batch.
 
-    why     A list of 2020 has dilated convs among the layers that leave the ANE. An M4 supports them: only by name.
-    when    fp16; a dilated axis of known size and stride 1 (not of a 3-D conv), or one whose stride is a multiple of
-            the dilation: then one phase is read. Only where no chip after A13 is looked at, or with always=true.
+    why     A list of 2020 includes dilated convs in the layers that leave the ANE. An M4 supports them, so this pass
+            runs by name only.
+    when    fp16; a dilated axis of static size and stride 1 (not of a 3-D conv), or one whose stride is a multiple of
+            the dilation, which reads one phase only. Only for targets up to A13, or with always=true.
     exact   rounding: output u * d + r is the sum over k of w[k] * x[(u + k) * d + r], the undilated conv at u of phase
             r: the same products. The weight stays as it is, compressed or not.
     cost    a transpose between two reshapes for each axis before, and one behind; a strided slice where one phase is
@@ -58,17 +59,17 @@ class UndilateConv(Rewrite):
     fixes = (DilatedConv,)
     stage = "decompose"
     exactness = Exactness.ROUNDING
-    bound = "the roundings of one sum of as many products"
+    bound = "the rounding of the same sum of products"
     preset = "named"
     confidence = "low"
     roots = ("conv",)
     evidence = (
         cite_2020_layer_list(
-            "dilated convolutions are among the layers known not to work; some of the list is guessed"
+            "dilated convolutions are among the layers known not to work; parts of the list are guesses"
         ),
         *collect_evidence("pool-kernel"),
         Community(
-            "contradicts it: dilated convs leave the ANE from a width of 16384 on only",
+            "contradicts it: dilated convs leave the ANE only from a width of 16384",
             chip="M2",
             source="https://github.com/FluidInference/mobius/pull/53",
             date="2026-05-05",
@@ -76,7 +77,7 @@ class UndilateConv(Rewrite):
     )
 
     always: bool = False
-    "Rewrite dilated convs whatever the target."
+    "Rewrite dilated convs for any target."
 
     def match(self, op: Operation) -> Hit | Miss:
         if any(map(is_symbolic, op.weight.shape[2:])):
@@ -86,7 +87,7 @@ class UndilateConv(Rewrite):
         if not axes:
             return Miss(op, "is not dilated", near=False)
         if not self.always and any(one not in _UP_TO_A13 for one in self.generations):
-            return Miss(op, "taken by an M4; name A13 or older as the target, or always=true")
+            return Miss(op, "supported on M4; choose A13 or older as the target, or always=true")
         if op.outputs[0].dtype != types.fp16:
             return Miss(op, FP32_UNSUPPORTED_REASON)
         pads = resolve_conv_pads(op)
@@ -95,7 +96,7 @@ class UndilateConv(Rewrite):
         single = [axis for axis in axes if sizes.strides[axis] % sizes.dilations[axis] == 0]
         phased = [axis for axis in axes if axis not in single]
         if any(sizes.strides[axis] > 1 for axis in phased):
-            return Miss(op, "a stride that is no multiple of the dilation")
+            return Miss(op, "a stride that is not a multiple of the dilation")
         if phased and op.x.rank == 5:
             return Miss(op, "3-D, and its phases would need rank 6")
         if any(is_symbolic(op.x.shape[2 + axis]) for axis in phased) or (
@@ -141,8 +142,8 @@ class UndilateConv(Rewrite):
                       pad_type="custom", pad=[1, 0, 2, 1])
         yield signal("strided as dilated", dilations=[2], strides=[4], pad_type="custom", pad=[3, 2])
         yield signal("newer chips", dilations=[2], options=None,
-                     reason="taken by an M4; name A13 or older as the target, or always=true")
-        yield signal("strided", dilations=[2], strides=[3], reason="a stride that is no multiple of the dilation")
+                     reason="supported on M4; choose A13 or older as the target, or always=true")
+        yield signal("strided", dilations=[2], strides=[3], reason="a stride that is not a multiple of the dilation")
         yield example("symbolic", (1, 2, None), (4, 2, 3), dilations=[2],
                       reason="the dilated axis, or more than one axis, is of symbolic size")
         yield signal("undilated", dilations=[1], reason="is not dilated")

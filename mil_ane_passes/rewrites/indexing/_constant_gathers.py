@@ -29,10 +29,10 @@ def find_out_of_range_index(op: Operation) -> str:
 def normalize_indices(indices: _Array, extent: Any) -> _Array | str:
     """Return `indices` counted from the front, or why they cannot be."""
     if is_symbolic(extent):
-        return "it takes places of an axis of symbolic size"
+        return "it reads from an axis of symbolic size"
     wrong = indices[(indices < -extent) | (indices >= extent)]
     if wrong.size:
-        return f"place {wrong[0]} is outside of the {extent} there are"
+        return f"index {wrong[0]} is out of range for {extent} elements"
     return np.where(indices < 0, indices + extent, indices)
 
 

@@ -68,7 +68,7 @@ class _Repeated(_Repetition):
     """Each index of `inner` `times` in a row."""
 
     def words(self) -> str:
-        return f"{self.inner.words()}, each place {self.times} times"
+        return f"{self.inner.words()}, each index {self.times} times"
 
 
 class Tiled(_Repetition):
@@ -213,7 +213,7 @@ def find_take_obstacle(var: Var, places: IndexPattern) -> str:
     if not isinstance(places, (_Repeated, _TransposedRun)):
         return ""
     if var.rank >= _MAX_RANK:
-        return f"{places.words()}: that needs one more axis than the {_MAX_RANK} that are supported on the ANE"
+        return f"{places.words()}: this needs one more axis than the {_MAX_RANK} that are supported on the ANE"
     return find_reshape_obstacle(var.shape) or (
         find_take_obstacle(var, places.inner) if isinstance(places, _Repeated) else ""
     )

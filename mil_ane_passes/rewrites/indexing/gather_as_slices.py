@@ -38,20 +38,20 @@ _Array = np.ndarray[Any, Any]
 _BEFORE_M4 = Gate(last="m3")
 "Generations on which no source reports a gather."
 _LAST_AXIS_CONCAT_FAULT = Gate(first="a14", last="m2")
-"Generations on which joined slices of the last axis are reported to be wrong."
+"Generations on which concatenated slices of the last axis are reported to be wrong."
 
 
 class GatherAsSlices(Rewrite):
-    """Turn a gather at constant places into slices and a concat, or one slice, a reverse or a transpose.
+    """Replace a gather with constant indices by slices and a concat, or by one slice, reverse or transpose.
 
-    why     Before the M4 nobody saw a gather on the ANE through Core ML, while slices work everywhere; and what
-            is one slice, or all of the axis, needs no gather on any chip.
-    when    gather, gather_nd and gather_along_axis with constant indices. One slice, reverse or none: on every target.
-            Where values have to be joined: on targets before the M4 only, which supports such a gather, unless
-            `always`. Places of several axes are read axis by axis, or of the axes reshaped to one.
-    exact   bitwise: elements are moved, none is computed with.
-    cost    As many values are joined as there are runs of neighbours, `max_parts` at most. On M1 and M2, where joining
-            slices of the last axis is reported to go wrong, two transposes, too.
+    why     Before M4 there is no report of a gather on the ANE through Core ML, whereas slices are supported on all
+            chips; and a single slice, or an entire axis, needs no gather on any chip.
+    when    gather, gather_nd and gather_along_axis with constant indices. A single slice or reverse: on every target.
+            Several values that are concatenated: only for targets before M4, which supports such a gather, unless
+            `always`. Indices of several axes are read axis by axis, or from the axes merged to one.
+    exact   bitwise: data movement only.
+    cost    a concat of one value per run of indices, at most `max_parts`. On M1 and M2, where a concat of slices of the
+            last axis is reported to be wrong, two transposes, too.
 
     before
         %y: fp16[1, 5, 4] = gather(x=%x, indices=[4, 0, 1, 2, 3], axis=1)
@@ -77,29 +77,29 @@ class GatherAsSlices(Rewrite):
         ),
         cite_private_quirk(
             "slices of the last axis that are joined return wrong elements on the M1 and M2 generations; "
-            "transposing the axis away and back is right on all"
+            "transposing the axis away and back is correct on all"
         ),
     )
 
     always: bool = False
-    "Join values also where a newer chip supports the gather."
+    "Concatenate values even if a chip of the target supports the gather."
     max_parts: int = 32
-    "The most values that are joined."
+    "Maximum number of concatenated values."
 
     def match(self, op: Operation) -> Hit | Miss:
         if not is_const(op.indices):
             return Miss(op, "its indices are computed", near=False)
         if is_const(op.x):
-            return Miss(op, "constant places of a constant: fold_constant_gather makes them a constant", near=False)
+            return Miss(op, "constant indices of a constant: fold_constant_gather folds them", near=False)
         plan = _plan_gather(op)
         if isinstance(plan, str):
             return Miss(op, plan)
         if plan.parts > self.max_parts:
-            return Miss(op, f"{plan.parts} values to join, above {self.max_parts}")
+            return Miss(op, f"{plan.parts} values to concatenate, above {self.max_parts}")
         if plan.parts > 1 and not self.always and not all(map(_BEFORE_M4.includes, self.generations)):
-            return Miss(op, f"{plan.words()}: the gather is supported on M4; name an older target, or always=true")
+            return Miss(op, f"{plan.words()}: the gather is supported on M4; choose an older target, or always=true")
         aside = any(map(_LAST_AXIS_CONCAT_FAULT.includes, self.generations))
-        return Hit(op, note=f"{op.op_type} at {op.indices.val.size} constant places: {plan.words()}", plan=plan,
+        return Hit(op, note=f"{op.op_type} at {op.indices.val.size} constant indices: {plan.words()}", plan=plan,
                    aside=aside)
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
@@ -124,18 +124,18 @@ class GatherAsSlices(Rewrite):
         yield make_example("along an axis", lambda x: Builder.gather_along_axis(
             x=x, indices=np.array([3, 0], np.int32), axis=0, name="y"), options={"always": True}, x=(4,))
         yield _make_gather_example("scattered", [0, 5, 3, 2, 6], x=(1, 7, 4),
-                                   options={"always": True, "max_parts": 4}, reason="5 values to join, above 4")
+                                   options={"always": True, "max_parts": 4}, reason="5 values to concatenate, above 4")
         yield _make_gather_example("roll on M4", [4, 0, 1, 2, 3], reason=(
-            "2 slices and a concat: the gather is supported on M4; name an older target, or always=true"))
-        yield _make_gather_example("outside", [0, 5], reason="place 5 is outside of the 5 there are")
+            "2 slices and a concat: the gather is supported on M4; choose an older target, or always=true"))
+        yield _make_gather_example("outside", [0, 5], reason="index 5 is out of range for 5 elements")
         yield _make_gather_example("symbolic", [1, 2], x=(2, None, 4),
-                                   reason="it takes places of an axis of symbolic size")
+                                   reason="it reads from an axis of symbolic size")
         yield make_example("a row for each batch", lambda x: Builder.gather(
             x=x, indices=np.array([[0], [1]], np.int32), axis=1, batch_dims=1, name="y"),
-            reason="its places differ from batch to batch", x=(2, 4))
+            reason="its indices differ between batches", x=(2, 4))
         yield make_example("table", lambda x: Builder.add(
             x=x, y=Builder.gather(x=make_weight(4, 3), indices=np.array([1], np.int32), axis=0)),
-            reason="constant places of a constant: fold_constant_gather makes them a constant", x=(2, 3))
+            reason="constant indices of a constant: fold_constant_gather folds them", x=(2, 3))
         yield make_example("computed", lambda i: Builder.gather(x=make_weight(4, 3), indices=i, axis=0, name="y"),
                            reason="its indices are computed", dtype=types.int32, i=(2,))
 
@@ -145,11 +145,11 @@ def _plan_gather(op: Operation) -> _GatherPlan | str:
     indices = np.asarray(op.indices.val).astype(np.int64)
     batch = int(get_const_value(op.inputs.get("batch_dims"), 0))
     if indices.size == 0:
-        return "it takes nothing"
+        return "it reads no elements"
     if batch:
         shared = indices.reshape(-1, *indices.shape[batch:])
         if not np.array_equal(shared, np.broadcast_to(shared[:1], shared.shape)):
-            return "its places differ from batch to batch"
+            return "its indices differ between batches"
         indices = shared[0]
     if op.op_type == "gather":
         plan = _plan_plain_gather(op, indices)
@@ -198,7 +198,7 @@ def _plan_gather_along_axis(op: Operation, indices: _Array) -> _GatherPlan | str
     if isinstance(places, str):
         return places
     if shape is None:
-        return "its other axes are of symbolic size, those of its places are not"
+        return "its other axes are symbolic, those of its indices are not"
     line = places[tuple(slice(None) if each == axis else slice(0, 1) for each in range(op.x.rank))]
     if np.array_equal(places, np.broadcast_to(line, places.shape)):
         return _GatherPlan(None, ((axis, find_index_pattern(line)),))
@@ -225,7 +225,7 @@ def _plan_gather_nd(op: Operation, indices: _Array, batch: int) -> _GatherPlan |
     if apart is not None:
         return _GatherPlan(None, tuple((axis, find_index_pattern(line)) for axis, line in zip(axes, apart)))
     if batch or any(map(is_symbolic, op.x.shape)):
-        return "its points are no combination of places of each axis, and the axes before or behind are not fixed"
+        return "its indices are not a product of indices per axis, and the axes before or after are not static"
     return _plan_flattened_gather(columns, tuple(op.x.shape[axis] for axis in axes), tuple(op.x.shape))
 
 

@@ -1,4 +1,4 @@
-"""Wrap runtime indices into range in two ops instead of eight."""
+"""Wrap runtime indices into range with two ops instead of eight."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ _LARGEST_EXTENTS: dict[type, int] = {types.int16: 2**15, types.uint16: 2**16, ty
 
 
 class IndexByMod(Rewrite):
-    """Bring runtime indices into range in two ops instead of up to eight.
+    """Wrap runtime indices into range with two ops instead of up to eight.
 
-    why     coremltools lets a negative index count from the end: greater_equal, add and select on int32, with casts to
-            16 bits and back around them, and when a package is converted in two steps all of that twice. Each of these
-            ops is unsupported by the ANE and runs on the CPU in front of it.
-    when    Indices of gather, gather_along_axis and gather_nd that went through select(i >= 0, i, i + n), n being the
-            extent that they index, when nobody reads what is in between but other lookups in the same extent.
-    exact   bitwise for every index from -n to n - 1: mod(i + n, n). What is outside is no index, before and after. It
-            is not mod(i, n): of a negative number Core ML's mod was seen to give the C remainder, not Python's.
+    why     coremltools implements negative indices with greater_equal, add and select on int32, with casts to 16 bits
+            and back, and twice if a package is converted in two steps. These ops are unsupported on the ANE and run on
+            the CPU before it.
+    when    Indices of gather, gather_along_axis and gather_nd that went through select(i >= 0, i, i + n), where n is
+            the indexed extent, if the intermediate values have no users except other lookups in the same extent.
+    exact   bitwise for every index from -n to n - 1: mod(i + n, n). Other values are invalid indices before and after.
+            mod(i, n) would not work: for negative numbers Core ML's mod was observed to return the C remainder, not
+            Python's.
     cost    less: int32 ops on as many elements as there are indices.
 
     before
@@ -54,14 +55,14 @@ class IndexByMod(Rewrite):
     def match(self, op: Operation) -> Hit | Miss:
         extents = _read_indexed_extents(op)
         if extents is None:
-            return Miss(op, "what is indexed has an extent known only at run time", near=False)
+            return Miss(op, "the indexed extent is dynamic", near=False)
         found = _find_unwrapped_indices(op.indices, extents)
         if found is None:
-            return Miss(op, "indices are not brought into range here", near=False)
+            return Miss(op, "indices are not wrapped here", near=False)
         start, first = found
         if not _is_only_looked_up(first, extents):
-            return Miss(op, "the indices in range are read by more than lookups in the same extent")
-        return Hit(op, note="indices are brought into range in two ops", source=start, extents=extents)
+            return Miss(op, "the wrapped indices have users other than lookups in the same extent")
+        return Hit(op, note="indices are wrapped with two ops", source=start, extents=extents)
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         op, before = hit.op, hit.source
@@ -82,8 +83,8 @@ class IndexByMod(Rewrite):
         yield _make_lookup_example("prepared twice", times=2)
         yield _make_lookup_example("16 bits", narrow="int16")
         yield _make_lookup_example("read elsewhere", returned=True,
-                                   reason="the indices in range are read by more than lookups in the same extent")
-        yield _make_lookup_example("another extent", extent=4, reason="indices are not brought into range here")
+                                   reason="the wrapped indices have users other than lookups in the same extent")
+        yield _make_lookup_example("another extent", extent=4, reason="indices are not wrapped here")
 
 
 def _read_indexed_extents(op: Operation) -> tuple[int, ...] | None:

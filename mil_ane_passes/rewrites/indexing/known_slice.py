@@ -1,4 +1,4 @@
-"""Slice at constant indices where computed ones are equal to constants."""
+"""Slice at constant indices if the computed ones are equal to constants."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from ...rules.indexing import RuntimeSlice
 
 _SLICE_INPUTS = {"slice_by_index": ("begin", "end"), "slice_by_size": ("begin", "size")}
 _MAX_OPS_VISITED = 48
-"Most ops that are visited for one list of numbers."
+"Maximum number of ops to visit for one list of numbers."
 _DEFAULT_PARAMETERS: dict[str, Any] = {"stride": 1, "begin_mask": False, "end_mask": False, "squeeze_mask": False}
 "Parameters of slice_by_index that may be left out, with the value for each axis."
 _Numbers = tuple["_Number | None", ...]
 
 
 class KnownSlice(Rewrite):
-    """Count from the end of an axis where a slice's place is worked out of the axis' own size.
+    """Replace slice bounds that are computed from the size of the sliced axis by constants counted from its end.
 
-    why     Of `x[:, :x.shape[1] - 1]` with a flexible axis coremltools makes a slice whose end is computed: shape,
-            casts, gather, sub and concat of int32, all off the ANE, and the slice with them.
-    when    slice_by_index (forwards) and slice_by_size whose begin, end and size are constants, the size of the axis
-            that is sliced, or such a size and a constant; and the shape of the result stays as known as it was. Not
-            where a short axis makes the computed number negative, which means another place or size: `size - 3` of
-            an axis of 2 is -1. State the shortest length of the flexible axes as `shortest` to allow it.
-    exact   bitwise for all axes of `shortest` or more: begin and end are the same places.
-    cost    none: one slice as before; the ops that work its place out go where nothing else reads them.
+    why     coremltools converts `x[:, :x.shape[1] - 1]` with a flexible axis to a slice with a computed end: shape,
+            casts, gather, sub and concat on int32, all off the ANE, together with the slice.
+    when    slice_by_index (forwards) and slice_by_size whose begin, end and size are constants, the size of the sliced
+            axis, or that size plus a constant; static dimensions of the result must stay static. Not if a short axis
+            makes the computed number negative, which has a different meaning: `size - 3` of an axis of 2 is -1. Set
+            `shortest` to the minimum length of the flexible axes to allow it.
+    exact   bitwise for all axes of length `shortest` or more: begin and end are the same.
+    cost    none: one slice as before; the ops that compute its bounds are removed if they have no other users.
 
     before
         %0: int32[2] = shape(x=%x)
@@ -60,10 +60,10 @@ class KnownSlice(Rewrite):
     def match(self, op: Operation) -> Hit | Miss:
         names = _SLICE_INPUTS[op.op_type]
         if all(is_const(op.inputs[name]) for name in names):
-            return Miss(op, "its place is constant", near=False)
+            return Miss(op, "its bounds are constant", near=False)
         first, second = (_read_shape_numbers(op.inputs[name]) for name in names)
         if first is None or second is None:
-            return Miss(op, "its place is not worked out of shapes")
+            return Miss(op, "its bounds are not computed from shapes")
         found = _fold_slice_parameters(op, first, second, self.shortest)
         if isinstance(found, str):
             return Miss(op, found)
@@ -71,10 +71,10 @@ class KnownSlice(Rewrite):
             shape = solve_slice_by_index_shape(op.x.shape, found["begin"], found["end"], found["stride"],
                                                found["begin_mask"], found["end_mask"], found["squeeze_mask"])
         except ValueError:  # coremltools rejects a slice that ends before it begins
-            return Miss(op, f"nothing lies from {found['begin']} to {found['end']}")
+            return Miss(op, f"the slice from {found['begin']} to {found['end']} is empty")
         if [is_symbolic(size) for size in shape] != [is_symbolic(size) for size in op.outputs[0].shape]:
-            return Miss(op, "what it gives would be of known size, where its readers do not know it")
-        return Hit(op, note=f"{' and '.join(names)} are known: from {found['begin']} to {found['end']}", found=found,
+            return Miss(op, "its result would become static, but its users expect a dynamic size")
+        return Hit(op, note=f"{' and '.join(names)} are constant: from {found['begin']} to {found['end']}", found=found,
                    smallest_size=self.shortest)
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
@@ -90,16 +90,16 @@ class KnownSlice(Rewrite):
         yield make_example("by size, of a long axis", partial(_build_slice_by_size, less=3), options={"shortest": 3},
                            x=(None, None))
         yield make_example("by size, of any axis", partial(_build_slice_by_size, less=3), x=(None, None),
-                           reason="at size 2 its size is -1, which means all that is left (shortest=1)")
+                           reason="at size 2 its size is -1, which means all remaining elements (shortest=1)")
         yield _make_end_example("all but the last three of a long axis", 3, options={"shortest": 3})
         yield _make_end_example("all but the last three", 3, reason=(
-            "at size 2 its end is below 0, which counts from the end again (shortest=1)"))
+            "at size 2 its end is below 0, which counts from the end (shortest=1)"))
         yield _make_end_example("another axis", 1, (None, 6), axis=0)
         yield _make_end_example("of another size", 1, (None, None), axis=0, size_axis=1,
-                                reason="the size of another axis is part of it")
-        yield _make_end_example("half", 0, half=True, reason="its place is not worked out of shapes")
+                                reason="it depends on the size of another axis")
+        yield _make_end_example("half", 0, half=True, reason="its bounds are not computed from shapes")
         yield make_example("fixed", lambda x: Builder.slice_by_index(x=x, begin=[0, 0], end=[4, 2], name="y"),
-                           reason="its place is constant", x=(4, 6))
+                           reason="its bounds are constant", x=(4, 6))
 
 
 def _read_shape_numbers(var: Var) -> list[_Number | None] | None:
@@ -232,7 +232,7 @@ def _fold_slice_parameters(
             if isinstance(index, str):
                 return index
             if index is None:
-                return "it begins behind the end"
+                return "it begins after the end"
             found["begin"][axis] = index
         if not squeezed and not found["end_mask"][axis]:
             index = _resolve_axis_index(end, op.x.shape[axis])
@@ -268,7 +268,7 @@ def _find_negative_wraparound(
         if name == "size":  # nothing is left after a begin at the end of the axis
             if begin is not None and begin.size is None and begin.addend >= less - 1:
                 continue
-            return f"at size {less - 1} its size is -1, which means all that is left (shortest={shortest})"
+            return f"at size {less - 1} its size is -1, which means all remaining elements (shortest={shortest})"
         return f"at size {max(shortest, less // 2 + 1)} its {name} is below 0, which counts from the end again " \
                f"(shortest={shortest})"
     return None
@@ -291,14 +291,14 @@ def _find_slice_end(begin: _Number | None, size: _Number | None) -> _Number | No
 def _resolve_axis_index(number: _Number | None, size: Any) -> int | str | None:
     """Return an index of an axis, negative from its end, None for the end itself; or why it is not a constant index."""
     if number is None:
-        return "its place is not worked out of shapes"
+        return "its bounds are not computed from shapes"
     if number.size == "all":
         return None
     if number.size is None:
         return number.addend
     if not is_symbolic(size) or number.size != size:
-        return "the size of another axis is part of it"
-    return "it reaches behind the end" if number.addend > 0 else number.addend or None
+        return "it depends on the size of another axis"
+    return "it reaches beyond the end" if number.addend > 0 else number.addend or None
 
 
 def _make_end_example(

@@ -24,19 +24,19 @@ _NEUTRAL_PARAMETERS: dict[str, Any] = {
 
 
 class LastAxisSlice(Rewrite):
-    """Slice the last axis where it is not the last: two transposes keep values above 4094 from becoming infinite.
+    """Transpose the last axis away before slicing it, so that values above 4094 do not become infinite.
 
-    why     On M1 and M2 a slice that begins inside the last axis is copied through a fixed-point format with 4 bits
-            after the point: |x| > 4094 comes out infinite. A concat of several such slices, as a gather is made
-            of, is said to return wrong elements there. An offset on any other axis is right, and so is an M4.
-    when    slice_by_index, slice_by_size with constant parameters and split, of fp16 values, where something is read
-            that does not begin at the front of the last axis. The axis changes places with the last one that is taken
-            from its front; a value of rank 1 becomes a column. That split is struck is predicted, not reported.
+    why     On M1 and M2 a slice that begins inside the last axis is copied through a fixed-point format with 4
+            fractional bits: |x| > 4094 becomes infinite. A concat of several such slices, as in a gather, is reported
+            to return wrong elements there. Offsets on other axes are correct, as is an M4.
+    when    slice_by_index, slice_by_size with constant parameters and split, of fp16 values, that read elements from
+            inside the last axis. The axis is swapped with the last axis that is read from its start; a value of rank 1
+            becomes a column. For split the fault is predicted, not reported.
     exact   bitwise: elements are moved, none is computed with.
-    cost    two transposes, each a pass over the data: often one where an index drops the last axis; for a split one
-            and one for each part; for a vector expand_dims and squeeze. Worth it only where values above 4094 occur or
-            slices are joined again, hence only by name.
-    undone  by coremltools' `common::reduce_transposes`, for split. In `ane.pipeline()` this pass stands after it.
+    cost    two transposes, each a pass over the data: often one if an index drops the last axis; for a split one, and
+            one per part; for a vector expand_dims and squeeze. Useful only if values exceed 4094 or slices are
+            concatenated again, therefore only by name.
+    undone  by coremltools' `common::reduce_transposes`, for split. In `ane.pipeline()` this pass runs after it.
 
     before
         %y: fp16[2, 4, 3] = slice_by_index(x=%x, begin=[0, 0, 2], end=[2, 4, 5])
@@ -75,40 +75,40 @@ class LastAxisSlice(Rewrite):
             date="2026-08-06",
         ),
         Community(
-            "all before the M4 generation are struck; M3 has not been measured",
+            "all generations before M4 are affected; M3 has not been measured",
             source="sbryngelson/ANEForge docs/numeric-cliffs.md",
             date="2026",
         ),
         Community(
-            "at odds with it: M1 only, and from M2 on the way is clean",
+            "contradicts it: M1 only, and from M2 on there is no fault",
             source="sbryngelson/ANEForge docs/cross-chip.md",
             date="2026",
         ),
         cite_private_quirk(
             "a gather on the last axis, made of such slices and a concat, returns wrong elements on the M1 "
-            "and M2 generations; transposing the axis away and back is right on all"
+            "and M2 generations; transposing the axis away and back is correct on all"
         ),
     )
 
     def match(self, op: Operation) -> Hit | Miss:
         if not types.is_float(op.x.dtype):
-            return Miss(op, "moves no floating-point numbers", near=False)
+            return Miss(op, "does not move floating-point numbers", near=False)
         if op.x.rank == 0 or (op.op_type == "split" and int(op.axis.val) % op.x.rank != op.x.rank - 1):
             return Miss(op, "splits another axis", near=False)
         if op.op_type == "split" and not any(is_used(part) for part in op.outputs[1:]):
-            return Miss(op, "only the part at the front is read", near=False)
+            return Miss(op, "only the first part is used", near=False)
         start = read_slice_start(op)
         if start is None:
             return Miss(op, "begin or end is not constant")
         if not has_offset(start, op.x.rank - 1):
             return Miss(op, "begins at the front of the last axis", near=False)
         if op.x.dtype != types.fp16:
-            return Miss(op, "computed in fp32, off the ANE: the fault is fp16's")
+            return Miss(op, "computed in fp32, off the ANE; the fault is in fp16 only")
         if op.x.rank == 1 and op.outputs[0].rank == 0:
-            return Miss(op, "takes one element of a vector: no axis is left to slice")
+            return Miss(op, "reads one element of a vector: no axis is left to slice")
         partner = _find_swap_axis(start, op.x.rank)
         if partner is None:
-            return Miss(op, "every axis is sliced from inside: none can change places with the last")
+            return Miss(op, "every axis is sliced from inside: none can be swapped with the last")
         return Hit(op, note=f"begins inside the last axis; sliced as axis {partner}", partner=partner)
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Any:
@@ -131,12 +131,12 @@ class LastAxisSlice(Rewrite):
         yield make_example("vector", lambda x: Builder.slice_by_index(x=x, begin=[2], end=[5], name="y"), x=(8,))
         yield inner("front", begin=[0, 1, 0], end=[2, 4, 5], reason="begins at the front of the last axis")
         yield inner("all inside", begin=[1, 1, 2], end=[2, 4, 5],
-                    reason="every axis is sliced from inside: none can change places with the last")
+                    reason="every axis is sliced from inside: none can be swapped with the last")
         yield make_example("split of another axis", partial(_build_split, sizes=[1, 3], axis=1), x=(2, 4, 8),
                            reason="splits another axis")
         yield make_example("runtime begin", _build_computed_slice, x=(8,), reason="begin or end is not constant")
         yield inner("fp32", begin=[0, 0, 2], end=[2, 4, 5], dtype=types.fp32,
-                    reason="computed in fp32, off the ANE: the fault is fp16's")
+                    reason="computed in fp32, off the ANE; the fault is in fp16 only")
 
 
 def read_slice_start(op: Operation) -> _SliceStart | None:

@@ -1,4 +1,4 @@
-"""Remove the wrapping of negative indices where none can be negative."""
+"""Remove the wrapping of negative indices if none can be negative."""
 
 from __future__ import annotations
 
@@ -31,21 +31,20 @@ _MOVING_OPS = (
 "Ops whose results are among the values of x."
 _BoundsReader = Callable[[Operation, Var, "list[int]"], "_IntegerBounds | None"]
 _MAX_VALUES_VISITED = 64
-"Most values that are visited for one range."
+"Maximum number of values to visit for one range."
 
 
 class PlainIndices(Rewrite):
-    """Use indices as they are where the ops that compute them show that none is negative.
+    """Remove the wrapping of negative indices if the ops that compute them exclude negative values.
 
-    why     coremltools adds n to negative indices of gather: greater_equal, add and select on int32, which the ANE does
-            not take, with casts around them. What topk, argmax or a count of truth values give is never negative.
-    when    select(i >= c, i, ...) where each i is c at least, by its type (uint16), by constants, or by the ops that
-            make it: topk, argmax, argsort, shape, cumsum, sums and products, what moves their results, and the counter
-            of a loop, of whole numbers in any type, that goes up from a constant to a constant. And a cast to a wider
-            type of integers and back, or on to a third one, which becomes one cast. Ids that are an input may be
-            negative; see `ane::index_by_mod`.
+    why     coremltools adds n to negative indices of gather: greater_equal, add and select on int32, which are
+            unsupported on the ANE, with casts. Results of topk, argmax or a count of bools are never negative.
+    when    select(i >= c, i, ...) where each i is at least c, because of its dtype (uint16), constants, or the ops that
+            compute it: topk, argmax, argsort, shape, cumsum, sums and products, data movement of their results, and
+            integer loop counters that increase from a constant to a constant. Also a cast to a wider integer type and
+            back, or to a third one, which becomes one cast. Ids from an input may be negative; see `ane::index_by_mod`.
     exact   bitwise: the same integers.
-    cost    less: the ops that only prepared them go.
+    cost    lower: the preparation ops are removed.
 
     before
         %0: fp16[4, 2], %1: uint16[4, 2] = topk(x=%x, k=2, axis=1, output_indices_dtype=uint16)
@@ -79,13 +78,13 @@ class PlainIndices(Rewrite):
         condition = op.cond.op
         if condition is None or condition.op_type != "greater_equal" or condition.x is not op.a \
                 or not types.is_int(op.a.dtype):
-            return Miss(op, "wraps no indices", near=False)
+            return Miss(op, "does not wrap indices", near=False)
         if list(op.a.shape) != list(op.outputs[0].shape):
             return Miss(op, "its result is larger than the indices")
         least, most = find_integer_bounds(op.a), find_integer_bounds(condition.y)
         if least is None or most is None or least[0] < most[1]:
             return Miss(op, "its indices may be negative")
-        return Hit(op, note=f"the indices are {least[0]} at least", plain=op.a, kind="")
+        return Hit(op, note=f"the indices are at least {least[0]}", plain=op.a, kind="")
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         plain: Var = mb.cast(x=hit.plain, dtype=hit.kind) if hit.kind else hit.plain
@@ -100,14 +99,14 @@ class PlainIndices(Rewrite):
             x=Builder.reverse(x=_cast(i, "int32", "int16"), axes=[0]), dtype="fp16", name="y"),
             dtype=types.int16, i=(3,))
         yield make_example("wide and on", lambda i: _cast(i, "int32", "uint16", name="y"), dtype=types.int16, i=(3,))
-        narrow = partial(make_example, reason="int16 may not hold what it is cast from", dtype=types.int32, i=(3,))
+        narrow = partial(make_example, reason="int16 may not represent its source", dtype=types.int32, i=(3,))
         yield narrow("narrow and on", lambda i: _cast(i, "int16", "uint16", name="y"))
         yield narrow("narrow and back", lambda i: _cast(i, "int16", "int32", name="y"))
         yield make_example("ids", lambda i: _build_wrapped_lookup(i), reason="its indices may be negative",
                            dtype=types.int32, i=(4,))
         yield make_example("numbers", lambda x: Builder.select(
             cond=Builder.greater_equal(x=x, y=np.float16(0)), a=x, b=np.float16(0), name="y"),
-            reason="wraps no indices", x=(4,))
+            reason="does not wrap indices", x=(4,))
 
 
 def _match_cast(op: Operation) -> Hit | Miss:
@@ -115,13 +114,13 @@ def _match_cast(op: Operation) -> Hit | Miss:
     inner = op.x.op
     if inner is None or inner.op_type != "cast" or not all(
             types.is_int(var.dtype) for var in (inner.x, op.x, op.outputs[0])):
-        return Miss(op, "is no second cast of integers", near=False)
+        return Miss(op, "is not a second cast of integers", near=False)
     between, result = (types.builtin_to_string(var.dtype) for var in (op.x, op.outputs[0]))
     if not _can_hold_bounds(op.x.dtype, find_integer_bounds(inner.x)):
-        return Miss(op, f"{between} may not hold what it is cast from")
+        return Miss(op, f"{between} may not represent its source")
     if inner.x.dtype == op.outputs[0].dtype:
         return Hit(op, note=f"to {between} and back", plain=inner.x, kind="")
-    return Hit(op, note=f"by way of {between} to {result}", plain=inner.x, kind=result)
+    return Hit(op, note=f"through {between} to {result}", plain=inner.x, kind=result)
 
 
 def _can_hold_bounds(kind: Any, bounds: _IntegerBounds | None) -> bool:
@@ -147,7 +146,7 @@ def _find_bounds(var: Var, left: list[int]) -> _IntegerBounds | None:
         return (int(values.min()), int(values.max())) if values.size else own
     read = _READERS.get(var.op.op_type)
     found = read(var.op, var, left) if read is not None else None
-    # What does not fit wraps around: then only the bounds of the type are known.
+    # Values out of range wrap around: then only the bounds of the dtype are known.
     return found if _can_hold_bounds(var.dtype, found) else own
 
 

@@ -1,4 +1,4 @@
-"""Write constant indices by a select, or by slices and a concat, instead of a scatter."""
+"""Replace a scatter with constant indices by a select, or by slices and a concat."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ from ._index_patterns import (
 _SCATTER_OPS = ("scatter", "scatter_nd", "scatter_along_axis")
 _Array = np.ndarray[Any, Any]
 _MAX_WINDOW_INDICES = 1 << 22
-"""Most indices of a window that are listed one by one.
+"""Maximum number of indices of a window that are enumerated.
 
-A longer list takes more time and memory than all other rules.
+Longer lists would need more time and memory than all other rules.
 """
 _MAX_RANK = 5
 "Most axes that are supported on the ANE."
@@ -54,18 +54,18 @@ _COMBINE_OPS = {"add": "add", "sub": "sub", "mul": "mul", "div": "real_div", "ma
 
 
 class ScatterAsSlices(BlockRewrite):
-    """Turn a scatter at constant places, such as an assignment to a slice, into a select, or slices and a concat.
+    """Replace a scatter with constant indices, such as a slice assignment, by a select, or by slices and a concat.
 
-    why     scatter is unsupported on the ANE, and coremltools makes one of each `x[..., -1] += 1` for targets before
-            iOS18: of all elements in one row, between two reshapes.
-    when    scatter, scatter_nd and scatter_along_axis with constant indices, each place once. One place of an axis, or
-            a number for all places: a select with a constant mask. A window, evenly spaced along each axis, also where
-            only the shape before a reshape shows it: the parts beside it and the new one, joined; zeros around an
-            update of a constant of zeros: a pad. Other places of one axis: pieces, `max_parts` at most; a constant at
-            other places: a select of it, within `max_bytes`. With `windows` slice_update, too.
-    exact   rounding for max and min, which of two zeros may keep either; all else bitwise: elements are moved, and
+    why     scatter is unsupported on the ANE, and coremltools emits one for each `x[..., -1] += 1` for targets before
+            iOS18: on all elements in one row, between two reshapes.
+    when    scatter, scatter_nd and scatter_along_axis with constant, unique indices. One index of an axis, or a scalar
+            update: a select with a constant mask. A window, evenly spaced along each axis, possibly only in the shape
+            before a reshape: a concat of the update and the parts around it; an update of constant zeros: a pad. Other
+            indices of one axis: a concat of at most `max_parts` pieces; a constant update of other indices: a select of
+            at most `max_bytes`. With `windows` slice_update, too.
+    exact   rounding for max and min, which may return either of two zeros; otherwise bitwise: elements are moved and
             combined once, as before.
-    cost    a select or a concat over all of the data; the bytes of a mask, and of an update spread over all places.
+    cost    a select or a concat over all of the data; the bytes of a mask, and of an update extended to all indices.
 
     before
         %0: fp16 = reduce_max(x=%x)
@@ -83,7 +83,7 @@ class ScatterAsSlices(BlockRewrite):
     fixes = (Scatter,)
     stage = "decompose"
     exactness = Exactness.ROUNDING
-    bound = "the same bits, but that max and min of two zeros may keep the sign of either"
+    bound = "the same bits, except that max and min of two zeros may return the sign of either"
     preset = "full"
     confidence = "high"
     roots = (*_SCATTER_OPS, "slice_update")
@@ -95,7 +95,7 @@ class ScatterAsSlices(BlockRewrite):
     )
 
     max_parts: int = 32
-    "The most values that are joined."
+    "Maximum number of concatenated values."
     max_bytes: int = 1 << 20
     "The most bytes of the new constants for one op: the mask, and an update extended to all indices."
     windows: bool = False
@@ -113,7 +113,7 @@ class ScatterAsSlices(BlockRewrite):
         if isinstance(plan, str):
             return Miss(op, plan)
         exactness = None if plan.group.mode in ("max", "min") else Exactness.BITWISE
-        return Hit(op, note=f"{op.op_type} to {len(plan.group.places)} constant places: {plan.words}",
+        return Hit(op, note=f"{op.op_type} to {len(plan.group.places)} constant indices: {plan.words}",
                    exactness=exactness, plan=plan)
 
     def rewrite_block(self, hit: Hit, mb: RewriteBuilder) -> dict[Var, Var]:
@@ -142,9 +142,9 @@ class ScatterAsSlices(BlockRewrite):
                            x=(4, 5))
         yield make_example("slice_update, as it is", _build_slice_update, reason="", opset=ct.target.iOS18, x=(4, 5))
         yield _make_row_example("twice", [1, 1],
-                                reason="it writes to one place twice, and which one stays is not stated")
+                                reason="it writes an index twice, and the result is undefined")
         yield _make_row_example("many", [0, 2, 3], mode="add", options={"max_parts": 2},
-                                reason="5 values to join, above 2")
+                                reason="5 values to concatenate, above 2")
         yield make_example("integers", lambda x, v: Builder.scatter(
             data=x, indices=np.array([1], np.int32), updates=v, axis=0, mode="add"),
             reason="it computes on integers", dtype=types.int32, x=(3,), v=(1,))
@@ -162,7 +162,7 @@ def _plan_scatter(op: Operation, max_parts: int, max_bytes: int) -> _ScatterPlan
     if group.mode != "update" and not types.is_float(data.dtype):
         return "it computes on integers"
     if _count_elements(new.shape) != _count_elements(group.shape(data, (len(group.places),))):
-        return "its update is of another shape than its places"
+        return "the shapes of its update and its indices differ"
     plan = _plan_window(data, new, group, max_bytes)
     if isinstance(plan, _ScatterPlan):
         return plan
@@ -176,8 +176,8 @@ def _plan_scatter(op: Operation, max_parts: int, max_bytes: int) -> _ScatterPlan
         size = math.prod(shape) * get_itemsize(data) + group.size
         if size <= max_bytes:
             return _ScatterPlan(group, (group.size,), None, "spread", f"a select of a constant, {size} bytes")
-        return f"{count} values to join, above {max_parts}, and {size} bytes to choose from, above {max_bytes}"
-    return plan or obstacle or f"{count} values to join, above {max_parts}"
+        return f"{count} values to concatenate, above {max_parts}, and {size} bytes for a select, above {max_bytes}"
+    return plan or obstacle or f"{count} values to concatenate, above {max_parts}"
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ def _read_scatter_target(op: Operation) -> _ScatterTarget | str:
     if op.op_type == "scatter_along_axis":
         line = indices[tuple(slice(None) if each == axis else slice(0, 1) for each in range(data.rank))]
         if get_static_shape(data) is None:
-            return "its other axes are of symbolic size, those of its places are not"
+            return "its other axes are symbolic, those of its indices are not"
         if np.array_equal(indices, np.broadcast_to(line, indices.shape)):
             columns = [line]
         else:
@@ -236,9 +236,9 @@ def _read_scatter_target(op: Operation) -> _ScatterTarget | str:
             columns[axis] = indices
     extents = tuple(data.shape[axis] for axis in axes)
     if any(map(is_symbolic, extents)):
-        return "it writes to places of an axis of symbolic size"
+        return "it writes to an axis of symbolic size"
     if any(np.any((column < -extent) | (column >= extent)) for column, extent in zip(columns, extents)):
-        return "a place is outside of its axis"
+        return "an index is out of range"
     columns = [np.where(column < 0, column + extent, column) for column, extent in zip(columns, extents)]
     places = np.ravel_multi_index(tuple(np.broadcast_arrays(*columns)), extents).reshape(-1)
     return _check_unique_indices(_ScatterTarget(axes[0], extents, places, mode))
@@ -256,7 +256,7 @@ def _read_slice_update(op: Operation) -> _ScatterTarget | str:
     for axis, extent in enumerate(shape):
         if squeezed[axis]:
             if not -extent <= begin[axis] < extent:
-                return "a place is outside of its axis"
+                return "an index is out of range"
             index = int(begin[axis]) % extent
             lines.append(range(index, index + 1))
         else:
@@ -267,7 +267,7 @@ def _read_slice_update(op: Operation) -> _ScatterTarget | str:
     axes = slice(cut[0], cut[-1] + 1)  # other axes are written entirely: their indices are not listed
     count = math.prod(map(len, lines[axes]))
     if count > _MAX_WINDOW_INDICES:
-        return f"its window has {count} places, above {_MAX_WINDOW_INDICES}"
+        return f"its window has {count} indices, above {_MAX_WINDOW_INDICES}"
     lists = [np.arange(line.start, line.stop, line.step) for line in lines[axes]]
     places = np.ravel_multi_index(np.ix_(*lists), shape[axes]).reshape(-1)
     return _check_unique_indices(_ScatterTarget(cut[0], shape[axes], places))
@@ -277,7 +277,7 @@ def _check_unique_indices(group: _ScatterTarget) -> _ScatterTarget | str:
     if not len(group.places):
         return "it writes nothing"
     if len(np.unique(group.places)) < len(group.places):
-        return "it writes to one place twice, and which one stays is not stated"
+        return "it writes an index twice, and the result is undefined"
     return group
 
 
@@ -380,7 +380,7 @@ def _find_window_obstacle(shape: Sequence[Any], runs: dict[int, Run]) -> str:
     """Return why `_write_window` cannot write a window into a value of `shape`, "" where it can."""
     strided = [run for run in runs.values() if run.step > 1]
     if strided and len(shape) >= _MAX_RANK:
-        return f"it writes places that are {strided[0].step} apart into a value of rank {_MAX_RANK}"
+        return f"it writes indices with step {strided[0].step} into a value of rank {_MAX_RANK}"
     return find_reshape_obstacle(shape) if strided else ""
 
 

@@ -19,16 +19,16 @@ from ...rules.unsupported_ops import SlidingWindows
 
 
 class WindowsBySlices(Rewrite):
-    """Replace sliding_windows by slices that are joined.
+    """Replace sliding_windows by slices and a concat or stack.
 
-    why     Core ML on an M4 rejects sliding_windows, which runs on no GPU either, and the ANE's compiler has no form
-            of it. Slices, concat, stack, reshape and pads of zero are supported.
-    when    fp16, an axis of known length; other axes may be symbolic. The way with the fewest slices is taken: windows
-            that begin at multiples of the stride are rows of a reshape, ceil(size / stride) of which are joined to one;
-            windows are cut out one by one; or each element of all windows is, where they begin one element apart.
-            Not where that is more than `max_parts` slices, or the result has more than 5 dimensions.
-    exact   bitwise: elements are moved, none is computed with. Zeros that fill up the last row are not read.
-    cost    each element of the result is moved twice, and each slice is counted as reading all of its input.
+    why     Core ML on an M4 rejects sliding_windows, on the GPU, too, and the ANE's compiler has no equivalent. Slices,
+            concat, stack, reshape and pads of zero are supported.
+    when    fp16, an axis of static length; other axes may be symbolic. The form with the fewest slices is used: windows
+            at multiples of the stride are rows of a reshape, ceil(size / stride) of which are concatenated; one slice
+            per window; or, for stride 1, one slice per element of the window. At most `max_parts` slices, and a result
+            of rank 5 or less.
+    exact   bitwise: data movement only. Padding zeros in the last row are not used.
+    cost    each element of the result is moved twice, and each slice counts as reading its entire input.
 
     before
         %y: fp16[2, 7, 4] = sliding_windows(x=%x, axis=1, size=4, stride=2)
@@ -46,34 +46,34 @@ class WindowsBySlices(Rewrite):
     roots = ("sliding_windows",)
     evidence = (
         cite_m4_study(
-            "sliding_windows is unsupported, and runs on no GPU either; slices with and without steps, stack and "
+            "sliding_windows is unsupported, on the GPU, too; slices with and without steps, stack and "
             "reshape are accepted"
         ),
     )
 
     max_parts: int = 64
-    "The most slices for the windows."
+    "Maximum number of slices."
 
     def match(self, op: Operation) -> Hit | Miss:
         axis, size, step = _read_window_settings(op)
         extent = op.x.shape[axis]
         if not types.is_float(op.x.dtype):
-            return Miss(op, "moves no floating-point numbers", near=False)
+            return Miss(op, "does not move floating-point numbers", near=False)
         if op.x.dtype != types.fp16:
             return Miss(op, FP32_UNSUPPORTED_REASON)
         if is_symbolic(extent):
-            return Miss(op, "the length of the axis is known only at run time")
+            return Miss(op, "the length of the axis is dynamic")
         most = find_limit("rank", self.generations)
         if most is not None and op.x.rank + 1 > most.most:
             return Miss(op, f"the windows have {op.x.rank + 1} dimensions, {most.most} are supported on the ANE")
         count = (int(extent) - size) // step + 1
         if count < 1:
-            return Miss(op, f"no window of {size} fits into {extent} elements")
+            return Miss(op, f"a window of {size} does not fit into {extent} elements")
         use_rows = step > 1 and _can_reshape_to_windows(op)
         rows = -(-size // step) if use_rows else size
         parts = min(rows, count)
         if parts > self.max_parts:
-            return Miss(op, f"{count} windows of {size} elements: {parts} slices at least, max_parts={self.max_parts}")
+            return Miss(op, f"{count} windows of {size} elements: {parts} slices, above max_parts={self.max_parts}")
         if count < rows:
             form = "windows"
         else:
@@ -106,14 +106,14 @@ class WindowsBySlices(Rewrite):
         yield example("edge to edge, a tail nobody reads", (2, 14, 3), axis=1, size=4, stride=4)
         yield example("one window", (3, 5), axis=1, size=5)
         yield example("too many", (200,), axis=0, size=65,
-                      reason="136 windows of 65 elements: 65 slices at least, max_parts=64")
+                      reason="136 windows of 65 elements: 65 slices, above max_parts=64")
         yield example("flexible", (2, None), axis=1, size=4,
-                      reason="the length of the axis is known only at run time")
+                      reason="the length of the axis is dynamic")
         yield example("rank 5", (1, 2, 2, 2, 8), axis=4, size=4,
                       reason="the windows have 6 dimensions, 5 are supported on the ANE")
         yield example("fp32", (2, 8), dtype=types.fp32, axis=1, size=4, reason=FP32_UNSUPPORTED_REASON)
         yield example("integers", (2, 8), dtype=types.int32, axis=1, size=4,
-                      reason="moves no floating-point numbers")
+                      reason="does not move floating-point numbers")
 
 
 def _read_window_settings(op: Operation) -> tuple[int, int, int]:

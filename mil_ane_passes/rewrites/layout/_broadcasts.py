@@ -1,4 +1,4 @@
-"""Ops of two operands that broadcast, and shapes as a broadcast reads them."""
+"""Binary ops that broadcast, and shapes aligned for a broadcast."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ BROADCASTING_OPS = (
     "add", "sub", "mul", "real_div", "floor_div", "mod", "pow", "maximum", "minimum", "equal", "not_equal", "less",
     "less_equal", "greater", "greater_equal", "logical_and", "logical_or", "logical_xor",
 )
-"Ops of two operands that broadcast by themselves; select is excluded, as shapes are not inferred through it."
+"Binary ops that broadcast; select is excluded, because shapes are not inferred through it."
 
 
 def pad_shape_to_rank(shape: tuple[object, ...], rank: int) -> tuple[object, ...]:

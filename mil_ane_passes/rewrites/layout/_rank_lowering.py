@@ -53,7 +53,7 @@ _Groups = Sequence[Sequence[int]]
 _OPEN_AXIS_SIZE = 1 << 30
 "Size that stands in for an unknown extent when the two shortest groups are merged."
 _MAX_EXHAUSTIVE_AXES = 7
-"Number of axes up to which every decomposition into two transposes is tried."
+"Maximum number of axes for which every decomposition into two transposes is tried."
 
 
 class RankBounds(NamedTuple):
@@ -68,19 +68,19 @@ def _plan_op(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
     """Plan how to compute `op` with few axes, or return why that is impossible."""
     planner = _PLANNERS.get(op.op_type)
     if planner is None or is_opaque(op):
-        return f"{op.op_type} is not known to be the same in fewer axes"
+        return f"{op.op_type} is not known to be equivalent with fewer axes"
     return planner(op, bounds)
 
 
 def _compute_merged_shape(groups: _Groups, sizes: _Extents, bounds: RankBounds) -> list[int] | str:
     """Compute the shape of the groups, or return why it is impossible."""
     if len(groups) > bounds.rank:
-        return f"{len(groups)} axes are treated differently, {bounds.rank} are allowed"
+        return f"{len(groups)} axes are treated differently, the limit is {bounds.rank}"
     shape = _shape_from_groups(groups, sizes)
     if shape is None:
-        return "more than one dimension is not known before the model runs"
+        return "more than one dimension is dynamic"
     if max(shape, default=1) > bounds.extent:
-        return f"merged axes would be {max(shape)} long, {bounds.extent} are allowed"
+        return f"merged axes would be {max(shape)} long, the limit is {bounds.extent}"
     return shape
 
 
@@ -93,7 +93,7 @@ def _plan_unary(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
 
 
 def _find_constant_obstacle(op: Operation) -> str:
-    return "it works on a constant" if is_const(op.x) or is_compressed(op.x) else ""
+    return "its operand is a constant" if is_const(op.x) or is_compressed(op.x) else ""
 
 
 def _isolate_axis(x: Var, axis: int, bounds: RankBounds) -> tuple[list[int], int] | str:
@@ -152,7 +152,7 @@ def _plan_join(op: Operation, found: Sequence[tuple[list[int], int] | str]) -> _
             return each
         fits.append(each)
     if len({(at, len(shape), *shape[:at], *shape[at + 1:]) for shape, at in fits}) > 1:
-        return "what is joined falls into different axes"
+        return "the concatenated values fall into different axes"
     return lambda mb, reshape: [mb.concat(values=[reshape(var, shape) for var, (shape, _) in zip(op.values, fits)],
                                        axis=fits[0][1])]
 
@@ -194,7 +194,7 @@ def _plan_elementwise(op: Operation, bounds: RankBounds) -> _BuildFunction | str
 
     def build(mb: Any, reshape: _ReshapeFunction) -> list[Var]:
         own = get_reshape_extents(reshape(ranked[0], None).shape)
-        same = own if alike and own.count(-1) < 2 else None  # no broadcast: any shape of the first will do
+        same = own if alike and own.count(-1) < 2 else None  # no broadcast: any shape of the first is suitable
         return [rebuild_op(mb, op, **{name: reshape(op.inputs[name], same or shape) for name, shape in found.items()})]
 
     return build
@@ -211,7 +211,7 @@ def _merge_broadcast_shapes(
     for axis, extent in enumerate(output):
         extents = [shape[axis] for shape in shapes.values()]
         if len({str(each) for each in extents if each != 1}) > 1 or (is_symbolic(extent) and extent not in extents):
-            return "whether an open dimension broadcasts is not known"
+            return "whether a dynamic dimension broadcasts is unknown"
         keys.append(None if all(each == 1 for each in extents) else tuple(each == 1 for each in extents))
     groups = _group_axes(keys, _extents_from_shape(output), bounds.rank)
     result: dict[str, list[int]] = {}
@@ -233,7 +233,7 @@ def _plan_matmul(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
     keys = []
     for one, other in zip(*batches.values()):
         if one != other and 1 not in (one, other):
-            return "whether an open dimension broadcasts is not known"
+            return "whether a dynamic dimension broadcasts is unknown"
         keys.append(None if one == other == 1 else (one == 1, other == 1))
     groups = _group_axes(keys, _extents_from_shape(op.outputs[0].shape[:-2]), bounds.rank - 2) if keys else []
     shapes: dict[str, list[int]] = {}
@@ -262,10 +262,10 @@ def _plan_transpose(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
     sizes = _extents_from_shape(op.x.shape)
     groups, steps = _plan_transposes([int(axis) % op.x.rank for axis in get_const_value(op.perm)], sizes, bounds.rank)
     if len(steps) > bounds.turns:
-        return f"{len(steps)} transposes of rank {bounds.rank} would be needed, {bounds.turns} are allowed"
+        return f"{len(steps)} transposes of rank {bounds.rank} would be needed, the limit is {bounds.turns}"
     shape = _shape_from_groups(groups, sizes)
     if shape is None:
-        return "more than one dimension is not known before the model runs"
+        return "more than one dimension is dynamic"
     extents = [None if extent == -1 else extent for extent in shape]
     plans: list[tuple[list[int], list[int]]] = []
     for step in steps:
@@ -298,7 +298,7 @@ def _plan_slice(op: Operation, bounds: RankBounds) -> _BuildFunction | str:
     if isinstance(shape, str):
         return shape
     if any(each is not None and sizes[axis] is None for axis, each in enumerate(ranges)):
-        return "an open dimension is sliced"
+        return "a dynamic dimension is sliced"
     cut = [next((ranges[axis] for axis in group if ranges[axis] is not None), None) for group in groups]
     parameters = {
         "begin": [each.start if each else 0 for each in cut],
@@ -503,9 +503,9 @@ def _find_region_obstacle(block: Block, ops: Sequence[Operation], most: int) -> 
             if var.rank > most and var.consuming_blocks:
                 return f"'{var.name}' of rank {var.rank} is an output"
             if var.rank > most and any(reader.enclosing_block is not block for reader in get_consumers(var)):
-                return f"'{var.name}' of rank {var.rank} is read in a nested block"
+                return f"'{var.name}' of rank {var.rank} is used in a nested block"
             if var.rank <= most and get_reshape_extents(var.shape).count(-1) > 1:
-                return f"more than one dimension of '{var.name}' is not known before the model runs"
+                return f"more than one dimension of '{var.name}' is dynamic"
         for var in get_flat_inputs(op):
             if var.rank > most and (var in entering or (var.op is not None and var.op.enclosing_block is not block)):
                 return f"'{var.name}' of rank {var.rank} comes from outside"

@@ -31,15 +31,15 @@ _OPERAND_NAMES = ("cond", "a", "b", "x", "y")
 
 
 class ChunkLopsided(BlockRewrite):
-    """Reshape [.., n] to [1, 1, a, b] around elementwise ops whose values are longer in one axis than the ANE supports.
+    """Reshape [.., n] to [1, 1, a, b] around elementwise ops whose values exceed the ANE's limit on an axis.
 
-    why     Core ML rejects a width of 240000: 16384 is the most up to M3, 65536 from the M4 on. Elementwise ops do not
-            care where an element stands.
-    when    Neighbouring elementwise ops on values of one shape, with scalars or constants of that shape, whose size is
-            known and has a fitting divisor; every generation looked at rejects them. A reshape reads or makes the long
-            value and is unsupported itself, so there must be fewer values that enter or leave than ops. Convs and other
-            ops that look along the axis stay as they are.
-    exact   bitwise: each element by itself.
+    why     Core ML rejects a width of 240000: the limit is 16384 up to M3, 65536 from M4 on. Elementwise ops work in
+            any shape.
+    when    Neighbouring elementwise ops on values of one shape, with scalars or constants of that shape, whose static
+            size has a suitable divisor, if every generation of the target rejects them. The reshapes of long values are
+            unsupported themselves, so there must be fewer values that enter or leave than ops. Convs and other ops
+            along the axis are skipped.
+    exact   bitwise: elementwise ops.
     cost    a reshape for each value that enters or leaves.
 
     before
@@ -68,7 +68,7 @@ class ChunkLopsided(BlockRewrite):
     )
 
     always: bool = False
-    "Rewrite also where a requested generation supports the values as they are."
+    "Rewrite even if a generation of the target supports the values."
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
         for ops, shape in _iterate_long_axis_regions(block, self.generations):
@@ -85,10 +85,10 @@ class ChunkLopsided(BlockRewrite):
                    if var.consuming_blocks or any(reader not in inside for reader in get_consumers(var))]
         reshapes = len(entering) + len(leaving)
         if reshapes >= len(ops):
-            return Miss(ops[0], f"{reshapes} reshapes for {count}: no less is unsupported")
+            return Miss(ops[0], f"{reshapes} reshapes for {count}: no reduction of unsupported ops")
         chosen = find_balanced_shape(prod(shape), unsupported)
         if chosen is None:
-            return Miss(ops[0], f"{prod(shape)} elements have no divisor that leaves both axes short enough")
+            return Miss(ops[0], f"{prod(shape)} elements have no divisor that makes both axes short enough")
         before, after = ("x".join(map(str, each)) for each in (shape, chosen))
         return Hit(ops[0], ops=ops, leaving=leaving, old=shape, new=chosen, covers=ops,
                    note=f"{count} on {before} as {after}")
@@ -121,11 +121,11 @@ class ChunkLopsided(BlockRewrite):
         yield _make_signal_example("a gain of each signal", 70000, lambda x: Builder.mul(
             x=x, y=Builder.reduce_max(x=x, axes=[0, 1], keep_dims=True)))
         yield make_example("one op", lambda x: Builder.relu(x=x), x=(70000,),
-                           reason="2 reshapes for 1 op: no less is unsupported")
+                           reason="2 reshapes for 1 op: no reduction of unsupported ops")
         yield _make_signal_example("a prime", 70001,
-                                   reason="70001 elements have no divisor that leaves both axes short enough")
-        yield _make_signal_example("taken on M4", 20000,
-                                   reason="taken on M4, A18, M5 and M6; name an older target, or always=true")
+                                   reason="70001 elements have no divisor that makes both axes short enough")
+        yield _make_signal_example("supported on M4", 20000,
+                                   reason="supported on M4, A18, M5 and M6; choose an older target, or always=true")
         yield _make_signal_example("short", 16384, reason="")
 
 

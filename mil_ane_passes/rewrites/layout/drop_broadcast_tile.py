@@ -1,4 +1,4 @@
-"""Remove tiles before ops that broadcast by themselves."""
+"""Remove tiles before ops that broadcast."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from ._broadcasts import BROADCASTING_OPS, pad_shape_to_rank
 
 
 class DropBroadcastTile(Rewrite):
-    """Let an op broadcast where a tile (or a concat of a value with itself) repeated its operand first.
+    """Remove a tile (or a concat of a value with itself) before an op that broadcasts its operand.
 
-    why     Every form of broadcast is supported on an M4, and a tile only writes to memory what the op would read
-            anyway. A compiler of StableHLO that removes such tiles got ops back on the ANE. Against it: with all
-            units allowed its model became slower (24.6 to 31.8 ms), as it was cut in other places. Before the M4 nobody
-            measured broadcasts: for a target that is older tiles stay, and `ane::tile_broadcast` puts them in.
-    when    Arithmetic, comparisons and logic of two operands. The repeated axes had extent 1, the other operand has
-            the full extent there, and nothing but such ops reads the repeated value. Not in front of select: shapes
-            are reported not to be inferred through it in models with several functions.
+    why     Every form of broadcast is supported on an M4, and a tile only writes redundant data to memory. A StableHLO
+            compiler that removes such tiles got ops back to the ANE. However, with all units allowed its model became
+            slower (24.6 to 31.8 ms), because it was partitioned differently. Broadcasts were not measured before M4:
+            for older targets tiles stay, and `ane::tile_broadcast` adds them.
+    when    Arithmetic, comparisons and logic of two operands. The repeated axes had extent 1, the other operand has the
+            full extent there, and all users of the repeated value are such ops. Not before select: reportedly shapes
+            are not inferred through it in models with several functions.
     exact   bitwise: the same op on the same numbers.
-    cost    none; what the tile wrote is no longer written.
+    cost    none; the output of the tile is no longer written.
 
     before
         %0: fp16[2, 3, 4] = tile(x=%z, reps=[1, 3, 1])
@@ -93,12 +93,12 @@ class DropBroadcastTile(Rewrite):
             x=Builder.greater(x=z, y=x), dtype="fp16", name="y"))
         yield scaled("read elsewhere", lambda z: tile(x=z), lambda x, z: Builder.mul(x=x, y=Builder.add(
             x=Builder.reduce_sum(x=z, axes=[1], keep_dims=True), y=Builder.add(x=x, y=z)), name="y"),
-            reason="the repeated value is read by reduce_sum, too, which does not broadcast")
+            reason="the repeated value is also read by reduce_sum, which does not broadcast")
         yield make_example("two of one", lambda z: _build_square(tile(x=z)), z=(2, 1, 4),
-                           reason="both operands repeat the same value: nothing is left to say the shape")
+                           reason="both operands repeat the same value: the shape would be lost")
         yield scaled("both are short", lambda z: tile(x=z), lambda x, z: Builder.mul(
             x=Builder.reduce_max(x=x, axes=[1], keep_dims=True), y=z, name="y"),
-            reason="the other operand is no longer than the value was before it was repeated")
+            reason="the other operand is not longer than the value before repetition")
         yield scaled("select", lambda z: tile(x=z), lambda x, z: Builder.select(
             cond=Builder.greater(x=x, y=np.float16(0)), a=x, b=z, name="y"), reason="no operand is repeated")
 
@@ -114,16 +114,16 @@ def _iterate_repeated_operands(op: Operation) -> Iterator[tuple[str, Var, str]]:
         if was is var:
             continue
         if _find_unrepeated_value(other) is not other and was is _find_unrepeated_value(other):
-            yield name, was, "both operands repeat the same value: nothing is left to say the shape"
+            yield name, was, "both operands repeat the same value: the shape would be lost"
             continue
         repeated, single, extents = (pad_shape_to_rank(each.shape, op.outputs[0].rank) for each in (var, was, other))
         short = [axis for axis, extent in enumerate(repeated) if extent != single[axis] and extents[axis] != extent]
         if not short:
             yield name, was, ""
         elif any(is_symbolic(extents[axis]) for axis in short):
-            yield name, was, "the other operand's extent is not known"
+            yield name, was, "the other operand's extent is dynamic"
         else:
-            yield name, was, "the other operand is no longer than the value was before it was repeated"
+            yield name, was, "the other operand is not longer than the value before repetition"
 
 
 def _find_unrepeated_value(var: Var) -> Var:
@@ -157,7 +157,7 @@ def _find_tile_use(var: Var) -> str:
         return "the repeated value is an output"
     for reader in get_consumers(var):
         if reader.op_type not in BROADCASTING_OPS:
-            return f"the repeated value is read by {reader.op_type}, too, which does not broadcast"
+            return f"the repeated value is also read by {reader.op_type}, which does not broadcast"
         needed = [
             reason for name, _, reason in _iterate_repeated_operands(reader) if reason and reader.inputs[name] is var
         ]

@@ -1,4 +1,4 @@
-"""Compute with at most five axes what was written with more."""
+"""Compute values of rank 6 and more with at most five axes."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from ._rank_lowering import BITWISE_OPS, RankBounds, build_region, plan_region
 
 
 class LowerRank(BlockRewrite):
-    """Reshape values of rank 6 and more to fewer axes: neighbours that every op treats alike become one axis.
+    """Reshape values of rank 6 and more to rank 5 or less by merging adjacent axes that all ops treat alike.
 
-    why     Five dimensions are the most for Core ML and for the ANE. Windows of Swin, patches, pixel shuffles and
-            grouped heads are written as reshape to 6 axes, transpose, reshape. coremltools' own pass fixes just these
-            three ops in a row; with an op between them, or with two transposes, conversion ends with an error.
-    when    All ops of a region of such values are known: reshapes, transposes, elementwise ops, broadcasts, select,
-            reductions, softmax, concat, stack, split, slices, tile, matmul, linear. At most one dimension is open, and
-            no merged axis is longer than all chips looked at hold (16384 up to M3). A transpose whose axes cannot be
-            merged to five becomes two, or up to `max_transposes`.
-    exact   bitwise, unless something is summed: sums over merged axes are rounded in another order.
-    cost    reshapes that were there; further transposes where one will not do, each a pass over the data.
+    why     The maximum rank is 5 for Core ML and for the ANE. Swin windows, patches, pixel shuffles and grouped heads
+            are implemented as reshape to 6 axes, transpose, reshape. coremltools' own pass fixes exactly this sequence;
+            with an op between them, or with two transposes, conversion fails.
+    when    All ops of a region of such values are of these types: reshapes, transposes, elementwise ops, broadcasts,
+            select, reductions, softmax, concat, stack, split, slices, tile, matmul, linear. At most one dimension is
+            dynamic, and merged axes are within the limits of all chips of the target (16384 up to M3). A transpose
+            whose axes cannot be merged to five becomes two, or up to `max_transposes`.
+    exact   bitwise, except for sums: sums over merged axes are rounded in a different order.
+    cost    the original reshapes; more transposes if one is not enough, each a pass over the data.
 
     before
         %0: fp16[1, 2, 4, 2, 4, 4] = reshape(x=%x, shape=[-1, 2, 4, 2, 4, 4])
@@ -42,7 +42,7 @@ class LowerRank(BlockRewrite):
     fixes = (RankAbove5,)
     stage = "decompose"
     exactness = Exactness.ROUNDING
-    bound = "sums, means and softmaxes over merged axes add the same numbers in another order; the rest is bitwise"
+    bound = "sums, means and softmaxes over merged axes add the same numbers in a different order; the rest is bitwise"
     preset = "full"
     confidence = "high"
     evidence = (
@@ -54,9 +54,9 @@ class LowerRank(BlockRewrite):
     )
 
     max_transposes: int = 3
-    "The most transposes that one transpose of many axes may become."
+    "Maximum number of transposes that replace one."
     any_extent: bool = False
-    """Merge axes beyond the longest supported on the ANE, too: a program of rank 6 runs nowhere, a merged one on the
+    """Merge axes beyond the ANE's limit, too: a program of rank 6 cannot run at all, a merged one can run on the
     CPU."""
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:

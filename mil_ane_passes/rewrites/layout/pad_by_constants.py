@@ -1,4 +1,4 @@
-"""Pad with other numbers than zero by constants."""
+"""Replace pads with a nonzero constant."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _FP16_BYTES = 2
 
 
 class PadByConstants(Rewrite):
-    """Pad with a number other than zero by joining constant blocks, or by adding a constant border.
+    """Replace a pad with a nonzero constant by a concat of constant blocks, or by a zero pad and a constant border.
 
-    why     Core ML holds a message that the ANE pads with zero only. When it says so is not known.
-    when    pad with mode constant, another fill than zero and known amounts, in fp16. The value is joined with constant
-            blocks, one axis after the other. Where these have a symbolic size, or more than `max_bytes`, it is padded
-            with zero, and a border is added that holds the fill, and -0.0 in the middle; where neither fits, the pad
-            stays. A pad of minus infinity that only max_pools read becomes their own.
-    exact   bitwise: elements are moved, and x + -0.0 is x for every x, zeros of both signs, infinities and NaN. The
-            border meets zeros only, and 0 + fill is the fill. A max_pool pads with minus infinity.
-    cost    the constants: the blocks are as large as what is added, a border as one slice of the output. A concat for
-            each axis, or a pad and an addition. Nothing for a max_pool.
+    why     Core ML contains a message that the ANE pads with zero only; its conditions are unknown.
+    when    pad with mode constant, a nonzero fill and constant amounts, in fp16. The value is concatenated with
+            constant blocks, axis by axis. If these have a symbolic size, or more than `max_bytes`, the value is padded
+            with zero, and a constant with the fill in the border and -0.0 inside is added; if neither is possible, the
+            op is skipped. A pad of minus infinity whose users are all max_pools becomes the padding of these.
+    exact   bitwise: elements are moved, and x + -0.0 is x for every x, including zeros of both signs, infinities and
+            NaN. The border is added to zeros, and 0 + fill is the fill. A max_pool pads with minus infinity.
+    cost    the constants: blocks of the padded size, or a border of the size of one output slice. A concat per axis, or
+            a pad and an add. None for a max_pool.
 
     before
         %y: fp16[1, 4, 10, 11] = pad(x=%x, pad=[1, 1, 1, 2], constant_val=1.0)
@@ -55,13 +55,13 @@ class PadByConstants(Rewrite):
     )
 
     max_bytes: int = 1 << 20
-    "The most bytes of constants that one pad may add."
+    "Maximum bytes of constants that one pad may add."
 
     def match(self, op: Operation) -> Hit | Miss:
         if op.op_type == "max_pool":
             result = _match_padded_pool(op)
             if isinstance(result, Hit) and not _is_read_by_pools_only(op.x):
-                return Miss(op, "the pad before it has other readers", near=False)
+                return Miss(op, "the pad before it has other users", near=False)
             return result
         if get_const_value(op.mode, "constant") != "constant":
             return Miss(op, "repeats values", near=False)
@@ -72,16 +72,16 @@ class PadByConstants(Rewrite):
             return Miss(op, FP32_UNSUPPORTED_REASON)
         padded = read_pad_amounts(op)
         if padded is None:
-            return Miss(op, "how much is padded is known only at run time")
+            return Miss(op, "the amount of padding is dynamic")
         if _is_read_by_pools_only(op.outputs[0]):
-            return Miss(op, "read by max_pools only, which pad with minus infinity themselves", near=False)
+            return Miss(op, "all users are max_pools, which pad with minus infinity themselves", near=False)
         sizes = {"a border": _count_border_bytes(op.x, padded), "blocks": _count_slab_bytes(op.x, padded)}
         fits = [form for form, size in sizes.items() if size is not None and size <= self.max_bytes]
         if not fits:
             known = [size for size in sizes.values() if size is not None]
             if not known:
-                return Miss(op, "what is added has a size that is known only at run time")
-            return Miss(op, f"what is added takes {min(known)} bytes, max_bytes={self.max_bytes}")
+                return Miss(op, "the padding has a dynamic size")
+            return Miss(op, f"the constants take {min(known)} bytes, max_bytes={self.max_bytes}")
         form = fits[-1]  # blocks are preferred: no pad and no addition over the output
         return Hit(op, note=f"pads with {fill:g}: {form} of {sizes[form]} bytes", form=form, padded=padded, fill=fill)
 
@@ -106,9 +106,9 @@ class PadByConstants(Rewrite):
         yield make_example("before a max_pool", partial(_build_padded_pool, pad=[1, 1, 1, 1]), x=(1, 2, 7, 8))
         yield make_example("more than its windows", partial(_build_padded_pool, pad=[1, 3, 0, 0]), x=(1, 2, 7, 8))
         yield _make_pad_example("all flexible", (None, 3, None), [1, 2], 2.0,
-                                reason="what is added has a size that is known only at run time")
+                                reason="the padding has a dynamic size")
         yield _make_pad_example("large", (1, 2, 4, 4), [1, 1, 1, 2], 1.0, options={"max_bytes": 64},
-                                reason="what is added takes 84 bytes, max_bytes=64")
+                                reason="the constants take 84 bytes, max_bytes=64")
         yield _make_pad_example("a border", (4, 8, 4, 4), [1, 1, 1, 2], 1.0, options={"max_bytes": 84})
         yield _make_pad_example("zeros", (2, 3), [1, 1], 0, reason="pads with zero")
         yield _make_pad_example("fp32", (2, 3), [1, 1], 1.0, dtype=types.fp32, reason=FP32_UNSUPPORTED_REASON)
@@ -123,7 +123,7 @@ def _match_padded_pool(op: Operation) -> Hit | Miss:
         or get_const_value(pad.mode, "constant") != "constant"
         or get_const_value(pad.constant_val, 0.0) != -math.inf
     ):
-        return Miss(op, "pools nothing that was padded with minus infinity", near=False)
+        return Miss(op, "its input was not padded with minus infinity", near=False)
     padded = read_pad_amounts(pad)
     if (
         padded is None
@@ -131,12 +131,12 @@ def _match_padded_pool(op: Operation) -> Hit | Miss:
         or get_const_value(op.pad_type) not in ("valid", "custom")
         or get_const_value(op.ceil_mode, False)
     ):
-        return Miss(op, "its own pads are not those of the pad before it and known numbers")
+        return Miss(op, "its own pads and those of the pad before it are not constant")
     own = get_const_value(op.pad) if get_const_value(op.pad_type) == "custom" else [0] * 2 * (op.x.rank - 2)
     sizes = get_const_value(op.kernel_sizes)
     total = [own[2 * axis + side] + padded.get(axis + 2, (0, 0))[side] for axis in range(len(sizes)) for side in (0, 1)]
     if any(amount >= sizes[number // 2] for number, amount in enumerate(total)):
-        return Miss(op, f"padded by {max(total)}, more than its windows of {max(sizes)} reach")
+        return Miss(op, f"padded by {max(total)}, more than its windows of {max(sizes)} cover")
     return Hit(op, note="pads with minus infinity itself", pad=total)
 
 

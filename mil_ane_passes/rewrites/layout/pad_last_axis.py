@@ -1,4 +1,4 @@
-"""Pad last axes to a multiple of 64, once where a region begins, and slice once where it ends."""
+"""Pad last axes to a multiple of 64 at the start of a region, and slice at its end."""
 
 from __future__ import annotations
 
@@ -47,20 +47,20 @@ _POWERS_OF_TWO = np.exp2(np.arange(8)).astype(np.float16)
 
 
 class PadLastAxis(BlockRewrite):
-    """Run regions on a last axis that is a multiple of 64.
+    """Pad the last axis of regions to a multiple of 64.
 
-    why     One source advises to pad the last axis to a multiple of 64, as "suggestions on bigger neural nets"; nobody
-            has published a gain. Apple and a driver's author have rows aligned to 64 bytes, 32 numbers of fp16, whether
-            the model pads or not: the memory of a buffer never falls by padding, and grows where 64 numbers take
-            more such pieces than the row did (600 -> 640). What has documented gain is a longer axis in the last place.
-    when    By name. fp16 rows of fixed extent above 1, where no row takes more bytes than before (`min_gain`), and
-            regions of at least `min_ops` ops for each pad and slice. Carried are ops that work element by element or on
-            other axes, matmul and linear (also over the last axis, where one padding is zero and the other known to
-            be finite), and sums over rows that end in zeros. All else ends a region: a softmax, norm or mean of the
-            last axis would need its padding masked, which is a pass over the data as the slice is, and with -inf,
-            which the ANE treats as an ordinary number in a softmax.
+    why     One source advises to pad the last axis to a multiple of 64, as "suggestions on bigger neural nets"; no gain
+            is published. According to Apple and the author of a driver rows are aligned to 64 bytes, 32 fp16 numbers,
+            in any case: padding never reduces the memory of a buffer, and increases it if 64 numbers take more such
+            blocks than the row (600 -> 640). A documented gain exists for a longer last axis.
+    when    By name only. fp16 rows of static extent above 1, if no row takes more bytes than before (`min_gain`), and
+            regions of at least `min_ops` ops per pad and slice. Carried are ops that work element by element or on
+            other axes, matmul and linear (also over the last axis, where one padding is zero and the other known to be
+            finite), and sums over rows that end in zeros. All else ends a region: a softmax, norm or mean of the last
+            axis would need its padding masked, which is a pass over the data as the slice is, and with -inf, which the
+            ANE treats as an ordinary number in a softmax.
     exact   rounding, and bitwise where no sum is formed: what stands in the padding never mixes with the rest. A sum
-            gets exact zeros as further terms and may be taken in another order.
+            gets exact zeros as further terms and may be taken in a different order.
     cost    a pass over the data for each pad and slice; bytes of new constants up to `max_bytes` for one op.
 
     before
@@ -80,7 +80,8 @@ class PadLastAxis(BlockRewrite):
     code, slug = "ANE104", "last-axis-not-multiple-of-64"
     stage = "layout"
     exactness = Exactness.ROUNDING
-    bound = ("the roundings of one sum with zeros as further terms, taken in another order; at fp16 the error against "
+    bound = ("the roundings of one sum with zeros as further terms, taken in a different order; at fp16 the error "
+             "against "
              "double precision was the same before and after (2.6e-4 for a perceptron, 1.7e-3 for attention)")
     preset = "named"
     evidence = (
@@ -91,7 +92,7 @@ class PadLastAxis(BlockRewrite):
         ),
         cite_apple_authoring_rules(
             "the last axis of inputs and outputs is aligned to 64 bytes; values between may tolerate smaller "
-            "widths (against it: 32 numbers of fp16, and the padding is there anyway)"
+            "widths (contradicts it: 32 numbers of fp16, and the padding is there anyway)"
         ),
         Community(
             "row and plane strides are multiples of 64 bytes (a driver for Linux)",
@@ -118,7 +119,7 @@ class PadLastAxis(BlockRewrite):
         for region in _iterate_padded_regions(block, rows, self.max_bytes, too_large):
             first, ops = next(iter(region.steps)), len(region.steps)
             if not region.sliced_values and not any(not step.padded_outputs for step in region.steps.values()):
-                yield Miss(first, "nothing reads what the region makes", near=False)
+                yield Miss(first, "the region has no users", near=False)
             elif ops < self.min_ops * region.moves:
                 yield Miss(first, f"{format_count(ops, 'op')} on padded rows for {len(region.padded_values)} pads and "
                                   f"{len(region.sliced_values)} slices, fewer than min_ops {self.min_ops} for each")
@@ -167,7 +168,7 @@ class PadLastAxis(BlockRewrite):
         yield between("a sum over zeros",
                       lambda v: Builder.reduce_sum(x=Builder.tanh(x=v), axes=[-1], keep_dims=True))
         yield between("halves joined again", _swap_halves, (8, 4, 8), options={"multiple": 32})
-        yield between("rows in another order", _reorder_rows, (2, 3, 8), options={"multiple": 32})
+        yield between("rows in a different order", _reorder_rows, (2, 3, 8), options={"multiple": 32})
         yield between("a softmax of another axis", lambda v: Builder.softmax(x=v, axis=1))
         yield between("selected by a constant", lambda v: Builder.select(
             cond=make_weight(8) > 0, a=v, b=np.float16(-2)), (2, 3, 8), options={"multiple": 32})
@@ -188,7 +189,7 @@ class PadLastAxis(BlockRewrite):
         yield make_example("a pad and a slice for one op", lambda x: Builder.tanh(x=x, name="y"), x=(2, 50),
                            reason="1 op on padded rows for 1 pads and 1 slices, fewer than min_ops 2 for each")
         yield make_example("symbolic", lambda x: Builder.tanh(x=x, name="y"), x=(2, None),
-                           reason="the last axis is symbolic: what is missing to a multiple is not known")
+                           reason="the last axis is symbolic: the amount of padding is unknown")
         yield make_example("large constants", _build_perceptron, options={"max_bytes": 1000}, x=(2, 3, 8),
                            reason="its constants would take 1.28 kB padded, more than max_bytes 1000")
 
@@ -245,7 +246,7 @@ class _RowPadding:
     def reason(self, width: int) -> str:
         """Return why rows of `width` are not padded."""
         if not width:
-            return "the last axis is symbolic: what is missing to a multiple is not known"
+            return "the last axis is symbolic: the amount of padding is unknown"
         wide = self.rounded(width, 2)
         before, after = (format_bytes(compute_padded_bytes((each,), 2)) for each in (width, wide))
         return (f"a row of {width} padded to {wide} takes {after} in place of {before}: gain "

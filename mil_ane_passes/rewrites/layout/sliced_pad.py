@@ -20,15 +20,15 @@ from ._pad_amounts import read_pad_amounts
 
 
 class SlicedPad(Rewrite):
-    """Join a value with its own reversed edges, where the ANE has no reflecting pad.
+    """Replace a reflecting pad by a concat with reversed edges for chips without it.
 
-    why     By a private route reflecting pads are native from M2 on and done by other means on M1. Through Core ML only
-            an M4 was measured, which supports them: there, and where one is looked at, nothing is changed.
-    when    pad with mode reflect and known amounts, in fp16, along axes of known length, to no more than all chips
-            looked at hold. All chips looked at are M1 or older; with `always`, one of them is. Nobody reports
-            replicating pads as unsupported. PyTorch's decomposed export holds a gather instead.
+    why     On a private route reflecting pads are native from M2 on and emulated on M1. Through Core ML only an M4 was
+            measured, which supports them: targets that include M4 are not changed.
+    when    pad with mode reflect and constant amounts, in fp16, along axes of static length, up to the limits of all
+            chips of the target. All chips of the target (with `always`: one of them) are M1 or older. Replicating pads
+            are not reported as unsupported. PyTorch's decomposed export contains a gather instead.
     exact   bitwise: elements are moved, none is computed with.
-    cost    a concat of the whole for each axis that is padded, slices and reversals of the edges.
+    cost    a concat of the entire value per padded axis, and slices and reverses of the edges.
 
     before
         %y: fp16[1, 2, 6] = pad(x=%x, pad=[1, 1], mode=reflect)
@@ -45,12 +45,12 @@ class SlicedPad(Rewrite):
     roots = ("pad",)
     targets = Gate(last="m1")
     evidence = (
-        cite_m4_study("at odds with it for M4: reflecting and replicating pads are accepted"),
+        cite_m4_study("contradicts it for M4: reflecting and replicating pads are accepted"),
         cite_private_route("reverse is native on M1", chip="M1"),
     )
 
     always: bool = False
-    "Rewrite also where one requested chip supports such pads and another does not."
+    "Rewrite even if a chip of the target supports such pads."
 
     def match(self, op: Operation) -> Hit | Miss:
         mode = get_const_value(op.mode, "constant")
@@ -63,9 +63,9 @@ class SlicedPad(Rewrite):
             return supported
         padded = read_pad_amounts(op)
         if padded is None:
-            return Miss(op, "how much is padded is known only at run time")
+            return Miss(op, "how much is padded is dynamic")
         if any(is_symbolic(op.x.shape[axis]) for axis in padded):
-            return Miss(op, "the length of an axis is known only at run time")
+            return Miss(op, "the length of an axis is dynamic")
         reason = find_length_obstacle(op.outputs[0].shape[-2:], self.generations)
         if reason:
             return Miss(op, reason)
@@ -87,9 +87,9 @@ class SlicedPad(Rewrite):
         yield _make_pad_example("one side, for iOS15", (2, 5, 4), [2, 0, 0, 0], opset=ct.target.iOS15, options=always)
         yield _make_pad_example("nothing", (2, 5), [0, 0], options=always)
         yield _make_pad_example("taken", (2, 5), [1, 1],
-                                reason="taken on M2, M3, M4, A18, M5 and M6; name an older target, or always=true")
+                                reason="taken on M2, M3, M4, A18, M5 and M6; choose an older target, or always=true")
         yield _make_pad_example("flexible", (2, None), [1, 1], options=always,
-                                reason="the length of an axis is known only at run time")
+                                reason="the length of an axis is dynamic")
         yield _make_pad_example("long", (1, 16380), [4, 4], options=always, reason=(
             "a value of length 16388 would be made: > 16384 (M1, M2 and M3; assumed on A12 and A13)"))
         yield _make_pad_example("replicate", (2, 5), [1, 1], mode="replicate", options=always,

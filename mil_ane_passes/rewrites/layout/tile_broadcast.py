@@ -1,4 +1,4 @@
-"""Tile both operands of a broadcast to one shape, for chips before the M4."""
+"""Tile the smaller operand of a broadcast, for chips before M4."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ from ...passes.targets import get_generations_between
 from ...rules.shapes import OldBroadcast
 from ._broadcasts import pad_shape_to_rank
 
-_SUPPORTED_REASON = "taken on M4 and later; name an older target, or always=true"
+_SUPPORTED_REASON = "supported on M4 and later; choose an older target, or always=true"
 
 
 class TileBroadcast(Rewrite):
     """Tile the smaller operand of an op on two computed values, so that both have the shape of the result.
 
-    why     In the model format of 2020 a product of two computed values of different shapes left the ANE, and lists of
-            that time advise to repeat the smaller one. Against it: in an ML Program every broadcast is supported on an
-            M4, and with the tiles taken out of a model its ops came back to the ANE (`ane::drop_broadcast_tile`).
-            Between the two, M1 to M3, nobody measured: try it where a device shows that such an op falls off.
+    why     In the NeuralNetwork format of 2020 a product of two computed values of different shapes left the ANE, and
+            lists of that time advise to repeat the smaller one. In contrast, in an ML Program every broadcast is
+            supported on an M4, and removing tiles from a model moved its ops back to the ANE
+            (`ane::drop_broadcast_tile`). M1 to M3 were not measured: try it if a device shows that such an op leaves
+            the ANE.
     when    add, sub, mul, real_div, maximum, minimum, pow and floor_div of computed floats whose shapes differ; every
-            generation looked at is older than the M4. A constant stays as it is: a tile of it is folded to a constant
-            of full size. The number of repeats has to be known. Never for select.
+            generation of the target is older than M4. Constants are skipped: their tile would be folded to a constant
+            of full size. The number of repeats must be static. Never for select.
     exact   bitwise: the same op on the same numbers.
-    cost    the repeated operand is written to memory, once for all ops that read it in that shape.
+    cost    the repeated operand is written to memory, once for all users of that shape.
 
     before
         %y: fp16[2, 3, 4] = mul(x=%x, y=%z)
@@ -55,7 +56,7 @@ class TileBroadcast(Rewrite):
     )
 
     always: bool = False
-    "Rewrite also where a requested generation is known to support broadcasts."
+    "Rewrite even if a generation of the target is known to support broadcasts."
 
     def match(self, op: Operation) -> Hit | Miss:
         if any(is_const(var) or is_compressed(var) for var in (op.x, op.y)):
@@ -69,7 +70,7 @@ class TileBroadcast(Rewrite):
         if not self.always and set(self.generations).intersection(get_generations_between("m4")):
             return Miss(op, _SUPPORTED_REASON)
         if any(repeats is None for repeats in wanted.values()):
-            return Miss(op, "how often to repeat is not known before the model runs")
+            return Miss(op, "the number of repeats is dynamic")
         changes = {name: repeats for name, repeats in wanted.items() if any(times != 1 for times in repeats or ())}
         return Hit(op, changes=changes, note=" and ".join(
             f"operand {name} repeated {'x'.join(map(str, repeats or ()))}" for name, repeats in changes.items()))
@@ -88,7 +89,7 @@ class TileBroadcast(Rewrite):
         yield make_example("constant", lambda x: Builder.mul(x=x, y=make_weight(3, 1)), x=(2, 3, 4),
                            reason="an operand is constant")
         yield _make_product_example("open", (2, None, 4), (2, 1, 4), options=always,
-                                    reason="how often to repeat is not known before the model runs")
+                                    reason="the number of repeats is dynamic")
 
 
 def _compute_repeats(var: Var, other: Var, shape: Sequence[Any]) -> list[int] | None:

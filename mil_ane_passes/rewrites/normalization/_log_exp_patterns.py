@@ -45,7 +45,7 @@ def find_softplus_miss(op: Operation, x: Var) -> Miss | None:
     bound = find_upper_bound(x)
     if bound > SOFTPLUS_SAFE_LIMIT:
         return None
-    return Miss(op, f"x never exceeds {bound:g}, and softplus is right up to {SOFTPLUS_SAFE_LIMIT:g}", near=False)
+    return Miss(op, f"x never exceeds {bound:g}, and softplus is correct up to {SOFTPLUS_SAFE_LIMIT:g}", near=False)
 
 
 def _read_uniform_value(var: Var) -> float | None:

@@ -23,13 +23,14 @@ _FP16_MIN_NORMAL = 2.0**-14
 _RELATIVE_TOLERANCE = 2.0**-19
 "Relative error of a factor in fp16 from which the rest is added as a second term."
 _MAX_COUNT = 16384
-"Most numbers in a mean. If the largest is 1, the mean of the squares is at least 1 / count, normal in fp16."
+"""Maximum number of elements of a mean: if the largest is 1, the mean of the squares is at least 1 / count, a normal
+fp16 number."""
 _MAX_SQUARE_SUM = 32768.0
 "Limit of the scaled sum of squares of numbers up to 1."
 _INFINITY_THRESHOLD = 1e38
 "Upper bound of a clip above which it has no effect."
 _MAX_DEPTH = 10
-"Most ops between the squares and the division that are followed."
+"Maximum number of ops to follow between the squares and the division."
 _MIN_EPSILON = 2.0**-42
 "Smallest epsilon with a counterpart in fp16, for which its root as a power of two must be near to a normal number."
 _DEFAULT_EPSILONS = {"rsqrt": 1e-12, "inverse": 1e-4}
@@ -220,13 +221,13 @@ def _find_norm_obstacle(norm: Norm, obstacle: str | None, factor: Var) -> str | 
     if obstacle is not None:
         return obstacle
     if tuple(factor.shape) != norm.kept_shape:
-        return "the root is brought to another shape than that of a sum that keeps its axes"
+        return "the root is reshaped to a shape other than that of a sum with kept axes"
     count = norm.count
     if count is None:
         return "the sum is over a symbolic dimension"
     if count > _MAX_COUNT:
         return (
-            f"the sum is over {count} numbers, above {_MAX_COUNT}: of numbers up to 1 its parts are too small for fp16"
+            f"the sum is over {count} numbers, above {_MAX_COUNT}: of numbers up to 1 its terms are too small for fp16"
         )
     largest = 1.0 if norm.reduce.op_type == "reduce_mean" else float(count)
     for kind, number in norm.steps:

@@ -24,14 +24,15 @@ _GROUPED_RANK = 5
 class GroupNormRank4(BlockRewrite):
     """Compute group norm at rank 4 by merging two adjacent axes of [N, G, C / G, H, W].
 
-    why     Apple's models for Core AI write group norm at rank 4, because at rank 5 it is "not supported" on an ANE of
-            the M4's generation. Against it: Apple's diffusion models for the ANE have torch's GroupNorm, which
-            coremltools writes at rank 5, and single ops of rank 5 are supported on an M4. Nothing is lost either way.
+    why     Apple's models for Core AI compute group norm at rank 4, because at rank 5 it is "not supported" on an ANE
+            of the M4's generation. In contrast, Apple's diffusion models for the ANE have torch's GroupNorm, which
+            coremltools lowers at rank 5, and single ops of rank 5 are supported on an M4. The rewrite has no cost in
+            either case.
     when    reduce_mean over at least the last two axes of a value of rank 5 that a reshape made of one of lower rank,
-            with the elementwise ops around it, as far as values of rank 5 reach. At most one dimension is open. The
-            two shortest neighbours that are treated alike become one axis: N and G, or two of C / G, H and W.
+            with the elementwise ops around it, as far as values of rank 5 reach. At most one dimension is dynamic. The
+            two shortest adjacent axes that all ops treat alike are merged: N and G, or two of C / G, H and W.
     exact   rounding: the means are over the same numbers.
-    cost    none: the reshapes that were there, to another shape.
+    cost    none: the original reshapes, to another shape.
 
     before
         %0: fp16[2, 2, 4, 4, 8] = reshape(x=%x, shape=[2, 2, 4, 4, -1])
@@ -59,7 +60,7 @@ class GroupNormRank4(BlockRewrite):
     stage = "decompose"
     after = ("lower_rank", "triangle_cumsum")
     exactness = Exactness.ROUNDING
-    bound = "the means are over the same numbers, which may be added in another order"
+    bound = "the means are over the same numbers, which may be added in a different order"
     preset = "full"
     severity, confidence = Severity.SUGGESTION, "low"
 

@@ -36,16 +36,17 @@ _SHAPE = (2, 3, 4, 16)
 
 
 class RepresentableEpsilon(Rewrite):
-    """Raise an epsilon that fp16 flushes to zero to the smallest number that it holds.
+    """Raise an epsilon that fp16 flushes to zero to the smallest fp16 number.
 
-    why     Computed in fp16, an epsilon below 2^-25 is 0: a row without variance divides 0 by 0. coremltools' cast to
-            fp16 raises those it casts to 2^-24; an epsilon kept in fp32 (from iOS17) or written by other tools is not.
+    why     Computed in fp16, an epsilon below 2^-25 is 0: a row without variance divides 0 by 0. coremltools'
+            conversion to fp16 raises such epsilons to 2^-24, but not those kept in fp32 (from iOS17) or written by
+            other tools.
     when    the epsilon of layer_norm, instance_norm and l2_norm in fp16, and of a rsqrt whose root of a sum of squares
-            is only multiplied with what was squared. There the numerator is 0 where the epsilon decides. Not for log
-            and other roots, whose result at 0 is the epsilon's. batch_norm: its variances are known, and either are so
-            large that the epsilon does not count, or so small that another one is another result. With
+            is only multiplied with what was squared. There the numerator is 0 if the epsilon matters. Not for log and
+            other roots, whose result at 0 depends on the epsilon. Not for batch_norm: its variances are constant, and
+            either so large that the epsilon has no effect, or so small that another one changes the result. With
             smallest=6.1035e-05, for machines that flush subnormal numbers (sources: M1 does, M4 to M6 do not), also
-            constants that are added to sums of squares, or bound them; that is approximate.
+            constants that are added to sums of squares, or are their lower bound; this is approximate.
     exact   rounding: results move by at most 2^-25 / variance of themselves (predicted from the algebra). That is half
             a unit in the last place at a variance of 2^-14, and less above; below, the variance itself moves by one
             unit of those that fp16 has there. Rows whose variance is 0 give 0, where they gave NaN.
@@ -85,7 +86,8 @@ class RepresentableEpsilon(Rewrite):
     )
 
     smallest: float = _FP16_MIN_SUBNORMAL
-    "Epsilons below are raised to it; 6.1035e-05 suits machines that flush subnormal numbers, and is approximate."
+    """Epsilons below this value are raised to it; 6.1035e-05 is for machines that flush subnormal numbers, and
+    approximate."""
 
     def match(self, op: Operation) -> Hit | Miss:
         new = float(np.float16(max(self.smallest, _FP16_MIN_SUBNORMAL)))
@@ -93,7 +95,7 @@ class RepresentableEpsilon(Rewrite):
         if old is None or not 0 <= old < new:
             return Miss(op, "no epsilon that is too small", near=False)
         if op.outputs[0].dtype != types.fp16:
-            return Miss(op, f"computed in fp32, which holds {old:.3g}", near=op.op_type.endswith("_norm"))
+            return Miss(op, f"computed in fp32, which represents {old:.3g}", near=op.op_type.endswith("_norm"))
         reason, near = _find_epsilon_dependence(op, parameter, old, new)
         if reason:
             return Miss(op, reason, near=near)
@@ -122,17 +124,17 @@ class RepresentableEpsilon(Rewrite):
         yield make_norm_example("added", width=32, options=flush)
         yield make_norm_example("bound", _build_torch_normalize, width=32, options=flush)
         yield make_norm_example("root read by others", _build_observed_norm,
-                                reason="the root is read by others than products, and at 0 it is the epsilon's")
+                                reason="the root has users other than products, and at 0 it depends on the epsilon")
         yield make_norm_example(
             "of another value", _build_unrelated_product,
-            reason="what is divided is not what was squared: where that is 0, the result is the epsilon's")
+            reason="the dividend is not the squared value: if that is 0, the result depends on the epsilon")
         yield _make_op_example("large enough", "layer_norm", 1e-5, reason="no epsilon that is too small")
         yield _make_op_example("in fp32", "layer_norm", 1e-12, dtype=types.fp32,
-                               reason="computed in fp32, which holds 1e-12")
+                               reason="computed in fp32, which represents 1e-12")
         yield _make_op_example("variances known", "batch_norm", 1e-12, _make_statistics(0.5),
-                               reason="beside variances from 0.5 an epsilon of 1e-12 does not count")
+                               reason="with variances from 0.5 on an epsilon of 1e-12 has no effect")
         yield _make_op_example("no variance", "batch_norm", 1e-12, _make_statistics(0.0),
-                               reason="beside a variance of 0 another epsilon than 1e-12 gives another result")
+                               reason="with a variance of 0 an epsilon other than 1e-12 changes the result")
         yield make_norm_example("logarithm", _build_logarithm,
                                 reason="at 0 the result of log is that of an epsilon of 1e-10")
         yield make_norm_example("other root", _build_reciprocal_root,
@@ -171,18 +173,18 @@ def _find_epsilon_dependence(op: Operation, parameter: str, old: float, new: flo
         if not readers or not all(_is_division_by(reader, op.outputs[0]) for reader in readers):
             return "nothing is divided by it", False
     elif source.op is not None and source.op.op_type in ("add", "maximum", "clip"):
-        return "something is added to the operand already", False
+        return "the operand has an addend already", False
     if op.op_type == "log" and old < _MIN_EXPLICIT_EPSILON:
-        return "an epsilon that says there is none", False
+        return "an epsilon that means none", False
     norm = None if op.op_type == "log" else match_norm(source, 2) or match_norm(source, 1)
     if norm is None:
         return f"at 0 the result of {op.op_type} is that of an epsilon of {old:.3g}", True
     if any(kind in ("add", "maximum") and number >= new for kind, number in norm.steps):
-        return "beside the epsilon there is already this one does not count", False
+        return "this epsilon has no effect next to the other one", False
     if op.op_type in ("rsqrt", "inverse") and not _is_only_multiplied(op.outputs[0]):
-        return "the root is read by others than products, and at 0 it is the epsilon's", True
+        return "the root has users other than products, and at 0 it depends on the epsilon", True
     if not _is_divisor_only(op.outputs[0], norm.x):
-        return "what is divided is not what was squared: where that is 0, the result is the epsilon's", True
+        return "the dividend is not the squared value: if that is 0, the result depends on the epsilon", True
     return "", True
 
 
@@ -191,8 +193,8 @@ def _find_batch_norm_dependence(op: Operation, old: float, new: float) -> tuple[
         return "the variances are compressed", True
     variance = float(np.min(op.variance.val))
     if variance >= new * _NEGLIGIBLE_EPSILON_RATIO:
-        return f"beside variances from {variance:.3g} an epsilon of {old:.3g} does not count", True
-    return f"beside a variance of {variance:.3g} another epsilon than {old:.3g} gives another result", True
+        return f"with variances from {variance:.3g} on an epsilon of {old:.3g} has no effect", True
+    return f"with a variance of {variance:.3g} an epsilon other than {old:.3g} changes the result", True
 
 
 def _is_division_by(reader: Operation, var: Var) -> bool:

@@ -33,22 +33,21 @@ _MIN_MEAN = 16
 
 
 class RmsNormL2(Rewrite):
-    """Compute an RMSNorm from the length of each row, which one op gives, instead of squares, their mean and a root.
+    """Compute an RMSNorm from reduce_l2_norm of each row instead of squares, their mean and a root.
 
     why     On an M5 reduce_l2_norm over the last axis took a 41st to a 53rd of the time of a norm with reduce_sum, as
             one runtime lowered it. The squares are not stored in fp16, so none of them overflows.
     when    x * rsqrt(mean(x^2) + eps) in fp16 over the last axis, in the spellings that `ane::scaled_rms_norm` finds,
-            where something bounds the length of a row (the program itself, or runs on user-supplied feeds or ranges).
-            If its square fits fp16, the length is squared and the rest stays. If the length does but its square does
-            not, it is divided by itself first, with epsilons divided alike. Where nothing bounds it, or a length may
-            pass 65504, `ane::scaled_rms_norm` is left to divide by the largest magnitude. Only for a target on which it
-            was measured: name M5.
+            if the length of a row is bounded (by the program, or by runs on user-supplied feeds or ranges). If its
+            square fits fp16, the length is squared and the other ops stay. If only the length fits, x is divided by it
+            first, and epsilons are scaled accordingly. If it is unbounded, or may exceed 65504, `ane::scaled_rms_norm`
+            divides by the largest magnitude instead. Only for a target on which it was measured: M5.
     exact   rounding: mean(x^2) is l^2 / n, with l the length and n the number of elements; and for any m > 0 it is m^2
             times (l / m)^2 / n. m is l, not below the root of eps (as a power of two) or 2^-14, nor above 65504. An
             epsilon stays inside the root: a floor under the length instead, as others write it, would move results by
             up to 41 % where the length is near to it.
-    cost    two passes over x (the length and the product) where there were three; with the division five more ops on
-            one number a row.
+    cost    two passes over x (the length and the product) instead of three; with the division five more ops on one
+            number per row.
 
     before
         %0: fp16[2, 3, 8] = pow(x=%x, y=2.0)
@@ -94,7 +93,7 @@ class RmsNormL2(Rewrite):
             chip="M2 Pro", source="trisanths/ane-llm-prefill", date="2026",
         ),
         Community(
-            "against it: activations with norms of hundreds of thousands exist, and those no fp16 holds",
+            "contradicts it: activations with norms of hundreds of thousands exist, which exceed fp16",
             source="https://github.com/huggingface/swift-transformers/issues/95", date="2024-05",
         ),
     )
@@ -102,7 +101,7 @@ class RmsNormL2(Rewrite):
     margin: float = 2.0
     "Safety factor: the measured length times it must not overflow, as other inputs may reach further."
     everywhere: bool = False
-    "Rewrite for targets on which it was not measured, too."
+    "Rewrite for targets without measurements, too."
 
     def match(self, op: Operation) -> Hit | Miss:
         for value, factor, norm in iterate_norm_products(op):
@@ -117,27 +116,25 @@ class RmsNormL2(Rewrite):
             return Miss(op, norm.obstacle, near=False)
         elsewhere = [each for each in self.generations if not self.targets.includes(each)]
         if elsewhere and not self.everywhere:
-            return Miss(op, f"measured on M5 only, not on {format_generations(elsewhere)}: name that target, or "
-                            "everywhere=true", near=False)
+            return Miss(op, f"measured on M5 only, not on {format_generations(elsewhere)}: choose that target, or "
+                            f"everywhere=true", near=False)
         axes = [axis % norm.x.rank for axis in get_const_value(norm.reduce.axes) or range(norm.x.rank)]
         if axes != [norm.x.rank - 1]:
-            return Miss(op, "reduced over other axes than the last, on which it was measured")
+            return Miss(op, "reduced over axes other than the last; only that was measured")
         count = norm.count or 0
         if float(np.float16(count)) != count:
-            return Miss(op, f"fp16 does not hold {count}, the number of elements")
+            return Miss(op, f"fp16 does not represent {count}, the number of elements")
         length = self._find_length(norm)
         if length is None:
-            return Miss(op, "nothing says how long the rows get: give feeds or ranges (calibrate shows it), or let "
-                            "ane::scaled_rms_norm divide by the largest magnitude")
+            return Miss(op, "the length of rows is unbounded: give feeds or ranges, or use ane::scaled_rms_norm")
         averages = norm.reduce.op_type == "reduce_mean" and count >= _MIN_MEAN
         limit = FP16_MAX if averages else _MAX_ROOT
         if length > limit:
-            return Miss(op, f"rows may be {length:.4g} long, above {limit:.0f}: ane::scaled_rms_norm divides by the "
-                            "largest magnitude")
+            return Miss(op, f"rows may have length {length:.4g}, above {limit:.0f}: use ane::scaled_rms_norm")
         squared = length**2 <= FP16_MAX and is_epsilon_representable(norm)
         how = "their squares fit fp16" if squared else "divided by it before it is squared"
         return Hit(op, value=value, factor=factor, norm=norm, squared=squared,
-                   note=f"rows of {count} are at most {length:.4g} long; {how}")
+                   note=f"rows of {count} elements have a length of at most {length:.4g}; {how}")
 
     def _find_length(self, norm: Norm) -> float | None:
         """Return a bound on the length of a row, with the margin where it was measured."""
@@ -171,19 +168,18 @@ class RmsNormL2(Rewrite):
         yield norm("divided by the root", _build_root_norm, scale=4.0)
         yield norm("divided by the root of a large sum", _build_root_norm, width=32, scale=300.0)
         yield norm("not measured", measured=False,
-                   reason="nothing says how long the rows get: give feeds or ranges (calibrate shows it), or let "
-                          "ane::scaled_rms_norm divide by the largest magnitude")
+                   reason="the length of rows is unbounded: give feeds or ranges, or use ane::scaled_rms_norm")
         yield norm("too long", scale=20000.0,
-                   reason="rows may be 1.411e+05 long, above 16384: ane::scaled_rms_norm divides by the largest "
-                          "magnitude")
+                   reason="rows may have length 1.411e+05, above 16384: use ane::scaled_rms_norm")
         yield make_norm_example(
             "another target",
-            reason="measured on M5 only, not on A12, A13, M1, M2, M3, M4, A18 and M6: name that target, or "
+            reason="measured on M5 only, not on A12, A13, M1, M2, M3, M4, A18 and M6: choose that target, or "
                    "everywhere=true")
         yield norm("over the first axis", _build_first_axis_norm,
-                   reason="reduced over other axes than the last, on which it was measured")
+                   reason="reduced over axes other than the last; only that was measured")
         yield norm("in fp32", dtype=np.float32, reason="squared in fp32, off the ANE")
-        yield norm("an odd number of elements", width=2049, reason="fp16 does not hold 2049, the number of elements")
+        yield norm("an odd number of elements", width=2049, reason="fp16 does not represent 2049, the number of "
+                                                                   "elements")
         yield norm("a length already", lambda x, number: Builder.real_div(
             x=x, y=Builder.reduce_l2_norm(x=x, axes=[-1], keep_dims=True), name="y"),
             reason="no product with the root of a sum of squares")

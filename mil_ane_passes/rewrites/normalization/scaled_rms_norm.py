@@ -27,21 +27,22 @@ from ._norm_patterns import (
 
 
 class ScaledRmsNorm(Rewrite):
-    """Divide each row by its largest magnitude before it is squared, so that no square overflows fp16.
+    """Divide each row by its largest magnitude before squaring, so that no square overflows fp16.
 
-    why     The fp16 square of more than 256 is infinite; x times the reciprocal root of an infinite mean is 0, or NaN.
-    when    x * rsqrt(mean(x^2) + eps) in fp16, in the spellings that exporters emit: squared by square, mul or pow;
+    why     Squares of numbers from 256 on are infinite in fp16; x times the reciprocal root of an infinite mean is 0,
+            or NaN.
+    when    x * rsqrt(mean(x^2) + eps) in fp16, in the forms that exporters emit: squared by square, mul or pow;
             reduce_mean, reduce_sum (with or without a factor), reduce_sum_square; eps added before the root, after it,
-            as a maximum, or an op's own; rsqrt, pow, or division by sqrt, also by way of inverse. What is multiplied
-            need not be x, and each product with the root is a hit of its own; they share what they can. Not where
-            more than 16384 numbers are summed, and not reduce_l2_norm, which sources recommend as the stable form.
+            as a maximum, or an op's own; rsqrt, pow, or division by sqrt, also by way of inverse. The other factor need
+            not be x; each product with the root is a separate match, and they share ops. Not for sums of more than
+            16384 numbers, and not for reduce_l2_norm, which sources recommend as the stable form.
     exact   rounding: for any m > 0, with y = x / m, it is y * rsqrt(mean(y^2) + eps / m^2). m is the largest
             magnitude, not below the root of eps (as a power of two), the smallest normal number of fp16, nor above
-            65504; so rows of zeros stay zeros, and rows with infinities what they were. y stands above and below, so
-            that an error of the division by m cancels; where another value is above, m goes to the root instead. Where
-            rsqrt has an eps beside the one that is added, their sum rounds to fp16, which moves results by less than
-            2^-20 of themselves.
-    cost    seven ops more as Llama has it (4 to 10 in other spellings); three of them over all of x.
+            65504; so rows of zeros stay zeros, and rows with infinities are unchanged. y is in numerator and
+            denominator, so that an error of the division by m cancels; with another numerator, m is applied to the root
+            instead. If rsqrt has an eps in addition to the added one, their sum rounds to fp16, which moves results by
+            less than 2^-20 of themselves.
+    cost    seven more ops for the form in Llama (4 to 10 in other forms); three of them over all of x.
 
     before
         %0: fp16[2, 3, 8] = pow(x=%x, y=2.0)
@@ -102,7 +103,7 @@ class ScaledRmsNorm(Rewrite):
     margin: float = 2.0
     "Safety factor: the squares of the measured x times it must not overflow, as other inputs may reach further."
     always: bool = False
-    "Rewrite whatever the known range of x, and also layer and group norms without one."
+    "Rewrite for any known range of x, and also layer and group norms of unknown range."
 
     def match(self, op: Operation) -> Hit | Miss:
         for value, factor, norm in iterate_norm_products(op):
@@ -113,7 +114,7 @@ class ScaledRmsNorm(Rewrite):
             reason = None if self.always else self._find_finite_reason(norm)
             if reason is not None:
                 return Miss(op, reason)
-            return Hit(op, note=f"{norm.count} numbers are squared; above 256 that overflows", value=value,
+            return Hit(op, note=f"{norm.count} numbers are squared, which overflows above 256", value=value,
                        factor=factor, norm=norm)
         return Miss(op, "no product with the root of a sum of squares", near=False)
 
@@ -121,17 +122,17 @@ class ScaledRmsNorm(Rewrite):
         """Return why no overflow of the squares is expected, or None where one is possible."""
         bound, count = bound_magnitude(norm.x), norm.count or 0
         if bound is not None and bound**2 * count <= FP16_MAX:
-            return f"the program keeps x within {bound:.4g}: {count} squares together stay below 65504"
+            return f"the program keeps x within {bound:.4g}: the sum of {count} squares stays below 65504"
         measured = get_measured_range(self.measured, norm.x)
         if measured is not None:
             total = find_measured_total(self.measured, norm, measured.largest)
             if not measured.finite or total * self.margin**2 > FP16_MAX:
                 return None
-            return (f"x reaches {measured.largest:.4g} in the runs at hand and a sum of squares {total:.4g}: "
+            return (f"x reaches {measured.largest:.4g} in the measured runs and a sum of squares {total:.4g}: "
                     f"{self.margin:g} times the x would still fit fp16")
         if bound is None and _is_centred(norm):
-            return ("the variance of x less its mean, and nothing says how large x gets: give feeds or ranges "
-                    "(calibrate shows it), or always=true")
+            return ("the variance of x minus its mean, and the range of x is unknown: give feeds or ranges, or "
+                    "always=true")
         return None
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
@@ -154,22 +155,23 @@ class ScaledRmsNorm(Rewrite):
     def examples(self) -> Iterable[Example]:
         yield make_norm_example("as Llama's", measured=False)
         yield make_norm_example("large", scale=500.0)
-        yield make_norm_example("spelt with divisions", _build_divided_norm, scale=500.0)
+        yield make_norm_example("with divisions", _build_divided_norm, scale=500.0)
         yield make_norm_example("an older opset", opset=ct.target.iOS15, scale=500.0)
         yield make_norm_example("without epsilon", _build_l2_norm_by_root, scale=500.0)
         yield make_norm_example("a reciprocal with an epsilon of its own", _build_reciprocal_norm, scale=500.0)
-        yield make_example("less its mean, read twice", _build_centred_norm, scale=500.0, x=(2, 3, 8))
-        yield make_example("less its mean, always", _build_centred_norm, measured=False, options={"always": True},
+        yield make_example("minus its mean, read twice", _build_centred_norm, scale=500.0, x=(2, 3, 8))
+        yield make_example("minus its mean, always", _build_centred_norm, measured=False, options={"always": True},
                            x=(2, 3, 8))
-        yield make_example("less its mean, not measured", _build_centred_norm, measured=False, x=(2, 3, 8),
-                           reason="the variance of x less its mean, and nothing says how large x gets: give feeds or "
-                                  "ranges (calibrate shows it), or always=true")
+        yield make_example("minus its mean, not measured", _build_centred_norm, measured=False, x=(2, 3, 8),
+                           reason="the variance of x minus its mean, and the range of x is unknown: give feeds or "
+                                  "ranges, or always=true")
         yield make_norm_example(
             "measured to be small",
-            reason="x reaches 2.324 in the runs at hand and a sum of squares 12.43: 2 times the x would still fit fp16")
+            reason="x reaches 2.324 in the measured runs and a sum of squares 12.43: 2 times the x would still fit "
+                   "fp16")
         yield make_norm_example(
             "kept small", lambda x, number: build_llama_norm(Builder.tanh(x=x), number), measured=False,
-            reason="the program keeps x within 1: 8 squares together stay below 65504")
+            reason="the program keeps x within 1: the sum of 8 squares stays below 65504")
         yield make_norm_example("in fp32", dtype=np.float32,
                                 reason="squared in fp32, which overflows above 1.8e19 only")
         yield make_norm_example("scaled already", _build_prescaled_norm,
@@ -228,7 +230,7 @@ def _build_scaled_factor(mb: RewriteBuilder, norm: Norm, scaled: Var, largest: V
 
 
 def _build_centred_norm(x: Var) -> list[Var]:
-    """Build a norm of x less its mean, whose factor also multiplies x itself."""
+    """Build a norm of x minus its mean, whose factor also multiplies x itself."""
     difference = Builder.sub(x=x, y=Builder.reduce_mean(x=x, axes=[-1], keep_dims=True))
     mean = Builder.reduce_mean(x=Builder.square(x=difference), axes=[-1], keep_dims=True)
     factor = Builder.rsqrt(x=mean, epsilon=np.float16(1e-4))

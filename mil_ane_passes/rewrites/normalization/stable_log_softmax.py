@@ -1,4 +1,4 @@
-"""Compute the logarithm of a softmax without the probabilities."""
+"""Compute the logarithm of a softmax without probabilities."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ _MAX_INPUT = 40.0
 class StableLogSoftmax(Rewrite):
     """Compute log(softmax(x)) as x minus its maximum minus their log-sum-exp.
 
-    why     In fp16 small probabilities are 0, and their logarithm is minus infinity: every class but the dominant one,
-            when that is ahead by more than about 10 (or 17: sources differ on the smallest number kept).
-            x - reduce_log_sum_exp(x) has the cliff of `ane::stable_log_sum_exp`.
-    when    log of softmax, or x less its log-sum-exp with the axes kept, in fp16, of any axis and rank; the epsilon of
-            log no larger than 1e-38, so that it stands for nothing. A softmax or log-sum-exp that others read stays
-            for them. Left alone: fp32, and an epsilon that is meant.
+    why     In fp16 small probabilities are 0, and their logarithm is minus infinity: for all classes except one that
+            dominates by more than about 10 (or 17: sources differ on the smallest number). x - reduce_log_sum_exp(x)
+            has the fault of `ane::stable_log_sum_exp`.
+    when    log of softmax, or x minus its log-sum-exp with kept axes, in fp16, for any axis and rank; the epsilon of
+            log is at most 1e-38, so that it has no effect. A softmax or log-sum-exp with other users stays. Skipped:
+            fp32, and larger epsilons.
     exact   rounding: the same function. log(softmax(x) + 1e-45) never falls below -103.3. An epsilon in fp16 is 0 and
-            goes. One in fp32 (from iOS17) keeps its floor, as the larger of the result and log(0 + epsilon), so that
-            what was finite stays finite; within 20 of the floor results differ by up to 0.7. Where the machine
+            is removed. One in fp32 (from iOS17) keeps its floor, as the larger of the result and log(0 + epsilon), so
+            that what was finite stays finite; within 20 of the floor results differ by up to 0.7. Where the machine
             flushes it, which is the fault, there is no floor, as in PyTorch. Infinite results become finite. The sum of
             exponentials contains exp(0), so nothing underflows; it overflows fp16 only for more than 65504 nearly equal
             values, as it would within softmax. That the log-sum-exp of numbers up to 0 is right on an ANE is predicted
@@ -61,7 +61,7 @@ class StableLogSoftmax(Rewrite):
             "is above -83, which is 20 above log's floor"
     preset = "safe"
     fixes_nonfinite = True
-    within = (0.0, _MAX_INPUT)  # the logarithm of a softmax at full precision is right above its floor
+    within = (0.0, _MAX_INPUT)  # the logarithm of a softmax at full precision is correct above its floor
     roots = ("log", "sub")
     evidence = (
         Community("log_softmax on the ANE in fp16 is minus infinity for every class but a dominant one",
@@ -83,7 +83,7 @@ class StableLogSoftmax(Rewrite):
             return Miss(op, reason)
         if has_softmax and not has_negligible_epsilon(op):
             return Miss(
-                op, f"log adds {get_const_value(op.epsilon):g} to the probabilities, which is meant to bound it below"
+                op, f"log adds {get_const_value(op.epsilon):g} to the probabilities, a deliberate lower bound"
             )
         axes: tuple[int, ...] | None
         if has_softmax:
@@ -131,9 +131,9 @@ class StableLogSoftmax(Rewrite):
         yield _make_log_example("sigmoid", lambda x: Builder.sigmoid(x=x), reason=no_log_softmax)
         yield _make_log_example(
             "epsilon that counts", lambda x: Builder.softmax(x=x), np.float16(1e-4),
-            reason="log adds 0.000100017 to the probabilities, which is meant to bound it below")
+            reason="log adds 0.000100017 to the probabilities, a deliberate lower bound")
         yield _make_log_example("fp32", lambda x: Builder.softmax(x=x), dtype=types.fp32,
-                                reason="computed in fp32, and the fault is fp16's")
+                                reason="computed in fp32; the fault is in fp16 only")
 
 
 def _is_log_softmax_subtraction(sub: Operation) -> bool:

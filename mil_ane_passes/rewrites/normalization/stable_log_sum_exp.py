@@ -32,19 +32,20 @@ _SHAPE = (2, 4, 8)
 class StableLogSumExp(Rewrite):
     """Compute a log-sum-exp as the maximum plus the log-sum-exp of x minus the maximum.
 
-    why     On the ANE reduce_log_sum_exp in fp16 falls to 0 where the sum of exponentials passes 65504: for 32 equal
+    why     On the ANE reduce_log_sum_exp in fp16 returns 0 if the sum of exponentials exceeds 65504: for 32 equal
             channels at 7.63. log(sum(exp(x))) is infinite there, and log(cumsum(exp(x))) above 11.09.
     when    reduce_log_sum_exp, reduce_log_sum of exp, log of reduce_sum of exp, log of cumsum of exp, in fp16; any
-            axes, keep_dims or not; the epsilon of log no larger than 1e-38. Left alone: fp32, and x that has its
-            maximum over the same axes taken off already; a cumsum that is reversed or exclusive, or of unknown length.
-    exact   rounding: the same function. The maximum is held to finite numbers, so that a row of minus infinities gives
-            minus infinity and not NaN. log's epsilon goes with its floor of -103.3. Infinite results become finite.
-            The sum contains exp(0), so nothing underflows; it overflows only for more than 65504 nearly equal values.
-            A running sum has no fixed maximum: what suits its end makes its beginning underflow (minus infinity
-            where it was right before). It is joined pairwise in steps that double, each max + softplus(min - max).
-    cost    four ops more than the one (five where axes are dropped), two over all of x. A running sum of n takes
-            ceil(log2 n) steps of ten ops, up to `longest`; the cumsum goes, which by measurements on an M4 is computed
-            on the CPU, while the report of its overflow says on the ANE.
+            axes, keep_dims or not; the epsilon of log no larger than 1e-38. Skipped: fp32, and x from which its maximum
+            over the same axes is already subtracted; a reversed or exclusive cumsum, or one of dynamic length.
+    exact   rounding: the same function. The maximum is clipped to finite numbers, so that a row of minus infinities
+            gives minus infinity and not NaN. The epsilon of log is removed, with its floor of -103.3. Infinite results
+            become finite. The sum contains exp(0), so nothing underflows; it overflows only for more than 65504 nearly
+            equal values. A cumulative sum has no fixed maximum: the maximum of its end makes its beginning underflow
+            (minus infinity where it was correct before). It is combined pairwise in doubling steps, each max +
+            softplus(min - max).
+    cost    four more ops (five if axes are dropped), two over all of x. A cumulative sum of n elements takes ceil(log2
+            n) steps of ten ops, up to `longest`; the cumsum is removed, which runs on the CPU according to measurements
+            on an M4, but on the ANE according to the report of its overflow.
 
     before
         %y: fp16[2, 1, 8] = reduce_log_sum_exp(x=%x, axes=[1], keep_dims=True)
@@ -70,7 +71,7 @@ class StableLogSumExp(Rewrite):
                   source="https://github.com/apple/coremltools/issues/2690"),
         Community("max + log(sum(exp(x - max))) cannot overflow",
                   source="https://github.com/apple/coremltools/pull/2726", date="2026-05-29"),
-        Community("with the maximum taken off, compute units ALL agree with double precision at 100 and at -100",
+        Community("with the maximum subtracted, compute units ALL agree with double precision at 100 and at -100",
                   source="https://github.com/rustnn/rustnn/pull/213", chip="M4", date="2026-08-28"),
         Measured("cumsum is computed on the CPU", chip="M4", os="macOS 27.0.1",
                  source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 "
@@ -82,7 +83,7 @@ class StableLogSumExp(Rewrite):
     )
 
     longest: int = 256
-    "The most elements of a running sum that is unrolled."
+    "Maximum number of elements of a cumulative sum to unroll."
 
     def match(self, op: Operation) -> Hit | Miss:
         parts = _match_log_sum_exp(op)
@@ -92,7 +93,7 @@ class StableLogSumExp(Rewrite):
         is_cumsum = reduction.op_type == "cumsum"
         axes = None if is_cumsum else read_reduced_axes(reduction)
         if is_made_by(x, "sub") and axes is not None and is_maximum_subtracted(x.op, axes):
-            return Miss(op, "the maximum is taken off already", near=False)
+            return Miss(op, "the maximum is already subtracted", near=False)
         reason = find_precision_obstacle(op) or (
             _find_cumsum_obstacle(reduction, self.longest) if is_cumsum else None)
         if reason:
@@ -103,10 +104,11 @@ class StableLogSumExp(Rewrite):
             return Miss(op, f"log adds {get_const_value(op.epsilon):g} to the sum, which is meant to bound it below")
         if is_cumsum:
             axis = int(get_const_value(reduction.axis))
-            return Hit(op, x=x, axis=axis, note=f"the running sum of exponentials overflows fp16: joined pairwise in "
+            return Hit(op, x=x, axis=axis, note=f"the cumulative sum of exponentials overflows fp16: combined "
+                                                f"pairwise in "
                                                 f"{count_doubling_steps(int(x.shape[axis]))} steps")
         return Hit(op, x=x, axis=None, axes=axes, keep_dims=bool(get_const_value(reduction.keep_dims, False)),
-                   note="the sum of exponentials overflows fp16: the maximum is taken off first")
+                   note="the sum of exponentials overflows fp16: the maximum is subtracted first")
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         if hit.axis is not None:
@@ -133,21 +135,20 @@ class StableLogSumExp(Rewrite):
             "running", lambda e: Builder.log(x=Builder.cumsum(x=e, axis=2), name="y"), within=40.0)
         yield _make_exp_example(
             "too long", lambda e: Builder.log(x=Builder.cumsum(x=e, axis=2), name="y"), options={"longest": 4},
-            reason="the running sum is over 8 elements, above 4: it would take 3 steps of ten ops; longest=8 allows "
-                   "that")
+            reason="the cumulative sum has 8 elements, above 4: it would take 3 steps of ten ops (longest=8 allows it)")
         yield _make_exp_example(
             "reversed", lambda e: Builder.log(x=Builder.cumsum(x=e, axis=2, reverse=True), name="y"),
-            reason="the running sum is exclusive or reversed")
+            reason="the cumulative sum is exclusive or reversed")
         yield make_example(
-            "maximum off already",
+            "maximum already subtracted",
             lambda x: Builder.reduce_log_sum_exp(
                 x=Builder.sub(x=x, y=Builder.reduce_max(x=x, axes=[1], keep_dims=True)), axes=[-2], name="y"
             ),
-            reason="the maximum is taken off already",
+            reason="the maximum is already subtracted",
             x=_SHAPE,
         )
         yield make_op_example("fp32", op, _SHAPE, {"axes": [1]}, dtype=types.fp32,
-                              reason="computed in fp32, and the fault is fp16's")
+                              reason="computed in fp32; the fault is in fp16 only")
         yield make_example("no exponential", lambda x: Builder.log(x=Builder.reduce_sum(x=x, axes=[1]), name="y"),
                            reason="not the logarithm of a sum of exponentials", x=_SHAPE)
         yield _make_exp_example(
@@ -173,15 +174,15 @@ def _find_cumsum_obstacle(cumsum: Operation, longest: int) -> str | None:
     """Return why the running sum cannot be written out in steps, or None when it can."""
     axis = get_const_value(cumsum.axis)
     if axis is None:
-        return "the axis of the running sum is not known"
+        return "the axis of the cumulative sum is unknown"
     if get_const_value(cumsum.exclusive, False) or get_const_value(cumsum.reverse, False):
-        return "the running sum is exclusive or reversed"
+        return "the cumulative sum is exclusive or reversed"
     length = cumsum.x.shape[int(axis)]
     if is_symbolic(length):
-        return "the running sum is over a flexible axis, and the number of steps depends on its length"
+        return "the cumulative sum is over a flexible axis, and the number of steps depends on its length"
     if length > longest:
-        return (f"the running sum is over {length} elements, above {longest}: it would take "
-                f"{count_doubling_steps(int(length))} steps of ten ops; longest={length} allows that")
+        return (f"the cumulative sum has {length} elements, above {longest}: it would take "
+                f"{count_doubling_steps(int(length))} steps of ten ops (longest={length} allows it)")
     return None
 
 

@@ -22,7 +22,8 @@ def match_large_window(op: Operation, generations: Sequence[Generation], always:
     if unsupported is None:
         return Miss(op, "fits", near=False)
     if not unsupported:
-        return Miss(op, f"refused by {format_generations(_SMALL_POOL_CHIPS)} only; name one of them as the target")
+        return Miss(op, f"unsupported on {format_generations(_SMALL_POOL_CHIPS)} only; choose one of them as the "
+                        f"target")
     if op.x.dtype != types.fp16:
         return Miss(op, FP32_UNSUPPORTED_REASON)
     pads = _resolve_pads(op)
@@ -105,7 +106,8 @@ def _resolve_pads(op: Operation) -> Pads | str:
         before, after = custom_pads[2 * axis:2 * axis + 2]
         if is_symbolic(extent):
             if stride > 1 and (ceil or is_same):
-                return f"{'ceil_mode' if ceil else f'pad_type {pad_type}'} pads by the input's size, which is symbolic"
+                return (f"{'ceil_mode' if ceil else f'pad_type {pad_type}'} depends on the input's size, which is "
+                        f"symbolic")
             if is_same:
                 before, after = _split_padding(size - 1, pad_type)
         else:
@@ -114,7 +116,7 @@ def _resolve_pads(op: Operation) -> Pads | str:
                 before, _ = _split_padding(max(total, 0), pad_type)
             after = max(total - before, 0)
         if max(before, after) >= size:
-            return "a window may lie in the padding alone"
+            return "a window may be entirely in the padding"
         pads.append((before, after))
     return pads
 

@@ -30,21 +30,20 @@ _MAX_OLD_STRIDE = 2
 "Largest stride that every chip supports."
 
 class ChainAvgPool(Rewrite):
-    """Run an avg_pool whose window is too large as a reduce_mean, or as the mean of smaller pools.
+    """Replace an avg_pool whose window exceeds the limit by a reduce_mean, or by the mean of smaller pools.
 
-    why     By a private route no pool takes a window with a side over 31 (29 on M1, which is not told apart: 30 and 31
-            stay), and iPhones of 2020 refused 14 and strides over 2. Up to 14x14 an M4 was seen to take; what lies
-            between was not tried.
-    when    A window, of fp16, that is too large for a chip looked at. What only chips up to A13 refuse is left alone
-            unless no other chip is looked at. On an axis that one window covers it is a reduce_mean (l2_pool:
-            reduce_l2_norm, if it covers all). On others that are unsupported, one after the other: strided windows are
-            laid side by side and averaged; with K = n * k the n means of k elements are averaged; a refused stride
-            keeps each s-th.
-            A pool that has a window in the padding alone, or behind the input (ceil_mode), is left alone: what it holds
-            there is not defined.
-    exact   rounding: the mean of as many means is the mean of all, and each is rounded. Nothing is divided by a
-            constant. A mean that leaves out padding, or ends early by ceil_mode, is unsupported on such an axis.
-    cost    Windows hold the input ceil(K / s) times, parts read it n times.
+    why     On a private route pool windows with a side over 31 are unsupported (29 on M1, which is not distinguished:
+            30 and 31 are skipped), and iPhones of 2020 rejected 14 and strides over 2. An M4 accepts up to 14x14; sizes
+            between were not tried.
+    when    An fp16 pool whose window exceeds the limit of a chip of the target. Pools that only chips up to A13 reject
+            are skipped unless the target has only such chips. An axis covered by one window becomes a reduce_mean
+            (l2_pool: reduce_l2_norm, if it covers all). Other unsupported axes, one by one: strided windows are
+            concatenated and averaged; with K = n * k the n means of k elements are averaged; for an unsupported stride
+            every s-th element is kept. Pools with a window entirely in the padding, or after the input (ceil_mode), are
+            skipped: their result is undefined.
+    exact   rounding: the mean of equally many means is the mean of all, and each one is rounded. There is no division
+            by a constant. Means without padding, or cut off by ceil_mode, are skipped on such an axis.
+    cost    windows copy the input ceil(K / s) times, parts read it n times.
 
     before
         %y: fp16[1, 2, 1, 1] = avg_pool(x=%x, kernel_sizes=[40, 8], pad_type=valid)
@@ -60,14 +59,14 @@ class ChainAvgPool(Rewrite):
     preset = "full"
     roots = ("avg_pool", "l2_pool")
     evidence = (
-        cite_private_route("a pool's window ends at 29 on M1, at 31 later"),
+        cite_private_route("the limit of a pool's window is 29 on M1, 31 later"),
         *collect_evidence("pool-kernel", "pool-stride"),
     )
 
     always: bool = False
-    "Rewrite pools that are unsupported only on chips up to A13 as well, whatever the target."
+    "Rewrite pools that are unsupported only on chips up to A13, for any target."
     max_copies: int = 8
-    "The most parts of one window, and the most copies of the input."
+    "Maximum number of parts of one window, and of copies of the input."
 
     def match(self, op: Operation) -> Hit | Miss:
         match = match_large_window(op, self.generations, self.always)
@@ -116,12 +115,12 @@ class ChainAvgPool(Rewrite):
                                  shape=(1, 2, 4, 12))
         yield _make_pool_example("fits", [13, 13], {"reason": "fits"})
         yield _make_pool_example("a prime", [1, 37], {
-            "reason": "window 37 is not 8 or fewer equal parts of at most 31"})
+            "reason": "window 37 cannot be split into 8 or fewer equal parts of at most 31"})
         yield _make_pool_example("padding left out", [1, 36], {
-            "reason": "padding is left out of the average, so what sums are divided by differs from place to place"},
+            "reason": "padding is excluded from the average, so the divisor is not constant"},
             pad_type="same", exclude_padding_from_average=True)
         yield _make_pool_example("old chips only", [4, 4], {
-            "reason": "refused by A12 and A13 only; name one of them as the target"}, strides=[4, 4])
+            "reason": "unsupported on A12 and A13 only; choose one of them as the target"}, strides=[4, 4])
         yield _make_pool_example("fp32", [40, 40], {"dtype": types.fp32, "reason": FP32_UNSUPPORTED_REASON})
 
 
@@ -163,18 +162,18 @@ def _plan_axis(
         return _AxisPlan(axis, "steps", size, stride, pads)
     part = max((part for part in range(2, most + 1) if size % part == 0), default=0)
     if not part or size // part > max_copies:
-        return f"window {size} is not {max_copies} or fewer equal parts of at most {most}"
+        return f"window {size} cannot be split into {max_copies} or fewer equal parts of at most {most}"
     if not stride_fits:
-        return f"window {size} would be cut into parts of stride {stride}, which is unsupported as well"
+        return f"window {size} would be split into parts of stride {stride}, which is unsupported, too"
     if op.x.rank == 5:
-        return f"window {size} of a 3-D pool: its parts side by side would need rank 6"
+        return f"window {size} of a 3-D pool: the concat of its parts would need rank 6"
     return _AxisPlan(axis, "parts", size, stride, pads, part=part)
 
 
 def _find_averaging_obstacle(op: Operation, axis: int, pads: tuple[int, int]) -> str | None:
     """Return why some mean on an axis is over fewer elements than the window has, or None."""
     if any(pads) and get_const_value(op.exclude_padding_from_average, False):
-        return "padding is left out of the average, so what sums are divided by differs from place to place"
+        return "padding is excluded from the average, so the divisor is not constant"
     after = read_custom_pads(op)[2 * axis - 3]
     if get_const_value(op.ceil_mode, False) and (is_symbolic(op.x.shape[axis]) or pads[1] > after):
         return "ceil_mode averages fewer elements in the last window"

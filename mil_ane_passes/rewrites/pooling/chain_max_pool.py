@@ -26,21 +26,20 @@ from ._pool_windows import (
 
 
 class ChainMaxPool(Rewrite):
-    """Run a max_pool whose window is too large as a chain of smaller ones.
+    """Replace a max_pool whose window exceeds the limit by a chain of smaller ones.
 
-    why     An M4 takes windows of max_pool up to 8 wide (Core ML's message also allows 32, which was not tried), by a
-            private route no side goes over 31 (29 on M1, which is not told apart: 30 and 31 stay), and iPhones of 2020
-            refused 14 and strides over 2. The maximum over K elements is that over k2 neighbouring maxima of k1
-            elements each, with k1 + k2 - 1 = K.
-    when    A window, of fp16, that is too large for a chip looked at. What only chips up to A13 refuse is left alone
-            unless no other chip is looked at. On an axis that one window covers the maximum is a reduce_max.
-            A pool that has a window in the padding alone, or behind the input (ceil_mode), is left alone: what it holds
-            there is not defined.
-    exact   the same numbers; where zeros of both signs are the maximum, its sign may differ. The padding, which stands
-            for minus infinity, is shared among the steps so that every window of each holds an element of the input;
-            the last step has the stride. A stride that is unsupported becomes one of 1 and a slice that keeps each
-            s-th.
-    cost    Each step but the last is a pass over the input at its own size.
+    why     An M4 supports max_pool windows up to 8 wide (Core ML's message also allows 32, which was not tried), on a
+            private route sides over 31 are unsupported (29 on M1, which is not distinguished: 30 and 31 are skipped),
+            and iPhones of 2020 rejected 14 and strides over 2. The maximum over K elements is that over k2 neighbouring
+            maxima of k1 elements each, with k1 + k2 - 1 = K.
+    when    An fp16 pool whose window exceeds the limit of a chip of the target. Pools that only chips up to A13 reject
+            are skipped unless the target has only such chips. An axis covered by one window becomes a reduce_max. Pools
+            with a window entirely in the padding, or after the input (ceil_mode), are skipped: their result is
+            undefined.
+    exact   the same numbers, except for the sign of a zero if zeros of both signs are the maximum. The padding, which
+            counts as minus infinity, is distributed over the steps so that every window contains an element of the
+            input; the last step has the stride. An unsupported stride becomes stride 1 and a slice with step s.
+    cost    each step except the last is a pass over the input at full size.
 
     before
         %y: fp16[1, 2, 16, 16] = max_pool(x=%x, kernel_sizes=[9, 9], pad_type=same)
@@ -57,15 +56,15 @@ class ChainMaxPool(Rewrite):
     roots = ("max_pool",)
     evidence = (
         *collect_evidence("max-pool-width", "pool-kernel", "pool-stride"),
-        cite_private_route("a pool's window ends at 29 on M1, at 31 later"),
+        cite_private_route("the limit of a pool's window is 29 on M1, 31 later"),
         Community("kernel size > 13 is not supported in ANE", date="2020-07-14",
                   source="https://github.com/hollance/neural-engine/issues/1"),
     )
 
     always: bool = False
-    "Chain pools that are unsupported only on chips up to A13 as well, whatever the target."
+    "Rewrite pools that are unsupported only on chips up to A13, for any target."
     max_steps: int = 16
-    "The most steps one op may become."
+    "Maximum number of steps that replace one op."
 
     def match(self, op: Operation) -> Hit | Miss:
         match = match_large_window(op, self.generations, self.always)
@@ -76,7 +75,7 @@ class ChainMaxPool(Rewrite):
         most = find_max_window_sides(op, self.generations, self.always)
         count = max(_count_steps(op, covered, most))
         if count > self.max_steps:
-            return Miss(op, f"would take {count} steps, max_steps is {self.max_steps}")
+            return Miss(op, f"would need {count} steps, max_steps is {self.max_steps}")
         steps = _plan_steps(op, covered, most)
         return Hit(op, note=f"{unsupported}: {_describe_steps(steps, covered)}", covered=covered, steps=steps,
                    pads=pads, keeps_strides=has_supported_strides(op, self.generations, self.always))
@@ -114,14 +113,14 @@ class ChainMaxPool(Rewrite):
                                  pad_type="valid")
         yield _make_pool_example("fits", [9, 8], {"reason": "fits"})
         yield _make_pool_example("old chips only", [3, 3], {
-            "reason": "refused by A12 and A13 only; name one of them as the target"}, strides=[3, 3])
+            "reason": "unsupported on A12 and A13 only; choose one of them as the target"}, strides=[3, 3])
         yield _make_pool_example("too many steps", [9, 9], {
-            "options": {"max_steps": 1}, "reason": "would take 2 steps, max_steps is 1"})
+            "options": {"max_steps": 1}, "reason": "would need 2 steps, max_steps is 1"})
         yield _make_pool_example("fp32", [9, 9], {"dtype": types.fp32, "reason": FP32_UNSUPPORTED_REASON})
-        yield _make_pool_example("padding alone", [1, 9], {"reason": "a window may lie in the padding alone"},
+        yield _make_pool_example("padding alone", [1, 9], {"reason": "a window may be entirely in the padding"},
                                  pad_type="custom", pad=[0, 0, 9, 9])
         yield _make_pool_example("symbolic, same", [9, 9], {
-            "reason": "pad_type same pads by the input's size, which is symbolic"}, strides=[2, 2],
+            "reason": "pad_type same depends on the input's size, which is symbolic"}, strides=[2, 2],
             shape=(1, 2, 16, None))
 
 

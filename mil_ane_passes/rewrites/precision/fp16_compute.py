@@ -1,4 +1,4 @@
-"""Convert a model that was converted to compute in fp32 to compute in fp16."""
+"""Convert the ops of an fp32 model to fp16."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ._fp16_conversion import (
 )
 
 _MAX_TRIAL_RUNS = 64
-"Runs of the entire model after which the search for ops that must stay in fp32 ends."
+"Maximum number of runs of the entire model in the search for ops that must stay in fp32."
 _INFINITY_SAFE_OPS = frozenset({
     "add", "sub", "maximum", "minimum", "select", "softmax", "cast", "concat", "expand_dims", "fill", "gather",
     "gather_along_axis", "gather_nd", "identity", "pad", "reshape", "scaled_dot_product_attention", "slice_by_index",
@@ -37,26 +37,26 @@ _INFINITY_SAFE_OPS = frozenset({
 })
 "Ops in which a mask's large negative number may become minus infinity: none of them computes 0 * inf."
 _UNDERFLOW_SAFE_OPS = frozenset({"add", "sub", "maximum", "minimum"})
-"Ops in which a constant that fp16 flushes to 0 counts for nothing beside the other operand."
+"Ops in which a constant that fp16 flushes to 0 has no effect next to the other operand."
 _ACCUMULATOR_LIMIT = 32768
 "Magnitude from which a partial sum is reported to overflow."
-_FP16_LIMIT_TEXT = f"fp16 ends at {FP16_MAX:.0f}"
+_FP16_LIMIT_TEXT = f"the fp16 maximum is {FP16_MAX:.0f}"
 _RESULT = "its result"
 
 
 class Fp16Compute(ProgramRewrite):
-    """Compute in fp16 what a model computes in fp32, except where fp16 cannot hold the values.
+    """Convert fp32 ops to fp16, except for values that fp16 cannot represent.
 
-    why     The ANE computes in fp16: what is in fp32 runs on the CPU or the GPU. Weights take half the room.
-    when    A program that computes in fp32. Inputs, outputs and states keep their types; integers are not touched.
-            An op stays in fp32 when a constant or a value seen in the runs is beyond fp16, or below it, or when the
-            outputs lose more than `max_error` with it; each is listed with its numbers. Without runs only constants
-            are judged. A function that computes in fp16 in part is left as it was made, unless mixed=true.
+    why     The ANE computes in fp16; fp32 ops run on the CPU or GPU. Weights take half the size.
+    when    A program that computes in fp32. Inputs, outputs and states keep their types; integers are unchanged. An op
+            stays in fp32 if a constant or a measured value exceeds or underflows fp16, or if the output error would
+            exceed `max_error`; each one is listed with its values. Without runs only constants are checked. A function
+            that computes partly in fp16 is skipped, unless mixed=true.
     exact   approximate: every value is rounded to 11 bits. The largest error of the runs is reported (of integers, such
             as the classes of an argmax, the share that changes), and the equivalence check holds the result to
             `max_error`.
-    cost    a cast wherever fp16 and fp32 meet. To find what has to stay the model is run on the feeds up to 64
-            times; what was not tried by then stays in fp32.
+    cost    a cast between fp16 and fp32 ops. The search runs the model on the feeds up to 64 times; ops that were not
+            tried by then stay in fp32.
 
     before
         %0: fp32[1, 4] = linear(x=%x, weight=<fp32[4, 8]>, bias=[-0.6875, -0.25, 0.1875, 0.625])
@@ -81,14 +81,14 @@ class Fp16Compute(ProgramRewrite):
                source="https://github.com/apple/ml-stable-diffusion"),
         Vendor("a model typed in fp32 does not use the Neural Engine, which computes in fp16",
                source="https://apple.github.io/coremltools/docs-guides/source/typed-execution.html"),
-        Community("an fp32 input gets a cast, and the rest goes on in fp16 on the ANE", chip="M4", os="macOS 27.0.1",
+        Community("an fp32 input gets a cast, and the other ops run in fp16 on the ANE", chip="M4", os="macOS 27.0.1",
                   source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/coreml_dispatch.md"),
     )
 
     max_error: float = 1e-2
-    "The largest accepted output error, as a share of an output's largest value in the runs."
+    "Maximum accepted output error, relative to an output's largest value in the runs."
     keep: str = ""
-    "Op types and names of values, with + between them, that stay in fp32."
+    "Op types and value names that stay in fp32, separated by +."
     wide_sums: bool = False
     "Keep ops in fp32 whose partial sums may exceed 32768, where accumulators of the ANE are reported to overflow."
     mixed: bool = False
@@ -112,7 +112,7 @@ class Fp16Compute(ProgramRewrite):
             chosen, error = search.accepted, search.error
             for number, rejected_error in search.rejected.items():
                 reasons[number] = _describe_error(rejected_error, self.max_error)
-            reasons |= dict.fromkeys(search.untried_ops, f"not tried: the search ends after {_MAX_TRIAL_RUNS} runs")
+            reasons |= dict.fromkeys(search.untried_ops, f"not tried: the search is limited to {_MAX_TRIAL_RUNS} runs")
         kept = [(ops[number], reason) for number, reason in reasons.items() if reason]
         for number in chosen:
             note = "fp32 -> fp16" if number != chosen[0] else _format_summary(len(chosen), len(kept), error)
@@ -157,9 +157,9 @@ class Fp16Compute(ProgramRewrite):
     ) -> str:
         """Return why `op` stays in fp32, "" when it need not."""
         if is_mixed:
-            return "fp32 beside ops in fp16, kept so by whoever converted the model; mixed=true converts it too"
+            return "fp32 beside ops in fp16, as it was converted; mixed=true converts it, too"
         if op.op_type in kept_names or kept_names.intersection(var.name for var in op.outputs):
-            return "kept fp32: asked for by name"
+            return "kept fp32: requested by name"
         loss = _describe_constant_loss(op, constants)
         if loss is None and self.measured:
             loss = _describe_value_loss(op, self.measured, self.wide_sums)
@@ -178,20 +178,20 @@ class Fp16Compute(ProgramRewrite):
             "weights shared with what stays", _build_shared_weight, within=8.0, options={"keep": "matmul"})
         yield _make_fp32_example("integers beside", _build_argmax_use, within=8.0)
         yield _make_fp32_example("constants only", _build_linear, within=8.0, measured=False)
-        yield _make_fp32_example("asked for by name", _build_linear, options={"keep": "linear + relu"},
-                                 reason="kept fp32: asked for by name")
+        yield _make_fp32_example("requested by name", _build_linear, options={"keep": "linear + relu"},
+                                 reason="kept fp32: requested by name")
         yield _make_fp32_example(
             "a value beyond fp16", lambda x: Builder.square(x=Builder.mul(x=x, y=np.float32(200)), name="y"),
-            options={"keep": "mul"}, reason="kept fp32: its result reaches 6.8e+04, fp16 ends at 65504")
+            options={"keep": "mul"}, reason="kept fp32: its result reaches 6.8e+04, the fp16 maximum is 65504")
         yield _make_fp32_example(
             "a constant beyond fp16", lambda x: Builder.mul(x=x, y=np.float32(1e5), name="y"),
-            reason="kept fp32: its y holds 1e+05, fp16 ends at 65504")
+            reason="kept fp32: its y has 1e+05, the fp16 maximum is 65504")
         yield _make_fp32_example(
             "a constant below fp16", lambda x: Builder.mul(x=x, y=np.float32(1e-9), name="y"),
-            reason="kept fp32: its y ends at 1e-09, below what fp16 holds (6.0e-08)")
+            reason="kept fp32: the largest value of its y is 1e-09, below the fp16 minimum (6.0e-08)")
         yield _make_fp32_example(
             "partly in fp16", _build_mixed_precision,
-            reason="fp32 beside ops in fp16, kept so by whoever converted the model; mixed=true converts it too")
+            reason="fp32 beside ops in fp16, as it was converted; mixed=true converts it, too")
         yield _make_fp32_example("all in fp16", lambda x: _build_linear(x, np.float16), dtype=types.fp16, reason="")
 
 
@@ -215,11 +215,12 @@ def _describe_constant_loss(op: Operation, constants: Fp16Constants) -> str | No
             continue
         summary = constants.summarize(var)
         if summary.largest > FP16_MAX:
-            return f"its {name} holds {summary.largest:.3g}, {_FP16_LIMIT_TEXT}"
+            return f"its {name} has {summary.largest:.3g}, {_FP16_LIMIT_TEXT}"
         if summary.beyond and op.op_type not in _INFINITY_SAFE_OPS:
             return f"its {name} would be infinite in fp16, and 0 times it NaN"
         if summary.is_below_fp16 and name != "epsilon" and op.op_type not in _UNDERFLOW_SAFE_OPS:
-            return f"its {name} ends at {summary.largest:.3g}, below what fp16 holds ({FP16_MIN_SUBNORMAL:.1e})"
+            return (f"the largest value of its {name} is {summary.largest:.3g}, below the fp16 minimum "
+                    f"({FP16_MIN_SUBNORMAL:.1e})")
     return None
 
 
@@ -238,7 +239,7 @@ def _describe_value_loss(op: Operation, measured: Mapping[Var, Range], wide_sums
         if largest >= INFINITY_THRESHOLD and op.op_type not in _INFINITY_SAFE_OPS:
             return f"{name} would be infinite in fp16 ({largest:.3g}), and 0 times it NaN"
         if name == _RESULT and 0 < largest < FP16_MIN_SUBNORMAL:
-            return f"{name} ends at {largest:.3g}, below what fp16 holds ({FP16_MIN_SUBNORMAL:.1e})"
+            return f"the largest value of {name} is {largest:.3g}, below the fp16 minimum ({FP16_MIN_SUBNORMAL:.1e})"
         if wide_sums and partial is not None and partial > _ACCUMULATOR_LIMIT:
             return f"its partial sums may reach {partial:.3g}, beyond 32768"
     return None
@@ -331,7 +332,7 @@ def _describe_error(error: float, max_error: float) -> str:
 def _format_summary(chosen: int, kept: int, error: float | None) -> str:
     summary = f"{chosen} of {chosen + kept} ops in fp16; "
     if error is None:
-        return f"{summary}nothing was run, so only constants were judged"
+        return f"{summary}without runs only constants were checked"
     return f"{summary}largest error in the runs {error:.1e} of an output's largest value"
 
 

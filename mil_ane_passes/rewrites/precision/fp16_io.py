@@ -18,16 +18,16 @@ from ._fp16_conversion import FP16_MAX, FP16_MIN_SUBNORMAL, is_cast_to_fp16
 
 
 class Fp16Io(ProgramRewrite):
-    """Make inputs and outputs fp16 and drop the casts at the border: what was converted there comes in converted.
+    """Convert inputs and outputs to fp16 and remove the interface casts.
 
-    why     Each fp32 input and output costs a cast at the border, which is a pass over the data off the ANE.
-    when    fp32 tensors of a function for iOS16 and later; images, states, what a classifier gives and an input that is
-            returned as it is stay. Where a program computes in fp32 at the border, a cast is put inside: the note
-            says so; there what is beyond fp16 in the runs (--feeds, --ranges) stays, but is not looked
-            for without them. This changes the model's interface: callers have to hand over and take fp16.
-    exact   bitwise for inputs that fp16 holds; outputs are those of before, rounded to fp16.
-    cost    none where the inside is in fp16; else a cast for each end that is read or made in fp32. The caller has to
-            convert what is fp32.
+    why     Each fp32 input and output costs an interface cast, a pass over the data off the ANE.
+    when    fp32 tensors of a function for iOS16 and later; images, states, classifier outputs and inputs that are
+            returned directly are unchanged. If the program computes in fp32 at the interface, a cast is inserted, and
+            the finding states it; such values that exceed fp16 in the runs (--feeds, --ranges) are skipped. This
+            changes the model's interface: callers must pass and accept fp16.
+    exact   bitwise for inputs that fp16 represents; outputs are the original ones, rounded to fp16.
+    cost    none if the program computes in fp16; otherwise a cast for each input or output that is computed in fp32.
+            The caller has to convert fp32 data.
 
     before
         %0: fp16[1, 8] = cast(x=%x, dtype=fp16)
@@ -44,9 +44,9 @@ class Fp16Io(ProgramRewrite):
     interface = True
     measures = True
     evidence = (
-        Vendor("from iOS16 and macOS13 on inputs and outputs may be fp16: no casts at the border",
+        Vendor("from iOS16 and macOS13 on inputs and outputs may be fp16: no interface casts",
                source="https://apple.github.io/coremltools/docs-guides/source/typed-execution.html"),
-        Community("fp32 inputs and outputs cost casts at the border", chip="M1",
+        Community("fp32 inputs and outputs cost interface casts", chip="M1",
                   source="smpanaro/more-ane-transformers src/experiments/NOTES.md"),
         Community("contradicts, and is outdated since iOS16: Core ML takes FLOAT32 only",
                   source="eiln coreml102"),
@@ -57,7 +57,7 @@ class Fp16Io(ProgramRewrite):
     outputs: bool = True
     "Change outputs."
     names: str = ""
-    "Only these inputs and outputs, with + between them."
+    "Only these inputs and outputs, separated by +."
 
     def match_program(self, program: Program) -> Iterator[Hit | Miss]:
         only = self._parse_names(program)
@@ -79,7 +79,7 @@ class Fp16Io(ProgramRewrite):
         known = {var.name for function in program.functions.values()
                  for var in (*function.inputs.values(), *function.outputs)}
         for name in sorted(only - known):
-            raise InputError(f"fp16_io: names: '{name}' is no input and no output of the model (it has "
+            raise InputError(f"fp16_io: names: '{name}' is not an input or output of the model (it has "
                              f"{', '.join(sorted(known))}){suggest_nearest(name, known)}")
         return only
 
@@ -101,10 +101,10 @@ class Fp16Io(ProgramRewrite):
         yield _make_fp32_example("too old", _build_relu, opset=ct.target.iOS15,
                                  reason="inputs and outputs in fp16 need iOS16; the function is for iOS15")
         yield _make_fp32_example("returned as it is", lambda x: [x, _build_relu(x)], options={"names": "x"},
-                                 reason="input 'x' is returned as it is and has to keep its type")
+                                 reason="input 'x' is returned directly and has to keep its type")
         yield _make_fp32_example(
             "beyond fp16", lambda x: Builder.add(x=x, y=np.float32(123456), name="y"), options={"inputs": False},
-            reason="'y' reaches 1.2e+05, fp16 ends at 65504")
+            reason="'y' reaches 1.2e+05, the fp16 maximum is 65504")
         yield _make_fp32_example("fp16 already", _build_relu, dtype=types.fp16, reason="")
 
 
@@ -126,9 +126,9 @@ def _describe_fp16_loss(var: Var, measured: Mapping[Var, Range]) -> str:
         return ""
     largest = measured[var].largest
     if largest > FP16_MAX:
-        return f"'{var.name}' reaches {largest:.2g}, fp16 ends at {FP16_MAX:.0f}"
+        return f"'{var.name}' reaches {largest:.2g}, the fp16 maximum is {FP16_MAX:.0f}"
     if 0 < largest < FP16_MIN_SUBNORMAL:
-        return f"'{var.name}' ends at {largest:.2g}, below what fp16 holds ({FP16_MIN_SUBNORMAL:.1e})"
+        return f"the largest value of '{var.name}' is {largest:.2g}, below the fp16 minimum ({FP16_MIN_SUBNORMAL:.1e})"
     return ""
 
 
@@ -140,9 +140,9 @@ def _is_fp16_internally(var: Var) -> bool:
 
 
 def _describe_change(var: Var) -> str:
-    end, remaining_cast = (("input", "cast to fp32 where it is read so") if var.op is None
+    end, remaining_cast = (("input", "cast to fp32 for its fp32 users") if var.op is None
                            else ("output", "it is computed in fp32 and cast"))
-    return f"{end} '{var.name}' in fp16; {'its cast is gone' if _is_fp16_internally(var) else remaining_cast}"
+    return f"{end} '{var.name}' in fp16; {'its cast is removed' if _is_fp16_internally(var) else remaining_cast}"
 
 
 def _make_fp32_example(name: str, body: Callable[[Var], Any], dtype: Any = types.fp32, **settings: Any) -> Example:

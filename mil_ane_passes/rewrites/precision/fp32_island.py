@@ -1,4 +1,4 @@
-"""Move data in fp16 that is only moved in fp32."""
+"""Move data in fp16 if the fp32 ops only move it."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _MAX_CONST_BYTES = 4096
 
 
 class Fp32Island(BlockRewrite):
-    """Cast before what is only moved in fp32, not behind it: a rounding is the same wherever it is made.
+    """Cast to fp16 before fp32 data movement instead of after it, which rounds equally.
 
-    why     fp32 is unsupported on the ANE: every op that reads or makes it runs on the CPU or the GPU. Where a model
-            takes fp32 inputs, or was kept in fp32 in part, reshapes, slices and concats stand before the cast to fp16.
-    when    Ops that only move elements, in fp32, all of whose results end in casts to fp16: they move fp16 instead, and
-            what they read is cast. A cast from fp16 to fp32 before them goes. Not where more elements would be cast
-            than are now: a slice of a large input stays. Nor with a constant that fp16 does not hold, or of more than
-            4096 bytes. What is computed in fp32 is ane::fp16_compute's.
+    why     fp32 is unsupported on the ANE: such ops run on the CPU or GPU. In models with fp32 inputs, or partly in
+            fp32, reshapes, slices and concats precede the cast to fp16.
+    when    fp32 data movement ops whose results all end in casts to fp16: they move fp16 instead, and their operands
+            are cast. A cast from fp16 to fp32 before them is removed. Not if more elements would be cast than before,
+            as for a slice of a large input. Not for a constant that fp16 does not represent, or of more than 4096
+            bytes. For fp32 computation see ane::fp16_compute.
     exact   bitwise: each element is rounded once, as before.
     cost    none: half the bytes are moved.
 
@@ -91,7 +91,7 @@ class Fp32Island(BlockRewrite):
         yield _make_moved_example("with a constant", lambda x: Builder.concat(
             values=[x, np.ones((1, 8), np.float32)], axis=0))
         yield _make_moved_example("a part of it", lambda x: Builder.slice_by_index(x=x, begin=[0, 0], end=[2, 3]),
-                                  reason="16 elements would be cast, 6 are now")
+                                  reason="16 elements would be cast instead of 6")
         yield _make_moved_example("computed", lambda x: Builder.exp(x=x), reason="")
         yield make_op_example("read in fp32", "reshape", (2, 8), {"shape": [4, 4]}, reason="", dtype=types.fp32)
 
@@ -118,11 +118,12 @@ def _match_island(members: list[Operation]) -> Hit | Miss:
     operands = {var for op in members for var in get_flat_inputs(op) if var.dtype == types.fp32 and var not in outputs}
     obstacle = next((var for var in operands if is_const_or_compressed(var) and not _can_store_in_fp16(var)), None)
     if obstacle is not None:
-        return Miss(members[0], f"it moves the constant '{obstacle.name}', which fp16 does not hold, or which is large")
+        return Miss(members[0], f"it moves the constant '{obstacle.name}', which fp16 does not represent, or which is "
+                                f"large")
     before = sum(_count_elements(var) for var in outputs if any(map(is_cast_to_fp16, get_consumers(var))))
     after = sum(_count_elements(var) for var in operands if not _is_cast_from_fp16(var) and not is_const(var))
     if after > before:
-        return Miss(members[0], f"{after} elements would be cast, {before} are now")
+        return Miss(members[0], f"{after} elements would be cast instead of {before}")
     return Hit(members[0], note=f"{format_count(len(members), 'op')} that move fp32", members=members,
                covers=members)
 

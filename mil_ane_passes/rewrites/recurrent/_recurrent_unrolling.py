@@ -1,4 +1,4 @@
-"""Unrolling of recurrent layers: one product for the inputs of all steps, and then one step after the other.
+"""Unrolling of recurrent layers: one product for the inputs of all steps, followed by the steps.
 
 All values keep the rank 3 of the layer's input: a step is [1, batch, features]. Thus the steps are one split and the
 results one concat, without squeezes or stacks between.
@@ -47,11 +47,11 @@ __all__ = [
 ]
 
 States = Sequence[Any]
-"States of a cell between two steps, the output first, and what else is passed to the next step."
+"States of a cell between two steps, the output first, and other values passed to the next step."
 _SUPPORTED_ACTIVATIONS = ("tanh", "sigmoid", "relu", "linear")
 _UNSUPPORTED_ACTIVATIONS = {
     "scaled_tanh": "whose constants are not documented",
-    **dict.fromkeys(("hard_sigmoid", "sigmoid_hard"), "which multiplies by 0.2, no number of fp16"),
+    **dict.fromkeys(("hard_sigmoid", "sigmoid_hard"), "which multiplies by 0.2, which fp16 does not represent"),
 }
 EVIDENCE: tuple[Evidence, ...] = (
     Vendor(
@@ -62,9 +62,9 @@ EVIDENCE: tuple[Evidence, ...] = (
     cite_m4_study(
         "rnn, lstm and gru are unsupported; linear, split, concat, sigmoid, tanh, mul, add and clip are accepted"
     ),
-    cite_private_route("lstm, gru and rnn have no form on any generation"),
+    cite_private_route("lstm, gru and rnn have no equivalent on any generation"),
     Community(
-        "a chain of 386 convs compiles, 387 overflow the compiler's stack: why long sequences are left alone",
+        "a chain of 386 convs compiles, 387 overflow the compiler's stack: why long sequences are skipped",
         chip="M6",
         date="2026",
         source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 notes/defects.md",
@@ -94,13 +94,13 @@ class UnrollRecurrent(Rewrite):
     "Number of ops that a step of one direction adds."
 
     max_steps: int = 256
-    """The longest sequence that is unrolled. Each step adds 3 (rnn) to 16 ops (lstm), and the steps' products follow
-    each other: of convs an M6 compiles no more than 386 in a row."""
+    """Maximum length of a sequence to unroll. Each step adds 3 (rnn) to 16 ops (lstm), and the products of the steps
+    are sequential: an M6 compiles at most 386 convs in sequence."""
     max_chain: int = MAX_CHAIN_PRODUCTS
-    """The longest chain of products that depend on each other, through this layer and the ops before and after it in
-    the function: layers in a row add up. An M6 compiles 386 convs in a row."""
+    """Maximum length of a chain of dependent products through this layer and the ops before and after it in the
+    function: layers in sequence add up. An M6 compiles 386 convs in sequence."""
     max_ops: int = MAX_FUNCTION_OPS
-    "The most ops that all functions may have with layers unrolled: compile time and file size grow with them."
+    "Maximum number of ops of all functions with unrolled layers: compile time and file size grow with them."
 
     def match(self, op: Operation) -> Hit | Miss:
         reason = self._find_obstacle(op)
@@ -110,17 +110,17 @@ class UnrollRecurrent(Rewrite):
         most = UnrolledSize(self.max_chain, self.max_ops)
         size = measure_unrolled_size(op, self._estimate_size, most, self.functions)
         if size.chain > self.max_chain:
-            return Miss(op, f"{steps} would make {size.chain} products that depend on each other in the function, "
-                            f"more than {self.max_chain} (max_chain)")
+            return Miss(op, f"{steps} would make a chain of {size.chain} dependent products in the function, more "
+                            f"than {self.max_chain} (max_chain)")
         if size.ops > self.max_ops:
             return Miss(op, f"{steps} would make a program of {size.ops} ops, more than {self.max_ops} (max_ops)")
-        return Hit(op, note=f"{steps} written out")
+        return Hit(op, note=f"{steps} unrolled")
 
     def _find_obstacle(self, op: Operation) -> str | None:
         """Return why the layer cannot be unrolled, whatever else is in the function."""
         steps = op.x.shape[0]
         if is_symbolic(steps):
-            return "the number of steps is known only at run time; fix the length of the sequence"
+            return "the number of steps is dynamic; fix the sequence length"
         if int(steps) > self.max_steps:
             return f"{int(steps)} steps, above max_steps={self.max_steps}"
         if op.x.dtype != types.fp16:
@@ -216,10 +216,10 @@ class UnrollRecurrent(Rewrite):
     def iterate_limit_examples(self, chain: int, ops: int) -> Iterator[Example]:
         """Yield the layers that no cell unrolls; `chain` and `ops` are the sizes that four steps would make."""
         yield self.make_example("flexible length", None, reason=(
-            "the number of steps is known only at run time; fix the length of the sequence"))
+            "the number of steps is dynamic; fix the sequence length"))
         yield self.make_example("long", 4, options={"max_steps": 3}, reason="4 steps, above max_steps=3")
         yield self.make_example("too long a chain", 4, options={"max_chain": 4}, reason=(
-            f"4 steps would make {chain} products that depend on each other in the function, more than 4 (max_chain)"))
+            f"4 steps would make a chain of {chain} dependent products in the function, more than 4 (max_chain)"))
         yield self.make_example("too many ops", 4, options={"max_ops": 9}, reason=(
             f"4 steps would make a program of {ops} ops, more than 9 (max_ops)"))
         yield self.make_example("fp32", 2, dtype=types.fp32, reason=FP32_UNSUPPORTED_REASON)
@@ -267,14 +267,14 @@ def _find_unknown_activation(op: Operation, parameters: Sequence[str]) -> str | 
     for parameter in parameters:
         name = str(get_const_value(op.inputs[parameter]))
         if name.lower() not in _SUPPORTED_ACTIVATIONS:
-            return f"{parameter} is {name}, {_UNSUPPORTED_ACTIVATIONS.get(name.lower(), 'which is not known here')}"
+            return f"{parameter} is {name}, {_UNSUPPORTED_ACTIVATIONS.get(name.lower(), 'which is unknown here')}"
     return None
 
 
 def _find_width_obstacle(op: Operation, generations: Sequence[Generation]) -> str | None:
     width = int(op.weight_ih.shape[0])
     broken = find_exceeded_limit("spatial", width, generations)
-    return f"its gates are {width} wide together {broken.words}" if broken else None
+    return f"its gates have a total width of {width} {broken.words}" if broken else None
 
 
 def _find_batch_obstacle(op: Operation, states: Sequence[str]) -> str | None:

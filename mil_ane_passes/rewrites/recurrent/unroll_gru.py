@@ -1,4 +1,4 @@
-"""Unroll a gru of known length step by step."""
+"""Unroll a gru of static length."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ from ._recurrent_unrolling import (
 
 
 class UnrollGru(UnrollRecurrent):
-    """Unroll a gru of known length into linear, split, sigmoid, tanh, mul, add and sub, all supported on the ANE.
+    """Unroll a gru of static length into linear, split, sigmoid, tanh, mul, add and sub, all supported on the ANE.
 
-    why     A gru runs on the CPU, and what stands around it changes processor twice. (PyTorch's GRU arrives as a loop,
-            not as this op.)
-    when    fp16; a sequence of known length up to `max_steps`, in either direction. Biases may be compressed, and
-            weights, too. A first state of constant zeros saves the product of the gates. hard_sigmoid is unsupported (its
-            0.2 is no fp16) and scaled_tanh (not documented); so are gates wider together than an axis may be. A first
-            state of another batch than x must be constant, with equal rows.
+    why     A gru runs on the CPU, which costs two transitions. (PyTorch's GRU is converted to a loop, not to this op.)
+    when    fp16; a sequence of static length up to `max_steps`, in either direction. Biases may be compressed, and
+            weights, too. An initial state of constant zeros saves the product of the gates. Skipped: hard_sigmoid (fp16
+            does not represent its 0.2), scaled_tanh (not documented), and gates whose total width exceeds the axis
+            limit. An initial state whose batch differs from that of x must be constant, with equal rows.
     exact   rounding: at full precision nothing changes. r, z = sigmoid(W x + b + R h),
             o = tanh(W x + b + R (r h)), with reset_after o = tanh(W x + b' + r (R h + b)); h' = (1 - z) o + z h; the
-            gates' rows in the order r, o, z. coremltools' page writes r (R h), its op tests R (r h): so it is here.
-            Every step rounds to fp16, where the reference runtime keeps fp32 inside a gru: over 128 steps of 64 units
-            results of up to 0.8 were off by 8e-4, and by 2e-4 before. Sums beyond fp16's range on the way are infinite.
-    cost    W x is one product for all steps. Each step adds 14 ops. R is cut in two consts, one for r and z and one for
-            o, of as many bytes together; a compressed one stays whole and is multiplied twice a step.
+            gates' rows in the order r, o, z. coremltools' documentation has r (R h), its op tests R (r h), which is
+            used here. Every step rounds to fp16, where the reference runtime keeps fp32 inside a gru: over 128 steps of
+            64 units results of up to 0.8 were off by 8e-4, and by 2e-4 before. Sums beyond fp16's range on the way are
+            infinite.
+    cost    W x is one product for all steps. Each step adds 14 ops. R is split into two consts, one for r and z and one
+            for o, with the same total size; a compressed one is not split, and is multiplied twice per step.
 
     before
         %y_0: fp16[1, 1, 8], %y_1: fp16[1, 8] = gru(x=%x, initial_h=%h, weight_ih=<fp16[24, 8]>, weight_hh=<fp16[24, 8]>)
@@ -126,7 +126,7 @@ class UnrollGru(UnrollRecurrent):
         yield self.make_example("flexible batch", 2, batch=None, within=100.0)
         yield from self.iterate_limit_examples(chain=9, ops=57)
         yield self.make_example("hard_sigmoid", 2, recurrent_activation="hard_sigmoid", reason=(
-            "recurrent_activation is hard_sigmoid, which multiplies by 0.2, no number of fp16"))
+            "recurrent_activation is hard_sigmoid, which multiplies by 0.2, which fp16 does not represent"))
 
 
 def _is_reset_after(op: Operation) -> bool:

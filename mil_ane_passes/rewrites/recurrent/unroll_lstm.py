@@ -1,4 +1,4 @@
-"""Unroll an lstm of known length step by step."""
+"""Unroll an lstm of static length."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _GATE_ACTIVATION = "recurrent_activation"
 
 
 class UnrollLstm(UnrollRecurrent):
-    """Unroll an lstm of known length into linear, split, sigmoid, tanh, mul and add, which are supported on the ANE.
+    """Unroll an lstm of static length into linear, split, sigmoid, tanh, mul and add, which are supported on the ANE.
 
-    why     An lstm runs on the CPU, and what stands around it changes processor twice.
-    when    fp16; a sequence of known length up to `max_steps`. Any direction, peepholes, clipping; weights and biases
-            may be compressed: they are read as they are, and each stays one const. A first hidden state of constant
-            zeros saves its product. hard_sigmoid is unsupported (its 0.2 is no fp16) and scaled_tanh (not documented); so
-            are gates wider together than an axis may be (16384 up to M3). A first state of another batch than x must be
+    why     An lstm runs on the CPU, which costs two transitions.
+    when    fp16; a sequence of static length up to `max_steps`. Any direction, peepholes, clipping; weights and biases
+            may be compressed, and each stays one const. An initial hidden state of constant zeros saves its product.
+            Skipped: hard_sigmoid (fp16 does not represent its 0.2), scaled_tanh (not documented), and gates whose total
+            width exceeds the axis limit (16384 up to M3). An initial state whose batch differs from that of x must be
             constant, with equal rows.
     exact   rounding: at full precision nothing changes. i, f, o = sigmoid(W x + b + R h), z = tanh(W x + b + R h) with
             the gates' rows of W and R in the order i, f, o, z; c' = f c + i z, h' = o tanh(c'). Every step rounds to
@@ -80,8 +80,8 @@ class UnrollLstm(UnrollRecurrent):
     ulps = 2.5  # measured by `bound`
 
     exact_cell: bool = True
-    """Keep a sigmoid-gated cell more exact than fp16: the forgotten part is subtracted, and the rounding error of a sum
-    is added at the next step. Five ops more a step, and several times less error over long sequences."""
+    """Keep a sigmoid-gated cell more accurate than fp16: the forgotten part is subtracted, and the rounding error of a
+    sum is added at the next step. Five more ops per step; the error over long sequences is several times smaller."""
 
     def match(self, op: Operation) -> Hit | Miss:
         answer = super().match(op)

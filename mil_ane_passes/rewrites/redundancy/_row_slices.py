@@ -1,4 +1,4 @@
-"""Slices of rows: what they keep, and through which ops they move up, so that those ops compute only the rows kept."""
+"""Row slices, and the ops before which they can move, so that those ops compute only the kept rows."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MOVEMENT_OPS = frozenset({
     "cast", "concat", "expand_dims", "gather", "identity", "reshape", "slice_by_index", "slice_by_size", "split",
     "squeeze", "stack", "tile", "transpose",
 })
-"Ops that only move elements: to compute fewer of them is no gain by itself."
+"Ops that only move elements: reducing them alone is no gain."
 _EXACT_UNARY_OPS = ("abs", "cast", "ceil", "floor", "identity", "logical_not", "round", "sign", "sqrt", "square")
 _UNARY_OPS = (
     *_EXACT_UNARY_OPS, "acos", "asin", "atan", "atanh", "clamped_relu", "clip", "cos", "cosh", "elu", "erf", "exp",
@@ -100,7 +100,7 @@ def parse_row_slice(op: Operation) -> RowSlice | str:
         return _parse_gather(op)
     begin, size_or_end = op.begin.val, (op.size if op.op_type == "slice_by_size" else op.end).val
     if begin is None or size_or_end is None:
-        return "the place of the slice is computed"
+        return "the bounds of the slice are computed"
     bounds = _read_bounds(op, begin, size_or_end)
     dropped = tuple(axis for axis, drops in enumerate(_read_flags(op, "squeeze_mask")) if drops)
     narrowed = [axis for axis, (start, stop, stride, extent) in enumerate(bounds)
@@ -113,7 +113,7 @@ def parse_row_slice(op: Operation) -> RowSlice | str:
         return "the slice runs backwards"
     kept = 1 if axis in dropped else _count_kept(op, axis, dropped)
     if kept is None:
-        return "how many rows are kept depends on the length"
+        return "the number of kept rows depends on the length"
     if is_symbolic(extent):
         return RowSlice(op, axis, Rows(extent, kept, start, stop, stride), dropped)
     first, last, _ = slice(start, stop, stride).indices(int(extent))
@@ -161,7 +161,7 @@ def _count_kept(op: Operation, axis: int, dropped: tuple[int, ...]) -> int | Non
 
 def _parse_gather(op: Operation) -> RowSlice | str:
     if op.indices.val is None:
-        return "the place of the slice is computed"
+        return "the bounds of the slice are computed"
     indices = np.asarray(op.indices.val)
     axis = get_const_value(op.inputs.get("axis"), 0)
     if indices.ndim > 1 or not indices.size or get_const_value(op.inputs.get("batch_dims"), 0):
@@ -233,7 +233,7 @@ def find_rows_of_inputs(op: Operation, axis: int, rows: Rows) -> InputAxes | str
     for key, at in found.items():
         var = get_input(op, key)
         if var.shape[at] != rows.extent:
-            return f"{op.op_type} reads rows of another number"
+            return f"{op.op_type} reads a different number of rows"
         if at == var.rank - 1 != axis - op.outputs[0].rank + var.rank and not is_const(var):
             return "the rows would be sliced on the last axis"
         if var.op is not None and var.op.op_type.startswith("constexpr_"):
@@ -267,7 +267,7 @@ def _map_broadcast_inputs(
         if var.shape[at] == rows.extent:
             found[name, 0] = at
         elif is_symbolic(var.shape[at]) or int(var.shape[at]) != 1:
-            return f"{op.op_type} broadcasts over lengths that are not known to be equal"
+            return f"{op.op_type} broadcasts over lengths that may differ"
     return found
 
 
@@ -334,12 +334,12 @@ def _map_transpose(op: Operation, axis: int, rows: Rows) -> InputAxes | str:
 def _map_expand_dims(op: Operation, axis: int, rows: Rows) -> InputAxes | str:
     rank = op.outputs[0].rank
     axes = [int(each) % rank for each in np.atleast_1d(op.axes.val)]
-    return "expand_dims makes the rows" if axis in axes else {("x", 0): axis - sum(each < axis for each in axes)}
+    return "expand_dims creates the row axis" if axis in axes else {("x", 0): axis - sum(each < axis for each in axes)}
 
 
 def _map_squeeze(op: Operation, axis: int, rows: Rows) -> InputAxes | str:
     if op.inputs.get("axes") is None:
-        return "squeeze does not name its axes"
+        return "squeeze has no axes parameter"
     at = axis
     for each in sorted(int(each) % op.x.rank for each in np.atleast_1d(op.axes.val)):
         at += each <= at
@@ -349,7 +349,7 @@ def _map_squeeze(op: Operation, axis: int, rows: Rows) -> InputAxes | str:
 def _map_reshape(op: Operation, axis: int, rows: Rows) -> InputAxes | str:
     """Map an axis that has the same number of elements before it and after it in the old and the new shape."""
     if op.inputs["shape"].val is None:
-        return "reshape brings the rows to a computed shape"
+        return "reshape has a computed shape"
     if any(int(extent) == 0 for extent in op.inputs["shape"].val):
         return "reshape copies an extent"
     old, new = list(op.x.shape), list(op.outputs[0].shape)
@@ -402,12 +402,12 @@ def _map_pad(op: Operation, axis: int, rows: Rows) -> InputAxes | str:
 def _map_slice(op: Operation, axis: int, rows: Rows) -> InputAxes | str:
     begin, size_or_end = op.begin.val, (op.size if op.op_type == "slice_by_size" else op.end).val
     if begin is None or size_or_end is None:
-        return f"{op.op_type} at a computed place"
+        return f"{op.op_type} with computed bounds"
     at = axis
     for each, drops in enumerate(_read_flags(op, "squeeze_mask")):
         at += drops and each <= at
     start, stop, stride, extent = _read_bounds(op, begin, size_or_end)[at]
-    return {("x", 0): at} if _is_whole(start, stop, stride, extent) else f"{op.op_type} takes other rows"
+    return {("x", 0): at} if _is_whole(start, stop, stride, extent) else f"{op.op_type} selects rows"
 
 
 def _map_gather(op: Operation, axis: int, rows: Rows) -> InputAxes | str:
@@ -415,7 +415,7 @@ def _map_gather(op: Operation, axis: int, rows: Rows) -> InputAxes | str:
         return "gather has batch dimensions"
     at = int(get_const_value(op.inputs.get("axis"), 0)) % op.x.rank
     if at <= axis < at + op.indices.rank:
-        return "gather looks the rows up"
+        return "gather indexes the rows"
     return {("x", 0): axis if axis < at else axis - op.indices.rank + 1}
 
 

@@ -1,4 +1,4 @@
-"""Compute once what several ops compute from the same values."""
+"""Eliminate common subexpressions."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from ...passes.contract import BlockRewrite, Community, Exactness, Example, Hit,
 from ...passes.examples import make_example, make_weight
 
 _COMMUTATIVE_OPS = frozenset({"add", "equal", "logical_and", "logical_or", "logical_xor", "mul", "not_equal"})
-"Ops whose operands may change places without any effect on the bits; of zeros, a maximum may be either of the two."
+"Ops with commutative operands and equal bits; not maximum, which may return either of two zeros."
 _EFFECT_OPS = ("random_", "read_state", "coreml_update_state", "write_state", "classify", "make_list", "list_",
                "constexpr_", "custom_")
 "Beginnings of types of ops that are not functions of their inputs, and of compressed weights, which keep their number."
 _MAX_COMPARED = 1024
-"Most elements of a const that are compared; larger ones are the same where they are stored at the same place."
+"Maximum elements of consts to compare; larger ones are equal only if they share memory."
 
 
 class CommonSubexpressions(BlockRewrite):
-    """Compute a value once, and let the ops that computed it again from the same inputs read it.
+    """Eliminate common subexpressions: compute equal values once.
 
-    why     Exporters write the preparation of a mask, the angles of a rotary embedding or the scale of a condition into
-            each layer, although it is the same in all of them; unrolled loops repeat what does not depend on the step.
-            coremltools merges most of it, except ops of several outputs or of a later output, with operands in another
-            order, in nested blocks, and what other tools or rewrites have made since.
+    why     Exporters repeat the preparation of a mask, the angles of a rotary embedding or the scale of a condition in
+            each layer; unrolled loops repeat loop-invariant ops. coremltools merges most of them, except ops with
+            several outputs, ops on a later output, commuted operands, nested blocks, and ops created later by other
+            tools or rewrites.
     when    Two ops of one type whose inputs are the same values or equal constants, in one block or in one nested
-            inside the other's. Operands of add, mul and comparisons may have changed places. Not random numbers,
-            states, lists or compressed weights; not an op whose result is returned, as it needs its name.
+            inside the other's. Operands of add, mul and comparisons may be commuted. Not for random numbers, states,
+            lists or compressed weights, and not for an op whose result is returned, which needs its name.
     exact   bitwise: the same op on the same numbers.
-    cost    none; what is shared is held until its last reader.
+    cost    none; a shared value stays live until its last user.
 
     before
         %0: fp16[1, 4] = sub(x=1.0, y=%m)
@@ -80,7 +80,7 @@ class CommonSubexpressions(BlockRewrite):
 
     def examples(self) -> Iterable[Example]:
         yield make_example("a mask in each layer", _build_masked_layers, x=(2, 4), m=(1, 4))
-        yield make_example("operands changed places", lambda x, z: _sum_twice(
+        yield make_example("commuted operands", lambda x, z: _sum_twice(
             lambda first: Builder.mul(**(dict(x=x, y=z) if first else dict(x=z, y=x)))), x=(2, 4), z=(2, 4))
         yield make_example("parts of a split", lambda x: _sum_twice(
             lambda first: Builder.mul(**dict(zip("xy", Builder.split(x=x, num_splits=2, axis=1), strict=True)))),

@@ -1,4 +1,4 @@
-"""Move slices of rows up, in front of the ops that compute row by row."""
+"""Move row slices before the ops that compute row by row."""
 
 from __future__ import annotations
 
@@ -38,24 +38,24 @@ _PRODUCT_OPS = frozenset({"conv", "einsum", "linear", "matmul", "scaled_dot_prod
 
 
 class HoistRowSlice(BlockRewrite):
-    """Slice rows before the ops that compute row by row, so that only the rows that are read are computed.
+    """Move row slices before ops that compute row by row, so that only the used rows are computed.
 
-    why     A language model that returns the last token's logits often computes those of all tokens and slices them
-            afterwards; a classifier reads the first token of its last block. The final norm, the last block's MLP and
-            its queries need those rows only.
-    when    slice_by_index, slice_by_size and gather at constant places that keep some rows of one axis: the last token
-            (counted from the end where the length is symbolic, too), the first, some of a batch; an axis that they
-            drop is dropped in the old place. The slice moves up through linear, matmul, 1x1 conv, attention (on the
-            side of its queries), norms and softmax over other axes, elementwise ops, casts, residual adds (both
-            sides), reshapes and transposes that keep the axis. An op is computed on those rows if all that read it
-            read no others; values that others read, or that depend on other rows, are sliced where they enter. Rows of
-            constants (masks, tables of angles) are taken at compile time. Only if at most half the rows are kept and
-            something besides movement is saved, and never so that a slice comes to the last axis.
-    exact   bitwise where only IEEE arithmetic and movement move (`add`, `mul`, `square`, `select`, ...). rounding where
-            sums or functions do: the sums are the same, but a library may order them by the number of rows. In the
-            reference runtime that moves most float32 results of a linear in their last bits, and at fp16 one of some
-            hundred by one unit in the last place.
-    cost    a slice for each value that enters, in place of one for each that left.
+    why     Language models that return the logits of the last token often compute those of all tokens and slice them
+            afterwards; classifiers use the first token of the last block. The final norm, the MLP of the last block and
+            its queries need only these rows.
+    when    slice_by_index, slice_by_size and gather with constant indices that keep some rows of one axis: the last
+            token (also counted from the end for symbolic lengths), the first, some of a batch; a dropped axis is still
+            dropped at the original position. The slice moves up through linear, matmul, 1x1 conv, attention (on the
+            side of its queries), norms and softmax over other axes, elementwise ops, casts, residual adds (both sides),
+            reshapes and transposes that keep the axis. An op is computed on these rows if all its users need only them;
+            values with other users, or that depend on other rows, are sliced where they enter. Rows of constants
+            (masks, tables of angles) are selected at compile time. Only if at most half of the rows are kept and
+            computation is saved, and never with a slice of the last axis.
+    exact   bitwise if only IEEE arithmetic and data movement are affected (`add`, `mul`, `square`, `select`, ...).
+            rounding for sums and functions: the sums are the same, but their order may depend on the number of rows. In
+            the reference runtime that moves most float32 results of a linear in their last bits, and at fp16 one of
+            some hundred by one unit in the last place.
+    cost    a slice per value that enters, instead of one per value that left.
 
     before
         %0: fp16[1, 6, 4] = linear(x=%x, weight=<fp16[4, 4]>, bias=[-0.6875, -0.25, 0.1875, 0.625])
@@ -76,17 +76,18 @@ class HoistRowSlice(BlockRewrite):
     severity, confidence = Severity.SUGGESTION, "medium"
     evidence = (
         cite_m1_gpt_notes(
-            "selecting the next token before the output projection: 663 to 450 ms a token (gpt2-xl), where it also "
-            "brought the projection back to the ANE, and 95 to 52 ms (gpt2-medium)"
+            "selecting the next token before the output projection: 663 to 450 ms per token (gpt2-xl), where it also "
+            "moved the projection back to the ANE, and 95 to 52 ms (gpt2-medium)"
         ),
         cite_m1_gpt_notes(
-            "against it: returning one token's predictions \"seems to impact the speed dramatically\", but not with "
+            "contradicts it: returning one token's predictions \"seems to impact the speed dramatically\", but not "
+            "with "
             "a model in the layout for the ANE"
         ),
     )
 
     most_share: float = 0.5
-    "Largest share of the rows that a slice may keep. Where the length is symbolic, the share is not known."
+    "Maximum share of the rows that a slice may keep; unknown for symbolic lengths."
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
         claimed: set[Operation] = set()
@@ -106,9 +107,9 @@ class HoistRowSlice(BlockRewrite):
                 yield Hit(
                     next(iter(part.roots)), part=part, exactness=Exactness.BITWISE if exact else None,
                     covers=tuple(part.roots),
-                    note=f"{rows.kept} of {rows.extent} rows are read of what {format_count(len(part.axes), 'op')} "
-                         "compute")
-            for root, reason in region.stopped:  # where other slices read the rest, as of a joint projection, is usual
+                    note=f"{rows.kept} of {rows.extent} rows are used of the results of "
+                         f"{format_count(len(part.axes), 'op')}")
+            for root, reason in region.stopped:  # other slices may read the rest, as for a joint projection
                 near = root.op.x.op.op_type in _PRODUCT_OPS and not reason.startswith(_OTHER_SLICES)
                 yield Miss(root.op, reason, near=near)
 
@@ -164,7 +165,7 @@ class HoistRowSlice(BlockRewrite):
         yield make_example("the last row", lambda x: Builder.slice_by_index(
             x=_build_linear(x), begin=[0, 5, 0], end=[1, 6, 4], name="y"), x=(1, 6, 4))
         yield make_example("last token", lambda x: last(Builder.relu(x=_build_linear(x))), x=(1, 6, 4))
-        yield make_example("last token of an unknown number", lambda x: last(_build_linear(x)), x=(1, None, 4))
+        yield make_example("last token of a dynamic number", lambda x: last(_build_linear(x)), x=(1, None, 4))
         yield make_example("first token by gather", lambda x: Builder.gather(
             x=_build_linear(Builder.tanh(x=x)), indices=np.int32(0), axis=1, name="y"), x=(1, 6, 4))
         yield make_example("two rows by gather", lambda x: Builder.gather(
@@ -199,7 +200,7 @@ class HoistRowSlice(BlockRewrite):
         yield make_example("moved only", lambda x: last(Builder.transpose(x=x, perm=[1, 0, 2])), x=(6, 1, 4),
                            reason="only movement would be saved")
         yield make_example("from one sum two slices", lambda x, z: last(Builder.add(x=x, y=z)), x=(1, 6, 4),
-                           z=(1, 6, 4), reason="2 slices in place of 1, and no matrix product is saved")
+                           z=(1, 6, 4), reason="2 slices instead of 1, and no matmul is saved")
         yield make_example("to the last axis", lambda x: last(Builder.transpose(
             x=Builder.conv(x=x, weight=make_weight(4, 4, 1)), perm=[0, 2, 1])), x=(1, 4, 6),
             reason="the rows would be sliced on the last axis")
@@ -207,7 +208,7 @@ class HoistRowSlice(BlockRewrite):
             x=Builder.conv(x=x, weight=make_weight(4, 4, 3), pad_type="same"), begin=[0, 0, 0], end=[1, 4, 1],
             name="y"), x=(1, 4, 6), reason="conv mixes the rows")
         yield make_example("broadcast of unknown lengths", lambda x, z: last(Builder.mul(x=x, y=z)), x=(1, None, 4),
-                           z=(1, None, 4), reason="mul broadcasts over lengths that are not known to be equal")
+                           z=(1, None, 4), reason="mul broadcasts over lengths that may differ")
 
 
 def _build_linear(x: Var, width: int = 4) -> Var:
@@ -279,8 +280,7 @@ class _Part:
         if kinds <= MOVEMENT_OPS:
             return "only movement would be saved"
         if self.entries > len(self.roots) and not kinds & _PRODUCT_OPS:
-            return (f"{format_count(self.entries, 'slice')} in place of {len(self.roots)}, and no matrix product is "
-                    "saved")
+            return (f"{format_count(self.entries, 'slice')} instead of {len(self.roots)}, and no matmul is saved")
         return ""
 
 
@@ -330,7 +330,7 @@ class _Region:
         axes = {self._axis_of.get(var) for var in op.outputs if get_consumers(var) or var.consuming_blocks}
         axis = next(iter(axes)) if len(axes) == 1 else None
         if axis is None:
-            return f"{op.op_type} is read in full by others"
+            return f"{op.op_type} has users that need all rows"
         for var in op.outputs:
             reason = self._find_other_use(var, axis)
             if reason:

@@ -30,13 +30,13 @@ _Array = np.ndarray[Any, Any]
 
 
 class CropResizeBySlices(Rewrite):
-    """Cut the constant boxes of a crop_resize out by slices, resize those, and join them.
+    """Replace a crop_resize with constant boxes by slices, resizes and a concat.
 
-    why     Core ML on an M4 rejects crop_resize, and it runs on no GPU either. Slices and resize_bilinear are supported.
-    when    crop_resize of fp16 values with constant boxes in an image of known height and width. Points that lie on
-            elements, evenly apart: one slice. A box whose corners are elements of the image: a slice and a
-            resize_bilinear. Any other box: the elements below and above each point are joined and mixed with constant
-            weights, width first. Points outside of the image are padded where the op fills with zeros.
+    why     Core ML on an M4 rejects crop_resize, on the GPU, too. Slices and resize_bilinear are supported.
+    when    crop_resize of fp16 values with constant boxes in an image of static height and width. Evenly spaced points
+            on elements: one slice. A box whose corners are elements of the image: a slice and a resize_bilinear. Other
+            boxes: the elements below and above each point are gathered by slices and blended with constant weights,
+            width first. Points outside the image are padded if the op fills with zeros.
     exact   rounding. The points are computed in double precision by the documented formulas, which are those of
             resize_bilinear. Only slices: the same bits. A point on an element takes half of it twice, so that an
             infinite neighbour leaves it alone; that loses at most 2^-24, of subnormal numbers. Weights that fp16 does
@@ -62,24 +62,24 @@ class CropResizeBySlices(Rewrite):
     preset = "full"
     roots = ("crop_resize",)
     evidence = (
-        cite_m4_study("crop_resize is unsupported, and runs on no GPU either; resize and slices are accepted"),
+        cite_m4_study("crop_resize is unsupported, on the GPU, too; resize and slices are accepted"),
         cite_private_quirk(
             "slices of the last axis that are joined return wrong elements on the M1 and M2 generations; "
-            "transposing the axis away and back is right on all"
+            "transposing the axis away and back is correct on all"
         ),
     )
 
     max_parts: int = 64
-    "The most slices for all boxes together."
+    "Maximum number of slices for all boxes."
 
     def match(self, op: Operation) -> Hit | Miss:
         for name in _BOX_INPUTS:
             if op.inputs.get(name) is not None and not is_const(op.inputs[name]):
-                return Miss(op, f"its {name} are computed when the model runs")
+                return Miss(op, f"its {name} are computed at run time")
         if op.x.dtype != types.fp16:
             return Miss(op, FP32_UNSUPPORTED_REASON)
         if any(map(is_symbolic, op.x.shape[2:])):
-            return Miss(op, "an image whose height or width is known only at run time")
+            return Miss(op, "an image whose height or width is dynamic")
         crops = _plan_crops(op)
         if isinstance(crops, str):
             return Miss(op, crops)
@@ -117,12 +117,12 @@ class CropResizeBySlices(Rewrite):
         yield crop("many", [[0, 0, at, 4] for at in range(1, 6)] * 2, options={"max_parts": 4},
                    reason="5 slices for 10 boxes, max_parts=4")
         yield crop("symbolic", [[0, 0, 2, 2]], x=(1, 2, None, 7),
-                   reason="an image whose height or width is known only at run time")
+                   reason="an image whose height or width is dynamic")
         yield crop_roi("by index of two images", [[0, 1, 1, 4, 4]], reason=(
             "one image for each box, of 2: its shape is documented with one image and inferred with all"))
         yield make_example("computed", lambda x, boxes: Builder.crop_resize(
             x=x, boxes=boxes, box_indices=np.zeros(2, np.int32), target_height=2, target_width=2, name="y"),
-            reason="its boxes are computed when the model runs", x=(1, 2, 6, 7), boxes=(2, 4))
+            reason="its boxes are computed at run time", x=(1, 2, 6, 7), boxes=(2, 4))
         yield crop("fp32", [[0, 0, 2, 2]], dtype=types.fp32, reason=FP32_UNSUPPORTED_REASON)
 
 

@@ -24,17 +24,17 @@ _LINEAR_OPS = ("upsample_bilinear", "resize_bilinear")
 
 
 class SplitUpsampling(Rewrite):
-    """Enlarge by nearest neighbours in steps of two, and by stacked copies where the factor is odd.
+    """Split nearest-neighbour upsampling into steps of two, and stacked copies for odd factors.
 
-    why     A log of Core ML of 2020 says that only a factor of 2 is supported; the newest chip of that day was A13. An
-            M4 supports all modes and factors: there, and where a newer chip is looked at, nothing is changed.
+    why     According to a log of Core ML of 2020 only a factor of 2 is supported; the newest chip at that time was A13.
+            An M4 supports all modes and factors: targets with newer chips are not changed.
     when    upsample_nearest_neighbor, resize_nearest_neighbor and resize (nearest, default sampling) of fp16 values by
-            whole factors, one of them above 2. All chips looked at are A13 or older; with `always`, one of them is.
+            integer factors, one of them above 2. All chips of the target (with `always`: one of them) are A13 or older.
     exact   bitwise: each element is copied. For a whole factor f output i is element floor(i / f), with and without
             half-pixel centres; floors of twos are chained, and f copies stacked behind each element are in that order.
-            Linear interpolation is no such chain: twice by 2 is not once by 4, so it is left alone. As a depthwise
-            conv_transpose it would need its own weights and rounds otherwise; that old chips take that nobody measured.
-    cost    the images of the steps between: a third of the last one's bytes. An odd factor stacks copies in one more
+            Linear interpolation is skipped: twice by 2 differs from once by 4. As a depthwise conv_transpose it would
+            need new weights and different rounding, and its support on old chips was not measured.
+    cost    the intermediate images: a third of the result's bytes. An odd factor stacks copies in an additional
             dimension, along the width in rows as short as the factor.
 
     before
@@ -52,19 +52,20 @@ class SplitUpsampling(Rewrite):
     targets = Gate(last="a13")
     evidence = (
         *collect_evidence("upsampling"),
-        cite_2020_layer_list("upsampling by more than 2 is among the layers that leave the ANE, some of them guessed"),
+        cite_2020_layer_list("upsampling by more than 2 is among the layers that leave the ANE, parts of the list are "
+                             "guesses"),
         cite_m4_study("contradicts it for M4: all upsampling modes and scales are accepted"),
     )
 
     always: bool = False
-    "Rewrite also where one requested chip supports all factors and another does not."
+    "Rewrite even if a chip of the target supports all factors."
     max_parts: int = 16
-    "The most copies of the image that an odd factor may stack."
+    "Maximum number of copies of the image for an odd factor."
 
     def match(self, op: Operation) -> Hit | Miss:
         factors = _compute_factors(op)
         if factors is None:
-            return Miss(op, "not an image whose size is known", near=False)
+            return Miss(op, "not an image of static size", near=False)
         size = " x ".join(f"{factor:g}" for factor in factors)
         bound = find_limit("upsampling", self.generations)
         most = bound.most if bound else 2  # a factor of 2 is supported everywhere
@@ -76,12 +77,12 @@ class SplitUpsampling(Rewrite):
         if supported is not None:
             return supported
         if _is_linear(op):
-            return Miss(op, f"linear interpolation by {size}: twice by 2 is not once by 4")
+            return Miss(op, f"linear interpolation by {size}: twice by 2 differs from once by 4")
         if any(factor != int(factor) for factor in factors) or not _is_plain_upsampling(op, factors):
-            return Miss(op, f"by {size}, and which elements are repeated how often is not the same for all")
+            return Miss(op, f"by {size}, and the repetitions of elements differ")
         odd = [int(factor) // (int(factor) & -int(factor)) for factor in factors]  # without its powers of two
         if max(odd) > 1 and (op.x.rank > 4 or sum(map(is_symbolic, op.x.shape)) > 1):
-            return Miss(op, f"by {size}: copies have no dimension left to be stacked in")
+            return Miss(op, f"by {size}: no dimension is left to stack copies")
         if max(odd) > self.max_parts:
             return Miss(op, f"by {size}: {max(odd)} copies, max_parts={self.max_parts}")
         return Hit(op, note=f"by {size}, in steps of 2", odd=odd, twos=[int(f) // o for f, o in zip(factors, odd)])
@@ -107,11 +108,11 @@ class SplitUpsampling(Rewrite):
             x=x, target_size_height=8, target_size_width=20, name="y"), x=(2, 3, 2, 4))
         yield resized("resize", _make_resize("NEAREST_NEIGHBOR"))
         yield resized("linear", _make_resize("LINEAR"),
-                      reason="linear interpolation by 4 x 4: twice by 2 is not once by 4")
+                      reason="linear interpolation by 4 x 4: twice by 2 differs from once by 4")
         yield example("taken", _make_upsampling(4, 4), options=None, reason=(
-            "taken on M1, M2, M3, M4, A18, M5 and M6; name an older target, or always=true"))
+            "taken on M1, M2, M3, M4, A18, M5 and M6; choose an older target, or always=true"))
         yield example("by 1.5", _make_upsampling(1.5, 4.0),
-                      reason="by 1.5 x 4, and which elements are repeated how often is not the same for all")
+                      reason="by 1.5 x 4, and the repetitions of elements differ")
         yield example("by 2", _make_upsampling(2, 2), reason="by 2 x 2")
 
 
