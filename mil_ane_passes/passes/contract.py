@@ -144,13 +144,13 @@ class Example:
 
 
 class Rule:
-    """Something that can be found in a program. A module holds the rules about one subject."""
+    """A pattern to find in programs. A module contains the rules about one subject."""
 
     name: ClassVar[str] = ""
     "The class name in snake case (`conv_1d_kernel` for `Conv1dKernel`), unless the class states another."
     code: ClassVar[str] = ""
     slug: ClassVar[str] = ""
-    "Names the problem, not the fix."
+    "The slug names the problem, not the fix."
     stage: ClassVar[str] = "numerics"
     after: ClassVar[tuple[str, ...]] = ()
     "Names of rules that must run before this one, where both run."
@@ -193,7 +193,7 @@ class Rule:
         return self._measured
 
     def match(self, op: Operation) -> Hit | Miss:
-        """Match one op whose type is in `roots`; guards come first, one precondition a line, each with a reason."""
+        """Match one op whose type is in `roots`; preconditions come first, one per line, each with a reason."""
         raise AssertionError(f"{type(self).__name__} must define match()")
 
     def reports_op(self, op: Operation) -> bool:
@@ -247,7 +247,8 @@ class Rewrite(Rule):
     fixes_nonfinite: ClassVar[bool] = False
     "True if infinite or NaN values may become finite: the fault that is fixed. Finite values keep `exactness`."
     moves: ClassVar[float] = 0.0
-    "For a fix that changes a constant: how far outputs may move at full precision, relative to an output's largest."
+    """For a fix that changes a constant: maximum change of outputs at full precision, relative to an output's largest
+    value."""
     moves_of: ClassVar[Literal["", "operands", "result"]] = ""
     """Values of the op to whose largest `moves` is relative, too; the check propagates that error through later ops.
 

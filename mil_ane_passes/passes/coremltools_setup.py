@@ -1,13 +1,12 @@
 """Setup of coremltools: imports it and registers our passes, except in the command, which imports it on demand.
 
-As a command we own the terminal: the messages that coremltools logs during its import (Mac-only libraries that are
-missing elsewhere, a torch newer than it was tested with) would precede every message of ours. Work that does not need
-coremltools (help, copying large files) can also start before its import, which takes a second. As a library, we
-silence and defer nothing.
+In the command, messages that coremltools logs during its import (missing Mac-only libraries, an untested torch version)
+would precede every message of this package, so they are suppressed. Work that does not need coremltools (help, copying
+large files) starts before its import, which takes a second. In a library, nothing is suppressed or deferred.
 
-coremltools also imports torch, transformers, scipy and others where they are installed, for converters and training
-that no command uses: five sixths of the time that its import takes. In the command it is imported as if they were not
-installed, which it supports; our own modules import torch as ever.
+coremltools also imports torch, transformers, scipy and others if they are installed, for converters and training that
+no command uses; this is five sixths of its import time. In the command it is imported as if they were not installed,
+which it supports; modules of this package still import torch.
 """
 
 from __future__ import annotations
@@ -89,7 +88,7 @@ def hide_optional_packages() -> None:
 
 
 class _OptionalPackageFinder:
-    """Says of optional packages that they are not installed, to modules of coremltools alone."""
+    """Import hook that hides optional packages from modules of coremltools."""
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
         if fullname in _OPTIONAL_PACKAGES and _find_importer(sys._getframe(1)).partition(".")[0] == "coremltools":

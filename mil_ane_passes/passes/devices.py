@@ -117,12 +117,13 @@ def _check_chip(name: str, words: str, chip: str | None) -> str | None:
     if chip in ("a10", "a11"):
         _reject_without_ane(name, chip)
     if _WATCH.fullmatch(words):
-        raise InputError(f"target '{name}' is a watch: nobody measured what its ANE takes; expected a phone, a tablet, "
-                         "a Mac or a chip such as a14", option="target")
+        raise InputError(f"target '{name}' is a watch, for whose ANE no measurements exist; expected a phone, a "
+                         f"tablet, a Mac or a chip such as a14", option="target")
     if "intel" in words.split():
         _reject_without_ane(name, "Intel processor")
     if chip is None and _normalize_name(name) in map(_normalize_name, _AMBIGUOUS_NAMES):
-        raise InputError(f"target '{name}' is the name of devices with different chips; add the chip, as in "
+        raise InputError(f"target '{name}' is ambiguous: devices of this name have different chips; add the chip, as "
+                         f"in "
                          f"'{name.strip()} (M2)', or the generation, as in 'iPad (10th generation)'", option="target")
     return chip
 
@@ -131,10 +132,10 @@ def _reject_without_ane(name: str, chip: str) -> None:
     """Raise InputError for a chip known to have no ANE that Core ML uses; do nothing for an unknown chip."""
     if re.fullmatch(r"a(10|[4-9])|Intel processor", chip):
         raise InputError(f"target '{name}' has no Neural Engine ({chip if 'Intel' in chip else chip.upper()}): "
-                         "all of a model runs on its CPU and GPU; expected an A12 or later, an M1 or later, or all",
+                         "models run on its CPU and GPU only; expected an A12 or later, an M1 or later, or all",
                          option="target")
     if chip == "a11":
-        raise InputError(f"target '{name}' has an A11, whose Neural Engine Core ML does not use "
+        raise InputError(f"target '{name}' has an A11; Core ML does not use its Neural Engine "
                          "(hollance/neural-engine docs/supported-devices.md); expected an A12 or later, an M1 or "
                          "later, or all", option="target")
 

@@ -73,24 +73,24 @@ def find_matches(rule: Rule, program: Program, *, target: str = "all", measure: 
 
 
 def iterate_hits_and_misses(
-    rule: Rule, program: Program, *, target: str = "all", measure: Measure | None = None, census: OpIndex | None = None,
-    blocks: FunctionBlocks | None = None, failures: list[RuleFailure] | None = None,
+    rule: Rule, program: Program, *, target: str = "all", measure: Measure | None = None,
+    op_index: OpIndex | None = None, blocks: FunctionBlocks | None = None, failures: list[RuleFailure] | None = None,
 ) -> Iterator[tuple[str, Hit | Miss]]:
     """Yield (function name, answer) for each op or block that `rule` visits, without changes; see `find_matches`.
 
-    `census` has the ops of `program` by type and `blocks` its blocks, so that several rules need not each walk all of
-    them. If the rule fails, the failure is added to `failures` (one per rule) and the walk continues; without such a
+    `op_index` has the ops of `program` by type and `blocks` its blocks, so that the program is walked once for all
+    rules. If the rule fails, the failure is added to `failures` (one per rule) and the walk continues; without such a
     list, RuleError is raised.
     """
     if isinstance(rule, PlanRule) or not is_applicable(rule.targets, target):
         return
     _prepare_rule(rule, program, target, measure)
     found: RuleFailure | None = None
-    for at, ask in _iterate_match_calls(rule, program, census, blocks):
+    for at, ask in _iterate_match_calls(rule, program, op_index, blocks):
         try:
             for answer in ask():
                 if not isinstance(answer, (Hit, Miss)):
-                    raise RuleError(f"{format_rule_location(type(rule))} answered {answer!r}; expected a Hit or a Miss")
+                    raise RuleError(f"{format_rule_location(type(rule))} returned {answer!r}; expected a Hit or a Miss")
                 yield at.function or get_function_name(program, answer.op), answer
         except Exception as error:
             if not is_rule_fault(error):
@@ -104,18 +104,18 @@ def iterate_hits_and_misses(
 
 
 def _iterate_match_calls(
-    rule: Rule, program: Program, census: OpIndex | None, blocks: FunctionBlocks | None,
+    rule: Rule, program: Program, op_index: OpIndex | None, blocks: FunctionBlocks | None,
 ) -> Iterator[tuple[Position, Callable[[], Iterable[Hit | Miss]]]]:
     """Yield the position of each op or block that `rule` visits, or of the program, and the call that matches it."""
     if isinstance(rule, ProgramRewrite):
         yield Position(), partial(rule.match_program, program)
     elif isinstance(rule, BlockRule):
-        if census is None or not rule.roots or not census.keys().isdisjoint(rule.roots):
+        if op_index is None or not rule.roots or not op_index.keys().isdisjoint(rule.roots):
             for function, block in iterate_blocks(program) if blocks is None else blocks:
                 yield Position(function), partial(rule.match_block, block)
     else:
-        ops = iterate_ops(program) if census is None or ANY_OP in rule.roots else (
-            op for root in rule.roots for op in census.get(root, ()))
+        ops = iterate_ops(program) if op_index is None or ANY_OP in rule.roots else (
+            op for root in rule.roots for op in op_index.get(root, ()))
         for function, op in ops:
             if _is_candidate(rule, op):
                 yield Position(function, op), partial(_match_op, rule, op)
@@ -186,7 +186,7 @@ def run_rewrites(rules: Iterable[Rewrite], program: Program, settings: RunSettin
             continue
         if op_index is None:
             op_index = Counter(op.op_type for _, op in iterate_ops(program))
-        if rule.roots and op_index.keys().isdisjoint(rule.roots):  # the program has no op of these types
+        if rule.roots and op_index.keys().isdisjoint(rule.roots):  # no op of its root types: skip the rule
             ops = op_index.total() - op_index["const"]
             trace = PassTrace(rule.name, ops_before=ops, ops_after=ops)
         else:
@@ -249,7 +249,7 @@ def _apply_to_program(rule: ProgramRewrite, program: Program, trace: PassTrace, 
 def _check_op_order(rule: Rewrite, function: Function) -> None:
     try:
         check_op_order(function)
-    except RuleError as error:  # the line of a class takes its file's tokens to find: searched in an error alone
+    except RuleError as error:  # formatting the location reads and tokenizes a file, so it is done for errors only
         raise RuleError(f"{format_rule_location(type(rule))}: {error}") from error
 
 
@@ -307,12 +307,13 @@ class _FunctionRewriter:
                     continue
                 self.at.op = op
                 answer = self.rule.match(op)
-                if isinstance(answer, Hit) or not depth:  # not near misses of ops that the rule just made
+                # Near misses are reported for original ops only, not for ops that the rule has just built.
+                if isinstance(answer, Hit) or not depth:
                     record_result(self.trace, self.rule, self.name, answer)
                 if isinstance(answer, Miss):
                     continue
                 self.rollback.keep(self.name)
-                if mb is None:  # entering a block costs a walk over it, so only where something fires, and once
+                if mb is None:  # entering a block walks over it, so it is done once, and only if the rule matches
                     stack.enter_context(block)
                     mb = RewriteBuilder(block, self.names)
                 built = self._apply(answer, mb, editor)
@@ -387,9 +388,8 @@ class _FunctionRewriter:
                 if var in old:
                     raise RuleError(
                         f"{format_rule_location(type(self.rule))} built '{op.name}', which reads '{var.name}', the "
-                        f"value "
-                        "it is to replace, and would read itself; expected it to read the inputs of the "
-                        "old op"
+                        f"value that it replaces, so it would read its own output; expected it to read the inputs of "
+                        f"the old op"
                     )
 
     def _replace_output(
@@ -405,7 +405,7 @@ class _FunctionRewriter:
                 self.trace.replaced[old.name] = new.name
                 self._replace(old, new, editor)
                 return
-            with mb.at(old.op):  # a value that exists already has a name of its own and cannot take an output's
+            with mb.at(old.op):  # an existing value keeps its name, so it cannot take over that of an output
                 new = mb.identity(x=new)
             built.extend(mb.adopt_scopes(old.op.scopes))
         name, op_name = old.name, old.op.name
@@ -425,7 +425,7 @@ class _FunctionRewriter:
         self.trace.rounds = max(self.trace.rounds, rounds)
         if rounds > MAX_ROUNDS:
             raise RuleError(
-                f"{format_rule_location(type(self.rule))} still fires at '{op.name}' after {MAX_ROUNDS} rounds"
+                f"{format_rule_location(type(self.rule))} still matches at '{op.name}' after {MAX_ROUNDS} rounds"
             )
 
 

@@ -117,7 +117,7 @@ def collect_fixes(findings: Iterable[Finding]) -> list[dict[str, Any]]:
 
 
 def build_finding(rule: Rule, answer: Hit | Miss, function: str) -> Finding:
-    """Convert an answer of `rule` about `function` to a finding."""
+    """Convert a match result of `rule` in `function` to a finding."""
     op = answer.op
     value = op.outputs[0].name if op.outputs else op.name
     problem = _find_problem(rule, answer)

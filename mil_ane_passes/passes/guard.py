@@ -1,28 +1,28 @@
-"""The guard: reverts rewrites after which a program is predicted to cost more, or to run less on the ANE.
+"""The guard: reverts rewrites that increase the predicted cost of a program, or move work off the ANE.
 
 A rewrite is reverted, and reported as such (`reverted`, which names the reason), if it
 
-- makes the cost of the whole model that Core ML's segmenter is predicted to estimate grow by more than 1 %
+- increases the cost that Core ML's segmenter is predicted to estimate for the entire model by more than 1 %
   (`--max-growth`),
-- makes the estimated run time grow by more than that on a chip of the target (any measured chip if it names none),
-- makes more ops unsupported, or adds a transition with no op less on the CPU,
-- makes padded buffers grow by more than a quarter without removing an unsupported op or a transition, or
-- adds ops to a model of which no op runs on the ANE before or after.
+- increases the estimated latency by more than that on a chip of the target (any measured chip for the target `all`),
+- makes more ops unsupported, or adds a transition without moving an op off the CPU,
+- increases the size of padded buffers by more than a quarter without removing an unsupported op or a transition, or
+- adds ops to a model that has no op on the ANE before or after.
 
-Growth of the run time that only ops account for which no measurement of the chip covers has to be more than 20 %,
-unless the segmenter's cost grows as well, which is another estimate. The same holds where ops leave the CPU, whose time
-is a guess: more than 20 %, or more than 2 % if the segmenter's cost grows as well. Where ops go to the CPU, which is no
-aim of a rewrite, more than 2 % is reverted.
+The limit is 20 % if the latency increase is due only to ops that no measurement of the chip covers, unless the
+segmenter's cost, an independent estimate, increases as well. If ops move off the CPU, whose time is a guess, the limit
+is also 20 %, or 2 % if the segmenter's cost increases as well. If ops move to the CPU, which is never the aim of a
+rewrite, the limit is 2 %.
 
-A firm gain of run time pays for growth of the segmenter's cost, which is no run time: it charges nothing for weights
-that are streamed again. The gain is firm if it is more than 5 % on every chip of the target by ops that measurements of
-that chip cover, with three times the growth of the others taken off, and if no more ops than before are unsupported or
-on the CPU, and no transition is added. It pays for memory, too, up to three times the padded bytes that are live at the
-same time: parts of a sum are read once and freed. A rewrite that only adds cost or memory next to one that gains is
-reverted by itself.
+A firm latency gain outweighs an increase of the segmenter's cost, which is not a latency: it does not count weights
+that are streamed twice. A gain is firm if it is more than 5 % on every chip of the target, counting only ops that
+measurements of that chip cover, minus three times the increase due to other ops; and if no more ops than before are
+unsupported or on the CPU, and no transition is added. It also outweighs memory, up to three times the padded bytes that
+are live at the same time, because the parts of a sum are read once and freed. A rewrite that only adds cost or memory
+next to a gaining rewrite is reverted separately.
 
 The guard covers rewrites that a preset includes for placement and speed. It never reverts fixes of wrong numbers (the
-preset `safe`, and rewrites with `fixes_nonfinite`), at any cost, nor rewrites requested by name:
+preset `safe`, and rewrites with `fixes_nonfinite`), whatever they cost, nor rewrites requested by name, such as
 `--passes full,unroll_lstm`.
 """
 
@@ -98,20 +98,21 @@ class Guard:
         if _needs_more_memory(before, after):
             if not paid:
                 return Fault("memory", f"padded buffers of {format_bytes(after.padded)} instead of "
-                             f"{format_bytes(before.padded)} (computed), with no unsupported op or transition less"
+                             f"{format_bytes(before.padded)} (computed), without removing an unsupported op or a "
+                             f"transition"
                              + _explain_unpaid(before, after))
             if after.peak > before.peak * _MAX_PEAK_RATIO + _NEGLIGIBLE_BYTES:
                 return Fault("memory", f"padded buffers of {format_bytes(after.peak)} live at the same time instead of "
                              f"{format_bytes(before.peak)} (computed)")
         if _is_pointless(before, after):
-            return Fault("ops", f"{after.ops} ops instead of {before.ops}, and none is predicted to run on the ANE, "
-                         "neither before nor after")
+            return Fault("ops", f"{after.ops} ops instead of {before.ops}, although no op is predicted to run on the "
+                                f"ANE before or after")
         if self._costs_more(before, after, steps) and not paid:
             return Fault("cost", f"{after.cost:.3f} ms instead of {before.cost:.3f} (predicted), "
                          f"{after.cost / before.cost - 1:+.1%}" + _explain_unpaid(before, after))
         if after.transitions > before.transitions and not _is_better_placed(before, after):
-            return Fault("transitions", f"{after.transitions} transitions instead of {before.transitions} (predicted), "
-                         "with no op less on the CPU")
+            return Fault("transitions", f"{after.transitions} transitions instead of {before.transitions} "
+                                        f"(predicted), without moving an op off the CPU")
         slower = _find_slower_chips(before, after, self.most, steps)
         if not slower:
             return None
@@ -184,9 +185,9 @@ def _explain_unpaid(before: Forecast, after: Forecast) -> str:
     if not any(last.latency_us < first.latency_us * (1 - _MIN_FIRM_GAIN) for first, last in pairs):
         return ""
     if not _is_placed_no_worse(before, after):
-        return "; a shorter run time does not pay for it, as fewer ops run on the ANE or transitions are added"
+        return "; a lower latency does not outweigh it, because fewer ops run on the ANE or transitions are added"
     first, last = min(pairs, key=lambda pair: _measure_firm_gain(*pair))
-    return (f"; a shorter run time does not pay for it: on {last.chip} measurements account for "
+    return (f"; a lower latency does not outweigh it: on {last.chip} measurements account for "
             f"{max(0.0, _measure_firm_gain(first, last)):.1%}, less than {_MIN_FIRM_GAIN:.0%}")
 
 

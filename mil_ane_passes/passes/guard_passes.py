@@ -118,12 +118,12 @@ def _apply_end_pass(self: Any, prog: Program) -> None:
     """Revert the rewrites that the guard does not allow."""
     session = vars(prog).pop(_SESSION_ATTRIBUTE, None)
     if session is not None and "max_growth" not in session.settings and session.settings and self.settle is None:
-        return  # nothing to guard: the pass only closes the session
+        return  # no guard: the pass only closes the session
     settle = self.settle or (None if session is None else self.restore(session))
     if session is None or session.original is None or settle is None:
         _log.warning(
-            "ane::%s is inactive, nothing is undone: its settings are missing; pass the names of "
-            "mil_ane_passes.pipeline(...).passes on as they are, with ane::%s{...} among them",
+            "ane::%s is inactive because its settings are missing, so nothing is reverted; pass on the names of "
+            "mil_ane_passes.pipeline(...).passes unchanged, including ane::%s{...}",
             END_PASS,
             BEGIN_PASS,
         )

@@ -73,7 +73,7 @@ def _read_declarations(cls: type) -> dict[str, tuple[Any, str]]:
     hints = {name: hint for name, hint in get_type_hints(cls).items()
              if get_origin(hint) is not ClassVar and hint is not ClassVar and not name.startswith("_")}
     declaring = [base for base in reversed(cls.__mro__) if not hints.keys().isdisjoint(inspect.get_annotations(base))]
-    # To read the source of a class takes long, and most declare no option.
+    # Reading the source of a class is slow, and most classes declare no option.
     docs = {name: doc for base in declaring for name, doc in read_field_docs(base).items()}
     return {name: (hint, docs.get(name, "")) for name, hint in hints.items()}
 

@@ -82,7 +82,7 @@ def sort_passes(names: Iterable[str]) -> list[str]:
     while waiting:
         ready = [name for name in waiting if not set(known[name].after) & set(waiting)]
         if not ready:
-            raise RuleError(f"the 'after' fields of {', '.join(waiting)} form a circle; expected an order")
+            raise RuleError(f"the 'after' fields of {', '.join(waiting)} form a cycle; expected an order")
         done.append(ready[0])
         waiting.remove(ready[0])
     return done
@@ -105,7 +105,7 @@ def select_rewrites(
     named: set[str] = set()
     for name, settings in ({preset: {}} if passes is None else _parse_pass_table(passes)).items():
         if name in PRESETS and settings:
-            raise InputError(f"'{name}' is a preset and takes no options; expected them at one of its passes: "
+            raise InputError(f"'{name}' is a preset, which has no options; set them at one of its passes: "
                              f"{', '.join(_list_preset_members(name))}")
         if name in PRESETS:
             chosen.update((member, chosen.get(member, {})) for member in _list_preset_members(name))
@@ -115,7 +115,8 @@ def select_rewrites(
     for name, inputs in (options or {}).items():
         short = find_rewrite(name).name
         if short not in chosen:
-            raise InputError(f"options for 'ane::{short}', which is not among the passes {', '.join(chosen)}; add it")
+            raise InputError(f"options for 'ane::{short}', which is not one of the passes {', '.join(chosen)}; add it "
+                             f"to the passes")
         chosen[short].update(inputs or {})
     rules = [_configure_rewrite(find_rewrite(name), chosen[name]) for name in sort_passes(chosen)]
     for rule in rules:
@@ -304,7 +305,8 @@ def _configure_from_session(self: Any, rule: type[Rewrite], program: Program) ->
     if all(rule.name != earlier.name for earlier in session.applied_rules):
         session.applied_rules.append(configured)
     if rule.measures and self.measure is None and _MEASURE_OPTION in session.settings:
-        _log.warning("ane::%s does not see the feeds and ranges of the pipeline: names cannot carry them", rule.name)
+        _log.warning("ane::%s does not have the feeds and ranges of the pipeline, because pass names cannot contain "
+                     "them", rule.name)
     target = self.target if "target" in self.supplied else session.settings.get("target", "all")
     return configured, target, self.strict or _is_strict(session.settings)
 
@@ -390,7 +392,7 @@ def _make_preset_pass(pass_id: str, preset: str, settings: Mapping[str, str]) ->
 def _log_trace(trace: PassTrace) -> None:
     """Log the changes of a rule to the program of a conversion."""
     if trace.failed:
-        _log.warning("ane::%s failed %s; what it had changed is undone, and the other passes run", trace.rule,
+        _log.warning("ane::%s failed %s; its changes are rolled back, and the other passes run", trace.rule,
                      escape_text(str(trace.failed)))
     if trace.reverted:
         _log.info("ane::%s reverted: %s", trace.rule, escape_text(trace.reverted))

@@ -42,8 +42,8 @@ class SkippedPlugin:
     why: str
 
     def __str__(self) -> str:
-        return (f"plugin {self.distribution}: {self.what} is left out: {self.why}. The rest works; repair, update or "
-                f"uninstall {self.distribution.partition(' ')[0]}")
+        return (f"plugin {self.distribution}: {self.what} is skipped: {self.why}. Everything else works; fix, update "
+                f"or uninstall {self.distribution.partition(' ')[0]}")
 
 
 def find_rules_in_module(module: ModuleType) -> list[type[Rule]]:
@@ -78,7 +78,7 @@ def load_plugin_rules(ours: Mapping[str, type[Rule]]) -> tuple[dict[str, type[Ru
         del found[rule.name]
         left.append(
             SkippedPlugin(
-                owner[rule.name], format_class_location(rule), f"its after={rule.after!r} leads in a circle back to it"
+                owner[rule.name], format_class_location(rule), f"its after={rule.after!r} forms a cycle"
             )
         )
     for each in left:
@@ -98,13 +98,12 @@ def _iterate_offered_rules(point: EntryPoint, left: list[SkippedPlugin]) -> Iter
         return
     rules = find_rules_in_module(loaded) if isinstance(loaded, ModuleType) else [loaded]
     if not all(inspect.isclass(rule) and issubclass(rule, Rule) and rule not in RULE_BASE_CLASSES for rule in rules):
-        why = (f"found {loaded!r}; expected a module, or a class derived from Rule or Rewrite of "
-               "mil_ane_passes.passes.contract")
+        why = (f"found {loaded!r}; expected a module, or a subclass of mil_ane_passes.passes.contract.Rule or Rewrite")
         left.append(SkippedPlugin(_format_distribution(point), what, why))
     elif not rules:
         left.append(
             SkippedPlugin(
-                _format_distribution(point), what, "the module defines no rule (those it imports do not count)"
+                _format_distribution(point), what, "the module defines no rule (imported ones do not count)"
             )
         )
     else:
@@ -117,8 +116,8 @@ def _find_clash(rule: type[Rule], known: Iterable[type[Rule]]) -> str:
         for what in ("name", "code", "slug"):
             key = getattr(rule, what)
             if key == getattr(other, what) and (what == "name" or not shares_code(rule)):
-                hint = f"expected a {what} of its own{' (set `name` on the class)' if what == 'name' else ''}"
-                return f"has {what} '{key}', which {format_class_location(other)} has already; {hint}"
+                hint = f"expected a unique {what}{' (set `name` on the class)' if what == 'name' else ''}"
+                return f"has {what} '{key}', which {format_class_location(other)} already has; {hint}"
     return ""
 
 

@@ -71,9 +71,8 @@ def _discover_rules() -> tuple[dict[str, type[Rule]], list[SkippedPlugin], bool]
                 continue
             if key in table:
                 raise RuleError(
-                    f"{what} '{key}' is claimed by {format_class_location(table[key])} and by "
-                    f"{format_class_location(rule)}; "
-                    f"expected one rule for each {what}"
+                    f"{what} '{key}' is used by {format_class_location(table[key])} and by "
+                    f"{format_class_location(rule)}; expected one rule per {what}"
                 )
             table[key] = rule
     other, left, complete = load_plugin_rules(ours)
@@ -140,4 +139,4 @@ def _load_rule_module(module: str, *, single: bool) -> Iterator[type[Rule]]:
 def mention_skipped_plugins() -> str:
     """Format a note on skipped plugins for an error about an unknown name, which may be a plugin's; empty if none."""
     names = sorted({each.distribution for each in get_skipped_plugins()})
-    return f"; left out are rules of {', '.join(names)}" if names else ""
+    return f"; skipped are the rules of {', '.join(names)}" if names else ""

@@ -179,7 +179,7 @@ def make_rule_error(rule: type[Rule], error: Exception, at: Position) -> RuleErr
         built = error
     else:
         todo = "report it with the model" if is_own_rule(rule) else (
-            "tell its authors, and uninstall it until it is repaired")
+            "report it to its authors, and uninstall it until it is fixed")
         built = RuleError(
             f"rule {rule.name} ({format_class_location(rule)}) failed with {failure.reason}, {failure.at}; {todo}"
         )
@@ -222,22 +222,22 @@ def _iterate_code_flaws(rule: type[Rule]) -> Iterator[str]:
         rule()
         options = rule.options()
     except Exception as error:  # a plugin's class may raise anything
-        yield f"cannot be made ({type(error).__name__}: {error}); expected no arguments, and options with defaults"
+        yield (f"cannot be instantiated ({type(error).__name__}: {error}); expected a constructor without arguments, "
+               "and options with defaults")
         return
     for name in sorted(_RESERVED_OPTIONS & set(options)):
-        yield f"has an option '{name}', which every pass has already; expected another name"
+        yield f"has an option '{name}', which is an option of every pass; expected another name"
 
 
 def _iterate_naming_flaws(rule: type[Rule], ours: bool) -> Iterator[str]:
     if not _CODE.fullmatch(str(rule.code)):
         yield f"has code {rule.code!r}; expected capital letters and digits, such as ACME101"
     elif not ours and _RESERVED_CODE.fullmatch(rule.code) and not shares_code(rule):
-        yield (f"has code '{rule.code}', from the range of mil_ane_passes itself; expected letters of its own, such "
-               "as ACME101")
+        yield (f"has code '{rule.code}', which is reserved for mil_ane_passes; expected other letters, such as ACME101")
     if not _SLUG.fullmatch(str(rule.slug)):
-        yield f"has slug {rule.slug!r}; expected small letters, digits and hyphens, such as double-relu"
+        yield f"has slug {rule.slug!r}; expected lower-case letters, digits and hyphens, such as double-relu"
     if not _NAME.fullmatch(str(rule.name)) or rule.name in _RESERVED_NAMES:
-        yield (f"has name '{rule.name}', which is no name for a pass; expected letters, digits and _, and none of "
+        yield (f"has name '{rule.name}', which is not a valid pass name; expected letters, digits and _, but none of "
                f"{', '.join(sorted(_RESERVED_NAMES))}")
 
 
@@ -245,7 +245,7 @@ def _iterate_field_flaws(rule: type[Rule]) -> Iterator[str]:
     for field in ("roots", "after"):
         value: Any = getattr(rule, field)
         if not isinstance(value, tuple) or not all(isinstance(each, str) for each in value):
-            yield f"has {field}={value!r}; expected a tuple of texts, such as ('relu',)"
+            yield f"has {field}={value!r}; expected a tuple of strings, such as ('relu',)"
     if not isinstance(rule.evidence, tuple) or not all(isinstance(each, Evidence) for each in rule.evidence):
         yield f"has evidence={rule.evidence!r}; expected a tuple of Measured, Vendor or Community"
     if rule.severity is not None and not isinstance(rule.severity, Severity):

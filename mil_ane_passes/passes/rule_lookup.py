@@ -41,6 +41,6 @@ def _suggest_similar(key: str, rules: Iterable[RuleKeys]) -> str:
     if len(key) < _MIN_HINT_LETTERS:
         return ""
     if begun := sorted({rule.code for rule in rules if rule.code.lower().startswith(key)}):
-        return f"; of codes that begin so there are {', '.join(begun)}"
+        return f"; codes with this prefix: {', '.join(begun)}"
     having = sorted(rule.name for rule in rules if key in rule.name)
-    return f"; names that have it are {', '.join(having)}" if having else ""
+    return f"; names that contain it: {', '.join(having)}" if having else ""

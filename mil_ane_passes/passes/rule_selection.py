@@ -21,8 +21,8 @@ def resolve_rule_names(keys: Iterable[str] | str, who: str = "rules") -> frozens
     listed = keys.split(",") if isinstance(keys, str) else list(keys)
     wrong = next((key for key in listed if not isinstance(key, str) or not key.strip()), None)
     if wrong is not None or not listed:
-        raise InputError(f"{who}: found {wrong!r} where a rule is named; expected codes, prefixes of codes, slugs or "
-                         "names, e.g. ANE3,int-inputs", option=who)
+        raise InputError(f"{who}: found {wrong!r}; expected rules by code, code prefix, slug or name, e.g. "
+                         f"ANE3,int-inputs", option=who)
     return frozenset(name for key in listed for name in _find_names_by_key(key.strip(), who))
 
 
@@ -36,7 +36,7 @@ def _find_names_by_key(key: str, who: str) -> list[str]:
     if found:
         return found
     known = {word for rule in rules for word in (rule.code.lower(), rule.slug, rule.name)}
-    raise InputError(f"{who}: no rule '{key}'; expected a code, the beginning of codes such as ANE3, a slug or a name "
+    raise InputError(f"{who}: no rule '{key}'; expected a code, a code prefix such as ANE3, a slug or a name "
                      f"(`mil-ane-passes passes` lists them){suggest_nearest(required, known)}", option=who)
 
 
@@ -61,11 +61,11 @@ def configure_rules(options: Mapping[str, Mapping[str, Any]] | None) -> dict[str
     inputs: dict[str, dict[str, Any]] = {}
     for key, values in (options or {}).items():
         if not isinstance(key, str):
-            raise InputError(f"options: found {key!r} where a rule is named; expected its name or code",
+            raise InputError(f"options: found the key {key!r}; expected the name or code of a rule",
                              option="options")
         names = _find_names_by_key(key.strip(), "options")
         if len(names) != 1:
-            raise InputError(f"options: '{key}' stands for {len(names)} rules; expected one, by name or whole code",
+            raise InputError(f"options: '{key}' matches {len(names)} rules; expected one, by name or full code",
                              option="options")
         if not isinstance(values, Mapping):
             raise InputError(f"options: found {values!r} for '{key}'; expected its options by name", option="options")

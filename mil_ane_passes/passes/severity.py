@@ -16,13 +16,13 @@ class Severity(Enum):
     """The harm that a problem does, the worst first; the value is its name in options, JSON and tables."""
 
     WRONG = "wrong"
-    "Wrong numbers: the program computes other values than it says."
+    "Wrong numbers: the values on the ANE differ from the definition of the program."
     UNSUPPORTED = "unsupported"
     "Ops, or the whole program, leave the ANE, or do not compile for it."
     SLOW = "slow"
     "The program costs more time or memory than it has to."
     SUGGESTION = "suggestion"
-    "Worth a try; nothing has to be fixed, and by default it does not count as a failure."
+    "Optional: nothing has to be fixed, and by default it does not count as a failure."
 
     @property
     def rank(self) -> int:

@@ -115,7 +115,7 @@ def _parsed(name: str) -> tuple[Generation, ...]:
     near = suggest_nearest(name.strip().lower(), [*CHIPS, "all"]) or suggest_nearest(
         name.strip().lower(), list_device_names()
     )
-    raise InputError(f"target '{name}' is not known; expected all, {', '.join(CHIPS)}, or a device such as "
+    raise InputError(f"target '{name}' is unknown; expected all, {', '.join(CHIPS)}, or a device such as "
                      f"{EXAMPLE_DEVICES}{near}", option="target")
 
 

@@ -95,7 +95,7 @@ def check_docstring_example(rule: type[Rule], tmp_path: Path) -> None:
         _apply_to_example(configured, example, program)
         after = format_function_body(program.functions["main"])
         block = f"before\n{textwrap.indent(before, '    ')}\nafter\n{textwrap.indent(after, '    ')}"
-        assert block in (inspect.getdoc(rule) or ""), f"paste into the docstring of {rule.__name__}:\n{block}"
+        assert block in (inspect.getdoc(rule) or ""), f"paste this into the docstring of {rule.__name__}:\n{block}"
 
 
 def check_examples(rule: type[Rule], tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def check_idempotence(rule: type[Rule], tmp_path: Path) -> None:
         assert not _apply_to_example(configured, example, program).fired, (
             f"'{example.name}' fires again on its own result"
         )
-        assert format_program(program) == text, f"'{example.name}' is not the same after a run that found nothing"
+        assert format_program(program) == text, f"'{example.name}' changed although the run matched nothing"
 
 
 def check_equivalence(rule: type[Rule], tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def check_equivalence_repeated(rule: type[Rule], tmp_path: Path) -> None:
         one = isinstance(configured, (BlockRewrite, ProgramRewrite)) or configured.interface
         expected = 1 if one else 3
         assert len(trace.fired) >= expected, (example.name, len(trace.fired))
-        assert _count_weight_bytes(program) <= before, f"'{example.name}' makes weights twice"
+        assert _count_weight_bytes(program) <= before, f"'{example.name}' duplicates weights"
 
 
 def _count_weight_bytes(program: Program) -> int:

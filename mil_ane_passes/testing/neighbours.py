@@ -462,7 +462,7 @@ def _iterate_reading_failures(
             made = builder.build_consumer(kind)
             if made is not None:
                 source = getattr(place.var.op, "op_type", "the block")
-                what = f"'{name}', {kind} reading what {source} gives"
+                what = f"'{name}', {kind} reading the output of {source}"
                 yield from _iterate_match_failures(what, program, answer, builder)
                 block.remove_ops([made])
     builder.clean_up(program)

@@ -47,13 +47,13 @@ class Budget:
     def raise_time_exceeded(self, where: str) -> None:
         """Raise LimitReached: time ran out at `where`."""
         raise LimitReached(f"stopped after {self.max_seconds:g} s, at {where}: {format_option('max_seconds')}"
-                           f"{choose_spelling(' ', '')}{self.max_seconds:g} allows no more")
+                           f"{choose_spelling(' ', '')}{self.max_seconds:g} is the limit")
 
     def raise_steps_exceeded(self, where: str, steps: int, seconds: float) -> None:
         """Raise LimitReached: the run took `steps` loop steps until `where`."""
         raise LimitReached(
-            f"{where} is still running after {steps:,} steps of loops in one run ({seconds:.1f} s); a run may take "
-            f"{self.max_steps:,}. If the loop is not endless, allow more with "
+            f"{where} is still running after {steps:,} loop steps in one run ({seconds:.1f} s); the limit is "
+            f"{self.max_steps:,}. If the loop is not endless, raise it with "
             f"{choose_spelling('--max-steps N', 'max_steps=')}, or limit the time with "
             f"{choose_spelling('--max-seconds S', 'max_seconds=')}")
 

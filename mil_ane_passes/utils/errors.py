@@ -60,8 +60,8 @@ class RuleError(AnePassesError):
 def format_memory_error(error: MemoryError) -> str:
     """Format the message for a MemoryError."""
     said = " ".join(str(error).split())
-    return (f"not enough memory{f' ({said})' if said else ''}; expected more, or fewer jobs at a time "
-            "(a limit such as that of ulimit -v counts), or a smaller model or smaller inputs")
+    return (f"not enough memory{f' ({said})' if said else ''}; use fewer jobs, a smaller model or smaller inputs, or "
+            f"more memory (limits such as ulimit -v count)")
 
 
 def suggest_nearest(name: str, known: Iterable[str], shown: Callable[[str], str] = str) -> str:

@@ -72,8 +72,8 @@ class MappedFile:
         if found.st_size < self.size or self.end < _align_to_page(self.size):
             raise _make_truncated_file_error(self.path, min(found.st_size, self.end), self.size)
         if (found.st_size, found.st_mtime_ns) != (self.size, self.changed):
-            raise AnePassesError(f"{self.path}: the file was written to while it was in use, expected it as it was; "
-                                 "load the package again when it is complete")
+            raise AnePassesError(f"{self.path}: the file was modified while it was in use; load the package again "
+                                 f"when it is complete")
 
     def replace_lost_pages(self, replace: Callable[[int, int], None]) -> bool:
         """Call `replace` with the start and size of pages that the file has lost; False if it has lost none."""
@@ -126,7 +126,7 @@ def _handle_lost_pages() -> None:
     def handle(number: int) -> None:
         try:
             found = [mapping.replace_lost_pages(replace) for mapping in _list_mapped_files()]
-        except BaseException:  # nothing may leave a handler
+        except BaseException:  # no exception may leave a signal handler
             found = []
         if not any(found):
             library.signal(number, before)
@@ -247,5 +247,5 @@ def _get_address(array: Array) -> int:
 
 def _make_truncated_file_error(path: Path, found: int, expected: int) -> AnePassesError:
     # No InputError: a check of two programs takes that for feeds that one of them does not accept.
-    return AnePassesError(f"{path}: the file was cut to {found} bytes while it was in use, at least "
-                          f"{expected} expected; load the package again when it is complete")
+    return AnePassesError(f"{path}: the file was truncated to {found} bytes while it was in use; expected at least "
+                          f"{expected}; load the package again when it is complete")

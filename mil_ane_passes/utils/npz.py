@@ -63,15 +63,15 @@ def read_arrays(path: str | None, what: str = "feeds", each: str = "input") -> d
     """
     if path is None:
         return None
-    expected = f"expected an .npz with one array for each {each}"
+    expected = f"expected an .npz file with one array per {each}"
     if not Path(path).is_file():
         raise InputError(f"{what}: no file '{path}'; {expected}")
     with open(path, "rb") as file:
         start = file.read(6)
     if start == b"\x93NUMPY":
-        raise InputError(f"{what}: '{path}' holds one array; {expected}")
-    if not start.startswith(b"PK"):  # numpy would speak of pickled objects
-        raise InputError(f"{what}: '{path}' is no .npz file; {expected}, as np.savez(path, name=array) writes it")
+        raise InputError(f"{what}: '{path}' is a single array; {expected}")
+    if not start.startswith(b"PK"):  # numpy's own message would be about pickled objects
+        raise InputError(f"{what}: '{path}' is not an .npz file; {expected}, as written by np.savez(path, name=array)")
     with _convert_read_errors(path, expected=expected, what=what), zipfile.ZipFile(path) as archive:
         stored: dict[str, StoredArray] = {}
         for member in archive.infolist():
@@ -90,7 +90,7 @@ def read_arrays(path: str | None, what: str = "feeds", each: str = "input") -> d
 
 @contextmanager
 def _convert_read_errors(
-    path: str, which: str = "", expected: str = "expected a whole file", what: str = "feeds"
+    path: str, which: str = "", expected: str = "expected a complete file", what: str = "feeds"
 ) -> Iterator[None]:
     """Convert errors of zipfile and numpy to InputError, with what was read and what was expected."""
     try:
@@ -119,12 +119,12 @@ def _read_header(archive: zipfile.ZipFile, path: str, member: zipfile.ZipInfo) -
         shape, _, dtype = read(file)
         start = file.tell()
     if dtype.hasobject:
-        raise ValueError(f"'{_get_array_name(member)}' holds Python objects, which are not read")
+        raise ValueError(f"'{_get_array_name(member)}' contains Python objects, which are not supported")
     array = StoredArray(path, member, tuple(shape), dtype)
     if min(shape, default=0) < 0 or array.nbytes != member.file_size - start:
         raise ValueError(
-            f"'{_get_array_name(member)}' says it is {dtype} {tuple(shape)}, which is {array.nbytes} bytes, and "
-            f"holds {member.file_size - start}"
+            f"'{_get_array_name(member)}' declares {dtype} {tuple(shape)}, which is {array.nbytes} bytes, but has "
+            f"{member.file_size - start}"
         )
     return array
 
@@ -138,7 +138,8 @@ def write_npz(file: IO[bytes], arrays: Mapping[str, Array]) -> None:
         size = len(name.encode("utf-8", "surrogatepass"))
         if "\0" in name or size > _MAX_NAME_BYTES:
             why = f"it has {size} bytes" if size > _MAX_NAME_BYTES else "it has a NUL character"
-            raise InputError(f"'{name[:60]}': cannot be the name of an array in an .npz, as {why}; rename it first "
+            raise InputError(f"'{name[:60]}': cannot be the name of an array in an .npz file, because {why}; rename "
+                             f"it first "
                              f"({choose_spelling('mil-ane-passes edit --rename', 'edit(..., rename=...)')})")
     write: Any = np.lib.format.write_array  # numpy 1.26 gives it no types
     with zipfile.ZipFile(file, "w") as archive:

@@ -28,8 +28,8 @@ class UpgradedSource:
 
     def __str__(self) -> str:
         what = "a pipeline of NeuralNetworks" if self.kind.startswith("pipeline") else "a NeuralNetwork"
-        return (f"{self.source} is {what}; read as the ML Program that `upgrade --deployment-target "
-                f"{self.deployment_target} --precision {self.precision}` makes of it")
+        return (f"{self.source} is {what}; read as an ML Program, upgraded with `--deployment-target "
+                f"{self.deployment_target} --precision {self.precision}`")
 
 
 def upgrades_to_dict(upgraded: Iterable[UpgradedSource]) -> dict[str, Any]:

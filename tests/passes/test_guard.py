@@ -340,7 +340,7 @@ def test_a_loss_on_one_chip_of_several_is_a_fault():
 def test_a_further_transition_is_a_fault_unless_fewer_ops_are_on_the_cpu():
     before = forecast_of(transitions=1, on_ane=8)
     assert fault_of(before, forecast_of(transitions=2, on_ane=8)).words == (
-        "2 transitions instead of 1 (predicted), with no op less on the CPU")
+        "2 transitions instead of 1 (predicted), without moving an op off the CPU")
     assert fault_of(before, forecast_of(transitions=2, on_ane=9)) is None
 
 
@@ -393,11 +393,11 @@ def dear(*latencies, cost=2.0, **more):
     (forecast_of(spent(1000), spent(1000, chip="m2")), dear(spent(600), spent(990, chip="m2")),
      "; a shorter run time does not pay for it: on m2 measurements account for 1.0%, less than 5%"),
     (forecast_of(spent(1000), on_ane=10), dear(spent(600), on_ane=9),
-     "; a shorter run time does not pay for it, as fewer ops run on the ANE or transitions are added"),
+     "; a lower latency does not outweigh it, because fewer ops run on the ANE or transitions are added"),
     (forecast_of(spent(1000)), dear(spent(600), transitions=1),
-     "; a shorter run time does not pay for it, as fewer ops run on the ANE or transitions are added"),
+     "; a lower latency does not outweigh it, because fewer ops run on the ANE or transitions are added"),
     (forecast_of(spent(1000), on_ane=None), dear(spent(600)),
-     "; a shorter run time does not pay for it, as fewer ops run on the ANE or transitions are added"),
+     "; a lower latency does not outweigh it, because fewer ops run on the ANE or transitions are added"),
 ])
 def test_a_firm_gain_of_run_time_pays_for_the_cost_of_the_segmenter(before, after, words):
     fault = fault_of(before, after)
@@ -418,8 +418,8 @@ def test_a_firm_gain_pays_for_memory_up_to_three_times_what_is_live_at_the_same_
     assert fault_of(before, replace(after, peak=152 << 20)).words == (
         "padded buffers of 159.4 MB live at the same time instead of 52.4 MB (computed)")
     slow = replace(after, latencies=before.latencies)
-    assert fault_of(before, slow).words == ("padded buffers of 524.3 MB instead of 104.9 MB (computed), with no "
-                                            "unsupported op or transition less")
+    assert fault_of(before, slow).words == ("padded buffers of 524.3 MB instead of 104.9 MB (computed), without "
+                                            "removing an unsupported op or a transition")
 
 
 def test_what_brings_no_gain_itself_is_not_paid_by_what_does():

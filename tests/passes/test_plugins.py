@@ -157,7 +157,7 @@ def elsewhere(site: Path, code: str) -> subprocess.CompletedProcess[str]:
         (
             "newcomer_rules",
             "from mil_ane_passes.rewrites.convolution.lift_conv_1d import LiftConv1d",
-            "the module defines no rule (those it imports do not count)",
+            "the module defines no rule (imported ones do not count)",
         ),
         ("newcomer_rules:answer", "answer = 42", "found 42; expected a module, or a class derived from Rule"),
         ("newcomer_rules:dict", "dict = dict", "found <class 'dict'>; expected a module, or a class derived from Rule"),
@@ -276,14 +276,14 @@ def test_orders_that_go_round_are_left_out_and_those_beside_them_are_not(plugin)
                                       after("grass", "X4", "rain")]))
     assert {"chick", "grass"} <= set(get_all_rewrites()) and not {"hen", "egg"} & set(get_all_rewrites())
     assert sorted(each.why for each in get_skipped_plugins()) == [
-        "its after=('egg',) leads in a circle back to it", "its after=('hen',) leads in a circle back to it"]
+        "its after=('egg',) forms a cycle", "its after=('hen',) forms a cycle"]
     assert select_rewrites("safe")
 
 
 def test_an_error_about_a_name_recalls_what_was_left_out(plugin):
     plugin("newcomer_rules", "import no_such_module")
     for ask in (find_rewrite, find_rule):
-        with pytest.raises(InputError, match=re.escape("; left out are rules of newcomer 1.0")):
+        with pytest.raises(InputError, match=re.escape("; skipped are the rules of newcomer 1.0")):
             ask("newcomer_rules")
 
 

@@ -221,10 +221,10 @@ def test_what_a_measurement_contradicts_has_a_page(capsys):
     [
         ("ANE3001", "; did you mean 'ane301'?"),
         ("conv-transpose-bias", "; did you mean 'conv-transpose-1d-bias'?"),
-        ("conv_trans", "; names that have it are explicit_conv_transpose_shape, lift_conv_transpose_1d, "
+        ("conv_trans", "; names that contain it: explicit_conv_transpose_shape, lift_conv_transpose_1d, "
                        "split_conv_transpose_bias, symmetrize_conv_transpose_pad"),
         ("zzz", "lists codes and names"),
-        ("ane52", "; of codes that begin so there are ANE520, ANE521, ANE522, ANE523, ANE524"),
+        ("ane52", "; codes with this prefix: ANE520, ANE521, ANE522, ANE523, ANE524"),
     ],
 )
 def test_an_unknown_rule_has_a_suggestion(key, ending):

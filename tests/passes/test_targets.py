@@ -75,7 +75,7 @@ def test_a_device_without_an_answer_is_refused_with_the_reason(name, expected):
 def test_an_unknown_target_is_refused(name, ending):
     with pytest.raises(InputError) as error:
         parse_target(name)
-    assert str(error.value).startswith(f"target '{name}' is not known; expected all, {', '.join(CHIPS)}")
+    assert str(error.value).startswith(f"target '{name}' is unknown; expected all, {', '.join(CHIPS)}")
     assert str(error.value).endswith(ending)
 
 

@@ -33,7 +33,7 @@ class DropDoubleAbs(Rewrite):
 
     def match(self, op: Operation) -> Hit | Miss:
         if op.x.op is None or op.x.op.op_type != "abs":
-            return Miss(op, "x is no abs", near=False)
+            return Miss(op, "x is not an abs", near=False)
         return Hit(op, note="abs of an abs")
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
@@ -43,7 +43,7 @@ class DropDoubleAbs(Rewrite):
         yield Example("two", lambda: build_program(
             lambda x: Builder.square(x=Builder.abs(x=Builder.abs(x=x)), name="y"), x=(1, 4)))
         yield Example(
-            "one", lambda: build_program(lambda x: Builder.abs(x=x, name="y"), x=(1, 4)), reason="x is no abs"
+            "one", lambda: build_program(lambda x: Builder.abs(x=x, name="y"), x=(1, 4)), reason="x is not an abs"
         )
 
 
