@@ -43,7 +43,7 @@ class BlockEditor:
             op.set_inputs(**rebind_inputs(op, old, new))
         for block in dict.fromkeys(old.consuming_blocks):
             block.replace_block_output_var(old, new)
-        old.consuming_blocks.clear()  # some of coremltools' passes list a block twice that returns a value twice
+        old.consuming_blocks.clear()  # some passes of coremltools list a block twice if it returns a value twice
 
     def remove_if_unused(self, ops: Iterable[Operation]) -> None:
         """Remove those of `ops` whose outputs have no users, then the producers that lost their last user."""
@@ -136,6 +136,6 @@ def _check_visible(used: Iterable[Var], who: str, visible: set[Var]) -> None:
     for var in used:
         if var not in visible:
             raise RuleError(
-                f"{who} {var.name!r}, which no op before it makes; expected the ops in the order of their use: "
-                "the rule that put it there has to set the place"
+                f"{who} {var.name!r}, which no earlier op defines; expected ops in the order of their use: the rule "
+                f"that inserted it has to choose the position"
             )

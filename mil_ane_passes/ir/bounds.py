@@ -15,7 +15,7 @@ __all__ = ["Interval", "bound_magnitude", "get_measured_range", "infer_interval"
 
 Interval = tuple[float, float]
 _MAX_DEPTH = 6
-"How many producers an interval is followed back through: bounds the cost of each query."
+"Maximum number of producers to follow for an interval: bounds the cost of each query."
 _FIXED_INTERVALS: dict[str, Interval] = {
     "sigmoid": (0.0, 1.0), "softmax": (0.0, 1.0), "sigmoid_hard": (0.0, 1.0), "tanh": (-1.0, 1.0), "sin": (-1.0, 1.0),
     "cos": (-1.0, 1.0), "erf": (-1.0, 1.0), "softsign": (-1.0, 1.0), "sign": (-1.0, 1.0), "relu6": (0.0, 6.0),

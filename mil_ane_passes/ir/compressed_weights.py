@@ -32,7 +32,7 @@ def explain_axis_obstacle(var: Var) -> str | None:
         return None
     for name, bound in var.op.inputs.items():
         if name not in _KNOWN_INPUTS:
-            return f"weight is compressed by {var.op.op_type} with an input '{name}' that is not known here"
+            return f"weight is compressed by {var.op.op_type} with an unknown input '{name}'"
         if not is_const(bound):
             reason = explain_axis_obstacle(bound) if is_compressed(bound) else f"its input '{name}' is not constant"
             if reason:

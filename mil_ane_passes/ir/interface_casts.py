@@ -1,4 +1,4 @@
-"""Change of the float type of a function's inputs and outputs, with the casts that this takes and no other.
+"""Change the float type of a function's inputs and outputs, with the minimum of casts.
 
 Used by the rewrite `fp16_io` and by `edit --io`.
 """
@@ -30,11 +30,11 @@ class Retyped(NamedTuple):
 
 
 def find_retype_obstacle(function: Function, var: Var) -> str:
-    """Return why the type of an input or output has to stay, "" if it need not."""
+    """Return why the type of an input or output must not change; empty if it may."""
     if var.name in _collect_image_names(function):
-        return f"'{var.name}' is an image, whose type the description gives"
+        return f"'{var.name}' is an image, whose type is set by the model description"
     if var.op is None and var in function.outputs:
-        return f"input '{var.name}' is returned as it is and has to keep its type"
+        return f"input '{var.name}' is returned directly and has to keep its type"
     return ""
 
 
@@ -78,9 +78,9 @@ def retype_input(function: Function, var: Var, dtype: str) -> Retyped:
             back = back or cast_back(block.outer_op)
             block.replace_block_output_var(var, back)
     if back is not None:
-        return Retyped(f"it is cast to {old} where it is read so", dtype == "fp32")
+        return Retyped(f"it is cast to {old} for its {old} users", dtype == "fp32")
     exact = dtype == "fp32" or all(op.op_type == "shape" for op in readers if not _is_cast_to(op, new))
-    return Retyped("its cast is gone" if removed else "what reads it takes either", exact)
+    return Retyped("its cast is removed" if removed else "its users accept both types", exact)
 
 
 def retype_output(function: Function, var: Var, dtype: str) -> Retyped:
@@ -103,8 +103,8 @@ def retype_output(function: Function, var: Var, dtype: str) -> Retyped:
         var.name, new.name = names.make_unique_name(f"{name}_in_{old}"), name
         editor.remove_if_unused([var.op])
     if undone:
-        return Retyped("its cast is gone", True)
-    return Retyped(f"it is made in {old} and cast", dtype == "fp32")
+        return Retyped("its cast is removed", True)
+    return Retyped(f"it is computed in {old} and cast", dtype == "fp32")
 
 
 def _get_other(dtype: str) -> str:

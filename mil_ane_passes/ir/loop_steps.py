@@ -16,9 +16,9 @@ __all__ = ["UnknownStepCount", "count_steps", "find_counter_bounds"]
 
 
 _MAX_COUNTED_STEPS = 10_000
-"Limit on the evaluated steps: each takes some milliseconds, and no caller unrolls more."
+"Limit on evaluated steps: each takes some milliseconds, and no caller unrolls more."
 _LARGEST_COUNTS = {types.fp16: 2**11, types.fp32: 2**24, types.int32: 2**31 - 1}
-"The largest number up to which a dtype has every whole number."
+"Largest n such that a dtype represents all integers up to n."
 _MOVES = ("identity", "squeeze", "expand_dims", "reshape")
 
 
@@ -47,19 +47,19 @@ def count_steps(op: Operation, most: int) -> tuple[int, set[Operation]]:
     for step in range(min(most, _MAX_COUNTED_STEPS) + 1):
         if budget.is_time_over:
             raise UnknownStepCount(
-                f"the number of steps was not found out within {budget.max_seconds:g} s (max_seconds)"
+                f"the number of steps was not determined within {budget.max_seconds:g} s (max_seconds)"
             )
         if not _require_known_value(condition.outputs[0], _evaluate_ops(condition, tested, now)).val:
             return step, set(counting)
         env = _evaluate_ops(body, counting, now)
         now = {place: _require_known_value(body.outputs[place], env) for place in carried}
     if most > _MAX_COUNTED_STEPS:
-        raise UnknownStepCount(f"it runs more than {_MAX_COUNTED_STEPS} steps, and no more are counted")
+        raise UnknownStepCount(f"it runs more than {_MAX_COUNTED_STEPS} steps, the limit for counting")
     raise UnknownStepCount(f"it runs more than {most} steps (max_steps)")
 
 
 def _format_dependency(var: Var) -> str:
-    return f"the number of steps depends on '{var.name}', which is known only at run time"
+    return f"the number of steps depends on '{var.name}', which is dynamic"
 
 
 def _slice_backward(block: Block, required: Iterable[Var]) -> tuple[list[Operation], list[int]]:
@@ -103,10 +103,10 @@ def _require_known_value(var: Var, env: dict[Var, Var]) -> Var:
 
 
 def find_counter_bounds(var: Var) -> tuple[int, int] | None:
-    """Return the least and the largest whole number that the counter `var` of a while_loop can be; None for other vars.
+    """Return the smallest and the largest integer value of the counter `var` of a while_loop; None for other vars.
 
-    A counter starts at constant whole numbers, of any type, each step adds a constant one that is not negative, and the
-    loop goes on only while it is below a constant. What it is after the last step is within the bounds.
+    A counter starts at constant integers (of any dtype), each step adds a constant, non-negative integer, and the loop
+    continues only while it is below a constant. The bounds include its value after the last step.
     """
     found = _find_loop_input(var)
     if found is None:
@@ -135,7 +135,7 @@ def _find_loop_input(var: Var) -> tuple[Operation, int] | None:
 
 
 def _read_whole(var: Var) -> tuple[int, int] | None:
-    """Return the least and the largest of the whole numbers that `var` is known to hold; None for other values."""
+    """Return the smallest and the largest of the integers in constant `var`; None for other values."""
     if var.val is None or not np.size(var.val):
         return None
     values = np.asarray(var.val, np.float64)
@@ -151,7 +151,7 @@ def _skip_moves(var: Var) -> Var:
 
 
 def _read_step(body: Block, place: int) -> tuple[int, int] | None:
-    """Return what each step adds to the value at `place`; None where it does something else."""
+    """Return what each step adds to the value at `place`; None if it does anything else."""
     op, counter = _skip_moves(body.outputs[place]).op, body.inputs[place]
     if op is None or op.op_type != "add":
         return None
@@ -170,7 +170,7 @@ def _iterate_conjuncts(var: Var) -> Iterator[Var]:
 
 
 def _read_end(condition: Var, counter: Var) -> int | None:
-    """Return the largest whole number of `counter` for which `condition` holds; None where it says nothing about it."""
+    """Return the largest integer of `counter` for which `condition` holds; None if it is not a bound of it."""
     op = condition.op
     if op is None or op.op_type not in ("less", "less_equal", "greater", "greater_equal"):
         return None

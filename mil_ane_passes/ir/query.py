@@ -196,7 +196,7 @@ def iterate_nested_ops(block: Block) -> Iterator[Operation]:
 
 
 def iterate_ops_inside_out(block: Block) -> Iterator[Operation]:
-    """Yield the ops of a block and of its nested blocks, those nested in an op before it: as results become known."""
+    """Yield the ops of a block and of its nested blocks, nested ones before the op that contains them."""
     for op in block.operations:
         for inner in op.blocks:
             yield from iterate_ops_inside_out(inner)

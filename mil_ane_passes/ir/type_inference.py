@@ -80,7 +80,7 @@ def raise_not_evaluated() -> NoReturn:
 
     Used as `value_inference` of an op that must not be evaluated, because that reads weights.
     """
-    raise NotImplementedError("large values stay unread")
+    raise NotImplementedError("large values are not read")
 
 
 def refine_type(inferred: Any, known: Any) -> Any:
@@ -167,7 +167,7 @@ def _wider(a: Any, b: Any) -> Any:
         return a
     ours, other = a.get_shape(), b.get_shape()
     if a.get_primitive() != b.get_primitive() or len(ours) != len(other):
-        raise ValueError(f"one way gives {a.__type_info__()}, another {b.__type_info__()}")
+        raise ValueError(f"one path gives {a.__type_info__()}, another one {b.__type_info__()}")
     shape = [_size(x, y) for x, y in zip(ours, other)]
     return types.tensor(a.get_primitive(), shape)
 

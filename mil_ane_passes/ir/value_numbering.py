@@ -1,4 +1,4 @@
-"""Value numbering: values that are computed alike, in one function or in several, get the same number."""
+"""Value numbering: equal computations, in one function or in several, get the same number."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["ValueNumbering"]
 Array = np.ndarray[Any, Any]
 
 _MAX_BYTES_IN_KEY = 1 << 10
-"The most bytes of a constant that are its key; larger ones are compared by place, and only then by digest."
+"Maximum bytes of a constant to use as its key; larger ones are compared by location first, then by digest."
 _SAMPLES = 64
 "Elements of a large constant that are compared before all of it is read."
 _MAX_DEPTH = 100

@@ -1,16 +1,16 @@
 """Packages on disk: loaded as pymil programs with their weights mapped, saved with every untouched byte kept.
 
-A package is rewritten at the speed of a copy: weights are not loaded to be moved. Parts that no rewrite changed are
-saved byte for byte: ops with attributes such as `IntendedBackend`, names, shared weights, metadata, labels, images,
-flexible shapes, states, several functions, unknown fields. The ML Programs of a pipeline are rewritten in place; in
-reports their functions are called `PART/FUNCTION`. Where the file system can clone files (APFS, XFS, Btrfs), the
-weights are cloned; elsewhere `--link` makes hard links instead of copies. ExecuTorch's mapping from debug handles to
-ops, where a package has one, is written for the ops that are there afterwards.
+A package is rewritten at the speed of a copy, because weights are not loaded. Parts that no rewrite changed are saved
+byte for byte: ops with attributes such as `IntendedBackend`, names, shared weights, metadata, labels, images, flexible
+shapes, states, several functions, unknown fields. The ML Programs of a pipeline are rewritten in place; in reports
+their functions are called `PART/FUNCTION`. Where the file system can clone files (APFS, XFS, Btrfs), the weights are
+cloned; elsewhere `--link` makes hard links instead of copies. ExecuTorch's mapping from debug handles to ops, where a
+package has one, is written for the ops that are there afterwards.
 
-The output is staged in a hidden folder beside the target, synced, and published in one step. Files that a killed run
-leaves are removed by the next run to that target. Where a file system cannot swap, two renames replace an old package,
-and a kill between them leaves it in the hidden folder, from which the next run restores it. A damaged package is
-rejected with a message that states what was found where. The source is never changed.
+The output is staged in a hidden folder beside the target, synced, and published in one step. Files of a killed run are
+removed by the next run to that target. If the file system cannot swap paths, an old package is replaced by two renames;
+if the process is killed between them, the next run restores it from the hidden folder. A damaged package is rejected
+with a message that states what was found where. The source is never changed.
 
 `mil-ane-passes edit` changes functions, inputs, outputs and states (see `transforms/README.md`): they are written with
 the same care (`save(..., interface=True)`), and the model's description follows. `mil-ane-passes batch` processes

@@ -32,7 +32,7 @@ HEADER = struct.Struct("<II")
 METADATA = struct.Struct("<IIQQQ")
 DATA_OFFSET_AT = 16  # position of the data offset in a blob's metadata
 MODEL_PATH = "@model_path/"
-_REMEDY = "the package is damaged or cut short: take a fresh copy"
+_REMEDY = "the package is damaged or truncated: use a fresh copy"
 
 DTYPES: dict[Any, int] = {
     types.fp16: 1,
@@ -78,7 +78,7 @@ def count_payload_bytes(dtype: Any, count: int) -> int:
 
 def _format_open_error(path: Path, error: OSError) -> str:
     if isinstance(error, PermissionError):
-        return f"weight file {path} cannot be read ({error.strerror}); expected one that you may read"
+        return f"weight file {path} cannot be read ({error.strerror}); check its permissions"
     return f"weight file {path} is missing ({error.strerror}); {_REMEDY}"
 
 
@@ -89,7 +89,7 @@ class WeightFile:
         self.path, self.name = path, name
         try:
             if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would block until something writes to it
-                raise InputError(f"weight file {path} is no plain file; {_REMEDY}")
+                raise InputError(f"weight file {path} is not a regular file; {_REMEDY}")
             self._file = FileIO(path)
             found = os.fstat(self._file.fileno())
             self.size = found.st_size
@@ -153,8 +153,8 @@ class WeightFile:
             )
         if data < offset + ALIGN or data + nbytes > self.size:
             raise InputError(
-                f"file {self.path}, offset {offset}: {nbytes} bytes from byte {data} expected, "
-                f"the file has {self.size}; {_REMEDY}"
+                f"file {self.path}, offset {offset}: {nbytes} bytes at byte {data} expected, but the file has "
+                f"{self.size}; {_REMEDY}"
             )
         self._reserve_range(offset, offset, offset + ALIGN)
         self._reserve_range(offset, data, data + nbytes)
@@ -169,8 +169,8 @@ class WeightFile:
         for other_start, other_end, other in self._reserved_ranges[max(at - 1, 0) : at + 1]:
             if start < other_end and other_start < end:
                 raise InputError(
-                    f"file {self.path}, offset {blob}: bytes {start} to {end} are also those of the blob at offset "
-                    f"{other} ({other_start} to {other_end}); expected blobs that share none; {_REMEDY}"
+                    f"file {self.path}, offset {blob}: bytes {start} to {end} overlap the blob at offset {other} "
+                    f"({other_start} to {other_end}); expected disjoint blobs; {_REMEDY}"
                 )
         if start < end:
             self._reserved_ranges.insert(at, (start, end, blob))
@@ -218,8 +218,8 @@ class WeightFiles:
         """Raise InputError when files of the package are no longer those that were opened, or were written to."""
         for path, opened in self.stamps.items():
             if not path.exists() or get_file_stamp(path.stat()) != opened:
-                raise InputError(f"{self.layout.root}: {path.name} was changed or removed after it was loaded; "
-                                 "expected it as it was: load it again")
+                raise InputError(f"{self.layout.root}: {path.name} was modified or removed after it was loaded: load "
+                                 f"the package again")
 
     def check_opened(self) -> None:
         """Raise AnePassesError when an opened file was written to, wherever it is now."""
@@ -238,7 +238,7 @@ class WeightFiles:
         blob = file.blob(offset)
         if blob.dtype != DTYPES.get(dtype):
             raise InputError(
-                f"file {file.path}, offset {offset}: the blob holds "
+                f"file {file.path}, offset {offset}: the blob has the dtype "
                 f"{_DTYPE_NAMES.get(blob.dtype, f'dtype {blob.dtype}')}; "
                 f"expected {types.builtin_to_string(dtype)} as declared; {_REMEDY}"
             )

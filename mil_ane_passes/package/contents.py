@@ -12,7 +12,7 @@ __all__ = ["Item", "list_contents"]
 
 # A package has three levels of folders.
 _MAX_DEPTH = 64
-_REMEDY = "take it out of the package, or give a copy without it"
+_REMEDY = "remove it from the package, or use a copy without it"
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,8 @@ def list_contents(root: Path) -> list[Item]:
     while waiting:
         folder = waiting.pop()
         if len(folder.parts) > _MAX_DEPTH:
-            raise InputError(f"{root}: folders are nested more than {_MAX_DEPTH} deep; a package has three: {_REMEDY}")
+            raise InputError(f"{root}: folders are nested more than {_MAX_DEPTH} levels deep; a package has three: "
+                             f"{_REMEDY}")
         with os.scandir(root / folder) as entries:
             items = [_make_item(root, folder / entry.name, entry) for entry in sorted(entries, key=lambda e: e.name)]
         found += items
@@ -61,5 +62,5 @@ def _check_link(root: Path, path: Path) -> None:
     plain = os.path.normpath(path.parent / leads)
     real_root, real = os.path.realpath(root), os.path.realpath(root / path)
     if os.path.isabs(leads) or plain.split(os.sep)[0] == ".." or os.path.commonpath([real_root, real]) != real_root:
-        raise InputError(f"{root}: {path} is a link to {leads}, outside the package; expected the file itself: give a "
-                         "copy in which links are resolved (cp -rL)")
+        raise InputError(f"{root}: {path} is a link to {leads}, outside the package; expected the file itself: use a "
+                         f"copy with resolved links (cp -rL)")

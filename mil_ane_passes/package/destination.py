@@ -21,39 +21,39 @@ def check_destination(source: str | os.PathLike[str], path: str | os.PathLike[st
     target = Path(os.path.abspath(path))
     if has_overlap(os.path.realpath(source), os.path.realpath(target)):
         raise InputError(
-            f"{target}: leads to the source package {os.fspath(source)}, into it or around it; expected another place: "
-            "the source is never changed"
+            f"{target}: is the source package {os.fspath(source)}, inside it or contains it; expected another path: "
+            f"the source is never modified"
         )
     if (around := find_enclosing_package(target)) is not None:
-        raise InputError(f"{target}: lies in the package {around}; expected a place outside of packages")
+        raise InputError(f"{target}: is inside the package {around}; expected a path outside of packages")
     if target.suffix != ".mlpackage":
         raise InputError(f"{target}: is not the name of a package; expected one that ends in .mlpackage")
     if not target.parent.is_dir():
-        raise InputError(f"{target}: the folder {target.parent} does not exist; make it first")
+        raise InputError(f"{target}: the folder {target.parent} does not exist; create it first")
     if os.path.lexists(target) and not overwrite:
-        raise InputError(f"{target}: exists already; expected a free path, or "
+        raise InputError(f"{target}: exists already; expected a path that does not exist, or "
                          f"{choose_spelling('--overwrite', 'overwrite=True')} to replace it")
     if os.path.islink(target):
-        raise InputError(f"{target}: is a link to {os.readlink(target)}, and a link is not overwritten; expected the "
-                         "path of the package itself, or a free one")
+        raise InputError(f"{target}: is a link to {os.readlink(target)}, and links are not overwritten; expected the "
+                         f"path of the package itself, or one that does not exist")
     if os.path.lexists(target) and not _is_replaceable(target):
-        raise InputError(f"{target}: exists and is no package (it has no Manifest.json); only a package is "
-                         "overwritten: move it away")
+        raise InputError(f"{target}: exists and is not a package (it has no Manifest.json); only packages are "
+                         f"overwritten: move it away")
 
 
 def check_file_destination(source: object, path: Path, overwrite: bool, what: str) -> None:
     """Raise InputError when `what`, a model that is one file, cannot be written to `path`; `source` is what is read."""
     if isinstance(source, (str, os.PathLike)) and os.path.exists(source) and path.exists() \
             and os.path.samefile(source, path):
-        raise InputError(f"{path}: is the source, which is never changed; expected another path")
+        raise InputError(f"{path}: is the source, which is never modified; expected another path")
     if path.is_dir():
         raise InputError(f"{path}: is a folder; expected the name of {what}")
     if not path.absolute().parent.is_dir():
-        raise InputError(f"{path}: the folder {path.parent} does not exist; make it first")
+        raise InputError(f"{path}: the folder {path.parent} does not exist; create it first")
     if (around := find_enclosing_package(path)) is not None:
-        raise InputError(f"{path}: lies in the package {around}; expected a place outside of packages")
+        raise InputError(f"{path}: is inside the package {around}; expected a path outside of packages")
     if os.path.lexists(path) and not overwrite:
-        raise InputError(f"{path}: exists already; expected a free path, or "
+        raise InputError(f"{path}: exists already; expected a path that does not exist, or "
                          f"{choose_spelling('--overwrite', 'overwrite=True')} to replace it")
 
 

@@ -59,12 +59,12 @@ def _read_node(node: Any, data: memoryview, read: list[tuple[Data | Folder, int]
         region = node.get("dataRegion")
         start, size = (region.get("offset"), region.get("size")) if isinstance(region, dict) else (None, None)
         if not (isinstance(start, int) and isinstance(size, int) and 0 <= start <= start + size <= len(data)):
-            raise ValueError(f"the data of '{node.get('name')}' lie outside of it")
+            raise ValueError(f"the data of '{node.get('name')}' are outside of the blob")
         return data[start:start + size], 0
     children = node.get("children")
     if not isinstance(children, dict) or not all(isinstance(each, int) and 0 <= each < len(read)
                                                  for each in children.values()):
-        raise ValueError(f"the folder '{node.get('name')}' has no list of what is in it")
+        raise ValueError(f"the folder '{node.get('name')}' has no list of its contents")
     found: Folder = {}
     depth = 0
     for name, place in sorted(children.items(), key=lambda item: item[1]):  # the order in which they were written

@@ -76,8 +76,9 @@ def find_read_file(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
 def refuse_program(path: str | os.PathLike[str]) -> None:
     """Raise InputError for the path of a program or a delegate, where a package or a network is expected."""
     if find_address(path) is not None:
-        raise InputError(f"{os.fspath(path)}: is of an ExecuTorch program, which this does not read; expected a "
-                         "package: mil-ane-passes rewrite IN.pte/METHOD/N -o OUT.mlpackage writes that of a delegate")
+        raise InputError(f"{os.fspath(path)}: is part of an ExecuTorch program, which is not supported here; expected "
+                         f"a package: mil-ane-passes rewrite IN.pte/METHOD/N -o OUT.mlpackage writes the one of a "
+                         f"delegate")
 
 
 @dataclass(frozen=True)
@@ -166,8 +167,8 @@ class ExecutorchProgram:
         except OSError as error:
             raise InputError(f"{self.path}: cannot be read ({error.strerror})") from error
         if not _IDENTIFIER.fullmatch(bytes(self._data[4:8])):
-            raise InputError(f"{self.path}: is no ExecuTorch program (bytes 4 to 8 are {bytes(self._data[4:8])!r}); "
-                             "expected a .pte as `to_executorch` writes it")
+            raise InputError(f"{self.path}: is not an ExecuTorch program (bytes 4 to 8 are "
+                             f"{bytes(self._data[4:8])!r}); expected a .pte written by `to_executorch`")
         self.blobs: dict[str, Blob] = {}
         self.others: dict[str, str] = {}
         with self._convert_errors():
@@ -182,14 +183,14 @@ class ExecutorchProgram:
         except ImportError as error:
             if (error.name or "").partition(".")[0] != "flatbuffers":
                 raise
-            raise InputError(f"{self.path}: ExecuTorch programs are read with the package flatbuffers, which is not "
-                             "installed: pip install 'mil-ane-passes[executorch]'") from error
+            raise InputError(f"{self.path}: reading ExecuTorch programs needs the package flatbuffers, which is not "
+                             f"installed: pip install 'mil-ane-passes[executorch]'") from error
         except InputError:
             raise
         except (ValueError, TypeError, IndexError, OverflowError, struct.error) as error:
             self.check_unchanged()
-            raise InputError(f"{self.path}: is damaged ({error}); expected an ExecuTorch program: take a fresh copy, "
-                             "or export it again") from error
+            raise InputError(f"{self.path}: is damaged ({error}); use a fresh copy of the program, or export it "
+                             f"again") from error
 
     def _read_header(self) -> None:
         """Find the end of the flatbuffer and the start of the segments, which are its own where there is no header."""
@@ -248,7 +249,7 @@ class ExecutorchProgram:
         key = reference.get("key") if isinstance(reference, dict) else None
         if not isinstance(key, str) or key not in named:
             raise InputError(f"{self.path}: the model of {name} is named '{key}', which is not in this file; expected "
-                             "a program that has its data in it, and not in a .ptd")
+                             f"a program that contains its data (not in a .ptd file)")
         segment, function = self._segments[named[key]], reference.get("functionName", "")
         return segment.start, segment.size, None, function if isinstance(function, str) else ""
 
@@ -263,9 +264,9 @@ class ExecutorchProgram:
     def select(self, name: str | None) -> list[Blob]:
         """Return the blob of the delegate `name`, or all. Raises InputError if there is none, or one is compiled."""
         if not self.blobs:
-            others = ", ".join(f"{each} is of {backend}" for each, backend in self.others.items()) or "it has none"
-            raise InputError(f"{self.path}: no delegate is of Core ML ({others}); expected a program lowered with "
-                             "CoreMLPartitioner")
+            others = ", ".join(f"{each} is of {backend}" for each, backend in self.others.items())
+            raise InputError(f"{self.path}: no Core ML delegate ({others or 'it has no delegates'}); expected a "
+                             "program lowered with CoreMLPartitioner")
         found = [blob for blob in self.blobs.values() if name is None or name in blob.users]
         if not found:
             known = [each for blob in self.blobs.values() for each in blob.users]
@@ -273,18 +274,18 @@ class ExecutorchProgram:
                              f"{suggest_nearest(str(name), known)}")
         for blob in found:
             if COMPILED_MODEL in blob.folder:
-                raise InputError(f"{self.path}/{blob.name}: holds a compiled model ({COMPILED_MODEL}), which cannot be "
-                                 "read; expected one that is lowered with CoreMLBackend.MODEL_TYPE.MODEL")
+                raise InputError(f"{self.path}/{blob.name}: contains a compiled model ({COMPILED_MODEL}), which is "
+                                 f"not supported; lower it with CoreMLBackend.MODEL_TYPE.MODEL")
             if not isinstance(blob.folder.get(MODEL), dict):
-                raise InputError(f"{self.path}/{blob.name}: holds no {MODEL}; expected a delegate as ExecuTorch's Core "
-                                 "ML backend writes it")
+                raise InputError(f"{self.path}/{blob.name}: contains no {MODEL}; expected a delegate written by "
+                                 f"ExecuTorch's Core ML backend")
         return found
 
     def select_only(self, name: str | None) -> Blob:
         """Return the blob of the delegate `name`, or the only one. Raises InputError as `select`, and for several."""
         found = self.select(name)
         if len(found) > 1:
-            raise InputError(f"{self.path}: has {len(found)} models; expected one of them: "
+            raise InputError(f"{self.path}: has {len(found)} models; choose one of them: "
                              f"{', '.join(f'{self.path}/{blob.name}' for blob in found)}")
         return found[0]
 
@@ -295,7 +296,8 @@ class ExecutorchProgram:
         except OSError:
             same = False
         if not same:
-            raise InputError(f"{self.path}: has changed while it was read; run again when nothing writes to it")
+            raise InputError(f"{self.path}: was modified while it was read; run again when no other process writes to "
+                             f"it")
 
     def write(self, blobs: Mapping[str, Sequence[Data]], file: IO[bytes]) -> None:
         """Write the program to `file`, with other parts in place of the blobs of these names.
@@ -329,8 +331,8 @@ class ExecutorchProgram:
         end, old_end = base, self._base
         for start, size in sorted({(each.start, each.size) for each in self._segments if each.size}):
             if start < old_end or any(self._data[old_end:start]):
-                raise InputError(f"{self.path}: its segments overlap, or there are data between them that none of them "
-                                 "lists; expected a program as `to_executorch` writes it")
+                raise InputError(f"{self.path}: its segments overlap, or there is unlisted data between them; "
+                                 f"expected a program written by `to_executorch`")
             at = start if end == old_end else _align(end, start)
             content = new.get((start, size), [self._data[start:start + size]])
             parts += [bytes(at - end), *content]
@@ -338,8 +340,8 @@ class ExecutorchProgram:
             self._set_place(program, start, size, at - base, length)
             end, old_end = at + length, start + size
         if any(self._data[old_end:]):
-            raise InputError(f"{self.path}: there are data behind its segments that none of them lists; expected a "
-                             "program as `to_executorch` writes it")
+            raise InputError(f"{self.path}: there is unlisted data after its segments; expected a program written by "
+                             f"`to_executorch`")
         if self._has_header:
             _, length, _, old_base, _ = _HEADER.unpack_from(program, _HEADER_AT)
             sizes = (len(program), base if old_base else 0, end - base)

@@ -20,11 +20,11 @@ DATA_FOLDER = "Data"
 _SUFFIX = ".mlpackage"
 _VERSION_FORM = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9}){0,2}")
 _MAX_NAMED = 8  # items named in an error
-_REMEDY = "give the .mlpackage folder that coremltools saved"
+_REMEDY = "expected an .mlpackage folder saved by coremltools"
 _PYTORCH_HINT = (
-    "a model of PyTorch; convert it first, with mil_ane_passes.convert or coremltools, and give the .mlpackage"
+    "a PyTorch model; convert it first, with mil_ane_passes.convert or coremltools, and pass the .mlpackage"
 )
-_ARCHIVE_HINTS = {".npz": "arrays of numpy, no model; inputs to run on go to --feeds (feeds= in Python)",
+_ARCHIVE_HINTS = {".npz": "numpy arrays, not a model; pass inputs with --feeds (feeds= in Python)",
                   ".pt": _PYTORCH_HINT, ".pth": _PYTORCH_HINT, ".pt2": _PYTORCH_HINT}
 "Descriptions of archives that are not packages, by suffix."
 
@@ -53,7 +53,8 @@ def check_inside(root: Path, path: Path, what: str) -> Path:
         real_root, real = os.path.realpath(root), os.path.realpath(path)
         os.path.lexists(path)
     except (OSError, ValueError) as error:
-        raise InputError(f"{root}: {what} is no path ({error}); expected one inside the package; {_REMEDY}") from error
+        raise InputError(f"{root}: {what} is not a path ({error}); expected one inside the package; "
+                         f"{_REMEDY}") from error
     if ".." in path.relative_to(root).parts or os.path.commonpath([real_root, real]) != real_root:
         raise InputError(f"{root}: {what} leads to {real}, outside the package; expected a path inside it; {_REMEDY}")
     return path
@@ -76,7 +77,7 @@ def read_layout(path: str | os.PathLike[str]) -> Layout:
     model = paths[root_id]
     size = _get_file_size(model)
     if size is None:
-        raise InputError(f"{root}: the model file {model} is missing; expected it as {MANIFEST} lists it; {_REMEDY}")
+        raise InputError(f"{root}: the model file {model} is missing, but {MANIFEST} lists it; {_REMEDY}")
     if size > MAX_MODEL_BYTES:
         raise InputError(
             f"{root}: the model file {model} has {size} bytes; expected at most {MAX_MODEL_BYTES}; {_REMEDY}"
@@ -92,7 +93,7 @@ def _get_file_size(path: Path) -> int | None:
     try:
         found = path.stat()
     except PermissionError as error:
-        raise InputError(f"{path} cannot be read ({error.strerror}); expected folders that you may enter") from error
+        raise InputError(f"{path} cannot be read ({error.strerror}); check the permissions of its folders") from error
     except (OSError, ValueError):
         return None
     return found.st_size if stat.S_ISREG(found.st_mode) else None
@@ -114,21 +115,21 @@ def _check_kind(root: Path) -> None:
         raise InputError(f"{root}: a compiled model ({root.suffix}); use the .mlpackage it was compiled from")
     if root.is_file() and zipfile.is_zipfile(root):
         found = _ARCHIVE_HINTS.get(
-            root.suffix, "an archive; unpack it first, and give the .mlpackage folder that is in it"
+            root.suffix, "an archive; unpack it first, and pass the .mlpackage folder in it"
         )
         raise InputError(f"{root}: {found}")
     around = next((folder for folder in root.absolute().parents if (folder / MANIFEST).is_file()), None)
     if around is not None and not (root / MANIFEST).is_file():
-        raise InputError(f"{root}: a part of the package {around}; give that folder")
+        raise InputError(f"{root}: a part of the package {around}; pass that folder")
     if root.is_file():
         if root.suffix == ".mlmodel":
             raise InputError(
-                f"{root}: a single-file .mlmodel, the format of neural networks and older models; expected an ML "
-                "Program: convert it first, with `mil-ane-passes upgrade`, and give the .mlpackage that it writes"
+                f"{root}: a single-file .mlmodel, the format of NeuralNetworks and older models; expected an ML "
+                f"Program: convert it first with `mil-ane-passes upgrade`, and pass the .mlpackage that it writes"
             )
         raise InputError(
-            f"{root}: not a package but a file; this tool rewrites ML Programs: convert the source model "
-            'with coremltools (convert_to="mlprogram") and give the .mlpackage'
+            f"{root}: a file, not a package; convert the source model with coremltools "
+            '(convert_to="mlprogram") and pass the .mlpackage'
         )
     if not (root / MANIFEST).is_file():
         compiled = (root / "coremldata.bin").exists() or (root / "model.mil").exists()
@@ -160,8 +161,8 @@ def _read_manifest(root: Path) -> tuple[dict[str, Any], str]:
         )
     version = manifest.get("fileFormatVersion", "1.0.0")
     if not isinstance(version, str) or not _VERSION_FORM.fullmatch(version):
-        raise InputError(f"{root}: {MANIFEST} has the fileFormatVersion {str(version)[:40]!r}, with which neither Core "
-                         f"ML nor coremltools opens a package; expected one such as '1.0.0'; {_REMEDY}")
+        raise InputError(f"{root}: {MANIFEST} has the fileFormatVersion {str(version)[:40]!r}, which neither Core ML "
+                         f"nor coremltools supports; expected one such as '1.0.0'; {_REMEDY}")
     return entries, root_id
 
 

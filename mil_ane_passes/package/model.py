@@ -68,7 +68,7 @@ class Package:
         except (ValueError, UnicodeDecodeError) as error:
             if isinstance(error, InputError):
                 raise
-            raise InputError(f"{self.path}: {layout.model} is damaged ({error}); take a fresh copy") from error
+            raise InputError(f"{self.path}: {layout.model} is damaged ({error}); use a fresh copy") from error
         attach_debug_handles(layout.root, self.program)
         self.functions = tuple(self.origins)
         self.check_source()  # the model file and the weights were opened one after the other
@@ -164,8 +164,7 @@ def parse_model(raw: bytes, root: Path) -> Any:
         spec = proto.Model_pb2.Model.FromString(raw)
     except DecodeError as error:
         raise InputError(
-            f"{root}: the model file is no Core ML model ({error}); "
-            "expected one as coremltools saves it: take a fresh copy"
+            f"{root}: the model file is not a Core ML model ({error}); use a fresh copy, saved by coremltools"
         ) from error
     return spec
 
@@ -176,20 +175,19 @@ def require_ml_programs(raw: bytes, spec: Any, layout: Layout) -> Members:
     try:
         found = find_members(raw, spec)
     except (ValueError, UnicodeDecodeError) as error:
-        raise InputError(f"{root}: {layout.model} is damaged ({error}); take a fresh copy") from error
+        raise InputError(f"{root}: {layout.model} is damaged ({error}); use a fresh copy") from error
     if found.programs:
         return found
     kind = get_model_kind(spec)
     if kind.startswith("neuralNetwork"):
         raise NetworkFound(
-            f"{root}: the model is a NeuralNetwork ({kind}); expected an ML Program: convert it first, with "
-            "`mil-ane-passes upgrade`, and give the .mlpackage that it writes", spec)
+            f"{root}: the model is a NeuralNetwork ({kind}); expected an ML Program: convert it first with "
+            f"`mil-ane-passes upgrade`, and pass the .mlpackage that it writes", spec)
     if kind.startswith("pipeline"):
         parts = ", ".join(f"{name} is a {part}" for name, part in found.others.items()) or "it has no parts"
         raise NetworkFound(
             f"{root}: the model is a pipeline ({kind}) without an ML Program: {parts}; expected one with at least one "
             "ML Program (mlProgram)", spec)
     raise InputError(
-        f"{root}: the model is of type {kind}; expected an ML Program (mlProgram), or a pipeline with one; give the "
-        ".mlpackage of one"
+        f"{root}: the model is of type {kind}; expected an ML Program (mlProgram), or a pipeline with one"
     )

@@ -119,9 +119,9 @@ class _MemberEmitter:
         block = _emit_function(function, origin, self._version, self._plan, self._interface)
         if self._member.path and find_changed_widths(function) and not self._interface:
             raise InputError(
-                f"the part {self._member.prefix[:-1]!r} of a pipeline has other widths of floats at its inputs or "
-                "outputs now; expected those of before, which its neighbours and the pipeline declare: change the "
-                "packages before they are made a pipeline"
+                f"the part {self._member.prefix[:-1]!r} of a pipeline changed the float width of its inputs or "
+                f"outputs; expected the original one, which its neighbours and the pipeline declare: change the "
+                f"packages before they are joined"
             )
         data = self._replace_inputs(function, data)
 

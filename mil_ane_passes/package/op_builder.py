@@ -29,7 +29,7 @@ from .values import LoadedValue
 
 # Ops over file-backed consts above this many bytes are not evaluated while loading: that would read the weights.
 _MAX_EVALUATED_BYTES = 64 * 1024
-# pymil keeps the users of a var in a list that it searches, so one shared default serves so many ops at most.
+# pymil searches the list of users of a var linearly, so one shared default is used by at most this many ops.
 _MAX_SHARED_USES = 64
 
 COREMLTOOLS_ERRORS = (
@@ -143,7 +143,7 @@ class OpBuilder:
         op.set_inputs(type_inference=False, **defaults)
 
     def _default(self, value: Any, name: str) -> Var:
-        if isinstance(value, range):  # some defaults of pymil are ranges, which it cannot make consts of
+        if isinstance(value, range):  # some defaults of pymil are ranges, which cannot become consts
             value = np.asarray(value, np.int32)
         array = np.asarray(value)
         key = (type(value), array.dtype.str, array.shape, array.tobytes())

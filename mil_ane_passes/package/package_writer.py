@@ -101,7 +101,7 @@ def check_backup(target: Path, backup: Path) -> None:
     if not target.exists():
         raise InputError(f"{target}: no such file or folder; expected the path of an .mlpackage")
     if not target.is_dir():
-        raise InputError(f"{target}: is no package; only an .mlpackage is replaced in place")
+        raise InputError(f"{target}: is not a package; only an .mlpackage is replaced in place")
     if os.path.lexists(backup):
         raise InputError(f"{backup}: exists already, and a backup is never overwritten; move it away, or write the "
                          "result to another path (-o)")
@@ -266,7 +266,7 @@ def _publish_package(staged: Path, target: Path, aside: Path, overwrite: bool) -
             if not overwrite:
                 raise InputError(f"{target}: another run put a package there meanwhile; it stays, and nothing of this "
                                  "run is left; expected a free path, or overwrite to replace what is there") from error
-    raise InputError(f"{target}: other runs replace it all the time; let one run at a time write there")
+    raise InputError(f"{target}: other runs keep replacing it; write to this path with one run at a time")
 
 
 def _sync_parent_folder(target: Path) -> None:

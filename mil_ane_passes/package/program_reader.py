@@ -25,7 +25,7 @@ from .values import TypeReader, ValueReader
 
 FUNCTIONS, OPSET, SPECIALIZATIONS = 2, 2, 3
 BLOCK_INPUTS, BLOCK_OUTPUTS, OPERATIONS = 1, 2, 3
-_REMEDY = "the package is damaged: take a fresh copy"
+_REMEDY = "the package is damaged: use a fresh copy"
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from ..utils.errors import InputError
 from .blobs import Array, Blob, WeightFile, WeightFiles
 from .limits import MAX_ELEMENTS, MAX_RANK, EvaluationBudget, count_elements
 
-_REMEDY = "the package is damaged: take a fresh copy"
+_REMEDY = "the package is damaged: use a fresh copy"
 
 
 class Unrepresentable(Exception):

@@ -13,17 +13,17 @@ from .staging import is_staging_name
 
 __all__ = ["convert_write_errors"]
 
-_WRITABLE_REMEDY = "choose a folder that you may write to"
+_WRITABLE_REMEDY = "choose a folder with write permission"
 _REMEDIES = {
     errno.ENOSPC: "free some space, or choose another disk",
     errno.EDQUOT: "free some of your quota, or choose another disk",
-    errno.EFBIG: "the file system or a limit (ulimit -f) takes no file that large",
+    errno.EFBIG: "the file system or a limit (ulimit -f) does not allow such a large file",
     errno.EROFS: _WRITABLE_REMEDY,
     errno.EACCES: _WRITABLE_REMEDY,
     errno.EPERM: _WRITABLE_REMEDY,
-    errno.ENAMETOOLONG: "choose a shorter name or a folder less deep",
-    errno.ENOENT: "a folder or a file was removed meanwhile",
-    errno.EEXIST: "two names there differ only in a way that this file system does not see, such as case",
+    errno.ENAMETOOLONG: "choose a shorter name or path",
+    errno.ENOENT: "a folder or file was removed during the run",
+    errno.EEXIST: "two names differ only in a way that this file system ignores, such as case",
 }
 
 
@@ -40,9 +40,9 @@ def convert_write_errors(target: Path, what: str = "the package") -> Iterator[No
         remedy = (
             _REMEDIES.get(error.errno or 0)
             if _is_write_error(error, target)
-            else "see that it can be read and is whole"
+            else "check that it is readable and complete"
         )
-        stays = "what is there stays as it was" if _is_present(target) else "nothing was left there"
+        stays = "existing files are unchanged" if _is_present(target) else "nothing was written there"
         raise InputError(f"{target}: {what} cannot be written ({reason}{_format_file_name(error)}); {stays}"
                          f"{f': {remedy}' if remedy else ''}") from error
 

@@ -200,7 +200,7 @@ def test_lint_looks_at_every_part_and_names_what_it_leaves_out(pipeline, tmp_pat
     assert "left_out" not in ane.lint(pipeline).to_dict()
     rewritten = ane.rewrite(source, tmp_path / "new.mlpackage")
     assert rewritten.to_dict()["left_out"] == {"net": "neuralNetwork"}
-    assert "net: a neuralNetwork, left as it is" in str(rewritten).splitlines()
+    assert "net: a neuralNetwork, unchanged" in str(rewritten).splitlines()
 
 
 REFUSED = {
@@ -208,7 +208,7 @@ REFUSED = {
         lambda path, folder: ane.rewrite(path, folder / "out.mlpackage", passes="fp16_io"), lambda spec: None,
         "is a pipeline, and ane::fp16_io changes inputs and outputs"),
     "a trace of no part": (lambda path, folder: ane.trace(path, {"x": X}), lambda spec: None,
-                           "name the function of it to trace: part0/main, part1/main"),
+                           "choose one function to trace: part0/main, part1/main"),
     "a run with a neural network": (lambda path, folder: ane.run(path, {"x": X}), with_network,
                                     "part 'net' is a neuralNetwork"),
     "a feed of another name": (lambda path, folder: ane.run(path, {"y": X}), lambda spec: None,

@@ -89,7 +89,7 @@ def test_link_is_not_overwritten_and_called_what_it_is(source, tmp_path):
 
 
 def test_missing_folder_is_refused(source, tmp_path):
-    with pytest.raises(InputError, match="does not exist; make it first"):
+    with pytest.raises(InputError, match="does not exist; create it first"):
         save(edited(source), tmp_path / "no" / "saved.mlpackage")
 
 
@@ -115,7 +115,7 @@ def test_failure_leaves_nothing(source, tmp_path, monkeypatch, step, overwrite):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(package_writer, "exchange_paths" if step == "move_to_free_path" and overwrite else step, full)
-    stays = "what is there stays as it was" if overwrite else "nothing was left there"
+    stays = "existing files are unchanged" if overwrite else "nothing was written there"
     with pytest.raises(InputError, match=rf"cannot be written \(No space left on device\); {stays}: free some space"):
         save(package, target, overwrite=overwrite)
     assert snapshot(tmp_path) == everything

@@ -175,7 +175,7 @@ def test_the_old_package_comes_back_when_the_second_rename_fails(source, tmp_pat
         real(old, new)
 
     monkeypatch.setattr(os, "rename", rename)
-    with pytest.raises(InputError, match="what is there stays as it was"):
+    with pytest.raises(InputError, match="existing files are unchanged"):
         save(load(source), target, overwrite=True)
     assert tree(target) == before
     assert sorted(os.listdir(tmp_path)) == ["in", "out.mlpackage"]

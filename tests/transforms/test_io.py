@@ -85,7 +85,7 @@ def test_casts_that_only_undo_each_other_go_and_no_other_op_changes(package, tmp
     report = ane.edit(source, target, io="fp16")
     assert ops_of(target) == ["conv", "relu", "reshape", "softmax"]
     assert report.exact and [each.note for each in report.done] == [
-        "input 'x' is fp16; its cast is gone", "output 'out' is fp16; its cast is gone"]
+        "input 'x' is fp16; its cast is removed", "output 'out' is fp16; its cast is removed"]
     assert changed_ops(source, target) == {
         "x_to_fp16", "x_to_fp16_dtype_0", "conv_cast_fp16", "out_cast_fp16", "out", "out_cast_fp16_to_fp32_dtype_0"}
 
@@ -164,7 +164,7 @@ def test_an_input_that_is_returned_stays(tmp_path):
     report = ane.edit(source, tmp_path / "out.mlpackage", io="fp16")
     assert [(each.value, each.changed) for each in report.done] == [("x", False), ("out", True)]
     host_takes(tmp_path / "out.mlpackage")
-    with pytest.raises(ane.InputError, match=r"^io fp16 x: input 'x' is returned as it is and has to keep its type"):
+    with pytest.raises(ane.InputError, match=r"^io fp16 x: input 'x' is returned directly and has to keep its type"):
         ane.edit(source, tmp_path / "two.mlpackage", io={"fp16": "x"})
 
 
