@@ -1,1 +1,1 @@
-"""Models of the older format, `.mlmodel` (NeuralNetwork): read, and converted to ML Programs."""
+"""Models of the older format, `.mlmodel` (NeuralNetwork): reading and conversion to ML Programs."""

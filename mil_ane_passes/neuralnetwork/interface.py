@@ -46,8 +46,8 @@ def read_features(features: Iterable[Any], where: str) -> tuple[Feature, ...]:
     found = tuple(_read_feature(each, where) for each in features)
     for name, count in Counter(each.name for each in found).items():
         if count > 1:
-            raise InputError(f"{where}: {count} inputs or outputs are called '{escape_text(name)}'; expected one: take "
-                             "a fresh copy of the model")
+            raise InputError(f"{where}: {count} inputs or outputs are called '{escape_text(name)}'; expected one: use "
+                             f"a fresh copy of the model")
     return found
 
 
@@ -64,12 +64,13 @@ def _read_feature(proto: Any, where: str) -> Feature:
         color = spaces.Name(image.colorSpace) if image.colorSpace in spaces.values() else str(image.colorSpace)
         if color not in _CHANNELS:
             raise InputError(f"{where}: the image '{escape_text(name)}' has color space {color}; expected RGB, BGR or "
-                             "grayscale: take a fresh copy of the model")
+                             "grayscale: use a fresh copy of the model")
         channels = 1 if _CHANNELS[color] == "gray" else 3
         sizes = _read_image_size(image)
         if any(each is not None and not 0 < each <= _MAX_SIZE for each in sizes):
-            raise InputError(f"{where}: the image '{escape_text(name)}' is declared of {sizes[1]} x {sizes[0]} pixels; "
-                             "expected at least 1 x 1: take a fresh copy of the model")
+            raise InputError(f"{where}: the image '{escape_text(name)}' is declared with {sizes[1]} x {sizes[0]} "
+                             f"pixels; "
+                             "expected at least 1 x 1: use a fresh copy of the model")
         return Feature(name, proto, (1, channels, *sizes), image=color)
     if kind in ("stringType", "int64Type"):
         return Feature(name, proto, is_label=True)
@@ -94,8 +95,8 @@ def _read_array_shape(array: Any, name: str, where: str) -> tuple[int | None, ..
             shape = [sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*listed)]
     if len(shape) > _MAX_RANK or any(each is not None and not 0 < each <= _MAX_SIZE for each in shape):
         raise InputError(f"{where}: '{escape_text(name)}' is declared with {len(shape)} sizes "
-                         f"({tuple(array.shape)[:2 * _MAX_RANK]}); expected up to {_MAX_RANK} of at least 1: take a "
-                         "fresh copy of the model")
+                         f"({tuple(array.shape)[:2 * _MAX_RANK]}); expected up to {_MAX_RANK} of at least 1: use a "
+                         f"fresh copy of the model")
     return tuple(shape)
 
 

@@ -43,7 +43,7 @@ __all__ = [
 MIN_EPSILON = 1e-38
 "The smallest epsilon that is not a denormal in fp32."
 MAX_GENERATED_ELEMENTS = 2**26
-"Elements of a value that a layer may declare without an input of its size: 256 MiB in fp32."
+"Maximum elements of a value that a layer declares without an input of that size: 256 MiB in fp32."
 
 BUILDER_ERRORS = (ValueError, TypeError, LookupError, AttributeError, NotImplementedError, ArithmeticError,
                   AssertionError, RuntimeError, MemoryError)
@@ -110,15 +110,15 @@ class LayerContext:
     def get(self, name: str) -> Var:
         """Return the var of the value `name`. Raises InputError when no layer before made it."""
         if name not in self.values:
-            raise refuse(self.layer, f"its input '{escape_text(name)}' is made by no layer before it",
-                         "expected layers in the order in which they run: take a fresh copy of the model")
+            raise refuse(self.layer, f"its input '{escape_text(name)}' is not computed by an earlier layer",
+                         "expected layers in the order in which they run: use a fresh copy of the model")
         return self.values[name]
 
     @property
     def x(self) -> Var:
         """The first input of the present layer."""
         if not self.layer.input:
-            raise refuse(self.layer, "it has no input", "expected at least one: take a fresh copy of the model")
+            raise refuse(self.layer, "it has no input", "expected at least one: use a fresh copy of the model")
         return self.get(self.layer.input[0])
 
     @property
@@ -165,14 +165,14 @@ class LayerContext:
         found = [int(each) for each in getattr(self.params, name)] or list(default)
         if len(found) != len(default) or min(found) < 1:
             raise self.refuse(f"a {name} of {tuple(found)}",
-                              f"expected {len(default)} numbers of at least 1: take a fresh copy of the model")
+                              f"expected {len(default)} numbers of at least 1: use a fresh copy of the model")
         return found
 
     def check_outputs(self, count: int) -> None:
         """Raise InputError when the present layer has no outputs, or makes more values than it has names for."""
         named = len(self.layer.output)
         if not named or count > named:
-            raise self.refuse(f"{count} parts for {named} outputs", "expected an output for each part")
+            raise self.refuse(f"{count} parts for {named} outputs", "expected one output per part")
 
     def normalize_axis(self, axis: int, rank: int | None = None) -> int:
         """Return `axis` counted from the front. Raises InputError when it is out of range."""

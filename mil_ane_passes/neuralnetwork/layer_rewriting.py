@@ -146,7 +146,7 @@ def select_layer_rewrites(preset: str, names: str | Iterable[str] | None = None)
         elif name in known:
             chosen.append(known[name])
         else:
-            what = f"no rewrite of layers '{name}'" if names is not None else f"preset '{name}'"
+            what = f"no layer rewrite '{name}'" if names is not None else f"preset '{name}'"
             raise InputError(f"{what}; expected {', '.join((*PRESETS, *known))}"
                              f"{suggest_nearest(name, (*PRESETS, *known))}")
     return list(dict.fromkeys(chosen))
@@ -157,17 +157,17 @@ def explain_missing_rewrite(code: str, kind: str, tried: Iterable[str], left_out
     fitting = [each for each in get_layer_rewrites().values() if each.fixes == code and kind in each.kinds]
     for each in fitting:
         if each.name in left_out:
-            return f"{each.name} was left out, as it breaks the equivalence check"
+            return f"{each.name} was left out because it breaks the equivalence check"
         if each.name not in tried:
             where = f"preset {each.preset}" if each.preset in PRESETS else "only by name"
             return f"{each.name} replaces it, {where}"
-    return "no rewrite within the format is for it; upgrade it to an ML Program, and rewrite that"
+    return "no rewrite within the format applies; upgrade to an ML Program, and rewrite that"
 
 
 def apply_layer_rewrites(chosen: Sequence[LayerRewrite], view: NetworkView) -> tuple[list[Any], list[LayerTrace]]:
     """Return the layers of the rewritten network, and a trace of each rewrite; the network itself is not changed.
 
-    Constants that nobody reads any more are left out. Layers in the bodies of loops and branches stay as they are.
+    Constants without users are removed. Layers in the bodies of loops and branches are unchanged.
     """
     traces = {each.name: LayerTrace(each.name) for each in chosen}
     layers: list[Any] = []
@@ -185,7 +185,7 @@ def _note_dropped_constants(layers: Sequence[Any], kept: Sequence[Any], traces: 
     for trace in traces:
         stored = [each for each in trace.near_misses if each.layer in gone]
         trace.near_misses = [each for each in trace.near_misses if each.layer not in gone]
-        trace.fired += [replace(each, note="stored in the layers that read it") for each in stored]
+        trace.fired += [replace(each, note="stored in the layers that use it") for each in stored]
         trace.exactness = trace.exactness or (Exactness.BITWISE if stored else None)
 
 
@@ -255,7 +255,7 @@ def _note_nested_layers(
         for rewrite in chosen:
             rule = get_layer_rules()[rewrite.fixes]
             if kind in rewrite.kinds and rule.find(inner, view) is not None:
-                reason = f"it is in the body of '{layer.name}', in which values may change between runs"
+                reason = f"it is in the body of '{layer.name}', where values may change between runs"
                 traces[rewrite.name].near_misses.append(RewrittenLayer(inner.name, kind, reason, rewrite.fixes))
 
 

@@ -1,7 +1,7 @@
-"""Rules about NeuralNetwork layers: kinds and parameters that are reported to run elsewhere than on the ANE.
+"""Rules about NeuralNetwork layers: kinds and parameters that are reported to be unsupported on the ANE.
 
-The reports are of 2019 and 2020, of iPhones up to A13, when Core ML ran this format as it was; nobody has published
-measurements of it since. Several are guesses, as their authors say.
+The reports are from 2019 and 2020, for iPhones up to A13, when Core ML executed this format directly; no newer
+measurements are published. According to their authors, some are guesses.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ _BROADCASTABLE = (
 
 @layer_rule("NN101", "broadcastable-layer", "Broadcastable layers of Core ML 3 do not run on the ANE.",
             cite_2020_layer_list("broadcastable layers do not run on the ANE: Core ML falls back to CPU or GPU; the "
-                                 "classic layers of Core ML 2 broadcast less and mostly do"))
+                                 "classic layers of Core ML 2 broadcast less and mostly run there"))
 def _find_broadcastable(layer: Any, view: NetworkView) -> str | None:
     kind = get_layer_kind(layer)
     return f"{kind} is a broadcastable layer" if kind in _BROADCASTABLE else None
@@ -198,7 +198,7 @@ def _find_upsampling(layer: Any, view: NetworkView) -> str | None:
     return f"factors {' and '.join(factors)} are over {MAX_UPSAMPLING}" if over else None
 
 
-@layer_rule("NN110", "control-flow-layer", "Loops and branches are not run by the ANE.",
+@layer_rule("NN110", "control-flow-layer", "Loops and branches do not run on the ANE.",
             Community("control flow runs on the CPU: unroll it, or split the model",
                       source="smpanaro/more-ane-transformers src/experiments/NOTES.md", chip="M1 Pro", date="2023"))
 def _find_control_flow(layer: Any, view: NetworkView) -> str | None:

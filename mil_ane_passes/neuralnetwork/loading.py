@@ -82,7 +82,7 @@ def load_delegate(program: ExecutorchProgram, blob: Blob, name: str, delegate: s
     package.name, package.is_delegate = name, True
     function = blob.users.get(delegate, "") if delegate is not None else ""
     if function and function not in package.program.functions:
-        raise InputError(f"{program.path}/{delegate}: calls the function '{function}' of its model, which has no such; "
+        raise InputError(f"{program.path}/{delegate}: calls the function '{function}', which its model does not have; "
                          f"expected {' or '.join(package.program.functions)}: export the program again")
     package.program.default_function_name = function or package.program.default_function_name
     return package

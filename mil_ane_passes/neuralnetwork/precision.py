@@ -1,7 +1,7 @@
 """Choice of the ops that stay in fp32 in a program of fp16: those on whole numbers.
 
-This format holds indices, shapes and counters in floats. fp16 has whole numbers up to 2048, so a token of a larger
-vocabulary, a larger size or a longer loop would be another one.
+This format holds indices, shapes and counters in floats. fp16 represents integers only up to 2048, so larger token ids,
+sizes and loop counters would be rounded.
 """
 
 from __future__ import annotations

@@ -36,13 +36,14 @@ PIPELINE_KINDS = ("pipeline", "pipelineClassifier", "pipelineRegressor")
 _MAX_PIPELINE_DEPTH = 8
 
 _PROGRAM_ADVICE = "; it is an ML Program already"
-_STAGE_ADVICE = (": this part has no form in an ML Program; upgrade the network of the pipeline by itself, and join "
+_STAGE_ADVICE = (": this part has no equivalent in an ML Program; upgrade the network of the pipeline by itself, and "
+                 "join "
                  "the parts again with coremltools.utils.make_pipeline")
 
 _REASONS = {
     "custom": ("it is a custom layer, whose code is in an app",
-               "expected layers of the format: a custom layer has no form in an ML Program"),
-    "": ("it has no kind that this version knows", "expected one of the 158 kinds of the format: update the tool"),
+               "expected layers of the format: a custom layer has no equivalent in an ML Program"),
+    "": ("its kind is unknown to this version", "expected one of the 158 kinds of the format: update the tool"),
 }
 
 
@@ -92,8 +93,8 @@ def list_stages(spec: Any, where: str, depth: int = 0) -> list[Stage]:
     kind = spec.WhichOneof("Type")
     if spec.isUpdatable:
         raise InputError(
-            f"{where}: the model is updatable (trained on the device), which ML Programs are not; expected "
-            "a model for predictions: save it with isUpdatable off"
+            f"{where}: the model is updatable (trained on the device), which ML Programs do not support; expected a "
+            f"model for prediction: save it with isUpdatable off"
         )
     if kind in NETWORK_KINDS:
         return [Stage(where, spec)]
@@ -105,7 +106,7 @@ def list_stages(spec: Any, where: str, depth: int = 0) -> list[Stage]:
     pipeline = getattr(spec, kind) if kind == "pipeline" else getattr(spec, kind).pipeline
     if not pipeline.models or depth >= _MAX_PIPELINE_DEPTH:
         raise InputError(f"{where}: a pipeline {'without models' if not pipeline.models else 'nested too deep'}; "
-                         "expected one of networks: take a fresh copy of the model")
+                         "expected one of networks: use a fresh copy of the model")
     found: list[Stage] = []
     for place, model in enumerate(pipeline.models):
         name = pipeline.names[place] if place < len(pipeline.names) else ""
@@ -118,8 +119,8 @@ def convert_network(spec: Any, opset: Any, where: str) -> ConvertedNetwork:
     """Convert the network of `spec`, a Model proto, to a program at fp32 with one function `main`.
 
     The networks of a pipeline become one function, in which one passes its outputs to the next in the shapes that they
-    declare. `opset` is the deployment target. Raises InputError for a layer that has no form in an ML Program, with its
-    name and kind, and for a network that contradicts itself.
+    declare. `opset` is the deployment target. Raises InputError for a layer that has no equivalent in an ML Program,
+    with its name and kind, and for a network that contradicts itself.
     """
     _load_converters()
     stages = list_stages(spec, where)
@@ -182,20 +183,20 @@ def _pass_on(
     source, name = features.get(feature.name), escape_text(feature.name)
     if source is None:
         raise InputError(f"{where}: its input '{name}' is neither an input of the pipeline nor an output of an earlier "
-                         "part; take a fresh copy of the model")
+                         "part; use a fresh copy of the model")
     var = values[feature.name]
     if source.proto == feature.proto:
         return var
     if source.image != feature.image:
-        raise InputError(f"{where}: its input '{name}' is {_describe(feature)} and what it gets is "
-                         f"{_describe(source)}; expected the same: upgrade the parts one by one")
+        raise InputError(f"{where}: its input '{name}' is {_describe(feature)} but it receives {_describe(source)}; "
+                         f"expected the same: upgrade the parts one by one")
     have, want = (tuple(None if is_symbolic(each) else int(each) for each in var.shape), feature.shape)
     if have == want or (None in (*have, *want) and len(have) == len(want)):
         return var
     known = [[each for each in sizes if each is not None] for sizes in (have, want)]
     if None in (*have, *want) or math.prod(known[0]) != math.prod(known[1]):
-        raise InputError(f"{where}: its input '{name}' is of shape {want} and what it gets of shape {have}; expected "
-                         "as many elements: take a fresh copy of the model")
+        raise InputError(f"{where}: its input '{name}' is of shape {want} but it receives shape {have}; expected the "
+                         f"same number of elements: use a fresh copy of the model")
     result: Var = mb.reshape(x=var, shape=known[1])
     return result
 
@@ -219,7 +220,7 @@ def _find_probabilities(network: Any, kind: str) -> str | None:
 def _make_placeholder(feature: Feature, where: str) -> Any:
     if not feature.shape:
         raise InputError(f"{where}: the input '{escape_text(feature.name)}' has no shape; expected the sizes of an "
-                         "array or of an image: take a fresh copy of the model")
+                         "array or of an image: use a fresh copy of the model")
     shape = [get_new_symbol() if extent is None else extent for extent in feature.shape]
     return mb.placeholder(shape=shape, dtype=types.int32 if feature.is_int else types.fp32)
 
@@ -253,7 +254,7 @@ def _preprocess(feature: Feature, x: Var, network: Any) -> Var:
             shape = tuple(int(extent) for extent in feature.shape if extent is not None)
             if mean.size != int(np.prod(shape)):
                 raise InputError(f"input '{escape_text(feature.name)}': its mean image has {mean.size} numbers; "
-                                 f"expected {int(np.prod(shape))}: take a fresh copy of the model")
+                                 f"expected {int(np.prod(shape))}: use a fresh copy of the model")
             x = mb.sub(x=x, y=mean.reshape(shape))
         elif kind == "scaler":
             scaler = each.scaler
@@ -300,8 +301,8 @@ def _make_outputs(
         name = probabilities or each.name if each.is_dictionary else each.name
         if name not in context.values:
             what = "probabilities" if each.is_dictionary else "output"
-            raise InputError(f"{where}: no layer makes the {what} '{escape_text(name)}'; take a fresh copy of the "
-                             "model")
+            raise InputError(f"{where}: no layer computes the {what} '{escape_text(name)}'; use a fresh copy of the "
+                             f"model")
         value = context.values[name]
         if each.is_dictionary:  # a classifier's probabilities: the value has the name of a layer's output
             made[each.name] = mb.reshape(x=value, shape=[-1])
@@ -320,7 +321,8 @@ def _name_outputs(
         raise InputError(f"{where}: the model has no output that is an array or an image; expected at least one")
     for name in listed:
         if name not in values:
-            raise InputError(f"{where}: no part makes the output '{escape_text(name)}'; take a fresh copy of the model")
+            raise InputError(f"{where}: no part computes the output '{escape_text(name)}'; use a fresh copy of the "
+                             f"model")
     dictionaries = {each.name for each in outputs if each.is_dictionary}
     made: list[Var] = []
     for name in listed:

@@ -75,7 +75,7 @@ def upgrade_model(
     `precision` ("fp16" or "fp32") is that of the ops; arrays of the interface stay fp32 and int32, and doubles, which
     ML Programs do not have, become fp32. `where` names a spec in errors.
 
-    Raises InputError for a model that is not a network, and for layers that have no form in an ML Program.
+    Raises InputError for a model that is not a network, and for layers that have no equivalent in an ML Program.
     """
     if deployment_target not in TARGETS:
         raise InputError(f"deployment target '{deployment_target}'; expected {', '.join(TARGETS)}")
@@ -133,7 +133,7 @@ def _read_file(path: Path) -> Any:
                              f"expected an .mlmodel file of at most {MAX_MODEL_BYTES} bytes")
         raw = file.read_bytes()
         if get_file_stamp(file.stat()) != get_file_stamp(before):
-            raise InputError(f"{path}: has changed while it was read; run again when nothing writes to it")
+            raise InputError(f"{path}: was modified while it was read; run again when no other process writes to it")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"{path}: cannot be read ({reason}); expected the path of an .mlmodel") from error
@@ -141,7 +141,7 @@ def _read_file(path: Path) -> Any:
         return proto.Model_pb2.Model.FromString(raw)
     except DecodeError as error:
         raise InputError(
-            f"{path}: the file is not a Core ML model, or it is damaged ({error}); take a fresh copy"
+            f"{path}: the file is not a Core ML model, or it is damaged ({error}); use a fresh copy"
         ) from error
 
 
@@ -161,7 +161,7 @@ def _convert_program(network: ConvertedNetwork, opset: Any, precision: str, wher
                 compute_precision=compute_precision, pass_pipeline=pipeline, **options)
     except BUILDER_ERRORS as error:
         raise InputError(f"{where}: coremltools cannot save the program ({format_cause(error)}); expected a network "
-                         "whose values Core ML can hold") from error
+                         f"whose values Core ML supports") from error
     result = made.get_spec()
     if config:
         _rename_probabilities(result, made._mil_program, network)
@@ -212,8 +212,8 @@ def _check_label_count(labels: list[Any], network: ConvertedNetwork) -> None:
     for var in network.program.functions["main"].outputs:
         extent = var.shape[0] if var.name == scores and var.rank == 1 else len(labels)
         if not labels or isinstance(extent, (int, np.integer)) and extent != len(labels):
-            raise InputError(f"the classifier has {len(labels)} class labels for {extent} probabilities; expected a "
-                             "label for each: take a fresh copy of the model")
+            raise InputError(f"the classifier has {len(labels)} class labels for {extent} probabilities; expected one "
+                             f"label per probability: use a fresh copy of the model")
 
 
 def _copy_description(result: Any, network: ConvertedNetwork) -> None:

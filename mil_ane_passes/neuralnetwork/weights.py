@@ -48,8 +48,8 @@ class WeightReader:
             numbers: Array = codes * scale + bias if table is None else table[codes]
             return numbers.astype(np.float32)
         if is_quantized(params):
-            raise InputError(f"{self.where}: its {what} are quantized, which the ML Program op of this layer has no "
-                             "form of; expected float weights: convert the source model with coremltools instead")
+            raise InputError(f"{self.where}: its {what} are quantized, which the ML Program op of this layer does not "
+                             f"support; expected float weights: convert the source model with coremltools instead")
         return self._read_numbers(params, shape, what)
 
     def read_optional(self, present: bool, params: Any, shape: tuple[int, ...], what: str) -> Array | None:
@@ -133,8 +133,8 @@ class WeightReader:
         """Make `scale * (codes - offset)` with one scale for each output channel; offset = -bias / scale, in floats."""
         if self.opset < ct.target.iOS18:
             raise InputError(
-                f"{self.where}: its {what} have a scale and a bias for each output channel, which ML "
-                f"Programs store from iOS18 on; expected {format_option_values('deployment_target', 'iOS18')}: they "
+                f"{self.where}: its {what} have a scale and a bias per output channel, which ML Programs support from "
+                f"iOS18 on; expected {format_option_values('deployment_target', 'iOS18')}: they "
                 "are not decompressed"
             )
         count = codes.shape[axis]
@@ -151,7 +151,7 @@ class WeightReader:
         return result
 
     def _unpack(self, params: Any, bits: int, count: int, what: str) -> Array:
-        """Return the codes as uint8, one for each weight; they are stored one after the other, high bits first."""
+        """Return the codes as uint8, one for each weight; they are stored in sequence, high bits first."""
         raw = np.frombuffer(params.int8RawValue or params.rawValue, np.uint8)
         expected = -(-count * bits // 8)
         if raw.size != expected:
@@ -164,7 +164,7 @@ class WeightReader:
         return codes
 
     def _damaged(self, what: str, found: str, expected: str) -> InputError:
-        return InputError(f"{self.where}: its {what} have {found}; expected {expected}: take a fresh copy of the model")
+        return InputError(f"{self.where}: its {what} have {found}; expected {expected}: use a fresh copy of the model")
 
 
 def is_quantized(params: Any) -> bool:

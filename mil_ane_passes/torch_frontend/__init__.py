@@ -1,4 +1,4 @@
-"""The patched torch frontend: correct conversion of models that coremltools rejects or silently converts wrong.
+"""The patched torch frontend: correct conversion of models that coremltools rejects or silently miscompiles.
 
     model = ane.convert(traced, inputs=inputs)               # ct.convert's arguments; the patches and our passes
     model = ane.convert(traced, inputs=inputs, check=True)   # and compare the result with the torch model
@@ -16,7 +16,7 @@ With `check=True` the program runs on the reference runtime and is compared with
 every enumerated one and both ends of a range. Where they differ, `NotEqual` names the module, the op and the source
 line, such as `encoder.layer.1 (Block): op 'aten::relu' (model.py:11) differs: ...`; its `mlmodel` is the model despite
 the error. The tolerance for the frontend's program is 1e-4 of an output's largest value, that for the result is the one
-of `verify`. Sampled inputs are normal numbers: pass `feeds` and `ranges` with the values that the model gets in use.
+of `verify`. Sampled inputs are normal numbers: pass `feeds` and `ranges` with values as in production.
 Values that fp16 loses, such as the sine of an angle of thousands (ANE317), are logged.
 
 Importing this package patches nothing and does not import torch. `patched()` applies to the thread (context) that

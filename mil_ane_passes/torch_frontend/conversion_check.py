@@ -45,10 +45,9 @@ _log = logging.getLogger("mil_ane_passes")
 def validate_check_arguments(given: Mapping[str, Any], from_torch: bool, neural_network: bool) -> None:
     """Raise InputError for arguments that cannot be checked, before the conversion."""
     if not from_torch:
-        raise InputError("check=True compares with a torch model, and this is none; leave it out, and use "
-                         "verify(callable, model) for a model of another source")
+        raise InputError("check=True needs a torch model; for other sources use verify(callable, model) instead")
     if neural_network or given.get("convert_to") == "milinternal":
-        raise InputError("check=True runs the ML Program that the conversion makes; expected convert_to='mlprogram'")
+        raise InputError("check=True needs an ML Program; expected convert_to='mlprogram'")
 
 
 def convert_and_check(given: inspect.BoundArguments, samples: UserInputs) -> Any:
@@ -117,8 +116,8 @@ class _ConversionCheck:
                      for name, value in plan.state.items()}
             self._check_one_size(replace(plan, state=state), required=plan.asked or number == 0)
         for name in (name for name, finite in self._finite.items() if not finite):
-            _log.warning("check: nothing of %s was compared: the torch model gives NaN or infinity in every element of "
-                         "every run; pass feeds= on which it gives numbers", name)
+            _log.warning("check: nothing of %s was compared: the torch model returns NaN or infinity for every "
+                         "element in every run; pass feeds= with finite results", name)
 
     def _order_feeds(self, plan: Plan) -> Plan:
         """Return the plan with its feeds in the order of the program's inputs."""
@@ -132,7 +131,7 @@ class _ConversionCheck:
         except InputError as error:
             if required:
                 raise
-            _log.warning("not checked at %s, which the torch model does not take: %s", _describe_plan(plan), error)
+            _log.warning("not checked at %s, which the torch model rejects: %s", _describe_plan(plan), error)
             return
         for name, value in expected.items():
             finite = not value.size or value.dtype.kind != "f" or bool(np.any(np.isfinite(value)))
@@ -143,7 +142,8 @@ class _ConversionCheck:
             return
         if found := _find_differing_outputs(expected, self._after, plan.feeds, plan, self._tolerance):
             raise NotEqual(
-                f"the torch frontend is right, and a pass after it is not: {found[0]}; at {_describe_plan(plan)}; "
+                f"the result of the torch frontend is correct, but a later pass is not: {found[0]}; at "
+                f"{_describe_plan(plan)}; "
                 "try compute_precision=coremltools.precision.FLOAT32, or fewer passes"
                 + "".join(f"; {finding}" for finding in self._findings),
                 self._mlmodel,
@@ -171,7 +171,7 @@ def _collect_numeric_findings(program: Program, built: Sequence[Plan], user_supp
         if open_ops and not user_supplied:
             names = ", ".join(sorted(f"'{op.name}' ({op.op_type})" for op in open_ops))
             found.append(f"{rule.code} not decided at {names}: sampled inputs are normal numbers; pass feeds= or "
-                         "ranges= that hold what the model gets")
+                         f"ranges= as in production")
     return found
 
 

@@ -50,7 +50,7 @@ def convert(
     inputs = _bind_arguments(*arguments, **named)
     samples = UserInputs.of(feeds, ranges)
     if samples and not check:
-        raise InputError("convert: feeds and ranges say what the check runs on; pass check=True with them")
+        raise InputError("convert: feeds and ranges apply to the check only; pass check=True with them")
     from_torch = is_from_torch(inputs.arguments["model"], inputs.arguments.get("source", "auto"))
     if from_torch:
         _check_export_supported(inputs.arguments["model"])
@@ -95,8 +95,8 @@ def _check_export_supported(model: Any) -> None:
     if _deps._HAS_TORCH_EXPORT_API or not any(kind.__name__ == "ExportedProgram" for kind in type(model).__mro__):
         return
     found = getattr(sys.modules.get("torch"), "__version__", "of an unknown version")
-    raise InputError(f"convert: found a program of torch.export with torch {found}; coremltools takes those from torch "
-                     "2.5 on: update torch, or convert what torch.jit.trace makes")
+    raise InputError(f"convert: found a program of torch.export with torch {found}; coremltools supports those from "
+                     f"torch 2.5 on: update torch, or use torch.jit.trace")
 
 
 def _add_ane_passes(base: Any) -> ct.PassPipeline:

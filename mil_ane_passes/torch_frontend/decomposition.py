@@ -81,7 +81,7 @@ def resolve_torch_call(context: Any, node: Any) -> tuple[Any, list[Any], dict[st
         named_arguments |= {name: value for name, value in zip(types_of, typed, strict=False) if name in only_named}
         plain = [value for name, value in zip(types_of, typed, strict=False) if name not in only_named]
         return getattr(packet, overload), plain, named_arguments
-    raise NotConverted.at(node, "has arguments that fit none of torch's schemas")
+    raise NotConverted.at(node, "has arguments that match none of torch's schemas")
 
 
 @functools.cache
@@ -191,7 +191,7 @@ def _trace_decomposition(run: Any, tensors: list[Var], hint: int, node: Any) -> 
                 )(*examples)
     except Exception as error:
         why = (str(error).strip() or repr(error)).splitlines()[0]
-        raise NotConverted.at(node, f"torch has no definition of it by simpler ops here ({why})") from error
+        raise NotConverted.at(node, f"torch has no decomposition of it into simpler ops here ({why})") from error
     graph.graph.eliminate_dead_code()
     graph.recompile()
     return graph

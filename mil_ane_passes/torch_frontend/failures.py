@@ -33,14 +33,14 @@ __all__ = [
 _converted_nodes: ContextVar[dict[str, Any] | None] = ContextVar("mil_ane_passes_nodes", default=None)
 "The nodes of the torch graph converted so far, by the keys that the scopes of their MIL ops contain."
 
-_ADVICE_IN_PASS = ("try compute_precision=coremltools.precision.FLOAT32 or a pass_pipeline without this pass, or write "
-                   "that part of the model with other ops")
-_ADVICE_IN_TORCH_PASS = ("give the inputs fixed sizes, or scale by a number (a scale_factor) in place of a computed "
-                         "size, or write that part of the model with other ops")
+_ADVICE_IN_PASS = ("try compute_precision=coremltools.precision.FLOAT32 or a pass_pipeline without this pass, or use "
+                   "other ops in that part of the model")
+_ADVICE_IN_TORCH_PASS = ("use fixed input sizes, or a constant scale_factor instead of a computed size, or other ops "
+                         "in that part of the model")
 _TORCH_PASS_PREFIX = "torch::"
 "The prefix of passes that lower ops of the torch dialect: no pipeline and no precision can do without them."
-_ADVICE_IN_READING = ("write that part of the model with other ops, or convert what torch.export or torch.jit.trace "
-                      "makes of it")
+_ADVICE_IN_READING = ("use other ops in that part of the model, or convert the result of torch.export or "
+                      "torch.jit.trace")
 _ADVICE_AT_END = ("use another form of that op, or a newer minimum_deployment_target")
 _MAX_MESSAGE_LENGTH = 400
 "The most characters of an exception's text that an error repeats: enough for any sentence, too few for a program."
@@ -121,7 +121,7 @@ def _find_failed_stage(error: Exception) -> tuple[str, str]:
         elif not stage[0] and (module.startswith(_BACKEND_MODULE_PREFIX) or function == _PROGRAM_CHECK_FUNCTION):
             stage = "writing the program", _ADVICE_AT_END
         elif not stage[0] and (module, function) == (_FRONTEND_MODULE, "convert"):
-            stage = "making the program of the torch graph", _ADVICE_AT_END
+            stage = "converting the torch graph", _ADVICE_AT_END
     return stage
 
 

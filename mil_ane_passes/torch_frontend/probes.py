@@ -84,7 +84,7 @@ def find_fault(function: Callable[..., Any], *example: Any, flexible: Sequence[i
                exporting: bool = False) -> str | None:
     """Return what coremltools does wrong with `function` of `example`, or None when it is correct.
 
-    The fault is "fails: ..." or "converts to other values, silently". The program runs on the reference runtime in
+    The fault is "fails: ..." or "silently miscompiled". The program runs on the reference runtime in
     float64 and is compared with torch.
     """
     from ..runtime import Runtime
@@ -103,7 +103,7 @@ def find_fault(function: Callable[..., Any], *example: Any, flexible: Sequence[i
         np.shape(one) == tuple(other.shape)
         and np.allclose(one, torch.as_tensor(other).numpy(), rtol=1e-4, atol=1e-5, equal_nan=True)
         for one, other in zip(found, expected, strict=True))
-    return None if same else "converts to other values, silently"
+    return None if same else "silently miscompiled"
 
 
 def _make_module(function: Callable[..., Any]) -> Any:

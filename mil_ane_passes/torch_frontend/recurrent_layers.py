@@ -31,7 +31,7 @@ def lower_recurrent_layer(context: Any, node: Any, kind: str, x: Var, states: Se
         raise NotConverted.at(node, "dropout is random in training mode", "call .eval() first")
     cells = flags["num_layers"] * (2 if flags["bidirectional"] else 1)
     if len(given.params) != cells * (4 if flags["has_biases"] else 2):
-        raise NotConverted.at(node, "projections (proj_size) are not expressed")
+        raise NotConverted.at(node, "projections (proj_size) are not supported")
     if kind.startswith("rnn"):
         return _lower_simple_rnn(x, states[0], given.params, flags, kind.removeprefix("rnn_"))
     prefix = f"{node.name}_recurrent{next(_prefix_numbers)}_"

@@ -88,5 +88,5 @@ def _check_distinct(patches: list[Patch]) -> None:
             raise RuleError(f"the patch '{patch.name}' has the code {patch.code!r}; expected {_CODE_PREFIX}xx")
         for key in [patch.code, *patch.ops]:
             if key in owner:
-                raise RuleError(f"{key} is claimed by the patches '{owner[key]}' and '{patch.name}'; expected one")
+                raise RuleError(f"{key} is used by the patches '{owner[key]}' and '{patch.name}'; expected one")
             owner[key] = patch.name

@@ -86,7 +86,7 @@ REFUSED = {
     "image of no color": (lambda spec: spec.description.input[0].type.imageType.SetInParent(),
                           "has color space INVALID"),
     "a cycle": (lambda spec: spec.neuralNetwork.layers[0].input.__setitem__(0, "out"),
-                "its input 'out' is made by no layer before it"),
+                "its input 'out' is not computed by an earlier layer"),
     "more outputs than the layer has": (lambda spec: spec.neuralNetwork.layers[0].output.append("more"),
                                         "it has 2 outputs; expected at most 1"),
     "updatable": (lambda spec: setattr(spec, "isUpdatable", True), "the model is updatable"),

@@ -547,7 +547,7 @@ def test_layers_in_loops_stay_with_a_reason(tmp_path):
 
 
 def make_pipeline():
-    """Two networks, one after the other, each with a layer to rewrite."""
+    """Two networks, in sequence, each with a layer to rewrite."""
     first, second = make_builder(x=X, outputs=("middle",)), make_builder(middle=X)
     first.add_add_broadcastable("sum", ["x", "x"], "middle")
     second.add_softmax_nd("softmax", "middle", "out", 1)

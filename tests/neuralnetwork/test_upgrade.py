@@ -218,7 +218,7 @@ def test_weights_of_a_wrong_size_are_named():
 def test_an_input_that_no_layer_makes_is_named():
     builder = make_conv_net(draw(4, 3, 3, 3), draw(4))
     builder.spec.neuralNetwork.layers[1].input[0] = "gone"
-    with pytest.raises(ane.InputError, match="its input 'gone' is made by no layer before it"):
+    with pytest.raises(ane.InputError, match="its input 'gone' is not computed by an earlier layer"):
         upgrade_model(builder.spec)
 
 

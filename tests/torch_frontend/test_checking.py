@@ -165,7 +165,8 @@ def test_a_fault_of_a_pass_is_not_laid_to_the_frontend():
     given = ct.PassPipeline.DEFAULT
     given.append_pass("tests::breaks")
     try:
-        with pytest.raises(NotEqual, match=r"^the torch frontend is right, and a pass after it is not: ") as raised:
+        with pytest.raises(NotEqual, match=r"^the result of the torch frontend is correct, but a later pass is not: "
+                                           r"") as raised:
             checked(stack(), 3 * X, pass_pipeline=given)
     finally:
         PASS_REGISTRY.passes.pop("tests::breaks")

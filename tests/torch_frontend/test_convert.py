@@ -177,6 +177,6 @@ def test_an_exported_program_that_the_host_does_not_read_yet_is_refused(monkeypa
     with pytest.raises(ane.InputError) as error:
         ane.convert(exported, skip_model_load=True)
     assert str(error.value) == (
-        f"convert: found a program of torch.export with torch {torch.__version__}; coremltools takes those from torch "
-        "2.5 on: update torch, or convert what torch.jit.trace makes")
+        f"convert: found a program of torch.export with torch {torch.__version__}; coremltools supports those from "
+        f"torch 2.5 on: update torch, or use torch.jit.trace")
     assert ane.convert(traced, **small()).get_spec().WhichOneof("Type") == "mlProgram"

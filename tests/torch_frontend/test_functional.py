@@ -264,10 +264,10 @@ def swapped_views(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("function, inputs, reason", [
     (unclear_reshape, 2, "may share memory with one that op 'aten::copy_' .* writes to"),
-    (grown, 1, "reads a list that holds a tensor written after it was put there"),
+    (grown, 1, "reads a list with a tensor that was written after it was added"),
     (expanded, 1, "writes to an expanded tensor"),
     (swapped_views, 1, "reads a tensor that may share memory with one that op .aten::add_"),
-    (drawn, 1, "draws random numbers in place"),
+    (drawn, 1, "generates random numbers in place"),
 ])
 def test_what_cannot_be_followed_is_refused_with_its_line(function: Callable[..., Any], inputs: int,
                                                           reason: str) -> None:

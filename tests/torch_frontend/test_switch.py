@@ -292,7 +292,7 @@ def test_two_patches_that_lower_one_op_are_refused():
     one, other = (Patch("a", ("none known",), name=name, code=code) for name, code in CODES)
     one.op("sum_of_all", "relu")(own_fmod)
     other.op("relu")(own_fmod)
-    with pytest.raises(RuleError, match="relu is claimed by the patches 'one' and 'other'; expected one"):
+    with pytest.raises(RuleError, match="relu is used by the patches 'one' and 'other'; expected one"):
         registry._check_distinct([one, other])
 
 

@@ -22,7 +22,7 @@ def apply_activation(params: Any, x: Var, context: LayerContext) -> Var:
     """Apply the function of ActivationParams to `x`."""
     kind = params.WhichOneof("NonlinearityType")
     if kind is None:
-        raise context.refuse("an activation without a function", "expected one: take a fresh copy of the model")
+        raise context.refuse("an activation without a function", "expected one: use a fresh copy of the model")
     chosen = getattr(params, kind)
     if kind in _SIMPLE:
         return _SIMPLE[kind](x=x)

@@ -53,7 +53,7 @@ def has_jump(layer: Any) -> bool:
 
 
 def convert_statements(layers: Sequence[Any], context: LayerContext) -> None:
-    """Convert layers one after the other; what follows a jump is a branch that is taken where none happened."""
+    """Convert layers in sequence; what follows a jump is a branch that is taken where none happened."""
     for at, layer in enumerate(layers):
         context.convert_layers([layer])
         rest = layers[at + 1:]
@@ -85,7 +85,7 @@ def _make_branch(condition: Var, taken: Sequence[Any], other: Sequence[Any], con
         raise
     except ValueError as error:
         context.layer = layer
-        raise context.refuse(f"its branches give values of different types or shapes ({format_cause(error)})",
+        raise context.refuse(f"its branches return values of different types or shapes ({format_cause(error)})",
                              "expected the same in both, as MIL's cond requires") from error
     finally:
         context.layer = layer
@@ -100,7 +100,7 @@ def _enter(context: LayerContext, kind: str) -> Iterator[None]:
     context.nested.append(kind)
     try:
         if len(context.nested) > _MAX_NESTED or context.nested.count("loop") > _MAX_LOOPS:
-            raise context.refuse(f"it is nested too deep, as number {len(context.nested)}",
+            raise context.refuse(f"it is nested too deeply, at depth {len(context.nested)}",
                                  f"expected at most {_MAX_LOOPS} loops and {_MAX_NESTED} networks in each other")
         yield
     finally:
@@ -155,7 +155,8 @@ def convert_loop(params: Any, context: LayerContext) -> list[Var]:
         raise
     except ValueError as error:
         context.layer = layer
-        raise context.refuse(f"its body gives values of other types or shapes than it takes ({format_cause(error)})",
+        raise context.refuse(f"the types or shapes of the results of its body differ from those of its inputs "
+                             f"({format_cause(error)})",
                              "expected the same in each step, as MIL's while_loop requires") from error
     finally:
         context.layer = layer

@@ -14,10 +14,10 @@ from ..layer_converter import LayerContext, cast, register_layer
 
 
 def _combine(context: LayerContext, op: Callable[..., Any]) -> Var:
-    """Apply the op of two operands to all inputs, one after the other."""
+    """Apply the op of two operands to all inputs, in sequence."""
     inputs = context.inputs()
     if not inputs:
-        raise context.refuse("no inputs", "expected at least one: take a fresh copy of the model")
+        raise context.refuse("no inputs", "expected at least one: use a fresh copy of the model")
     return functools.reduce(lambda x, y: op(x=x, y=y), inputs)
 
 

@@ -1,7 +1,7 @@
 """Convert recurrent layers: simple RNN, GRU, LSTM in one or two directions.
 
-Layers that a MIL op has no form of (other activations, parameters of activations, coupled gates) are written out step
-by step where the length of the sequence is fixed.
+Layers without a MIL op (other activations, parameters of activations, coupled gates) are unrolled if the sequence
+length is fixed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Array = np.ndarray[Any, Any]
 Step = Callable[[Var, "list[Var]"], "list[Var]"]
 
 _MAX_UNROLLED_STEPS = 512
-"Steps up to which a layer is written out: each costs about ten ops."
+"Maximum number of steps of an unrolled layer: each step has about ten ops."
 
 _NAMES = {"ReLU": "relu", "tanh": "tanh", "sigmoid": "sigmoid", "linear": "linear", "sigmoidHard": "hard_sigmoid"}
 _FIXED = {"linear": (1.0, 0.0), "sigmoidHard": (0.2, 0.5)}
@@ -57,7 +57,7 @@ def _activate(params: Any, x: Var, context: LayerContext) -> Var:
         chosen.alpha, chosen.beta = _read_alpha_and_beta(getattr(params, kind), kind)
         return apply_activation(filled, x, context)
     if _is_scaled_tanh_without_numbers(params):
-        raise context.refuse("a scaled tanh without numbers, beside what MIL's recurrent op lacks",
+        raise context.refuse("a scaled tanh without parameters, and features that MIL's recurrent op does not support",
                              "expected its alpha and beta: set them in the layer")
     return apply_activation(params, x, context)
 
@@ -93,7 +93,8 @@ def _unroll(x: Var, states: list[Var], step: Step, reverse: bool, context: Layer
     """Write a layer out; returns the hidden states of all steps as [S, B, H], and the last states."""
     count = x.shape[0]
     if not isinstance(count, (int, np.integer)) or count > _MAX_UNROLLED_STEPS:
-        raise context.refuse(f"activations or gates that MIL's recurrent op lacks, over a sequence of length {count}",
+        raise context.refuse(f"activations or gates that MIL's recurrent op does not support, over a sequence of "
+                             f"length {count}",
                              f"expected the standard activations, or a fixed length of at most {_MAX_UNROLLED_STEPS}")
     rows = [mb.squeeze(x=mb.slice_by_size(x=x, begin=[at, 0, 0], size=[1, -1, -1]), axes=[0]) for at in range(count)]
     results = []
@@ -252,7 +253,7 @@ def convert_lstm(params: Any, context: LayerContext) -> list[Var]:
     """Convert an LSTM of one direction."""
     inner, hidden = int(params.inputVectorSize), int(params.outputVectorSize)
     if len(params.weightParams.ListFields()) == 0:
-        raise context.refuse("no weights", "expected some: take a fresh copy of the model")
+        raise context.refuse("no weights", "expected some: use a fresh copy of the model")
     weights = _read_lstm(params.params, params.weightParams, inner, hidden, context)
     x, restore = _get_sequence(context.x, context)
     states = [_get_state(at, hidden, x.shape[1], context) for at in (1, 2)]

@@ -48,7 +48,7 @@ def replace_subtract(layer: Any, view: NetworkView) -> Result:
     if numbers is not None and first not in view.constants:
         return _combine_with_constant(layer, view, "add", first, second, -numbers)
     if second in view.constants and numbers is None:
-        return "its second input is a quantized constant, which stays as stored"
+        return "its second input is a quantized constant, which is not changed"
     negated = view.make_name(f"{second}_negated")
     if (shape := view.get_shape(second)) is not None:
         view.shapes[negated] = shape
@@ -73,7 +73,7 @@ def replace_divide(layer: Any, view: NetworkView) -> Result:
     numbers = view.get_constant(second)
     if numbers is None:
         return ("its divisor is computed, and the inverse of classic layers adds an epsilon to it"
-                if second not in view.constants else "its divisor is a quantized constant, which stays as stored")
+                if second not in view.constants else "its divisor is a quantized constant, which is not changed")
     with np.errstate(all="ignore"):
         inverse = (np.float32(1) / numbers).astype(np.float32)
     smallest = np.finfo(np.float32).tiny
@@ -94,7 +94,8 @@ def replace_power(layer: Any, view: NetworkView) -> Result:
     base, exponent = layer.input
     numbers = view.get_constant(exponent)
     if numbers is None or numbers.size != 1:
-        return "its exponent is not a constant of one number, and the classic power has one for all elements"
+        return ("its exponent is not a constant with one element, but the classic power has one exponent for all "
+                "elements")
     reason = _explain_smaller_rank(view, base, numbers)
     if reason is not None:
         return reason
@@ -105,8 +106,8 @@ def replace_power(layer: Any, view: NetworkView) -> Result:
 
 @rewrite_layer("floorDivBroadcastable", "modBroadcastable", "whereBroadcastable", fixes="NN101", preset="full")
 def keep_other_broadcastable(layer: Any, view: NetworkView) -> Result:
-    """Leave the broadcastable layers alone that no classic layer computes."""
-    return f"the classic layers have no form of {get_layer_kind(layer)}"
+    """Skip broadcastable layers without a classic equivalent."""
+    return f"there is no classic layer for {get_layer_kind(layer)}"
 
 
 def _explain_input_count(layer: Any) -> str:
@@ -127,10 +128,10 @@ def _combine_values(layer: Any, view: NetworkView, kind: str, names: list[str]) 
     """Make the classic layer of two values, that of the larger shape first."""
     shapes = [view.shapes[name] for name in names if name in view.shapes]
     if len(shapes) < len(names):
-        return "the shape of an input is not known"
+        return "the shape of an input is unknown"
     quantized = next((name for name in names if name in view.constants and view.get_constant(name) is None), None)
     if quantized is not None:
-        return f"'{quantized}' is a quantized constant, which stays as stored"
+        return f"'{quantized}' is a quantized constant, which is not changed"
     if any(name in view.constants for name in names):
         return "both inputs are constants"
     if view.have_equal_shapes(*names):
@@ -171,7 +172,7 @@ def _combine_with_constant(
     if numbers.size == 1:
         return _combine_with_number(layer, view, kind, name, float(numbers.reshape(())))
     if kind in ("max", "min"):
-        return f"a classic {kind} has no constant, and a constant of the classic kind is a value of rank 5"
+        return f"a classic {kind} has no constant operand, and a classic constant is a value of rank 5"
     shape = view.get_shape(name)
     assert shape is not None
     stored = _find_stored_shape(shape, numbers.shape)
@@ -218,7 +219,7 @@ def _explain_smaller_rank(view: NetworkView, name: str, numbers: Array) -> str |
     """Return why the result would not have the shape of the value, which a layer with one input keeps; else None."""
     shape = view.get_shape(name)
     if shape is None:
-        return "the shape of an input is not known"
+        return "the shape of an input is unknown"
     if numbers.ndim > len(shape):
         return (f"its constant of shape {format_shape(numbers.shape)} has a larger rank than the value "
                 f"{format_shape(shape)}")

@@ -12,7 +12,8 @@ from ..network_view import NetworkView, make_layer
 
 @rewrite_layer("convolution", fixes="NN106", exactness=Exactness.ROUNDING, preset="named")
 def undilate_convolution(layer: Any, view: NetworkView) -> Result:
-    """Run a dilated convolution undilated on the phases of its input, which two reshapes and a permute lay apart.
+    """Compute a dilated convolution without dilation on the phases of its input, which two reshapes and a permute
+    separate.
 
     Output u * d + r is the sum over k of w[k] * x[(u + k) * d + r]: the same products, with the weights as they are
     stored. Four layers before and three behind move the data, so it runs only by name.
@@ -54,7 +55,7 @@ def _find_obstacle(layer: Any, view: NetworkView) -> str | None:
     """Return why a dilated convolution is not made of its phases; None where it is."""
     params, shape = layer.convolution, view.get_fixed_shape(layer.input[0])
     if not view.classic:
-        return "the classic reshape and permute that lay its phases apart have rank 5, and this network has exact ranks"
+        return "the classic reshape and permute that separate its phases have rank 5, but this network has exact ranks"
     if len(layer.input) > 1:
         return "its weights are computed"
     if shape is None or shape[0] != 1:
@@ -67,7 +68,7 @@ def _find_obstacle(layer: Any, view: NetworkView) -> str | None:
 
 
 class _Chain:
-    """Layers one after the other, the last of which makes the output of `layer`."""
+    """Layers in sequence, the last of which makes the output of `layer`."""
 
     def __init__(self, layer: Any, view: NetworkView) -> None:
         self._layer, self._view = layer, view

@@ -1,4 +1,4 @@
-"""Layers of Core ML 3 for any rank as the classic layers, which know the axes channel, height and width.
+"""Layers of Core ML 3 for any rank, replaced by classic layers with the axes channel, height and width.
 
 The ranks that classic layers accept are those of coremltools' validator of the format: Concat, Split, Softmax, Flatten
 from 3 on, global pooling from 4 on, Reshape, Permute and LoadConstant 5 alone.
@@ -18,7 +18,7 @@ from ..network_view import NetworkView, make_layer
 from .arithmetic import format_shape
 
 _AXES = {-3: "CHANNEL_AXIS", -2: "HEIGHT_AXIS", -1: "WIDTH_AXIS"}
-_UNKNOWN = "the shape of its input is not known"
+_UNKNOWN = "the shape of its input is unknown"
 
 
 def _count_from_back(axis: int, rank: int) -> int:
@@ -34,7 +34,7 @@ def replace_concat(layer: Any, view: NetworkView) -> Result:
     rank = len(shapes[0] or ())
     axis = _count_from_back(int(layer.concatND.axis), rank)
     if layer.concatND.interleave:
-        return "it interleaves its inputs, which the classic concat does not"
+        return "it interleaves its inputs, which the classic concat does not support"
     if len(layer.input) < 2:
         return "it has one input; the classic concat has two or more"
     if any(name in view.constants for name in layer.input):
@@ -44,8 +44,8 @@ def replace_concat(layer: Any, view: NetworkView) -> Result:
         made.concat.sequenceConcat = True
         return Replacement([made], "classic concat of sequences")
     if axis != -3 or rank < 3:
-        return (f"it joins axis {axis} of values of rank {rank}; the classic concat joins channels, axis -3, at rank 3 "
-                "or more")
+        return (f"it concatenates axis {axis} of values of rank {rank}; the classic concat supports channels, axis "
+                f"-3, at rank 3 or more")
     return Replacement([make_layer("concat", layer.name, layer.input, layer.output, view, layer)],
                        "classic concat of channels")
 
@@ -59,9 +59,9 @@ def replace_split(layer: Any, view: NetworkView) -> Result:
     axis = _count_from_back(int(layer.splitND.axis), len(shape))
     size = shape[axis] if -len(shape) <= axis < 0 else None
     if axis not in _AXES or (axis == -3 and len(shape) < 3):
-        return f"it cuts axis {axis} of a value of rank {len(shape)}; classic layers cut channels, height or width"
+        return f"it splits axis {axis} of a value of rank {len(shape)}; classic layers split channels, height or width"
     if size is None:
-        return "the size of the axis that it cuts is flexible"
+        return "the size of the split axis is flexible"
     count = len(layer.output)
     parts = [int(each) for each in layer.splitND.splitSizes] or [size // count] * count
     if sum(parts) != size or len(parts) != count:
@@ -99,11 +99,11 @@ def replace_softmax(layer: Any, view: NetworkView) -> Result:
 
 @rewrite_layer("loadConstantND", fixes="NN102")
 def replace_constant(layer: Any, view: NetworkView) -> Result:
-    """Replace a constant of rank 5 by the classic one; others go away with the layers that store them."""
+    """Replace a constant of rank 5 by the classic one; others are removed when layers store them."""
     shape = tuple(int(size) for size in layer.loadConstantND.shape)
     if len(shape) != 5 or shape[:2] != (1, 1):
-        return (f"a classic constant has the shape [1, 1, C, H, W], this one {format_shape(shape)}; it goes where all "
-                "layers that read it can store it")
+        return (f"a classic constant has the shape [1, 1, C, H, W], this one {format_shape(shape)}; it is removed if "
+                f"all its users can store it")
     made = make_layer("loadConstant", layer.name, [], layer.output, view, layer)
     made.loadConstant.shape.extend(shape[2:])
     made.loadConstant.data.CopyFrom(layer.loadConstantND.data)
@@ -129,7 +129,8 @@ def replace_reshape(layer: Any, view: NetworkView) -> Result:
     if before is None or after is None:
         return "its input or its output has a flexible size"
     if len(before) != len(after) or len(before) < 3:
-        return (f"it makes rank {len(after)} of rank {len(before)}; the classic reshape keeps rank 5, the classic "
+        return (f"it changes the rank from {len(before)} to {len(after)}; the classic reshape keeps rank 5, the "
+                f"classic "
                 "flatten a rank of 3 or more")
     if before[:-3] == after[:-3] and after[-2:] == (1, 1):
         return Replacement([make_layer("flatten", layer.name, layer.input, layer.output, view, layer)],
@@ -144,7 +145,7 @@ def replace_reshape(layer: Any, view: NetworkView) -> Result:
 
 @rewrite_layer("expandDims", "squeeze", "flattenTo2D", "stack", fixes="NN102")
 def keep_rank_changes(layer: Any, view: NetworkView) -> Result:
-    """Leave the layers alone that change the rank, which classic layers do not."""
+    """Skip layers that change the rank, which classic layers do not support."""
     return f"{get_layer_kind(layer)} changes the rank of its value; classic layers keep it"
 
 

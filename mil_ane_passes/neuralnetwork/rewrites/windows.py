@@ -63,7 +63,7 @@ def _plan_max(window: int, stride: int, pads: tuple[int, int]) -> list[Step] | s
     if strides is None:
         return f"a stride of {stride} is not a power of two, so no chain of strides up to {MAX_POOL_STRIDE} makes it"
     if window > _MAX_STEPS * (MAX_POOL_SIDE - 1):
-        return f"a window of {window} is a chain of more than {_MAX_STEPS} poolings"
+        return f"a window of {window} needs a chain of more than {_MAX_STEPS} poolings"
     sizes = []
     while window > MAX_POOL_SIDE:
         sizes.append(MAX_POOL_SIDE)
@@ -126,7 +126,7 @@ def replace_upsampling(layer: Any, view: NetworkView) -> Result:
 
 
 def _chain(layer: Any, view: NetworkView, kind: str, count: int) -> list[Any]:
-    """Make `count` layers of a kind, one after the other, from the layer's input to its output."""
+    """Make `count` layers of a kind, in sequence, from the layer's input to its output."""
     layers, source = [], layer.input[0]
     for at in range(count):
         last = at == count - 1

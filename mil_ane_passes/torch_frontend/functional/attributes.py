@@ -65,8 +65,9 @@ def write_complex_constants(graph: Any) -> None:
     for value in graph.inputs():
         dtype = value.type().dtype() if value.type().kind() == "TensorType" else None
         if dtype is not None and dtype.is_complex:
-            raise NotConverted(f"the input '{value.debugName()}' of the model is complex, which Core ML does not have; "
-                               "take torch.view_as_real(...) of it as input and use torch.view_as_complex in the model")
+            raise NotConverted(f"the input '{value.debugName()}' of the model is complex, which Core ML does not "
+                               f"support; use torch.view_as_real(...) of it as the input and torch.view_as_complex in "
+                               f"the model")
     for node in graph.findAllNodes("prim::Constant", True):
         number = node.output().toIValue() if node.hasAttribute("value") else None
         if isinstance(number, complex):

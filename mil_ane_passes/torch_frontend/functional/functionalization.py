@@ -58,7 +58,7 @@ class GraphWalk:
             return
         self.block(self.graph, self.graph.return_node())
         _drop_unused_nodes(self.graph)
-        assert _is_functional(self.graph), "a write was left behind"
+        assert _is_functional(self.graph), "a write was not functionalized"
 
     def block(self, block: Any, end: Any) -> None:
         """Follow the nodes of a block in order, then update the values it returns."""
@@ -268,7 +268,7 @@ class GraphWalk:
 
 
 def _make_late_write_error(reader: Any) -> NotConverted:
-    return NotConverted.at(reader, "reads a list that holds a tensor written after it was put there",
+    return NotConverted.at(reader, "reads a list with a tensor that was written after it was added",
                            "put a .clone() into the list")
 
 

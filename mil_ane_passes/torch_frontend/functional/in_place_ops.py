@@ -44,9 +44,10 @@ def emit_functional_op(emit: Emitter, node: Any, place: int, inputs: list[Any]) 
         result = emit.op(node.kind(), *inputs[:place], *inputs[place + 1:])
         return emit.op("aten::copy", target, result, False, like=target)
     if name in _RANDOM_OPS:
-        raise NotConverted.at(node, "draws random numbers in place", "draw them with torch.randn, or outside")
+        raise NotConverted.at(node, "generates random numbers in place", "generate them with torch.randn, or in the "
+                                                                         "caller")
     if name in _REALLOCATING_OPS:
-        raise NotConverted.at(node, "gives a tensor other memory or another size in place", "make a new tensor")
+        raise NotConverted.at(node, "changes the memory or size of a tensor in place", "make a new tensor")
     if name == "zero_":
         return emit.op("aten::fill", target, 0, like=target)
     functional = _OPERATOR_NAMES.get(name) or name.removesuffix("_")

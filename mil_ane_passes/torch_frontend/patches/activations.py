@@ -21,7 +21,7 @@ from ..lowering import add_result, bind_arguments, cast_to, name_result, to_pyth
 from ..probes import find_fault
 
 PATCH = Patch(code="TORCH101", severity=Severity.WRONG,
-              title="`softplus(threshold=1)`, `reciprocal`, exported tanh `gelu` convert to other values",
+              title="`softplus(threshold=1)`, `reciprocal`, exported tanh `gelu` are miscompiled",
               upstream=("none known",))
 
 

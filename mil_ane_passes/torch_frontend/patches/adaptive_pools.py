@@ -19,7 +19,7 @@ from ..lowering import add_result, bind_arguments, name_result, to_python
 from ..probes import find_fault
 
 PATCH = Patch(code="TORCH175",
-              title="adaptive pools of a flexible length to one element, and all in 3-D, are refused",
+              title="adaptive pools of a flexible length to one element, and all in 3-D, are rejected",
               upstream=("none known",))
 
 

@@ -1,9 +1,9 @@
-"""`affine_grid`: a value like others, and right with `align_corners=False`, torch's default.
+"""`affine_grid` as a separate value, and with `align_corners=False`, torch's default.
 
-coremltools keeps no value of a grid, only its arguments for the op `affine` that it makes of `affine_grid` and
-`grid_sample` together. That op has no form of `align_corners=False` (its documentation says so), coremltools makes it
-all the same, and the image is wrong, silently; other paddings than zeros, and a grid that anything else reads, are
-refused. Here `affine` is made where it is right, else the grid is computed: one product of a constant with theta.
+coremltools does not compute the grid; it fuses `affine_grid` and `grid_sample` into the op `affine`. That op does not
+support `align_corners=False` (as documented), but coremltools emits it anyway, and the image is silently wrong; padding
+modes other than zeros, and other users of the grid, are rejected. Here `affine` is used only where it is correct;
+otherwise the grid is computed by a product of a constant with theta.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..lowering import add_result, bind_arguments, is_constant, to_python
 from ..probes import find_fault
 
 PATCH = Patch(code="TORCH172", severity=Severity.WRONG,
-              title="`affine_grid` converts to other values with `align_corners=False`, and is refused as a value",
+              title="`affine_grid` is miscompiled with `align_corners=False`, and rejected as a separate value",
               upstream=("none known",))
 
 _FUSED_SETTINGS = [0, 0, True]

@@ -26,7 +26,7 @@ from ..probes import find_fault
 
 PATCH = Patch(
     code="TORCH104", severity=Severity.WRONG,
-    title="attention averages all values where torch returns zeros (rows masked as a whole); `enable_gqa` is ignored",
+    title="attention averages all values where torch returns zeros (entirely masked rows); `enable_gqa` is ignored",
     upstream=("https://github.com/apple/coremltools/pull/2855",),
 )
 _OP_KIND = "scaled_dot_product_attention"
@@ -47,7 +47,7 @@ def lower_attention(context: Any, node: Any) -> None:
     inputs = bind_arguments(context, node, "query key value attn_mask=None dropout_p=0.0 is_causal=False scale=None "
                                 "enable_gqa=False")
     if to_python(inputs.dropout_p, node, "dropout_p") != 0:
-        raise NotConverted.at(node, "drops values out at random", "pass dropout_p=0.0 for inference")
+        raise NotConverted.at(node, "applies random dropout", "pass dropout_p=0.0 for inference")
     key, value = inputs.key, inputs.value
     if to_python(inputs.enable_gqa, node, "enable_gqa"):
         key, value = (_repeat_heads(each, inputs.query) for each in (key, value))

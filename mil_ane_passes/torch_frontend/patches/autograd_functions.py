@@ -40,7 +40,7 @@ def lower_graph(host: Callable[..., Any], graph: Any, module: Any) -> Any:
 @PATCH.op("pythonop")
 def refuse_python_op(context: Any, node: Any) -> None:
     """Raise NotConverted for Python code that the trace did not record."""
-    raise NotConverted.at(node, "is Python code of which the graph records nothing", "write it with torch's ops")
+    raise NotConverted.at(node, "is Python code that the graph does not record", "write it with torch's ops")
 
 
 def _find_recorded_functions(graph: Any) -> list[Any]:

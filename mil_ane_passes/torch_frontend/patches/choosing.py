@@ -81,7 +81,7 @@ def lower_bitwise(context: Any, node: Any) -> None:
     x, y = (y, x) if is_constant(x) else (x, y)
     mask = np.unique(np.asarray(to_python(y, node, "other") if is_constant(y) else -1, dtype=np.int64))
     if np.any(mask < 0) or np.any(mask & (mask + 1)) or np.any(mask > 2**30 - 1):
-        raise NotConverted.at(node, "'and' of ints is known for constant masks 2^k - 1 only. "
+        raise NotConverted.at(node, "'and' of ints is supported for constant masks 2^k - 1 only. "
                               "The `bitwise_and` op only supports boolean input", "use arithmetic")
     add_result(context, node, mb.mod(x=x, y=mb.add(x=y, y=np.int32(1)), name=node.name))
 

@@ -20,7 +20,7 @@ from ..lowering import add_result, bind_arguments, cast_to, is_constant, name_re
 from ..probes import find_fault
 
 PATCH = Patch(code="TORCH174", severity=Severity.WRONG,
-              title="`clamp` of ints becomes a float, and ends at the lower bound where tensors as bounds cross",
+              title="`clamp` of ints becomes a float, and returns the lower bound if tensor bounds cross",
               upstream=("none known",))
 
 _SIGNATURES = {"clamp_min": "self min", "clamp_max": "self max"}

@@ -321,7 +321,7 @@ def _lower_power(call: Any) -> Var:
     exponent = -1 if call.kind == "reciprocal" else to_python(inputs.exponent, call.node, "exponent")
     if is_complex(exponent) or not is_complex(inputs.self) or exponent != int(exponent) \
             or not 1 <= abs(exponent) <= _MAX_POWER:
-        raise NotConverted.at(call.node, "raises complex numbers to a power other than a whole number from -8 to 8",
+        raise NotConverted.at(call.node, "raises complex numbers to a power other than an integer from -8 to 8",
                               "use torch.polar(z.abs() ** p, z.angle() * p)")
     base = split_complex(inputs.self) if exponent > 0 else _invert_complex(*split_complex(inputs.self))
     result = join_complex(*base)
@@ -470,7 +470,7 @@ def view_as_real(context: Any, node: Any) -> None:
     x = bind_arguments(context, node, "self").self
     if not is_complex(x):
         raise NotConverted.at(node, "is called on real numbers",
-                              "call it on complex ones; a model takes those as torch.view_as_real(...) of them")
+                              "call it on complex ones; a model accepts those as torch.view_as_real(...)")
     add_result(context, node, mb.stack(values=split_complex(x), axis=-1, name=node.name))
 
 
@@ -507,7 +507,7 @@ def imag(context: Any, node: Any) -> None:
     x = bind_arguments(context, node, "self").self
     if not is_complex(x):
         raise NotConverted.at(node, "reads the imaginary part of real numbers",
-                              "call it on complex ones; a model takes those as torch.view_as_real(...) of them")
+                              "call it on complex ones; a model accepts those as torch.view_as_real(...)")
     add_result(context, node, mb.identity(x=split_complex(x)[1], name=node.name))
 
 

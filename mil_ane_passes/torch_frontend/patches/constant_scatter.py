@@ -15,7 +15,7 @@ from ...passes.severity import Severity
 from ..contract import Patch
 
 PATCH = Patch(code="TORCH170", severity=Severity.WRONG,
-              title="scatter_along_axis of constants is folded as an update, whatever its mode",
+              title="scatter_along_axis of constants is folded as an update for every mode",
               upstream=("none known",))
 _OPS_MODULE = "coremltools.converters.mil.mil.ops.defs.iOS15.scatter_gather"
 _UFUNCS_BY_MODE = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "max": np.maximum,
@@ -36,7 +36,7 @@ def probe() -> str | None:
     mb.program(input_specs=[mb.TensorSpec(shape=(2,))])(added)
     if found[0] is None or found[0][0] == 14:
         return None
-    return f"converts to other values, silently: {found[0][0]:g}, not 14"
+    return f"silently miscompiled: {found[0][0]:g}, not 14"
 
 
 @PATCH.replace_function(_OPS_MODULE, "scatter_along_axis.value_inference")

@@ -45,7 +45,7 @@ def probe() -> str | None:
     program = convert_to_mil(trace_function(lambda x: torch.abs(x // 1), x), x)
     PASS_REGISTRY["common::noop_elimination"](program)
     if len(program.find_ops(op_type="floor_div") + program.find_ops(op_type="floor")) == 0:
-        return "converts to other values, silently"
+        return "silently miscompiled"
     return find_fault(lambda i: torch.div(i, 3, rounding_mode="floor"), torch.tensor([2 ** 30 + 1]))
 
 

@@ -65,7 +65,7 @@ def probe() -> str | None:
     product, = program.find_ops(op_type="mul")
     values = [operand.val for operand in (product.x, product.y) if operand.val is not None]
     # coremltools 9.1 makes +-65504 of it, to which no score of that sign can be added.
-    return None if (np.abs(values) <= _FP16_MAX / 2).all() else "converts to other values, silently"
+    return None if (np.abs(values) <= _FP16_MAX / 2).all() else "silently miscompiled"
 
 
 @PATCH.replace_function(_PASS_MODULE, "FP16ComputePrecision.fp16_overflow")

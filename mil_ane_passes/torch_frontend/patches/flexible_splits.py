@@ -20,7 +20,7 @@ from ..lowering import bind_arguments, get_dims, normalize_axis, to_python, to_s
 from ..probes import find_fault
 
 PATCH = Patch(code="TORCH115",
-              title="`chunk` and `split` along a flexible axis are refused", upstream=("none known",))
+              title="`chunk` and `split` along a flexible axis are rejected", upstream=("none known",))
 
 
 @PATCH.probe
@@ -53,7 +53,7 @@ def chunk(context: Any, node: Any) -> None:
     axis = normalize_axis(to_python(inputs.dim, node, "dim"), x.rank)
     size = get_dims(x)[axis]
     if not isinstance(size, int):
-        raise NotConverted.at(node, "how many pieces there are depends on a flexible size", "fix the size")
+        raise NotConverted.at(node, "the number of pieces depends on a flexible size", "fix the size")
     step = -(-size // chunks)
     context.add([_slice_axis(x, axis, begin, min(begin + step, size), f"{node.name}_{place}")
                  for place, begin in enumerate(range(0, size, step))], node.name)
@@ -97,7 +97,7 @@ def _count_pieces(node: Any) -> int:
     for other in getattr(node.parent, "nodes", ()):
         if other.kind == "listunpack" and node.name in other.inputs:
             return len(other.outputs)
-    raise NotConverted.at(node, "how many pieces there are depends on a flexible size", "unpack them, or fix the size")
+    raise NotConverted.at(node, "the number of pieces depends on a flexible size", "unpack them, or fix the size")
 
 
 def _has_known_size(x: Var, axis: int) -> bool:

@@ -21,7 +21,7 @@ from ..lowering import add_result, bind_arguments, cast_to, name_result, to_pyth
 from ..probes import find_fault, is_lowered_by_coremltools
 
 PATCH = Patch(code="TORCH116", severity=Severity.WRONG,
-              title="`sqrt`, `exp`, `sin`, `log`, ... of ints are refused or convert to other values",
+              title="`sqrt`, `exp`, `sin`, `log`, ... of ints are rejected or miscompiled",
               upstream=("none known",))
 
 _FLOAT_ONLY_KINDS = (

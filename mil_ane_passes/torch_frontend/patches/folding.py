@@ -17,7 +17,7 @@ from ..lowering import add_result, bind_arguments, get_dims, to_python, to_size_
 from ..probes import find_fault
 
 PATCH = Patch(code="TORCH118",
-              title="`fold` of overlapping blocks is refused", upstream=("none known",))
+              title="`fold` of overlapping blocks is rejected", upstream=("none known",))
 
 
 @PATCH.probe
@@ -37,7 +37,7 @@ def fold(context: Any, node: Any) -> None:
     x = inputs.self
     batched = x.rank == 3
     if not isinstance(x.shape[-2], int | np.integer):
-        raise NotConverted.at(node, "takes a known number of channels", "fix the size")
+        raise NotConverted.at(node, "needs a static number of channels", "fix the size")
     if not batched:
         x = mb.expand_dims(x=x, axes=[0])
     taps = int(np.prod(kernel))

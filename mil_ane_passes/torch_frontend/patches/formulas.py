@@ -30,7 +30,7 @@ from ..lowering import (
 from ..probes import find_fault
 
 PATCH = Patch(code="TORCH119", severity=Severity.WRONG,
-              title="`rms_norm` misplaces eps, silently; `cosine_similarity`, `mse_loss`, `cross` want every argument",
+              title="`rms_norm` misplaces eps, silently; `cosine_similarity`, `mse_loss`, `cross` need every argument",
               upstream=("https://github.com/apple/coremltools/issues/2821",))
 
 

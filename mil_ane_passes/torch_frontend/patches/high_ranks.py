@@ -19,7 +19,7 @@ from ..errors import NotConverted
 from ..failures import describe_op_location
 
 PATCH = Patch(code="TORCH161",
-              title="tensors of rank 6 are refused without a module and a line",
+              title="tensors of rank 6 are rejected without module and line",
               upstream=("https://github.com/apple/coremltools/issues/1723",))
 #: the highest rank of a tensor in Core ML
 _MAX_RANK = 5
@@ -55,8 +55,9 @@ def _make_rank_error(program: Program, error: ValueError) -> NotConverted:
     missed = find_matches(find_rewrite("lower_rank").configured(any_extent=True), program).near_misses
     reason = f" and cannot be done in fewer axes ({missed[0].reason})" if missed else ""
     return NotConverted(
-        f"{describe_op_location(high)}: makes a tensor of rank {rank}, Core ML has {_MAX_RANK} at most{reason}; "
-        "merge axes that stay together, or index or loop over one of them, so that no tensor has more "
+        f"{describe_op_location(high)}: makes a tensor of rank {rank}, but Core ML supports {_MAX_RANK} at "
+        f"most{reason}; "
+        "merge adjacent axes, or index or loop over one of them, so that no tensor has more "
         f"than {_MAX_RANK} axes"
     )
 

@@ -13,7 +13,7 @@ from typing import Any
 from ..contract import Patch
 
 PATCH = Patch(code="TORCH123",
-              title="exported programs that write into their input are refused", upstream=("none known",))
+              title="exported programs that write into their input are rejected", upstream=("none known",))
 
 
 @PATCH.probe

@@ -20,7 +20,7 @@ from ..lowering import add_result, bind_arguments, cast_to, is_constant, name_re
 from ..probes import find_fault
 
 PATCH = Patch(code="TORCH173", severity=Severity.WRONG,
-              title="`output_padding` beyond `padding` makes transposed convolutions too large, or is refused",
+              title="`output_padding` above `padding` makes transposed convolutions too large, or is rejected",
               upstream=("none known",))
 
 _GENERAL = "input weight bias stride padding dilation transposed output_padding groups"

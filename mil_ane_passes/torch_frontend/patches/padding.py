@@ -24,7 +24,7 @@ from ..probes import find_fault
 
 PATCH = Patch(
     code="TORCH127",
-    title="`pad` knows no circular mode, no negative widths, no integers and no bools",
+    title="`pad` does not support circular mode, negative widths, integers and bools",
     upstream=("https://github.com/apple/coremltools/issues/2576",),
 )
 

@@ -20,8 +20,8 @@ from ..lowering import add_result, bind_arguments, name_result, to_python
 from ..probes import find_fault
 
 PATCH = Patch(code="TORCH128", severity=Severity.WRONG,
-              title="max pools with dilation and average pools with `divisor_override` are refused; with ceil_mode a "
-                    "window behind the input is counted",
+              title="max pools with dilation and average pools with `divisor_override` are rejected; with ceil_mode a "
+                    "window after the input is counted",
               upstream=("none known",))
 
 
@@ -56,7 +56,7 @@ def max_pool(context: Any, node: Any) -> None:
         _add_maxima(context, node, mb.max_pool(x=x, kernel_sizes=kernel, strides=stride, pad_type="custom", pad=pad))
         return
     if not types.is_float(x.dtype) or not all(isinstance(size, int | np.integer) for size in x.shape[-count:]):
-        raise NotConverted.at(node, "dilation takes floats of known spatial sizes", "fix the sizes")
+        raise NotConverted.at(node, "dilation needs floats of static spatial sizes", "fix the sizes")
     for place in range(count):
         x = _compute_axis_maxima(
             x, x.rank - count + place, kernel[place], stride[place], padding[place], dilation[place], ceil
@@ -107,7 +107,7 @@ def avg_pool(context: Any, node: Any) -> None:
         _convert_as_coremltools(context, node, inputs, count)
         return
     if to_python(inputs.ceil_mode, node, "ceil_mode"):
-        raise NotConverted.at(node, "divisor_override with ceil_mode is not expressed", "pad the input instead")
+        raise NotConverted.at(node, "divisor_override with ceil_mode is not supported", "pad the input instead")
     kernel = _read_per_axis(inputs.kernel_size, node, "kernel_size", count)
     stride = _read_per_axis(inputs.stride, node, "stride", count) if _is_stride_given(inputs.stride, node) else kernel
     padding = np.repeat(_read_per_axis(inputs.padding, node, "padding", count), 2)

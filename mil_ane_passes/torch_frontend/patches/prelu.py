@@ -18,7 +18,7 @@ from ..lowering import add_result, bind_arguments, cast_to, to_tensor
 from ..probes import find_fault
 
 PATCH = Patch(code="TORCH129",
-              title="per-channel PReLU is refused for every rank but 4", upstream=(
+              title="per-channel PReLU is rejected for every rank except 4", upstream=(
         "https://github.com/apple/coremltools/issues/2002",
         "https://github.com/apple/coremltools/pull/2781",
     ))

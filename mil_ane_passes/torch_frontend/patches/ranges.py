@@ -21,7 +21,7 @@ from ..lowering import add_result, bind_arguments, cast_to, find_written_literal
 from ..probes import find_fault
 
 PATCH = Patch(code="TORCH130", severity=Severity.WRONG,
-              title="`dtype` of `arange` and `linspace` is overlooked", upstream=("none known",))
+              title="`dtype` of `arange` and `linspace` is ignored", upstream=("none known",))
 
 #: a range of more elements is computed by the program, which costs no bytes in the package
 _MAX_CONST_ELEMENTS = 1 << 20

@@ -21,7 +21,7 @@ from ..lowering import add_results, bind_arguments, to_python, to_tensor
 from ..recurrent_layers import compute_packed_rows, gather_rows, iterate_equal_lengths, lower_recurrent_layer
 
 PATCH = Patch(code="TORCH131", severity=Severity.WRONG,
-              title="recurrent layers are not exported; packed sequences run on through their padding, silently",
+              title="exported recurrent layers are not implemented; packed sequences silently include their padding",
               upstream=("none known",))
 
 _LAYER_KINDS = ("lstm", "gru", "rnn_tanh", "rnn_relu")

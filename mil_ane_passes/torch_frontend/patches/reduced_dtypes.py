@@ -22,7 +22,7 @@ from ..lowering import add_result, bind_arguments, cast_to, to_python, to_tensor
 from ..probes import find_fault
 
 PATCH = Patch(code="TORCH132", severity=Severity.WRONG,
-              title="`mean` and `sum` forget their dtype, `all` and `any` of fractions are taken for 0",
+              title="`mean` and `sum` ignore their dtype, `all` and `any` treat fractions as 0",
               upstream=("none known",))
 
 

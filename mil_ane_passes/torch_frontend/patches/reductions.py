@@ -20,7 +20,7 @@ from ..lowering import add_result, bind_arguments, cast_to, get_dims, name_resul
 from ..probes import find_fault
 
 PATCH = Patch(code="TORCH133", severity=Severity.WRONG,
-              title="`var(correction=2)`, `std()`, `argmax()` convert to other values; `prod` is not implemented",
+              title="`var(correction=2)`, `std()`, `argmax()` are miscompiled; `prod` is not implemented",
               upstream=("none known",))
 
 

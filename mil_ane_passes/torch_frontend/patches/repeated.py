@@ -20,7 +20,7 @@ from ..errors import NotConverted
 from ..lowering import add_result, bind_arguments, cast_to, is_constant, normalize_axis, to_python, to_tensor
 
 PATCH = Patch(code="TORCH134",
-              title="`repeat_interleave` by a tensor and `tile` to more axes are refused; `embedding_bag` is not "
+              title="`repeat_interleave` by a tensor and `tile` to more axes are rejected; `embedding_bag` is not "
                     "implemented",
               upstream=("none known",))
 
@@ -75,7 +75,7 @@ def embedding_bag(context: Any, node: Any) -> None:
         or not isinstance(size, int | np.integer)
         or (padding is not None and padding >= 0)
     ):
-        raise NotConverted.at(node, "takes bags of known sizes, without padding_idx", "sum an nn.Embedding instead")
+        raise NotConverted.at(node, "needs bags of static sizes, without padding_idx", "sum an nn.Embedding instead")
     starts = [int(start) for start in np.ravel(to_python(inputs.offsets, node, "offsets"))]
     ends = (
         starts[1:] if to_python(inputs.include_last_offset, node, "include_last_offset") else [*starts[1:], int(size)]

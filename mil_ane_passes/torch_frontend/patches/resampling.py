@@ -34,7 +34,7 @@ from ..lowering import (
 
 PATCH = Patch(code="TORCH136", severity=Severity.WRONG,
               title="bicubic, trilinear and nearest-exact resizes are not implemented; others by scales that round a "
-                    "size convert to other values, or are refused",
+                    "size are miscompiled or rejected",
               upstream=(
         "https://github.com/apple/coremltools/issues/1747",
         "https://github.com/apple/coremltools/pull/2818",
@@ -134,8 +134,8 @@ def _check_flexible_scales(context: Any, node: Any, x: Var, axes: range) -> None
         if not exact and (is_symbolic(x.shape[axis]) or not float(x.shape[axis] * scale).is_integer()):
             raise NotConverted.at(
                 node, f"resizes axis {axis} of an image of flexible size to the nearest elements by {scale:g}, where "
-                "Core ML's op goes by the ratio of the sizes and selects other elements than torch",
-                "fix the size, scale by a whole number or 0.5, or trace it with recompute_scale_factor=True")
+                      f"Core ML's op uses the ratio of the sizes and selects other elements than torch",
+                "fix the size, scale by an integer or 0.5, or trace it with recompute_scale_factor=True")
 
 
 def _read_target_sizes(context: Any, node: Any, x: Var, axes: range, place: int) -> list[tuple[int, float | None]]:

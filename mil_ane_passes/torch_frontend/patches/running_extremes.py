@@ -31,7 +31,7 @@ def lower_cummax_cummin(context: Any, node: Any) -> None:
         return
     axis = normalize_axis(to_python(inputs.dim, node, "dim"), x.rank)
     if not isinstance(x.shape[axis], int | np.integer):
-        raise NotConverted.at(node, "takes a dimension of known size", "fix the size")
+        raise NotConverted.at(node, "needs a dimension of static size", "fix the size")
     values = scan_axis(x, axis, mb.maximum if node.kind == "cummax" else mb.minimum)
     own = cast_to(mb.equal(x=values, y=x), types.int32)
     places = np.arange(x.shape[axis], dtype=np.int32).reshape([-1] + [1] * (x.rank - 1 - axis))

@@ -21,7 +21,7 @@ from ..lowering import bind_arguments, cast_to, promote_operands, to_python, to_
 from ..probes import find_fault
 
 PATCH = Patch(code="TORCH140", severity=Severity.WRONG,
-              title="`alpha` of `add` and `sub` is overlooked in exported programs, refused in traces",
+              title="`alpha` of `add` and `sub` is ignored in exported programs, rejected in traces",
               upstream=("none known",))
 
 
@@ -31,7 +31,7 @@ def probe() -> str | None:
 
     x = torch.ones(2, 2)
     return (find_fault(lambda x: torch.add(x, x, alpha=2) - torch.sub(x, x, alpha=2), x)
-            # coremltools 9.1.dev1 takes alpha, and has the other faults still.
+            # coremltools 9.1.dev1 supports alpha, but still has the other faults.
             or find_fault(lambda x: torch.addmm(x, x, x, beta=3, alpha=2), x)
             or find_fault(lambda x: ((x > 0) < (x > 1)).float(), x)
             or find_fault(lambda x: torch.outer(x[0].int(), x[0]), x))

@@ -31,7 +31,7 @@ from ..lowering import (
 from ..probes import find_fault
 
 PATCH = Patch(code="TORCH141", severity=Severity.WRONG,
-              title="`scatter` of an int, indices smaller than the data and of rank 0 are refused or misread",
+              title="`scatter` of an int, indices smaller than the data and of rank 0 are rejected or miscompiled",
               upstream=("none known",))
 
 _SCATTER_MODES = {None: "update", "update": "update", "add": "add", "sum": "add", "multiply": "mul", "prod": "mul",
@@ -89,7 +89,7 @@ def scatter_reduce(context: Any, node: Any) -> None:
     """Lower scatter_reduce(self, dim, index, src, reduce, *, include_self=True)."""
     inputs = bind_arguments(context, node, "self dim index src reduce include_self=True")
     if not to_python(inputs.include_self, node, "include_self"):
-        raise NotConverted.at(node, "include_self=False is not expressed", "scatter into the identity of the reduction")
+        raise NotConverted.at(node, "include_self=False is not supported", "scatter into the identity of the reduction")
     _lower_scatter(context, node, inputs, inputs.src, to_python(inputs.reduce, node, "reduce"))
 
 
@@ -110,7 +110,7 @@ def _lower_scatter(context: Any, node: Any, given: Any, source: Any, reduce: str
         updates = mb.slice_by_size(x=updates, begin=[0] * updates.rank, size=to_size_vector(get_dims(index)))
     corner = _slice_corner(data, index, axis, node)
     if corner is not data and not (has_static_shape(corner) and has_static_shape(data)):
-        raise NotConverted.at(node, "the index may be smaller than the data, of a size that is not known",
+        raise NotConverted.at(node, "the index may be smaller than the data, by a dynamic size",
                               "fix the sizes")
     done = mb.scatter_along_axis(data=corner, indices=index, updates=updates, axis=axis, mode=_SCATTER_MODES[reduce])
     add_result(context, node, cast_to(mb.identity(x=_restore_corner(done, data), name=node.name), entire.dtype))
@@ -119,7 +119,8 @@ def _lower_scatter(context: Any, node: Any, given: Any, source: Any, reduce: str
 def _slice_corner(x: Var, index: Var, axis: int, node: Any) -> Var:
     """Slice the part of `x` that an index can reach: the sizes of the index along every axis except `axis`."""
     if x.rank != index.rank:
-        raise NotConverted.at(node, f"the index has rank {index.rank}, the data rank {x.rank}", "give both one rank")
+        raise NotConverted.at(node, f"the index has rank {index.rank}, the data rank {x.rank}", "use the same rank "
+                                                                                                "for both")
     pairs = enumerate(zip(x.shape, index.shape, strict=True))
     if all(place == axis or bool(mine == other) for place, (mine, other) in pairs):
         return x

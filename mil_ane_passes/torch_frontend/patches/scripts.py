@@ -21,7 +21,7 @@ from ..errors import NotConverted
 from ..functional.specialization import use_input_types
 
 PATCH = Patch(code="TORCH165", severity=Severity.WRONG,
-              title="scripted modules: attributes become their names, branches on known ranks and `raise` fail",
+              title="scripted modules: attributes become their names, branches on constant ranks and `raise` fail",
               upstream=("none known",))
 
 
@@ -57,7 +57,7 @@ def lower_if(context: Any, node: Any) -> None:
     for inner in (inner for block in node.blocks for inner in block.nodes):
         if inner.kind == "raiseexception":
             raise NotConverted.at(inner, "raises an exception on a condition that the model computes",
-                                  "leave the check out; Core ML has no exceptions")
+                                  "remove the check; Core ML has no exceptions")
     if node.outputs:
         _TORCH_OPS_REGISTRY.name_to_func_mapping["if"](context, node)
 
@@ -66,7 +66,7 @@ def lower_if(context: Any, node: Any) -> None:
 def refuse_raise(context: Any, node: Any) -> None:
     """Raise NotConverted for a `raise` that is reached with the inputs of the conversion."""
     raise NotConverted.at(node, "raises an exception for inputs of these shapes",
-                          "give inputs of the shapes that the module is for")
+                          "pass inputs of shapes that the module accepts")
 
 
 @PATCH.op("uninitialized")
@@ -104,7 +104,7 @@ def lower_contains(context: Any, node: Any) -> None:
     items, item = (context[name] for name in node.inputs)
     items = list(items.val) if isinstance(items, Var) and items.val is not None else items
     if not isinstance(items, list | tuple) or any(_get_known_value(each) is None for each in (*items, item)):
-        raise NotConverted.at(node, "looks for what the model computes in a list", "compare with each element")
+        raise NotConverted.at(node, "searches a list for a computed value", "compare with each element")
     found = any(_get_known_value(each) == _get_known_value(item) for each in items)
     context.add(mb.const(val=found, name=node.name), torch_name=node.name)
 

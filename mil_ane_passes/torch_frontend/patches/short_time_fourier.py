@@ -116,7 +116,7 @@ def istft(context: Any, node: Any) -> None:
     if not is_complex(inputs.self):
         raise NotConverted.at(node, "is called on real numbers", "use torch.view_as_complex first")
     if to_python(inputs.return_complex, node, "return_complex"):
-        raise NotConverted.at(node, "has return_complex=True", "leave it out where the signal is real")
+        raise NotConverted.at(node, "has return_complex=True", "omit it if the signal is real")
     frame = _read_frame(inputs, node)
     onesided = to_python(inputs.onesided, node, "onesided")
     parts = split_complex(inputs.self)
@@ -195,12 +195,12 @@ def _divide_by_envelope(
         envelope = envelope[begin:end]
         if not len(envelope) or envelope.min() < _MIN_ENVELOPE:
             raise NotConverted.at(node, "divides by windows whose squares add up to 0",
-                                  "torch refuses that, too: use center=True, or a window without zeros at its ends")
+                                  "torch rejects this, too: use center=True, or a window without zeros at its ends")
         x = mb.mul(x=x, y=(1 / envelope)[None].astype(np.float32))
         missing = 0 if length is None else length - len(envelope)
         return mb.pad(x=x, pad=[0, 0, 0, missing], mode="constant", constant_val=0.0) if missing > 0 else x
     if length is not None:
         raise NotConverted.at(node, "has a `length` and a flexible number of frames",
-                              "leave `length` out, or fix the size")
+                              "omit `length`, or fix the size")
     ones = make_filled([1, 1, get_dims(like)[2]], 1.0, types.fp32)
     return mb.real_div(x=x, y=_crop_samples(_overlap_add(ones, squares[None], frame), begin, None))

@@ -15,7 +15,8 @@ from ..contract import Patch
 from ..probes import find_fault
 
 PATCH = Patch(code="TORCH144",
-              title="one element of a small concat of floats cannot be taken", upstream=("https://github.com/apple/coremltools/issues/1811",))
+              title="selecting one element of a small concat of floats "
+                    "fails", upstream=("https://github.com/apple/coremltools/issues/1811",))
 
 
 @PATCH.probe

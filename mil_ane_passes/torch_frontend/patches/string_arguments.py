@@ -18,7 +18,8 @@ from ..contract import Patch
 _TORCH_FRONTEND = "coremltools.converters.mil.frontend.torch"
 
 PATCH = Patch(code="TORCH171", severity=Severity.WRONG,
-              title="a text argument of an exported op is taken for the value of that name, as in `gelu` behind `tanh`",
+              title="a string argument of an exported op is mistaken for the value of that name, as in `gelu` after "
+                    "`tanh`",
               upstream=("none known",))
 
 

@@ -18,7 +18,8 @@ _ENTRY_MODULE = "coremltools.converters._converters_entry"
 _TRAINING_DIALECT = "TRAINING"
 
 PATCH = Patch(code="TORCH146",
-              title="exported programs of dialect TRAINING, torch's default, are refused", upstream=("https://github.com/apple/coremltools/pull/2743",))
+              title="exported programs of dialect TRAINING, torch's default, are "
+                    "rejected", upstream=("https://github.com/apple/coremltools/pull/2743",))
 
 
 @PATCH.probe

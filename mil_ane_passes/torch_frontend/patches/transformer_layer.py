@@ -42,7 +42,7 @@ def lower_encoder_layer(context: Any, node: Any) -> None:
     inputs = bind_arguments(context, node, _ENCODER_LAYER_SIGNATURE)
     x, eps = inputs.src, np.float32(to_python(inputs.eps, node, "eps"))
     if x.rank != 3:
-        raise NotConverted.at(node, f"takes samples × positions × features, and got rank {x.rank}")
+        raise NotConverted.at(node, f"expects samples × positions × features, but got rank {x.rank}")
 
     def norm(value: Var, which: int) -> Var:
         return mb.layer_norm(x=value, axes=[-1], gamma=getattr(inputs, f"norm_weight_{which}").val,

@@ -18,7 +18,7 @@ from ..lowering import add_result, bind_arguments, cast_to, promote_operands
 from ..probes import find_fault
 
 PATCH = Patch(code="TORCH150",
-              title="a matrix times a vector is refused", upstream=("none known",))
+              title="a matrix times a vector is rejected", upstream=("none known",))
 
 
 @PATCH.probe

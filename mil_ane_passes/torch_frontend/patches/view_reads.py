@@ -90,7 +90,7 @@ def diagonal(context: Any, node: Any) -> None:
     elif offset == 0 and rows == columns:
         line = _read_diagonal_by_sum(matrices)
     else:
-        raise NotConverted.at(node, "takes a diagonal of a matrix of flexible sizes that differ", "fix its sizes")
+        raise NotConverted.at(node, "reads a diagonal of a matrix with different flexible sizes", "fix its sizes")
     add_result(context, node, mb.identity(x=line, name=node.name))
 
 

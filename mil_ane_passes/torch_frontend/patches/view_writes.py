@@ -86,7 +86,7 @@ def update_attribute(context: Any, node: Any) -> None:
         if node.attr["reads"]:
             logger.warning(
                 "%s writes to the buffer '%s', which in torch keeps its value for the next call; it is not declared as "
-                "a state, so every call starts from its present value. To keep it, pass states=[ct.StateType("
+                "a state, so every call starts from its current value. To keep it, pass states=[ct.StateType("
                 "wrapped_type=..., name='%s')] (iOS18)",
                 escape_text(describe_node_location(node)),
                 escape_text(buffer),
@@ -104,7 +104,7 @@ def lose_attribute(context: Any, node: Any) -> None:
     """Lower (buffer): it is unknown whether the buffer was written. Raises NotConverted if it is a state."""
     (buffer,) = node.inputs
     if buffer in context.name_to_source_state:
-        raise NotConverted.at(node, f"writes to what may be the state '{buffer}' or a copy of it",
+        raise NotConverted.at(node, f"writes to the state '{buffer}', or possibly to a copy of it",
                               "write to the buffer itself, or to a .clone()")
     context.add(mb.identity(x=context[buffer], name=node.name))
 

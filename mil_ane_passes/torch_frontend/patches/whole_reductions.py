@@ -11,7 +11,7 @@ from typing import Any
 from ..contract import Patch
 
 PATCH = Patch(code="TORCH154",
-              title="a sum of everything behind a transpose breaks a pass", upstream=("none known",))
+              title="a sum over all axes after a transpose breaks a pass", upstream=("none known",))
 _PASS_MODULE = "coremltools.converters.mil.mil.passes.defs.optimize_repeat_ops"
 
 

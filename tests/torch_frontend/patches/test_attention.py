@@ -68,5 +68,5 @@ def test_causal_of_a_flexible_length(target):
 
 
 def test_dropout_is_refused():
-    with pytest.raises(torch_frontend.NotConverted, match=r"drops values out at random; pass dropout_p=0\.0"):
+    with pytest.raises(torch_frontend.NotConverted, match=r"applies random dropout; pass dropout_p=0\.0"):
         convert(lambda q: scaled_dot_product_attention(q, q, q, dropout_p=0.1), (Q,))

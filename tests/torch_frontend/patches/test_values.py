@@ -533,7 +533,7 @@ add_case(
     flexible=[0],
     at=[(torch.randn(5, 3, 9, 8) - 9,)],
 )
-add_refused("pooling dilation of a flexible image is refused", "dilation takes floats of known spatial sizes",
+add_refused("pooling dilation of a flexible image is refused", "dilation needs floats of static spatial sizes",
     lambda x: F.max_pool2d(x, 2, dilation=2), POOLING_X, flexible=[2])
 
 
@@ -709,7 +709,7 @@ def running_extremes_values_and_places(x: torch.Tensor):
 
 add_case("running extremes a flexible batch", lambda x: torch.cummin(x, -1)[1], RUNNING_EXTREMES_X, flexible=[0],
     at=[(torch.rand(7, 5),)])
-add_refused("running extremes a flexible dimension is refused", "takes a dimension of known size; fix the size",
+add_refused("running extremes a flexible dimension is refused", "needs a dimension of static size; fix the size",
     lambda x: torch.cummax(x, 1)[0], RUNNING_EXTREMES_X, flexible=[1])
 
 # cumsum along any axis.
