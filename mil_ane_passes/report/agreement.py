@@ -22,21 +22,21 @@ def iterate_agreement_lines(found: Agreement) -> Iterator[str]:
     package = f", package {measurement.package}" if measurement.package else ""
     units = f", {measurement.units}" if measurement.units else ""
     yield (f"measured on {measurement.where}{units} ({measurement.file}{package}): {len(match.pairs)} ops matched, "
-           f"{len(match.ours)} only here, {len(match.theirs)} only there")
+           f"{len(match.ours)} only in the prediction, {len(match.theirs)} only in the measurement")
     for run in measurement.runs:
-        spent = "" if run["median_ms"] is None else f"; {format_duration(run['median_ms'])} a prediction (median)"
+        spent = "" if run["median_ms"] is None else f"; {format_duration(run['median_ms'])} per prediction (median)"
         wrong = "DIFFERS: " if run["passed"] is False else ""
         yield f"  {run['function']} with {run['units']}: {wrong}{run['says']}{spent}"
     for problem in measurement.problems[:_MAX_PROBLEMS_LISTED]:
-        yield f"  problem there: {problem}"
+        yield f"  problem on that machine: {problem}"
     if len(measurement.problems) > _MAX_PROBLEMS_LISTED:
-        yield f"  and {len(measurement.problems) - _MAX_PROBLEMS_LISTED} problems more"
+        yield f"  and {len(measurement.problems) - _MAX_PROBLEMS_LISTED} more problems"
     if not measurement.uses_ane:
-        yield ("  the ANE takes no op at all there: units without it, a machine without it, or Core ML could not "
-               "compile for it; that says nothing about single ops")
+        yield ("  no op was supported on the ANE in this measurement: compute units or a machine without an ANE, or "
+               "Core ML could not compile for it; this gives no evidence about single ops")
     kinds = found.kinds().values()
     told, right, new = (sum(each[name] for each in kinds) for name in ("ops", "agree", "unknown"))
-    yield f"  support: {right} of {told} ops as predicted, {len(found.support)} otherwise, {new} that were unknown"
+    yield f"  support: {right} of {told} ops as predicted, {len(found.support)} different, {new} were unknown"
     placed = sum(each.preferred is not None for _, each in match.pairs)
     tie = (
         " (the same cost by our estimates)"
@@ -45,7 +45,7 @@ def iterate_agreement_lines(found: Agreement) -> Iterator[str]:
         if found.extra_ms is None or not found.backend
         else (f" (measured partition {format_duration(found.extra_ms)} more expensive by our estimates)")
     )
-    yield (f"  partition: {placed - len(found.backend)} of {placed} ops where predicted{tie}; segments: "
+    yield (f"  partition: {placed - len(found.backend)} of {placed} ops on the predicted unit{tie}; segments: "
            f"{found.segments} predicted, {found.measured_segments} measured")
     shares = found.shares.to_dict()
     if shares["median_error"] is not None:

@@ -96,7 +96,7 @@ def read_baseline(path: str | os.PathLike[str]) -> BaselineFile:
     file, data = Path(path), read_json(path, "baseline", _HOW_TO_MAKE)
     several = isinstance(data, dict) and isinstance(data.get("reports"), list)
     if not isinstance(data, dict) or data.get("command") != "lint" or not (several or "findings" in data):
-        raise InputError(f"baseline: '{file}' is no report of lint; {_HOW_TO_MAKE}",
+        raise InputError(f"baseline: '{file}' is not a lint report; {_HOW_TO_MAKE}",
                          option="baseline")
     if data.get("schema") not in _READABLE_SCHEMAS:
         raise InputError(f"baseline: '{file}' has schema {data.get('schema')!r}; expected at most {LINT_SCHEMA}; "

@@ -42,7 +42,7 @@ class Document:
         suffix = Path(path).suffix.lower()
         if suffix not in forms:
             raise InputError(f"{os.fspath(path)}: found {f'the suffix {suffix}' if suffix else 'no suffix'}; expected "
-                             f"{join_names(forms).replace(' and ', ' or ')}, which select the form of the report"
+                             f"{join_names(forms).replace(' and ', ' or ')}, which selects the format of the report"
                              f"{suggest_nearest(suffix, forms)}")
         target = check_output_file(os.fspath(path), [], "a report")
         write_text_file(target, f"{forms[suffix]()}\n")

@@ -1,4 +1,4 @@
-"""Findings that the settings ignore at single ops: taken out of a report, counted, and never silently."""
+"""Findings that settings ignore at single ops: they are removed from a report, but counted and listed."""
 
 from __future__ import annotations
 

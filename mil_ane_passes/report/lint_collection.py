@@ -63,7 +63,7 @@ class CollectionTotals:
 
     def __str__(self) -> str:
         where = f" in {self.with_findings} of them" if self.findings and self.packages > 1 else ""
-        failed = f"; {format_count(len(self.failed), 'package')} could not be looked at" if self.failed else ""
+        failed = f"; {format_count(len(self.failed), 'package')} could not be read" if self.failed else ""
         ignored = f", {self.ignored} ignored" if self.ignored else ""
         severities = ", ".join(f"{count} {each.label}" for each, count in self.severities.items()
                                if each.fails and count)

@@ -51,7 +51,7 @@ def format_lint_text(report: LintReport, *, everything: bool = False, evidence: 
     ]
     if report.network is not None:
         lines += ["", *iterate_network_lines(report.network, report.model, report.target, everything=everything), "",
-                  "the ML Program that the upgrade makes of it:"]
+                  "as an ML Program, upgraded:"]
     lines += [] if report.measured is None else agreement_lines(report.measured)
     known = report.baseline is not None and not everything
     listed = report.baseline.new if report.baseline is not None and known else report.findings
@@ -64,7 +64,7 @@ def format_lint_text(report: LintReport, *, everything: bool = False, evidence: 
         blocks.append(["near misses:", *_format_near_misses(report, shown)])
     failed = [f"  {each.code} {each.slug}  rule {each.rule} failed {each}" for each in report.plan.failed]
     if failed:
-        blocks.append(["rules that failed (what they would have found is missing; the rest is complete):", *failed])
+        blocks.append(["rules that failed (their findings are missing; all others are complete):", *failed])
     if report.sizes is not None:
         blocks.append(_format_sizes(report.sizes, shown))
     lines += format_ignored_lines(report)
@@ -80,7 +80,7 @@ def format_headline(report: LintReport) -> str:
     """Format the first line: predicted shares, partitions, transitions, the segmenter's estimate, unsupported ops."""
     summary = report.summary()
     if not summary["ops"]:
-        return f"{report.model}: 0 ops, nothing to place"
+        return f"{report.model}: 0 ops"
     partitions, transitions = len(report.plan.segments), summary["transitions"]
     support = str(report.plan.support)
     return (
@@ -102,14 +102,14 @@ def format_latency(latency: LatencyReport) -> str:
         first, last = min(latency.chips), max(latency.chips)
         middle = latency.by_chip[len(latency.by_chip) // 2].chip
         lacking = ("" if latency.target == "all" else
-                   f"; {latency.target}: no measurement, neither of it nor of a relative")
-        return (f"latency: {span} over the measured chips {first} to {last}, {central} on {middle} in their middle; "
+                   f"; {latency.target}: no measurement of this chip or a related one")
+        return (f"latency: {span} over the measured chips {first} to {last}, {central} on {middle}, the median; "
                 f"{latency.term}{lacking}")
     chip, = latency.chips
     relative = load_parameters()["chips"][chip].get("relative")
     extrapolated = latency.by_chip[0].extrapolated_us / latency.latency_us if latency.latency_us else 0
-    basis = (f"; extrapolated: no measurement of {chip}, so that of {relative} with a wider range" if relative else
-             f"; {100 * extrapolated:.0f} % of it extrapolated, no measurement of {chip} covers it"
+    basis = (f"; extrapolated: no measurement of {chip}, so {relative} is used, with a wider range" if relative else
+             f"; {100 * extrapolated:.0f} % of it extrapolated, not covered by measurements of {chip}"
              if extrapolated >= 0.005 else "")
     return f"latency on {chip}: {central} ({span}); {latency.term}{basis}"
 
@@ -140,7 +140,7 @@ def _iterate_function_lines(report: LintReport) -> Iterator[str]:
         share = f" ({_format_percent(100 * on_ane / len(rows))})" if rows else ""
         yield f"  {name}: {format_count(len(rows), 'op')}, {on_ane} on the ANE{share}"
     for name, kind in report.left_out.items():
-        yield f"  {name}: a {kind}, not looked at"
+        yield f"  {name}: a {kind}, not linted"
 
 
 def _iterate_after_lines(report: LintReport) -> Iterator[str]:
@@ -155,12 +155,12 @@ def _iterate_baseline_lines(report: LintReport, shown: int | None) -> Iterator[s
     if report.baseline is None:
         return
     same = len(report.findings) - len(report.baseline.new)
-    yield (f"against {report.baseline.file}: {len(report.baseline.new)} new, {same} known, "
+    yield (f"compared with {report.baseline.file}: {len(report.baseline.new)} new, {same} known, "
            f"{len(report.baseline.gone)} gone")
     if report.baseline.missing:
-        yield "  it has no report of this package, so all of its findings are new"
+        yield "  the baseline has no report of this package, so all findings are new"
     elif report.baseline.target != report.target:
-        yield f"  it was made for target {report.baseline.target}, this is for {report.target}"
+        yield f"  the baseline is for target {report.baseline.target}, this report for {report.target}"
     gone = [f"  gone: {code}  {function}:%{value} ({op})" for code, function, op, value in report.baseline.gone]
     yield from _limit_lines(gone, shown)
 
@@ -284,7 +284,7 @@ def _format_sizes(sizes: SizeAdvice, shown: int | None) -> list[str]:
         lines = [f"weights of ops on the ANE: {format_bytes(packed)}, all compressed"]
     else:
         lines = [f"weights of ops on the ANE: {format_bytes(sizes.weight_bytes)}, {format_bytes(packed)} of it "
-                 "compressed; by the latency model, where the ops stay on the ANE, compressing the others would bring:"]
+                 "compressed; latency model, for ops that stay on the ANE, if the others are compressed:"]
     head = ("  format", "weights", "latency", "change")
     rows = [(f"  {each.format.name}", format_bytes(each.weight_bytes), format_duration(each.latency.latency_us / 1e3)
              + f" ({format_latency_range(each.latency.latency_low_us, each.latency.latency_high_us)})",
@@ -293,7 +293,7 @@ def _format_sizes(sizes: SizeAdvice, shown: int | None) -> list[str]:
     for advice in sizes.formats:
         lines.append(f"  {advice.format.name}: {advice.format.words}")
         lines += [f"    {evidence}" for evidence in advice.format.evidence]
-    lines.append("formats that were measured to go wrong:")
+    lines.append("formats with measured failures:")
     for fault in sizes.faults:
         names = ", ".join(f"%{name}" for name in fault.found[:_MAX_LISTED_PER_REASON if shown else None])
         more = _format_remainder(len(fault.found), _MAX_LISTED_PER_REASON if shown else None)
@@ -306,9 +306,9 @@ def _format_sizes(sizes: SizeAdvice, shown: int | None) -> list[str]:
 def _describe_basis(report: LintReport) -> str:
     guesses = sum(row.cost.guess for row in report.plan.rows)
     said = (
-        f"; {guesses} of {format_count(len(report.plan.rows), 'estimate')} are guesses, no measured row stands for them"
+        f"; {guesses} of {format_count(len(report.plan.rows), 'estimate')} are extrapolated (no measured row)"
         if guesses
         else ""
     )
-    return ("predicted, nothing was run: support by published measurements and reports; what Core ML's segmenter "
-            f"estimates, on an M4, decides placement and is not run time{said}; latency by a model of the ANE")
+    return ("predicted, nothing was run: support by published measurements and reports; the estimate of Core ML's "
+            f"segmenter (on an M4) decides placement and is not a latency{said}; latency by a model of the ANE")

@@ -1,4 +1,5 @@
-"""The step that a lint report recommends: the command that helps most by forecast, or why no known fix helps."""
+"""The recommended next step of a lint report: the command with the best forecast, or the reason why no known fix
+helps."""
 
 from __future__ import annotations
 
@@ -121,9 +122,9 @@ def find_next_step(report: LintReport) -> NextStep | None:
     if report.network is not None:
         return _suggest_preset(report, failing)
     if report.outlook is not None and os.path.exists(report.model) and (kind := report.outlook.recognize()):
-        return NextStep(format_adapt_command(report), f"adapt makes of this {kind} what the ANE supports; passes alone "
-                        "cannot fix its lookups and lengths.",
-                        note="adapt prints the ops before and after, and compares the results")
+        return NextStep(format_adapt_command(report), f"adapt rewrites this {kind} for the ANE; passes alone cannot "
+                        "fix its lookups and lengths.",
+                        note="adapt prints the ops before and after, and verifies the results")
     passes = [fix["pass"] for fix in collect_fixes(failing)]
     made = _suggest_rewrite(report, passes, failing) if passes else NextStep("", "No pass fixes these findings.")
     return made if made.command else _suggest_otherwise(report, failing, made)
@@ -148,9 +149,9 @@ def _suggest_rewrite(
     tried = _Forecasts(report)
     found = tried.forecast(passes)
     if isinstance(found, str):
-        return NextStep(format_rewrite_command(report, passes, dry_run=True), "This shows what the passes that fix "
-                        f"findings change, and writes nothing: {_list_passes(passes)}.",
-                        note=f"not predicted here: {found}")
+        return NextStep(format_rewrite_command(report, passes, dry_run=True), "This shows the changes of the passes "
+                        f"that fix findings, without writing: {_list_passes(passes)}.",
+                        note=f"no prediction: {found}")
     needed = [fix["pass"] for fix in collect_fixes(item for item in failing if item.severity is Severity.WRONG)]
     if found.is_gain or set(passes) == set(needed):
         words = "" if found.is_gain else _AT_ANY_COST
@@ -191,7 +192,7 @@ class _Forecasts:
         if self._outlook is None:
             return "the report has no model to rewrite"
         if self._size > self._left:
-            return f"that is for models of at most {_MAX_TRIED_OPS:,} ops"
+            return f"forecasts are limited to models of {_MAX_TRIED_OPS:,} ops"
         self._left -= self._size
         found = self._outlook.forecast(passes)
         if isinstance(found, FixForecast):
@@ -201,7 +202,7 @@ class _Forecasts:
     def forecast_preset(self, preset: str) -> FixForecast | str:
         """Forecast a preset, which is tried with and without the passes that the guard reverts."""
         if self._outlook is None or self._size * _PRESET_RUNS > self._left:
-            return "that takes longer than the report"
+            return "it would take longer than the report"
         return self._outlook.forecast_preset(preset)
 
     def gains(self, passes: Sequence[str]) -> bool:
@@ -224,7 +225,7 @@ def _suggest_otherwise(report: LintReport, failing: Sequence[Finding], tried: Ne
     if cut is not None and os.path.exists(report.model):
         return NextStep(format_split_command(report, cut), f"{tried.words} This cuts the model at %{cut.value} "
                         f"({cut.code} {cut.slug}), so that the rest can run on the ANE.",
-                        note="not predicted here: lint the parts to see where they run")
+                        note="no prediction: lint the parts to see where they run")
     for item in failing:
         fix = item.fix
         if fix is not None and fix["advice"] and not fix["pass"]:

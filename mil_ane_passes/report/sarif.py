@@ -151,7 +151,7 @@ def _build_layer_result(
 ) -> dict[str, Any]:
     identity = (item.code, item.layer, item.kind)
     seen[identity] += 1
-    stays = f" It stays in a rewrite within the format: {item.not_fixed_because}." if item.not_fixed_because else ""
+    stays = f" A rewrite within the format does not fix it: {item.not_fixed_because}." if item.not_fixed_because else ""
     place = _build_named_location(location, item.layer, item.layer)
     place["logicalLocations"][0]["kind"] = "module"
     return {

@@ -113,9 +113,10 @@ def test_a_report_of_a_rewrite_is_saved(rewritten, tmp_path):
 
 
 @pytest.mark.parametrize("name,message", [
-    ("r", "r: found no suffix; expected .json, .html or .txt, which select the form of the report"),
+    ("r", "r: found no suffix; expected .json, .html or .txt, which selects the format of the report"),
     ("r.sarif", "r.sarif: found the suffix .sarif; expected .json, .html or .txt, which "),
-    ("r.htm", "r.htm: found the suffix .htm; expected .json, .html or .txt, which select the form of the report; did "
+    ("r.htm", "r.htm: found the suffix .htm; expected .json, .html or .txt, which selects the format of the report; "
+              "did "
               "you mean '.html'?"),
     ("no/r.json", "no folder 'no' to write 'r.json' to; create it first"),
     ("in.mlpackage/r.json", "'in.mlpackage/r.json' lies in the package "),

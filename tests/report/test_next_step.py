@@ -114,7 +114,7 @@ def test_a_pass_that_measures_is_not_forecast():
     report = ane.lint("fixtures/nmp.mlpackage", target="m4")
     command, _, note = lines_of(report)
     assert command.endswith("--passes fp16_compute,split_wide_conv --target m4 --dry-run")
-    assert note == "  not predicted here: fp16_compute runs the model to measure values"
+    assert note == "  not predicted here: fp16_compute has to run the model to measure values"
 
 
 def test_a_large_model_is_not_forecast(monkeypatch):

@@ -136,7 +136,7 @@ def test_functions_have_lines_of_their_own():
 
 def test_a_program_that_computes_nothing():
     made = report(empty())
-    assert str(made).splitlines()[:2] == ["a program in memory: 0 ops, nothing to place", "no findings"]
+    assert str(made).splitlines()[:2] == ["a program in memory: 0 ops", "no findings"]
     assert made.share == 100.0 and made.to_dict()["summary"]["transitions"] == 0
 
 

@@ -97,9 +97,9 @@ class Decoder:
         """Run tokens through the model, as many at a time as its packages take; returns the logits of the last one."""
         rest, logits = list(ids), None
         if not rest:
-            raise ValueError("no ids; expected one token at least")
+            raise ValueError("no ids; expected at least one token")
         if self.context is not None and self.position + len(rest) > self.context:
-            raise ValueError(f"{self.position + len(rest)} tokens; the context holds {self.context}")
+            raise ValueError(f"{self.position + len(rest)} tokens; the maximum (context) is {self.context}")
         while rest:
             count = max(count for count in self._parts if count <= len(rest))
             logits, rest = self._step(rest[:count]), rest[count:]
@@ -153,8 +153,8 @@ def read_fixed(inputs: dict[str, Any], values: Any) -> dict[str, Any]:
     """Return the values of fixed inputs in their type. ValueError for one that is missing or has another shape."""
     for name, each in inputs.items():
         if name not in values:
-            raise ValueError(f"no values of the input '{name}' ({', '.join(map(str, each['shape']))}); expected them "
-                             "in the given values, such as those of an .npz file")
+            raise ValueError(f"no values for the input '{name}' ({', '.join(map(str, each['shape']))}); expected them "
+                             f"among the given values, for example in an .npz file")
         if list(np.shape(values[name])) != each["shape"]:
             raise ValueError(f"'{name}' is {np.shape(values[name])}; expected {tuple(each['shape'])}")
     return {name: np.asarray(values[name]).astype(each["dtype"]) for name, each in inputs.items()}
@@ -201,11 +201,13 @@ def open_by(runtime: str) -> Callable[[Path, str | None], Any]:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ids", required=True, help="the prompt's token ids, such as 1,2,3")
-    parser.add_argument("--steps", type=int, default=16, help="how many tokens to generate (default: 16)")
+    parser.add_argument("--steps", type=int, default=16, help="number of tokens to generate (default: 16)")
     parser.add_argument("--runtime", choices=("coreml", "reference"), default="coreml")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0 (default): the likeliest token")
-    parser.add_argument("--seed", type=int, default=0, help="of the sampling")
-    parser.add_argument("--inputs", metavar="FILE.npz", help="what is the same for all tokens, such as of an encoder")
+    parser.add_argument("--temperature", type=float, default=0.0, help="sampling temperature; 0 (default): always the "
+                                                                       "most likely token")
+    parser.add_argument("--seed", type=int, default=0, help="random seed for sampling")
+    parser.add_argument("--inputs", metavar="FILE.npz", help="inputs that are the same for all tokens, such as "
+                                                             "encoder outputs")
     parser.add_argument("--json", action="store_true", help='print {"tokens": [...]}')
     arguments = parser.parse_args(argv)
     try:

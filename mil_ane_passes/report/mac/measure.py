@@ -1,4 +1,4 @@
-"""Measure on a Mac what Core ML does with the packages beside this file.
+"""Measure the packages next to this file with Core ML, on a Mac.
 
     pip install coremltools==9.0        (it brings numpy; models with images also need: pip install pillow)
     python measure.py                   (Python 3.9 or later; writes result.json beside this file)
@@ -264,7 +264,7 @@ def read_compute_plan(ct: Any, path: Path, units: str, function: str | None) -> 
     plan = MLComputePlan.load_from_path(path=str(compiled), compute_units=getattr(ct.ComputeUnit, units))
     program = plan.model_structure.program
     if program is None:
-        raise ValueError("the model is no ML Program")
+        raise ValueError("the model is not an ML Program")
     return {"program": {"functions": {name: list(iterate_plan_ops(plan, each.block, 0))
                                       for name, each in program.functions.items()}}}
 
@@ -304,7 +304,8 @@ def judge_feeds(feeds: Json) -> Json:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Measure what Core ML does with the packages beside this file.")
-    parser.add_argument("--runs", type=int, default=20, help="timed predictions for each choice of units (default 20)")
+    parser.add_argument("--runs", type=int, default=20, help="timed predictions for each compute unit setting "
+                                                             "(default: 20)")
     given = parser.parse_args(arguments)
     import coremltools as ct
 
