@@ -81,11 +81,11 @@ def test_the_numbers_in_its_words():
     rewrites = sum(issubclass(rule, Rewrite) for rule in get_all_rules().values())
     architectures = {each.architecture for each in read_record()}
     assert f"| {rewrites} rewrites;" in read_page("mil_ane_passes/README.md")
-    assert f"what they make of {len(architectures)} real architectures" in README
+    assert f"their results on {len(architectures)} real architectures" in README
     assert f"Small models of {len(architectures)} architectures" in read_page("mil_ane_passes/rewrites/README.md")
     every = [cell.strip() for cell in grid().splitlines()[-1].strip("|").split("|")]
     alone, patched = (re.search(r"\((\d+)\.(\d)%\)", every[place]) for place in (2, 5))
-    share = f"coremltools alone gets {alone[1]} % right, with our patches {patched[1]}.{patched[2]} %"
+    share = f"coremltools converts {alone[1]} % correctly, with the patches {patched[1]}.{patched[2]} %"
     assert f"of {every[1]} cases\n[{share}]" in README
 
 

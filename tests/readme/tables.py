@@ -36,7 +36,7 @@ SPEEDS = ("| `explain` of a rule |", "| `lint` of 100 ops |", "| `rewrite --no-v
 "How the rows begin that the README has of the table of speed."
 HUNDREDS = {"1": "layout, shape, size", "2": "what the ANE may not take", "3": "wrong numbers", "4": "weights",
             "5": "the model as a whole"}
-HOST = {"converts to other values, silently": "other values, without a word", "not implemented": "not implemented"}
+HOST = {"silently miscompiled": "silently wrong values", "not implemented": "not implemented"}
 
 
 def rules() -> str:
