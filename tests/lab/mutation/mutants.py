@@ -893,8 +893,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "slice-by-one",
         "known_slice",
         "known_slice",
-        'return "it reaches behind the end" if number.addend > 0 else number.addend or None',
-        'return "it reaches behind the end" if number.addend > 0 else (number.addend + 1 if number.addend < -1 else '
+        'return "it reaches beyond the end" if number.addend > 0 else number.addend or None',
+        'return "it reaches beyond the end" if number.addend > 0 else (number.addend + 1 if number.addend < -1 else '
         "number.addend) or None",
         "a slice ends one element later",
         ("slice_less_two",),
