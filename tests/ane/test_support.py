@@ -28,14 +28,14 @@ def answer(kind, target, refusals=()):
 @pytest.mark.parametrize(("kind", "target", "ane", "takes", "words"), [
     ("relu", "m4", "yes", True, "relu: seen on M4"),
     ("relu", "m1", "unknown", True,
-     "relu: seen by a private route on M1; Core ML was not asked on M1 (predicted: supported)"),
+     "relu: seen on a private route on M1; not measured through Core ML on M1 (predicted: supported)"),
     ("relu", "a18", "unknown", True,
-     "relu: seen on M4 and by a private route on M1, M2, M5 and M6; not measured on A18 (predicted: supported)"),
+     "relu: seen on M4 and on a private route on M1, M2, M5 and M6; not measured on A18 (predicted: supported)"),
     ("sin", "m4", "yes", True, "sin: seen on M4"),
     ("sin", "m3", "unknown", True,
-     "sin: seen on M4 and by a private route on M5; not measured on M3 (predicted: supported)"),
+     "sin: seen on M4 and on a private route on M5; not measured on M3 (predicted: supported)"),
     ("softmax", "a15", "yes", True, "softmax: seen on A15"),
-    ("acos", "m6", "unknown", False, "acos: not measured on M6, and not known to have been seen on any ANE"),
+    ("acos", "m6", "unknown", False, "acos: not measured on M6, and not observed on any ANE"),
 ])
 def test_the_answer_says_where_it_was_seen_and_where_not(kind, target, ane, takes, words):
     told = answer(kind, target)

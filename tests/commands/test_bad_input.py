@@ -93,14 +93,14 @@ def without(path, name):
 
 
 PACKAGES = {
-    "missing": (lambda s: s.with_name("no.mlpackage"), "no such file or folder; give the .mlpackage folder"),
-    "a file": (lambda s: written(s.with_name("f.mlpackage"), "x"), "not a package but a file; "),
+    "missing": (lambda s: s.with_name("no.mlpackage"), "no such file or folder; expected an .mlpackage folder"),
+    "a file": (lambda s: written(s.with_name("f.mlpackage"), "x"), "a file, not a package; "),
     "misspelt": (lambda s: s.with_name(f"{s.stem}s.mlpackage"), "in.mlpackage'?"),
-    "arrays": (arrays, "arrays of numpy, no model; inputs to run on go to --feeds"),
-    "a torch model": (torch_model, "a model of PyTorch; convert it first"),
+    "arrays": (arrays, "numpy arrays, not a model; pass inputs with --feeds"),
+    "a torch model": (torch_model, "a PyTorch model; convert it first"),
     "an archive": (lambda s: Path(shutil.make_archive(str(s.with_name("z")), "zip", s)), "an archive; unpack it first"),
     "the file in a package": (lambda s: s / "Data/com.apple.CoreML/model.mlmodel", "a part of the package "),
-    "a folder in a package": (lambda s: s / "Data", "in.mlpackage; give that folder"),
+    "a folder in a package": (lambda s: s / "Data", "in.mlpackage; pass that folder"),
     "an empty folder": (lambda s: made(s.with_name("e.mlpackage")), "not a package, it has no Manifest.json; "),
     "no manifest": (lambda s: without(s, "Manifest.json"), "not a package, it has no Manifest.json; "),
     "manifest not json": (
@@ -114,11 +114,11 @@ PACKAGES = {
     "manifest of nothing": (lambda s: broken_manifest(s, itemInfoEntries={}), "as the root model, which is not among"),
     "model missing": (
         lambda s: without(s, "Data/com.apple.CoreML/model.mlmodel"),
-        "model.mlmodel is missing; expected it",
+        "model.mlmodel is missing, but",
     ),
     "model not a model": (
         lambda s: (written(s / "Data/com.apple.CoreML/model.mlmodel", "\xff" * 99), s)[1],
-        "the model file is no Core ML model (",
+        "the model file is not a Core ML model (",
     ),
     "weights missing": (lambda s: without(s, WEIGHTS), "weight.bin is missing ("),
     "weights empty": (lambda s: edit_weights(s, lambda data: b""), "has 0 bytes; expected a header of 64; "),

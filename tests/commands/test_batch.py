@@ -57,7 +57,7 @@ def test_a_folder_is_linted(folder, tmp_path, capsys, monkeypatch):
     (tmp_path / "setup.cfg").write_text("[mil_ane_passes]\nselect = ANE9\nfail-under = 0\n")
     assert main(arguments) in (0, 2) and main([*arguments, "--no-config"]) == 1
     (tmp_path / "setup.cfg").write_text("[mil_ane_passes]\nbaseline = old.json\n")
-    assert main(arguments) == 2 and "a baseline, which is of one model" in capsys.readouterr().err
+    assert main(arguments) == 2 and "a baseline, which applies to one model only" in capsys.readouterr().err
 
 
 def test_what_could_not_be_run_counts_most(folder, tmp_path, capsys):
@@ -71,7 +71,7 @@ def test_what_could_not_be_run_counts_most(folder, tmp_path, capsys):
     (["rewrite", "a.mlpackage"], "no output folder; expected -o DIR, or --dry-run"),
     (["lint", "a.mlpackage"], "no output folder for the reports; expected -o DIR"),
     (["rewrite", "", "-o", "out"], "no packages given"),
-    (["rewrite", "a.mlpackage", "-o", "a.mlpackage/out"], "sources are never changed"),
+    (["rewrite", "a.mlpackage", "-o", "a.mlpackage/out"], "sources are never modified"),
 ])
 def test_bad_input_is_one_line(arguments, words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -122,6 +122,6 @@ def test_a_stopped_batch_leaves_whole_results_and_goes_on_with_the_rest(number, 
     assert counts["unchanged"] + done == 8 and done in (left, left - 1)  # the last one may lack its record
     assert shown(out) == [f"{name}.mlpackage" for name in names]
     if number == signal.SIGINT:
-        heard = int(re.search(r"interrupted: (\d) of 8 done; run the same again", errors)[1])
+        heard = int(re.search(r"interrupted: (\d) of 8 done; run the same command again", errors)[1])
         assert process.returncode == 130 and done - 2 <= heard <= done  # two workers, whose last words may be unheard
         assert printed.splitlines()[-1].endswith(f": {8 - heard} not run" + f", {heard} unchanged" * (heard > 0))

@@ -85,7 +85,7 @@ def test_what_fits_is_said_to_fit(saved, capsys):
     lines = called(capsys, package, "--feeds", feeds, "--worst", "2").splitlines()
     assert "all values fit fp16 in 1 run" in lines
     assert [line.split()[0] for line in lines[1:3]] == ["%squares", "%mean"]
-    assert lines[3] == "  and 4 more values, with more room (--worst says how many are shown)"
+    assert lines[3] == "  and 4 more values with more headroom (--worst N shows more)"
 
 
 def test_nan_does_not_fit(saved, capsys):
@@ -107,10 +107,10 @@ def test_the_text_shows_thirty_values_where_nobody_says_how_many_and_the_data_ha
 
     package, feeds = saved(build_program(body, x=(2, 8)), x=np.full((2, 8), 300, np.float16))
     lines = called(capsys, package, "--feeds", feeds).splitlines()
-    assert lines[31] == "  and 11 more values, with more room (--worst says how many are shown)"
+    assert lines[31] == "  and 11 more values with more headroom (--worst N shows more)"
     assert lines[1].startswith("> ") and lines[32].startswith("first to overflow fp16: ")
     assert len([line for line in lines if "overflows fp16; fixed by" in line]) == 30
-    assert lines[-1] == "and 11 more values are beyond fp16"
+    assert lines[-1] == "and 11 more values overflow fp16"
     assert len(json.loads(called(capsys, package, "--feeds", feeds, "--format", "json"))["ops"]) == 41
 
 
@@ -238,7 +238,7 @@ def test_rewrite_proves_on_the_feeds_too(saved, capsys, tmp_path):
 def test_without_feeds_it_runs_on_random_feeds_and_says_so(saved, capsys):
     package, _ = saved(integers(), ids=np.zeros(3, np.int32))
     out = called(capsys, package)
-    assert "on random feeds, as no --feeds or --ranges were given" in out
+    assert "on random feeds, because neither --feeds nor --ranges were given" in out
     data = json.loads(called(capsys, package, "--format", "json"))
     assert data["sampled"] and data["runs"] >= 2
     assert not ane.calibrate(package, feeds={"ids": np.zeros(3, np.int32)}).to_dict()["sampled"]

@@ -22,7 +22,7 @@ def test_overwrite_replaces_packages_only(tmp_path, capsys):
     photos.mkdir(parents=True)
     (photos / "a.jpg").write_text("a")
     line = refused(["rewrite", FIXTURE, "-o", tmp_path / "precious.mlpackage", "--overwrite"], capsys)
-    assert "is no package (it has no Manifest.json); only a package is overwritten" in line
+    assert "is not a package (it has no Manifest.json); only packages are overwritten" in line
     assert (photos / "a.jpg").read_text() == "a"
 
 

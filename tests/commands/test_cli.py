@@ -175,8 +175,8 @@ def test_a_pass_by_name_that_is_for_none_of_the_targets_chips_is_said_to_have_do
     asked = ("rewrite", idle, "--dry-run", "--target", target, "--passes", "safe,tangent{always=true}")
     assert main([*asked]) == 0
     text = capsys.readouterr().out
-    assert ("ane::tangent  did not look at the program: it is for M3, " in text) == bool(outside)
-    assert (", and the target is m1\n" in text) == bool(outside) == ("did not look" in text)
+    assert ("ane::tangent  did not run: it applies to M3, " in text) == bool(outside)
+    assert (", and the target is m1\n" in text) == bool(outside) == ("did not run" in text)
     assert main([*asked, "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out).get("outside", []) == outside
 

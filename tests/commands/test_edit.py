@@ -74,7 +74,7 @@ def test_the_command_does_what_the_function_does(fixtures, tmp_path):
     (["--rename", "x="], "--rename x=: expected A=B"),
     (["--rename", "x=a", "--rename", "x=b"], "--rename x=b: 'x' is given twice (x=a before)"),
     (["--rename", "nowhere=b"], "there is no value 'nowhere' in the model"),
-    (["--io", "fp32", "--io", "fp32", "x"], "--io fp32 is given for all names, and again"),
+    (["--io", "fp32", "--io", "fp32", "x"], "--io fp32 is given without names more than once"),
     (["--io", "bf16"], "'bf16' is no type that it makes"),
     (["--rename", "input_2=a", "--function", "mian"], "no function 'mian'; the model has main; did you mean 'main'?"),
 ])

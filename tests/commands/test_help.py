@@ -30,10 +30,10 @@ def test_each_command_shows_a_call_that_it_takes(command, capsys):
 @pytest.mark.parametrize("command", ["run", "verify"])
 def test_the_list_of_quirks_follows_the_example(command, capsys):
     text = helped(capsys, command)
-    assert text.index("example: ") < text.index("quirks (they model published faults") < text.index("softplus_cliff An")
+    assert text.index("example: ") < text.index("quirks (models of published faults") < text.index("softplus_cliff An")
 
 
 def test_all_commands_are_listed(capsys):
     text = helped(capsys)
-    assert "2 could not run, 128 + its number when a signal stopped it" in text
+    assert "2 could not run, 128 + N stopped by signal N" in text
     assert all(f" {command} " in text for command in COMMANDS if " " not in command)

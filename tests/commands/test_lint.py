@@ -165,14 +165,14 @@ def test_the_bar(source, capsys):
     assert ran(capsys, source, "--fail-under", f"{share:g}", code=0)[2] == ""
     if share < 100:
         _, out, err = ran(capsys, source, "--fail-under", "100", code=1)
-        assert err.startswith("mil-ane-passes: --fail-under: ") and err.endswith("under the bar of 100 %\n")
+        assert err.startswith("mil-ane-passes: --fail-under: ") and err.endswith("below the limit of 100 %\n")
         assert "8 ops" in err and out
 
 
 @pytest.mark.parametrize("bar", ["-1", "100.1", "most", "nan", "inf", ""])
 def test_a_bar_that_is_none(bar, source, capsys):
     assert refused(capsys, source, "--fail-under", bar) == \
-        f"--fail-under: found {bar!r}; expected a number of percent, 0 to 100"
+        f"--fail-under: found {bar!r}; expected a percentage, 0 to 100"
 
 
 def test_a_baseline_lets_known_findings_pass(source, fixtures, tmp_path, capsys):
@@ -287,7 +287,7 @@ def test_settings_that_mean_nothing_name_the_file(said, message, source, tmp_pat
     (["no.mlpackage"], "no.mlpackage: no such file or folder; "), ([""], "no path given; "), (["."], "not a package"),
     (["IN", "--target", "m"], "target 'm' is not known; "),
     (["IN", "--select", "lift-conv"], "select: no rule 'lift-conv'; "),
-    (["IN", "--ignore", "ANE301,"], "ignore: found '' where a rule is named; "),
+    (["IN", "--ignore", "ANE301,"], "ignore: found ''; "),
     (["IN", "--select", "A"], "select: no rule 'A'; "), (["IN", "--config", "no.cfg"], "no.cfg: no such file; "),
 ])
 def test_what_cannot_be_used(arguments, message, source, capsys):

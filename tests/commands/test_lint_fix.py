@@ -60,7 +60,7 @@ def test_in_place_the_source_is_replaced_and_kept(models, capsys):
     before = content(package)
     out, _ = ran(capsys, package, "--in-place", code=0)
     assert "ane::triangle_cumsum" in out and "equal in " in out
-    assert out.splitlines()[-1] == f"the source is kept as {package}.bak"
+    assert out.splitlines()[-1] == f"the original is kept as {package}.bak"
     assert "cumsum" not in kinds(package) and content(Path(f"{package}.bak")) == before
     assert sorted(os.listdir(package.parent)) == ["c.mlpackage", "c.mlpackage.bak"]
     assert "cumsum" in kinds_of_backup(package)
@@ -113,7 +113,7 @@ def test_a_pass_that_breaks_the_check_is_left_out_as_one_of_a_preset(
     monkeypatch.setattr(rewrite_steps, "_verify", verify)
     before = content(models)
     out, _ = ran(capsys, "models/b/c.mlpackage", "--in-place", code=0)
-    assert "left out, as it breaks the equivalence check" in out and content(models) == before
+    assert "left out because it breaks the equivalence check" in out and content(models) == before
 
 
 def test_the_guard_judges_passes_that_the_user_did_not_name():
@@ -139,15 +139,15 @@ def test_what_runs_only_by_name_is_left_to_the_user(tmp_path, capsys):
 
     save_program(build_program(body, dtype=types.fp32, x=(4, 8)), tmp_path / "fp32.mlpackage")
     out, _ = ran(capsys, tmp_path / "fp32.mlpackage", "--in-place", code=0)
-    assert "left to you: ane::fp16_compute (approximate, only by name: rewrite --passes fp16_compute" in out
+    assert "not applied: ane::fp16_compute (approximate, by name only: rewrite --passes fp16_compute" in out
 
 
 REFUSED = {
     "no place": (["a"], "--fix: expected one of -o OUT.mlpackage and --in-place"),
     "two places": (["a", "--in-place", "-o", "b.mlpackage"], "--fix: expected one of -o OUT.mlpackage and --in-place"),
-    "several to one": (["models", "-o", "b.mlpackage"], "--fix: -o names one output, and there are 2 packages; "),
+    "several to one": (["models", "-o", "b.mlpackage"], "--fix: -o names one output for 2 packages; "),
     "a form": (["a", "--in-place", "--format", "sarif"], "--fix: found --format sarif; expected text or json"),
-    "statistics": (["a", "--in-place", "--statistics"], "--fix: found --statistics, which is about a report"),
+    "statistics": (["a", "--in-place", "--statistics"], "--fix: found --statistics, which applies to reports"),
 }
 
 

@@ -117,10 +117,10 @@ def test_a_wrong_name_among_them_has_the_message_of_one(package, capsys):
 
 
 @pytest.mark.parametrize("options,words", [
-    (["--format", "sarif"], "--format sarif: --target names several targets; expected text or json"),
-    (["--statistics"], "--statistics is about one target"), (["--sizes"], "--sizes is about one target"),
-    (["--baseline", "old.json"], "--baseline is about one target"),
-    (["--fix", "--in-place"], "--fix is about one target")])
+    (["--format", "sarif"], "--format sarif: with several targets; expected text or json"),
+    (["--statistics"], "--statistics applies to one target"), (["--sizes"], "--sizes applies to one target"),
+    (["--baseline", "old.json"], "--baseline applies to one target"),
+    (["--fix", "--in-place"], "--fix applies to one target")])
 def test_options_about_one_target(options, words, package, capsys):
     out, err = ran(capsys, package, "--target", TARGETS, *options, code=2)
     assert out == "" and err.startswith(f"mil-ane-passes: {words}")

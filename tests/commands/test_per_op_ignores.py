@@ -127,7 +127,7 @@ def test_both_files_say_the_same(name, text, tmp_path):
 @pytest.mark.parametrize("table,words", [
     ({"x": "cumsums"}, "per_op_ignores: no rule 'cumsums'; expected a code"),
     ({"x": []}, "per_op_ignores: found None"),
-    ({" ": "ANE2"}, "per_op_ignores: found ' ' as a pattern"),
+    ({" ": "ANE2"}, "per_op_ignores: found the pattern ' '"),
     (["x"], "per_op_ignores: found ['x']; expected a mapping")])
 def test_mistakes(table, words, package):
     with pytest.raises(InputError) as refused:

@@ -144,8 +144,8 @@ def test_states_are_read_and_written(given, stateful, tmp_path, capsys):
 
 
 STATES = {
-    "missing": (["--state", "{tmp}/no.npz"], "state: no file '{tmp}/no.npz'; expected an .npz with one array for each "
-                                             "state"),
+    "missing": (["--state", "{tmp}/no.npz"], "state: no file '{tmp}/no.npz'; expected an .npz file with one array "
+                                             "per state"),
     "another name": (["--state", "{feeds}"], "state 'x': no such state (states: total)"),
     "one file for both": (["--state-out", "{tmp}/out.npz"], "outputs and final states would both be written to "
                                                            "'{tmp}/out.npz'; expected two files"),
@@ -175,7 +175,7 @@ def test_outputs_and_states_are_not_written_to_one_file_by_two_names(stateful, t
 def test_a_package_without_states_has_none_to_write(source, feeds, tmp_path, capsys):
     assert main(["run", source, "--feeds", feeds, "-o", str(tmp_path / "o.npz"), "--state-out",
                  str(tmp_path / "s.npz")]) == 2
-    assert "the function has no states, so there is nothing to write" in capsys.readouterr().err
+    assert "the function has no states; remove this option" in capsys.readouterr().err
     assert not (tmp_path / "o.npz").exists()
 
 

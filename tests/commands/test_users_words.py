@@ -77,10 +77,10 @@ def damaged_lzma(path) -> None:
 
 BAD = {
     "a bomb": (bomb, "found shape (268435456,), expected fp32 (1, 8, 20)"),
-    "a header of 1 TB": (lambda path: member(path, npy((1 << 38,))), "says it is float32 (274877906944,)"),
-    "overflowing": (lambda path: member(path, npy((1 << 62, 1 << 62))), "says it is float32"),
-    "negative": (lambda path: member(path, npy((-1,))), "says it is float32 (-1,)"),
-    "short": (lambda path: member(path, npy(SHAPE, data=bytes(10))), "which is 640 bytes, and holds 10"),
+    "a header of 1 TB": (lambda path: member(path, npy((1 << 38,))), "declares float32 (274877906944,)"),
+    "overflowing": (lambda path: member(path, npy((1 << 62, 1 << 62))), "declares float32"),
+    "negative": (lambda path: member(path, npy((-1,))), "declares float32 (-1,)"),
+    "short": (lambda path: member(path, npy(SHAPE, data=bytes(10))), "which is 640 bytes, but has 10"),
     "encrypted": (lambda path: flagged(path, 8, 1), "encrypted"),
     "unknown method": (lambda path: flagged(path, 10, 77), "compression"),
     "damaged LZMA": (damaged_lzma, "cannot read"),

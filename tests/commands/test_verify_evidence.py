@@ -115,15 +115,15 @@ def test_feeds_are_given_again(models, tmp_path):
 
 
 @pytest.mark.parametrize(("change", "reason"), [
-    (lambda found: found.update(kind="other"), "this is no evidence of an equivalence check"),
+    (lambda found: found.update(kind="other"), "not a report of `verify`"),
     (lambda found: found.update(schema=2), "schema 2; expected 1"),
-    (lambda found: found.update(runs={}), "'runs' is missing or of another type"),
+    (lambda found: found.update(runs={}), "'runs' is missing or has the wrong type"),
     (lambda found: found["options"].update(seeds="2"), "option 'seeds' is '2'"),
     (lambda found: found["options"].update(quirks=[["x"]]), "option 'quirks' is [['x']]"),
-    (lambda found: found["runs"].append(5), "run 8 of 'runs' has no text as its 'function'"),
-    (lambda found: found["runs"][0].update(feeds=["seed 0"]), "run 1 of 'runs' has no text as its 'feeds'"),
+    (lambda found: found["runs"].append(5), "run 8 of 'runs' has no string 'function'"),
+    (lambda found: found["runs"][0].update(feeds=["seed 0"]), "run 1 of 'runs' has no string 'feeds'"),
     (lambda found: found["options"].update(widths=1), "option 'widths' is 1"),
-    (lambda found: found["models"].pop("after"), "there is no path of 'after'; give both models"),
+    (lambda found: found["models"].pop("after"), "no path recorded for 'after'; give both models"),
 ])
 def test_a_damaged_file_is_refused(evidence, capsys, change, reason):
     found = json.loads(evidence.read_text())
@@ -147,7 +147,7 @@ def test_wrong_use(models, evidence, tmp_path, capsys):
         assert main(["verify", *arguments]) == 2
         assert reason in capsys.readouterr().err
     program = ane.load(models[0]).program
-    with pytest.raises(ane.InputError, match="before is of type Program; evidence names files"):
+    with pytest.raises(ane.InputError, match="before is of type Program; evidence identifies files"):
         ane.verify(program, models[1], report=tmp_path / "x.json")
     with pytest.raises(ane.InputError, match="found one model; expected two"):
         ane.verify(models[0])

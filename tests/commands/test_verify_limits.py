@@ -128,8 +128,8 @@ def test_what_is_not_finite_has_to_be_the_same_and_integers_equal():
     ({"rtol": float("nan")}, "rtol: found nan; expected a number of 0 or more"),
     ({"snr": float("inf")}, "snr: found inf; expected a finite number of dB"),
     ({"cosine": 2}, "cosine: found 2; expected a number from -1 to 1"),
-    ({"snr": 3, "exactness": "bitwise"}, "take the place of exactness"),
-    ({"snr": 3, "fixes_nonfinite": True}, "take the place of exactness"),
+    ({"snr": 3, "exactness": "bitwise"}, "replace exactness"),
+    ({"snr": 3, "fixes_nonfinite": True}, "replace exactness"),
 ])
 def test_limits_that_nothing_can_hold_are_refused(limits, said):
     one = made(lambda x: mb.relu(x=x, name="y"))

@@ -265,20 +265,21 @@ def test_a_callable_that_does_not_fit_is_named(given, message):
 WORDS = {
     "both callables": (RETURNS["a tuple"], RETURNS["a list"], {}, "both sides are callables; expected a model on one"),
     "a class": (two(), Net, {}, "found the class Net; expected an instance of it"),
-    "bitwise": (two(), RETURNS["a tuple"], {"exactness": "bitwise"}, "exactness 'bitwise' is for two models"),
-    "tolerance of models": (two(), two(), {"tolerance": 0.1}, "tolerance is for a torch module or a callable"),
+    "bitwise": (two(), RETURNS["a tuple"], {"exactness": "bitwise"}, "exactness 'bitwise' applies to two models"),
+    "tolerance of models": (two(), two(), {"tolerance": 0.1}, "tolerance applies to a torch module or a callable"),
     "negative": (two(), RETURNS["a tuple"], {"tolerance": -1.0}, "tolerance -1.0: expected 0 or more"),
     "no number": (two(), RETURNS["a tuple"], {"tolerance": float("nan")}, "tolerance nan: expected 0 or more"),
     "a quirk of a callable": (two(), RETURNS["a tuple"], {"quirks": ("conv_transpose_1d_bias",)},
-                              "quirks are imitated in the second model, which here is a callable; give the callable"),
+                              "quirks are imitated in the second model, which is a callable here; pass the callable"),
     "an unknown quirk": (RETURNS["a tuple"], two(), {"quirks": ("bias",)}, "quirk 'bias': unknown"),
-    "neither": (two(), 7, {}, "cannot read a int; expected a path"),
+    "neither": (two(), 7, {}, "cannot read an object of type int; expected a path"),
 }
 
 
 def test_a_spec_is_refused_with_what_to_do():
     """Its weights lie elsewhere, so it is no model by itself."""
-    with pytest.raises(ane.InputError, match=r"cannot read a Model; .* save a spec first: ct\.models\.MLModel"):
+    advice = r"cannot read an object of type Model; .* save a spec first: ct\.models\.MLModel"
+    with pytest.raises(ane.InputError, match=advice):
         ane.verify(ct.proto.Model_pb2.Model(), two())
 
 

@@ -206,7 +206,7 @@ def test_a_form_nobody_knows_is_left_alone(monkeypatch):
 
     monkeypatch.setattr(compressed_weights, "_KNOWN_INPUTS", compressed_weights._KNOWN_INPUTS - {"zero_point"})
     assert explain_axis_obstacle(before) == (
-        "weight is compressed by constexpr_affine_dequantize with an input 'zero_point' that is not known here"
+        "weight is compressed by constexpr_affine_dequantize with an unknown input 'zero_point'"
     )
 
 

@@ -228,7 +228,7 @@ def test_the_text_says_what_to_do(source, tmp_path, capsys):
     (["missing/mac", "IN"], "missing/mac: the folder missing does not exist; create it first"),
     (["full", "IN"], "full: exists and is not an empty folder; expected a free path or an empty folder"),
     (["mac", "none.mlpackage"], "none.mlpackage"),
-    (["mac", "IN", "IN", "--preset", "safe"], "both a package to compare with and a rewrite"),
+    (["mac", "IN", "IN", "--preset", "safe"], "both a second package and a rewrite"),
     (["mac", "IN", "--feeds", "none.npz"], "feeds: no file 'none.npz'"),
     (["mac", "IN", "--preset", "quick"], "quick"),
 ])

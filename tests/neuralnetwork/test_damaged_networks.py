@@ -51,7 +51,8 @@ def test_a_classifier_has_a_label_for_each_probability(count):
     spec = make_classifier().spec
     labels = spec.neuralNetworkClassifier.stringClassLabels.vector
     labels[:] = [f"class {at}" for at in range(count)]
-    with pytest.raises(ane.InputError, match=f"{count} class labels for 3 probabilities; expected a label for each"):
+    fault = f"{count} class labels for 3 probabilities; expected one label per probability"
+    with pytest.raises(ane.InputError, match=fault):
         upgrade_model(spec)
 
 

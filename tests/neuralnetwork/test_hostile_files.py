@@ -67,8 +67,8 @@ def set_array(spec, shape):
 
 
 REFUSED = {
-    "no layers": (lambda spec: spec.neuralNetwork.ClearField("layers"), "no layer makes the output 'out'"),
-    "no kind": (lambda spec: spec.neuralNetwork.layers[0].ClearField("copy"), "no kind that this version knows"),
+    "no layers": (lambda spec: spec.neuralNetwork.ClearField("layers"), "no layer computes the output 'out'"),
+    "no kind": (lambda spec: spec.neuralNetwork.layers[0].ClearField("copy"), "its kind is unknown to this version"),
     "no input": (lambda spec: spec.neuralNetwork.layers[0].ClearField("input"), "it has no input"),
     "no shape": (lambda spec: set_array(spec, ()), "the input 'data' has no shape"),
     "negative size": (lambda spec: set_array(spec, (1, -4)), "expected up to 5 of at least 1"),
@@ -82,7 +82,7 @@ REFUSED = {
     "sequence": (lambda spec: spec.description.input[0].type.sequenceType.SetInParent(), "is of type sequenceType"),
     "no type": (lambda spec: spec.description.input[0].ClearField("type"), "is of type None"),
     "image of no size": (lambda spec: spec.description.input[0].type.imageType.__setattr__("colorSpace", 20),
-                         "is declared of 0 x 0 pixels"),
+                         "is declared with 0 x 0 pixels"),
     "image of no color": (lambda spec: spec.description.input[0].type.imageType.SetInParent(),
                           "has color space INVALID"),
     "a cycle": (lambda spec: spec.neuralNetwork.layers[0].input.__setitem__(0, "out"),

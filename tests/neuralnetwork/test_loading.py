@@ -47,7 +47,7 @@ def folder(tmp_path_factory):
     return place
 
 
-SAID = "is a NeuralNetwork; read as the ML Program that `upgrade --deployment-target iOS16 --precision fp16` makes"
+SAID = "is a NeuralNetwork; read as an ML Program, upgraded with `--deployment-target iOS16 --precision fp16`"
 
 
 @pytest.mark.parametrize("name", ["net.mlmodel", "held.mlpackage"])
@@ -207,5 +207,5 @@ def test_a_network_that_changes_while_it_is_read_is_refused(folder, tmp_path, ca
 
     monkeypatch.setattr(Path, "read_bytes", read_half)
     assert main([command[0], "x.mlmodel", *command[1:]]) == 2
-    assert "x.mlmodel: has changed while it was read; run again" in capsys.readouterr().err
+    assert "x.mlmodel: was modified while it was read; run again" in capsys.readouterr().err
     assert {each.name for each in tmp_path.iterdir()} <= {"x.mlmodel", "other.mlmodel"}

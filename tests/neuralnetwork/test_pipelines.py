@@ -106,7 +106,7 @@ def make_deep():
      r"part 2 \('part1'\): the model is of type treeEnsembleRegressor.*upgrade the network of the pipeline by itself"),
     (lambda: join(make_doubler(), make_linear(source="gone")), "its input 'gone' is neither an input of the pipeline"),
     (lambda: join(make_doubler(), make_linear(shape=(2, 2, 2))), r"its input 'half' is of shape \(2, 2, 2\)"),
-    (lambda: join(make_doubler(), make_unlike(make_linear())), "'half' is an image .RGB. and what it gets is an array"),
+    (lambda: join(make_doubler(), make_unlike(make_linear())), "'half' is an image .RGB. but it receives an array"),
     (lambda: join(make_classifier(), make_doubler()), "a classifier before the last part of a pipeline"),
     (lambda: join(make_doubler()).__class__(pipeline=proto.Model_pb2.Pipeline()), "a pipeline without models"),
     (make_deep, "a pipeline nested too deep"),

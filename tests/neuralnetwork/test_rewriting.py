@@ -218,7 +218,7 @@ def test_layers_without_a_rewrite_are_listed(tmp_path):
     builder = make_builder(True, x=(6, 4), y=(3,))
     builder.add_gather("layer", ["x", "y"], "out", axis=0)
     report, _ = rewrite(builder, tmp_path)
-    assert "NN105  'layer' (gather): no rewrite within the format is for it; upgrade it" in str(report)
+    assert "NN105  'layer' (gather): no rewrite within the format applies; upgrade" in str(report)
     assert report.to_dict()["remaining"][0]["code"] == "NN105"
 
 
@@ -251,7 +251,7 @@ NEAR_MISSES = {
     "concat at rank 2": ("replace_concat", lambda: _join((2, 3), (2, 3), axis=0), "joins axis -2 of values of rank 2"),
     "interleaved concat": ("replace_concat", lambda: _join(X, X, axis=1, interleave=True), "it interleaves"),
     "split of the batch": ("replace_split", lambda: apply("split_nd", (2, 4, 6, 5), outputs=("a", "b"), axis=0,
-                                                          num_splits=2), "it cuts axis -4"),
+                                                          num_splits=2), "it splits axis -4"),
     "softmax of the width": ("replace_softmax", lambda: apply("softmax_nd", X, axis=-1), "runs over axis -1 of rank 4"),
     "transpose of rank 4": ("replace_transpose", lambda: apply("transpose", X, axes=(0, 2, 3, 1)), "permutes [0, 2, 3"),
     "transpose of the batch": ("replace_transpose", lambda: apply("transpose", (1, 2, 3, 4, 5), axes=(1, 0, 2, 3, 4)),
@@ -317,7 +317,7 @@ def test_a_quantized_constant_stays_as_stored(tmp_path):
     constant.data.quantization.linearQuantization.scale.append(0.5)
     constant.data.quantization.linearQuantization.bias.append(1)
     report, spec = rewrite(builder, tmp_path)
-    assert report.status == "unchanged" and "quantized constant, which stays as stored" in str(report)
+    assert report.status == "unchanged" and "quantized constant, which is not changed" in str(report)
 
 
 def test_every_rewrite_is_tested_with_a_match_or_a_reason():
@@ -418,7 +418,7 @@ def test_named_passes_and_unknown_ones(tmp_path, capsys):
     assert report.status == "unchanged" and report.passes == ["replace_concat"]
     assert main(["rewrite", str(tmp_path / "in.mlmodel"), "-o", str(tmp_path / "x.mlmodel"), "--passes",
                  "replace_conca"]) == 2
-    assert "no rewrite of layers 'replace_conca'" in (err := capsys.readouterr().err) and "did you mean" in err
+    assert "no layer rewrite 'replace_conca'" in (err := capsys.readouterr().err) and "did you mean" in err
 
 
 def test_a_wrong_rewrite_of_a_preset_is_left_out(tmp_path, monkeypatch):
@@ -468,7 +468,7 @@ def test_the_command_prints_what_it_did(tmp_path, capsys):
 def test_options_of_packages_are_refused(tmp_path, capsys, option):
     ct.models.utils.save_spec(make_mixed(), str(tmp_path / "in.mlmodel"))
     assert main(["rewrite", str(tmp_path / "in.mlmodel"), "-o", str(tmp_path / "o.mlmodel"), *option]) == 2
-    assert f"{option[0]}: is for packages" in capsys.readouterr().err
+    assert f"{option[0]}: applies to packages only" in capsys.readouterr().err
 
 
 def test_destinations_that_cannot_be_written(tmp_path, capsys):

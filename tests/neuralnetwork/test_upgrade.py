@@ -127,7 +127,7 @@ def test_scales_by_channel_need_ios18():
     model = ct.models.MLModel(make_conv_net(draw(4, 3, 3, 3), draw(4)).spec, skip_model_load=True)
     spec = quantize_weights(model, 8, quantization_mode="linear")
     spec = spec if hasattr(spec, "SerializeToString") else spec.get_spec()
-    with pytest.raises(ane.InputError, match="a scale and a bias for each output channel.*iOS18"):
+    with pytest.raises(ane.InputError, match="a scale and a bias per output channel.*iOS18"):
         upgrade_model(spec, "iOS16")
 
 
@@ -703,7 +703,7 @@ def test_a_scaled_tanh_without_numbers_is_that_of_the_recurrent_op(outer):
                     inner_activation="SCALED_TANH", activation="TANH")
     if outer == "SOFTSIGN":  # which the op lacks, so that the layer is written out
         builder.spec.neuralNetwork.layers[0].gru.activations[1].softsign.SetInParent()
-        with pytest.raises(ane.InputError, match=r"layer 'gru' \(gru\): a scaled tanh without numbers"):
+        with pytest.raises(ane.InputError, match=r"layer 'gru' \(gru\): a scaled tanh without parameters"):
             upgrade_model(builder.spec)
         return
     (op,) = [op for _, op in iterate_ops(upgrade_model(builder.spec).package.program) if op.op_type == "gru"]

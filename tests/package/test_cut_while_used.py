@@ -24,7 +24,7 @@ from mil_ane_passes.utils.mapped_files import check_mapped_files, file_of, is_ma
 
 from .helpers import WEIGHTS, make
 
-CUT = "was cut to 4096 bytes while it was in use"
+CUT = "was truncated to 4096 bytes while it was in use"
 
 
 def table(dtype):
@@ -87,7 +87,7 @@ def test_a_cut_is_an_error_and_not_the_end_of_the_process(package, tmp_path, req
                           capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, f"{done.returncode}: {done.stderr[-1000:]}"
     said = dict(line.split(" ", 1) for line in done.stdout.splitlines())
-    assert "was changed or removed after it was loaded" in said.pop("save")
+    assert "was modified or removed after it was loaded" in said.pop("save")
     assert set(said) == {"run", "again", "verify", "lint", "rewrite"}
     assert not {name: words for name, words in said.items() if CUT not in words}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["copy.mlpackage"]
@@ -350,7 +350,7 @@ def test_a_source_that_is_overwritten_while_a_command_reads_it_is_refused(name, 
         return found
 
     monkeypatch.setattr(sources, "open_source", open_and_overwrite)
-    with pytest.raises(ane.AnePassesError, match="changed or removed after it was loaded|written to while it was in"):
+    with pytest.raises(ane.AnePassesError, match="modified or removed after it was loaded|modified while it was in"):
         CALLS[name](str(layers) if as_path else ane.load(layers))
 
 

@@ -152,8 +152,8 @@ def check_refused(capsys, expected: list[str], *arguments: object) -> None:
 
 @needs_flatbuffers
 @pytest.mark.parametrize(("arguments", "expected"), [
-    (["lint", "{}/xnnpack.pte"], ["no delegate is of Core ML", "forward/0 is of XnnpackBackend"]),
-    (["rewrite", "{}/xnnpack.pte", "-o", "{out}/out.pte"], ["no delegate is of Core ML", "CoreMLPartitioner"]),
+    (["lint", "{}/xnnpack.pte"], ["no Core ML delegate", "forward/0 is of XnnpackBackend"]),
+    (["rewrite", "{}/xnnpack.pte", "-o", "{out}/out.pte"], ["no Core ML delegate", "CoreMLPartitioner"]),
     (["rewrite", "{}/mixed.pte/forward/7", "-o", "{out}/out.pte"], ["no Core ML delegate 'forward/7'", "forward/2"]),
     (["rewrite", "{}/mixed.pte", "-o", "{out}/out.mlpackage"], ["has 2 models", "mixed.pte/forward/2"]),
     (["rewrite", "{}/mixed.pte", "-o", "{}/mixed.pte", "--overwrite"], ["is the source"]),
@@ -163,7 +163,7 @@ def check_refused(capsys, expected: list[str], *arguments: object) -> None:
     (["lint", "{}/inline.pte", "--fix", "-o", "{out}/out.pte"], ["inline.pte", "--fix", "rewrite", "OUT.pte"]),
     (["rewrite", "{}/inline.pte", "-o", "{out}/out.pte", "--passes", "fp16_io"], ["fp16_io", "inputs and outputs"]),
     (["rewrite", "{}/mixed.pte", "-o", "{out}/out.pte", "--ranges", "x=0:1"], ["--ranges", "has 2"]),
-    (["rewrite", "{}/absent.pte", "-o", "{out}/out.pte"], ["is no ExecuTorch program"]),
+    (["rewrite", "{}/absent.pte", "-o", "{out}/out.pte"], ["is not an ExecuTorch program"]),
 ])
 def test_what_cannot_be_done_is_refused(arguments, expected, tmp_path, capsys):
     check_refused(capsys, expected, *(each.replace("{out}", str(tmp_path)).replace("{}", str(PROGRAMS))
@@ -228,7 +228,7 @@ def test_without_flatbuffers_the_message_names_what_to_install(tmp_path):
 def test_a_file_that_is_no_program_is_refused(tmp_path, capsys):
     path = tmp_path / "text.pte"
     path.write_text("something else")
-    check_refused(capsys, ["is no ExecuTorch program", "to_executorch"], "lint", path)
+    check_refused(capsys, ["is not an ExecuTorch program", "to_executorch"], "lint", path)
 
 
 @needs_flatbuffers
@@ -285,7 +285,7 @@ def test_a_check_of_delegates_is_repeated(rewritten, tmp_path, capsys):
     assert main(["verify", "--replay", str(evidence)]) == 0
     assert "repeated: the recorded models" in capsys.readouterr().out
     assert main(["verify", models[0], f"{PROGRAMS}/inline.pte/forward/0", "--replay", str(evidence)]) == 1
-    assert "not repeated: after is not the model that was recorded" in capsys.readouterr().out
+    assert "not repeated: after is not the recorded model" in capsys.readouterr().out
     check_refused(capsys, ["absent.pte/forward/0: no such file or package", "--replay FILE"], "verify",
                   tmp_path / "absent.pte/forward/0", models[1], "--report", evidence)
 
@@ -326,7 +326,7 @@ rewrite_executorch.rewrite_model = cut
 sys.exit(main.main(["rewrite", sys.argv[1], "-o", "out.pte", "--no-verify"]))
 """
     done = subprocess.run([sys.executable, "-c", script, address], capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 2 and "in.pte: has changed while it was read" in done.stderr, done
+    assert done.returncode == 2 and "in.pte: was modified while it was read" in done.stderr, done
     assert sorted(each.name for each in tmp_path.iterdir()) == ["in.pte"]
 
 

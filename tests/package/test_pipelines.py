@@ -195,7 +195,7 @@ def test_lint_looks_at_every_part_and_names_what_it_leaves_out(pipeline, tmp_pat
     assert {row.function for row in report.plan.rows} == {"up/main", "out/main"}
     assert "ANE301" in {item.rule.code for item in report.findings}
     assert report.to_dict()["left_out"] == {"net": "neuralNetwork"}
-    assert "  net: a neuralNetwork, not looked at" in str(report).splitlines()
+    assert "  net: a neuralNetwork, not linted" in str(report).splitlines()
     assert "fp32-io" not in {item.rule.slug for item in report.findings}, "a part's interface is its neighbours', too"
     assert "left_out" not in ane.lint(pipeline).to_dict()
     rewritten = ane.rewrite(source, tmp_path / "new.mlpackage")
@@ -206,7 +206,7 @@ def test_lint_looks_at_every_part_and_names_what_it_leaves_out(pipeline, tmp_pat
 REFUSED = {
     "a rewrite of the interface": (
         lambda path, folder: ane.rewrite(path, folder / "out.mlpackage", passes="fp16_io"), lambda spec: None,
-        "is a pipeline, and ane::fp16_io changes inputs and outputs"),
+        "is a pipeline, but ane::fp16_io changes inputs and outputs"),
     "a trace of no part": (lambda path, folder: ane.trace(path, {"x": X}), lambda spec: None,
                            "choose one function to trace: part0/main, part1/main"),
     "a run with a neural network": (lambda path, folder: ane.run(path, {"x": X}), with_network,
@@ -217,7 +217,7 @@ REFUSED = {
     "a state": (lambda path, folder: ane.run(path, {"x": X}, state={"s": X}), lambda spec: None,
                 "state 's': a pipeline has no states"),
     "a callable": (lambda path, folder: ane.verify(path, lambda x: x), lambda spec: None,
-                   "stands for one ML Program; name the part's function: function=part0/main"),
+                   "is compared with one ML Program; choose the function of a part: function=part0/main"),
     "a network alone that nothing feeds": (lambda path, folder: ane.load(path),
                       lambda spec: (with_network(spec), spec.pipeline.models.pop(0), spec.pipeline.models.pop(0))[:0],
                       "its input 'out' is neither an input of the pipeline nor an output of an earlier part"),

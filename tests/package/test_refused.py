@@ -164,7 +164,7 @@ def test_broken_packages_are_refused(source, case):
         ("x.mlmodel", "single-file .mlmodel.*convert it first, with `mil-ane-passes upgrade`"),
         ("x.mlmodelc", "use the .mlpackage"),
         ("x.mil", "use the .mlpackage"),
-        ("x.bin", "not a package but a file"),
+        ("x.bin", "a file, not a package"),
     ],
 )
 def test_other_files_are_refused(tmp_path, name, message):
@@ -183,7 +183,7 @@ def test_weights_that_may_not_be_read_are_not_called_missing(source, monkeypatch
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr("mil_ane_passes.package.blobs.FileIO", refuse)  # root may read everything
-    with pytest.raises(InputError, match=r"cannot be read \(Permission denied\); expected one that you may") as found:
+    with pytest.raises(InputError, match=r"cannot be read \(Permission denied\); check its permissions") as found:
         load(source)
     assert "missing" not in str(found.value) and "damaged" not in str(found.value)
 
@@ -197,7 +197,7 @@ def test_a_model_behind_a_closed_folder_is_not_called_missing(source, monkeypatc
         return look(path, **options)
 
     monkeypatch.setattr(Path, "stat", refuse)  # root may enter every folder
-    with pytest.raises(InputError, match=r"cannot be read \(Permission denied\); expected folders that you may enter"):
+    with pytest.raises(InputError, match=r"cannot be read \(Permission denied\); check the permissions of its folders"):
         load(source)
 
 

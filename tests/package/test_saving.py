@@ -83,7 +83,7 @@ def test_link_is_not_overwritten_and_called_what_it_is(source, tmp_path):
     link = tmp_path / "link.mlpackage"
     os.symlink(other, link)
     before = tree(other)
-    with pytest.raises(InputError, match=r"is a link to .*, and a link is not overwritten"):
+    with pytest.raises(InputError, match=r"is a link to .*, and links are not overwritten"):
         save(edited(source), link, overwrite=True)
     assert link.is_symlink() and tree(other) == before
 
@@ -137,7 +137,7 @@ def test_interrupt_leaves_nothing(source, tmp_path, monkeypatch):
 def test_source_changed_on_disk_is_refused(source, tmp_path):
     package = edited(source)
     os.utime(source / WEIGHTS, ns=(1, 1))
-    with pytest.raises(InputError, match=r"changed or removed after it was loaded.*load it again"):
+    with pytest.raises(InputError, match=r"modified or removed after it was loaded.*load the package again"):
         save(package, tmp_path / "saved.mlpackage")
 
 
@@ -196,7 +196,7 @@ def test_ops_out_of_order_are_refused(source, tmp_path):
     with package.program.functions["main"]:
         late = mb.add(x=relu.x, y=relu.x, name="late")
     relu.set_inputs(x=late)
-    with pytest.raises(RuleError, match="op 'relu' uses 'late', which no op before it makes"):
+    with pytest.raises(RuleError, match="op 'relu' uses 'late', which no earlier op defines"):
         save(package, tmp_path / "saved.mlpackage")
     assert os.listdir(tmp_path) == ["in"]
 
@@ -261,7 +261,8 @@ def test_a_source_that_is_replaced_while_it_is_loaded_is_refused(source, monkeyp
         return read(reader, *args)
 
     monkeypatch.setattr(ProgramReader, "read", replace_and_read)
-    with pytest.raises(InputError, match=r"model.mlmodel was changed or removed after it was loaded.*load it again"):
+    fault = r"model.mlmodel was modified or removed after it was loaded.*load the package again"
+    with pytest.raises(InputError, match=fault):
         load(source)
 
 
@@ -281,6 +282,6 @@ def test_a_source_that_changes_while_it_is_copied_is_refused(source, tmp_path, m
         "split": lambda: edit(source, target, split_at="relu"),
     }
     monkeypatch.setattr(package_writer, "_fill_staged_folder", fill_and_change)
-    with pytest.raises(InputError, match="was changed or removed after it was loaded|No such file or directory"):
+    with pytest.raises(InputError, match="was modified or removed after it was loaded|No such file or directory"):
         calls[command]()
     assert {path.name for path in tmp_path.iterdir()} == {"in"}

@@ -364,7 +364,7 @@ def test_what_cannot_be_read_is_not_blamed_on_the_output(source, tmp_path, monke
         raise OSError(13, "Permission denied", os.fspath(path))
 
     monkeypatch.setattr(package_writer, "copy_file", unreadable)
-    with pytest.raises(InputError, match=r"\(Permission denied: \S+\); nothing .*: see that it can be read"):
+    with pytest.raises(InputError, match=r"\(Permission denied: \S+\); nothing .*: check that it is readable"):
         save(load(source), tmp_path / "out.mlpackage")
 
 

@@ -94,7 +94,7 @@ X = np.linspace(-2, 2, 6, dtype=np.float16).reshape(2, 3)
         (lambda hit, mb: [hit.op.x, hit.op.x], "returned 2 values for 'relu_0', expected 1"),
         (lambda hit, mb: [], "returned 0 values for 'relu_0', expected 1"),
         (lambda hit, mb: None, "returned"),
-        (lambda hit, mb: mb.relu(x=hit.op.x), f"still fires at 'relu_0' after {MAX_ROUNDS} rounds"),
+        (lambda hit, mb: mb.relu(x=hit.op.x), f"still matches at 'relu_0' after {MAX_ROUNDS} rounds"),
         (
             lambda hit, mb: mb.block.set_outputs([mb.abs(x=hit.op.x, name="z")]) or mb.abs(x=hit.op.x),
             "changed the inputs or outputs of function 'main'",
@@ -139,7 +139,8 @@ def test_a_block_rule_that_never_ends_is_named():
         def rewrite_block(self, hit, mb):
             return {hit.op.outputs[0]: mb.relu(x=hit.op.x)}
 
-    with pytest.raises(RuleError, match=rf"rule endless \(.*test_engine.py:\d+\) still fires at .* after {MAX_ROUNDS}"):
+    fault = rf"rule endless \(.*test_engine.py:\d+\) still matches at .* after {MAX_ROUNDS}"
+    with pytest.raises(RuleError, match=fault):
         apply_rewrite(Endless(), chain(1))
 
 
@@ -351,5 +352,5 @@ def test_a_rule_that_puts_an_op_before_what_it_reads_is_named():
                 return mb.sigmoid(x=hit.op.x)
 
     prog = build_program(lambda x: mb.tanh(x=mb.relu(x=x), name="y"), x=(2, 3))
-    with pytest.raises(RuleError, match="which no op before it makes"):
+    with pytest.raises(RuleError, match="which no earlier op defines"):
         apply_rewrite(Early(), prog)

@@ -125,7 +125,7 @@ def test_feeds_that_names_cannot_carry_are_named(caplog):
     names = made(passes="fp16_compute", feeds=feeds).passes
     with caplog.at_level(logging.WARNING, "mil_ane_passes"):
         by_names(names)
-    assert "ane::fp16_compute does not see the feeds and ranges" in caplog.text
+    assert "ane::fp16_compute does not have the feeds and ranges" in caplog.text
 
 
 @pytest.mark.parametrize(("name", "words"), [

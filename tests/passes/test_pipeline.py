@@ -84,7 +84,7 @@ def test_order_does_not_depend_on_the_order_asked_for():
 
 def test_a_circle_of_after_is_refused(monkeypatch):
     monkeypatch.setattr(get_all_rewrites()["lift_conv_1d"], "after", ("carry_lift",))
-    with pytest.raises(RuleError, match=r"the 'after' fields of .*carry_lift.*lift_conv_1d.* form a circle"):
+    with pytest.raises(RuleError, match=r"the 'after' fields of .*carry_lift.*lift_conv_1d.* form a cycle"):
         sort_passes(get_all_rewrites())
 
 
@@ -199,7 +199,8 @@ def test_target_is_handed_to_every_pass():
             {"passes": "lift_conv_1d{axis}"},
             "passes: cannot read option 'axis' of 'lift_conv_1d'; expected option=value",
         ),
-        ({"options": {"lift_conv_1d": {"axis": 2}}}, "options for 'ane::lift_conv_1d', which is not among the passes "),
+        ({"options": {"lift_conv_1d": {"axis": 2}}},
+         "options for 'ane::lift_conv_1d', which is not one of the passes "),
         ({"options": {"lift": {"axis": 2}}}, "no pass 'lift'; "),
         ({"passes": {"lift_conv_1d": {"axis": True}}},
          "ane::lift_conv_1d: option 'axis' is True; expected auto or -1 or 2"),

@@ -159,12 +159,14 @@ def elsewhere(site: Path, code: str) -> subprocess.CompletedProcess[str]:
             "from mil_ane_passes.rewrites.convolution.lift_conv_1d import LiftConv1d",
             "the module defines no rule (imported ones do not count)",
         ),
-        ("newcomer_rules:answer", "answer = 42", "found 42; expected a module, or a class derived from Rule"),
-        ("newcomer_rules:dict", "dict = dict", "found <class 'dict'>; expected a module, or a class derived from Rule"),
+        ("newcomer_rules:answer", "answer = 42",
+         "found 42; expected a module, or a subclass of mil_ane_passes.passes.contract.Rule"),
+        ("newcomer_rules:dict", "dict = dict",
+         "found <class 'dict'>; expected a module, or a subclass of mil_ane_passes.passes.contract.Rule"),
         (
             "newcomer_rules:Rewrite",
             "from mil_ane_passes.passes.contract import Rewrite",
-            "expected a module, or a class",
+            "expected a module, or a subclass",
         ),
     ],
 )
@@ -173,8 +175,8 @@ def test_an_entry_point_that_gives_no_rule_is_left_out(plugin, caplog, capsys, t
     assert main(["passes"]) == 0
     assert "ane::lift_conv_1d" in capsys.readouterr().out
     said = the_only_one()
-    assert said.startswith(f"plugin newcomer 1.0: entry point 'mine = {target}' is left out: ") and why in said
-    assert said.endswith("The rest works; repair, update or uninstall newcomer")
+    assert said.startswith(f"plugin newcomer 1.0: entry point 'mine = {target}' is skipped: ") and why in said
+    assert said.endswith("Everything else works; fix, update or uninstall newcomer")
     reset_registry()
     assert main(["explain", "ANE301"]) == 0
     assert [record.getMessage() for record in caplog.records if record.name == "mil_ane_passes"] == [said]
@@ -184,13 +186,14 @@ def test_an_entry_point_that_gives_no_rule_is_left_out(plugin, caplog, capsys, t
     ("old", "new", "why"),
     [
         ('"ACME901"', '""', "it has no code; every rule states code, slug and evidence"),
-        ('"ACME901"', '"ANE599"', "it has code 'ANE599', from the range of mil_ane_passes itself; expected letters"),
-        ('"ACME901"', '"TORCH101"', "it has code 'TORCH101', from the range of mil_ane_passes itself"),
+        ('"ACME901"', '"ANE599"', "it has code 'ANE599', which is reserved for mil_ane_passes; expected other letters"),
+        ('"ACME901"', '"TORCH101"', "it has code 'TORCH101', which is reserved for mil_ane_passes"),
         ('"ACME901"', '"mine-1"', "it has code 'mine-1'; expected capital letters and digits"),
         ('"ACME901"', "7", "it has code 7; expected capital letters and digits"),
-        ('"square"', '"Square It"', "it has slug 'Square It'; expected small letters"),
-        ('roots = ("square",)', 'roots = "square"', "it has roots='square'; expected a tuple of texts"),
-        ('roots = ("square",)', 'roots = ("square",); after = ["b"]', "it has after=['b']; expected a tuple of texts"),
+        ('"square"', '"Square It"', "it has slug 'Square It'; expected lower-case letters"),
+        ('roots = ("square",)', 'roots = "square"', "it has roots='square'; expected a tuple of strings"),
+        ('roots = ("square",)', 'roots = ("square",); after = ["b"]',
+         "it has after=['b']; expected a tuple of strings"),
         ("evidence = (Community(", "evidence = (str(", "importing it fails (TypeError: "),
         ('evidence = (Community("shown here", source="https://example.org"),)', 'evidence = ("shown here",)',
          "it has evidence=('shown here',); expected a tuple of Measured, Vendor or Community"),
@@ -199,15 +202,15 @@ def test_an_entry_point_that_gives_no_rule_is_left_out(plugin, caplog, capsys, t
         ('preset = "safe"', 'exactness = "bitwise"', "it has exactness='bitwise'; expected an Exactness"),
         ('preset = "safe"', 'preset = "safe"; interface = True',
          "it has preset 'safe' and changes dtypes of inputs and outputs; expected preset 'named'"),
-        ('preset = "safe"', 'name = "full"', "it has name 'full', which is no name for a pass"),
-        ('preset = "safe"', 'name = "two-words"', "it has name 'two-words', which is no name for a pass"),
+        ('preset = "safe"', 'name = "full"', "it has name 'full', which is not a valid pass name"),
+        ('preset = "safe"', 'name = "two-words"', "it has name 'two-words', which is not a valid pass name"),
         ("def rewrite", "def rewrites", "it does not define rewrite(); expected match and rewrite"),
         ("def match", "def matches", "it does not define match(); expected match and rewrite"),
-        ("scale: int = 1", "target: str = ''", "it has an option 'target', which every pass has already"),
-        ("scale: int = 1", "scale: int", "it cannot be made (AttributeError: "),
-        ("scale: int = 1", "scale: Nonsense = 1", "it cannot be made (NameError: "),
-        ("scale: int = 1", "def __init__(self, scale): pass", "it cannot be made (TypeError: "),
-        ('"ACME901"', '"ANE301"', "it has code 'ANE301', from the range of mil_ane_passes itself"),
+        ("scale: int = 1", "target: str = ''", "it has an option 'target', which is an option of every pass"),
+        ("scale: int = 1", "scale: int", "it cannot be instantiated (AttributeError: "),
+        ("scale: int = 1", "scale: Nonsense = 1", "it cannot be instantiated (NameError: "),
+        ("scale: int = 1", "def __init__(self, scale): pass", "it cannot be instantiated (TypeError: "),
+        ('"ACME901"', '"ANE301"', "it has code 'ANE301', which is reserved for mil_ane_passes"),
         ('"square"', '"conv-transpose-1d-bias"', "it has slug 'conv-transpose-1d-bias', which LiftConvTranspose1d in"),
         ('preset = "safe"', 'name = "lift_conv_1d"', "it has name 'lift_conv_1d', which LiftConv1d in "),
     ],
@@ -220,7 +223,7 @@ def test_a_rule_that_is_not_whole_is_left_out(plugin, old, new, why):
     ours = set(get_all_rules())
     said = the_only_one()
     assert why in said and "lift_conv_1d" in ours and "square_by_mul" not in ours
-    assert ("entry point" in said) or f"SquareByMul in {site / 'newcomer_rules.py'} is left out: " in said
+    assert ("entry point" in said) or f"SquareByMul in {site / 'newcomer_rules.py'} is skipped: " in said
 
 
 def test_what_is_whole_beside_it_is_used(plugin):
@@ -234,7 +237,7 @@ def test_two_rules_of_one_name_are_told_apart_by_a_name_of_their_own(plugin):
     other = source("Other", "ACME902").replace("preset = ", 'name = "square_by_mul"\n    preset = ')
     plugin("newcomer_rules", source() + other.replace('"square"', '"other"', 1))
     assert "it has name 'square_by_mul', which SquareByMul in " in the_only_one()
-    assert "has already; expected a name of its own (set `name` on the class)" in the_only_one()
+    assert "already has; expected a unique name (set `name` on the class)" in the_only_one()
 
 
 def test_a_base_class_of_a_module_is_not_a_rule(plugin):
@@ -306,7 +309,7 @@ def test_names_that_mean_something_else_are_reserved():
     ("old", "new", "says"),
     [
         ('return Hit(op, note="squared")', "return op.no_such_input", "AttributeError: "),
-        ('return Hit(op, note="squared")', "return None", "answered None; expected a Hit or a Miss"),
+        ('return Hit(op, note="squared")', "return None", "returned None; expected a Hit or a Miss"),
         ('return Hit(op, note="squared")', "raise ValueError('odd')", "ValueError: odd"),
     ],
 )
@@ -333,5 +336,6 @@ def test_a_rewrite_of_a_preset_that_fails_is_left_out(plugin):
 
 def test_a_rewrite_that_fails_is_named(plugin):
     plugin("newcomer_rules", source().replace("y=hit.op.x", "y=hit.op.z"))
-    with pytest.raises(RuleError, match=r"rule square_by_mul .* failed with AttributeError: .*; tell its authors"):
+    fault = r"rule square_by_mul .* failed with AttributeError: .*; report it to its authors"
+    with pytest.raises(RuleError, match=fault):
         apply_rewrites(select_rewrites(passes="square_by_mul"), squares())

@@ -187,7 +187,7 @@ def test_a_code_that_is_taken_is_refused_with_both_files(newcomer):
     with pytest.raises(RuleError) as error:
         get_all_rules()
     text = str(error.value)
-    assert text.startswith("code 'ANE301' is claimed by ") and text.endswith("expected one rule for each code")
+    assert text.startswith("code 'ANE301' is used by ") and text.endswith("expected one rule per code")
     assert str(file) in text and "lift_conv_transpose_1d.py" in text
 
 

@@ -88,7 +88,7 @@ WRONG_FOR_LINT = {
     "ignored": ({"per_op_ignores": {"a*": 3}}, "per_op_ignores: found 3; expected codes"),
     "nothing ignored": ({"per_op_ignores": {"a*": None}}, "per_op_ignores: found None for 'a*'; expected rules"),
     "options": ({"options": 3}, "options: found 3; expected a mapping from the name of a rule"),
-    "a rule": ({"options": {3: {}}}, "options: found 3 where a rule is named"),
+    "a rule": ({"options": {3: {}}}, "options: found the key 3"),
 }
 
 

@@ -114,14 +114,14 @@ def test_a_pass_that_measures_is_not_forecast():
     report = ane.lint("fixtures/nmp.mlpackage", target="m4")
     command, _, note = lines_of(report)
     assert command.endswith("--passes fp16_compute,split_wide_conv --target m4 --dry-run")
-    assert note == "  not predicted here: fp16_compute has to run the model to measure values"
+    assert note == "  no prediction: fp16_compute has to run the model to measure values"
 
 
 def test_a_large_model_is_not_forecast(monkeypatch):
     monkeypatch.setattr("mil_ane_passes.report.next_step._MAX_TRIED_OPS", 3)
     report = ane.lint(sums(), target="m4")
     report.outlook = Told()
-    assert lines_of(report)[2] == "  not predicted here: that is for models of at most 3 ops"
+    assert lines_of(report)[2] == "  no prediction: forecasts are limited to models of 3 ops"
     assert report.outlook.asked == [] and "dry_run=True" in lines_of(report)[0]
 
 

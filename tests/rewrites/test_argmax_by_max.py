@@ -111,4 +111,4 @@ def test_every_place_of_as_many_as_are_taken():
         found = Runtime(built, precision="float16")({"x": x.astype(np.float16)})["y"]
         np.testing.assert_array_equal(found, np.arange(1024))
     assert [miss.reason for miss in rewritten(placed("argmin", (2, 1025), 1)).near_misses] == [
-        "the place among 1025 elements: with more than 1024 not every number is exact in fp16"]
+        "the axis has 1025 elements: with more than 1024 not every index is exact in fp16"]

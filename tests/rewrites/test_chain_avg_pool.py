@@ -89,7 +89,7 @@ def test_which_form_is_taken():
     assert notes(pooled([1, 1, 40], (1, 2, 3, 4, 90))) == [
         "- window 40 of a 3-D pool: the concat of its parts would need rank 6"]
     assert notes(pooled([1, 26], (1, 2, 3, None), strides=[1, 3]), target="a13") == [
-        "- window 26 would be cut into parts of stride 3, which is unsupported as well"]
+        "- window 26 would be split into parts of stride 3, which is unsupported, too"]
     assert notes(pooled([31, 31], (1, 2, 40, 40)), "m4") == []
 
 

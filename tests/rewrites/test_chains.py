@@ -44,7 +44,7 @@ def test_layers_in_a_row_add_up():
     trace = apply_rewrite(rule(), built)
     assert len(trace.fired) == 2 and kinds(built)["lstm"] == 1
     assert [miss.reason for miss in trace.near_misses] == [
-        "120 steps would make 361 products that depend on each other in the function, more than 320 (max_chain)"]
+        "120 steps would make a chain of 361 dependent products in the function, more than 320 (max_chain)"]
 
 
 def test_what_is_found_is_what_is_written_out():

@@ -152,5 +152,5 @@ def test_what_stays_as_it_is(tmp_path):
 
     held = converted_as(Several().eval(), torch.randn(1, 12, 32), "traced", tmp_path / "m.mlpackage")
     (miss,) = find_matches(rule(), held).near_misses
-    assert miss.reason == "5 values enter or leave 48 ops that could be turned, more than 4 (max_ends)"
+    assert miss.reason == "5 values enter or leave 48 convertible ops, more than 4 (max_ends)"
     assert find_matches(rule(max_ends=5), held).fired

@@ -235,7 +235,7 @@ class TestLoopsInLoops:
         found = {finding.value for finding in find_matches(rule.configured(max_ops=80), built).fired}
         trace = apply_rewrite(rule.configured(max_ops=80), built)
         assert found == {finding.value for finding in trace.fired} and len(found) == 3
-        assert count_ops(built) <= 80 and "beside them more than 80 (max_ops)" in trace.near_misses[0].reason
+        assert count_ops(built) <= 80 and "other ops more than 80 (max_ops)" in trace.near_misses[0].reason
         assert not apply_rewrite(rule.configured(max_ops=80), built).fired
 
     def test_the_functions_of_a_program_share_the_budget(self):
@@ -247,7 +247,7 @@ class TestLoopsInLoops:
         found = [finding.function for finding in find_matches(rule.configured(max_ops=90), built).fired]
         trace = apply_rewrite(rule.configured(max_ops=90), built)
         assert [finding.function for finding in trace.fired] == found == ["main"]
-        assert "beside them more than 90 (max_ops)" in trace.near_misses[0].reason and count_ops(built) <= 90
+        assert "other ops more than 90 (max_ops)" in trace.near_misses[0].reason and count_ops(built) <= 90
         assert not apply_rewrite(rule.configured(max_ops=90), built).fired
 
     def test_to_decide_takes_no_time_that_multiplies(self):

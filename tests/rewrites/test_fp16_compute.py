@@ -184,8 +184,8 @@ def test_what_overflows_stays_in_fp32_and_says_how_far_it_gets():
     trace = rewritten(built, draws(feeds={"x": x}))
     largest = f"{(x * 256).max() ** 2:.3g}"
     assert reasons(trace) == {
-        "squared": f"kept fp32: its result reaches {largest}, fp16 ends at 65504",
-        "root": f"kept fp32: x reaches {largest}, fp16 ends at 65504"}
+        "squared": f"kept fp32: its result reaches {largest}, the fp16 maximum is 65504",
+        "root": f"kept fp32: x reaches {largest}, the fp16 maximum is 65504"}
     np.testing.assert_allclose(only_output(built, x, "float16"), right, atol=1e-3)
     assert [op.op_type for op in in_fp32(built)] == ["square", "sqrt"]
 
@@ -198,7 +198,8 @@ def test_what_vanishes_stays_in_fp32():
     built = build_program(body, dtype=types.fp32, x=(1, 8))
     x = np.full((1, 8), 1e-2, np.float32)
     trace = rewritten(built, draws(feeds={"x": x}))
-    assert reasons(trace)["tiny"] == "kept fp32: its result ends at 2e-09, below what fp16 holds (6.0e-08)"
+    assert reasons(trace)["tiny"] == (
+        "kept fp32: the largest value of its result is 2e-09, below the fp16 minimum (6.0e-08)")
     assert {hit.value for hit in trace.fired} <= {"squared", "y"}
     np.testing.assert_allclose(only_output(built, x, "float16"), 1.2 * x.astype(np.float64) ** 2, rtol=2e-3)
 

@@ -225,10 +225,10 @@ def test_what_the_runs_show_beyond_fp16_stays_in_fp32():
     built = build_program(lambda x: mb.square(x=x, name="y"), dtype=types.fp32, x=(2, 8))
     report = ane.rewrite(built, passes="fp16_io", ranges={"x": (-300, 300)})
     assert [hit.reason for hit in report.traces[0].fired] == ["input 'x' in fp16; cast to fp32 for its fp32 users"]
-    assert [miss.reason for miss in report.traces[0].near_misses] == ["'y' reaches 9e+04, fp16 ends at 65504"]
+    assert [miss.reason for miss in report.traces[0].near_misses] == ["'y' reaches 9e+04, the fp16 maximum is 65504"]
     tiny = ane.rewrite(built, passes="fp16_io", ranges={"x": (1e-5, 1e-5)})
     assert [miss.reason for miss in tiny.traces[0].near_misses] == [
-        "'y' ends at 1e-10, below what fp16 holds (6.0e-08)"]
+        "the largest value of 'y' is 1e-10, below the fp16 minimum (6.0e-08)"]
     assert not ane.rewrite(built, passes="fp16_io", ranges={"x": (0, 10)}).traces[0].near_misses
 
 

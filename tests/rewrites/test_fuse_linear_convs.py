@@ -182,7 +182,7 @@ def test_a_weight_with_two_readers_is_stored_once():
         y=np.float16(0.3)), "the weight is compressed by constexpr_affine_dequantize: it would have to be "
                             "decompressed"),
     (lambda x: mb.mul(x=mb.linear(x=x, weight=make_weight(6, 4)), y=np.float16(6e-6)),
-     "the largest weight of a channel would be 3.01e-06, and fp16 loses bits below 6.1e-05"),
+     "the largest weight of a channel would be 3.01e-06, and fp16 loses precision below 6.1e-05"),
 ])
 def test_left_alone(body, reason):
     assert reason in reasons(build_program(body, x=(2, 4)))

@@ -142,7 +142,7 @@ def test_any_region_is_pytorchs(data):
             np.testing.assert_array_equal(after, before)
     else:
         (reason,) = (miss.reason for miss in found.near_misses)
-        assert "axes are treated differently" in reason or "what is joined" in reason, reason
+        assert "axes are treated differently" in reason or "the concatenated values" in reason, reason
 
 
 def windows(x):

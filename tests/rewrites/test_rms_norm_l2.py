@@ -90,7 +90,7 @@ def test_margin_is_an_option():
     built = converted(FIRES["Llama"]())
     assert find_matches(rule(), built, target="m5", measure=measure(large())).fired
     (miss,) = find_matches(rule(margin=20.0), built, target="m5", measure=measure(large())).near_misses
-    assert miss.reason.startswith("rows may be ") and "above 65504" in miss.reason
+    assert miss.reason.startswith("rows may have length ") and "above 65504" in miss.reason
 
 
 def test_rows_up_to_the_limit_stay_finite_and_right():

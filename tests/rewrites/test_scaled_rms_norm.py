@@ -292,7 +292,7 @@ def test_a_mean_that_drops_its_axis_and_gets_it_back(shape):
 class TestWhatIsKnownOfX:
     """A norm is rewritten where its squares can overflow, as far as the program or measurements tell."""
 
-    UNKNOWN = "the variance of x minus its mean, and nothing says how large x gets: "
+    UNKNOWN = "the variance of x minus its mean, and the range of x is unknown: "
 
     @staticmethod
     def norm(of, centred=False):

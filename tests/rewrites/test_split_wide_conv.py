@@ -321,7 +321,7 @@ def test_a_compressed_weight_has_no_parts():
         return mb.conv(x=x, weight=held, name="y")
 
     assert notes(build_program(body, x=(1, 2, 3, 90))) == [
-        "- weight is compressed, and parts would have to be packed anew"
+        "- weight is compressed, and parts would need recompression"
     ]
 
 

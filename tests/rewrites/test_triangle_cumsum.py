@@ -140,15 +140,15 @@ def test_several_symbolic_axes_beside():
         np.testing.assert_allclose(only_output(built, x, "float64"), torch_cumsum(x, axis), rtol=0, atol=1e-12)
     for shape, axis in (((None, 60, None), 1), ((None, 2, None, 60, 3), 3)):
         assert [near.reason for near in find_matches(rule(), cumsum(shape, axis=axis)).near_misses] == [
-            "2 axes are of symbolic size: no reshape can say which is which"]
+            "2 axes are symbolic: a reshape cannot distinguish them"]
 
 
 def test_what_cannot_be_laid_out_is_refused_with_the_numbers():
     assert [near.reason for near in find_matches(rule(), cumsum((20000,), axis=0)).near_misses] == [
-        "20000 elements, 1 apart, cannot be laid on two axes of up to 16384"]
+        "20000 elements, 1 apart, do not fit on two axes of up to 16384"]
     assert find_matches(rule(), cumsum((20000,), axis=0), target="m4").fired
     assert [near.reason for near in find_matches(rule(), cumsum((20, 9000), axis=0)).near_misses] == [
-        "20 elements, 9000 apart, cannot be laid on two axes of up to 16384"]
+        "20 elements, 9000 apart, do not fit on two axes of up to 16384"]
 
 
 def test_a_batch_of_more_than_the_ane_takes_is_refused():

@@ -195,7 +195,7 @@ def test_gates_wider_than_a_dimension_may_be_are_left():
             find_rewrite("unroll_lstm").configured(), clone_program(built), target="m1"
         ).near_misses
     ]
-    assert reasons == ["its gates are 16388 wide together > 16384 (M1)"]
+    assert reasons == ["its gates have a total width of 16388 > 16384 (M1)"]
     assert apply_rewrite(find_rewrite("unroll_lstm").configured(), built, target="m4").fired
 
 

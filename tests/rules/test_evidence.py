@@ -61,4 +61,4 @@ CONTRADICTED = ("int_inputs", "last_axis_slice", "wide_reduce_sum", "large_angle
 
 @pytest.mark.parametrize("name", CONTRADICTED)
 def test_sources_that_disagree_are_both_cited(name):
-    assert any(re.search(r"at odds with|contradicts", evidence.says) for evidence in get_all_rules()[name].evidence)
+    assert any(re.search(r"contradicts", evidence.says) for evidence in get_all_rules()[name].evidence)

@@ -52,12 +52,12 @@ def test_angle_is_judged_by_what_was_seen():
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("function,asks", [
-    (lambda x: torch.where(torch.isnan(x), 0.0, x), "asks for NaN"), (lambda x: (x != x).float(), "asks for NaN"),
-    (torch.nan_to_num, "asks for NaN"), (lambda x: (x.abs() == float("inf")).float(), "an infinity"),
+    (lambda x: torch.where(torch.isnan(x), 0.0, x), "test for NaN"), (lambda x: (x != x).float(), "test for NaN"),
+    (torch.nan_to_num, "test for NaN"), (lambda x: (x.abs() == float("inf")).float(), "an infinity"),
     (lambda x: (x > -float("inf")).float(), "an infinity"),
     (lambda x: (torch.ones_like(x) / x < 0).float(), "the sign of a zero"),
-    (lambda x: x.masked_fill(x > 0, float("nan")), "puts in NaN"),
-    (lambda x: torch.where(x > 0, x, torch.full_like(x, float("nan"))), "puts in NaN"),
+    (lambda x: x.masked_fill(x > 0, float("nan")), "inserts NaN"),
+    (lambda x: torch.where(x > 0, x, torch.full_like(x, float("nan"))), "inserts NaN"),
     (lambda x: torch.where(x > 0, x, torch.zeros_like(x)), None),
 ], ids=["isnan", "unequal to itself", "nan_to_num", "isinf", "above", "sign of zero", "masked", "puts in", "plain"])
 def test_nan(function, asks, way):
@@ -70,7 +70,7 @@ def test_nan(function, asks, way):
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("function,word", [
     (lambda x: x.argmax(1), "argmax"), (lambda x: x.max(1)[1], "argmax"), (lambda x: x.argmin(1), "argmin"),
-    (lambda x: x.topk(2)[0], "only its values"), (lambda x: x.topk(2)[1], "whose indices"),
+    (lambda x: x.topk(2)[0], "only the values"), (lambda x: x.topk(2)[1], "whose indices"),
     (lambda x: torch.gather(x * 2, 1, x.topk(2)[1]), "the form that was reported wrong"),
 ], ids=["argmax", "max", "argmin", "values", "indices", "topk and gather"])
 def test_ranking(function, word, way):
@@ -108,4 +108,4 @@ def test_fp32_islands():
     kept = ct.transform.FP16ComputePrecision(op_selector=lambda op: op.op_type != "exp")
     apart = converted(lambda x: torch.exp(torch.relu(torch.exp(x))), X, precision=kept)
     assert notes("fp32_compute_left", apart) == [
-        "1 exp computes in fp32; ane::fp16_compute{mixed=true} turns it to fp16"] * 2
+        "1 exp computes in fp32; ane::fp16_compute{mixed=true} converts it to fp16"] * 2

@@ -32,7 +32,7 @@ def test_fp32_is_fixed_also_where_the_rest_is_fp16(mixed):
 
     spec, before, after = lint_and_fix(build_program(body, dtype=types.fp32, x=(2, 3)), "fp32_compute_left")
     assert spec == ("fp16_compute{mixed=true}" if mixed else "fp16_compute")
-    assert len(before) == 1 and f"ane::{spec} turns them to fp16" in before[0].reason and not after
+    assert len(before) == 1 and f"ane::{spec} converts them to fp16" in before[0].reason and not after
 
 
 def test_fp16_in_another_function_does_not_count():

@@ -26,7 +26,7 @@ def quantized(tmp_path, **how):
 def test_blocks_are_found_and_counted(dtype, tmp_path):
     found = quantized(tmp_path, mode="linear_symmetric", dtype=dtype, granularity="per_block", block_size=16).fired
     assert [(hit.op, hit.reason) for hit in found] == [
-        (kind, f"{dtype} weight with a scale for every 16 of 64 input channels; palettize, or quantize by output "
+        (kind, f"{dtype} weight with one scale per 16 of 64 input channels; palettize, or quantize per output "
                "channel") for kind in ("conv", "linear")]
 
 

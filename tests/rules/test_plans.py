@@ -72,7 +72,7 @@ def test_what_is_nested_in_a_refused_op_is_no_cause():
 def test_small_segments_are_named_with_what_they_save_and_need():
     (hit,) = found("small_segment", planned(1, NO, 0.1, 0.1, NO, 0.05, NO, 1))
     assert hit.op.name == "op2" and [op.name for op in hit.covers] == ["op2", "op3", "op5"]
-    assert "2 ops from %op2 to %op3, which would save 0.2 ms there and cost 0.375 ms" in hit.note
+    assert "2 ops from %op2 to %op3, which would save 0.2 ms, with a transfer overhead of 0.375 ms" in hit.note
     assert "1 op, %op5, which would save 0.05 ms" in hit.note
     assert [op.name for op in found("small_segment", planned(1, NO, 0.1, NO, 0.1, 0.1, NO, 1), least=2)[0].covers] == \
         ["op4", "op5"]
@@ -92,7 +92,7 @@ def test_a_late_departure_names_where_to_cut():
     (hit,) = found("late_departure", planned(1, 1, 1, 1, NO, 0.1, 0.1, NO))
     assert hit.op.name == "op4" and len(hit.covers) == 4
     assert hit.note == ("the last 4 of 8 ops are predicted on the CPU (40 ms), because of 2 tanh, 2 supported "
-                        "ops among them; cut at %op3: 4 ops before, 4 of them predicted on the ANE, 4 after")
+                        "ops among them; split at %op3: 4 ops before, 4 of them predicted on the ANE, 4 after")
     assert hit.split_at == (("op3",),)
 
 
@@ -107,7 +107,7 @@ def test_a_cut_that_takes_ops_off_the_ane_is_not_advised():
     assert places(plan) == "AACC"
     (miss,) = get_all_rules()["late_departure"]().match_plan(plan)
     assert miss.near and miss.reason == (
-        "of the 2 ops before the last departure 2 are predicted on the ANE, and 0 in a model of their own"
+        "of the 2 ops before the last transition to the CPU 2 are predicted on the ANE, and 0 in a separate model"
     )
 
 
@@ -121,7 +121,7 @@ def test_a_cut_through_several_values_names_each():
 
     plan = planned(1, 1, 1, NO, 0.01, 0.01, built=build_program(body, x=(1, 8)))
     (hit,) = found("late_departure", plan)
-    assert "cut at %joined, %one:" in hit.note, "not the model's own input, which both parts have"
+    assert "split at %joined, %one:" in hit.note, "not the model's own input, which both parts have"
 
 
 @pytest.mark.parametrize("costs", [(1, NO, 1), (NO, 1), (NO, 0.1, NO), (1, 1, 0.01), (1, NO, NO, NO)], ids=str)
@@ -151,10 +151,10 @@ def test_changes_agree_with_the_segments():
 def test_a_model_all_on_the_cpu_says_which_stretch_decides():
     (hit,) = found("cpu_share", planned(0.1, NO, 0.2, 0.1, NO, 0.1))
     assert "4 of 6 ops are supported" in hit.note
-    assert "2 ops from %op2 to %op3, would save 0.3 ms and cost 0.375 ms" in hit.note
-    assert hit.note.endswith("2 ops unsupported on the ANE cut it off (2 tanh)") and len(hit.covers) == 6
+    assert "2 ops from %op2 to %op3, would save 0.3 ms, with a transfer overhead of 0.375 ms" in hit.note
+    assert hit.note.endswith("2 ops unsupported on the ANE limit it (2 tanh)") and len(hit.covers) == 6
     (hit,) = found("cpu_share", planned(0.1, 0.1))
-    assert hit.note.endswith("nothing is unsupported, the model is too small to pay")
+    assert hit.note.endswith("all ops are supported, the model is too small for the ANE")
 
 
 @pytest.mark.parametrize("costs", [(1, NO, 0.1), (NO, NO, 0.1), (NO,)], ids=str)

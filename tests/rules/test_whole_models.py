@@ -91,12 +91,12 @@ def test_flexible_inputs_are_reported_one_by_one_at_their_first_reader():
     )
     first, second = hits("flexible_shapes", built)
     assert (first.op.op_type, second.op.op_type) == ("relu", "exp") and "'z' has no fixed shape: (3, ?)" in second.note
-    assert first.note.endswith("3 ops of 3 make what has such a dimension")
+    assert first.note.endswith("3 ops of 3 produce values with such a dimension")
 
 
 def test_a_flexible_input_that_nobody_reads():
     (hit,) = hits("flexible_shapes", build_program(lambda x, z: Builder.relu(x=x, name="y"), x=(2,), z=(None,)))
-    assert hit.op.op_type == "relu" and hit.note.endswith("0 ops of 1 make what has such a dimension")
+    assert hit.op.op_type == "relu" and hit.note.endswith("0 ops of 1 produce values with such a dimension")
 
 
 @pytest.mark.parametrize("shape,tiny", [((63,), True), ((64,), False), ((3, 3, 7), True), ((1, 8, 8), False)])
@@ -168,7 +168,7 @@ def test_files_that_are_too_large_for_functions_that_are_not():
     rule = get_all_rules()["model_size"]()
     (found,) = predict_plan(linear(), [rule], package=package)[1]
     assert isinstance(found.answer, Miss)
-    assert found.answer.reason.startswith("the weight files hold 1.4 GB, the largest function reads 8.")
+    assert found.answer.reason.startswith("the weight files have 1.4 GB, the largest function reads 8.")
 
 
 @pytest.mark.parametrize("count,most,fires,near", [(4, 3, True, False), (3, 3, False, True), (2, 3, False, False)])

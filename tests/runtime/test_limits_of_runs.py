@@ -132,7 +132,7 @@ def test_the_command_says_so_and_writes_nothing(
 ) -> None:
     out, most = str(tmp_path / "out"), ["--max-steps", "40"]
     assert main(["run", str(endless), "--feeds", str(feeds), "-o", f"{out}.npz", *most]) == 2
-    assert "allow more with --max-steps N" in capsys.readouterr().err
+    assert "raise it with --max-steps N" in capsys.readouterr().err
     assert main(["calibrate", str(endless), "--feeds", str(feeds), *most]) == 2
     assert main(["verify", str(endless), str(endless), "--format", "json", *most]) == 1
     assert json.loads(capsys.readouterr().out)["status"] == "not verified"
@@ -159,7 +159,7 @@ def test_without_a_terminal_a_line_comes_now_and_then(
 
 def test_counting_steps_is_bounded_too() -> None:
     op = loop(0).functions["main"].find_ops(op_type="while_loop")[0]
-    with share_budget(max_seconds=0.05), pytest.raises(UnknownStepCount, match="not found out within 0.05 s"):
+    with share_budget(max_seconds=0.05), pytest.raises(UnknownStepCount, match="not determined within 0.05 s"):
         count_steps(op, 10**9)
 
 

@@ -145,7 +145,7 @@ def test_a_size_that_the_torch_model_does_not_take_is_left_out(caplog):
     example = X[:2].clone()
     with caplog.at_level(logging.WARNING, "mil_ane_passes"):
         checked(halves, example, inputs=[ct.TensorType(name="x0", shape=(ct.RangeDim(1, 8, default=2), 4))])
-    assert [record.message for record in caplog.records if "(x0 [1, 4]), which the torch model does not take: the "
+    assert [record.message for record in caplog.records if "(x0 [1, 4]), which the torch model rejects: the "
             "callable" in record.message]
 
 
@@ -275,7 +275,7 @@ def test_a_classifier_is_compared_before_its_label_is_made(lowered):
 def test_what_cannot_be_checked_is_refused_before_it_is_converted(monkeypatch):
     traced = captured(stack(), [X], "trace")
     monkeypatch.setattr(ct, "convert", lambda *arguments, **named: pytest.fail("was converted"))
-    with pytest.raises(ane.InputError, match="compares with a torch model, and this is none"):
+    with pytest.raises(ane.InputError, match="needs a torch model"):
         ane.convert(object(), check=True)
     for how in ({"convert_to": "milinternal"}, {"convert_to": "neuralnetwork"},
                 {"minimum_deployment_target": ct.target.iOS14}):
@@ -359,7 +359,7 @@ def test_feeds_and_ranges_of_the_user_reach_it(how, caplog):
         try:
             oscillator(**how)
         except NotEqual as error:
-            assert "a pass after it is not" in str(error) and "ANE317 at op" in str(error)
+            assert "a later pass is not" in str(error) and "ANE317 at op" in str(error)
     assert "ANE317 at op" in caplog.text and "not decided" not in caplog.text
 
 
@@ -387,4 +387,4 @@ def test_outputs_that_are_never_finite_are_named(caplog):
     with caplog.at_level(logging.WARNING, "mil_ane_passes"):
         checked(Undefined().eval(), X)
     (said,) = [record.message for record in caplog.records if "nothing of" in record.message]
-    assert "gives NaN or infinity in every element of every run; pass feeds=" in said
+    assert "returns NaN or infinity for every element in every run; pass feeds=" in said

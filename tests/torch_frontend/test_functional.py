@@ -346,9 +346,9 @@ def given_memory(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("function, why", [
     (from_einsum, "may share memory"), (from_meshgrid, "may share memory"), (from_hsplit, "may share memory"),
-    (from_list_slice, "may share memory"), (appended, "written after it was put there"),
-    (appended_last, "may share memory"), (appended_between, "written after it was put there"),
-    (given_memory, "other memory or another size")])
+    (from_list_slice, "may share memory"), (appended, "written after it was added"),
+    (appended_last, "may share memory"), (appended_between, "written after it was added"),
+    (given_memory, "changes the memory or size")])
 def test_what_hides_whose_memory_it_is_is_refused(function: Callable[..., Any], why: str) -> None:
     with pytest.raises(NotConverted, match=why):
         ran(captured(function, (torch.ones(3, 4),), "script"), torch.ones(3, 4))
@@ -484,7 +484,7 @@ class _Uncertain(_Kept):
 
 def test_a_state_that_may_have_been_written_is_refused() -> None:
     state = ct.StateType(wrapped_type=ct.TensorType(shape=(3, 4), dtype=np.float16), name="k")
-    with pytest.raises(NotConverted, match="writes to what may be the state 'k'"):
+    with pytest.raises(NotConverted, match="writes to the state 'k', or possibly"):
         convert(_Uncertain(), (torch.ones(3, 4),), "trace", target=ct.target.iOS18, states=[state])
 
 

@@ -190,7 +190,7 @@ def test_what_others_put_there_stays(two, out, fixtures):
     packages(fixtures, out, b=IDLE)
     theirs = files(out / "b.mlpackage")
     report = batch("rewrite", two, out, verify=False)
-    assert "no batch made it" in report.items[0].error and files(out / "b.mlpackage") == theirs
+    assert "was not written by a batch" in report.items[0].error and files(out / "b.mlpackage") == theirs
     assert again(two, out, overwrite=True) == {"b": "written", "a": "up to date"}
     (out / "b.mlpackage/note.txt").write_text("mine")
     report = batch("rewrite", two, out, verify=False)
@@ -213,7 +213,7 @@ def test_a_result_that_a_killed_run_left_is_made_again(two, out):
     assert again(two, out) == {"b": "written", "a": "up to date"}
     assert json.loads(record.read_text()).keys() == data.keys()
     record.write_text("{")
-    assert "no batch made it" in batch("rewrite", two, out, verify=False).items[0].error
+    assert "was not written by a batch" in batch("rewrite", two, out, verify=False).items[0].error
 
 
 def test_a_failure_keeps_what_was_there_and_says_so_until_it_is_fixed(two, out):
@@ -261,8 +261,8 @@ def test_what_is_wrong_for_all_is_said_once(options, words, two, out):
 
 
 def test_places_for_results_that_cannot_be(two, out, tmp_path):
-    for folder, words in ((None, "no folder"), (two[0], "sources are never changed"),
-                          (f"{two[1]}/Data/new", "sources are never changed"), (tmp_path / "in", "never changed")):
+    for folder, words in ((None, "no folder"), (two[0], "sources are never modified"),
+                          (f"{two[1]}/Data/new", "sources are never modified"), (tmp_path / "in", "never changed")):
         with pytest.raises(InputError, match=words):
             batch("rewrite", two, folder)
     out.write_text("a file")
@@ -277,7 +277,7 @@ def test_places_for_results_that_cannot_be(two, out, tmp_path):
 @pytest.mark.parametrize(("error", "words"), [
     (OSError(28, "No space left on device", "x.npz"), "No space left on device: x.npz"),
     (RecursionError("deep"), "the model's blocks are nested too deeply for Python on this machine"),
-    (MemoryError(), "not enough memory; expected more, or fewer jobs at a time"),
+    (MemoryError(), "not enough memory; use fewer jobs"),
     (ZeroDivisionError("by zero"), "internal error (ZeroDivisionError: by zero); nothing was written"),
 ])
 def test_whatever_goes_wrong_with_one_is_told_of_that_one(two, out, monkeypatch, error, words):
@@ -307,8 +307,8 @@ def test_results_that_a_worker_left_on_a_disk_of_its_own_are_not_counted(two, ou
     report = batch("rewrite", two[:1], out, verify=False, executor=Elsewhere())
     (item,) = report.items
     assert (item.status, item.code, item.report_file) == ("failed", 2, None)
-    assert item.error == (f"a worker says that it wrote {out / 'b.mlpackage'}, which is not here; workers need the "
-                          "same paths: give them on a file system that all of them have")
+    assert item.error == (f"a worker reported that it wrote {out / 'b.mlpackage'}, but the file does not exist here; "
+                          "workers need the same paths: use a shared file system")
 
 
 def test_a_folder_that_cannot_be_made_and_an_unknown_form_are_refused(two, tmp_path):

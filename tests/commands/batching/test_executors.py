@@ -69,7 +69,7 @@ def test_a_pool_that_breaks_is_said_and_loses_nothing(three, tmp_path):
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as executor:
         report = batch("rewrite", three, tmp_path, executor=Deadly(executor, executor, "c", "b", "a"))
     assert set(statuses(report).values()) == {"failed"} and report.exit_code == 2
-    assert "the process that worked on it, or one beside it, died" in report.items[0].error
+    assert "the worker process, or another one of the pool, died" in report.items[0].error
     with pytest.raises(InputError, match="both jobs and an executor"):
         batch("rewrite", three, tmp_path, executor=executor, jobs=2)
     ended = ThreadPoolExecutor(1)
@@ -85,7 +85,7 @@ def test_of_our_processes_only_one_dies_and_the_next_takes_its_place(three, expe
         first = workers.submit(os.getpid).result()
         report = batch("rewrite", three, tmp_path, executor=Deadly(workers, ByPost(), "c"))
         check(report, tmp_path, expected, without="c")
-        assert "the process that worked on it, or one beside it, died" in report.items[0].error
+        assert "the worker process, or another one of the pool, died" in report.items[0].error
         assert workers.submit(os.getpid).result() != first
         assert workers.submit(os.getenv, "OMP_NUM_THREADS").result() == str(os.cpu_count())
     assert dict(os.environ) == before
@@ -113,7 +113,7 @@ def test_a_script_without_a_guard_gets_advice(three, tmp_path):
                           env=hide_torch())
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
-    expected = "mil_ane_passes.commands.batch_jobs.OptionsError: batch: a worker process ended while it started"
+    expected = "mil_ane_passes.commands.batch_jobs.OptionsError: batch: a worker process ended during start-up"
     assert last.startswith(expected)
     assert last.endswith('under `if __name__ == "__main__":`')
     assert "is imported by each worker process" in done.stderr and "bootstrapping" not in done.stderr

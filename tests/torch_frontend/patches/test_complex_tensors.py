@@ -115,7 +115,7 @@ def test_a_flexible_size(frontend):
     (lambda v: to_complex(v), "op 'view_as_complex' .*returns complex numbers.*view_as_real"),
     (lambda v: (v, to_complex(v) * 2), "op 'mul' .*returns complex numbers"),
     (lambda v: to_real(to_complex(v).cumprod(0)), "op 'cumprod' .*has no lowering for complex numbers; compute with"),
-    (lambda v: to_real(to_complex(v) ** 0.5), "op 'pow' .*power other than a whole number.*polar"),
+    (lambda v: to_real(to_complex(v) ** 0.5), "op 'pow' .*power other than an integer.*polar"),
 ])
 @pytest.mark.parametrize("frontend", ["trace", "export"])
 def test_what_is_refused_names_op_line_and_advice(model, words, frontend):

@@ -169,8 +169,9 @@ def test_a_pass_that_no_conversion_can_do_without_is_not_to_be_left_out():
             return F.interpolate(F.avg_pool2d(x, 2), size=x.shape[2:], mode="bilinear", align_corners=False)
 
     size = ct.RangeDim(4, 16, default=8)
-    with pytest.raises(NotConverted, match=r"^op 'upsample_bilinear2d' .*core_upsample' fails: .*; give the inputs "
-                                           r"fixed sizes, or scale by a number .*, or write that part") as refused:
+    fault = (r"^op 'upsample_bilinear2d' .*core_upsample' fails: .*; use fixed input sizes, or a constant scale_factor "
+             r".*, or other ops in that part")
+    with pytest.raises(NotConverted, match=fault) as refused:
         ane.convert(captured(Resized().eval(), [X], "trace"), inputs=[ct.TensorType(shape=(2, 3, size, size))],
                     skip_model_load=True)
     assert "compute_precision" not in str(refused.value)

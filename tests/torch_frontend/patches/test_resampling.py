@@ -70,7 +70,7 @@ def test_nearest_of_a_flexible_size_by_a_scale_that_may_round_it_is_refused(scal
     image = torch.randn(1, 2, 8, 10)
     axis, by = (3, 1.7) if scale == (2.0, 1.7) else (2, scale[0] if isinstance(scale, tuple) else scale)
     with pytest.raises(NotConverted, match=f"resizes axis {axis} of an image of flexible size to the nearest "
-                                               f"elements by {by:g}, where Core ML's op goes by the ratio"):
+                                               f"elements by {by:g}, where Core ML's op uses the ratio"):
         check(lambda x: interpolate(x, scale_factor=scale, mode="nearest"), image, frontend=frontend, flexible=[2, 3],
               lowest=8)
 

@@ -92,7 +92,7 @@ def test_the_users_module_stays_as_it_is():
 
 def test_an_exception_on_values_and_one_that_is_always_raised_are_refused():
     with pytest.raises(NotConverted, match=r"test_scripts\.py:\d+\): raises an exception on a condition that the model "
-                                           "computes; leave the check out"):
+                                           "computes; remove the check"):
         converted(scripted(RaisesOnValues), X3)
     with pytest.raises(NotConverted, match=r"test_scripts\.py:\d+\): raises an exception for inputs of these shapes"):
         converted(scripted(RaisesAlways), X3)

@@ -944,7 +944,7 @@ add_case("unfolding flexible size", lambda x: x.unfold(0, 2, 1), torch.randn(4, 
     at=[(torch.randn(9, 3),)])
 add_case("unfolding a scalar", lambda x: x[0, 0].unfold(0, 1, 1), UNFOLDING_X)
 add_refused("unfolding windows of rank 6 as a result are refused",
-    r"makes a tensor of rank 6, Core ML has 5 at most .* is an output", lambda x: x.unfold(1, 2, 1),
+    r"makes a tensor of rank 6, but Core ML supports 5 at most .* is an output", lambda x: x.unfold(1, 2, 1),
     torch.randn(1, 2, 2, 2, 2))
 
 # Matrices times vectors.
