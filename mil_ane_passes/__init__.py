@@ -1,4 +1,5 @@
-"""Rewrite Core ML ML Programs so that they run correctly, whole and fast on the Apple Neural Engine, and verify it.
+"""Rewrite Core ML ML Programs so that they run correctly, entirely and fast on the Apple Neural Engine, and verify
+them.
 
     mil_ane_passes.convert(model, ...)
     ct.convert(model, ..., pass_pipeline=mil_ane_passes.pipeline())
@@ -6,10 +7,10 @@
 
 Importing this registers the passes `ane::*` with coremltools and changes nothing else.
 
-Every function may be called from several threads: coremltools keeps the program it builds in globals, so they take
-turns, and a second thread waits until the first is done. Processes work side by side (`batch(..., jobs=N)`). A progress
-callback may call the API again, but must not wait for another thread that does. coremltools' own functions are not
-covered: beside other threads, call `ct.convert` and the MIL builder within `with mil_ane_passes.exclusive():`.
+Every function may be called from several threads. coremltools keeps the program it builds in globals, so a second
+thread waits until the first one is done. Use processes for parallel work (`batch(..., jobs=N)`). A progress callback
+may call the API again, but must not wait for another thread that does. coremltools' own functions are not covered: with
+several threads, call `ct.convert` and the MIL builder inside `with mil_ane_passes.exclusive():`.
 """
 
 from __future__ import annotations

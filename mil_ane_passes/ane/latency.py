@@ -55,7 +55,7 @@ WORDS = {"MACs": "MACs", "weights": "weights streamed", "matmul": "matmuls of ac
 
 @dataclass(frozen=True)
 class OpLatency:
-    """The estimate of one op; `term` says in words what decides it. Consts and unpacked weights have none."""
+    """The estimate of one op; `term` describes the dominant term. Consts and decompressed weights have no estimate."""
 
     function: str
     index: int

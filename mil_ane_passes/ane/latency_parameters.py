@@ -31,7 +31,7 @@ def load_parameters() -> dict[str, Any]:
 def find_chips(name: str) -> tuple[Chip, ...]:
     """Find the parameters of a chip ("m4", "a17").
 
-    Returns those of all measured chips for one that nobody measured and that has no near relative among them.
+    Returns those of all measured chips for a chip that was not measured and has no related one.
     """
     known = load_parameters()["chips"]
     return tuple(_make_chip(each) for each in ([name] if name in known else MEASURED_CHIPS))

@@ -1,7 +1,7 @@
 """Support of op types on the ANE: one table, a row for each op type, with its sources.
 
 A row names the generations on which ops of the type were seen to be supported and those on which they are unsupported;
-on all others nobody measured them, and without a row or a rule nobody measured the type at all. Rows are for the
+on all others they were not measured, and a type without a row or a rule was not measured at all. Rows are for the
 ordinary forms of an op (fp16, static shapes). Where dtypes, shapes or attributes decide, the row has a predicate, or a
 rule finds the unsupported forms (integers, computed indices and sizes, kernels, custom layers). Types on which two
 sources contradict each other (cumsum, argmax, argsort and others that a private route accepts and Core ML rejects)
@@ -421,7 +421,7 @@ def _turn(op: str, *supported: Observation) -> OpSupport:
 
 
 def _combine_masks(op: str) -> OpSupport:
-    """Make the row of a logical op that nobody measured through Core ML."""
+    """Make the row of a logical op that was not measured through Core ML."""
     return OpSupport(op, problem=_LOGICAL_OPS, disputed=(ALL_TARGETS,),
                      disputed_note="{op} was not measured through Core ML; a private route rejects it")
 

@@ -97,8 +97,8 @@ class EditOptions:
     merge_states: str | None = field(default=None, metadata=flag(metavar="NAME"))
     "merge all states into one state NAME of rank 4, which is read once and written once"
     state_to_io: Names = field(default=(), metadata=flag(metavar="STATE", nargs="+", action="extend"))
-    """replace these states (default: all) by inputs and outputs; where rows are written at a position, the output has
-    the new rows only"""
+    """replace these states (all: every state) by inputs and outputs; where rows are written at a position, the output
+    has the new rows only"""
     expose: Names = field(default=(), metadata=flag(metavar="VALUE", action="append"))
     "append this internal value to the outputs; repeatable"
     drop_output: Names = field(default=(), metadata=flag(metavar="NAME", action="append"))
@@ -305,7 +305,7 @@ def _make_transforms(options: EditOptions) -> list[Transform]:
         transforms.append(DedupWeights())
     if not transforms:
         raise InputError(
-            "nothing to edit was asked for; expected at least one of "
+            "no edit requested; expected at least one of "
             f"{', '.join(map(format_option_values, _EDITS[:-1]))} and {format_option_values(_EDITS[-1])}"
         )
     return transforms
@@ -343,7 +343,7 @@ def _group_names_by_type(io: IoTypes) -> dict[str, list[str]]:
     twice = sorted(set.intersection(*map(set, groups.values()))) if len(groups) > 1 else []
     if twice or (len(groups) > 1 and not all(groups.values())):
         raise InputError(
-            f"{format_option_values('io')}: both {' and '.join(groups)} are asked for "
+            f"{format_option_values('io')}: both {' and '.join(groups)} are requested for "
             f"{', '.join(twice) or 'all names'}; "
             "expected each name with one type"
         )

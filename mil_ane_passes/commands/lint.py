@@ -122,7 +122,7 @@ class TextOptions:
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=FORMATS + LINE_FORMATS, default="text",
-                        help="text for people (default); concise: a line for each finding; github: annotations of "
+                        help="output format: text (default); concise: one line per finding; github: annotations of "
                              "GitHub workflows")
     parser.add_argument("-o", "--output", metavar="FILE", help="output file for the report; an existing file is "
                                                                "replaced")
@@ -341,7 +341,7 @@ def _prepare(options: LintOptions) -> _Linter:
 
 @dataclass(frozen=True)
 class _Linter:
-    """Options of `lint`, and what they stand for: codes of rules of layers, names of rules that are reported, rules to
+    """Options of `lint` in resolved form: codes of rules of layers, names of rules that are reported, rules to
     match, the baseline, measurements and what is ignored at single ops."""
 
     options: LintOptions

@@ -130,7 +130,7 @@ class Parser(argparse.ArgumentParser):
         return found, self._take_positionals(found, rest)
 
     def _take_positionals(self, found: argparse.Namespace, rest: list[str]) -> list[str]:
-        """Add what stands behind options to the last positional argument, which argparse closes at the first option:
+        """Add arguments after options to the last positional argument, which argparse closes at the first option:
         `lint a --target m4 b`. Returns what is left."""
         last = next((action for action in reversed(self._actions) if not action.option_strings), None)
         if last is None or not rest or last.type is not None:

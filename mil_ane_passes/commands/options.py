@@ -90,7 +90,7 @@ def flag(
 
 
 def positive_int(text: str) -> int:
-    """Parse a whole number of 1 or more, for argparse."""
+    """Parse an integer of at least 1, for argparse."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number} is less than 1")

@@ -77,8 +77,8 @@ class ExecutorchRewriteReport(RewriteReport):
 def rewrite_delegates(options: RewriteOptions) -> ExecutorchRewriteReport:
     """Rewrite the Core ML delegates of `src`, all or the one that it names, and write the program to `dst`.
 
-    Raises InputError for a source that is no program or has no such delegate, for options that are for packages, and
-    for a destination that cannot be written.
+    Raises InputError for a source that is not a program or has no such delegate, for options that apply to packages
+    only, and for a destination that cannot be written.
     """
     started = time.perf_counter()
     address = find_address(options.src)

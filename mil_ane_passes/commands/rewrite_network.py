@@ -75,7 +75,7 @@ class NetworkRewriteReport(RewriteReport):
     bytes_before: int = 0
     bytes_after: int = 0
     remaining: list[RewrittenLayer] = field(default_factory=list)
-    "The layers that are still reported off the ANE and are no near miss of a rewrite, with the reasons."
+    "The layers that are still reported off the ANE and are not near misses of a rewrite, with the reasons."
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON that `--format json` prints."""

@@ -149,7 +149,7 @@ class LayerContext:
         return mb.expand_dims(x=x, axes=added), lambda y: mb.squeeze(x=y, axes=added)
 
     def to_int(self, x: Var) -> Var:
-        """Cast a value that holds whole numbers, as all values of this format do in floats, to int32."""
+        """Cast a value of integers, which this format stores in floats, to int32."""
         return x if types.is_int(x.dtype) else cast(x, "int32")
 
     def check_size(self, sizes: Iterable[int]) -> None:
@@ -221,7 +221,7 @@ def keep_rank(x: Var) -> Var:
 
 
 def read_indices(x: Var, context: LayerContext) -> Any:
-    """Return the whole numbers that `x` holds: an int32 array where they are constant, else a var of int32."""
+    """Return the integers in `x`: an int32 array where they are constant, else a var of int32."""
     found = context.to_int(mb.reshape(x=x, shape=[-1]))
     return found if found.val is None else np.asarray(found.val, np.int32)
 

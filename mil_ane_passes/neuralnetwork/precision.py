@@ -1,4 +1,4 @@
-"""Choice of the ops that stay in fp32 in a program of fp16: those on whole numbers.
+"""Choice of the ops that stay in fp32 in an fp16 program: those on integers.
 
 This format holds indices, shapes and counters in floats. fp16 represents integers only up to 2048, so larger token ids,
 sizes and loop counters would be rounded.

@@ -20,7 +20,7 @@ _MIN_COPY_AHEAD_BYTES = 8 << 20
 
 
 class _Cancelled(Exception):
-    """The copies are no longer wanted."""
+    """The copies are cancelled."""
 
 
 class CopyAhead:

@@ -1,7 +1,7 @@
 """ExecuTorch's mapping from debug handles to ops, a file that coremltools saves beside the manifest of a package.
 
 Its profiler finds the ops of an exported program by their output names. Ops carry their handle as a scope of
-coremltools while the program changes, so ops that replace another have its handle; saving lists them anew.
+coremltools while the program changes, so ops that replace another have its handle; saving writes the file again.
 """
 
 from __future__ import annotations

@@ -184,7 +184,7 @@ def _iterate_symbols(mapping: dict[str, Any]) -> Iterator[tuple[int, str, Any]]:
     for handle, paths in mapping.items():
         for path in paths if isinstance(paths, list) else [None]:
             if not isinstance(path, list) or not path or not isinstance(path[-1], dict):
-                raise ValueError(f"the paths of debug handle {handle!r} are no lists of entries")
+                raise ValueError(f"the paths of debug handle {handle!r} are not lists of entries")
             output, operator = path[-1].get("Output"), path[-1].get("Operator")
             if output is not None and operator is not None:
                 yield int(handle), f"{output}:{operator}", path

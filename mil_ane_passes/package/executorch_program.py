@@ -152,7 +152,7 @@ class _Table:
 class ExecutorchProgram:
     """A program on disk, mapped: the blobs of its Core ML delegates, by name, and the backends of all other delegates.
 
-    Raises InputError for a file that is no program, and for a program that contradicts itself.
+    Raises InputError for a file that is not a program, and for an inconsistent program.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

@@ -161,7 +161,7 @@ class Rule:
     refuses: ClassVar[bool] = False
     "True if a hit means that the op is unsupported on the ANE (of some generation of the target)."
     unmeasured: ClassVar[bool] = False
-    "True if a hit means that nobody measured the op on the ANE (of some generation of the target)."
+    "True if a hit means that the op was not measured on the ANE (of some generation of the target)."
     confidence: ClassVar[Literal["high", "medium", "low"]] = "medium"
     "high: stated by Apple, or reproduced by several; medium: one good reproduction; low: an anecdote, or contradicted."
     severity: ClassVar[Severity | None] = None
@@ -297,14 +297,14 @@ class Rewrite(Rule):
 
 
 class BlockRule(Rule):
-    """A rule that looks at a whole block at once; `match_block` must be linear in the block's ops."""
+    """A rule that matches an entire block at once; `match_block` must be linear in the block's ops."""
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
         raise AssertionError(f"{type(self).__name__} must define match_block()")
 
 
 class PlanRule(Rule):
-    """A rule about the whole model as it is predicted to run: its segments, its sizes, its weights."""
+    """A rule about the predicted plan of the entire model: its segments, its sizes, its weights."""
 
     def match_plan(self, plan: Plan) -> Iterator[Hit | Miss]:
         raise AssertionError(f"{type(self).__name__} must define match_plan()")
@@ -319,7 +319,7 @@ class BlockRewrite(Rewrite, BlockRule):
 
 
 class ProgramRewrite(Rewrite):
-    """A fix that has to see the whole program, such as a pass of coremltools'."""
+    """A fix that needs the entire program, such as a pass of coremltools."""
 
     def match_program(self, program: Program) -> Iterator[Hit | Miss]:
         raise AssertionError(f"{type(self).__name__} must define match_program()")

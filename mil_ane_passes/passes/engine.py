@@ -230,7 +230,7 @@ def _prepare_rule(rule: Rule, program: Program, target: str, measure: Measure | 
 
 
 def _apply_to_program(rule: ProgramRewrite, program: Program, trace: PassTrace, rollback: Rollback) -> None:
-    """Apply one rule to the whole program."""
+    """Apply one rule to the entire program."""
     before = {name: _get_signature(function) for name, function in program.functions.items()}
     found = list(rule.match_program(program))
     for answer in found:

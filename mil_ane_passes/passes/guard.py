@@ -138,7 +138,7 @@ def _needs_more_memory(before: Forecast, after: Forecast) -> bool:
 def _is_better_placed(before: Forecast, after: Forecast) -> bool:
     """Return whether `after` removes an unsupported op, an op on the CPU, or a transition with no op more on the CPU.
 
-    A graph that leaves the ANE as a whole has fewer transitions, too, which is no better placement.
+    A graph that leaves the ANE entirely also has fewer transitions, which is not a better placement.
     """
     added = _count_ops_added_to_cpu(before, after)
     return (after.unsupported < before.unsupported or after.off < before.off or (added is not None and added < 0)
@@ -199,7 +199,7 @@ def _is_slower(
     Growth that the fixed cost of a call hides or causes alone does not count: it differs between the ANE and the CPU,
     and no rewrite is for or against it. Growth by ops without measurement counts in full where the segmenter's
     estimate, which is independent of ours, grows, too (`costs_more`). With `moves` ops change the processor, so that
-    what measurements cover is not the same before and after, and the whole counts.
+    measurements cover different ops before and after, and the total counts.
     """
     slack = _NEGLIGIBLE_LATENCY_US * steps
     spent = [each.latency_us - each.call_us for each in (before, after)]

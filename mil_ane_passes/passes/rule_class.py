@@ -134,7 +134,7 @@ class RuleFailure:
         function = "" if self.function in ("", "main") else f"{self.function}:"
         if self.op_type:
             return f"at {function}%{self.value} ({self.op_type}){more}"
-        return f"in function '{self.function}'{more}" if self.function else "on the whole program"
+        return f"in function '{self.function}'{more}" if self.function else "on the entire program"
 
     def __str__(self) -> str:
         return f"{self.at}: {self.reason}"

@@ -18,7 +18,7 @@ class Severity(Enum):
     WRONG = "wrong"
     "Wrong numbers: the values on the ANE differ from the definition of the program."
     UNSUPPORTED = "unsupported"
-    "Ops, or the whole program, leave the ANE, or do not compile for it."
+    "Ops, or the entire program, leave the ANE, or do not compile for it."
     SLOW = "slow"
     "The program costs more time or memory than it has to."
     SUGGESTION = "suggestion"

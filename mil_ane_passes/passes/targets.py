@@ -1,12 +1,12 @@
 """ANE generations: one table, read by rules and reports.
 
-`all`, the default target, stands for every generation Core ML still runs on: a rule that applies to any of them
+`all`, the default target, means every generation that Core ML still supports: a rule that applies to any of them
 applies. Sources: the device list of hollance/neural-engine, the generations of sbryngelson/ANEForge
 `docs/cross-chip.md` (M1 to M5), and 751K/Apple-Neural-Engine-Microarchitecture-Study-M6 for M4 and M6. Apple does not
 state which iPhone chip has the ANE of which Mac chip. A17 may go with M3 or, as Apple's phrase "A17 Pro, M4" suggests
 (https://github.com/apple/coremltools/issues/2410), with M4; it is grouped with the older, stricter one. No source
-measured A18, so it is a generation of its own between M4 and M5: support seen on an M4 does not count as support on
-it. A chip's Pro, Max and Ultra have more cores, but the same limits (ANEForge).
+measured A18, so it is a generation of its own between M4 and M5: support seen on an M4 does not count as support on it.
+A chip's Pro, Max and Ultra have more cores, but the same limits (ANEForge).
 """
 
 from __future__ import annotations

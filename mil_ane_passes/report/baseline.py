@@ -78,7 +78,7 @@ class BaselineFile:
     several: bool
 
     def select(self, model: str, target: str, *, several: bool) -> Baseline:
-        """Return the baseline of a package, `several` if it is looked at among others.
+        """Return the baseline of a package, `several` if it is linted together with others.
 
         The report of one package is the baseline of any one package, whatever its path is now.
         """

@@ -45,8 +45,8 @@ class FindingGroup:
 def group_findings(findings: Iterable[Finding], plan: Plan) -> list[FindingGroup]:
     """Group and sort findings; linear in ops and findings.
 
-    They are in the order of severity, and within one by the predicted time on the CPU, including stranded ops; those
-    that nobody measured come last.
+    They are in the order of severity, and within one by the predicted time on the CPU, including stranded ops;
+    unmeasured ones come last.
     """
     made: dict[str, FindingGroup] = {}
     for item in findings:

@@ -107,7 +107,7 @@ def split_evenly(length: int, most: int) -> list[tuple[int, int]]:
 def find_sharing_obstacle(
     var: Var, op: Operation, is_cut_alike: Callable[[Operation, Var], bool], most: int,
 ) -> str:
-    """Return why const or compressed `var` is not cut for `op`, or "": something else reads it whole.
+    """Return why const or compressed `var` is not cut for `op`, or "": it has another use as a whole.
 
     `is_cut_alike` returns whether an op cuts a weight that it reads in the same way.
     """

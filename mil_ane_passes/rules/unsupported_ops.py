@@ -47,7 +47,7 @@ class ElementaryFunctions(UnsupportedOps):
 class Modulo(UnsupportedOps):
     """mod is unsupported on the ANE.
 
-    why     Core ML on an M4 rejects it, and so does the ANE's compiler on M1 to M5 when asked without Core ML.
+    why     Core ML on an M4 rejects it, and so does the ANE's compiler on M1 to M5 when queried without Core ML.
     when    Any mod of numbers. floor_div is supported on an M4.
     fix     x - y * floor(x / y): equal in exact arithmetic, but in fp16 the remainder is off by y if the quotient
             rounds up to an integer. `ane::modulo_by_floor` subtracts a constant y in steps: the same bits.
@@ -78,7 +78,7 @@ class Modulo(UnsupportedOps):
 class Product(UnsupportedOps):
     """reduce_prod is unsupported on the ANE.
 
-    why     Core ML on an M4 rejects it, and so does the ANE's compiler on M1 to M5 when asked without Core ML. The
+    why     Core ML on an M4 rejects it, and so does the ANE's compiler on M1 to M5 when queried without Core ML. The
             other reductions are supported.
     when    Any reduce_prod of numbers, whatever the axes.
     fix     Few elements: slice and multiply them in the original order. Many positive elements: exp of the reduce_sum

@@ -129,7 +129,7 @@ class PerBlockInt8(Rule):
             op; other chips may compute it, wrongly.
     fix     None by a rewrite. Palettize instead (cosine 0.9975 in the same report, groups of 32), or quantize per
             output channel: granularity="per_channel" in coremltools.optimize.
-    no fix  Quantizing or palettizing anew changes the weights, which is for who made them to decide.
+    no fix  Requantizing or palettizing changes the weight values, which is the decision of the model's author.
     """
 
     code, slug = "ANE402", "per-block-int8-weight"

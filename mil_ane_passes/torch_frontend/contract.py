@@ -52,7 +52,7 @@ class Patch:
         name: the file's name, set by the registry.
         text: the file's docstring, set by the registry.
         code: TORCH1xx, never reused: a new patch gets the next free one.
-        severity: WRONG where a model may convert to another one without a word; else conversions fail (UNSUPPORTED).
+        severity: WRONG if a model may be silently miscompiled; UNSUPPORTED if the conversion fails.
     """
 
     title: str

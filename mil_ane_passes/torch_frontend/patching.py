@@ -67,7 +67,7 @@ def suspend_patches() -> Iterator[None]:
 
 @synchronized
 def install() -> None:
-    """Patch the frontend for the whole process until `uninstall()`; a second call does nothing.
+    """Patch the frontend for the entire process until `uninstall()`; a second call does nothing.
 
     Raises InputError when torch is not installed.
     """

@@ -49,7 +49,7 @@ def _read_alpha_and_beta(chosen: Any, kind: str) -> tuple[float, float]:
 
 
 def _activate(params: Any, x: Var, context: LayerContext) -> Var:
-    """Apply an activation of a layer that is written out."""
+    """Apply an activation of an unrolled layer."""
     kind = params.WhichOneof("NonlinearityType")
     if kind in _FIXED:
         filled = type(params)()

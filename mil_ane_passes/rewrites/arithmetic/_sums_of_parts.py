@@ -112,7 +112,7 @@ def find_gain_obstacle(
     """Return why `parts` are not made for `generations`, or "": they were measured to be faster on `measured` only, and
     the latency there has to gain.
 
-    That weights are streamed again for each tile does not count where nobody measured the size of a tile.
+    That weights are streamed again for each tile does not count if the tile size was not measured.
     """
     (chip,) = find_chips(measured)
     if "tile_bytes" not in chip.measured:

@@ -57,7 +57,7 @@ class WideReduceSum(Rewrite):
                   source="sbryngelson/ANEForge docs/developer/numerics.md", date="2026"),
         Community("contradicts it, on the same page: all reductions accumulate wide, a sum of 16384 ones is exact",
                   source="sbryngelson/ANEForge docs/developer/numerics.md", date="2026"),
-        Community("whole sums are exact up to 2048; a sum of 2048 read as 2050, and 2049 as 2050, which is no more "
+        Community("integer sums are exact up to 2048; a sum of 2048 read as 2050, and 2049 as 2050, which is no more "
                   "than the rounding of the result (private route)", chip="M5", os="macOS 26.5",
                   source="https://github.com/sbryngelson/ANEForge/issues/115", date="2026-07-23"),
         Community("unexplained: two matrix products of transposed operands were infinite although no order of summing "

@@ -222,7 +222,7 @@ def _can_turn(op: Operation, attentions: dict[Operation, _Attention]) -> bool:
 
 
 def _find_attentions(block: Block) -> dict[Operation, _Attention]:
-    """Find attentions that are written out, by the reshape at their end."""
+    """Find decomposed attentions by the reshape at their end."""
     found = {}
     for op in block.operations:
         attention = _read_attention(op) if op.op_type == "reshape" and not is_opaque(op) else None

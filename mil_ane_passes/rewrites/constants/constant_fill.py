@@ -44,7 +44,7 @@ class ConstantFill(BlockRewrite):
             size: a constant. Dynamic size from the shapes of other values (fp16, fp32 or bool): a slice of such a
             value, compared with itself by greater, which gives false, cast to zeros, plus the fill value. fill_like of
             dynamic size, which an M4 supports, is rewritten so only with always=true or for older targets. Without
-            always=true every fill_like stays where no older chip is looked at.
+            always=true fill_like is skipped unless the target includes older chips.
     exact   bitwise for any elements of the value that provides the size: infinities and NaN are not greater than
             themselves.
     cost    lower with one element; the constant's bytes, up to max_bytes; for dynamic sizes four ops on a slice per

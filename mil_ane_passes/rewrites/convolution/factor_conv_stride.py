@@ -45,9 +45,10 @@ class FactorConvStride(Rewrite):
     exact   rounding: the same products, added in a different order. If the kernel is longer than the stride and not a
             multiple of it, zeros are multiplied, too: an infinite or NaN input may then affect neighbouring outputs.
             form=slice is bitwise.
-    cost    the weight is laid out anew, at most ceil(K / s) * s / K times its bytes on each axis whose kernel is longer
-            than its stride. The input is moved three times; patches on both axes are moved four times, to rows, if
-            padding to 64 bytes makes this smaller. form=slice keeps weight and input and computes s times as much.
+    cost    the weight is stored in a new layout, at most ceil(K / s) * s / K times its bytes on each axis whose kernel
+            is longer than its stride. The input is moved three times; patches on both axes are moved four times, to
+            rows, if padding to 64 bytes makes this smaller. form=slice keeps weight and input and computes s times as
+            much.
 
     before
         %y: fp16[1, 4, 4] = conv(x=%x, weight=<fp16[4, 3, 10]>, strides=[5], pad_type=custom, pad=[1, 1])

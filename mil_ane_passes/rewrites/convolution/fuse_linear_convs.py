@@ -259,7 +259,7 @@ def _find_product_behind(op: Operation) -> tuple[Operation, tuple[Operation, ...
 
 
 def _find_wrapped_norm(op: Operation) -> Operation | None:
-    """Return the batch_norm on [N, C, 1] that stands for one on [N, C], whose result `op` squeezes."""
+    """Return the batch_norm on [N, C, 1] that implements one on [N, C], whose result `op` squeezes."""
     norm = op.x.op
     if norm is None or norm.op_type != "batch_norm" or norm.x.rank != 3 or op.outputs[0].rank != 2:
         return None

@@ -59,7 +59,7 @@ class PadLastAxis(BlockRewrite):
             finite), and sums over rows that end in zeros. All else ends a region: a softmax, norm or mean of the last
             axis would need its padding masked, which is a pass over the data as the slice is, and with -inf, which the
             ANE treats as an ordinary number in a softmax.
-    exact   rounding, and bitwise where no sum is formed: what stands in the padding never mixes with the rest. A sum
+    exact   rounding, and bitwise where no sum is formed: padding elements never mix with others. A sum
             gets exact zeros as further terms and may be taken in a different order.
     cost    a pass over the data for each pad and slice; bytes of new constants up to `max_bytes` for one op.
 

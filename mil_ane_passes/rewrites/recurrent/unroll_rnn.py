@@ -28,9 +28,9 @@ class UnrollRnn(UnrollRecurrent):
     why     An rnn runs on the CPU, and what stands around it changes processor twice.
     when    fp16; a sequence of known length up to `max_steps`, in either direction. Weights and bias may be compressed:
             they are read as they are, and each stays one const. A first state of constant zeros saves its product.
-            hard_sigmoid is unsupported (its 0.2 is no fp16) and scaled_tanh (not documented); so are gates wider together
-            than an axis may be (16384 up to M3). A first state of another batch than x must be constant, with equal
-            rows.
+            hard_sigmoid (fp16 does not represent its 0.2) and scaled_tanh (not documented) are skipped; so are gates
+            whose total width exceeds the axis limit (16384 up to M3). A first state of another batch than x must be
+            constant, with equal rows.
     exact   rounding: at full precision nothing changes: h' = tanh(W x + b + R h). Every step rounds to fp16, where the
             reference runtime keeps fp32 inside an rnn: over 128 steps of 64 units results of up to 1 were off by 7e-4,
             and by 2e-4 before. Sums beyond fp16's range on the way are infinite.

@@ -1,8 +1,8 @@
 """`atan2` of 0 and a negative number is pi, and of two zeros 0, in fp16 as well.
 
-coremltools corrects atan(y / x) where y is above or below 0, so that atan2(0, -1) is 0 in place of pi, without a word:
-the phase of what is real and negative. It moves an x near 0 by 2e-8, which fp16 rounds to 0. Here the angle is computed
-as that of complex numbers is. The sign of a zero is not read: atan2(-0.0, -1) is pi, where torch has -pi.
+coremltools corrects atan(y / x) where y is above or below 0, so that atan2(0, -1), the phase of negative real numbers,
+is silently 0 instead of pi. It moves an x near 0 by 2e-8, which fp16 rounds to 0. Here the angle is computed as that of
+complex numbers is. The sign of a zero is not read: atan2(-0.0, -1) is pi, where torch has -pi.
 """
 
 from __future__ import annotations

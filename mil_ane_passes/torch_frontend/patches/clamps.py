@@ -1,9 +1,9 @@
 """Clamps between tensors, of ints, and with one bound of another dtype.
 
 torch takes the larger of the value and the lower bound, then the smaller of that and the upper bound: where the bounds
-cross, the result is the upper one. coremltools applies tensors as bounds in the other order, so the result is the lower
-one, without a word. It adds the missing bound of a clamp as a float, so that ints become floats, which round above
-2^24. Two constant tensors, and `clamp_min(0)` of floats, are refused.
+cross, the result is the upper one. coremltools applies tensors as bounds in the other order, so the result is silently
+the lower one. It adds the missing bound of a clamp as a float, so that ints become floats, which round above 2^24. Two
+constant tensors, and `clamp_min(0)` of floats, are rejected.
 """
 
 from __future__ import annotations

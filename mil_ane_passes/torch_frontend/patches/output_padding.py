@@ -1,8 +1,8 @@
 """Transposed convolutions with more `output_padding` than `padding` on an axis, and any of it in 3-D.
 
 torch extends the output by `output_padding` at the end and crops `padding` from both ends. coremltools pads the input
-by the difference instead, which adds a stride for each element: the output is too large, without a word. Without any
-padding, and in 3-D, it refuses. Here the input is padded until the output is long enough, and the output is cropped.
+by the difference instead, which adds a stride for each element: the output is silently too large. Without any padding,
+and in 3-D, it is rejected. Here the input is padded until the output is long enough, and the output is cropped.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ treatment of the border, `align_corners` and the scales are torch's own. An anti
 coremltools treats as a plain one, is such a product where it makes the image smaller. Nearest-exact selects elements:
 one constant gather for each axis. Nearest and linear resizes by a scale that rounds a size (9 to 15 by 1.7) are treated
 alike: torch goes by the scale, where Core ML's ops go by the ratio of the sizes. Where that may matter and the size is
-flexible, the resize is refused.
+flexible, the resize is rejected.
 """
 
 from __future__ import annotations
@@ -83,9 +83,9 @@ def lower_nearest_resize(context: Any, node: Any) -> None:
 
 @PATCH.op(*_SCALED_KINDS, *(f"{kind}.vec" for kind in _SCALED_KINDS))
 def lower_scaled_resize(context: Any, node: Any) -> None:
-    """Lower nearest and bilinear by scales that are no whole numbers, as `interpolate(scale_factor=1.7)` passes them.
+    """Lower nearest and bilinear by non-integer scales, as `interpolate(scale_factor=1.7)` passes them.
 
-    coremltools selects by the ratio of the sizes instead, which differs where a size is rounded, and refuses bilinear.
+    coremltools selects by the ratio of the sizes instead, which differs where a size is rounded, and rejects bilinear.
     """
     kind = node.kind.removesuffix(".vec")
     x, axes = bind_arguments(context, node, "input").input, _get_spatial_axes(kind)

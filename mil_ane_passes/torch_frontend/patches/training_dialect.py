@@ -31,7 +31,7 @@ def probe() -> str | None:
             _make_stand_in(_TRAINING_DIALECT), "pytorch", "mlprogram", None, None, None, None, "mlprogram", None
         )
     except NotImplementedError:
-        return "fails: refuses what torch.export.export returns"
+        return "fails: rejects the result of torch.export.export"
     return None
 
 
