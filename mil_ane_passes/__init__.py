@@ -68,13 +68,13 @@ _HOMES = {
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 
-def _guard(target: str, most: float) -> Any:
+def _make_guard(target: str, most: float) -> Any:
     """The guard of a target that lets the predicted cost grow by the share `most`."""
     home = import_module(f"{__name__}.commands.pipeline")  # when it is needed, as with all names below
     return home.make_guard(home.make_forecaster(target), most)
 
 
-register_with_coremltools(_guard)
+register_with_coremltools(_make_guard)
 
 if not TYPE_CHECKING:  # so that a checker refuses names that are not there
     __getattr__ = make_lazy_getattr(__name__, _HOME)

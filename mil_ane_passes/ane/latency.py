@@ -122,7 +122,7 @@ class LatencyReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON values; microseconds have three digits after the point."""
-        found: dict[str, Any] = _round(asdict(self))
+        found: dict[str, Any] = _round_for_json(asdict(self))
         return {**found, "chips": list(self.chips)}
 
 
@@ -393,9 +393,9 @@ def _merge_chips(reports: Sequence[LatencyReport], target: str) -> LatencyReport
         functions=widen("functions"), partitions=widen("partitions"), ops=widen("ops"))
 
 
-def _round(value: Any) -> Any:
+def _round_for_json(value: Any) -> Any:
     if isinstance(value, float):
         return round(value, 3) if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: _round(each) for key, each in value.items()}
-    return [_round(each) for each in value] if isinstance(value, (list, tuple)) else value
+        return {key: _round_for_json(each) for key, each in value.items()}
+    return [_round_for_json(each) for each in value] if isinstance(value, (list, tuple)) else value

@@ -370,7 +370,7 @@ def _describe_conv(op: Operation, sizes: Sizes) -> Work:
         groups=groups, activation_bytes=1 if _reads_int8(x) else get_itemsize(x), weight_bytes=stored.stored,
         dense_bytes=sizes.elements(weight) * 2, kept=stored.kept, format=stored.format, weight=_get_weight_key(weight),
         int8=_reads_int8(x) and stored.format in ("int8", "palette"), elements=sizes.elements(out),
-        moved_bytes=_pad(op, sizes),
+        moved_bytes=_count_moved_bytes(op, sizes),
     )
 
 
@@ -403,13 +403,13 @@ def _describe_product(op: Operation, x: Var, weight: Var, sizes: Sizes, inner: i
         activation_bytes=1 if _reads_int8(x) else get_itemsize(x), weight_bytes=stored.stored,
         dense_bytes=sizes.elements(weight) * 2, kept=stored.kept, format=stored.format, weight=_get_weight_key(weight),
         int8=_reads_int8(x) and stored.format in ("int8", "palette"), elements=sizes.elements(op.outputs[0]),
-        moved_bytes=_pad(op, sizes),
+        moved_bytes=_count_moved_bytes(op, sizes),
     )
 
 
 def _describe_dynamic(op: Operation, sizes: Sizes, inner: int) -> Work:
     out = sizes.elements(op.outputs[0])
-    return Work("matmul", macs=float(out) * inner, inner=inner, elements=out, moved_bytes=_pad(op, sizes))
+    return Work("matmul", macs=float(out) * inner, inner=inner, elements=out, moved_bytes=_count_moved_bytes(op, sizes))
 
 
 def _describe_einsum(op: Operation, sizes: Sizes) -> Work:
@@ -432,16 +432,16 @@ def _describe_attention(op: Operation, sizes: Sizes) -> Work:
     rows = (sizes.shape(key) or (1, 1))[-2]
     macs = float(sizes.elements(query) + sizes.elements(out)) * rows
     scores = sizes.elements(query) // max(1, (sizes.shape(query) or (1,))[-1]) * rows
-    return Work("attention", macs=macs, inner=rows, elements=scores, moved_bytes=_pad(op, sizes))
+    return Work("attention", macs=macs, inner=rows, elements=scores, moved_bytes=_count_moved_bytes(op, sizes))
 
 
 def _describe_softmax(op: Operation, sizes: Sizes) -> Work:
-    return Work("softmax", elements=sizes.elements(op.outputs[0]), moved_bytes=_pad(op, sizes))
+    return Work("softmax", elements=sizes.elements(op.outputs[0]), moved_bytes=_count_moved_bytes(op, sizes))
 
 
 def _describe_reduction(op: Operation, sizes: Sizes) -> Work:
     read = max((sizes.elements(var) for var in iterate_inputs(op)), default=0)
-    return Work("reduction", elements=read, moved_bytes=_pad(op, sizes))
+    return Work("reduction", elements=read, moved_bytes=_count_moved_bytes(op, sizes))
 
 
 def _describe_movement(op: Operation, sizes: Sizes) -> Work:
@@ -456,13 +456,13 @@ def _describe_free(op: Operation, sizes: Sizes) -> Work:
 
 def _describe_pool(op: Operation, sizes: Sizes) -> Work:
     kernel = math.prod(get_const_value(op.inputs.get("kernel_sizes"), [1]))
-    return Work("single", elements=sizes.elements(op.outputs[0]) * kernel, moved_bytes=_pad(op, sizes))
+    return Work("single", elements=sizes.elements(op.outputs[0]) * kernel, moved_bytes=_count_moved_bytes(op, sizes))
 
 
 def _describe_other(op: Operation, sizes: Sizes) -> Work:
     made = sum(sizes.elements(out) for out in op.outputs)
     read = sum(sizes.elements(var) for var in iterate_inputs(op))
-    return Work("other", elements=max(made, read), moved_bytes=_pad(op, sizes))
+    return Work("other", elements=max(made, read), moved_bytes=_count_moved_bytes(op, sizes))
 
 
 def _describe_by_family(op: Operation, sizes: Sizes) -> Work:
@@ -478,7 +478,8 @@ def _describe_by_family(op: Operation, sizes: Sizes) -> Work:
                 if not is_const(var) and not is_compressed(var) and sizes.elements(var) > 1]
     if len(operands) == 1 and _is_fused(op, operands[0]):
         return Work("free")
-    return Work("pair" if len(operands) > 1 else "single", elements=sizes.elements(out), moved_bytes=_pad(op, sizes))
+    return Work("pair" if len(operands) > 1 else "single", elements=sizes.elements(out),
+                moved_bytes=_count_moved_bytes(op, sizes))
 
 
 def _is_fused(op: Operation, operand: Var) -> bool:
@@ -487,7 +488,7 @@ def _is_fused(op: Operation, operand: Var) -> bool:
     return maker is not None and maker.op_type in ("conv", "linear", "conv_transpose") and len(operand.child_ops) == 1
 
 
-def _pad(op: Operation, sizes: Sizes) -> int:
+def _count_moved_bytes(op: Operation, sizes: Sizes) -> int:
     """Count the bytes of the activations read and written, with the last axis padded to 64 bytes."""
     found = 0
     for var in (*iterate_inputs(op), *op.outputs):

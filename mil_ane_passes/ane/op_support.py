@@ -375,36 +375,36 @@ _SIN_COS = Problem(
 )
 
 
-def _expand(op: str, expansion: str) -> OpSupport:
+def _make_elementary_row(op: str, expansion: str) -> OpSupport:
     """Make the row of an elementary function; `expansion` is equal in exact arithmetic, rounded differently in fp16."""
     return OpSupport(op, problem=_ELEMENTARY_FUNCTIONS, unsupported=(M1_TO_M5,), excludes=_exclude_integers,
                      note=f"{{op}} is unsupported on the ANE; equal to {expansion}")
 
 
-def _draw(op: str) -> OpSupport:
+def _make_random_row(op: str) -> OpSupport:
     """Make the row of an op that draws random numbers."""
     return OpSupport(op, problem=_RANDOM_NUMBERS, unsupported=(M1_TO_M5,),
                      note="{op} generates random numbers; on the ANE they can only be an input")
 
 
-def _write(op: str) -> OpSupport:
+def _make_scatter_row(op: str) -> OpSupport:
     """Make the row of a scatter."""
     return OpSupport(op, problem=_SCATTER, unsupported=(ALL_TARGETS,), detail=_describe_indices,
                      note="{op} is unsupported on the ANE (indices {detail})")
 
 
-def _branch(op: str) -> OpSupport:
+def _make_control_flow_row(op: str) -> OpSupport:
     """Make the row of an op of control flow, or of a list."""
     return OpSupport(op, problem=_CONTROL_FLOW, unsupported=(M1_TO_M5,), note="{op} is unsupported on the ANE{detail}")
 
 
-def _step(op: str, message: str | None = None) -> OpSupport:
+def _make_recurrent_row(op: str, message: str | None = None) -> OpSupport:
     """Make the row of a recurrent layer."""
     return OpSupport(op, problem=_RECURRENT, unsupported=(ALL_TARGETS,), detail=_describe_steps, message=message,
                      note="{op} is unsupported on the ANE ({detail})")
 
 
-def _sample(op: str, *supported: Observation) -> OpSupport:
+def _make_texture_row(op: str, *supported: Observation) -> OpSupport:
     """Make the row of an op that needs the texture engine."""
     return OpSupport(op, supported, _TEXTURE_OPS, unsupported=(Gate(first="m1", last="m1"),),
                      note="{op} needs a hardware unit that {where} do not have (a private "
@@ -412,7 +412,7 @@ def _sample(op: str, *supported: Observation) -> OpSupport:
                      disputed_note="{op} needs a hardware unit that M1 does not have; older chips were not measured")
 
 
-def _turn(op: str, *supported: Observation) -> OpSupport:
+def _make_angle_row(op: str, *supported: Observation) -> OpSupport:
     """Make the row of sin or cos."""
     return OpSupport(op, supported, _SIN_COS, unsupported=(Gate(first="m1", last="m2"),), excludes=_exclude_integers,
                      note="{op} is unsupported on {where} (a private route); M4 accepts it",
@@ -420,19 +420,19 @@ def _turn(op: str, *supported: Observation) -> OpSupport:
                      disputed_note="{op} is unsupported on M1 and M2, not measured on {where}")
 
 
-def _combine_masks(op: str) -> OpSupport:
+def _make_logical_row(op: str) -> OpSupport:
     """Make the row of a logical op that was not measured through Core ML."""
     return OpSupport(op, problem=_LOGICAL_OPS, disputed=(ALL_TARGETS,),
                      disputed_note="{op} was not measured through Core ML; a private route rejects it")
 
 
 _ROWS = (
-    _expand("asin", "2 * atan(x / (1 + sqrt((1 - x) * (1 + x))))"),
-    _expand("acos", "4 * atan(sqrt((1 - x) / 2) / (1 + sqrt((1 + x) / 2)))"),
-    _expand("tan", "sin(x) / cos(x)"),
-    _expand("sinh", "tanh(x) * cosh(x)"),
-    _expand("cosh", "u + 1 / (4 * u) with u = exp(|x|) / 2"),
-    _expand("atanh", "log((1 + x) / (1 - x)) / 2, inexact near 0"),
+    _make_elementary_row("asin", "2 * atan(x / (1 + sqrt((1 - x) * (1 + x))))"),
+    _make_elementary_row("acos", "4 * atan(sqrt((1 - x) / 2) / (1 + sqrt((1 + x) / 2)))"),
+    _make_elementary_row("tan", "sin(x) / cos(x)"),
+    _make_elementary_row("sinh", "tanh(x) * cosh(x)"),
+    _make_elementary_row("cosh", "u + 1 / (4 * u) with u = exp(|x|) / 2"),
+    _make_elementary_row("atanh", "log((1 + x) / (1 - x)) / 2, inexact near 0"),
     OpSupport("mod", problem=_MODULO, unsupported=(M1_TO_M5,), excludes=_exclude_integers,
               note="{op} is unsupported on the ANE; equal to x - y * floor(x / y)"),
     OpSupport("reduce_prod", problem=_PRODUCT, unsupported=(M1_TO_M5,), excludes=_exclude_integers),
@@ -450,41 +450,41 @@ _ROWS = (
               note="{op} is unsupported on the ANE; replace it by equal of the index, as fp16, and a constant range"),
     OpSupport("band_part", problem=_MASKS_AT_RUN_TIME, unsupported=(M1_TO_M5,),
               note="{op} is unsupported on the ANE; replace it by a constant mask"),
-    _draw("random_normal"),
+    _make_random_row("random_normal"),
     OpSupport("random_uniform", problem=_RANDOM_NUMBERS, unsupported=(Gate(first="m1", last="m2"),),
               note="{op} generates random numbers; on the ANE they can only be an input",
               disputed=(Gate(first="m3"),),
               disputed_note="{op} generates random numbers; the hardware supports it on M3 and later, but there is no "
                             "report of Core ML using it"),
-    _draw("random_bernoulli"),
-    _draw("random_categorical"),
+    _make_random_row("random_bernoulli"),
+    _make_random_row("random_categorical"),
     OpSupport("sliding_windows", problem=_SLIDING_WINDOWS, unsupported=(M1_TO_M5,), detail=_describe_windows,
               note="{op} is unsupported on the ANE ({detail})"),
-    _write("scatter"),
-    _write("scatter_nd"),
-    _write("scatter_along_axis"),
+    _make_scatter_row("scatter"),
+    _make_scatter_row("scatter_nd"),
+    _make_scatter_row("scatter_along_axis"),
     OpSupport("crop_resize", problem=_CROP_RESIZE, unsupported=(Gate(last="m1"), M4)),
-    _step("lstm"),
-    _step("gru"),
-    _step("rnn", 'Unsupported MIL operation "rnn".'),
-    _branch("cond"),
-    _branch("while_loop"),
-    _branch("make_list"),
-    _branch("list_gather"),
-    _branch("list_length"),
-    _branch("list_read"),
-    _branch("list_scatter"),
-    _branch("list_write"),
-    _sample("affine", _M4_CASES, _M5_SWEEP),
-    _sample("resample", _M4_CASES),
+    _make_recurrent_row("lstm"),
+    _make_recurrent_row("gru"),
+    _make_recurrent_row("rnn", 'Unsupported MIL operation "rnn".'),
+    _make_control_flow_row("cond"),
+    _make_control_flow_row("while_loop"),
+    _make_control_flow_row("make_list"),
+    _make_control_flow_row("list_gather"),
+    _make_control_flow_row("list_length"),
+    _make_control_flow_row("list_read"),
+    _make_control_flow_row("list_scatter"),
+    _make_control_flow_row("list_write"),
+    _make_texture_row("affine", _M4_CASES, _M5_SWEEP),
+    _make_texture_row("resample", _M4_CASES),
     OpSupport("pad", (_M4_TABLES, _M5_SWEEP), _TEXTURE_OPS, excludes=_exclude_other_pads, disputed=(Gate(last="m1"),),
               disputed_note="a reflecting pad: native from M2 on only, on a private route"),
     OpSupport("logical_and", (_M4_NOTES,), _LOGICAL_OPS, disputed=(BEFORE_M4, Gate(first="a18")),
               disputed_note="{op} is accepted on M4, and not measured on {where}; a private route rejects it"),
-    _combine_masks("logical_or"),
-    _combine_masks("logical_xor"),
-    _turn("sin", _M4_NOTES, _M5_SWEEP),
-    _turn("cos", _M4_TABLES, _M5_SWEEP),
+    _make_logical_row("logical_or"),
+    _make_logical_row("logical_xor"),
+    _make_angle_row("sin", _M4_NOTES, _M5_SWEEP),
+    _make_angle_row("cos", _M4_TABLES, _M5_SWEEP),
     OpSupport("read_state", (_M4_STATES,), sources=(_STATE_WIDTHS, _SMALLER_CACHE, _CACHE_UPDATE_REJECTED)),
     OpSupport("coreml_update_state", (_M4_STATES,), sources=(_STATE_WIDTHS, _SMALLER_CACHE, _CACHE_UPDATE_REJECTED)),
     OpSupport("slice_update", sources=(_WINDOW_ASSIGNMENT, _CACHE_UPDATE_REJECTED)),

@@ -54,7 +54,7 @@ class Sizes:
             return tuple(extents)
         symbols = dict.fromkeys(extent for extent in extents[::-1] if type(extent) is not int and is_symbolic(extent))
         counted = frozenset(list(symbols)[:self.free])
-        return tuple(1 if extent in symbols and extent not in counted else self._dimension(extent)
+        return tuple(1 if extent in symbols and extent not in counted else self._resolve_dimension(extent)
                      for extent in extents)
 
     def elements(self, var: Var | None) -> int:
@@ -77,7 +77,7 @@ class Sizes:
         """Count the bytes of all inputs, small parameters included, and of the first output."""
         return sum(map(self.bytes, iterate_inputs(op))) + sum(map(self.bytes, op.outputs[:1]))
 
-    def _dimension(self, extent: Any) -> int:
+    def _resolve_dimension(self, extent: Any) -> int:
         if not is_symbolic(extent):
             return int(extent)
         if extent.is_Symbol:

@@ -100,9 +100,9 @@ class WorkerPool(Executor):
     def interrupt(self) -> None:
         """Interrupt the running jobs, so that they clean up, and drop the waiting ones."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-        self._signal(signal.SIGINT)
+        self._signal_worker(signal.SIGINT)
 
-    def _signal(self, number: int) -> None:
+    def _signal_worker(self, number: int) -> None:
         for pid in list(self._pools.values()):
             if pid.done() and pid.exception() is None:
                 with contextlib.suppress(ProcessLookupError):
@@ -112,7 +112,7 @@ class WorkerPool(Executor):
         try:
             self._threads.shutdown(wait=wait, cancel_futures=cancel_futures)
         except KeyboardInterrupt:  # second interrupt: do not wait any longer
-            self._signal(signal.SIGKILL)
+            self._signal_worker(signal.SIGKILL)
             raise
         finally:
             for pool in list(self._pools):
@@ -234,16 +234,16 @@ class JobRunner:
     def go(self) -> None:
         try:
             for number, job in self._work.items():
-                self._submit(number, job)
-                self._collect(wait=False)
+                self._submit_job(number, job)
+                self._collect_ended_jobs(wait=False)
             while self._running:
-                self._collect(wait=True)
+                self._collect_ended_jobs(wait=True)
         except BaseException:
-            self._stop()
+            self._stop_jobs()
             raise
 
-    def _submit(self, number: int, job: Job) -> None:
-        self._progress(self._words(job.name))
+    def _submit_job(self, number: int, job: Job) -> None:
+        self._progress(self._format_progress(job.name))
         try:
             future = self._executor.submit(run_job, job)
         except (BrokenExecutor, RuntimeError) as error:
@@ -252,7 +252,7 @@ class JobRunner:
         self._running[number] = future
         future.add_done_callback(lambda done: self._ended.put((number, done)))
 
-    def _collect(self, wait: bool) -> None:
+    def _collect_ended_jobs(self, wait: bool) -> None:
         """Collect the jobs that have ended; with `wait`, wait until one has."""
         while self._running and (wait or not self._ended.empty()):
             number, future = self._ended.get()
@@ -276,13 +276,13 @@ class JobRunner:
             item.status = "failed"
             words = " ".join(f"{type(error).__name__}: {error}".split())
             item.error = f"{_BROKEN} ({words})" if isinstance(error, BrokenExecutor) else f"not run ({words})"
-        self._progress(self._words(item.name))
+        self._progress(self._format_progress(item.name))
 
-    def _words(self, name: str) -> str:
+    def _format_progress(self, name: str) -> str:
         total = len(self._report.items)
         return f"{total - self._left} of {total} done; {name}"
 
-    def _stop(self) -> None:
+    def _stop_jobs(self) -> None:
         """Stop running jobs and drop waiting ones; jobs that finished meanwhile count."""
         for future in self._running.values():
             future.cancel()

@@ -226,7 +226,7 @@ class CalibrateReport:
             lines.append(f"{_format_value_name(row, several)} {what}; fixed by {fixes}")
         if self.worst is not None and len(self.beyond) > self.worst:
             lines.append(f"and {len(self.beyond) - self.worst} more values overflow fp16")
-        if (nan := self._nan()) is not None:
+        if (nan := self._describe_first_nan()) is not None:
             lines.append(nan)
         if not lines:
             lines = [f"all values fit fp16 in {format_count(self.runs, 'run')}"]
@@ -240,7 +240,7 @@ class CalibrateReport:
             for name, places in self.found.fires.items()
         ]
 
-    def _nan(self) -> str | None:
+    def _describe_first_nan(self) -> str | None:
         """Describe the first value that holds NaN, if one does."""
         trace = next((row.trace for row in self.found.rows if row.trace.nan), None)
         if trace is None:

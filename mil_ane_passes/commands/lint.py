@@ -235,8 +235,8 @@ class _Run:
 
         totals = CollectionTotals()
         codes = [self._lint_source(source, totals) for source in sources]
-        self._print(self.collection.finish(totals))
-        self._write(totals)
+        self._print_or_keep(self.collection.finish(totals))
+        self._write_file(totals)
         for message in (*totals.gates, *totals.failed.values()):
             print(f"mil-ane-passes: {escape_text(message)}", file=sys.stderr)
         if self.lines and self.target is None:
@@ -259,7 +259,7 @@ class _Run:
             return 2
         print_upgrades(report)
         totals.add(report)
-        self._print(self.collection.add(report))
+        self._print_or_keep(self.collection.add(report))
         if self.target is not None:
             from ..report.lint_text import format_headline
 
@@ -268,13 +268,13 @@ class _Run:
         totals.gates += failed if self.single else [f"{source.path}: {message}" for message in failed]
         return int(self.gates.fails(report))
 
-    def _print(self, text: str | None) -> None:
+    def _print_or_keep(self, text: str | None) -> None:
         if text is not None and self.target is None:
             print(self.style.apply(text))
         elif text is not None:
             self.kept.append(text)
 
-    def _write(self, totals: CollectionTotals) -> None:
+    def _write_file(self, totals: CollectionTotals) -> None:
         if self.target is None:
             return
         write_text_file(self.target, "".join(f"{text}\n" for text in self.kept))
@@ -307,7 +307,7 @@ def lint(options: LintOptions) -> LintReport:
     the report has advice on compressed weights.
     Raises InputError for input that cannot be read and for unknown names.
     """
-    return _prepare(options).lint(options.src)
+    return _prepare_linter(options).lint(options.src)
 
 
 @command(LintOptions)
@@ -316,10 +316,10 @@ def prepare_lint(options: LintOptions) -> _Linter:
 
     Raises InputError as `lint` does.
     """
-    return _prepare(options)
+    return _prepare_linter(options)
 
 
-def _prepare(options: LintOptions) -> _Linter:
+def _prepare_linter(options: LintOptions) -> _Linter:
     from ..ane.compute_plan import read_measurements
     from ..ane.fixes import names_of_fixes
     from ..passes.rule_selection import configure_rules, select_rule_names

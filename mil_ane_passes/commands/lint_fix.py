@@ -109,7 +109,7 @@ def fix_sources(arguments: argparse.Namespace, sources: Sequence[Source], settin
             _check_place(source.path, arguments)
             report = linter.lint(source.path, several=len(sources) > 1)
             print_upgrades(report)
-            _fix(outcome, report, linter.options, settings.gates.counted, arguments)
+            _fix_package(outcome, report, linter.options, settings.gates.counted, arguments)
         except Exception as error:
             outcome.status, outcome.error = "failed", format_error(error)
         if outcome.error:
@@ -151,7 +151,7 @@ def _name_backup(path: str) -> str:
     return path.rstrip("/") + BACKUP_SUFFIX
 
 
-def _fix(
+def _fix_package(
     outcome: FixOutcome, report: LintReport, options: LintOptions, least: Severity, arguments: argparse.Namespace
 ) -> None:
     """Rewrite the package of `report` with the passes of presets that fix a finding of severity `least` or worse."""

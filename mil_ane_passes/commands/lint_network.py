@@ -45,8 +45,8 @@ def split_layer_rules(select: Names, ignore: Names) -> tuple[frozenset[str], Nam
 
     What is left of a `select` that names layer rules alone is empty.
     """
-    chosen, others = _split(select, "select")
-    left_out, others_out = _split(ignore, "ignore")
+    chosen, others = _split_keys(select, "select")
+    left_out, others_out = _split_keys(ignore, "ignore")
     codes = frozenset(get_layer_rules()) if select is None else select_layer_rules(chosen)
     return (codes - select_layer_rules(left_out), others if chosen else select, (others_out or None) if left_out else
             ignore)
@@ -66,7 +66,7 @@ def resolve_per_op_ignores(table: Mapping[str, Iterable[str] | str] | None) -> l
         if keys is None:
             raise InputError(f"per_op_ignores: found None for {pattern!r}; expected rules", option="per_op_ignores")
         listed = tuple(key.strip() if isinstance(keys, str) else key for key in _list_keys(keys, "per_op_ignores"))
-        chosen, others = _split(listed, "per_op_ignores")
+        chosen, others = _split_keys(listed, "per_op_ignores")
         names = resolve_rule_names(others, "per_op_ignores") if others or not chosen else frozenset()
         ignores.append(PerOpIgnore(pattern, listed, names, select_layer_rules(chosen)))
     return ignores
@@ -81,7 +81,7 @@ def _list_keys(keys: Names, who: str) -> list[str]:
     return list(keys)
 
 
-def _split(keys: Names, who: str) -> tuple[list[str], list[str]]:
+def _split_keys(keys: Names, who: str) -> tuple[list[str], list[str]]:
     listed = _list_keys(keys, who)
     chosen = [key for key in listed if isinstance(key, str) and is_layer_rule_key(key)]
     return chosen, [key for key in listed if key not in chosen]
@@ -109,7 +109,7 @@ def lint_network(
     ops = _collect_ops(plan)
     tried = [each.name for each in chosen]
     findings = tuple(_make_finding(hit, ops, fixes, reasons, tried) for hit in hits if hit.rule.code in codes)
-    before, after = _forecast(source, target)
+    before, after = _forecast_upgrade(source, target)
     count = sum(len(view.network.layers) for view in rewritten.views)
     return NetworkLint(count, findings, before, after, _count_layers(hits), _count_layers(left))
 
@@ -157,7 +157,7 @@ def _make_finding(
         explain_missing_rewrite(rule.code, hit.kind, tried), rule.severity)
 
 
-def _forecast(source: OpenedSource, target: str) -> tuple[Forecast, Forecast]:
+def _forecast_upgrade(source: OpenedSource, target: str) -> tuple[Forecast, Forecast]:
     """Forecast the upgraded program as it is, and rewritten with the preset full."""
     from .pipeline import make_forecaster
     from .rewrite import rewrite

@@ -35,19 +35,19 @@ class SourceOutlook:
         return make_forecaster(self.target, self.source.package)
 
     @cached_property
-    def _before(self) -> Forecast:
+    def _source_forecast(self) -> Forecast:
         return self._predict(self.source.program)
 
     def forecast(self, passes: Sequence[str]) -> FixForecast | str:
         """Forecast the source rewritten by `passes`, named as in findings; the reason, where that is not done."""
-        return self._forecast(passes=",".join(name.removeprefix("ane::") for name in passes))
+        return self._forecast_rewrite(passes=",".join(name.removeprefix("ane::") for name in passes))
 
     def forecast_preset(self, preset: str) -> FixForecast | str:
         """Forecast the source rewritten by `preset`, of which the guard reverts what does not pay."""
-        return self._forecast(preset=preset)
+        return self._forecast_rewrite(preset=preset)
 
     @synchronized
-    def _forecast(self, **chosen: Any) -> FixForecast | str:
+    def _forecast_rewrite(self, **chosen: Any) -> FixForecast | str:
         from ..passes.guard import Guard
         from .rewrite import RewriteOptions
         from .rewrite_steps import apply_and_verify, plan_rewrite
@@ -62,8 +62,8 @@ class SourceOutlook:
             after = self._predict(apply_and_verify(plan, self.source).after.copy.program)
         except AnePassesError as error:
             return f"the rewrite fails: {error}"
-        fault = Guard(self._predict).find_fault(self._before, after)
-        return FixForecast(self._before, after, "" if fault is None else fault.words)
+        fault = Guard(self._predict).find_fault(self._source_forecast, after)
+        return FixForecast(self._source_forecast, after, "" if fault is None else fault.words)
 
     @synchronized
     def recognize(self) -> str:
@@ -73,7 +73,8 @@ class SourceOutlook:
         from ..transforms.encoder import recognize_encoder
 
         program, source = self.source.program, self.source
-        if len(program.functions) != 1 or source.keeps_interface or source.upgraded or not self._before.unsupported:
+        if (len(program.functions) != 1 or source.keeps_interface or source.upgraded
+                or not self._source_forecast.unsupported):
             return ""
         try:
             if has_cache(program):

@@ -72,23 +72,23 @@ class FolderWriter:
 
     def write(self, user_inputs: UserInputs, seeds: int) -> None:
         self.first: dict[tuple[str, str], tuple[str, set[str]]] = {}
-        packages, tolerances, plans = [], {}, self._plans(self.sides["before"], user_inputs, seeds)
+        packages, tolerances, plans = [], {}, self._build_plans(self.sides["before"], user_inputs, seeds)
         for name, side in self.sides.items():
             if name != "before":
-                plans = self._again(side, plans, seeds)
+                plans = self._replan_for(side, plans, seeds)
             save(_get_package(side), self.folder / f"{name}.mlpackage")
             self.made.packages.append(f"{name}.mlpackage")
             tolerances[name] = get_default_tolerance(side.program)
             packages.append({
                 "name": name, "path": f"{name}.mlpackage", "tolerance": tolerances[name],
-                "functions": self._functions(name, side, plans)})
+                "functions": self._write_functions(name, side, plans)})
         manifest = {"schema": 1, "made_by": self.made.build_provenance(), "packages": packages}
-        self._text("manifest.json", json.dumps(manifest, indent=1))
+        self._write_text("manifest.json", json.dumps(manifest, indent=1))
         script = resources.files(f"{__package__.rpartition('.')[0]}.report.mac").joinpath("measure.py")
-        self._text("measure.py", script.read_text(encoding="utf-8"))
-        self._text("README.txt", format_readme(self.made, tolerances))
+        self._write_text("measure.py", script.read_text(encoding="utf-8"))
+        self._write_text("README.txt", format_readme(self.made, tolerances))
 
-    def _plans(self, side: OpenedSource, user_inputs: UserInputs, seeds: int) -> list[Plan]:
+    def _build_plans(self, side: OpenedSource, user_inputs: UserInputs, seeds: int) -> list[Plan]:
         """Build the runs of `before`. Feeds are rounded to the narrower dtype of both packages."""
         sampled = build_plans(side.program, seeds, side.describe)
         if user_inputs:
@@ -100,7 +100,7 @@ class FolderWriter:
                                     if (run.function, name) in narrow and value.dtype.kind == "f" else value
                                     for name, value in _convert_feeds_to_pixels(side, run).items()}) for run in sampled]
 
-    def _again(self, side: OpenedSource, plans: Sequence[Plan], seeds: int) -> list[Plan]:
+    def _replan_for(self, side: OpenedSource, plans: Sequence[Plan], seeds: int) -> list[Plan]:
         """Return the same runs for another package where its inputs are the same, else random feeds of its own."""
         functions = side.program.functions
         own = [
@@ -111,18 +111,18 @@ class FolderWriter:
                 and {*run.feeds, *run.state} == set(functions[run.function].inputs)]
         return same + [run for run in own if run.function not in {run.function for run in same}]
 
-    def _functions(self, name: str, side: OpenedSource, plans: Sequence[Plan]) -> list[dict[str, Any]]:
+    def _write_functions(self, name: str, side: OpenedSource, plans: Sequence[Plan]) -> list[dict[str, Any]]:
         several = bool(_get_package(side).spec.description.functions)
         skipped = {each: _explain_unfeedable_input(side.describe(each)) for each in side.program.functions}
-        runs = self._executed(name, side, [run for run in plans if not skipped[run.function]])
+        runs = self._execute_plans(name, side, [run for run in plans if not skipped[run.function]])
         images = {each: [feature.name for feature in side.describe(each).input if feature.type.HasField("imageType")]
                   for each in side.program.functions}
         self.made.images |= any(images.values())
         return [{"name": each, "load_as": each if several else None, "skipped": skipped[each], "images": images[each],
-                 "feeds": [self._feed(side, run) for run in runs if run.plan.function == each]}
+                 "feeds": [self._write_run(side, run) for run in runs if run.plan.function == each]}
                 for each in side.program.functions]
 
-    def _executed(self, name: str, side: OpenedSource, plans: Sequence[Plan]) -> list[Run]:
+    def _execute_plans(self, name: str, side: OpenedSource, plans: Sequence[Plan]) -> list[Run]:
         """Run the feeds at float32 and return the runs with their outputs. Runs that fail are left out, with a note."""
         try:
             runs = execute_plans(side.program, plans, ("float32",), self.progress).runs
@@ -135,7 +135,7 @@ class FolderWriter:
                             for run in runs if run.error]
         return [run for run in runs if not run.error]
 
-    def _feed(self, side: OpenedSource, run: Run) -> dict[str, Any]:
+    def _write_run(self, side: OpenedSource, run: Run) -> dict[str, Any]:
         """Write the files of one run, and return its entry in the manifest."""
         number, plan = self.made.feeds, run.plan
         self.made.feeds += 1
@@ -148,22 +148,22 @@ class FolderWriter:
             found = _convert_outputs_for_script(
                 run.results["float32"], _get_color_layouts(side.describe(plan.function).output)
             )
-            file = self._arrays(f"expected/{number:03d}.npz", found)
+            file = self._write_arrays(f"expected/{number:03d}.npz", found)
             references.append({"name": "expected", "file": file})
             reference, outputs = self.first.setdefault((plan.function, plan.label), (file, set(found)))
             if reference != file and outputs == set(found):
                 references.append({"name": "expected of before", "file": reference})
-        return {"label": plan.label, "inputs": self._arrays(f"feeds/{number:03d}.npz", fed),
-                "states": self._arrays(f"states/{number:03d}.npz", plan.state) if plan.state else None,
+        return {"label": plan.label, "inputs": self._write_arrays(f"feeds/{number:03d}.npz", fed),
+                "states": self._write_arrays(f"states/{number:03d}.npz", plan.state) if plan.state else None,
                 "references": references}
 
-    def _arrays(self, name: str, arrays: dict[str, Array]) -> str:
+    def _write_arrays(self, name: str, arrays: dict[str, Array]) -> str:
         (self.folder / name).parent.mkdir(exist_ok=True)
         with open(self.folder / name, "xb") as file:
             write_npz(file, arrays)
         return name
 
-    def _text(self, name: str, text: str) -> None:
+    def _write_text(self, name: str, text: str) -> None:
         (self.folder / name).write_text(text, encoding="utf-8")
 
 

@@ -255,11 +255,11 @@ def _refuse_wrong_kinds(options: Any) -> None:
         value = getattr(options, each.name)
         if all(kind in _KINDS for kind in kinds) and not any(_KINDS[kind](value) for kind in kinds):
             expected = " or ".join(_SPOKEN_KINDS[kind] for kind in kinds)
-            raise InputError(f"{each.name}: found {_shorten(repr(value))}; expected {expected}",
+            raise InputError(f"{each.name}: found {_shorten_repr(repr(value))}; expected {expected}",
                              option=each.name) from None
 
 
-def _shorten(text: str) -> str:
+def _shorten_repr(text: str) -> str:
     return text if len(text) <= _MAX_REPR else f"{text[:_MAX_REPR]}..."
 
 

@@ -94,11 +94,11 @@ def _read_current_pages() -> dict[str, Any] | None:
 
 def _digest_sources() -> dict[str, str]:
     """Digest each source of pages, in most folders without functions: pages have what classes and modules declare."""
-    return {file.relative_to(_HOME).as_posix(): _digest(file) for folder in _FOLDERS
+    return {file.relative_to(_HOME).as_posix(): _digest_source(file) for folder in _FOLDERS
             for file in sorted((_HOME / folder).rglob("*.py"))}
 
 
-def _digest(file: Path) -> str:
+def _digest_source(file: Path) -> str:
     text = file.read_text(encoding="utf-8")
     kept = text if file.relative_to(_HOME).parts[0] in _WITH_FUNCTIONS else _FUNCTION.sub("", text)
     return f"{zlib.crc32(kept.encode()):08x}"

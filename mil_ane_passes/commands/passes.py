@@ -41,7 +41,7 @@ def _format_pass_name(facts: Facts) -> str:
     return f"ane::{facts['pass']}" if facts["fix"] else str(facts["pass"])
 
 
-def _relation(facts: Facts) -> str:
+def _describe_relation(facts: Facts) -> str:
     """Describe which rewrites fix a problem, or which problems a rewrite fixes."""
     if facts["fix"]:
         return f"fixes {', '.join(facts['fixes'])}" if facts["fixes"] else "fixes its own findings"
@@ -60,7 +60,7 @@ class Catalogue:
 
     def __str__(self) -> str:
         lines = [[facts["code"], _format_pass_name(facts), facts["preset"] or "-", facts["exactness"] or "-",
-                  _relation(facts), facts["summary"]] for facts in self.pages]
+                  _describe_relation(facts), facts["summary"]] for facts in self.pages]
         return "\n".join(format_table(lines[0], (str.ljust,) * len(lines[0]), lines[1:]))
 
 

@@ -348,7 +348,7 @@ class RewriteReport(Document):
         if near:
             lines += ["not rewritten (near misses):", *near[:_MAX_MATCHES_LISTED], *_format_remainder_lines(near)]
         if self.changed:
-            lines.append(f"ops: {self.ops_before} -> {self.ops_after}" + self._weights())
+            lines.append(f"ops: {self.ops_before} -> {self.ops_after}" + self._format_weights())
         lines += [f"{name}: a {kind}, unchanged" for name, kind in self.left_out.items()]
         if self.verify is not None:
             lines += str(self.verify).split("\n")
@@ -356,7 +356,7 @@ class RewriteReport(Document):
             lines += self.diff.split("\n")
         return lines
 
-    def _weights(self) -> str:
+    def _format_weights(self) -> str:
         if self.weight_bytes_before is None or self.weight_bytes_after is None:
             return ""
         return f", weights: {self.weight_bytes_before} -> {self.weight_bytes_after} bytes"
@@ -368,7 +368,7 @@ class RewriteReport(Document):
                                 + ["rolled back"] * bool(self.failed))
             idle = "nothing to do: no pass matched"
             said = f"nothing left to write: all rewrites that matched were {left}" if left else idle
-            return [said + (f"; the {self._kind} was copied as it is{where}" if where else ""), *self._next()]
+            return [said + (f"; the {self._kind} was copied as it is{where}" if where else ""), *self._suggest_next()]
         if self.status == "dry run":
             return ["dry run: nothing verified, nothing written"]
         if self.status == "not verified":
@@ -379,9 +379,9 @@ class RewriteReport(Document):
         done = f"{self.status}{where}{unverified} in {self.seconds:.1f} s" + (f", without {without}" if without else "")
         if not self.output:
             return [done]
-        return [done, f"next: {self._lint(self.output)} lists the ops that are still off the ANE"]
+        return [done, f"next: {self._format_lint_command(self.output)} lists the ops that are still off the ANE"]
 
-    def _next(self) -> list[str]:
+    def _suggest_next(self) -> list[str]:
         """Suggest what to try if nothing was done."""
         from ..passes.registry import get_all_rewrites
 
@@ -390,10 +390,10 @@ class RewriteReport(Document):
         tries = [f"{'--passes' if overridden else '--preset'} full runs more passes"] * safe
         tries += ["--max-growth none keeps reverted rewrites"] * bool(self.reverted)
         if self.output:
-            tries.append(f"{self._lint(self.source)} lists the ops that are off the ANE, with reasons")
+            tries.append(f"{self._format_lint_command(self.source)} lists the ops that are off the ANE, with reasons")
         return [f"next: {'; '.join(tries)}"] if tries else []
 
-    def _lint(self, path: str) -> str:
+    def _format_lint_command(self, path: str) -> str:
         """Format the command that lints `path` for the same target."""
         return join(["mil-ane-passes", "lint", path, *([] if self.target == "all" else ["--target", self.target])])
 

@@ -110,7 +110,8 @@ class NetworkRewriteReport(RewriteReport):
             if trace.fired:
                 exactness = trace.exactness.value if trace.exactness else ""
                 lines.append(f"{trace.rule}  {format_count(len(trace.fired), 'layer')}, {exactness}")
-                lines += _limit([f"  {each.code}  '{each.layer}' ({each.kind}): {each.note}" for each in trace.fired])
+                lines += _limit_lines([f"  {each.code}  '{each.layer}' ({each.kind}): {each.note}"
+                                       for each in trace.fired])
         lines += [f"{each.rule}  left out because it breaks the equivalence check: {each.reason}"
                   for each in self.left_out_passes]
         near = [f"  {each.code}  '{each.layer}' ({each.kind}): {each.note}"
@@ -202,20 +203,20 @@ def _verify_and_leave_out(
     report: NetworkRewriteReport,
 ) -> RewrittenNetwork:
     """Verify the rewritten network; where that fails, leave out the passes of a preset with which it does."""
-    report.verify = _verify(options, spec, found)
+    report.verify = _verify_network(options, spec, found)
     if report.verify.status != "different" or options.passes is not None:
         return found
     kept: list[LayerRewrite] = []
     fired = {trace.rule for trace in found.traces if trace.fired}
     for each in chosen:
         trial = rewrite_network(spec, [*kept, each], report.source)
-        checked = _verify(options, spec, trial) if each.name in fired else None
+        checked = _verify_network(options, spec, trial) if each.name in fired else None
         if checked is None or checked.equal:
             kept.append(each)
         else:
             report.left_out_passes.append(LeftOutRewrite(each.name, _describe_failure(checked)))
     found = rewrite_network(spec, kept, report.source)
-    report.verify = _verify(options, spec, found) if found.changed else None
+    report.verify = _verify_network(options, spec, found) if found.changed else None
     return found
 
 
@@ -226,7 +227,7 @@ def _describe_failure(checked: VerifyReport) -> str:
     return f"{case.feeds}, {case.precision}: {case.failed[0]}"
 
 
-def _verify(options: RewriteOptions, spec: Any, found: RewrittenNetwork) -> VerifyReport:
+def _verify_network(options: RewriteOptions, spec: Any, found: RewrittenNetwork) -> VerifyReport:
     """Convert both networks at fp32 and compare the programs, within what the rewrites that fired promise.
 
     The programs are those of the upgrade before any pass of coremltools, which may turn both into the same ops.
@@ -261,7 +262,7 @@ def _write_result(source: Any, found: RewrittenNetwork, path: Path) -> None:
     write_atomically(path, lambda file: file.write(raw))
 
 
-def _limit(lines: list[str]) -> list[str]:
+def _limit_lines(lines: list[str]) -> list[str]:
     if len(lines) <= _MAX_MATCHES_LISTED:
         return lines
     return [*lines[:_MAX_MATCHES_LISTED], f"  and {len(lines) - _MAX_MATCHES_LISTED} more"]

@@ -76,23 +76,23 @@ class RewriteBuilder:
     @contextmanager
     def at(self, op: Operation, base: str | None = None) -> Iterator[None]:
         """Insert before `op`; new names start with `base` (default: the name of the op's first output)."""
-        with self._inserting(op, base or (op.outputs[0].name if op.outputs else op.name)):
+        with self._insert_before(op, base or (op.outputs[0].name if op.outputs else op.name)):
             yield
 
     @contextmanager
     def at_first(self, base: str) -> Iterator[None]:
         """Insert before all ops of the block; new names start with `base`."""
-        with self._inserting(get_first_op(self.block), base):
+        with self._insert_before(get_first_op(self.block), base):
             yield
 
     @contextmanager
     def at_end(self, base: str) -> Iterator[None]:
         """Insert behind all ops of the block; new names start with `base`."""
-        with self._inserting(None, base):
+        with self._insert_before(None, base):
             yield
 
     @contextmanager
-    def _inserting(self, anchor: Operation | None, base: str) -> Iterator[None]:
+    def _insert_before(self, anchor: Operation | None, base: str) -> Iterator[None]:
         saved = self._anchor, self._base
         self._anchor, self._base = anchor, base
         try:
@@ -108,10 +108,10 @@ class RewriteBuilder:
         def build(**inputs: Any) -> Any:
             required = inputs.pop("name", None) or f"{self._base}_{op_type}"
             shared = inputs if op_type == "const" else {
-                key: self._shared(key, args) for key, args in inputs.items() if args is not None}
+                key: self._share_const(key, args) for key, args in inputs.items() if args is not None}
             with limit_evaluation():
                 result = make(**shared, name=self._names.make_unique_name(required), before_op=self._anchor)
-            self._record((result[0] if isinstance(result, (list, tuple)) else result).op)
+            self._record_op((result[0] if isinstance(result, (list, tuple)) else result).op)
             return result
 
         return build
@@ -130,7 +130,7 @@ class RewriteBuilder:
             view = make_reshaped_const(
                 var, shape, self._names.make_unique_name(f"{var.name}_{'x'.join(map(str, shape))}"), where
             )
-            self._record(view.op)
+            self._record_op(view.op)
             self._views[key] = view
         return self._views[key]
 
@@ -146,7 +146,7 @@ class RewriteBuilder:
             where = _find_next_op(source.op) if beside else get_first_op(self.block)
             array = make() if view else np.ascontiguousarray(make())
             var = make_const(array, source.dtype, self._names.make_unique_name(f"{source.name}_{what}"), where)
-            self._record(var.op)
+            self._record_op(var.op)
             return var
 
         built: Var = self.once(("weight", source, what), build)
@@ -181,7 +181,7 @@ class RewriteBuilder:
         for var in op.outputs:
             var.name = op.name if len(op.outputs) == 1 else self.make_unique_name(var.name)
         insert_op(op, into or self.block, None if into else self._anchor)
-        self._record(op)
+        self._record_op(op)
         return list(op.outputs)
 
     def moved(self, op: Operation) -> list[Var]:
@@ -200,22 +200,22 @@ class RewriteBuilder:
             if old is not self.block and var.name in self._names.shared:
                 var.name = self._names.make_unique_name(var.name)
                 op.name = var.name if len(op.outputs) == 1 else op.name
-        self._record(op)
+        self._record_op(op)
         self.moved_ops.add(op)
         return list(op.outputs)
 
-    def _record(self, op: Operation) -> None:
+    def _record_op(self, op: Operation) -> None:
         self.created_ops.append(op)
         self._made.add(op)
 
-    def _shared(self, parameter: str, given: Any) -> Any:
+    def _share_const(self, parameter: str, given: Any) -> Any:
         key = None if _has_negative_indices(parameter, given) else _make_const_key(given)
         if key is None:
             return given
         if not _is_in_program(self._consts.get(key)):
             name = self._names.make_unique_name(f"{parameter}_const")
             var = Builder.const(val=given, name=name, before_op=get_first_op(self.block))
-            self._record(var.op)
+            self._record_op(var.op)
             self._consts[key] = var
         return self._consts[key]
 

@@ -104,9 +104,9 @@ class _Namer:
         self._symbols: dict[str, str] = {}
 
     def type(self, var: Var) -> str:
-        return format_type(var, self._dim)
+        return format_type(var, self._format_dimension)
 
-    def _dim(self, extent: Any) -> str:
+    def _format_dimension(self, extent: Any) -> str:
         """Format one dimension.
 
         Symbols numbered by pymil are renumbered in the order of their first use in this function.
@@ -130,7 +130,7 @@ class _Namer:
                 yield from self.op_lines(op, indent)
 
     def op_lines(self, op: Operation, indent: str) -> Iterator[str]:
-        arguments = ", ".join(self._arguments(op))
+        arguments = ", ".join(self._iterate_arguments(op))
         results = ", ".join(f"{self.ref(var)}: {self.type(var)}" for var in op.outputs)
         yield f"{indent}{results} = {op.op_type}({arguments})"
         for block in op.blocks:
@@ -139,17 +139,17 @@ class _Namer:
             yield from self.lines(block, indent + "    ")
             yield f"{indent}  }} -> ({', '.join(self.ref(var) for var in block.outputs)})"
 
-    def _arguments(self, op: Operation) -> Iterator[str]:
+    def _iterate_arguments(self, op: Operation) -> Iterator[str]:
         if op.op_type == "const":
             yield f"val={format_literal(op.outputs[0])}"
             return
         for name, bound in op.inputs.items():
             if isinstance(bound, (list, tuple)):
-                yield f"{name}=({', '.join(self._operand(var) for var in bound)})"
+                yield f"{name}=({', '.join(self._format_operand(var) for var in bound)})"
             elif not is_default(op, name):
-                yield f"{name}={self._operand(bound)}"
+                yield f"{name}={self._format_operand(bound)}"
 
-    def _operand(self, var: Var) -> str:
+    def _format_operand(self, var: Var) -> str:
         return format_literal(var) if var.op is not None and var.op.op_type == "const" else self.ref(var)
 
 

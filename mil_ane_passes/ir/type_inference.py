@@ -28,9 +28,10 @@ def infer_types(op: Operation) -> Any:
 
     coremltools' type inference of slices converts ends counted from the back to ends counted from the front, in place.
     Those arrays belong to the file, and another slice may count from the back of something longer, so a copy is passed
-    instead. For an op with nested blocks, coremltools infers the types of one path, and `_joined_types` those of all.
+    instead. For an op with nested blocks, coremltools infers the types of one path, and `_join_output_types` those of
+    all paths.
     """
-    joined = _joined_types(op) if op.blocks else None
+    joined = _join_output_types(op) if op.blocks else None
     if joined is not None:
         return joined
     if op.op_type != "slice_by_index":
@@ -134,7 +135,7 @@ def _infer_symbols(op: Operation) -> list[Var]:
     return changed
 
 
-def _joined_types(op: Operation) -> tuple[Any, ...] | None:
+def _join_output_types(op: Operation) -> tuple[Any, ...] | None:
     """Join the output types of `op` over all paths through its blocks.
 
     Returns None for an op that coremltools infers correctly.
@@ -146,20 +147,20 @@ def _joined_types(op: Operation) -> tuple[Any, ...] | None:
     if op.op_type == "cond" and len(op.blocks) == 2:
         known = op.pred.val
         ways = op.blocks if known is None else (op.blocks[0 if known else 1],)
-        return _joined([[var.sym_type for var in block.outputs] for block in ways])
+        return _join_paths([[var.sym_type for var in block.outputs] for block in ways])
     if op.op_type == "while_loop" and len(op.blocks) == 2:
-        return _joined([[var.sym_type for var in ends] for ends in (op.loop_vars, op.blocks[1].outputs)])
+        return _join_paths([[var.sym_type for var in ends] for ends in (op.loop_vars, op.blocks[1].outputs)])
     return None
 
 
-def _joined(ways: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
+def _join_paths(ways: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
     first = list(ways[0])
     for way in ways[1:]:
-        first = [_wider(a, b) for a, b in zip(first, way, strict=True)]
+        first = [_widen_type(a, b) for a, b in zip(first, way, strict=True)]
     return tuple(first)
 
 
-def _wider(a: Any, b: Any) -> Any:
+def _widen_type(a: Any, b: Any) -> Any:
     """Return a type that fits both. Raises ValueError if no type does."""
     if a is b or a == b:
         return a
@@ -168,11 +169,11 @@ def _wider(a: Any, b: Any) -> Any:
     ours, other = a.get_shape(), b.get_shape()
     if a.get_primitive() != b.get_primitive() or len(ours) != len(other):
         raise ValueError(f"one path gives {a.__type_info__()}, another one {b.__type_info__()}")
-    shape = [_size(x, y) for x, y in zip(ours, other)]
+    shape = [_join_size(x, y) for x, y in zip(ours, other)]
     return types.tensor(a.get_primitive(), shape)
 
 
-def _size(x: Any, y: Any) -> Any:
+def _join_size(x: Any, y: Any) -> Any:
     if is_symbolic(x):
         return x
     if is_symbolic(y):

@@ -41,7 +41,7 @@ def find_cut_unit(var: Var, axis: int) -> int | str:
         return 1
     if not is_compressed(var) or var.op.op_type not in CUT_OPS:
         maker = "nothing known" if var.op is None else var.op.op_type
-        return f"the weight is made by {maker}, whose parts are not known"
+        return f"the weight is made by {maker}, which cannot be split"
     op, at, unit = var.op, axis % var.rank, 1
     packed = op.inputs[CUT_OPS[op.op_type]]
     if op.op_type == "constexpr_lut_to_dense" and tuple(packed.shape) != tuple(var.shape) and "shape" not in op.inputs:

@@ -188,8 +188,8 @@ def _pass_on(
     if source.proto == feature.proto:
         return var
     if source.image != feature.image:
-        raise InputError(f"{where}: its input '{name}' is {_describe(feature)} but it receives {_describe(source)}; "
-                         f"expected the same: upgrade the parts one by one")
+        raise InputError(f"{where}: its input '{name}' is {_describe_feature(feature)} but it receives "
+                         f"{_describe_feature(source)}; expected the same: upgrade the parts one by one")
     have, want = (tuple(None if is_symbolic(each) else int(each) for each in var.shape), feature.shape)
     if have == want or (None in (*have, *want) and len(have) == len(want)):
         return var
@@ -201,7 +201,7 @@ def _pass_on(
     return result
 
 
-def _describe(feature: Feature) -> str:
+def _describe_feature(feature: Feature) -> str:
     return f"an image ({feature.image})" if feature.image is not None else "an array"
 
 
@@ -230,7 +230,7 @@ def _prepare_input(feature: Feature, var: Var, network: Any, classic: bool) -> V
     if types.is_int(var.dtype):
         var = mb.cast(x=var, dtype="fp32")
     if feature.image is not None:
-        return _preprocess(feature, var, network)
+        return _apply_preprocessing(feature, var, network)
     if not classic:
         return var
     if var.rank == 1:
@@ -244,7 +244,7 @@ def _prepare_input(feature: Feature, var: Var, network: Any, classic: bool) -> V
     return var
 
 
-def _preprocess(feature: Feature, x: Var, network: Any) -> Var:
+def _apply_preprocessing(feature: Feature, x: Var, network: Any) -> Var:
     for each in network.preprocessing:
         if each.featureName not in ("", feature.name):
             continue

@@ -70,12 +70,12 @@ class WeightReader:
             found = np.array(params.floatValue, np.float32)
         elif params.float16Value:
             if len(params.float16Value) % 2:
-                raise self._damaged(what, f"{len(params.float16Value)} bytes of fp16", "an even number")
+                raise self._make_damage_error(what, f"{len(params.float16Value)} bytes of fp16", "an even number")
             found = np.frombuffer(params.float16Value, np.float16).astype(np.float32)
         else:
             found = np.zeros(0, np.float32)
         if found.size != count:
-            raise self._damaged(what, f"{found.size} numbers", f"{count} for the shape {shape}")
+            raise self._make_damage_error(what, f"{found.size} numbers", f"{count} for the shape {shape}")
         return found.reshape(shape)
 
     def _read_codes(
@@ -84,20 +84,20 @@ class WeightReader:
         """Return the codes in `shape`, and their table, or None with the scale and bias of linear quantization."""
         bits = int(params.quantization.numberOfBits)
         if not 1 <= bits <= 8:
-            raise self._damaged(what, f"{bits} bits", "1 to 8")
-        codes = self._unpack(params, bits, int(np.prod(shape, dtype=np.int64)), what).reshape(shape)
+            raise self._make_damage_error(what, f"{bits} bits", "1 to 8")
+        codes = self._unpack_codes(params, bits, int(np.prod(shape, dtype=np.int64)), what).reshape(shape)
         one, zero = np.ones(1, np.float32), np.zeros(1, np.float32)
         if params.quantization.WhichOneof("QuantizationType") == "lookupTableQuantization":
             table = np.array(params.quantization.lookupTableQuantization.floatValue, np.float32)
             if table.size != 2 ** bits:
-                raise self._damaged(what, f"a table of {table.size} numbers", f"{2 ** bits} for {bits} bits")
+                raise self._make_damage_error(what, f"a table of {table.size} numbers", f"{2 ** bits} for {bits} bits")
             return codes, table, one, zero
         linear = params.quantization.linearQuantization
         scale = np.array(linear.scale or one, np.float32)
         bias = np.array(linear.bias or zero, np.float32)
         for name, found in (("scales", scale), ("biases", bias)):
             if found.size not in (1, shape[axis]):
-                raise self._damaged(what, f"{found.size} {name}", f"1 or {shape[axis]}")
+                raise self._make_damage_error(what, f"{found.size} {name}", f"1 or {shape[axis]}")
         return codes.view(np.int8) if params.int8RawValue else codes, None, scale, bias
 
     def _make_compressed(self, params: Any, shape: tuple[int, ...], what: str, axis: int) -> Var:
@@ -150,12 +150,12 @@ class WeightReader:
             offset=(-bias / scale).reshape(shape))
         return result
 
-    def _unpack(self, params: Any, bits: int, count: int, what: str) -> Array:
+    def _unpack_codes(self, params: Any, bits: int, count: int, what: str) -> Array:
         """Return the codes as uint8, one for each weight; they are stored in sequence, high bits first."""
         raw = np.frombuffer(params.int8RawValue or params.rawValue, np.uint8)
         expected = -(-count * bits // 8)
         if raw.size != expected:
-            raise self._damaged(what, f"{raw.size} bytes", f"{expected} for {count} weights of {bits} bits")
+            raise self._make_damage_error(what, f"{raw.size} bytes", f"{expected} for {count} weights of {bits} bits")
         if bits == 8:
             return raw
         unpacked = np.unpackbits(raw)[:count * bits].reshape(count, bits)
@@ -163,7 +163,7 @@ class WeightReader:
         codes: Array = (unpacked * powers).sum(axis=1, dtype=np.uint8)
         return codes
 
-    def _damaged(self, what: str, found: str, expected: str) -> InputError:
+    def _make_damage_error(self, what: str, found: str, expected: str) -> InputError:
         return InputError(f"{self.where}: its {what} have {found}; expected {expected}: use a fresh copy of the model")
 
 

@@ -54,13 +54,13 @@ class CopyAhead:
             copy = folder / str(number)
             try:
                 found = get_file_stamp(path.stat())
-                copy_file(path, copy, self._check)
+                copy_file(path, copy, self._check_cancelled)
                 sync_path(copy)
             except (OSError, _Cancelled):
                 return
             self._copies[path] = copy, found
 
-    def _check(self) -> None:
+    def _check_cancelled(self) -> None:
         if self._cancelled:
             raise _Cancelled
 

@@ -99,16 +99,16 @@ class _BlobReaders(ExitStack):
 
     def kind(self, ref: Ref) -> Hashable:
         """Return a blob's metadata (dtype, size, padding) without the offset of its data."""
-        metadata = os.pread(self._handle(ref[0]), ALIGN, ref[1])
+        metadata = os.pread(self._open_file(ref[0]), ALIGN, ref[1])
         return metadata[:DATA_OFFSET_AT] + metadata[DATA_OFFSET_AT + 8 :]
 
     def begin(self, ref: Ref) -> Hashable:
         """Return the first bytes: enough to distinguish most blobs."""
-        return next(self._pieces(ref, _PREFIX_BYTES), b"")
+        return next(self._iterate_pieces(ref, _PREFIX_BYTES), b"")
 
     def digest(self, ref: Ref) -> Hashable:
         found = hashlib.blake2b(digest_size=32)
-        for piece in self._pieces(ref):
+        for piece in self._iterate_pieces(ref):
             found.update(piece)
         return found.digest()
 
@@ -117,13 +117,13 @@ class _BlobReaders(ExitStack):
 
         An equal digest is evidence, so the bytes are compared, too.
         """
-        return [group[0], *(ref for ref in group[1:] if self._same(group[0], ref))]
+        return [group[0], *(ref for ref in group[1:] if self._has_equal_bytes(group[0], ref))]
 
-    def _same(self, first: Ref, second: Ref) -> bool:
-        return all(a == b for a, b in zip(self._pieces(first), self._pieces(second), strict=True))
+    def _has_equal_bytes(self, first: Ref, second: Ref) -> bool:
+        return all(a == b for a, b in zip(self._iterate_pieces(first), self._iterate_pieces(second), strict=True))
 
-    def _pieces(self, ref: Ref, size: int = _PIECE_BYTES) -> Iterator[bytes]:
-        blob, handle = self.blob(ref), self._handle(ref[0])
+    def _iterate_pieces(self, ref: Ref, size: int = _PIECE_BYTES) -> Iterator[bytes]:
+        blob, handle = self.blob(ref), self._open_file(ref[0])
         for at in range(0, blob.nbytes, size):
             wanted = min(size, blob.nbytes - at)
             piece = os.pread(handle, wanted, blob.data + at)
@@ -131,7 +131,7 @@ class _BlobReaders(ExitStack):
                 raise OSError(f"{self._files.open(ref[0]).path} ends after {blob.data + at + len(piece)} bytes")
             yield piece
 
-    def _handle(self, name: str) -> int:
+    def _open_file(self, name: str) -> int:
         if name not in self._open:
             self._open[name] = os.open(self._files.open(name).path, os.O_RDONLY)
             self.callback(os.close, self._open[name])

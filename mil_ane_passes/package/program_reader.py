@@ -96,7 +96,7 @@ class ProgramReader:
                 f"{', '.join(map(repr, sorted(blocks))) or 'none'}; expected one for its opset; {_REMEDY}"
             )
         self._check_names(spec.inputs, where)
-        inputs = {i.name: self._placeholder(i.name, self._types.read(i.type)) for i in spec.inputs}
+        inputs = {i.name: self._make_placeholder(i.name, self._types.read(i.type)) for i in spec.inputs}
         scope: dict[str, Var] = {input_name: placeholder.outputs[0] for input_name, placeholder in inputs.items()}
         with Function(inputs, opset_version=_target_from_opset(spec.opset, version)) as function:
             self._block(function, spec.block_specializations[spec.opset], blocks[spec.opset], scope, where)
@@ -117,7 +117,7 @@ class ProgramReader:
             )
 
     @staticmethod
-    def _placeholder(name: str, sym_type: Any) -> Placeholder:
+    def _make_placeholder(name: str, sym_type: Any) -> Placeholder:
         if types.is_tensor(sym_type):
             return Placeholder(sym_type.get_shape(), sym_type.get_primitive(), name=name)
         if types.is_state(sym_type) and types.is_tensor(sym_type.wrapped_type()):
@@ -135,11 +135,11 @@ class ProgramReader:
         slices = wire.get_payloads(data, OPERATIONS)
         reader = BlockReader(block, scope, (self._values, self._types), self._heavy, where)
         for op_spec, op_data in zip(spec.operations, slices, strict=True):
-            blocks = self._nested(block, op_spec, op_data, scope, where) if op_spec.blocks else ()
+            blocks = self._read_nested_blocks(block, op_spec, op_data, scope, where) if op_spec.blocks else ()
             reader.operation(op_spec, op_data, blocks)
         block.set_outputs([reader.lookup(name, "the block's outputs") for name in spec.outputs])
 
-    def _nested(
+    def _read_nested_blocks(
         self, outer: Block, op_spec: Any, op_data: bytes, scope: MutableMapping[str, Var], where: str
     ) -> tuple[NestedOrigin, ...]:
         found = []

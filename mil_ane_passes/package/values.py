@@ -42,7 +42,7 @@ class TypeReader:
         """Return the type, and whether it has new symbols (then it must not be shared with equal declarations)."""
         kind = declared.WhichOneof("type")
         if kind == "tensorType":
-            return self._tensor(declared.tensorType)
+            return self._read_tensor_type(declared.tensorType)
         if kind == "stateType":
             inner, fresh = self._read(declared.stateType.wrappedType)
             return (types.state(inner), fresh) if types.is_tensor(inner) else (types.unknown, False)
@@ -60,7 +60,7 @@ class TypeReader:
         return types.unknown, False
 
     @staticmethod
-    def _tensor(tensor: Any) -> tuple[Any, bool]:
+    def _read_tensor_type(tensor: Any) -> tuple[Any, bool]:
         dtype = types.type_mapping.PROTO_TO_BUILTIN_TYPE.get(tensor.dataType)
         if dtype is None:
             return types.unknown, False

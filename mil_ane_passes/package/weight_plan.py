@@ -44,11 +44,11 @@ class WeightPlan:
         self._offsets: dict[tuple[int, int, bytes], int] = {}
         self._starts: dict[str, dict[int, Blob]] = {}
         self._by_start: dict[tuple[int, int, bytes], list[tuple[WeightFile, Blob]]] | None = None
-        self.target = self._target()
+        self.target = self._find_target_file()
         opened = self.files.files.get(self.target or "")
         self._end = opened.size if opened is not None else ALIGN
 
-    def _target(self) -> str | None:
+    def _find_target_file(self) -> str | None:
         """Return the weight file that new blobs go to; None when the package has no place for one."""
         path = self.files.path(WEIGHT_FILE)
         if path.is_file():

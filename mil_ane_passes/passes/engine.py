@@ -279,7 +279,7 @@ class _FunctionRewriter:
             if isinstance(self.rule, BlockRewrite):
                 self._rewrite_block(self.rule, block)
             else:
-                self._ops(block)
+                self._rewrite_ops(block)
             pending.extend(inner for op in block.operations for inner in op.blocks)
         self.at.op = None
         if self._other_symbols:
@@ -294,7 +294,7 @@ class _FunctionRewriter:
             self._names = UniqueNames(self.function)
         return self._names
 
-    def _ops(self, block: Block) -> None:
+    def _rewrite_ops(self, block: Block) -> None:
         work = deque((op, 0) for op in block.operations
                      if op.op_type in self.rule.roots and not is_opaque(op))
         with ExitStack() as stack:
@@ -316,7 +316,7 @@ class _FunctionRewriter:
                 if mb is None:  # entering a block walks over it, so it is done once, and only if the rule matches
                     stack.enter_context(block)
                     mb = RewriteBuilder(block, self.names)
-                built = self._apply(answer, mb, editor)
+                built = self._apply_hit(answer, mb, editor)
                 self._check_round_limit(depth + 1, op)
                 added += built
                 # Ops moved here out of a nested block are not new: their number is finite at any depth.
@@ -324,7 +324,7 @@ class _FunctionRewriter:
                             if new.op_type in self.rule.roots)
             _remove_unused_ops(added, mb, editor)
 
-    def _apply(self, hit: Hit, mb: RewriteBuilder, editor: BlockEditor) -> list[Operation]:
+    def _apply_hit(self, hit: Hit, mb: RewriteBuilder, editor: BlockEditor) -> list[Operation]:
         op = hit.op
         old = list(op.outputs)
         with mb.at(op):
@@ -403,19 +403,19 @@ class _FunctionRewriter:
         if new.op not in built:
             if not any(isinstance(block, Function) for block in old.consuming_blocks):
                 self.trace.replaced[old.name] = new.name
-                self._replace(old, new, editor)
+                self._replace_value(old, new, editor)
                 return
             with mb.at(old.op):  # an existing value keeps its name, so it cannot take over that of an output
                 new = mb.identity(x=new)
             built.extend(mb.adopt_scopes(old.op.scopes))
         name, op_name = old.name, old.op.name
-        self._replace(old, new, editor)
+        self._replace_value(old, new, editor)
         new.name = name
         if len(new.op.outputs) == 1:
             new.op.name = op_name
         old.name = f"{name}_replaced"
 
-    def _replace(self, old: Var, new: Var, editor: BlockEditor) -> None:
+    def _replace_value(self, old: Var, new: Var, editor: BlockEditor) -> None:
         editor.replace(old, new)
         is_symbolic_value = old.sym_val is not None and old.val is None
         if new.sym_type is not old.sym_type or is_symbolic_value:

@@ -17,7 +17,7 @@ __all__ = ["CarriedState", "InterfaceChange", "InterfaceMapping", "change_dtype"
 Array = np.ndarray[Any, Any]
 
 
-def _keep(value: Any) -> Any:
+def _return_unchanged(value: Any) -> Any:
     return value
 
 
@@ -52,8 +52,8 @@ class InterfaceChange:
     old: str | None
     new: str | None
     action: Literal["added", "removed", "renamed", "retyped", "reshaped"]
-    map: Callable[[Any], Any] = _keep
-    unmap: Callable[[Any], Any] = _keep
+    map: Callable[[Any], Any] = _return_unchanged
+    unmap: Callable[[Any], Any] = _return_unchanged
     make: Callable[[Mapping[str, Any]], Any] | None = None
     shape: tuple[int, ...] | None = None
     unmap_with: Callable[[Any, Mapping[str, Any]], Any] | None = None
@@ -97,30 +97,30 @@ class InterfaceMapping:
 
     def map_feeds(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         """Convert feeds of the old function to feeds of the new one."""
-        return self._map("input", feeds, feeds)
+        return self._map_values("input", feeds, feeds)
 
     def map_state(self, state: Mapping[str, Any], feeds: Mapping[str, Any]) -> dict[str, Any]:
         """Convert states of the old function to states of the new one; `feeds` are those of the old function."""
-        return self._map("state", state, feeds)
+        return self._map_values("state", state, feeds)
 
     def unmap_results(self, results: Mapping[str, Any], feeds: Mapping[str, Any]) -> dict[str, Any]:
         """Convert outputs of the new function to those of the old one; outputs that it did not have are left out.
 
         `feeds` are those of the old function, as for all that is converted back.
         """
-        return self._unmap("output", results, feeds)
+        return self._unmap_values("output", results, feeds)
 
     def unmap_state(self, state: Mapping[str, Any], feeds: Mapping[str, Any]) -> dict[str, Any]:
         """Convert states of the new function to those of the old one."""
-        return self._unmap("state", state, feeds)
+        return self._unmap_values("state", state, feeds)
 
     def round_feeds(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         """Limit feeds of the old function to values that the new one can be fed with."""
-        return {**feeds, **self._unmap("input", self._map("input", feeds, feeds), feeds)}
+        return {**feeds, **self._unmap_values("input", self._map_values("input", feeds, feeds), feeds)}
 
     def round_results(self, results: Mapping[str, Any], feeds: Mapping[str, Any]) -> dict[str, Any]:
         """Limit results of the old function to what the new one returns, in its precision."""
-        return self._unmap("output", self._map("output", results, feeds), feeds)
+        return self._unmap_values("output", self._map_values("output", results, feeds), feeds)
 
     def start_carried(self, state: Mapping[str, Any], feeds: Mapping[str, Any]) -> dict[str, Any]:
         """Return the initial values of states that the caller of the new function carries, by their former names."""
@@ -136,7 +136,8 @@ class InterfaceMapping:
         found: dict[str, Any] = {}
         for place, name, each in self._iterate_carried():
             if name in carried:
-                found |= replace(self, steps=self.steps[place + 1:])._map("input", {each.input: carried[name]}, {})
+                rest = replace(self, steps=self.steps[place + 1:])
+                found |= rest._map_values("input", {each.input: carried[name]}, {})
         return found
 
     def update_carried(
@@ -145,7 +146,7 @@ class InterfaceMapping:
         """Return carried states after a call with the old function's `feeds` that returned `results`."""
         found = dict(carried)
         for place, name, each in self._iterate_carried():
-            made = replace(self, steps=self.steps[place + 1:])._unmap("output", results, feeds)
+            made = replace(self, steps=self.steps[place + 1:])._unmap_values("output", results, feeds)
             read = replace(self, steps=self.steps[:place]).map_feeds(feeds)
             if name in carried and each.output in made:
                 found[name] = each.update(carried[name], made[each.output], read)
@@ -156,14 +157,14 @@ class InterfaceMapping:
         found: dict[str, Any] = {}
         for place, name, _ in self._iterate_carried():
             if name in carried:
-                found |= replace(self, steps=self.steps[:place])._unmap("state", {name: carried[name]}, feeds)
+                found |= replace(self, steps=self.steps[:place])._unmap_values("state", {name: carried[name]}, feeds)
         return found
 
     def _iterate_carried(self) -> Iterator[tuple[int, str, CarriedState]]:
         for place, step in enumerate(self.steps):
             yield from ((place, str(change.old), change.carried) for change in step if change.carried is not None)
 
-    def _map(self, kind: str, values: Mapping[str, Any], feeds: Mapping[str, Any]) -> dict[str, Any]:
+    def _map_values(self, kind: str, values: Mapping[str, Any], feeds: Mapping[str, Any]) -> dict[str, Any]:
         found = dict(values)
         for step in self.steps:
             changes = [change for change in step if change.kind == kind]
@@ -175,7 +176,7 @@ class InterfaceMapping:
             found = {**kept, **moved, **made}
         return found
 
-    def _unmap(self, kind: str, values: Mapping[str, Any], feeds: Mapping[str, Any]) -> dict[str, Any]:
+    def _unmap_values(self, kind: str, values: Mapping[str, Any], feeds: Mapping[str, Any]) -> dict[str, Any]:
         found = dict(values)
         for step in reversed(self.steps):
             changes = [change for change in step if change.kind == kind]

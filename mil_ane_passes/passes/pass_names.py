@@ -57,15 +57,15 @@ class _PassesWithSettings(dict[str, Any]):
     make: MakePass
 
     def __contains__(self, pass_id: object) -> bool:
-        return super().__contains__(pass_id) or self._made(pass_id) is not None
+        return super().__contains__(pass_id) or self._find_or_make(pass_id) is not None
 
     def __missing__(self, pass_id: str) -> Any:
-        built = self._made(pass_id)
+        built = self._find_or_make(pass_id)
         if built is None:
             raise KeyError(pass_id)
         return built
 
-    def _made(self, pass_id: object) -> type[AbstractGraphPass] | None:
+    def _find_or_make(self, pass_id: object) -> type[AbstractGraphPass] | None:
         found = parse_pass_name(pass_id) if isinstance(pass_id, str) else None
         return None if found is None else self.make(*found)
 

@@ -96,7 +96,7 @@ def parse_target(name: str) -> tuple[Generation, ...]:
     if not isinstance(name, str):
         raise InputError(f"target: found {name!r}; expected a name such as 'all', 'm4' or 'iPhone 15 Pro'",
                          option="target")
-    return _parsed(name)
+    return _parse_name(name)
 
 
 def split_targets(names: str) -> list[str]:
@@ -105,7 +105,7 @@ def split_targets(names: str) -> list[str]:
 
 
 @cache
-def _parsed(name: str) -> tuple[Generation, ...]:
+def _parse_name(name: str) -> tuple[Generation, ...]:
     if name.strip().lower() == "all":
         return GENERATIONS
     chip = find_chip(name, CHIPS)

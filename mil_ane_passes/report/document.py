@@ -61,20 +61,21 @@ def build_fragment(
 
     Names from files are data: none becomes markup.
     """
-    body = "".join(f"<tr>{''.join(f'<td>{_escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    head = "".join(f"<th>{_escape(each)}</th>" for each in heads)
+    body = "".join(f"<tr>{''.join(f'<td>{_escape_html(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    head = "".join(f"<th>{_escape_html(each)}</th>" for each in heads)
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if body else ""
-    lines = "\n".join(_escape(line) for line in text.split("\n"))
-    return f"<div><p>{_escape(headline)}</p>{table}<details><summary>text</summary><pre>{lines}</pre></details></div>"
+    lines = "\n".join(_escape_html(line) for line in text.split("\n"))
+    folded = f"<details><summary>text</summary><pre>{lines}</pre></details>"
+    return f"<div><p>{_escape_html(headline)}</p>{table}{folded}</div>"
 
 
 def build_document(title: str, fragment: str) -> str:
     """Build a page around a fragment: without scripts, and its policy forbids it to load anything."""
     return ("<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
             "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
-            f"<title>{_escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
+            f"<title>{_escape_html(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
             f"{fragment.replace('<details>', '<details open>', 1)}\n</body>\n</html>")
 
 
-def _escape(text: object) -> str:
+def _escape_html(text: object) -> str:
     return html.escape(escape_text(text))

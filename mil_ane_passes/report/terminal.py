@@ -55,12 +55,12 @@ class TerminalStyle:
         found = _HEADING.match(line) or _CONCISE.search(line)
         if found is None:
             return line
-        label = _paint(found["label"], _LABELS[found["label"]].color)
-        before = line[: found.start("head")] + _paint(found["head"], _BOLD)
+        label = _format_colored(found["label"], _LABELS[found["label"]].color)
+        before = line[: found.start("head")] + _format_colored(found["head"], _BOLD)
         return before + line[found.end("head"): found.start("label")] + label + line[found.end("label"):]
 
 
-def _paint(text: str, parameters: str) -> str:
+def _format_colored(text: str, parameters: str) -> str:
     return f"\x1b[{parameters}m{text}\x1b[0m"
 
 

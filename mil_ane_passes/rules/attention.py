@@ -252,14 +252,14 @@ class SoftmaxAxis(BlockRule):
     "Number of elements from which a tensor counts as large (2 MiB in fp16); our choice, no source states one."
 
     def match_block(self, block: Block) -> Iterator[Hit | Miss]:
-        found = [op for op in block.operations if op.op_type == "softmax" and not is_opaque(op) and self._large(op)]
+        found = [op for op in block.operations if op.op_type == "softmax" and not is_opaque(op) and self._is_large(op)]
         if found:
             largest = max(found, key=lambda op: prod(get_type_info(op.x).shape or ()))
             shape = "x".join(map(str, largest.x.shape))
             yield Hit(found[0], covers=found, note=f"{format_count(len(found), 'op')} over height or width, the "
                                                    f"largest of {shape}")
 
-    def _large(self, op: Operation) -> bool:
+    def _is_large(self, op: Operation) -> bool:
         shape, axis = get_type_info(op.x).shape, get_const_value(op.axis, -1)
         return shape is not None and len(shape) == 4 and axis % 4 > 1 and prod(shape) >= self.least
 

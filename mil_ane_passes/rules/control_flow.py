@@ -116,7 +116,7 @@ class CustomLayer(BlockRule):
             elif op.op_type == "classify":
                 yield make_unsupported_hit(self, op, "classify returns a label and a dictionary, which are not tensors")
             elif is_opaque(op) and not op.op_type.startswith("constexpr_"):
-                yield Hit(op, note=_unread(op), sure=False)
+                yield Hit(op, note=_describe_unreadable(op), sure=False)
 
     def examples(self) -> Iterable[Example]:
         yield make_example(
@@ -128,7 +128,7 @@ class CustomLayer(BlockRule):
         yield make_example("plain", lambda x: Builder.relu(x=x, name="y"), reason="", x=(2, 3))
 
 
-def _unread(op: Operation) -> str:
+def _describe_unreadable(op: Operation) -> str:
     found, unknown = contradiction(op), "so its support on the ANE is unknown"
     if found:
         return (f"coremltools does not accept {plain_type(op)} with these inputs and outputs ({found}), {unknown}; "

@@ -320,10 +320,10 @@ class Lopsided(PlanRule):
         if not types.is_tensor(var.sym_type) or var.dtype not in _SUPPORTED_TYPES:
             return False
         shape = get_static_shape(var)
-        return bool(shape and self.longest < max(shape) <= self._limit and prod(shape) <= max(shape) * self.others)
+        return bool(shape and self.longest < max(shape) <= self._max_extent and prod(shape) <= max(shape) * self.others)
 
     @property
-    def _limit(self) -> int:
+    def _max_extent(self) -> int:
         """Return the largest extent of an axis that every requested generation supports."""
         strictest = find_limit("spatial", self.generations)
         return strictest.most if strictest else 0

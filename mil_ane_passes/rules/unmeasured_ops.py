@@ -46,7 +46,7 @@ class UnmeasuredOps(PlanRule):
         for row in plan.rows:
             if row.ane == "unknown" and not row.reported:
                 found[row.function, row.reason].append(row)
-        for rows in sorted(found.values(), key=_rank):
+        for rows in sorted(found.values(), key=_rank_ops):
             op = rows[0].op
             yield Hit(op, note=f"{rows[0].reason}{_describe_sources(op)}", covers=[row.op for row in rows],
                       evidence=_collect_sources(op))
@@ -62,7 +62,7 @@ class UnmeasuredOps(PlanRule):
         yield make_example("no op", lambda x: x, reason="", x=(2, 3))
 
 
-def _rank(rows: list[Row]) -> tuple[bool, bool]:
+def _rank_ops(rows: list[Row]) -> tuple[bool, bool]:
     """Rank ops on which sources disagree first, then those that are predicted to be unsupported."""
     return not find_row(rows[0].op.op_type).sources, rows[0].takes
 

@@ -218,12 +218,12 @@ def read_once(array: Array) -> Array:
     memory = mapping.copies.get(key)
     if memory is None:
         memory = np.empty(array.nbytes + _ALIGNMENT, np.uint8)  # numpy asks for huge pages, and so reads twice as fast
-        _read_into(_aligned(memory, array.nbytes), mapping, offset)
+        _read_into(_align_memory(memory, array.nbytes), mapping, offset)
         mapping.copies[key] = memory
-    return _aligned(memory, array.nbytes).view(array.dtype).reshape(array.shape)
+    return _align_memory(memory, array.nbytes).view(array.dtype).reshape(array.shape)
 
 
-def _aligned(memory: Array, nbytes: int) -> Array:
+def _align_memory(memory: Array, nbytes: int) -> Array:
     first = -_get_address(memory) % _ALIGNMENT
     return memory[first : first + nbytes]
 

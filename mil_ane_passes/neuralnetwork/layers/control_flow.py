@@ -95,7 +95,7 @@ def _make_branch(condition: Var, taken: Sequence[Any], other: Sequence[Any], con
 
 
 @contextmanager
-def _enter(context: LayerContext, kind: str) -> Iterator[None]:
+def _check_nesting(context: LayerContext, kind: str) -> Iterator[None]:
     """Count the branches and loops around what is converted. Raises InputError where they are too many."""
     context.nested.append(kind)
     try:
@@ -123,7 +123,7 @@ def _to_condition(x: Var, *, as_it_is: bool = False) -> Var:
 @register_layer("branch")
 def convert_branch(params: Any, context: LayerContext) -> list[Var]:
     """Convert a branch to a cond."""
-    with _enter(context, "branch"):
+    with _check_nesting(context, "branch"):
         _make_branch(_to_condition(context.x), list(params.ifBranch.layers), list(params.elseBranch.layers), context)
     return [context.get(name) for name in context.layer.output]
 
@@ -149,7 +149,7 @@ def convert_loop(params: Any, context: LayerContext) -> list[Var]:
         raise context.refuse("a condition network without a condition variable", "expected its name")
     loop = _Loop(params, context)
     try:
-        with _enter(context, "loop"):
+        with _check_nesting(context, "loop"):
             found = mb.while_loop(_cond=loop.check, _body=loop.run, loop_vars=loop.start)
     except InputError:
         raise

@@ -175,7 +175,7 @@ def convert_batched_matmul(params: Any, context: LayerContext) -> Var:
     """Convert a matrix product of two values, or of one with a weight matrix of the layer."""
     inputs = context.inputs()
     if len(inputs) == 2:
-        return _multiply(inputs[0], inputs[1], bool(params.transposeA), bool(params.transposeB))
+        return _build_matmul(inputs[0], inputs[1], bool(params.transposeA), bool(params.transposeB))
     first, second = int(params.weightMatrixFirstDimension), int(params.weightMatrixSecondDimension)
     weight = context.weights.make(params.weights, (second, first))
     bias = context.weights.read_optional(params.hasBias, params.bias, (second,), "bias")
@@ -188,7 +188,7 @@ def convert_batched_matmul(params: Any, context: LayerContext) -> Var:
     return result if bias is None else mb.add(x=result, y=bias)
 
 
-def _multiply(x: Var, y: Var, transpose_x: bool, transpose_y: bool) -> Var:
+def _build_matmul(x: Var, y: Var, transpose_x: bool, transpose_y: bool) -> Var:
     """Multiply two values; a vector is a row on the left and a column on the right, and stays one in the result."""
     if x.rank == 1:
         x, transpose_x = mb.expand_dims(x=x, axes=[0]), False

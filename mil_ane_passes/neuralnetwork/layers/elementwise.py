@@ -13,7 +13,7 @@ from coremltools.converters.mil.mil import Var, types
 from ..layer_converter import LayerContext, cast, register_layer
 
 
-def _combine(context: LayerContext, op: Callable[..., Any]) -> Var:
+def _combine_inputs(context: LayerContext, op: Callable[..., Any]) -> Var:
     """Apply the op of two operands to all inputs, in sequence."""
     inputs = context.inputs()
     if not inputs:
@@ -47,7 +47,7 @@ def convert_add(params: Any, context: LayerContext) -> Var:
     """Convert a sum of the inputs, or of one input and a constant."""
     if len(context.layer.input) == 1:
         return _add(context.x, mb.const(val=np.float32(params.alpha)))
-    return _combine(context, _add)
+    return _combine_inputs(context, _add)
 
 
 @register_layer("multiply")
@@ -55,13 +55,13 @@ def convert_multiply(params: Any, context: LayerContext) -> Var:
     """Convert a product of the inputs, or of one input and a constant."""
     if len(context.layer.input) == 1:
         return mb.mul(x=context.x, y=np.float32(params.alpha))
-    return _combine(context, mb.mul)
+    return _combine_inputs(context, mb.mul)
 
 
 @register_layer("average")
 def convert_average(params: Any, context: LayerContext) -> Var:
     """Convert the mean of the inputs."""
-    return mb.mul(x=_combine(context, mb.add), y=np.float32(1 / len(context.layer.input)))
+    return mb.mul(x=_combine_inputs(context, mb.add), y=np.float32(1 / len(context.layer.input)))
 
 
 _OPS: dict[str, Callable[..., Any]] = {
@@ -74,13 +74,13 @@ _OPS: dict[str, Callable[..., Any]] = {
 @register_layer(*_OPS)
 def convert_operation(params: Any, context: LayerContext) -> Var:
     """Convert an op that MIL has, with broadcasting."""
-    return _combine(context, _OPS[context.layer.WhichOneof("layer")])
+    return _combine_inputs(context, _OPS[context.layer.WhichOneof("layer")])
 
 
 @register_layer("floorDivBroadcastable")
 def convert_floor_div(params: Any, context: LayerContext) -> Var:
     """Convert floor(x / y) of floats."""
-    return mb.floor(x=_combine(context, mb.real_div))
+    return mb.floor(x=_combine_inputs(context, mb.real_div))
 
 
 @register_layer("dot")
@@ -100,24 +100,24 @@ def convert_dot(params: Any, context: LayerContext) -> Var:
 def convert_scale(params: Any, context: LayerContext) -> Var:
     """Convert a product with a constant of shape [1], [C], [1, H, W] or [C, H, W], and a sum with another."""
     scale = context.weights.read(params.scale, _get_shape(params.shapeScale), "scale")
-    result: Var = mb.mul(x=context.x, y=_align(scale))
+    result: Var = mb.mul(x=context.x, y=_align_constant(scale))
     if params.hasBias:
         bias = context.weights.read(params.bias, _get_shape(params.shapeBias), "bias")
-        result = mb.add(x=result, y=_align(bias))
+        result = mb.add(x=result, y=_align_constant(bias))
     return result
 
 
 @register_layer("bias")
 def convert_bias(params: Any, context: LayerContext) -> Var:
     """Convert a sum with a constant of shape [1], [C], [1, H, W] or [C, H, W]."""
-    return mb.add(x=context.x, y=_align(context.weights.read(params.bias, _get_shape(params.shape), "bias")))
+    return mb.add(x=context.x, y=_align_constant(context.weights.read(params.bias, _get_shape(params.shape), "bias")))
 
 
 def _get_shape(stored: Any) -> tuple[int, ...]:
     return tuple(int(each) for each in stored) or (1,)
 
 
-def _align(constant: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _align_constant(constant: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return a constant of one axis, which is that of the channels, in a shape that broadcasts over [C, H, W]."""
     if constant.size == 1:
         return constant.reshape(())

@@ -48,7 +48,7 @@ def _read_alpha_and_beta(chosen: Any, kind: str) -> tuple[float, float]:
     return (chosen.alpha, chosen.beta) if chosen.alpha or chosen.beta else _FIXED[kind]
 
 
-def _activate(params: Any, x: Var, context: LayerContext) -> Var:
+def _apply_activation(params: Any, x: Var, context: LayerContext) -> Var:
     """Apply an activation of an unrolled layer."""
     kind = params.WhichOneof("NonlinearityType")
     if kind in _FIXED:
@@ -89,7 +89,7 @@ def _make_state_result(state: Var, context: LayerContext) -> Var:
     return mb.expand_dims(x=state, axes=[2, 3] if context.x.rank == 4 else [0, 3, 4] if context.x.rank == 5 else [0])
 
 
-def _unroll(x: Var, states: list[Var], step: Step, reverse: bool, context: LayerContext) -> tuple[Var, list[Var]]:
+def _unroll_layer(x: Var, states: list[Var], step: Step, reverse: bool, context: LayerContext) -> tuple[Var, list[Var]]:
     """Write a layer out; returns the hidden states of all steps as [S, B, H], and the last states."""
     count = x.shape[0]
     if not isinstance(count, (int, np.integer)) or count > _MAX_UNROLLED_STEPS:
@@ -122,9 +122,9 @@ def convert_simple_recurrent(params: Any, context: LayerContext) -> list[Var]:
     else:
         def step(row: Var, states: list[Var]) -> list[Var]:
             total = mb.add(x=mb.linear(x=row, weight=w, bias=b), y=mb.linear(x=states[0], weight=r))
-            return [_activate(params.activation, total, context)]
+            return [_apply_activation(params.activation, total, context)]
 
-        y, (last,) = _unroll(x, [state], step, params.reverseInput, context)
+        y, (last,) = _unroll_layer(x, [state], step, params.reverseInput, context)
         y = y if params.sequenceOutput else mb.expand_dims(x=last, axes=[0])
     return [restore(y), _make_state_result(last, context)]
 
@@ -154,7 +154,7 @@ def convert_gru(params: Any, context: LayerContext) -> list[Var]:
         def step(row: Var, states: list[Var]) -> list[Var]:
             return [_step_gru(row, states[0], (w, r, b), params.activations, context)]
 
-        y, (last,) = _unroll(x, [state], step, params.reverseInput, context)
+        y, (last,) = _unroll_layer(x, [state], step, params.reverseInput, context)
         y = y if params.sequenceOutput else mb.expand_dims(x=last, axes=[0])
     return [restore(y), _make_state_result(last, context)]
 
@@ -163,10 +163,10 @@ def _step_gru(row: Var, h: Var, weights: Sequence[Array], activations: Any, cont
     w, r, b = weights
     r_reset, r_output, r_update = np.split(r, 3)
     xs = mb.split(x=mb.linear(x=row, weight=w, bias=b), num_splits=3, axis=1)
-    reset = _activate(activations[0], mb.add(x=xs[0], y=mb.linear(x=h, weight=r_reset)), context)
-    update = _activate(activations[0], mb.add(x=xs[2], y=mb.linear(x=h, weight=r_update)), context)
+    reset = _apply_activation(activations[0], mb.add(x=xs[0], y=mb.linear(x=h, weight=r_reset)), context)
+    update = _apply_activation(activations[0], mb.add(x=xs[2], y=mb.linear(x=h, weight=r_update)), context)
     memory = mb.linear(x=mb.mul(x=reset, y=h), weight=r_output)
-    new = _activate(activations[1], mb.add(x=xs[1], y=memory), context)
+    new = _apply_activation(activations[1], mb.add(x=xs[1], y=memory), context)
     kept = mb.mul(x=update, y=h)
     result: Var = mb.add(x=kept, y=mb.mul(x=mb.sub(x=np.float32(1), y=update), y=new))
     return result
@@ -220,7 +220,7 @@ def _run_lstm(
     def step(row: Var, now: list[Var]) -> list[Var]:
         return _step_lstm(row, now, params, weights, activations, context)
 
-    y, (h, c) = _unroll(x, states, step, reverse, context)
+    y, (h, c) = _unroll_layer(x, states, step, reverse, context)
     return y if params.sequenceOutput else mb.expand_dims(x=h, axes=[0]), h, c
 
 
@@ -235,17 +235,17 @@ def _step_lstm(
     if peepholes is not None:
         into = mb.add(x=into, y=mb.mul(x=c, y=peepholes[0]))
         forget = mb.add(x=forget, y=mb.mul(x=c, y=peepholes[1]))
-    gate = _activate(activations[0], into, context)
+    gate = _apply_activation(activations[0], into, context)
     kept = mb.sub(x=np.float32(1), y=gate) if params.coupledInputAndForgetGate else (
-        _activate(activations[0], forget, context))
-    new = mb.mul(x=gate, y=_activate(activations[1], block, context))
+        _apply_activation(activations[0], forget, context))
+    new = mb.mul(x=gate, y=_apply_activation(activations[1], block, context))
     cell = mb.add(x=mb.mul(x=kept, y=c), y=new)
     if 0 < params.cellClipThreshold < 1e30:
         cell = mb.clip(x=cell, alpha=-float(params.cellClipThreshold), beta=float(params.cellClipThreshold))
     if peepholes is not None:
         out = mb.add(x=out, y=mb.mul(x=cell, y=peepholes[2]))
-    shown = _activate(activations[2], cell, context)
-    return [mb.mul(x=_activate(activations[0], out, context), y=shown), cell]
+    shown = _apply_activation(activations[2], cell, context)
+    return [mb.mul(x=_apply_activation(activations[0], out, context), y=shown), cell]
 
 
 @register_layer("uniDirectionalLSTM")
@@ -298,14 +298,15 @@ def _run_both_directions(x: Var, params: Any, inner: int, hidden: int, context: 
     weights = there | {f"{name}_back": array for name, array in back.items()}
     states = [_get_state(at, hidden, x.shape[1], context) for at in (1, 2, 3, 4)]
     clip = float(params.params.cellClipThreshold)
-    y, h, c = mb.lstm(x=x, initial_h=_join(states[0], states[2]), initial_c=_join(states[1], states[3]), **weights,
-                      **names[0], direction="bidirectional", output_sequence=bool(params.params.sequenceOutput),
+    y, h, c = mb.lstm(x=x, initial_h=_concat_pair(states[0], states[2]),
+                      initial_c=_concat_pair(states[1], states[3]), **weights, **names[0],
+                      direction="bidirectional", output_sequence=bool(params.params.sequenceOutput),
                       **({"clip": clip} if 0 < clip < 1e30 else {}))
     (h, h_back), (c, c_back) = (mb.split(x=each, num_splits=2, axis=1) for each in (h, c))
     return [y, h, c, h_back, c_back]
 
 
-def _join(one: Var | Array, other: Var | Array) -> Var | Array:
+def _concat_pair(one: Var | Array, other: Var | Array) -> Var | Array:
     if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
         return np.concatenate([one, other], axis=1)
     result: Var = mb.concat(values=[one, other], axis=1)

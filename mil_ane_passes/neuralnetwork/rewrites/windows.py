@@ -44,7 +44,7 @@ def replace_pooling(layer: Any, view: NetworkView) -> Result:
     if max(map(len, planned)) > _MAX_STEPS:
         return f"a chain of {max(map(len, planned))} poolings; expected at most {_MAX_STEPS}"
     steps = _align_steps([each for each in planned if not isinstance(each, str)])
-    layers = _chain(layer, view, "pooling", len(steps))
+    layers = _make_chain(layer, view, "pooling", len(steps))
     for made, (high, wide) in zip(layers, steps):
         made.pooling.type = params.type
         made.pooling.kernelSize.extend((high[0], wide[0]))
@@ -118,14 +118,14 @@ def replace_upsampling(layer: Any, view: NetworkView) -> Result:
     count = max(len(high), len(wide))
     if count > _MAX_STEPS:
         return f"a chain of {count} upsamplings; expected at most {_MAX_STEPS}"
-    layers = _chain(layer, view, "upsample", count)
+    layers = _make_chain(layer, view, "upsample", count)
     for at, made in enumerate(layers):
         made.upsample.mode = params.mode
         made.upsample.scalingFactor.extend(steps[at] if at < len(steps) else 1 for steps in (high, wide))
     return Replacement(layers, f"chain of {count} upsamplings")
 
 
-def _chain(layer: Any, view: NetworkView, kind: str, count: int) -> list[Any]:
+def _make_chain(layer: Any, view: NetworkView, kind: str, count: int) -> list[Any]:
     """Make `count` layers of a kind, in sequence, from the layer's input to its output."""
     layers, source = [], layer.input[0]
     for at in range(count):

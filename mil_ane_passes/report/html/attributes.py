@@ -50,21 +50,21 @@ class AttributeTable:
     def _find_place(self, var: Var) -> int:
         if var not in self._places:
             self._places[var] = len(self.weights)
-            self.weights.append(self._describe(var))
+            self.weights.append(self._describe_value(var))
         return self._places[var]
 
-    def _describe(self, var: Var) -> dict[str, Any]:
+    def _describe_value(self, var: Var) -> dict[str, Any]:
         made: dict[str, Any] = {"type": self._texts(format_type(var)), "name": self._texts(var.name)}
         if is_compressed(var):
             parts = [each for _, each in _iterate_inputs(var.op) if is_const(each)]
             stored = sum(map(count_stored_bytes, parts))
             return {**made, "bytes": stored, "compressed": self._texts(var.op.op_type.removeprefix("constexpr_")),
                     "dense": count_stored_bytes(var), "sampled": 0, "statistics": None}
-        found, read = self._measure(var)
+        found, read = self._measure_weight(var)
         return {**made, "bytes": count_stored_bytes(var), "compressed": -1, "dense": None, "sampled": read,
                 "statistics": found}
 
-    def _measure(self, var: Var) -> tuple[dict[str, Any] | None, int]:
+    def _measure_weight(self, var: Var) -> tuple[dict[str, Any] | None, int]:
         """Return statistics of a weight and how many values were read for them; 0 for all; None without any."""
         value = var.val
         if not isinstance(value, np.ndarray) or value.dtype.kind not in "fiu" or not value.size:
@@ -102,10 +102,11 @@ def compute_statistics(values: np.ndarray[Any, Any]) -> dict[str, Any]:
     """
     wide = values.astype(np.float64)
     finite = wide[np.isfinite(wide)]
-    made = {name: _round(float(getattr(finite, name)())) if finite.size else None
+    made = {name: _round_number(float(getattr(finite, name)())) if finite.size else None
             for name in ("min", "max", "mean", "std")}
-    return {**made, "zeros": _round(float(np.mean(wide == 0))), "nonfinite": _round(1 - finite.size / wide.size)}
+    return {**made, "zeros": _round_number(float(np.mean(wide == 0))),
+            "nonfinite": _round_number(1 - finite.size / wide.size)}
 
 
-def _round(value: float) -> float | None:
+def _round_number(value: float) -> float | None:
     return float(f"{value:.6g}") if math.isfinite(value) else None

@@ -102,17 +102,18 @@ def _encode_step(step: NextStep | None) -> dict[str, Any] | None:
     if step.found is not None:
         one, other = step.found.before, step.found.after
         pairs = [["ops on the ANE", *(f"{each.on_ane or 0:,} of {each.ops:,}" for each in (one, other)),
-                  _compare(one.share, other.share)],
+                  _compare_numbers(one.share, other.share)],
                  ["unsupported ops", f"{one.unsupported:,}", f"{other.unsupported:,}",
-                  _compare(other.unsupported, one.unsupported)]]
+                  _compare_numbers(other.unsupported, one.unsupported)]]
         if one.latency_us is not None and other.latency_us is not None:
             times = [format_duration(each / 1e3) for each in (one.latency_us, other.latency_us)]
-            pairs.append(["latency", *times, 0 if times[0] == times[1] else _compare(other.latency_us, one.latency_us)])
+            gain = 0 if times[0] == times[1] else _compare_numbers(other.latency_us, one.latency_us)
+            pairs.append(["latency", *times, gain])
     return {"command": sanitize_text(step.command), "words": sanitize_text(step.words),
             "note": sanitize_text(step.note), "pairs": pairs}
 
 
-def _compare(less: float, more: float) -> int:
+def _compare_numbers(less: float, more: float) -> int:
     return (more > less) - (more < less)
 
 

@@ -142,12 +142,12 @@ class SplitDmaNotch(Rewrite):
                    "always=true")
         yield _make_linear_example(
             "many rows", 2048, 4096,
-            reason="weights are streamed once: 2 parts are estimated to add 7% of its time on M4, and 10% have to be "
-                   "saved")
+            reason="weights are streamed once: 2 parts are estimated to add 7% of its time on M4, less than the "
+                   "required 10%")
         yield _make_linear_example("another size", 1, 3072, reason="no such size")
         yield _make_linear_example(
             "rows not known", None, 4096,
-            reason="the number of rows is not known, and with another one parts may be slower")
+            reason="the number of rows is dynamic, and for some numbers parts may be slower")
 
 
 def _make_linear_example(name: str, rows: int | None, inputs: int, *, reason: str) -> Example:

@@ -160,7 +160,7 @@ class SplitLinearInner(Rewrite):
             reason="weights are streamed once, and parts gain from twice on")
         yield _make_large_example(
             "rows not known", None,
-            reason="the number of rows is not known, and with another one parts may be slower")
+            reason="the number of rows is dynamic, and for some numbers parts may be slower")
         yield make_example(
             "many parts", lambda x: Builder.linear(x=x, weight=make_weight(4, 16), name="y"),
             options={**small, "max_parts": 3}, reason="4 parts, above max_parts=3", x=(3, 16))

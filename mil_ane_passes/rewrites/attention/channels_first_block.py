@@ -374,7 +374,7 @@ def _build_attention(mb: RewriteBuilder, attention: _Attention, turn: Callable[[
         query = _scale(mb, op, query)
     key = mb.transpose(x=turn(attention.key), perm=[0, 3, 2, 1])
     parts = []
-    for one_query, one_key, one_value in zip(*(_split(mb, var, attention.heads, axis)
+    for one_query, one_key, one_value in zip(*(_split_parts(mb, var, attention.heads, axis)
                                                for var, axis in ((query, 1), (key, 3), (value, 1)))):
         scores = mb.einsum(values=(one_key, one_query), equation="nchw,nwhu->nchu")
         for op in attention.steps:
@@ -388,7 +388,7 @@ def _build_attention(mb: RewriteBuilder, attention: _Attention, turn: Callable[[
     return joined
 
 
-def _split(mb: RewriteBuilder, var: Var, count: int, axis: int) -> list[Var]:
+def _split_parts(mb: RewriteBuilder, var: Var, count: int, axis: int) -> list[Var]:
     return [var] if count == 1 else list(mb.split(x=var, num_splits=count, axis=axis))
 
 

@@ -103,12 +103,14 @@ class DropGqaRepeat(Rewrite):
             return Miss(op, obstacle)
         start = _find_first_product(op, heads)
         if start is not None:
-            return Hit(op, start=start, heads=heads, note=_describe(heads, op.y))
+            return Hit(op, start=start, heads=heads, note=_describe_repetition(heads, op.y))
         end = _find_last_product(op)
         if end is not None:
             return Miss(op, "rewritten together with the matmul that reads its scores", near=False)
         obstacle = _find_shape_obstacle(op, heads)
-        return Miss(op, obstacle) if obstacle else Hit(op, start=None, heads=heads, note=_describe(heads, op.y))
+        if obstacle:
+            return Miss(op, obstacle)
+        return Hit(op, start=None, heads=heads, note=_describe_repetition(heads, op.y))
 
     def _match_fused(self, op: Operation) -> Hit | Miss:
         keys, values = match_repeated_heads(op.key), match_repeated_heads(op.value)
@@ -125,7 +127,7 @@ class DropGqaRepeat(Rewrite):
             return Miss(op, "the mask has one row per query: use ane::decompose_attention")
         obstacle = _find_unknown_lengths(op.query, op.outputs[0])
         return Miss(op, obstacle) if obstacle else Hit(
-            op, start=None, heads=keys, values=values, note=_describe(keys, op.key))
+            op, start=None, heads=keys, values=values, note=_describe_repetition(keys, op.key))
 
     def rewrite(self, hit: Hit, mb: RewriteBuilder) -> Var:
         op, heads = hit.op, hit.heads
@@ -170,7 +172,7 @@ class DropGqaRepeat(Rewrite):
         yield attention("as first operand", mixed=lambda x, y: Builder.matmul(x=y, y=x, transpose_y=True),
                         reason="no repeated operand", values=False)
         yield attention("read elsewhere", values=False, read=True,
-                        reason="the repeated value is read by reduce_max, too")
+                        reason="the repeated value is also read by reduce_max")
         yield attention("queries transposed", queries=(1, 4, 8, 3), values=False,
                         mixed=lambda x, y: Builder.matmul(x=x, y=y, transpose_x=True, transpose_y=True),
                         reason="the first operand is transposed: its rows are not contiguous")
@@ -228,7 +230,7 @@ def _build_fused_attention(q: Var, k: Var, v: Var, rows: int = 1) -> Var:
     return built
 
 
-def _describe(heads: RepeatedHeads, repeated: Var) -> str:
+def _describe_repetition(heads: RepeatedHeads, repeated: Var) -> str:
     count = repeated.shape[heads.axis]
     return f"{int(count) // heads.times} heads are repeated {heads.times} times: {count} for the queries"
 

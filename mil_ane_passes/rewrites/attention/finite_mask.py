@@ -376,7 +376,7 @@ class _MaskFlow:
         self, op: Operation, var: Var, make_end: Callable[[Var], _MaskDestination]
     ) -> _MaskDestination:
         """Return the destination of `var` through one of its readers."""
-        parameters = {name for name, bound in op.inputs.items() if bound is var or _contains(bound, var)}
+        parameters = {name for name, bound in op.inputs.items() if bound is var or _binds_var(bound, var)}
         if not is_opaque(op) and parameters == {_MASKED_INPUTS.get(op.op_type)}:
             test = _find_nan_test(op.outputs[0])
             return make_end(var) if test is None else _MaskDestination(
@@ -440,7 +440,7 @@ class _MaskFlow:
         return self._summaries[var]
 
 
-def _contains(bound: Any, var: Var) -> bool:
+def _binds_var(bound: Any, var: Var) -> bool:
     return isinstance(bound, (list, tuple)) and any(each is var for each in bound)
 
 

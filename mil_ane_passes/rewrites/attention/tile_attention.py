@@ -117,7 +117,7 @@ class TileAttention(Rewrite):
             return Miss(op, FP32_UNSUPPORTED_REASON)
         if found.obstacle:
             return Miss(op, found.obstacle)
-        tiles = self._plan(found, int(rows), int(keys))
+        tiles = self._plan_tiles(found, int(rows), int(keys))
         if isinstance(tiles, str):
             return Miss(op, tiles)
         kept = sum((stop - start) * (last - first) for (start, stop), (first, last) in tiles) / (int(rows) * int(keys))
@@ -126,7 +126,7 @@ class TileAttention(Rewrite):
         return Hit(op, attention=found, tiles=tiles, fixes_nonfinite=kept < 1, keeps_nonfinite=kept == 1,
                    note=f"{len(tiles)} tiles of queries, {kept:.0%} of {rows} x {keys} scores computed")
 
-    def _plan(self, found: _Attention, rows: int, keys: int) -> list[_Tile] | str:
+    def _plan_tiles(self, found: _Attention, rows: int, keys: int) -> list[_Tile] | str:
         """Plan the tiles, or return why there are none."""
         seen = _find_seen_keys(found, rows, keys)
         if not isinstance(seen, str):
@@ -187,16 +187,16 @@ class _Slicer:
         self._mb, self._tile, self._extents = mb, tile, (rows, keys)
 
     def take_rows(self, var: Var, axis: int = -2) -> Var:
-        return self._slice(var, {axis: self._tile[0]})
+        return self._slice_ranges(var, {axis: self._tile[0]})
 
     def take_keys(self, var: Var, axis: int) -> Var:
-        return self._slice(var, {axis: self._tile[1]})
+        return self._slice_ranges(var, {axis: self._tile[1]})
 
     def take_scores(self, var: Var) -> Var:
         """Slice a value that is broadcast to the scores."""
-        return self._slice(var, _find_score_ranges(var, self._tile, *self._extents))
+        return self._slice_ranges(var, _find_score_ranges(var, self._tile, *self._extents))
 
-    def _slice(self, var: Var, ranges: dict[int, tuple[int, int]]) -> Var:
+    def _slice_ranges(self, var: Var, ranges: dict[int, tuple[int, int]]) -> Var:
         wanted = {axis % var.rank: ends for axis, ends in ranges.items() if ends != (0, var.shape[axis])}
         if not wanted:
             return var

@@ -122,9 +122,9 @@ class Float64Values:
 
     def are_exact_in_float64(self, op: Operation) -> bool:
         """Return whether all outputs of `op` are the same in double precision."""
-        return all(self._is_stored_value(var, self._compute(var)) for var in op.outputs)
+        return all(self._is_stored_value(var, self._compute_float64(var)) for var in op.outputs)
 
-    def _compute(self, var: Var) -> Any:
+    def _compute_float64(self, var: Var) -> Any:
         """Return the value of `var` in double precision, None where it cannot be computed."""
         pending = [var]
         while pending:

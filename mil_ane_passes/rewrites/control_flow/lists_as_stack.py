@@ -137,9 +137,9 @@ class _RowReads:
                 elif op.op_type in _WRITE_OPS:
                     self.write_ops.append(op)
             elif op.op_type in _READ_OPS:
-                self._read(op)
+                self._record_read(op)
 
-    def _read(self, op: Operation) -> None:
+    def _record_read(self, op: Operation) -> None:
         rows = self._find_rows(op)
         if rows is None:
             return
@@ -470,14 +470,14 @@ class _RowValueBuilder:
         """Return `row` without the axis."""
         def make() -> Var:
             if row.bare:
-                return self._cast(row, self._find_replacement(row.source))
-            return self._cast(row, self._mb.squeeze(x=self._read_row(row, axis), axes=[axis]))
+                return self._apply_casts(row, self._find_replacement(row.source))
+            return self._apply_casts(row, self._mb.squeeze(x=self._read_row(row, axis), axes=[axis]))
 
         return self._build_once(("bare", row, axis), make)
 
     def build_row(self, row: _Row, axis: int) -> Var:
         """Return `row` with an extent of 1 at the axis."""
-        return self._build_once(("row", row, axis), lambda: self._cast(row, self._read_row(row, axis)))
+        return self._build_once(("row", row, axis), lambda: self._apply_casts(row, self._read_row(row, axis)))
 
     def join_rows(self, rows: Sequence[_Row], axis: int) -> Var:
         """Join all of `rows` in order along the axis."""
@@ -493,8 +493,8 @@ class _RowValueBuilder:
         if first.place is None or len(rows) == 1:
             return [self.build_row(row, axis) for row in rows]
         if len(rows) == first.source.shape[axis]:
-            return [self._cast(first, self._find_replacement(first.source))]
-        return [self._cast(first, self._slice_rows(first.source, first.place, len(rows), axis))]
+            return [self._apply_casts(first, self._find_replacement(first.source))]
+        return [self._apply_casts(first, self._slice_rows(first.source, first.place, len(rows), axis))]
 
     def _read_row(self, row: _Row, axis: int) -> Var:
         if row.bare:
@@ -522,7 +522,7 @@ class _RowValueBuilder:
         )
         return made
 
-    def _cast(self, row: _Row, var: Var) -> Var:
+    def _apply_casts(self, row: _Row, var: Var) -> Var:
         for dtype in row.casts:
             var = self._mb.cast(x=var, dtype=dtype)
         return var

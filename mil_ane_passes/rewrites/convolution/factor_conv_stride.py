@@ -168,10 +168,10 @@ class FactorConvStride(Rewrite):
         yield conv("dilated", (1, 3, 25), 3, bias=bias, dilations=[2],
                    reason="dilated along the strided axis; form=slice keeps the dilation")
         yield conv("long", (1, 3, 16384), 10, bias=bias, pad_type="same", reason=(
-            "a value of length 16390 would be made: > 16384 (M1, M2 and M3; assumed on A12 and A13)"))
+            "a value of length 16390 would be created: > 16384 (M1, M2 and M3; assumed on A12 and A13)"))
         yield conv("symbolic", (1, 3, None), 5, bias=bias, reason=symbolic)
         yield conv("symbolic, same", (1, 3, None), 5, bias=bias, pad_type="same",
-                   reason="pad_type same pads by the input's size, which is symbolic")
+                   reason="pad_type same depends on the input's size, which is symbolic")
 
 
 def find_awkward_stride_axes(op: Operation) -> list[int]:

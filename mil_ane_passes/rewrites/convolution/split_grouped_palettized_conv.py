@@ -139,7 +139,7 @@ def _find_split_obstacle(var: Var, axis: int, count: int) -> str | None:
         uneven = f"{var.shape[axis]} channels cannot be split into {count} equal parts"
         return None if var.shape[axis] % count == 0 else uneven
     if not is_compressed(var) or var.op.op_type not in _PACKED_INPUTS:
-        return f"weight is made by {'nothing known' if var.op is None else var.op.op_type}, whose parts are not known"
+        return f"weight is made by {'an unknown op' if var.op is None else var.op.op_type}, which cannot be split"
     for bound in _collect_tables(var).values():
         if not is_const(bound):
             return "a lookup table or scale is itself compressed"

@@ -173,7 +173,7 @@ class SplitWideConv(Rewrite):
         yield conv("fits", (1, 2, 9, 30), (2, 3, 13), reason="within the limits, or a 1-D kernel below 32")
         yield conv("fp32", (1, 2, 9, 30), (2, 1, 20), dtype=np.float32, reason=FP32_UNSUPPORTED_REASON)
         yield conv("symbolic, same", (1, 2, 4, None), (2, 1, 20), strides=[1, 2], pad_type="same",
-                   reason="pad_type same pads by the input's size, which is symbolic")
+                   reason="pad_type same depends on the input's size, which is symbolic")
         yield conv("too many parts", (1, 2, 4, 90), (2, 1, 40), options={"max_parts": 3},
                    reason="kernel 1x40 would need 4 parts, max_parts is 3")
 
@@ -294,14 +294,14 @@ def _build_framed_conv(mb: RewriteBuilder, op: Operation, sizes: ConvSizes, axes
         count, kernel, stride = sizes.counts[axis], sizes.kernel[axis], sizes.strides[axis]
         dims[1 + axis] = [rows[axis], stride]
         if kernel != stride:
-            at = len(_flatten(dims[:1 + axis]))
-            x = _build_windows(mb, mb.reshape(x=x, shape=_flatten(dims)), at, count, kernel, stride)
+            at = len(_flatten_dims(dims[:1 + axis]))
+            x = _build_windows(mb, mb.reshape(x=x, shape=_flatten_dims(dims)), at, count, kernel, stride)
             dims[1 + axis] = [count, kernel]
-            current = _flatten(dims)
-    flat = _flatten(dims)
+            current = _flatten_dims(dims)
+    flat = _flatten_dims(dims)
     if flat != current:
         x = mb.reshape(x=x, shape=flat)
-    inside = [len(_flatten(dims[:1 + axis])) + 1 for axis in axes]
+    inside = [len(_flatten_dims(dims[:1 + axis])) + 1 for axis in axes]
     x = mb.transpose(x=x, perm=[0, *inside, *(at for at in range(1, len(flat)) if at not in inside)])
     taps = math.prod(sizes.kernel[axis] for axis in axes)
     x = mb.reshape(x=x, shape=[shape[0], shape[1] * taps, *(dim[0] for dim in dims[1:])])
@@ -309,7 +309,7 @@ def _build_framed_conv(mb: RewriteBuilder, op: Operation, sizes: ConvSizes, axes
     return rebuild_op(mb, op, x=x, weight=weight, **make_neutral_settings(sizes, axes))
 
 
-def _flatten(dims: list[list[int]]) -> list[int]:
+def _flatten_dims(dims: list[list[int]]) -> list[int]:
     return [*itertools.chain(*dims)]
 
 

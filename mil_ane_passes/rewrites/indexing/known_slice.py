@@ -269,7 +269,7 @@ def _find_negative_wraparound(
             if begin is not None and begin.size is None and begin.addend >= less - 1:
                 continue
             return f"at size {less - 1} its size is -1, which means all remaining elements (shortest={shortest})"
-        return f"at size {max(shortest, less // 2 + 1)} its {name} is below 0, which counts from the end again " \
+        return f"at size {max(shortest, less // 2 + 1)} its {name} is below 0, which counts from the end " \
                f"(shortest={shortest})"
     return None
 

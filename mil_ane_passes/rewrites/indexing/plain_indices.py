@@ -94,14 +94,15 @@ class PlainIndices(Rewrite):
         yield make_example("topk", _build_topk_lookup, x=(4, 8))
         yield make_example("argmax", lambda x: _build_wrapped_lookup(Builder.reduce_argmax(x=x, axis=1)), x=(4, 8))
         yield make_example("count", lambda x: _build_wrapped_lookup(Builder.cumsum(
-            x=_cast(x, "bool", "int32"), axis=0, exclusive=True)), opset=ct.target.iOS15, x=(4, 8))
+            x=_build_casts(x, "bool", "int32"), axis=0, exclusive=True)), opset=ct.target.iOS15, x=(4, 8))
         yield make_example("wide and back", lambda i: Builder.cast(
-            x=Builder.reverse(x=_cast(i, "int32", "int16"), axes=[0]), dtype="fp16", name="y"),
+            x=Builder.reverse(x=_build_casts(i, "int32", "int16"), axes=[0]), dtype="fp16", name="y"),
             dtype=types.int16, i=(3,))
-        yield make_example("wide and on", lambda i: _cast(i, "int32", "uint16", name="y"), dtype=types.int16, i=(3,))
+        yield make_example("wide and on", lambda i: _build_casts(i, "int32", "uint16", name="y"),
+                           dtype=types.int16, i=(3,))
         narrow = partial(make_example, reason="int16 may not represent its source", dtype=types.int32, i=(3,))
-        yield narrow("narrow and on", lambda i: _cast(i, "int16", "uint16", name="y"))
-        yield narrow("narrow and back", lambda i: _cast(i, "int16", "int32", name="y"))
+        yield narrow("narrow and on", lambda i: _build_casts(i, "int16", "uint16", name="y"))
+        yield narrow("narrow and back", lambda i: _build_casts(i, "int16", "int32", name="y"))
         yield make_example("ids", lambda i: _build_wrapped_lookup(i), reason="its indices may be negative",
                            dtype=types.int32, i=(4,))
         yield make_example("numbers", lambda x: Builder.select(
@@ -231,7 +232,7 @@ def _build_wrapped_lookup(indices: Var, narrow: str = "") -> Var:
     return result
 
 
-def _cast(x: Var, between: str, to: str, **name: str) -> Var:
+def _build_casts(x: Var, between: str, to: str, **name: str) -> Var:
     """Cast `x` to `between` and then to `to`."""
     result: Var = Builder.cast(x=Builder.cast(x=x, dtype=between), dtype=to, **name)
     return result

@@ -84,7 +84,7 @@ class LowerRank(BlockRewrite):
         yield make_example("two transposes", _build_shuffle, x=(8, 16))
         yield _make_windows_example("a table is added", lambda v: Builder.add(x=v, y=make_weight(2, 1, 4)))
         yield _make_windows_example("sorted", lambda v: Builder.topk(x=v, k=2, name="best")[0], (-1, 2),
-                                    reason="topk 'best_0': topk is not known to be the same in fewer axes")
+                                    reason="topk 'best_0': topk is not known to be equivalent with fewer axes")
         yield make_example("rank 5", lambda x: Builder.reshape(x=x, shape=[2, 4, 2, 4, 3]), reason="", x=(1, 8, 8, 3))
 
 

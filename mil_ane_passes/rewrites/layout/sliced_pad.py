@@ -87,11 +87,12 @@ class SlicedPad(Rewrite):
         yield _make_pad_example("one side, for iOS15", (2, 5, 4), [2, 0, 0, 0], opset=ct.target.iOS15, options=always)
         yield _make_pad_example("nothing", (2, 5), [0, 0], options=always)
         yield _make_pad_example("taken", (2, 5), [1, 1],
-                                reason="taken on M2, M3, M4, A18, M5 and M6; choose an older target, or always=true")
+                                reason="supported on M2, M3, M4, A18, M5 and M6; choose an older target, or "
+                                       "always=true")
         yield _make_pad_example("flexible", (2, None), [1, 1], options=always,
                                 reason="the length of an axis is dynamic")
         yield _make_pad_example("long", (1, 16380), [4, 4], options=always, reason=(
-            "a value of length 16388 would be made: > 16384 (M1, M2 and M3; assumed on A12 and A13)"))
+            "a value of length 16388 would be created: > 16384 (M1, M2 and M3; assumed on A12 and A13)"))
         yield _make_pad_example("replicate", (2, 5), [1, 1], mode="replicate", options=always,
                                 reason="pads with mode replicate")
         yield _make_pad_example("fp32", (2, 5), [1, 1], dtype=types.fp32, options=always,

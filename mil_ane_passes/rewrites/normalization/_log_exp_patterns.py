@@ -34,7 +34,7 @@ def is_made_by(var: Var, *op_types: str) -> bool:
 def find_precision_obstacle(op: Operation) -> str | None:
     """Return why a defect of fp16 does not affect `op`, or None where its output is fp16."""
     dtype = op.outputs[0].dtype
-    return None if dtype == types.fp16 else f"computed in {types.builtin_to_string(dtype)}, and the fault is fp16's"
+    return None if dtype == types.fp16 else f"computed in {types.builtin_to_string(dtype)}; the fault is in fp16 only"
 
 
 def find_softplus_miss(op: Operation, x: Var) -> Miss | None:

@@ -56,16 +56,16 @@ class Norm:
     @property
     def kept_shape(self) -> tuple[object, ...]:
         """The shape of the sum when it keeps its axes."""
-        return tuple(1 if axis in self._axes else extent for axis, extent in enumerate(self.reduce.x.shape))
+        return tuple(1 if axis in self._get_axes else extent for axis, extent in enumerate(self.reduce.x.shape))
 
     @property
     def count(self) -> int | None:
         """The number of summed elements; None where it is symbolic."""
-        extents = [self.reduce.x.shape[axis] for axis in self._axes]
+        extents = [self.reduce.x.shape[axis] for axis in self._get_axes]
         return None if any(map(is_symbolic, extents)) else math.prod(int(extent) for extent in extents)
 
     @property
-    def _axes(self) -> list[int]:
+    def _get_axes(self) -> list[int]:
         rank = self.reduce.x.rank
         return [axis % rank for axis in get_const_value(self.reduce.axes) or range(rank)]
 

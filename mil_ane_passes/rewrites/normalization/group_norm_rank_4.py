@@ -88,7 +88,7 @@ class GroupNormRank4(BlockRewrite):
         yield make_example(
             "a sequence in between",
             lambda x: _build_group_norm(x, lambda v: Builder.cumsum(x=v, axis=2, name="c")),
-            reason="cumsum 'c': cumsum is not known to be the same in fewer axes",
+            reason="cumsum 'c': cumsum is not known to be equivalent with fewer axes",
             x=(2, 8, 4, 8),
         )
         yield make_example(

@@ -180,11 +180,11 @@ class ScaledRmsNorm(Rewrite):
                                 reason="reduce_l2_norm squares inside, which is reported to stay stable")
         yield make_norm_example("axes dropped and put back", _build_restored_axes_norm, scale=500.0)
         yield make_norm_example("axes dropped", _build_dropped_axes_norm,
-                                reason="the root is brought to another shape than that of a sum that keeps its axes")
+                                reason="the root is reshaped to a shape other than that of a sum with kept axes")
         yield make_norm_example("epsilon computed", _build_computed_epsilon_norm,
                                 reason="add gives 'total', but not with a constant number above 0")
         yield make_norm_example("long", width=16385,
-                                reason="the sum is over 16385 numbers, above 16384: of numbers up to 1 its parts are "
+                                reason="the sum is over 16385 numbers, above 16384: of numbers up to 1 its terms are "
                                        "too small for fp16")
         yield make_norm_example("no norm", lambda x, number: Builder.mul(x=x, y=Builder.rsqrt(x=x), name="y"),
                                 reason="no product with the root of a sum of squares")

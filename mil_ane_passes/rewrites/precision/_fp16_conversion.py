@@ -138,7 +138,7 @@ class _FunctionConverter:
         elif op.op_type not in _ANY_FLOAT_OPS:
             narrowed = {name: bound for name, bound in op.inputs.items()
                         if not self._converted_vars.isdisjoint(bound if isinstance(bound, (list, tuple)) else [bound])}
-            self._rebind(op, _map_bound(narrowed, lambda var: self._read_as_fp32(var, mb, full)))
+            self._rebind_inputs(op, _map_bound(narrowed, lambda var: self._read_as_fp32(var, mb, full)))
 
     def _convert_op(self, op: Operation, mb: RewriteBuilder, half: _Scope) -> bool:
         """Convert `op` to fp16; return whether that succeeded."""
@@ -149,11 +149,11 @@ class _FunctionConverter:
         is_weight = op.op_type.startswith("constexpr_")  # whose data must not be read
         try:
             op.input_spec.validate_inputs(op.name, op.op_type, new if is_weight else {**old, **new})
-            self._rebind(op, new)
+            self._rebind_inputs(op, new)
             inferred = [_make_fp16_type(var) for var in op.outputs] if is_weight else infer_types(op)
         except _COREMLTOOLS_ERRORS:
             self._unsupported_ops.add(op)
-            self._rebind(op, {name: old[name] for name in new})
+            self._rebind_inputs(op, {name: old[name] for name in new})
             return False
         for var, sym_type in zip(op.outputs, inferred if isinstance(inferred, (list, tuple)) else [inferred]):
             if is_fp32(var) and _get_element_type(sym_type) == types.fp16:
@@ -223,7 +223,7 @@ class _FunctionConverter:
             block.set_outputs([cast if each is var else each for each in block.outputs])
 
     @staticmethod
-    def _rebind(op: Operation, new: dict[str, Any]) -> None:
+    def _rebind_inputs(op: Operation, new: dict[str, Any]) -> None:
         if new:
             op.set_inputs(no_check_var_types=True, **new)
 

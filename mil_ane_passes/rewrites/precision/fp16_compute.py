@@ -108,7 +108,7 @@ class Fp16Compute(ProgramRewrite):
         chosen = [number for number in candidates if not reasons[number]]
         error = None
         if isinstance(self.measured, MeasuredRanges) and chosen:
-            search = self._search(chosen, trial, self.measured)
+            search = self._make_search(chosen, trial, self.measured)
             chosen, error = search.accepted, search.error
             for number, rejected_error in search.rejected.items():
                 reasons[number] = _describe_error(rejected_error, self.max_error)
@@ -165,7 +165,7 @@ class Fp16Compute(ProgramRewrite):
             loss = _describe_value_loss(op, self.measured, self.wide_sums)
         return f"kept fp32: {loss}" if loss else ""
 
-    def _search(self, chosen: Sequence[int], trial: _Fp16Trial, measured: MeasuredRanges) -> PrecisionSearch:
+    def _make_search(self, chosen: Sequence[int], trial: _Fp16Trial, measured: MeasuredRanges) -> PrecisionSearch:
         return PrecisionSearch(chosen, lambda some: measured.error(trial.make_program(some)), self.max_error,
                                _MAX_TRIAL_RUNS)
 
@@ -252,13 +252,13 @@ class _Fp16Trial:
         self._program, self._constants = program, constants
 
     def make_program(self, numbers: Iterable[int]) -> Program:
-        return self._convert(numbers)[0]
+        return self._convert_ops(numbers)[0]
 
     def find_unsupported_ops(self, numbers: Sequence[int]) -> list[int]:
         """Return the ops among `numbers` that coremltools does not let read fp16."""
-        return self._convert(numbers)[1]
+        return self._convert_ops(numbers)[1]
 
-    def _convert(self, numbers: Iterable[int]) -> tuple[Program, list[int]]:
+    def _convert_ops(self, numbers: Iterable[int]) -> tuple[Program, list[int]]:
         clone = clone_program(self._program)
         ops = _list_ops(clone)
         chosen = _add_compressed_weights(ops[number] for number in numbers)

@@ -133,7 +133,7 @@ class UnrollLstm(UnrollRecurrent):
         yield self.make_example("flexible batch", 2, batch=None, within=2.0)
         yield from self.iterate_limit_examples(chain=5, ops=65)
         yield self.make_example("hard_sigmoid", 2, recurrent_activation="hard_sigmoid", reason=(
-            "recurrent_activation is hard_sigmoid, which multiplies by 0.2, no number of fp16"))
+            "recurrent_activation is hard_sigmoid, which multiplies by 0.2, which fp16 does not represent"))
         yield self.make_example("scaled_tanh", 2, activation="scaled_tanh",
                                 reason="activation is scaled_tanh, whose constants are not documented")
 

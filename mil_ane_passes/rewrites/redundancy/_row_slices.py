@@ -354,13 +354,13 @@ def _map_reshape(op: Operation, axis: int, rows: Rows) -> InputAxes | str:
         return "reshape copies an extent"
     old, new = list(op.x.shape), list(op.outputs[0].shape)
     for at, extent in enumerate(old):
-        if extent == new[axis] and _multiply(old[:at]) == _multiply(new[:axis]) \
-                and _multiply(old[at + 1:]) == _multiply(new[axis + 1:]):
+        if extent == new[axis] and _multiply_extents(old[:at]) == _multiply_extents(new[:axis]) \
+                and _multiply_extents(old[at + 1:]) == _multiply_extents(new[axis + 1:]):
             return {("x", 0): at}
     return "reshape merges or splits the rows"
 
 
-def _multiply(extents: list[Any]) -> Any:
+def _multiply_extents(extents: list[Any]) -> Any:
     product: Any = 1
     for extent in extents:
         product = product * extent

@@ -305,16 +305,16 @@ class _Region:
             self._roots_below.setdefault(root.op.x.op, []).append(root)
         self._pending: list[tuple[int, int, Operation]] = []
         for root in self.roots:
-            self._demand(root.op.x, root.axis)
+            self._require_rows(root.op.x, root.axis)
         visited: set[Operation] = set()
         while self._pending:
             op = heapq.heappop(self._pending)[-1]
-            reason = "" if op in visited else self._visit(op)
+            reason = "" if op in visited else self._visit_op(op)
             visited.add(op)
             if reason:
                 self.stopped.extend((root, reason) for root in self._roots_below.get(op, ()))
 
-    def _demand(self, var: Var, axis: int) -> None:
+    def _require_rows(self, var: Var, axis: int) -> None:
         if var in self._axis_of:
             if self._axis_of[var] != axis:
                 self._whole.add(var)
@@ -323,7 +323,7 @@ class _Region:
         if var.op in self.order and var.op.op_type != "const":
             heapq.heappush(self._pending, (-self.order[var.op], len(self._axis_of), var.op))
 
-    def _visit(self, op: Operation) -> str:
+    def _visit_op(self, op: Operation) -> str:
         """Add `op` to the members, or return why it must not be one."""
         if op in self.claimed:
             return "another slice moves up to the same op"
@@ -342,7 +342,7 @@ class _Region:
         self._whole.update(var for var, count in Counter(get_flat_inputs(op)).items() if count != by_rows[var])
         self.members[op] = axis, inputs
         for key, at in inputs.items():
-            self._demand(get_input(op, key), at)
+            self._require_rows(get_input(op, key), at)
         return ""
 
     def _find_other_use(self, var: Var, axis: int) -> str:

@@ -110,7 +110,7 @@ class SplitUpsampling(Rewrite):
         yield resized("linear", _make_resize("LINEAR"),
                       reason="linear interpolation by 4 x 4: twice by 2 differs from once by 4")
         yield example("taken", _make_upsampling(4, 4), options=None, reason=(
-            "taken on M1, M2, M3, M4, A18, M5 and M6; choose an older target, or always=true"))
+            "supported on M1, M2, M3, M4, A18, M5 and M6; choose an older target, or always=true"))
         yield example("by 1.5", _make_upsampling(1.5, 4.0),
                       reason="by 1.5 x 4, and the repetitions of elements differ")
         yield example("by 2", _make_upsampling(2, 2), reason="by 2 x 2")

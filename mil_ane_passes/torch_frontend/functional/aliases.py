@@ -71,7 +71,7 @@ class Aliases:
 
     def bind(self, value: Any, alias: Alias) -> None:
         """Bind `value` to `alias` from now on."""
-        self._put(self._of, value.unique(), alias)
+        self._put_with_undo(self._of, value.unique(), alias)
 
     def view(self, value: Any, parent: Alias, step: ViewStep) -> None:
         """Bind `value` to a new view of `parent`."""
@@ -85,8 +85,8 @@ class Aliases:
         own = Base(value)
         self.bind(value, Alias(own, value))
         for other in others:
-            self._set(own, "possible_aliases", own.possible_aliases | {other.base})
-            self._set(other.base, "possible_aliases", other.base.possible_aliases | {own})
+            self._set_with_undo(own, "possible_aliases", own.possible_aliases | {other.base})
+            self._set_with_undo(other.base, "possible_aliases", other.base.possible_aliases | {own})
 
     def current(self, alias: Alias, reader: Any) -> Any:
         """Return the current value of an alias, recomputed where its base was written since.
@@ -119,15 +119,15 @@ class Aliases:
 
     def rebase(self, base: Base, value: Any, writer: Any) -> None:
         """Set the value of an entire base; bases that may share its memory become unknown."""
-        self._set(base, "value", value)
-        self._set(base, "version", next(self._versions))
+        self._set_with_undo(base, "value", value)
+        self._set_with_undo(base, "version", next(self._versions))
         for other in self._collect_possible_aliases(base):
             self.mark_unknown(other, f"may share memory with one that {describe_node_location(writer)} writes to")
 
     def mark_unknown(self, base: Base, why: str) -> None:
         """Mark the value of a base as unknown, so that reading it is an error."""
         if base.unknown_because is None:
-            self._set(base, "unknown_because", why)
+            self._set_with_undo(base, "unknown_because", why)
             self.on_unknown(base)
 
     @contextmanager
@@ -159,15 +159,15 @@ class Aliases:
         """Set the current value of an alias, and bind that value to the alias where it is not bound yet."""
         if self.find(value) is None:
             self.bind(value, alias)
-        self._set(alias, "value", value)
-        self._set(alias, "version", alias.base.version)
+        self._set_with_undo(alias, "value", value)
+        self._set_with_undo(alias, "version", alias.base.version)
 
-    def _set(self, holder: Any, name: str, value: Any) -> None:
+    def _set_with_undo(self, holder: Any, name: str, value: Any) -> None:
         if self.depth:
             self._undo_log.append((setattr, (holder, name, getattr(holder, name))))
         setattr(holder, name, value)
 
-    def _put(self, table: dict[int, Alias], key: int, alias: Alias) -> None:
+    def _put_with_undo(self, table: dict[int, Alias], key: int, alias: Alias) -> None:
         if self.depth:
             undo: Callable[..., None] = table.__setitem__ if key in table else table.__delitem__
             self._undo_log.append((undo, (key, table[key]) if key in table else (key,)))

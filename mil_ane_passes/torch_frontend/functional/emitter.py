@@ -27,7 +27,7 @@ class Emitter:
         Python values become constants. The type of the output is that of the value `like`, if any.
         """
         node = self.graph.create(kind, [self._value(args) for args in inputs], 1)
-        self._place(node)
+        self._insert_node(node)
         output = node.output()
         if like is not None:
             output.setType(like.type())
@@ -35,31 +35,31 @@ class Emitter:
 
     def sizes(self, value: Any) -> Any:
         """Emit the sizes of a tensor as an int list."""
-        return self._typed("aten::size", "List[int]", value)
+        return self._emit_int("aten::size", "List[int]", value)
 
     def size(self, value: Any, dim: int) -> Any:
         """Emit one size of a tensor."""
-        return self._typed("aten::size", "int", value, dim)
+        return self._emit_int("aten::size", "int", value, dim)
 
     def arithmetic(self, kind: str, *operands: Any) -> Any:
         """Emit `aten::add`, `aten::floordiv`, ... of ints; Python ints give a Python int."""
         if all(isinstance(operand, int) for operand in operands):
             return _INT_OPERATIONS[kind](*operands)
-        return self._typed(kind, "int", *operands)
+        return self._emit_int(kind, "int", *operands)
 
     def copy_node(self, node: Any, first: Any) -> Any:
         """Insert a copy of a node with `first` as its first input, and return its output."""
         clone = self.graph.create(node.kind(), [first, *list(node.inputs())[1:]], 1)
-        self._place(clone)
+        self._insert_node(clone)
         clone.output().setType(node.output().type())
         return clone.output()
 
-    def _place(self, node: Any) -> None:
+    def _insert_node(self, node: Any) -> None:
         node.insertBefore(self.cursor)
         if self.source is not None:
             node.copyMetadata(self.source)
 
-    def _typed(self, kind: str, name: str, *inputs: Any) -> Any:
+    def _emit_int(self, kind: str, name: str, *inputs: Any) -> Any:
         import torch
 
         output = self.op(kind, *inputs)

@@ -46,7 +46,7 @@ class GraphWalk:
         self.graph = graph
         self.emit = Emitter(graph)
         self.aliases = Aliases()
-        self.aliases.on_write = self._keep
+        self.aliases.on_write = self._emit_update
         self.aliases.on_unknown = self._emit_attribute_loss
         self._parts: dict[int, tuple[Any, Alias]] = {}
         self._growing_lists: set[int] = set()
@@ -65,7 +65,7 @@ class GraphWalk:
         nodes = list(block.nodes())
         for node, following in zip(nodes, [*nodes[1:], end], strict=False):
             self.emit.at(node, node)
-            self._follow(node, following)
+            self._propagate_aliases(node, following)
         self.emit.at(end, nodes[-1] if nodes else None)
         self.refresh(end)
 
@@ -76,7 +76,7 @@ class GraphWalk:
             if present.unique() != value.unique():
                 node.replaceInput(place, present)
 
-    def _follow(self, node: Any, following: Any) -> None:
+    def _propagate_aliases(self, node: Any, following: Any) -> None:
         kind = node.kind()
         if kind == "prim::GetAttr" or kind == "prim::Constant":
             return
@@ -94,13 +94,13 @@ class GraphWalk:
         elif kind == "prim::SetAttr":
             self._set_attribute(node, inputs[1])
         elif kind in _UNPACK_NODES:
-            self._unpack(node, inputs[0])
+            self._unpack_list(node, inputs[0])
         elif kind in METADATA_OPS:
             self._change_view(node, inputs[0])
         elif kind in ("aten::requires_grad_", "aten::detach_"):
             self.aliases.bind(node.output(), self.aliases.of(inputs[0]))
         elif written := _find_written_tensors(node):
-            self._write(node, inputs, written)
+            self._functionalize_write(node, inputs, written)
         else:
             self._record_aliases(node, inputs)
 
@@ -125,7 +125,7 @@ class GraphWalk:
                 if is_tensor(output) and sources:
                     self.aliases.may_share(output, *sources)
                 elif is_tensor_container(output):
-                    self._hold(output, sources)
+                    self._record_held_aliases(output, sources)
 
     def _follow_conditional_copy(self, node: Any, source: Any) -> None:
         shared = shares_memory(node)
@@ -135,7 +135,7 @@ class GraphWalk:
             step = VIEWS["aten::view"] if node.kind() in RESHAPES else IdentityView
             self.aliases.view(node.output(), self.aliases.of(source), step(self.emit, node))
 
-    def _write(self, node: Any, given: list[Any], written: list[int]) -> None:
+    def _functionalize_write(self, node: Any, given: list[Any], written: list[int]) -> None:
         if len(written) != 1 or not is_tensor(given[written[0]]):
             raise NotConverted.at(node, "writes to several tensors, or to a list", "use its functional form")
         target = self.aliases.of(given[written[0]])
@@ -153,7 +153,7 @@ class GraphWalk:
         for name in (source, node.output()):
             self.aliases.bind(name, after)
 
-    def _unpack(self, node: Any, source: Any) -> None:
+    def _unpack_list(self, node: Any, source: Any) -> None:
         """Bind the elements of a known list: parts of a tensor, or a list literal of the graph."""
         picks_one = node.kind() == "aten::__getitem__"
         indices = [read_constant(list(node.inputs())[1])] if picks_one else range(node.outputsSize())
@@ -189,7 +189,7 @@ class GraphWalk:
         return [alias for item in inner for alias in self.tensors_in(item)] + [
             alias for alias, _ in self._held.get(value.unique(), ())]
 
-    def _hold(self, value: Any, aliases: list[Alias]) -> None:
+    def _record_held_aliases(self, value: Any, aliases: list[Alias]) -> None:
         self._held.setdefault(value.unique(), []).extend((alias, alias.base.version) for alias in aliases)
 
     def _follow_list_growth(self, node: Any, given: list[Any]) -> None:
@@ -202,9 +202,9 @@ class GraphWalk:
             if self._get_current_value(held, node).unique() != held.unique():
                 raise _make_late_write_error(node)
             self._growing_lists.add(held.unique())
-            self._hold(held, self.tensors_in(held))
+            self._record_held_aliases(held, self.tensors_in(held))
         self.refresh(node)
-        self._hold(held, [alias for value in added for alias in self.tensors_in(value)])
+        self._record_held_aliases(held, [alias for value in added for alias in self.tensors_in(value)])
 
     def _get_current_value(self, value: Any, reader: Any) -> Any:
         """Return the current value of `value`.
@@ -257,7 +257,7 @@ class GraphWalk:
         if base.attribute:
             self.emit.op(LOSE_ATTRIBUTE, base.origin, like=base.origin)
 
-    def _keep(self, base: Base, value: Any) -> Any:
+    def _emit_update(self, base: Base, value: Any) -> Any:
         """Return the value of a base after a write; for a tensor of the module, at the top level, as an update node.
 
         Such a write persists after the call.

@@ -27,8 +27,8 @@ def fold_lists(graph: Any) -> None:
         ("aten::len", _fold_length),
         ("aten::__getitem__", _fold_item),
         ("aten::__contains__", _fold_membership),
-        ("aten::all", _quantified),
-        ("aten::any", _quantified),
+        ("aten::all", _fold_quantifier),
+        ("aten::any", _fold_quantifier),
         ("aten::__is__", _fold_identity),
         ("aten::__isnot__", _fold_identity),
     ):
@@ -131,7 +131,7 @@ def _fold_membership(graph: Any, node: Any) -> Any:
     return None if None in values else _insert_constant(graph, node, known in values)
 
 
-def _quantified(graph: Any, node: Any) -> Any:
+def _fold_quantifier(graph: Any, node: Any) -> Any:
     """Fold `all` or `any` of a known list; return None for a tensor."""
     inputs = list(node.inputs())
     elements = _get_elements(inputs[0]) if len(inputs) == 1 else None

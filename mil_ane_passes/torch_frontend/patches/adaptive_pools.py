@@ -44,7 +44,7 @@ def adaptive_pool(context: Any, node: Any) -> None:
         if count < 3 and None not in asked:
             getattr(ops, node.kind)(context, node)
             return
-        result = _pool(x, sizes, maxima, node)
+        result = _pool_equal_windows(x, sizes, maxima, node)
     elif changed:
         result = (mb.reduce_max if maxima else mb.reduce_mean)(x=x, axes=changed, keep_dims=True)
     else:
@@ -56,7 +56,7 @@ def _is_size(own: Any, size: Any) -> bool:
     return own is size or isinstance(own, int | np.integer) and int(own) == size
 
 
-def _pool(x: Var, sizes: list[Any], maxima: bool, node: Any) -> Var:
+def _pool_equal_windows(x: Var, sizes: list[Any], maxima: bool, node: Any) -> Var:
     """Pool windows of one size. Raises NotConverted where the windows of an axis differ, or a size is flexible."""
     own = x.shape[-len(sizes):]
     if not all(isinstance(each, int | np.integer) and each % size == 0 for each, size in zip(own, sizes, strict=True)):

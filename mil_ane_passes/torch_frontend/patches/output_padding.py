@@ -63,10 +63,10 @@ def convolution(context: Any, node: Any) -> None:
     bias = {} if inputs.bias is None else {"bias": cast_to(inputs.bias, weight.dtype)}
     full = mb.conv_transpose(x=x, weight=weight, strides=strides, dilations=dilations, pad_type="valid",
                              groups=int(to_python(inputs.groups, node, "groups")), **bias)
-    add_result(context, node, name_result(_crop(full, pads, pads - added + strides * longer), node))
+    add_result(context, node, name_result(_crop_spatial_axes(full, pads, pads - added + strides * longer), node))
 
 
-def _crop(x: Var, before: Any, after: Any) -> Var:
+def _crop_spatial_axes(x: Var, before: Any, after: Any) -> Var:
     """Crop the axes behind the channels."""
     if not before.any() and not after.any():
         return x
