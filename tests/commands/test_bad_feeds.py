@@ -40,7 +40,10 @@ FEEDS = {
     "text dtype": (arrays(mel=np.array(["x"])), "feed 'mel': found dtype <U1, expected fp32"),
     "objects": (arrays(mel=np.array([{}])), CANNOT),
     "missing": (lambda path: None, f"feeds: no file '{{path}}'; {CANNOT}"),
-    "text": (lambda path: path.write_text("hello"), f"'{{path}}' is not an .npz file; {CANNOT}, as np.savez("),
+    "text": (
+        lambda path: path.write_text("hello"),
+        f"'{{path}}' is not an .npz file; {CANNOT}, as written by np.savez(",
+    ),
     "empty": (lambda path: path.write_bytes(b""), f"'{{path}}' is not an .npz file; {CANNOT}"),
     "a folder": (lambda path: path.mkdir(), f"feeds: no file '{{path}}'; {CANNOT}"),
     "one array": (lambda path: np.save(path.open("wb"), np.zeros(3)), f"feeds: '{{path}}' is a single array; {CANNOT}"),

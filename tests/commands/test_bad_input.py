@@ -126,7 +126,7 @@ PACKAGES = {
         lambda s: edit_weights(s, lambda data: data[: len(data) // 2]),
         "the package is damaged or truncated: use a fresh copy",
     ),
-    "weights cut in the last blob": (lambda s: edit_weights(s, lambda data: data[:-64]), "expected, the file has "),
+    "weights cut in the last blob": (lambda s: edit_weights(s, lambda data: data[:-64]), "expected, but the file has "),
     "bad sentinel": (lambda s: edit_weights(s, bad_sentinel), "found sentinel 0x0badc0de; expected 0xdeadbeef; "),
     "bad version": (lambda s: edit_weights(s, lambda d: d[:4] + b"\1" + d[5:]), "has storage version 1; expected 2; "),
     "tree package": (

@@ -92,7 +92,7 @@ def test_nan_does_not_fit(saved, capsys):
     """NaN is in no range: a model that gives nothing else is not one whose values fit."""
     package, feeds = saved(squares(), x=np.full((2, 8), np.nan, np.float16))
     lines = called(capsys, package, "--feeds", feeds).splitlines()
-    assert not any(line.startswith("everything fits") for line in lines)
+    assert not any(line.startswith("all values fit") for line in lines)
     assert "first NaN: %scaled in main, 16 of 16 elements; NaN is left out of min, max and headroom" in lines
     package, feeds = saved(
         build_program(lambda x: mb.log(x=x, name="y"), x=(1, 4)), x=np.array([[1, 2, -1, 4]], np.float16)

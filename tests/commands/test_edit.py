@@ -68,7 +68,7 @@ def test_the_command_does_what_the_function_does(fixtures, tmp_path):
 
 
 @pytest.mark.parametrize(("options", "message"), [
-    ([], "nothing to edit was asked for"),
+    ([], "no edit requested"),
     (["--rename", "x"], "--rename x: expected A=B, such as --rename x=logits"),
     (["--rename", "=b"], "--rename =b: expected A=B, such as --rename var_12=logits"),
     (["--rename", "x="], "--rename x=: expected A=B"),

@@ -166,4 +166,4 @@ def test_a_model_that_takes_the_place_of_another_before_it_is_read_is_refused(mo
 
     monkeypatch.setattr(evidence_module, "digest_models", digest_and_replace)
     assert main(["verify", str(before), str(after), "--report", str(tmp_path / "new.json")]) == 2
-    assert f"{after}: has changed" in capsys.readouterr().err and not (tmp_path / "new.json").exists()
+    assert f"{after}: was modified" in capsys.readouterr().err and not (tmp_path / "new.json").exists()

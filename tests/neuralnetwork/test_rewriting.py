@@ -477,7 +477,7 @@ def test_destinations_that_cannot_be_written(tmp_path, capsys):
     ane.upgrade(make_mixed(), tmp_path / "program.mlpackage")
     (tmp_path / "folder.mlmodel").mkdir()
     for target, message in (
-            (source, "is the source, which is never changed"), (tmp_path / "no/x.mlmodel", "does not exist"),
+            (source, "is the source, which is never modified"), (tmp_path / "no/x.mlmodel", "does not exist"),
             (tmp_path / "folder.mlmodel", "is a folder"),
             (tmp_path / "program.mlpackage/x.mlmodel", "lies in the package")):
         assert main(["rewrite", str(source), "-o", str(target), "--overwrite"]) == 2

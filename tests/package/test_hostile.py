@@ -167,7 +167,7 @@ REFUSED = {
     "a const without a value": (of(lambda made: made.op("const", "c", (4,))), "1 outputs and no value"),
     "a const without an output": (of(lambda made: made.const("c", (1,), [1]).outputs.pop()), "neither inputs nor"),
     "a map entry of two values": (entry_twice, "map entry 'main' has 2 values"),
-    "too deep": (lambda: nested(1000), "no Core ML model"),
+    "too deep": (lambda: nested(1000), "not a Core ML model"),
     "bools as text": (of(lambda made: made.const("c", (2,), [True, True], BOOL).attributes["val"].immediateValue.tensor
                          .strings.values.append("x")), "inline value of 1 elements; expected 2 of bool"),
 }

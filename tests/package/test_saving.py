@@ -48,7 +48,7 @@ def test_existing_path_needs_overwrite(source, tmp_path):
 
 def test_a_file_is_no_package_and_stays(source, tmp_path):
     (tmp_path / "saved.mlpackage").write_text("a file")
-    with pytest.raises(InputError, match=r"exists and is no package .*: move it away"):
+    with pytest.raises(InputError, match=r"exists and is not a package .*: move it away"):
         save(edited(source), tmp_path / "saved.mlpackage", overwrite=True)
     assert (tmp_path / "saved.mlpackage").read_text() == "a file"
 

@@ -341,7 +341,7 @@ def test_a_folder_removed_meanwhile_is_an_error(source, tmp_path, monkeypatch):
         real(path, copy)
 
     monkeypatch.setattr(package_writer, "copy_file", removing)
-    with pytest.raises(InputError, match=r"cannot be written \(No such file or directory.*removed meanwhile"):
+    with pytest.raises(InputError, match=r"cannot be written \(No such file or directory.*removed during the run"):
         save(load(source), where / "out.mlpackage")
     assert not where.exists()
 

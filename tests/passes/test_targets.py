@@ -60,7 +60,7 @@ def test_every_device_that_is_named_in_errors_is_known(name):
     ("iPhone 7", "no Neural Engine (A10)"), ("a10", "no Neural Engine (A10)"),
     ("MacBookPro16,1", "no Neural Engine (Intel processor)"), ("MacBook Pro (Intel, 2019)", "Intel"),
     ("iMacPro1,1", "Intel"), ("Apple Watch Series 9", "is a watch"), ("S9", "is a watch"),
-    ("MacBook Air", "add the chip, as in 'MacBook Air (M2)'"), ("iPad", "devices with different chips"),
+    ("MacBook Air", "add the chip, as in 'MacBook Air (M2)'"), ("iPad", "devices of this name have different chips"),
 ])
 def test_a_device_without_an_answer_is_refused_with_the_reason(name, expected):
     with pytest.raises(InputError) as error:

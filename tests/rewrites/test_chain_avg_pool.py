@@ -15,7 +15,7 @@ from tests.rewrites.helpers import kinds
 from tests.rewrites.windows import configured, holds, refused
 
 NAME = "chain_avg_pool"
-REASONS = ("padding is left out", "ceil_mode averages", "a window may lie", "window ", "refused by")
+REASONS = ("padding is excluded", "ceil_mode averages", "a window may be", "window ", "unsupported on")
 
 
 def pooled(sizes, shape, kind="avg_pool", **parameters):

@@ -71,7 +71,7 @@ def test_nan(function, asks, way):
 @pytest.mark.parametrize("function,word", [
     (lambda x: x.argmax(1), "argmax"), (lambda x: x.max(1)[1], "argmax"), (lambda x: x.argmin(1), "argmin"),
     (lambda x: x.topk(2)[0], "only the values"), (lambda x: x.topk(2)[1], "whose indices"),
-    (lambda x: torch.gather(x * 2, 1, x.topk(2)[1]), "the form that was reported wrong"),
+    (lambda x: torch.gather(x * 2, 1, x.topk(2)[1]), "the pattern that was reported wrong"),
 ], ids=["argmax", "max", "argmin", "values", "indices", "topk and gather"])
 def test_ranking(function, word, way):
     assert any(word in note for note in notes("topk_argmax", converted(function, X, way=way)))

@@ -61,7 +61,7 @@ def test_a_network_is_refused(package, tmp_path):
 
 
 def test_nothing_asked_for_and_nowhere_to_write(package, tmp_path):
-    with pytest.raises(ane.InputError, match="nothing to edit was asked for"):
+    with pytest.raises(ane.InputError, match="no edit requested"):
         ane.edit(package("halves"), tmp_path / "out.mlpackage")
     with pytest.raises(ane.InputError, match="no output; expected a path"):
         ane.edit(package("halves"), rename={"x": "image"})

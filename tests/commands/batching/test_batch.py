@@ -246,12 +246,12 @@ def test_the_users_stop_leaves_what_is_done(fixtures, out, tmp_path, monkeypatch
 
 @pytest.mark.parametrize(("options", "words"), [
     ({"passes": "lift_conv_transpose"}, "did you mean 'lift_conv_transpose_1d'"),
-    ({"target": "m99"}, "target 'm99' is not known"),
+    ({"target": "m99"}, "target 'm99' is unknown"),
     ({"presets": "full"}, "rewrite has no option 'presets' here.*did you mean 'preset'"),
     ({"ranges": "x"}, "expected NAME=LOW:HIGH"),
     ({"feeds": {"x": 1}}, "feeds: found arrays"),
     ({"feeds": "missing.npz"}, "missing.npz' cannot be read"),
-    ({"options": {"a": object()}}, "plain data"),
+    ({"options": {"a": object()}}, "stored as JSON"),
     ({"jobs": -1}, "jobs: found -1"),
 ])
 def test_what_is_wrong_for_all_is_said_once(options, words, two, out):
@@ -261,7 +261,7 @@ def test_what_is_wrong_for_all_is_said_once(options, words, two, out):
 
 
 def test_places_for_results_that_cannot_be(two, out, tmp_path):
-    for folder, words in ((None, "no folder"), (two[0], "sources are never modified"),
+    for folder, words in ((None, "no output folder"), (two[0], "sources are never modified"),
                           (f"{two[1]}/Data/new", "sources are never modified"), (tmp_path / "in", "never changed")):
         with pytest.raises(InputError, match=words):
             batch("rewrite", two, folder)
@@ -313,7 +313,7 @@ def test_results_that_a_worker_left_on_a_disk_of_its_own_are_not_counted(two, ou
 
 def test_a_folder_that_cannot_be_made_and_an_unknown_form_are_refused(two, tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match=r"file/out: the folder for the results cannot be made \(Not a directory\)"):
+    with pytest.raises(InputError, match=r"file/out: the output folder cannot be created \(Not a directory\)"):
         batch("lint", two, tmp_path / "file" / "out")
     with pytest.raises(InputError, match="report: found 'pdf'; expected text, json, sarif, html"):
         batch("lint", two, tmp_path / "out", report="pdf")

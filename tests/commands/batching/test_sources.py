@@ -66,7 +66,7 @@ def test_what_is_not_there_is_said_for_it_alone(tmp_path):
     missing, nothing, pattern, found = find_sources(
         [tmp_path / "no.mlpackage", tmp_path / "empty", f"{tmp_path}/*.nothing", tmp_path / "a.mlpackage"], None)
     assert (missing.name, missing.error) == ("no", "") and found.error == ""
-    assert "without any .mlpackage" in nothing.error and "nothing matches" in pattern.error
+    assert "no .mlpackage or .mlmodel found" in nothing.error and "no path matches" in pattern.error
 
 
 def test_a_folder_that_cannot_be_read_is_not_passed_over(tmp_path, monkeypatch):

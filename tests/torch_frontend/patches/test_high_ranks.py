@@ -81,7 +81,7 @@ def test_what_cannot_be_done_in_fewer_axes_is_refused_with_its_place(frontend):
     text = str(refused.value)
     assert text.startswith(f"op '{'view' if frontend == 'export' else 'reshape'}' in inner (")
     assert "test_high_ranks.py:" in text and ": makes a tensor of rank 6, but Core ML supports 5 at most" in text
-    assert "cannot be done in fewer axes (" in text and "is an output)" in text and "; merge axes" in text
+    assert "cannot be done in fewer axes (" in text and "is an output)" in text and "; merge adjacent axes" in text
     assert "Core ML only supports tensors with rank <= 5" in str(refused.value.__cause__)
 
 
