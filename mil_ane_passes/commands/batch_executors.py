@@ -105,6 +105,7 @@ class WorkerPool(Executor):
     def _signal_worker(self, number: int) -> None:
         for pid in list(self._pools.values()):
             if pid.done() and pid.exception() is None:
+                # The worker may have ended since its pid was read.
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid.result(), number)
 

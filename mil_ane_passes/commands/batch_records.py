@@ -77,6 +77,7 @@ class Record:
         try:
             data = json.loads(self.path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):
+            # A missing or damaged record means that the job has not run: it runs again and writes a new one.
             return {}
         return data if isinstance(data, dict) and data.get("schema") == _SCHEMA and _is_valid_record(data) else {}
 
@@ -142,6 +143,7 @@ Fingerprint = dict[str, dict[str, Any]]
 
 _ALWAYS_HASHED_BYTES = 64 << 20
 "Files of up to this many bytes are always hashed: it takes less than a tenth of a second."
+# Files are hashed in pieces of this size, so that a weight file never has to be in memory as a whole.
 _CHUNK_BYTES = 1 << 20
 
 

@@ -61,6 +61,7 @@ class SourceOutlook:
         try:
             after = self._predict(apply_and_verify(plan, self.source).after.copy.program)
         except AnePassesError as error:
+            # A report must not fail because a rewrite does: the forecast says why there is none.
             return f"the rewrite fails: {error}"
         fault = Guard(self._predict).find_fault(self._source_forecast, after)
         return FixForecast(self._source_forecast, after, "" if fault is None else fault.words)
@@ -82,4 +83,5 @@ class SourceOutlook:
                 return "decoder with a cache"
             return "encoder of token ids" if recognize_encoder(program, source.name).ids else ""
         except InputError:
+            # The recognizers raise InputError for every other kind of model.
             return ""

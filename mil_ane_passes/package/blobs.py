@@ -25,6 +25,8 @@ from ..utils.mapped_files import check_files_of, map_file, read_exactly
 from .files import get_file_stamp
 from .manifest import Layout, check_inside
 
+# Constants of the format of weight.bin, from MILBlob in coremltools: alignment of metadata and data in bytes, the
+# number at the start of a blob's metadata, and the version of the file.
 ALIGN = 64
 SENTINEL = 0xDEADBEEF
 VERSION = 2

@@ -45,6 +45,8 @@ class CopyAhead:
         try:
             self._staging = Staging(target)
         except OSError:
+            # A copy ahead only saves time: without a staging folder here, the writer makes its own and reports the
+            # error.
             return
         self._thread = threading.Thread(target=self._copy, args=(large, self._staging.folder), daemon=True)
         self._thread.start()
@@ -57,6 +59,7 @@ class CopyAhead:
                 copy_file(path, copy, self._check_cancelled)
                 sync_path(copy)
             except (OSError, _Cancelled):
+                # The writer copies this file again, and reports its error with the path.
                 return
             self._copies[path] = copy, found
 
@@ -69,6 +72,7 @@ class CopyAhead:
         if self._thread is not None:
             self._thread.join()
         copy, found = self._copies.pop(source, (None, None))
+        # The stamp was taken before the copy: a source that changed during or after it is copied again.
         if copy is None or found != get_file_stamp(source.stat()):
             return False
         os.rename(copy, target)

@@ -174,6 +174,7 @@ def _make_debug_info(handles: dict[str, Any] | None) -> dict[str, Any] | None:
             numbers.setdefault(symbol, []).append(handle)
             paths[symbol] = path
     except ValueError:
+        # Handles of an unknown form do not stop the run: the blob then keeps its old debug info.
         return None
     return {"versionInfo": handles.get("version", {}), "debugSymbolToOperationPath": paths,
             "debugSymbolToHandles": numbers}

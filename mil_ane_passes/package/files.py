@@ -72,6 +72,7 @@ def link_file(source: Path, target: Path) -> bool:
     try:
         os.link(source, target, follow_symlinks=False)
     except OSError:
+        # File systems without hard links, other devices and missing rights all end here: the caller copies instead.
         return False
     return True
 

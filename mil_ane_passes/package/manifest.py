@@ -142,6 +142,7 @@ def _list_packages(folder: Path) -> list[str]:
     try:
         return sorted(entry.name.removesuffix(_SUFFIX) for entry in os.scandir(folder) if entry.name.endswith(_SUFFIX))
     except OSError:
+        # The names only complete an error message, so a folder that cannot be read must not raise another error.
         return []
 
 

@@ -172,6 +172,7 @@ class BlockReader:
         try:
             op = self._build.known(self._class(UPDATE_STATE), name, renamed, [], ())
         except Rejected:
+            # The types do not fit `coreml_update_state`: the caller keeps the op as it was read.
             return False
         part = Part(data, tuple(InputBinding(b.key, _STATE_PARAMS[b.key], b.field, b.args) for b in bounds), ())
         op.origin = Origin((part,), (), (op.outputs[0].sym_type,))

@@ -274,6 +274,7 @@ def _sync_parent_folder(target: Path) -> None:
     try:
         sync_path(target.parent)
     except PermissionError:
+        # A parent folder without read permission cannot be opened, but the package in it is complete.
         return
     except OSError as error:
         raise InputError(f"{target}: written, but the disk did not confirm it ({error.strerror}); check the disk, then "

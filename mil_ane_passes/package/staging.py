@@ -80,6 +80,7 @@ def remove_stale_stagings(target: Path) -> None:
 def _remove_stale_folder(folder: Path, target: Path) -> None:
     """Remove one folder if no run uses it. Raises OSError where that cannot be determined."""
     found = os.lstat(folder)
+    # See `remove_stale_stagings` for folders of other users.
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
         return
     handle = _open_lock(folder)
@@ -119,6 +120,7 @@ def _make_folder(target: Path) -> tuple[Path, int]:
             folder.rmdir()
             raise
         _take_lock(handle, 0)
+        # Between opening and locking, another run may have removed the folder and made a new one of the same name.
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(handle), os.stat(folder / _LOCK_NAME)):
                 return folder, handle
@@ -146,11 +148,13 @@ def _discard_folder(folder: Path, target: Path) -> None:
         except FileExistsError:
             pass  # another run was quicker
         except OSError:
+            # The replaced package is still in `folder`, so the folder must stay.
             return
     # A thread that is still copying may make one more file while the others are being removed.
     for _ in range(3):
         with suppress(OSError):
             for inner, _, _ in os.walk(folder):
+                # Files in a read-only folder cannot be removed.
                 os.chmod(inner, 0o700)
         shutil.rmtree(folder, ignore_errors=True)
         if not folder.exists():

@@ -17,6 +17,7 @@ from pathlib import Path
 
 __all__ = ["exchange_paths", "move_to_free_path"]
 
+# The value of AT_FDCWD in linux/fcntl.h: a relative path starts from the working folder.
 _AT_FDCWD = -100
 # RENAME_NOREPLACE and RENAME_EXCHANGE of renameat2, RENAME_EXCL and RENAME_SWAP of renamex_np.
 _NO_REPLACE_FLAGS = {"linux": 1, "darwin": 4}

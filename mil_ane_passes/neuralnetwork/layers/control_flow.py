@@ -19,6 +19,7 @@ from .elementwise import to_bool
 BREAK, CONTINUE, _COUNTER = "\0break", "\0continue", "\0counter"
 """Names of the values that say that a loop is left, that the rest of its body is skipped, and how many steps were made.
 No layer can name them."""
+# The counter of a loop is an int32.
 _MAX_STEPS = 2**31 - 1
 
 _MAX_LOOPS, _MAX_NESTED = 5, 20

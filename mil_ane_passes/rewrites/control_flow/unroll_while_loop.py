@@ -158,6 +158,7 @@ class UnrollWhileLoop(Rewrite):
         try:
             steps, _ = self._measure_expansion(op)
         except UnknownStepCount:
+            # A nested loop of unknown length stays a loop, whose products are not part of the unrolled chain.
             return 0
         return steps * measure_step_chain(op.blocks[1], self._measure_nested_chain)
 
@@ -171,6 +172,7 @@ class UnrollWhileLoop(Rewrite):
             try:
                 steps, ops = self._measure_expansion(op)
             except UnknownStepCount:
+                # The loop stays: it counts as one op and its body once.
                 return 1 + self._count_block_ops(op.blocks[1])
             return steps * ops
         return 1 + sum(map(self._count_block_ops, op.blocks))
