@@ -52,7 +52,7 @@ def test_a_folder_is_linted(folder, tmp_path, capsys, monkeypatch):
     capsys.readouterr()
     (tmp_path / "setup.cfg").write_text("[mil_ane_passes]\ntarget = m99\n")
     assert main(arguments) == 2
-    assert capsys.readouterr().err.startswith(f"mil-ane-passes: {tmp_path / 'setup.cfg'}: target 'm99' is not known")
+    assert capsys.readouterr().err.startswith(f"mil-ane-passes: {tmp_path / 'setup.cfg'}: target 'm99' is unknown")
     assert main([*arguments, "--target", "m4"]) == 1
     (tmp_path / "setup.cfg").write_text("[mil_ane_passes]\nselect = ANE9\nfail-under = 0\n")
     assert main(arguments) in (0, 2) and main([*arguments, "--no-config"]) == 1

@@ -148,7 +148,7 @@ def test_a_value_that_no_rewrite_fixes_says_so(saved, capsys):
     (["--ranges", "y=0:1"], "ranges: no input 'y'; expected x"),
     (["--ranges", "x=0:1e6"], "ranges: 'x' is 0 to 1e+06; fp16 holds -65504 to 65504"),
     (["--feeds", "missing.npz"], "feeds: no file 'missing.npz'"),
-    (["--ranges", "x=0:1", "--target", "m99"], "target 'm99' is not known"),
+    (["--ranges", "x=0:1", "--target", "m99"], "target 'm99' is unknown"),
 ])
 def test_bad_input_is_one_line(saved, capsys, arguments, said):
     package, _ = saved(squares(), x=np.zeros((2, 8), np.float16))

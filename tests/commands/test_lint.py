@@ -272,7 +272,7 @@ def test_settings_are_read_and_the_command_line_wins(source, tmp_path, capsys):
 @pytest.mark.parametrize("said,message", [
     ("select = ANE301,nonsense", "select: no rule 'nonsense'; "),
     ("ignore = lift_conv_transposed_1d", "ignore: no rule 'lift_conv_transposed_1d'; "),
-    ("target = m99", "target 'm99' is not known; "),
+    ("target = m99", "target 'm99' is unknown; "),
     ("[mil_ane_passes.options.lift_conv_1]\naxis = 2", "options: no rule 'lift_conv_1'; "),
     ("[mil_ane_passes.options.ANE3]\naxis = 2", "options: 'ANE3' stands for "),
     ("[mil_ane_passes.options.lift_conv_1d]\naxes = 2", "ane::lift_conv_1d: no option 'axes'; "),
@@ -285,7 +285,7 @@ def test_settings_that_mean_nothing_name_the_file(said, message, source, tmp_pat
 
 @pytest.mark.parametrize("arguments,message", [
     (["no.mlpackage"], "no.mlpackage: no such file or folder; "), ([""], "no path given; "), (["."], "not a package"),
-    (["IN", "--target", "m"], "target 'm' is not known; "),
+    (["IN", "--target", "m"], "target 'm' is unknown; "),
     (["IN", "--select", "lift-conv"], "select: no rule 'lift-conv'; "),
     (["IN", "--ignore", "ANE301,"], "ignore: found ''; "),
     (["IN", "--select", "A"], "select: no rule 'A'; "), (["IN", "--config", "no.cfg"], "no.cfg: no such file; "),

@@ -113,7 +113,7 @@ def test_each_target_has_to_pass_the_gates(gate, code, package, capsys):
 def test_a_wrong_name_among_them_has_the_message_of_one(package, capsys):
     _, alone = ran(capsys, package, "--target", "mm4", code=2)
     _, among = ran(capsys, package, "--target", "m1,mm4", code=2)
-    assert among == alone and "target 'mm4' is not known; " in alone
+    assert among == alone and "target 'mm4' is unknown; " in alone
 
 
 @pytest.mark.parametrize("options,words", [

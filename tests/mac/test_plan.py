@@ -295,7 +295,7 @@ def test_what_is_missing_or_in_the_way_is_said(tmp_path, package, plan, capsys):
     for arguments, said in (
         ([str(tmp_path / "none.json")], "measured: no file"),
         ([file], "no package found next to"),
-        ([file, "--model", package, "--target", "m99"], "target 'm99' is not known"),
+        ([file, "--model", package, "--target", "m99"], "target 'm99' is unknown"),
     ):
         assert main(["calibrate-plan", *arguments]) == 2
         assert said in capsys.readouterr().err

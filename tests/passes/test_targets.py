@@ -107,7 +107,7 @@ def test_a_gate_without_bounds_admits_every_generation():
 
 
 def test_a_gate_of_an_unknown_chip_says_so():
-    with pytest.raises(InputError, match="target 'z9' is not known"):
+    with pytest.raises(InputError, match="target 'z9' is unknown"):
         is_applicable(Gate(first="z9"), "m1")
 
 

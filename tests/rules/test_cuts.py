@@ -69,7 +69,7 @@ def test_what_stands_at_the_edge_is_cut_on_one_side():
     assert found.fired[0].reason.endswith("; to split it off with --split-at: before it at 'a'")
     alone = find_matches(get_all_rules()["data_dependent_shape"].configured(),
                          build_program(lambda x: mb.non_zero(x=x, name="y"), x=(2, 3)))
-    assert alone.fired[0].reason.endswith("nonzero")
+    assert alone.fired[0].reason.endswith("one row per nonzero element")
 
 
 def test_lint_prints_the_commands_that_cut_a_loop_out(looped, tmp_path, monkeypatch, capsys):

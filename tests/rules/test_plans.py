@@ -80,7 +80,7 @@ def test_small_segments_are_named_with_what_they_save_and_need():
 
 def test_at_most_three_small_segments_are_spelt_out():
     (hit,) = found("small_segment", planned(1, *(NO, 0.1) * 6, NO, 1))
-    assert hit.note.count("would save") == 3 and hit.note.endswith("and 3 stretches more") and len(hit.covers) == 6
+    assert hit.note.count("would save") == 3 and hit.note.endswith("and 3 partitions more") and len(hit.covers) == 6
 
 
 @pytest.mark.parametrize("costs", [(1, NO, 1), (0.01, NO, 0.01), (NO,), (1,)], ids=str)

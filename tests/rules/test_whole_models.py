@@ -90,7 +90,7 @@ def test_flexible_inputs_are_reported_one_by_one_at_their_first_reader():
         z=(3, None),
     )
     first, second = hits("flexible_shapes", built)
-    assert (first.op.op_type, second.op.op_type) == ("relu", "exp") and "'z' has no fixed shape: (3, ?)" in second.note
+    assert (first.op.op_type, second.op.op_type) == ("relu", "exp") and "input 'z' has a flexible shape: (3, ?)" in second.note
     assert first.note.endswith("3 ops of 3 produce values with such a dimension")
 
 
@@ -250,7 +250,7 @@ def test_waste_names_the_worst_first_and_the_sums():
     shapes = [((1, 64, 600, 1), 2), ((1, 64, 1, 600), 1), ((1, 64, 8, 8), 2)]
     dense = sum(np.prod(shape) * 2 * count for shape, count in shapes)
     laid = sum(compute_padded_bytes(shape, 2) * count for shape, count in shapes)
-    assert hit.note.endswith(f"need {dense / 1e3:.1f} kB and take {laid / 1e6:.2f} MB")
+    assert hit.note.endswith(f"have {dense / 1e3:.1f} kB of data and take {laid / 1e6:.2f} MB padded")
     assert [op.op_type for op in hit.covers] == ["tanh"]
 
 
