@@ -169,7 +169,7 @@ def linked(source):
     return source.with_name("link.mlpackage")
 
 
-SAME = "the source is never changed"
+SAME = "the source is never modified"
 
 
 EXISTS = "exists already; expected a path that does not exist, or --overwrite to replace it"

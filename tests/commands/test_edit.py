@@ -103,7 +103,7 @@ def test_what_exists_is_replaced_only_when_asked(fixtures, tmp_path, capsys):
     assert "exists already" in capsys.readouterr().err
     assert run(*edit, "--overwrite") == 0
     assert run(fixtures / NMP, "-o", fixtures / NMP, "--rename", "input_2=audio", "--overwrite") == 2
-    assert "the source is never changed" in capsys.readouterr().err
+    assert "the source is never modified" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("link", [False, True])

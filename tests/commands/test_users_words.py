@@ -165,7 +165,7 @@ def test_results_do_not_replace_what_the_run_reads(source, feeds, tmp_path, caps
         ["mac-script", other / "mac", source], ["batch", "lint", source, "-o", other / "reports"],
     ):
         line = refused(arguments, tmp_path, capsys)
-        assert "would be replaced" in line or "in the package" in line
+        assert "would be replaced" in line or "in the package" in line or "inside the package" in line
 
 
 def test_closed_standard_output_and_deleted_folder(source, tmp_path):

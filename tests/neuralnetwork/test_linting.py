@@ -213,7 +213,7 @@ def test_the_page_has_the_layers(path, tmp_path, capsys):
     lines = data["reports"][0]["network"]
     assert any("'sum' (addBroadcastable)" in line for line in lines)
     assert any(line.startswith("upgrade and rewrite --preset full: ") for line in lines)
-    assert 'id="network-lines"' in page and "is a NeuralNetwork; read as the ML Program" in page
+    assert 'id="network-lines"' in page and "is a NeuralNetwork; read as an ML Program" in page
 
 
 def test_a_package_has_no_part_about_layers(path, tmp_path, capsys):

@@ -72,7 +72,7 @@ def test_a_command_reads_a_network_and_says_so(folder, tmp_path, capsys, monkeyp
     (upgraded,) = json.loads(out)["upgraded"]
     assert upgraded == {"source": name, "kind": "neuralNetwork", "layers": 4, "deployment_target": "iOS16",
                         "precision": "fp16"}
-    assert [line for line in err.splitlines() if SAID in line] == [f"mil-ane-passes: {name} {SAID} of it"]
+    assert [line for line in err.splitlines() if SAID in line] == [f"mil-ane-passes: {name} {SAID}"]
     assert (folder / "net.mlmodel").read_bytes() == before
 
 

@@ -56,9 +56,9 @@ def test_a_file_is_no_package_and_stays(source, tmp_path):
 @pytest.mark.parametrize("where", ["source.mlpackage", "source.mlpackage/Data/x.mlpackage", "."])
 def test_source_is_never_the_target(source, where):
     before = tree(source)
-    with pytest.raises(InputError, match="the source is never changed"):
+    with pytest.raises(InputError, match="the source is never modified"):
         save(edited(source), source.parent / where, overwrite=True)
-    with pytest.raises(InputError, match="the source is never changed"):
+    with pytest.raises(InputError, match="the source is never modified"):
         check_destination(source, source.parent / where, True)
     assert tree(source) == before
 
@@ -68,10 +68,10 @@ def test_source_through_a_link_is_never_the_target(source, tmp_path):
     os.symlink(source, tmp_path / "linked.mlpackage")
     before = tree(source)
     for target in (tmp_path / "link" / "source.mlpackage", tmp_path / "linked.mlpackage"):
-        with pytest.raises(InputError, match="the source is never changed"):
+        with pytest.raises(InputError, match="the source is never modified"):
             save(edited(source), target, overwrite=True)
     package = load(tmp_path / "linked.mlpackage")
-    with pytest.raises(InputError, match="the source is never changed"):
+    with pytest.raises(InputError, match="the source is never modified"):
         save(package, source, overwrite=True)
     save(package, tmp_path / "copy.mlpackage")
     assert tree(source) == before == tree(tmp_path / "copy.mlpackage")

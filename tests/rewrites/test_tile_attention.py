@@ -167,7 +167,7 @@ def test_a_mask_that_layers_share_is_cut_once():
 def test_left_alone(body, reason):
     def build(q):
         scores = mb.matmul(x=q, y=q, transpose_y=True, name="scores")
-        if "read elsewhere" in reason:
+        if "has other users" in reason:
             soft = mb.softmax(x=mb.add(x=scores, y=np.triu(np.full((16, 16), -3e4, np.float16), 1)), name="s")
             return [body(q, soft), mb.relu(x=soft)]
         return body(q, scores)

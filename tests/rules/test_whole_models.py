@@ -90,7 +90,8 @@ def test_flexible_inputs_are_reported_one_by_one_at_their_first_reader():
         z=(3, None),
     )
     first, second = hits("flexible_shapes", built)
-    assert (first.op.op_type, second.op.op_type) == ("relu", "exp") and "input 'z' has a flexible shape: (3, ?)" in second.note
+    assert (first.op.op_type, second.op.op_type) == ("relu", "exp")
+    assert "input 'z' has a flexible shape: (3, ?)" in second.note
     assert first.note.endswith("3 ops of 3 produce values with such a dimension")
 
 

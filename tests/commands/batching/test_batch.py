@@ -194,7 +194,7 @@ def test_what_others_put_there_stays(two, out, fixtures):
     assert again(two, out, overwrite=True) == {"b": "written", "a": "up to date"}
     (out / "b.mlpackage/note.txt").write_text("mine")
     report = batch("rewrite", two, out, verify=False)
-    assert "was changed since" in report.items[0].error and (out / "b.mlpackage/note.txt").exists()
+    assert "was modified after a batch wrote it" in report.items[0].error and (out / "b.mlpackage/note.txt").exists()
 
 
 def test_a_result_of_another_package_of_that_name_stays(two, out, fixtures, tmp_path):
@@ -262,7 +262,7 @@ def test_what_is_wrong_for_all_is_said_once(options, words, two, out):
 
 def test_places_for_results_that_cannot_be(two, out, tmp_path):
     for folder, words in ((None, "no output folder"), (two[0], "sources are never modified"),
-                          (f"{two[1]}/Data/new", "sources are never modified"), (tmp_path / "in", "never changed")):
+                          (f"{two[1]}/Data/new", "sources are never modified"), (tmp_path / "in", "sources are never modified")):
         with pytest.raises(InputError, match=words):
             batch("rewrite", two, folder)
     out.write_text("a file")
