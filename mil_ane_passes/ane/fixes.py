@@ -58,7 +58,7 @@ def _attach_fix(
     known = fixes_for(type(item.rule))
     types = {op.op_type for op in hit.covers}
     # A rewrite that looks at some of the rule's own op types does not fix the others. One that looks at readers of such
-    # ops (the cast behind an argmax) fixes them all.
+    # ops (the cast after an argmax) fixes them all.
     fixes = [fix.name for fix in known if not (own := set(fix.roots) & set(item.rule.roots)) or own & types]
     if known and not fixes:
         return replace(item, not_fixed_because=f"{known[0].name}: applies to {', '.join(known[0].roots)} only"), set()

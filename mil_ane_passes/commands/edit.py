@@ -186,8 +186,8 @@ def edit(options: EditOptions) -> EditReport:
     `drop_output` names outputs to remove, with all ops that only they needed. `io` is "fp16" or "fp32", the type that
     all float inputs and outputs get, or maps one or both to the names that get it. `rename` maps names of inputs,
     outputs, states or inner values to their new names. `split_at` makes two packages that run one after the other, cut
-    behind the values it names: OUT_1.mlpackage and OUT_2.mlpackage for the `dst` OUT.mlpackage, both or neither; with
-    `function` they do not contain the other functions. `split_inputs` does so behind what is computed from one of these
+    after the values it names: OUT_1.mlpackage and OUT_2.mlpackage for the `dst` OUT.mlpackage, both or neither; with
+    `function` they do not contain the other functions. `split_inputs` does so after what is computed from one of these
     inputs alone. `split_parts` makes that many packages with even weights, OUT_1 to OUT_N, `max_part_size` (bytes, or a
     text such as "1.4GB") as few as have at most that many bytes of weights each; both cut where the fewest bytes cross.
     `dedup_weights` stores weights of equal bytes once. `function` edits that function alone (default: each that has the

@@ -87,7 +87,7 @@ class RewriteBuilder:
 
     @contextmanager
     def at_end(self, base: str) -> Iterator[None]:
-        """Insert behind all ops of the block; new names start with `base`."""
+        """Insert after all ops of the block; new names start with `base`."""
         with self._insert_before(None, base):
             yield
 

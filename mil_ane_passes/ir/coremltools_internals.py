@@ -83,7 +83,7 @@ def clear_block_copy(block: Block, inputs: Iterable[Var]) -> None:
 
 
 def add_function_input(function: Function, name: str, placeholder: Any) -> None:
-    """Add an input to `function`, behind those that it has."""
+    """Add an input to `function`, after those that it has."""
     function.placeholder_inputs[name] = placeholder
     function._input_dict[name] = placeholder.outputs[0]
 

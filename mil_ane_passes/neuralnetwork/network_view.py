@@ -111,7 +111,7 @@ def _view_stage(stage: Stage) -> NetworkView:
 
 
 def iterate_nested_layers(layers: Sequence[Any]) -> Iterator[Any]:
-    """Yield all layers, with those in the bodies of branches and loops behind the layer that holds them."""
+    """Yield all layers, with those in the bodies of branches and loops after the layer that holds them."""
     for layer in layers:
         yield layer
         kind = get_layer_kind(layer)

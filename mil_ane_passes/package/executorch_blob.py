@@ -1,6 +1,6 @@
 """The folder that a Core ML delegate of an ExecuTorch program holds: the model's package, and files beside it.
 
-The blob has the data of all files one after another, and behind it, written backwards, JSON: a list of `nodes`, each a
+The blob has the data of all files one after another, and after it, written backwards, JSON: a list of `nodes`, each a
 file (kind 0) with its `dataRegion` or a folder (kind 1) with its `children`, indices in the list by name; the last node
 is the folder itself. Children come before their folder.
 Source: `backends/apple/coreml/runtime/inmemoryfs` of https://github.com/pytorch/executorch.

@@ -1,6 +1,6 @@
 """ExecuTorch programs (.pte): where the blobs of their Core ML delegates lie, and how they are replaced.
 
-A program is a flatbuffer, and segments behind it. Where a blob is replaced, the sizes and offsets of segments change
+A program is a flatbuffer, and segments after it. Where a blob is replaced, the sizes and offsets of segments change
 with it, and nothing else: methods, names, compile specs, debug handles, constants and the blobs of other backends stay
 byte for byte, and each segment keeps its alignment. Delegates are named `METHOD/N`, N being their number in the method,
 and `model.pte/METHOD/N` is the path of one. A blob that several delegates share has the name of the first.
@@ -35,7 +35,7 @@ _REFERENCE = b"CMJR"
 _MAX_REFERENCE_BYTES = 1 << 16
 _IDENTIFIER = re.compile(rb"ET\d\d")
 _HEADER = struct.Struct("<4sIQQQ")
-"The header behind the identifier: magic, its length, size of the flatbuffer, start and size of the segments."
+"The header after the identifier: magic, its length, size of the flatbuffer, start and size of the segments."
 _HEADER_AT, _HEADER_MAGIC, _SHORT_HEADER = 8, b"eh00", 24
 _MAX_ALIGNMENT = 1 << 16
 "The largest alignment of a segment in bytes that is kept: that of the largest pages of any system."
@@ -242,7 +242,7 @@ class ExecutorchProgram:
             pointer = inline[index].find_field(_INLINE_DATA)
             start, size = inline[index].find_vector(_INLINE_DATA)
             if start + size > self._program_end:
-                raise ValueError(f"the data of {name} end behind the program")
+                raise ValueError(f"the data of {name} end after the program")
         if bytes(self._data[start:start + 4]) != _REFERENCE:
             return start, size, pointer, ""
         reference = json.loads(bytes(self._data[start + 4:start + min(size, _MAX_REFERENCE_BYTES)]))

@@ -88,7 +88,7 @@ class Hit:
     for, where there are more than `op`. `evidence` are the sources on these ops, where the rule's own are not about
     them. `fixed_by` is the pass that fixes this match, in the spelling of `--passes` (`fp16_compute{mixed=true}`),
     where the rule knows it. `split_at` are cuts that put `op` in a package of its own:
-    for each, the names of the values to cut behind; each cut is made in the first part of the one before it.
+    for each, the names of the values to cut after; each cut is made in the first part of the one before it.
     """
 
     def __init__(

@@ -215,7 +215,7 @@ def _describe_split_points(op: Operation) -> str:
     """Format the splits of `_find_split_points(op)` for a note, or return ""."""
     before = _find_value_to_split_before(op)
     named = [
-        f"{'before' if [name] == before else 'behind'} it at '{name}'" for (name,) in reversed(_find_split_points(op))
+        f"{'before' if [name] == before else 'after'} it at '{name}'" for (name,) in reversed(_find_split_points(op))
     ]
     return f"; to split it off with --split-at: {', '.join(named)}" if named else ""
 

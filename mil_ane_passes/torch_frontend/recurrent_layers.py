@@ -87,7 +87,7 @@ def iterate_equal_lengths(sizes: np.ndarray[Any, Any]) -> Iterator[tuple[int, in
 def compute_packed_rows(sizes: np.ndarray[Any, Any], steps: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Compute the row of each step × sample in packed data, and the lengths of the samples.
 
-    Steps after the end of a sample have the row behind the last one.
+    Steps after the end of a sample have the row after the last one.
     """
     ends = np.cumsum([0, *sizes])
     lengths = np.array([np.sum(sizes > which) for which in range(sizes[0])])

@@ -16,7 +16,7 @@ def undilate_convolution(layer: Any, view: NetworkView) -> Result:
     separate.
 
     Output u * d + r is the sum over k of w[k] * x[(u + k) * d + r]: the same products, with the weights as they are
-    stored. Four layers before and three behind move the data, so it runs only by name.
+    stored. Four layers before and three after move the data, so it runs only by name.
     """
     if get_layer_rules()["NN106"].find(layer, view) is None:
         return None

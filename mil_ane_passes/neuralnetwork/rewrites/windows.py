@@ -14,7 +14,7 @@ _MAX_STEPS = 8
 "The most layers of a chain: each is a pass over its input."
 
 Step = tuple[int, int, int, int]
-"Window, stride, and padding before and behind, of one pooling along one axis."
+"Window, stride, and padding before and after, of one pooling along one axis."
 
 
 @rewrite_layer("pooling", fixes="NN108", exactness=Exactness.ROUNDING, preset="full")

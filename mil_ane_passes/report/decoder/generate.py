@@ -142,7 +142,7 @@ class Decoder:
         return known
 
     def _make_mask(self, mask: dict[str, Any], count: int) -> Any:
-        """Hide the keys behind each query."""
+        """Hide the keys after each query."""
         shape = mask["shape"]
         last = np.arange(self.position, self.position + count)[:, None]
         rows = np.where(np.arange(shape[-1])[None] <= last, 0.0, mask["hidden"])

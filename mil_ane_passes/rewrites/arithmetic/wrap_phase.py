@@ -295,7 +295,7 @@ def _find_angle_factors(total: Var) -> list[float] | str:
             steps = _read_factors(reader, var)
             if steps is None:
                 obstacle = obstacle or _describe_other_reader(reader)
-                # Sines behind an interpolation show that it is a phase.
+                # Sines after an interpolation show that it is a phase.
                 steps = [1.0] if reader.op_type in _INTERPOLATING_OPS else []
             pending += [(output, factor * step) for step in steps for output in reader.outputs]
     if not factors:

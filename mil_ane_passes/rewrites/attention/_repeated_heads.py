@@ -125,7 +125,7 @@ def _read_begin(op: Operation, axis: int) -> int:
 
 
 def _match_merged_axes(op: Operation, depth: int) -> RepeatedHeads | None:
-    """Match a reshape that merges an axis with the one behind it, along which the value is repeated."""
+    """Match a reshape that merges an axis with the one after it, along which the value is repeated."""
     found = _match_broadcast(op.x, depth - 1)
     if found is None or not found.axis:
         return None

@@ -134,7 +134,7 @@ def _iterate_late_constants(op: Operation, late: set[Operation]) -> Iterator[Ope
 
 
 def _build_late_integers(compute: Callable[[Var], Var]) -> Program:
-    """Build `compute` of an integer input behind an op on a floating-point input."""
+    """Build `compute` of an integer input after an op on a floating-point input."""
     placeholders = {"x": Builder.placeholder(shape=(2, 8), dtype=types.fp16),
                     "i": Builder.placeholder(shape=(8,), dtype=types.int32)}
     with Function(placeholders, opset_version=ct.target.iOS17) as function:

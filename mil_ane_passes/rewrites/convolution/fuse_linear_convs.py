@@ -1,7 +1,7 @@
 """Fuse convs and linears that are separated by linear arithmetic only.
 
-compose: a conv of kernel 1 before or behind another conv, or two linears, become one with the product of the weights.
-after: a scale and a shift of each channel behind a conv or linear go into its weight and bias.
+compose: a conv of kernel 1 before or after another conv, or two linears, become one with the product of the weights.
+after: a scale and a shift of each channel after a conv or linear go into its weight and bias.
 before: the same in front of one.
 """
 
@@ -55,9 +55,9 @@ class FuseLinearConvs(Rewrite):
     """Fuse consecutive convs, linears and scales without a nonlinearity into one conv or linear.
 
     why     Each conv reads its weights and writes its result, and a scale or shift is a pass over the values.
-            coremltools folds scales, batch_norm and added constants behind a conv, and constants added behind a linear,
-            while it converts; it leaves scales and batch_norm behind a linear, everything in front of a conv or linear,
-            and convs that follow one another (the quant_conv of an autoencoder behind its last 3x3).
+            coremltools folds scales, batch_norm and added constants after a conv, and constants added after a linear,
+            while it converts; it leaves scales and batch_norm after a linear, everything in front of a conv or linear,
+            and convs that follow one another (the quant_conv of an autoencoder after its last 3x3).
     when    fp16; the value between has no other users, and all users of the weight are rewritten alike.
             compose: one of the kernels 1 without stride and padding, equal groups, neither more multiplications nor
             more weights than before; the inner bias zero where the outer conv pads. after: mul, add, sub, real_div by
@@ -95,7 +95,7 @@ class FuseLinearConvs(Rewrite):
         Community("time of a chain of convs is the number of multiplications over a rate, or of weight bytes over a "
                   "rate: 103 slopes within 4 % (median)", chip="M6", os="macOS 27.0.1", date="2026",
                   source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 data/05_compute"),
-        Community("against a gain from scales alone: eight elementwise ops behind a conv cost next to nothing",
+        Community("against a gain from scales alone: eight elementwise ops after a conv cost next to nothing",
                   chip="M6", os="macOS 27.0.1", date="2026",
                   source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6 data/05_compute"),
         cite_m4_study("the segmenter charges every op for the bytes that it reads and writes"),
@@ -175,7 +175,7 @@ class _Fold:
         if self.inner is not None:
             return f"{_describe_product(self.inner)} and {_describe_product(self.product)} as one"
         if self.form == "after":
-            return f"{self.root.op_type} behind {_describe_product(self.product)}"
+            return f"{self.root.op_type} after {_describe_product(self.product)}"
         return f"a scale or shift in front of {_describe_product(self.product)}"
 
     @property
@@ -387,7 +387,7 @@ def _describe_fold_of(form: str, role: str, op: Operation) -> tuple[Any, ...]:
 
 
 def _find_fold_behind(op: Operation) -> _Fold | None:
-    """Find the fold at one of the ops behind `op`, which are read by one op each."""
+    """Find the fold at one of the ops after `op`, which are read by one op each."""
     var = op.outputs[0]
     while var.op is op or var.op.op_type in (*_MOVEMENT_OPS, "batch_norm"):
         readers = get_consumers(var)
@@ -446,7 +446,7 @@ def _compare_costs(inner: Operation, outer: Operation, ratio: float) -> str:
 
 
 def _is_bounding(fold: _Fold) -> bool:
-    """Return whether a common factor is one that keeps partial sums small: 2^k behind a product, 2^-k in front."""
+    """Return whether a common factor is one that keeps partial sums small: 2^k after a product, 2^-k in front."""
     assert fold.affine is not None
     factor = float(fold.affine.scale[0])
     if factor <= 0 or math.frexp(factor)[0] != 0.5 or np.any(fold.affine.shift):

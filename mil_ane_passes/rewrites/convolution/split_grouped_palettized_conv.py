@@ -24,7 +24,7 @@ class SplitGroupedPalettizedConv(Rewrite):
 
     why     A conv with palettized weights and two scales for each output channel, one for each half of the input
             channels, applied the wrong ones on the ANE; two convs with one scale per output channel were correct.
-    when    weight from iOS18's constexpr_lut_to_dense, with or without a constexpr_blockwise_shift_scale behind it,
+    when    weight from iOS18's constexpr_lut_to_dense, with or without a constexpr_blockwise_shift_scale after it,
             whose tables or scales change along the input channels: one conv per block, and adds. With groups > 1 and
             any tables: one conv per group, and a concat. The report covers scales only; for lookup tables and convs
             with groups > 1 the fault is predicted.

@@ -66,7 +66,7 @@ class CommonSubexpressions(BlockRewrite):
         ),
         Community(
             "of little effect by itself: a layer inside a program costs 13 ns besides its work, and 8 elementwise ops "
-            "behind a conv are nearly free", chip="M6", os="macOS 27.0.1",
+            "after a conv are nearly free", chip="M6", os="macOS 27.0.1",
             source="751K/Apple-Neural-Engine-Microarchitecture-Study-M6", date="2026",
         ),
     )

@@ -238,7 +238,7 @@ def _build_block(x: Var) -> Var:
 
 
 def _build_attention(x: Var) -> Var:
-    """Build an attention of two heads with a constant mask, and the projection behind it."""
+    """Build an attention of two heads with a constant mask, and the projection after it."""
     def split_heads(value: Var) -> Var:
         heads: Var = Builder.transpose(x=Builder.reshape(x=value, shape=[1, 6, 2, 4]), perm=[0, 2, 1, 3])
         return heads

@@ -31,7 +31,7 @@ class SplitUpsampling(Rewrite):
     when    upsample_nearest_neighbor, resize_nearest_neighbor and resize (nearest, default sampling) of fp16 values by
             integer factors, one of them above 2. All chips of the target (with `always`: one of them) are A13 or older.
     exact   bitwise: each element is copied. For an integer factor f output i is element floor(i / f), with and without
-            half-pixel centres; floors of twos are chained, and f copies stacked behind each element are in that order.
+            half-pixel centres; floors of twos are chained, and f copies stacked after each element are in that order.
             Linear interpolation is skipped: twice by 2 differs from once by 4. As a depthwise conv_transpose it would
             need new weights and different rounding, and its support on old chips was not measured.
     cost    the intermediate images: a third of the result's bytes. An odd factor stacks copies in an additional

@@ -25,7 +25,7 @@ def diff(context: Any, node: Any) -> None:
     inputs = bind_arguments(context, node, "self n=1 dim=-1 prepend=None append=None")
     axis = normalize_axis(to_python(inputs.dim, node, "dim"), inputs.self.rank)
     times = to_python(inputs.n, node, "n")
-    if times == 0:  # torch then leaves out what is put before and behind
+    if times == 0:  # torch then leaves out what is put before and after
         add_result(context, node, mb.identity(x=inputs.self, name=node.name))
         return
     parts = [part for part in (inputs.prepend, inputs.self, inputs.append) if part is not None]

@@ -67,7 +67,7 @@ def convolution(context: Any, node: Any) -> None:
 
 
 def _crop_spatial_axes(x: Var, before: Any, after: Any) -> Var:
-    """Crop the axes behind the channels."""
+    """Crop the axes after the channels."""
     if not before.any() and not after.any():
         return x
     result: Var = mb.slice_by_index(

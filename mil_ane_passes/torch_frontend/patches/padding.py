@@ -92,7 +92,7 @@ def _slice_axis(x: Var, axis: int, begin: int, end: int) -> Var:
 
 
 def _pad_circular(x: Var, axis: int, before: int, after: int, node: Any) -> Var:
-    """Put the last `before` elements in front and the first `after` elements behind.
+    """Put the last `before` elements in front and the first `after` elements at the end.
 
     Raises NotConverted for a width above the size.
     """

@@ -2,7 +2,7 @@
 
 A maximum over a window is computed along each axis in turn: the maximum of as many strided slices as the kernel is
 long, of the tensor padded with -inf. A sum over a window is the average, padding included, times the window's size.
-With ceil_mode and a stride above the kernel the last window may lie behind the input: PyTorch drops it, MIL counts it.
+With ceil_mode and a stride above the kernel the last window may begin after the input: PyTorch drops it, MIL counts it.
 """
 
 from __future__ import annotations
@@ -117,14 +117,14 @@ def avg_pool(context: Any, node: Any) -> None:
 
 
 def _convert_as_coremltools(context: Any, node: Any, given: Any, count: int) -> None:
-    """Convert with coremltools' own lowering, then drop the windows that lie behind the input, as PyTorch does."""
+    """Convert with coremltools' own lowering, then drop the windows that lie after the input, as PyTorch does."""
     from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
 
     kernel = _read_per_axis(given.kernel_size, node, "kernel_size", count)
     stride = _read_per_axis(given.stride, node, "stride", count) if _is_stride_given(given.stride, node) else kernel
     padding = _read_per_axis(given.padding, node, "padding", count) if given.padding is not None else [0] * count
     ceil, sizes = bool(to_python(given.ceil_mode, node, "ceil_mode")), given.self.shape[-count:]
-    # With padding MIL drops a window behind the input as well, and a window within the kernel's reach begins inside.
+    # With padding MIL drops a window after the input as well, and a window within the kernel's reach begins inside.
     skips = [ceil and not pad and step > reach for pad, step, reach in zip(padding, stride, kernel)]
     if any(skip and not isinstance(size, int | np.integer) for skip, size in zip(skips, sizes)):
         _pool_by_rounding_down(context, node, given.self, kernel, stride, padding)
@@ -144,7 +144,7 @@ def _pool_by_rounding_down(
     """Pool flexible sizes in ceil_mode, without padding, with as many windows as PyTorch has for every size.
 
     PyTorch counts min(ceil((n - k) / s) + 1, ceil(n / s)) windows, those that begin inside the input. Both are
-    floor((n + pad - k) / s) + 1, with s - 1 and k - 1 as the padding behind: the smaller of the two gives the minimum.
+    floor((n + pad - k) / s) + 1, with s - 1 and k - 1 as the padding after: the smaller of the two gives the minimum.
     Padding is left out of averages, as PyTorch leaves out what ceil_mode adds.
     """
     if any(padding):
