@@ -61,7 +61,7 @@ def describe_evidence() -> str:
 
 
 def check_models(who: str, models: Mapping[str, Any]) -> None:
-    """Raise InputError, in the name of the option `who`, for models that are not files: nobody else has them."""
+    """Raise InputError, in the name of the option `who`, for models that are not files: they have no digest."""
     for name, model in models.items():
         if not isinstance(model, (str, os.PathLike)):
             raise InputError(f"{who}: {name} is of type {type(model).__name__}; evidence identifies files by digest, "

@@ -240,7 +240,7 @@ class WeightFiles:
         blob = file.blob(offset)
         if blob.dtype != DTYPES.get(dtype):
             raise InputError(
-                f"file {file.path}, offset {offset}: the blob has the dtype "
+                f"file {file.path}, offset {offset}: the blob has elements of "
                 f"{_DTYPE_NAMES.get(blob.dtype, f'dtype {blob.dtype}')}; "
                 f"expected {types.builtin_to_string(dtype)} as declared; {_REMEDY}"
             )

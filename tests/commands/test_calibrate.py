@@ -248,7 +248,7 @@ def test_ranges_include_both_ends_and_an_error_says_so(saved, capsys):
     package, _ = saved(integers(), ids=np.zeros(3, np.int32))
     assert main(["calibrate", package, "--ranges", "ids=0:100000"]) == 2
     error = capsys.readouterr().err
-    assert "expected -100000..99999" in error and error.rstrip().endswith("both ends of --ranges are included")
+    assert "expected -100000..99999" in error and error.rstrip().endswith("--ranges includes both ends")
     assert main(["calibrate", package, "--ranges", "ids=0:99994"]) == 0
 
 

@@ -83,7 +83,7 @@ def test_the_settings(project, capsys):
     try:
         found = read_settings()
         assert (found.target, found.ignore, found.fail_under) == ("m4", ("fp32-io",), 0.0)
-        assert main(["lint", "models"]) == 0 and "against " in capsys.readouterr().out
+        assert main(["lint", "models"]) == 0 and "compared with " in capsys.readouterr().out
     finally:
         (project / "pyproject.toml").unlink()
 

@@ -72,7 +72,7 @@ def test_the_command_does_what_the_function_does(fixtures, tmp_path):
     (["--rename", "x"], "--rename x: expected A=B, such as --rename x=logits"),
     (["--rename", "=b"], "--rename =b: expected A=B, such as --rename var_12=logits"),
     (["--rename", "x="], "--rename x=: expected A=B"),
-    (["--rename", "x=a", "--rename", "x=b"], "--rename x=b: 'x' is given twice (x=a before)"),
+    (["--rename", "x=a", "--rename", "x=b"], "--rename x=b: 'x' is given twice (first as x=a)"),
     (["--rename", "nowhere=b"], "there is no value 'nowhere' in the model"),
     (["--io", "fp32", "--io", "fp32", "x"], "--io fp32 is given without names more than once"),
     (["--io", "bf16"], "'bf16' is no type that it makes"),

@@ -74,7 +74,7 @@ WRONG = {
                     "options, target, fail-on, fail-under, baseline; did you mean 'fail-under'?"),
     "unknown key in TOML": ("pyproject.toml", "[tool.mil_ane_passes]\nselects = []\n",
                             "no key 'selects' in [tool.mil_ane_passes]; "),
-    "unknown section": ("setup.cfg", "[mil_ane_passes.option.x]\na = 1\n", "no section [mil_ane_passes.option.x] is"),
+    "unknown section": ("setup.cfg", "[mil_ane_passes.option.x]\na = 1\n", "unknown section [mil_ane_passes.option.x]; "),
     "dashes": ("pyproject.toml", "[tool.mil-ane-passes]\ntarget='m4'\n", "found a section 'mil-ane-passes'; expected"),
     "dashes in ini": ("setup.cfg", "[mil-ane-passes]\ntarget=m4\n", "found a section 'mil-ane-passes'; expected"),
     "name of pytest's kind": ("setup.cfg", "[tool:mil_ane_passes]\ntarget=m4\n",
@@ -83,8 +83,8 @@ WRONG = {
                 "fail-under: found 'most'; expected a percentage, 0 to 100"),
     "percent beyond": ("pyproject.toml", "[tool.mil_ane_passes]\nfail-under = 101\n", "fail-under: found 101; "),
     "truth": ("pyproject.toml", "[tool.mil_ane_passes]\nfail-under = true\n", "fail-under: found True; "),
-    "list": ("pyproject.toml", "[tool.mil_ane_passes]\nselect = 3\n", "found 3 as select; expected rules"),
-    "list of lists": ("pyproject.toml", "[tool.mil_ane_passes]\nignore = [['a']]\n", "found [['a']] as ignore; "),
+    "list": ("pyproject.toml", "[tool.mil_ane_passes]\nselect = 3\n", "found select 3; expected rules"),
+    "list of lists": ("pyproject.toml", "[tool.mil_ane_passes]\nignore = [['a']]\n", "found ignore [['a']]; "),
     "target": ("pyproject.toml", "[tool.mil_ane_passes]\ntarget = 4\n", "found target 4; expected a string"),
     "options": ("pyproject.toml", "[tool.mil_ane_passes]\noptions = {a = 1}\n", "found {'a': 1} as options; expected"),
     "options as a text": ("setup.cfg", "[mil_ane_passes]\noptions = a\n[mil_ane_passes.options.b]\nc = 1\n",
@@ -109,7 +109,7 @@ def test_mistakes_name_the_file(case, tmp_path):
 def test_a_named_file_must_have_a_section(tmp_path):
     with pytest.raises(InputError, match="no such file; expected"):
         read_settings(tmp_path / "no.toml")
-    with pytest.raises(InputError, match=r"has no section \[tool.mil_ane_passes\]; add it"):
+    with pytest.raises(InputError, match=r"has no section \[tool.mil_ane_passes\]; add the section"):
         read_settings(written(tmp_path, "pyproject.toml", "[tool.other]\n"))
 
 

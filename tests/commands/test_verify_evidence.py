@@ -142,7 +142,7 @@ def test_wrong_use(models, evidence, tmp_path, capsys):
         ([*models, "--report", str(tmp_path / "False.mlpackage" / "x.json")], "lies in the package"),
         (["--replay", str(evidence), "--report", str(evidence)], "would be replaced"),
         ([models[0], "--replay", str(evidence), "--torch", "torch:nn.Identity"],
-         "before is of type Identity; evidence names"),
+         "before is of type Identity; evidence identifies files by digest"),
     ):
         assert main(["verify", *arguments]) == 2
         assert reason in capsys.readouterr().err

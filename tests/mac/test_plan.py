@@ -254,8 +254,9 @@ def test_what_went_wrong_there_is_shown(package, predicted):
     data = {"schema": 1, "machine": {"chip": "Apple M4"}, "packages": {"before": plan}, "complete": False,
             "doing": "compute plan of after, ALL", "problems": [{"where": "load", "problem": "no"}] * 6}
     text = str(ane.lint(package, target="m4", measured=data))
-    assert "  problem there: the script did not finish: compute plan of after, ALL\n  problem there: load: no\n" in text
-    assert "  and 2 problems more\n" in text
+    assert ("  problem on that machine: the script did not finish: compute plan of after, ALL\n"
+            "  problem on that machine: load: no\n") in text
+    assert "  and 2 more problems\n" in text
 
 
 def test_an_unknown_chip_is_predicted_for_all(package, predicted, capsys, plan):

@@ -81,10 +81,10 @@ def test_as_torch_converts(layer, shape, way, target, tmp_path):
 
 
 def test_which_form_is_taken():
-    assert notes(pooled([40], (1, 2, 40))) == ["window 40 on axis 2, 31 fit: a reduction over axes 2"]
+    assert notes(pooled([40], (1, 2, 40))) == ["window 40 on axis 2, the limit is 31: a reduction over axes 2"]
     assert notes(pooled([2, 40], (1, 2, 8, 80), strides=[1, 40])) == [
-        "window 40 on axis 3, 31 fit: windows on axis 3"]
-    assert notes(pooled([40, 2], (1, 2, 90, 8))) == ["window 40 on axis 2, 31 fit: 2 parts of 20 on axis 2"]
+        "window 40 on axis 3, the limit is 31: windows on axis 3"]
+    assert notes(pooled([40, 2], (1, 2, 90, 8))) == ["window 40 on axis 2, the limit is 31: 2 parts of 20 on axis 2"]
     assert notes(pooled([37], (1, 2, 90))) == ["- window 37 cannot be split into 8 or fewer equal parts of at most 31"]
     assert notes(pooled([1, 1, 40], (1, 2, 3, 4, 90))) == [
         "- window 40 of a 3-D pool: the concat of its parts would need rank 6"]

@@ -86,7 +86,7 @@ def test_a_pyramid_is_taken_on_an_m4():
     assert len(refused(made, "m4")) == 2
     trace = holds(made, NAME, target="m4")
     assert [hit.reason for hit in trace.fired] == [
-        "window 9 on axis 3, 8 fit: 1x5, 9x5", "window 13 on axis 3, 8 fit: 1x7, 13x7"]
+        "window 9 on axis 3, the limit is 8: 1x5, 9x5", "window 13 on axis 3, the limit is 8: 1x7, 13x7"]
     assert not refused(made, "m4") and kinds(made)["max_pool"] == 5
 
 
@@ -108,7 +108,7 @@ def test_old_chips_have_limits_of_their_own():
     words = ["unsupported on A12 and A13 only; choose one of them as the target"]
     assert reasons(made) == words and not find_matches(configured(NAME), made, target="m4").near_misses
     trace = holds(made, NAME, target="a13")
-    assert [hit.reason for hit in trace.fired] == ["window 14 on axis 2, 13 fit and stride 4: 8x1, 7x3"]
+    assert [hit.reason for hit in trace.fired] == ["window 14 on axis 2, the limit is 13 and stride 4: 8x1, 7x3"]
     assert not refused(made, "a13") and kinds(made)["slice_by_index"] == 1
     assert apply_rewrite(configured(NAME, always=True), pooled([14, 3], (1, 2, 20, 20))).fired
 

@@ -199,9 +199,9 @@ REASONS = {
     "'x' of rank 6 comes from outside": None,
     "cumsum 'y': cumsum is not known to be equivalent with fewer axes":
         lambda v: mb.reshape(x=mb.cumsum(x=v, axis=1, name="y"), shape=[-1]),
-    "reduce_sum 'y': 6 axes are treated differently, 5 are allowed":
+    "reduce_sum 'y': 6 axes are treated differently, the limit is 5":
         lambda v: mb.reduce_sum(x=v, axes=[0, 2, 4], name="y"),
-    "transpose 't': 2 transposes of rank 5 would be needed, 1 are allowed":
+    "transpose 't': 2 transposes of rank 5 would be needed, the limit is 1":
         lambda v: mb.reshape(x=mb.transpose(x=v, perm=[5, 3, 1, 4, 2, 0], name="t"), shape=[-1], name="y"),
 }
 

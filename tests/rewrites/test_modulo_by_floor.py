@@ -91,7 +91,7 @@ def test_fewer_periods_are_fewer_ops_and_the_options_refuse():
 
     assert (ops(), ops(periods=30), ops(periods=3)) == (26, 13, 11)
     (miss,) = find_matches(rule(max_steps=25), by(2 * np.pi, 4)).near_misses
-    assert miss.reason == "a remainder by 6.28125 takes 26 ops, max_steps=25"
+    assert miss.reason == "a remainder by 6.28125 needs 26 ops, max_steps=25"
 
 
 def test_a_divisor_that_widens_x_is_left_alone():

@@ -129,7 +129,7 @@ def compressed(x):
 
 @pytest.mark.parametrize(("held", "target", "reason"), [
     (lambda: build_program(compressed, x=(1, LONG)), "m4",
-     "operand weight is compressed: its parts would have to be unpacked"),
+     "operand weight is compressed: its parts would have to be decompressed"),
     (lambda: build_program(lambda x, z: mb.matmul(x=x, y=z), dtype=types.fp32, x=(1, LONG), z=(LONG, 1)), "m4",
      "computed in fp32, which is unsupported on the ANE"),
     (lambda: build_program(lambda x, z: mb.matmul(x=x, y=z), x=(1, 20000), z=(20000, 1)), "m1",

@@ -112,7 +112,7 @@ def test_which_form_is_taken():
     assert notes(conv([3, 32], (1, 2, 9, 64), strides=[1, 16])) == ["kernel 3x32 as windows of 32 as channels"]
     assert notes(conv([32], (1, 2, 64))) == ["kernel 32 as kernel 8x4 over rows of 4"]
     assert notes(conv([37], (1, 2, 64))) == ["kernel 37 as 3 parts that are added"]
-    assert notes(conv([400], (1, 1, 900), strides=[20])) == ["- kernel 400 would take 31 parts, max_parts is 16"]
+    assert notes(conv([400], (1, 1, 900), strides=[20])) == ["- kernel 400 would need 31 parts, max_parts is 16"]
     assert notes(conv([400], (1, 1, 900), strides=[20]), max_copies=20) == ["kernel 400 as windows of 400 as channels"]
     assert notes(conv([40, 1], (1, 2, 50, 3))) == ["kernel 40x1 as 2 parts that are added"]
     assert notes(conv([31], (1, 2, 64))) == []

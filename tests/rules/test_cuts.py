@@ -44,7 +44,7 @@ def looped(tmp_path_factory):
 def places(path, rule):
     notes = [hit.reason for hit in find_matches(get_all_rules()[rule].configured(), ane.load(path).program).fired]
     (note,) = [note for note in notes if "--split-at" in note]
-    return re.findall(r"(before|behind) it at '([^']+)'", note)
+    return re.findall(r"(before|after) it at '([^']+)'", note)
 
 
 def test_a_loop_is_cut_out_by_the_two_commands(looped, tmp_path, capsys):

@@ -37,7 +37,7 @@ def _describe_unsupported_window(op: Operation, generations: Sequence[Generation
     """
     window, strides = read_kernel_sizes(op), read_strides(op)
     unsupported = [
-        f"window {size} on axis {2 + axis}, {most} fit"
+        f"window {size} on axis {2 + axis}, the limit is {most}"
         for axis, (size, most) in enumerate(zip(window, find_max_window_sides(op, generations, always)))
         if size > most
     ]
