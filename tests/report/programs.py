@@ -69,6 +69,22 @@ def hostile() -> Program:
     return build_program(body, x=(4, 8))
 
 
+def long_names() -> Program:
+    """Names as other frontends make them, of ops that compute in fp32, and of a large and a small partition."""
+
+    def body(x: Any) -> Any:
+        name = "StatefulPartitionedCall_model_1_flatten_audio_channels_1_reshape_Reshape"
+        for place in range(2):
+            x = Builder.conv(x=x, weight=make_weight(64, 64, 3, 3).astype(np.float32), pad_type="same",
+                             name=f"{name}_{place}")
+        x = Builder.cast(x=x, dtype="fp16", name=f"{name}_to_fp16")
+        for place in range(120):
+            x = Builder.conv(x=x, weight=make_weight(64, 64, 3, 3), pad_type="same", name=f"{name}_half_{place}")
+        return x
+
+    return build_program(body, dtype=types.fp32, x=(1, 64, 64, 64))
+
+
 def nested() -> Program:
     def body(x: Any) -> Any:
         small = Builder.less(x=Builder.reduce_sum(x=x, axes=[0, 1], keep_dims=False), y=np.float16(1))

@@ -94,6 +94,13 @@ def test_the_cause_counts_integers_as_one_kind_and_names_three():
     assert "int32 ops" in data_of(build_page(report))["reports"][0]["cause"]
 
 
+def test_the_cause_counts_ops_in_fp32_as_one_kind():
+    one, = data_of(text := build_page(ane.lint(programs.long_names(), target="m4")))["reports"]
+    assert one["cause"] == "Unsupported: 2 fp32 ops."
+    kinds = [data_of(text)["texts"][place] if place >= 0 else "" for place in one["ops"]["blocker"]]
+    assert kinds == ["fp32 op"] * 2 + [""] * 121
+
+
 def test_what_a_mac_said_is_there_for_each_op():
     said = programs.said_by_a_mac(ane.lint(programs.vocoder(), target="m4"))
     report = ane.lint(programs.vocoder(), target="m4", measured=said)

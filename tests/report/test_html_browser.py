@@ -349,6 +349,25 @@ def test_names_that_look_like_markup_are_shown_as_text(show, driver):
     assert "</script><img" in details(driver)
 
 
+def test_long_names_fit_in_their_boxes(show, driver):
+    show("long_names")
+    for width in (1400, 1280):
+        driver.set_window_size(width, 1000)
+        settled(driver)
+        wide = run(driver, """return [...document.querySelectorAll('aside, aside *, main > section')].filter((one) =>
+            one.scrollWidth > one.clientWidth + 1 && one.clientWidth && getComputedStyle(one).display !== 'inline'
+            && getComputedStyle(one).textOverflow !== 'ellipsis').map((one) => one.outerHTML.slice(0, 80))""")
+        assert wide == []
+
+
+def test_the_label_of_a_segment_is_cut_at_its_end(show, driver):
+    show("long_names")
+    labels = run(driver, """return [...document.querySelectorAll('.segment .long')].filter((one) => one.offsetWidth).map(
+        (one) => [one.textContent, one.getBoundingClientRect().x - one.parentElement.getBoundingClientRect().x])""")
+    assert "CPU · 2 ops · 2 fp32 ops unsupported" in [words for words, _ in labels]
+    assert all(start >= 0 for _, start in labels)
+
+
 def test_a_program_without_ops_says_so(show, driver):
     show("empty")
     assert "no ops" in run(driver, "return document.getElementById('verdict').textContent")

@@ -18,6 +18,7 @@ from ...ir.scopes import find_origin
 from ...passes.finding import Finding
 from ...passes.plan import Plan, Row
 from ...passes.severity import Severity
+from ...rules.dtypes import Fp32ComputeLeft
 from ...utils.text_format import format_count, format_duration, join_names
 from ..fix_commands import format_rewrite_command, format_split_command
 from ..ignored import count_ignored
@@ -37,7 +38,7 @@ _MAX_TEXT_LENGTH = 4000
 "The most characters of one text: names in other people's packages may be of any length."
 _MAX_KINDS = 3
 "The kinds of ops that the sentence about the cause names; more are counted."
-_INT32 = "int32 op"
+_INT32, _FP32 = "int32 op", "fp32 op"
 
 
 def build_payload(report: LintReport, after: LintReport | None = None) -> dict[str, Any]:
@@ -129,7 +130,7 @@ def describe_cause(plan: Plan) -> str:
     if not kinds:
         return ""
     cpu, count = sum(row.backend != "ane" for row in plan.rows), sum(kinds.values())
-    named = [f"{times:,} {kind}{'s' * (kind == _INT32 and times > 1)}" for kind, times in kinds.most_common(_MAX_KINDS)]
+    named = [f"{times:,} {kind}{'s' * (kind in (_INT32, _FP32) and times > 1)}" for kind, times in kinds.most_common(_MAX_KINDS)]
     if rest := count - sum(times for _, times in kinds.most_common(_MAX_KINDS)):
         named.append(format_count(rest, "other"))
     if cpu == count:
@@ -140,7 +141,9 @@ def describe_cause(plan: Plan) -> str:
 
 
 def _name_kind(row: Row) -> str:
-    """Name an unsupported op by its type; by its dtype where that is the integer that the ANE has no form for."""
+    """Name an unsupported op by its type; by its dtype where that is what the ANE has no form for."""
+    if Fp32ComputeLeft.code in row.codes:
+        return _FP32
     dtypes = {var.dtype for var in row.op.outputs if types.is_tensor(var.sym_type)}
     return _INT32 if dtypes == {types.int32} else row.op.op_type
 
@@ -264,6 +267,7 @@ def _encode_row(row: Row, rows: dict[Operation, int], texts: _TextTable) -> dict
         "kind": texts(format_type(first) if first is not None else ""),
         "reason": texts(row.reason),
         "origin": texts(came) if came is not None else -1,
+        "blocker": texts(_name_kind(row)) if row.ane == "no" else -1,
         "mil": sanitize_text(format_op(row.op)),
         "reads": _find_input_rows(row.op, rows),
         "inside": _find_enclosing_row(row.op, rows),

@@ -77,12 +77,12 @@ const details = {
   facts(report, row, explained) {
     const pairs = [
       ["Runs on", [badge(report.onAne(row) ? "ane" : "cpu", report.place(row)), " predicted"]],
-      ["supported on the ANE", [answerText(report.answer(row))]],
+      ["ANE support", [answerText(report.answer(row))]],
       ["Type", [named(report.kind(row))]],
     ];
     if (report.reason(row) && !explained.has(report.reason(row))) pairs.push(["Why", [report.reason(row)]]);
     if (stays(report, row))
-      pairs.push(["Placed", ["on the CPU, as a change of processor would cost more than it saves"]]);
+      pairs.push(["Placed", ["on the CPU, as a transition would cost more than it saves"]]);
     if (report.told.has(row)) pairs.push(["Measured", [measuredText(report, row)]]);
     if (report.functions.length > 1) pairs.push(["Function", [named(report.functions[report.functionOf[row]].name)]]);
     if (report.origin(row)) pairs.push(["Made by", [named(report.origin(row))]]);
@@ -187,7 +187,7 @@ const details = {
 
   accepted(report, row) {
     const seen = report.accepted.filter((one) => one.types.includes(report.type(row))).map((one) => one.source);
-    return this.evidence("Who saw the ANE take it", seen);
+    return this.evidence("Evidence that it is supported", seen);
   },
 
   costs(report, row) {
@@ -197,7 +197,7 @@ const details = {
         "tr",
         { class: report.ops.engine[row] === engine ? "taken" : null },
         el("th", { scope: "row" }, name, report.ops.engine[row] === engine ? " (predicted)" : ""),
-        el("td", {}, of[engine][row] === null ? "not taken" : time(of[engine][row])),
+        el("td", {}, of[engine][row] === null ? "unsupported" : time(of[engine][row])),
       ),
     );
     const guess = report.ops.guess[row] ? ", a guess: no measured row stands for this kind of op" : "";
@@ -316,7 +316,7 @@ const details = {
         .map((row) => report.reason(row)),
     );
     const idleOps = staying(report, rows);
-    if (idleOps) reasons.unshift(["The ANE would take them; a switch costs more than it saves", idleOps]);
+    if (idleOps) reasons.unshift(["Supported on the ANE; a transition costs more than it saves", idleOps]);
     const why =
       piece.backend === "ane" || !reasons.length
         ? null

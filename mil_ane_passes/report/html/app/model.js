@@ -53,6 +53,9 @@ class Report {
   origin(row) {
     return text(this.ops.origin[row]);
   }
+  blocker(row) {
+    return text(this.ops.blocker[row]);
+  }
   onAne(row) {
     return this.ops.on_ane[row] === 1;
   }

@@ -36,7 +36,7 @@ const opsView = {
         build: (row) => badge(now().onAne(row) ? "ane" : "cpu", now().place(row)),
       },
       {
-        label: "ANE takes",
+        label: "Supported",
         width: "5.4rem",
         value: (row) => now().answer(row),
         build: (row) => answerText(now().answer(row)),
@@ -73,7 +73,7 @@ const opsView = {
         true,
       ),
       field("Runs on", options("backend", ["", "either"], ["ANE", "ANE"], ["CPU", "CPU"])),
-      field("supported on the ANE", options("answer", ["", "any"], ["yes", "yes"], ["no", "no"], ["unknown", "unknown"])),
+      field("ANE support", options("answer", ["", "any"], ["yes", "yes"], ["no", "no"], ["unknown", "unknown"])),
       field("Code", options("code", ["", "any"], ...codes.map((code) => [code, code]))),
       report.functions.length > 1
         ? field(

@@ -33,13 +33,15 @@ function pieceText(piece) {
   return `${BACKENDS[piece.backend][1]}: ${many}${count(piece.last - piece.first + 1, "op")}, ${time(piece.ms)} estimated`;
 }
 
-/** The type of most of the unsupported ops in a piece: what keeps the rest of it off the ANE. */
+/** The kind of most of the unsupported ops in a piece: what keeps the rest of it off the ANE. */
 function blockerOf(report, piece) {
   const counts = new Map();
   for (let row = piece.first; row <= piece.last; row++)
-    if (report.answer(row) === "no") counts.set(report.type(row), (counts.get(report.type(row)) ?? 0) + 1);
+    if (report.answer(row) === "no") counts.set(report.blocker(row), (counts.get(report.blocker(row)) ?? 0) + 1);
   const [most] = [...counts].sort(([, a], [, b]) => b - a);
-  return most ? `${most[1].toLocaleString("en")} ${most[0]} unsupported` : "";
+  if (!most) return "";
+  const [kind, many] = most;
+  return `${many.toLocaleString("en")} ${kind}${many > 1 && kind.endsWith(" op") ? "s" : ""} unsupported`;
 }
 
 const badge = (backend, name) =>

@@ -41,7 +41,7 @@ function verdict(report) {
   return [`${what}${support}.`, `${report.cause}${idle(report)}${open}`.trim()];
 }
 
-/** Ops that the ANE would take, and that are predicted to run on the CPU all the same. */
+/** Ops that are supported on the ANE, and that are predicted to run on the CPU all the same. */
 const stays = (report, row) => !report.onAne(row) && report.answer(row) === "yes" && report.ops.est_ane[row] !== null;
 const staying = (report, rows) => rows.filter((row) => stays(report, row)).length;
 
@@ -49,8 +49,8 @@ function idle(report) {
   const many = staying(report, report.rows);
   const cpu = report.size - report.summary.predicted_on_ane;
   if (!many) return "";
-  if (many === cpu) return " The ANE would take all that stays on the CPU, but going there costs more than it saves.";
-  return ` Of those on the CPU the ANE would take ${many.toLocaleString("en")}, but going there costs more than it saves.`;
+  if (many === cpu) return " All ops on the CPU are supported on the ANE, but moving them there costs more than it saves.";
+  return ` Of the ops on the CPU, ${many.toLocaleString("en")} ${many === 1 ? "is" : "are"} supported on the ANE, but moving ${many === 1 ? "it" : "them"} there costs more than it saves.`;
 }
 
 function basisText(report) {
