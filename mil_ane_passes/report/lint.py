@@ -168,6 +168,7 @@ class LintReport(Document):
             "segments": [segment.to_dict() for segment in self.plan.segments],
             "buffers": [item.to_dict() for item in self.buffers],
             "summary": self.summary(),
+            "next_step": None if self.next_step is None else self.next_step.to_dict(),
             **({"ignored": [each.to_dict() for each in self.ignored]} if self.ignored else {}),
             **({"after": self.after.to_dict()} if self.after is not None else {}),
             **({"baseline": self.baseline.to_dict()} if self.baseline is not None else {}),

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from .._version import __version__
+from ..package.executorch_program import find_read_file
 from ..passes.contract import Rule
 from ..passes.finding import Finding
 from ..passes.registry import fixes_for
@@ -55,9 +56,9 @@ class SarifLog:
         """Add the results of a report, and the rules that they refer to."""
         place = _build_artifact_location(report.model)
         location = None if place is None else {**place, "index": len(self.artifacts)}
-        roles = ["analysisTarget", "directory"] if place else ["analysisTarget", "memoryContents"]
+        kinds = ["memoryContents"] if place is None else ["directory"] if os.path.isdir(report.model) else []
         self.artifacts.append({"location": place or {}, "description": {"text": _escape_literal(report.model)},
-                               "roles": roles})
+                               "roles": ["analysisTarget", *kinds]})
         listed = [*report.findings, *report.near_misses]
         for item in listed:
             self.rules.setdefault(item.problem.code, _build_rule(item.problem))
@@ -75,6 +76,7 @@ class SarifLog:
         self.results += results
         self.models.append({
             "model": report.model, "target": report.target, "predicted": True, "summary": report.summary(),
+            "next_step": None if report.next_step is None else report.next_step.to_dict(),
             **upgrades_to_dict(report.upgraded),
             **({"network": {name: value for name, value in report.network.to_dict().items()
                             if name != "findings"}} if report.network is not None else {})})
@@ -227,10 +229,13 @@ def _build_named_location(location: dict[str, Any] | None, full: str, name: str)
 
 
 def _build_artifact_location(model: str) -> dict[str, Any] | None:
-    """Return the package's URI as the user wrote it: relative paths stay relative, so that a code host finds them."""
-    if not Path(model).exists():
+    """Return the package's URI as the user wrote it: relative paths stay relative, so that a code host finds them.
+
+    The URI of a delegate is that of its program.
+    """
+    path = PurePath(find_read_file(model))
+    if not Path(path).exists():
         return None
-    path = PurePath(model)
     return {"uri": path.as_uri() if path.is_absolute() else quote(os.fsencode(path.as_posix()))}
 
 

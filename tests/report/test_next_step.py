@@ -77,6 +77,17 @@ def test_a_command_that_gains_says_by_how_much():
     assert lines_of(report)[0] in str(report)
 
 
+def test_json_and_sarif_have_it():
+    report = ane.lint("fixtures/conv_transpose_1d.mlpackage", target="m4")
+    step = report.to_dict()["next_step"]
+    assert step["command"] == report.next_step.command and step["reason"] == report.next_step.words
+    assert [step["predicted"][side]["ane_unsupported"] for side in ("before", "after")] == [
+        report.next_step.found.before.unsupported, report.next_step.found.after.unsupported]
+    assert report.to_sarif()["runs"][0]["properties"]["next_step"] == step
+    clean = ane.lint(programs.two_functions(), target="m4")
+    assert clean.to_dict()["next_step"] is clean.to_sarif()["runs"][0]["properties"]["next_step"] is None
+
+
 def test_a_fix_that_costs_more_is_not_recommended():
     report = ane.lint(programs.large(100), target="m4")
     words, predicted, why = lines_of(report)
