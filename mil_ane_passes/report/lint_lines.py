@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from ..package.executorch_program import find_read_file
 from ..utils.text_format import escape_text
 from .network import LayerFinding
 
@@ -22,8 +24,9 @@ def format_concise_lines(report: LintReport) -> list[str]:
 
 
 def format_github_lines(report: LintReport) -> list[str]:
-    """Format the findings that count as annotations of a GitHub workflow."""
-    return [format_github_line(item.severity.github_level, f"{item.code} {item.slug}", line, report.model)
+    """Format the findings that count as annotations of a GitHub workflow; those of a delegate are at its program."""
+    file = os.fspath(find_read_file(report.model))
+    return [format_github_line(item.severity.github_level, f"{item.code} {item.slug}", line, file)
             for item, line in _iterate_lines(report)]
 
 

@@ -61,6 +61,15 @@ def test_what_github_would_read_is_encoded(text):
     assert parse(format_github_line("error", text, text, text)) == ("error", {"title": text, "file": text}, text)
 
 
+def test_findings_of_a_delegate_are_annotated_at_its_program(tmp_path):
+    (tmp_path / "model.pte").write_bytes(b"")
+    found = report(chain("relu"))
+    found.model = str(tmp_path / "model.pte" / "forward" / "0")
+    (line,) = format_github_lines(found)
+    assert parse(line)[1]["file"] == str(tmp_path / "model.pte")
+    assert parse(line)[2].startswith(f"{found.model}:relu_0: ANE216")
+
+
 def test_no_name_ends_a_line():
     found = report(chain("relu"))
     found.model = "a\n::error::forged\r\x1b[2J\u2028.mlpackage"

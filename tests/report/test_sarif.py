@@ -93,6 +93,16 @@ def test_a_relative_path_stays_relative(fixtures, monkeypatch):
     assert run["results"][0]["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "nmp.mlpackage"
 
 
+def test_a_delegate_is_at_its_program(tmp_path):
+    (tmp_path / "model.pte").write_bytes(b"")
+    found = report(chain("relu"))
+    found.model = str(tmp_path / "model.pte" / "forward" / "0")
+    run = judged(build_sarif(found))
+    uri = (tmp_path / "model.pte").as_uri()
+    assert run["artifacts"][0]["location"]["uri"] == uri and run["artifacts"][0]["roles"] == ["analysisTarget"]
+    assert run["results"][0]["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == uri
+
+
 def test_a_result_says_what_the_finding_says():
     run = judged(build_sarif(report(chain("relu", "tanh", "sigmoid"))))
     wrong, refused, named = run["results"]
