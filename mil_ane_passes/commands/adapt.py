@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._version import __version__
 from ..package.destination import find_enclosing_package, has_overlap
+from ..package.manifest import check_model_path
 from ..utils.errors import InputError
 from ..utils.option_spelling import format_option, format_option_values
 from ..utils.text_format import escape_text, format_lines
@@ -58,7 +59,7 @@ _UNNAMED_FILES = frozenset({_MANIFEST, "README.md", "generate.py", "__pycache__"
 class AdaptOptions:
     """The options of `adapt`."""
 
-    src: Any = field(metadata=argument("IN"))
+    src: Any = field(metadata=argument("IN", check=check_model_path))
     "the .mlpackage of the encoder or decoder; never changed"
     dst: str | os.PathLike[str] | None = field(default=None, metadata=flag("-o", "--output", metavar="OUT_DIR"))
     "the folder to write"

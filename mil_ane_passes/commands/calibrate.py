@@ -10,6 +10,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .._version import __version__
+from ..package.manifest import check_model_path
 from ..report.table import format_table
 from ..utils.budget import DEFAULT_MAX_STEPS, share_budget
 from ..utils.errors import InputError
@@ -53,7 +54,7 @@ _DEFAULT_WORST = 30
 class CalibrateOptions:
     """The options of `calibrate`."""
 
-    src: Any = field(metadata=argument("IN"))
+    src: Any = field(metadata=argument("IN", check=check_model_path))
     "the .mlpackage or .mlmodel to run"
     _: KW_ONLY
     feeds: Feeds | None = field(default=None, metadata=FEEDS)

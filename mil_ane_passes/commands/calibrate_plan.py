@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .._version import __version__
+from ..package.manifest import check_model_path
 from ..report.table import format_table
 from ..utils.errors import InputError
 from ..utils.option_spelling import choose_spelling, format_option
@@ -40,7 +41,7 @@ class CalibratePlanOptions:
     measured: MeasurementSource = field(metadata=argument("PLAN"))
     "result.json, or a dumped compute plan"
     _: KW_ONLY
-    model: Any = field(default=None, metadata=flag(metavar="IN.mlpackage"))
+    model: Any = field(default=None, metadata=flag(metavar="IN.mlpackage", check=check_model_path))
     "the measured package (default: the packages next to PLAN)"
     target: str | None = field(default=None, metadata=flag())
     "chip to predict for (default: the chip of the measurement)"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from .._version import __version__
 from ..package.copy_ahead import CopyAhead
 from ..package.destination import check_destination
+from ..package.manifest import check_package_path
 from ..transforms.contract import MAX_PARTS, PART_SUFFIXES, build_part_path
 from ..utils.errors import InputError
 from ..utils.garbage_collection import pause_garbage_collection
@@ -83,7 +84,7 @@ def _parse_renames(texts: list[str]) -> dict[str, str]:
 class EditOptions:
     """The options of `edit`."""
 
-    src: Any = field(metadata=argument("IN"))
+    src: Any = field(metadata=argument("IN", check=check_package_path))
     "the .mlpackage to read; never modified"
     dst: str | os.PathLike[str] | None = field(default=None, metadata=flag("-o", "--output", metavar="OUT"))
     "the .mlpackage to write"

@@ -21,8 +21,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..package.executorch_program import find_address
-from ..package.manifest import check_exists
+from ..package.manifest import check_model_path
 from ..package.output_file import check_output_file, write_text_file
 from ..passes.targets import parse_target, split_targets
 from ..report.terminal import COLOR_CHOICES, TerminalStyle, choose_style
@@ -66,7 +65,7 @@ _MAX_TRIED_CUTS = 16
 class LintOptions:
     """The options of `lint`."""
 
-    src: Any = field(metadata=argument("IN", nargs="+"))
+    src: Any = field(metadata=argument("IN", check=check_model_path, nargs="+"))
     "the .mlpackage, .mlmodel or .pte to lint; or several of them, folders that contain packages, or glob patterns"
     _: KW_ONLY
     target: str = field(default="all", metadata=flag())
@@ -81,7 +80,7 @@ class LintOptions:
     "gate: fail on findings that are not in this JSON report; a report of several packages is matched by path"
     measured: MeasurementSource | None = field(default=None, metadata=flag(metavar="RESULT.json", batch=False))
     """Core ML's result from a Mac: the result.json of measure.py (see mac-script), or a dumped compute plan"""
-    after: Any = field(default=None, metadata=flag(metavar="B.mlpackage", batch=False))
+    after: Any = field(default=None, metadata=flag(metavar="B.mlpackage", batch=False, check=check_model_path))
     "a second package to compare with IN"
     sizes: bool = field(default=False, metadata=flag(batch=False))
     "estimate what compressed weights would gain on the chip, and list formats with published failures"
@@ -163,8 +162,8 @@ def run(arguments: argparse.Namespace) -> int:
     with settings.name_file():
         for name in targets:
             parse_target(name)
-        if single and len(targets) == 1 and arguments.format not in LINE_FORMATS and not find_address(sources[0].path):
-            check_exists(Path(sources[0].path))  # before prepare_lint imports coremltools
+        if single and len(targets) == 1 and arguments.format not in LINE_FORMATS:
+            check_model_path(sources[0].path)  # before prepare_lint imports coremltools
         linters = {name: prepare_lint(None, **{**keywords, "target": name}) for name in targets}
     if len(linters) > 1:
         return lint_targets(arguments, sources, {name: each.lint for name, each in linters.items()}, settings.gates,

@@ -14,6 +14,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from .._version import __version__
+from ..package.manifest import check_model_path
 from ..utils.errors import InputError
 from ..utils.option_spelling import choose_spelling, format_option
 from ..utils.text_format import escape_text, format_lines, format_short_repr
@@ -49,11 +50,11 @@ _COREMLTOOLS_VERSION = "9.0"
 class MacScriptOptions:
     """The options of `write_mac_script`."""
 
-    src: Any = field(metadata=argument("IN"))
+    src: Any = field(metadata=argument("IN", check=check_model_path))
     "the .mlpackage to measure"
     folder: str | PathLike[str]
     _: KW_ONLY
-    after: Any = field(default=None, metadata=argument("AFTER", nargs="?"))
+    after: Any = field(default=None, metadata=argument("AFTER", check=check_model_path, nargs="?"))
     "a second package to measure"
     preset: str | None = field(default=None, metadata=flag())
     "also measure IN rewritten with this preset: safe or full"

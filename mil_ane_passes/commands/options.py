@@ -9,11 +9,14 @@ from __future__ import annotations
 import argparse
 import inspect
 import math
+import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields
 from functools import wraps
 from numbers import Integral, Real
+from os import PathLike
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from ..passes.coremltools_setup import freeze_imported_objects
@@ -67,26 +70,32 @@ def ignore_progress(text: str) -> None:
 class _Flag:
     """The command line form of a field. `names` is empty for a flag that is named after its field.
 
-    `parse` converts what argparse found, when the command runs; `settings` are argparse's own.
+    `parse` converts what argparse found, when the command runs; `check` raises InputError for a path that the command
+    cannot read; `settings` are argparse's own.
     """
 
     names: tuple[str, ...]
     parse: Callable[[Any], Any] | None
     help: str
+    check: Callable[[Path], None] | None
     settings: Mapping[str, Any]
 
 
-def argument(metavar: str, **settings: Any) -> Metadata:
-    """Describe a field that is a positional argument on the command line."""
-    return {"flag": _Flag((metavar,), None, "", {"metavar": metavar, **settings}), "batch": False}
+def argument(metavar: str, *, check: Callable[[Path], None] | None = None, **settings: Any) -> Metadata:
+    """Describe a field that is a positional argument on the command line.
+
+    `check` is called with a path, in Python, too, before coremltools is imported.
+    """
+    return {"flag": _Flag((metavar,), None, "", check, {"metavar": metavar, **settings}), "batch": False}
 
 
 def flag(
-    *names: str, batch: bool = True, parse: Callable[[Any], Any] | None = None, help: str = "", **settings: Any
+    *names: str, batch: bool = True, parse: Callable[[Any], Any] | None = None, help: str = "",
+    check: Callable[[Path], None] | None = None, **settings: Any
 ) -> Metadata:
     """Describe a field that is a flag on the command line; `help` is for flags that several commands share, where
-    the field has no text of its own."""
-    return {"flag": _Flag(names, parse, help, settings), "batch": batch}
+    the field has no text of its own; `check` as for `argument`."""
+    return {"flag": _Flag(names, parse, help, check, settings), "batch": batch}
 
 
 def positive_int(text: str) -> int:
@@ -204,6 +213,7 @@ def command(options: Callable[P, O]) -> Callable[[Callable[[O], R]], Callable[P,
                 raise TypeError(text.replace(f"{options.__name__}.__init__", function.__name__)) from None
             if isinstance(target := getattr(made, "target", None), str):
                 parse_target(target)  # a wrong name is reported without waiting for the import
+            check_paths(made)
             _import_coremltools()
             try:
                 return function(made)
@@ -221,6 +231,14 @@ def command(options: Callable[P, O]) -> Callable[[Callable[[O], R]], Callable[P,
         return call
 
     return decorate
+
+
+def check_paths(options: Any) -> None:
+    """Raise InputError for the first path among the options that cannot be read, without importing coremltools."""
+    for each in fields(options):
+        form, value = each.metadata.get("flag"), getattr(options, each.name)
+        if form is not None and form.check is not None and isinstance(value, (str, PathLike)) and os.fspath(value):
+            form.check(Path(value))
 
 
 _KINDS: dict[str, Callable[[Any], bool]] = {

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..package.copy_ahead import CopyAhead
 from ..package.destination import check_destination
+from ..package.manifest import check_model_path
 from ..package.output_file import write_atomically
 from ..utils.errors import AnePassesError, InputError, format_memory_error
 from ..utils.option_spelling import format_option
@@ -136,6 +137,7 @@ def start_copying(
         raise InputError(f"no output given; expected -o OUT.mlpackage, or {format_option('dry_run')}")
     if not source.strip():
         raise InputError("no path given; expected the path of an .mlpackage")
+    check_model_path(source)  # before numpy is imported below
     if output is None or dry_run:
         return nullcontext()
     from ..transforms.contract import build_part_path

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from .._version import __version__
 from ..package.copy_ahead import CopyAhead
+from ..package.manifest import check_model_path
 from ..passes.max_growth import DEFAULT_MAX_GROWTH, parse_max_growth
 from ..report.document import Document, build_document, build_fragment
 from ..utils.budget import DEFAULT_MAX_STEPS, share_budget
@@ -68,7 +69,7 @@ _MAX_MATCHES_LISTED = 3
 class RewriteOptions:
     """The options of `rewrite`."""
 
-    src: Any = field(metadata=argument("IN"))
+    src: Any = field(metadata=argument("IN", check=check_model_path))
     "the .mlpackage, .mlmodel or .pte to read; never modified"
     dst: Any = field(default=None, metadata=flag("-o", "--output", metavar="OUT", batch=False))
     """the .mlpackage to write; for a NeuralNetwork also an .mlmodel, which keeps the format; for a .pte a .pte, whose

@@ -10,6 +10,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .._version import __version__
+from ..package.manifest import check_model_path
 from ..package.output_file import check_output_file
 from ..passes.coremltools_setup import silence_coremltools
 from ..report.table import format_table
@@ -50,7 +51,7 @@ _LIST_MARK = "\0quirks"
 class RunOptions:
     """The options of `run` and `trace`."""
 
-    src: Any = field(metadata=argument("IN"))
+    src: Any = field(metadata=argument("IN", check=check_model_path))
     "the .mlpackage or .mlmodel to run"
     feeds: Mapping[str, Array] = field(
         metadata=flag(metavar="F.npz", required=True, parse=lambda path: read_arrays(path) or {}))

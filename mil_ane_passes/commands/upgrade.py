@@ -8,6 +8,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .._version import __version__
+from ..package.manifest import check_network_path
 from ..utils.errors import InputError
 from ..utils.text_format import escape_text, format_count, format_lines
 from .options import add_format_option, add_options, argument, command, flag, read_options
@@ -27,7 +28,7 @@ EXAMPLE = "upgrade in.mlmodel -o out.mlpackage --deployment-target iOS17"
 class UpgradeOptions:
     """The options of `upgrade`."""
 
-    src: Any = field(metadata=argument("IN"))
+    src: Any = field(metadata=argument("IN", check=check_network_path))
     "the .mlmodel to read, or an .mlpackage with a NeuralNetwork; never modified"
     dst: str | os.PathLike[str] | None = field(default=None, metadata=flag("-o", "--output", metavar="OUT"))
     "the .mlpackage to write"

@@ -16,6 +16,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..package.manifest import check_model_path
 from ..package.output_file import check_output_file
 from ..utils.budget import DEFAULT_MAX_STEPS, share_budget
 from ..utils.errors import InputError, LimitReached, suggest_nearest
@@ -64,9 +65,9 @@ _RECORDED: Mapping[str, tuple[type, ...]] = {
 class VerifyOptions:
     """The options of `verify`."""
 
-    before: Any = field(default=None, metadata=argument("A", nargs="?"))
+    before: Any = field(default=None, metadata=argument("A", check=check_model_path, nargs="?"))
     "an .mlpackage or .mlmodel, or a Core ML delegate of a .pte"
-    after: Any = field(default=None, metadata=argument("B", nargs="?"))
+    after: Any = field(default=None, metadata=argument("B", check=check_model_path, nargs="?"))
     "the .mlpackage, .mlmodel or .pte to compare with it"
     _: KW_ONLY
     atol: float | None = field(default=None, metadata=flag(type=float, metavar="X"))

@@ -12,15 +12,20 @@ from pathlib import Path
 from typing import Any
 
 from ..utils.errors import InputError, suggest_nearest
-from .executorch_program import refuse_program
+from .executorch_program import SUFFIX as _PROGRAM_SUFFIX
+from .executorch_program import find_address, refuse_program
 from .limits import MAX_MANIFEST_BYTES, MAX_MODEL_BYTES
 
 MANIFEST = "Manifest.json"
 DATA_FOLDER = "Data"
 _SUFFIX = ".mlpackage"
+_NETWORK_SUFFIX = ".mlmodel"
 _VERSION_FORM = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9}){0,2}")
 _MAX_NAMED = 8  # items named in an error
 _REMEDY = "expected an .mlpackage folder saved by coremltools"
+_MISSING_REMEDIES = {_SUFFIX: _REMEDY, _NETWORK_SUFFIX: "expected an .mlmodel file",
+                     _PROGRAM_SUFFIX: "expected a .pte file written by ExecuTorch"}
+"What is expected at a path where nothing is, by its suffix."
 _PYTORCH_HINT = (
     "a PyTorch model; convert it first, with mil_ane_passes.convert or coremltools, and pass the .mlpackage"
 )
@@ -100,12 +105,37 @@ def _get_file_size(path: Path) -> int | None:
 
 
 def check_exists(root: Path) -> None:
-    """Raise InputError, with the nearest package beside it, if there is nothing at `root`."""
-    if not root.exists():
-        near = suggest_nearest(
-            root.stem, _list_packages(root.parent), lambda name: str(root.with_name(f"{name}{_SUFFIX}"))
-        )
-        raise InputError(f"{root}: no such file or folder; {_REMEDY}{near}")
+    """Raise InputError, with the nearest model beside it, if there is nothing at `root`; of a delegate, at its program.
+    """
+    if root.exists():
+        return
+    program = next((each for each in root.parents if each.suffix == _PROGRAM_SUFFIX and not each.exists()), None)
+    missing = root if program is None else program
+    near = suggest_nearest(missing.stem, models := _list_models(missing.parent, missing.suffix),
+                           lambda stem: str(missing.with_name(models[stem])))
+    remedy = _MISSING_REMEDIES.get(missing.suffix, _REMEDY)
+    raise InputError(f"{missing}: no such file or folder; {remedy}{near}")
+
+
+def check_model_path(path: str | os.PathLike[str]) -> None:
+    """Raise InputError for a path at which no model can be: loading would raise the same, after a slow import."""
+    root = Path(path)
+    if find_address(root) is None and not (root.suffix == _NETWORK_SUFFIX and root.is_file()):
+        read_layout(root)
+
+
+def check_package_path(path: str | os.PathLike[str]) -> None:
+    """Raise InputError for a path at which no package can be, as `check_model_path` does."""
+    read_layout(path)
+
+
+def check_network_path(path: str | os.PathLike[str]) -> None:
+    """Raise InputError for a path at which no NeuralNetwork can be, as `check_model_path` does."""
+    root = Path(path)
+    refuse_program(root)
+    check_exists(root)
+    if root.is_dir():
+        read_layout(root)
 
 
 def _check_kind(root: Path) -> None:
@@ -137,13 +167,15 @@ def _check_kind(root: Path) -> None:
         raise InputError(f"{root}: not a package, {found}; {_REMEDY}")
 
 
-def _list_packages(folder: Path) -> list[str]:
-    """List the names of packages in a folder without `.mlpackage`; empty when the folder cannot be read."""
+def _list_models(folder: Path, suffix: str) -> dict[str, str]:
+    """List the names of models in a folder by their stems, of equal ones that with `suffix`; empty where it cannot be
+    read."""
     try:
-        return sorted(entry.name.removesuffix(_SUFFIX) for entry in os.scandir(folder) if entry.name.endswith(_SUFFIX))
+        names = [name for entry in os.scandir(folder) if Path(name := entry.name).suffix in _MISSING_REMEDIES]
     except OSError:
         # The names only complete an error message, so a folder that cannot be read must not raise another error.
-        return []
+        return {}
+    return {Path(name).stem: name for name in sorted(names, key=lambda name: (Path(name).suffix == suffix, name))}
 
 
 def _read_manifest(root: Path) -> tuple[dict[str, Any], str]:

@@ -163,7 +163,9 @@ def check_refused(capsys, expected: list[str], *arguments: object) -> None:
     (["lint", "{}/inline.pte", "--fix", "-o", "{out}/out.pte"], ["inline.pte", "--fix", "rewrite", "OUT.pte"]),
     (["rewrite", "{}/inline.pte", "-o", "{out}/out.pte", "--passes", "fp16_io"], ["fp16_io", "inputs and outputs"]),
     (["rewrite", "{}/mixed.pte", "-o", "{out}/out.pte", "--ranges", "x=0:1"], ["--ranges", "has 2"]),
-    (["rewrite", "{}/absent.pte", "-o", "{out}/out.pte"], ["is not an ExecuTorch program"]),
+    (["rewrite", "{}/absent.pte", "-o", "{out}/out.pte"], ["absent.pte: no such file", "a .pte file"]),
+    (["rewrite", "{}/mixxed.pte", "-o", "{out}/out.pte"], ["no such file", "did you mean '", "mixed.pte'?"]),
+    (["calibrate", "{}/mixxed.pte/forward/0"], ["mixxed.pte: no such file", "mixed.pte'?"]),
 ])
 def test_what_cannot_be_done_is_refused(arguments, expected, tmp_path, capsys):
     check_refused(capsys, expected, *(each.replace("{out}", str(tmp_path)).replace("{}", str(PROGRAMS))
