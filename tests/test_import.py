@@ -365,7 +365,7 @@ class Finder:
 sys.meta_path.insert(0, Finder())
 import mil_ane_passes as ane
 try:
-    ane.rewrite("missing.mlpackage")
+    ane.rewrite(0)
 except ane.InputError:
     kept = gc.get_freeze_count() - before
 ane.pipeline, ane.runtime

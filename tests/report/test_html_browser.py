@@ -362,8 +362,9 @@ def test_long_names_fit_in_their_boxes(show, driver):
 
 def test_the_label_of_a_segment_is_cut_at_its_end(show, driver):
     show("long_names")
-    labels = run(driver, """return [...document.querySelectorAll('.segment .long')].filter((one) => one.offsetWidth).map(
-        (one) => [one.textContent, one.getBoundingClientRect().x - one.parentElement.getBoundingClientRect().x])""")
+    labels = run(driver, """return [...document.querySelectorAll('.segment .long')].filter(
+        (one) => one.offsetWidth).map((one) => [
+            one.textContent, one.getBoundingClientRect().x - one.parentElement.getBoundingClientRect().x])""")
     assert "CPU · 2 ops · 2 fp32 ops unsupported" in [words for words, _ in labels]
     assert all(start >= 0 for _, start in labels)
 

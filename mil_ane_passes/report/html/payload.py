@@ -18,7 +18,6 @@ from ...ir.scopes import find_origin
 from ...passes.finding import Finding
 from ...passes.plan import Plan, Row
 from ...passes.severity import Severity
-from ...rules.dtypes import Fp32ComputeLeft
 from ...utils.text_format import format_count, format_duration, join_names
 from ..fix_commands import format_rewrite_command, format_split_command
 from ..ignored import count_ignored
@@ -39,6 +38,8 @@ _MAX_TEXT_LENGTH = 4000
 _MAX_KINDS = 3
 "The kinds of ops that the sentence about the cause names; more are counted."
 _INT32, _FP32 = "int32 op", "fp32 op"
+_FP32_CODE = "ANE502"
+"The code of the rule about ops that compute in fp32."
 
 
 def build_payload(report: LintReport, after: LintReport | None = None) -> dict[str, Any]:
@@ -130,7 +131,8 @@ def describe_cause(plan: Plan) -> str:
     if not kinds:
         return ""
     cpu, count = sum(row.backend != "ane" for row in plan.rows), sum(kinds.values())
-    named = [f"{times:,} {kind}{'s' * (kind in (_INT32, _FP32) and times > 1)}" for kind, times in kinds.most_common(_MAX_KINDS)]
+    named = [f"{times:,} {kind}{'s' * (kind in (_INT32, _FP32) and times > 1)}"
+             for kind, times in kinds.most_common(_MAX_KINDS)]
     if rest := count - sum(times for _, times in kinds.most_common(_MAX_KINDS)):
         named.append(format_count(rest, "other"))
     if cpu == count:
@@ -142,7 +144,7 @@ def describe_cause(plan: Plan) -> str:
 
 def _name_kind(row: Row) -> str:
     """Name an unsupported op by its type; by its dtype where that is what the ANE has no form for."""
-    if Fp32ComputeLeft.code in row.codes:
+    if _FP32_CODE in row.codes:
         return _FP32
     dtypes = {var.dtype for var in row.op.outputs if types.is_tensor(var.sym_type)}
     return _INT32 if dtypes == {types.int32} else row.op.op_type
