@@ -81,18 +81,19 @@ def convert_to_mil(model: Any, *example: Any, flexible: Sequence[int] = (), targ
 
 
 def find_fault(function: Callable[..., Any], *example: Any, flexible: Sequence[int] = (), target: Any = None,
-               exporting: bool = False) -> str | None:
+               exporting: bool = False, captured: Any = None) -> str | None:
     """Return what coremltools does wrong with `function` of `example`, or None when it is correct.
 
     The fault is "fails: ..." or "silently miscompiled". The program runs on the reference runtime in
-    float64 and is compared with torch.
+    float64 and is compared with torch. `captured` is the model to convert in place of the traced function.
     """
     from ..runtime import Runtime
 
     torch = _import_torch()
     expected = function(*(tensor.clone() for tensor in example))
     try:
-        model = (export_function if exporting else trace_function)(function, *(tensor.clone() for tensor in example))
+        model = captured or (export_function if exporting else trace_function)(
+            function, *(tensor.clone() for tensor in example))
         program = convert_to_mil(model, *example, flexible=flexible, target=target)
         feeds = {name: tensor.numpy() for name, tensor in zip(program.functions["main"].inputs, example, strict=True)}
         found = list(Runtime(program, precision="float64")(feeds).values())

@@ -22,9 +22,10 @@ from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_O
 from coremltools.converters.mil.mil import Builder as mb
 
 import mil_ane_passes as ane
+from mil_ane_passes.passes.severity import Severity
 from mil_ane_passes.torch_frontend import active, install, patched, patching, registry, uninstall
 from mil_ane_passes.torch_frontend.contract import Patch, Replacement
-from mil_ane_passes.torch_frontend.probes import is_lowered_by_coremltools, isolate_coremltools
+from mil_ane_passes.torch_frontend.probes import find_fault, is_lowered_by_coremltools, isolate_coremltools
 from mil_ane_passes.torch_frontend.registry import PatchStatus, collect_patch_statuses, load_patches
 from mil_ane_passes.utils.errors import RuleError
 
@@ -397,6 +398,20 @@ def test_the_reason_is_the_same_whatever_was_converted_before(name, reason):
     for _ in range(2):
         with isolate_coremltools():
             assert patch.needed(is_lowered_by_coremltools) == reason
+
+
+@pytest.mark.skipif(not ct.__version__.startswith("9.0"), reason="severities are those with coremltools 9.0")
+def test_a_severity_is_what_the_probe_finds():
+    silent = {found.patch.name for found in collect_patch_statuses() if "silently" in (found.reason or "")}
+    wrong = {patch.name for patch in load_patches() if patch.severity is Severity.WRONG}
+    assert wrong == silent | {"scaled_sums"}, "probe the fault that changes values first"
+
+
+@pytest.mark.slow
+def test_an_exported_alpha_is_overlooked_without_a_word():
+    with isolate_coremltools():
+        fault = find_fault(lambda x: torch.add(x, x, alpha=2), torch.ones(2), exporting=True)
+    assert fault == "converts to other values, silently"
 
 
 def test_two_threads_that_come_first_probe_once(monkeypatch):

@@ -31,8 +31,9 @@ def probe() -> str | None:
     from torch.nn.functional import gelu, softplus
 
     x = torch.tensor([0.01, 0.5, 2.0])
-    return find_fault(lambda x: softplus(x, 2.0, 1.0) + torch.reciprocal(x) + torch.asinh(x), x) \
-        or find_fault(lambda x: gelu(x, approximate="tanh"), x, exporting=True)
+    return (find_fault(lambda x: softplus(x, 2.0, 1.0) + torch.reciprocal(x), x)
+            or find_fault(lambda x: gelu(x, approximate="tanh"), -x, exporting=True)
+            or find_fault(lambda x: torch.asinh(x) + torch.acosh(x + 1), x))
 
 
 @PATCH.op("softplus")

@@ -32,10 +32,16 @@ _FUSED_SETTINGS = [0, 0, True]
 def probe() -> str | None:
     import torch
 
-    def model(theta: Any) -> Any:
-        return torch.nn.functional.affine_grid(theta, [1, 1, 2, 3], align_corners=False) * 2
+    def sample(image: Any) -> Any:
+        grid = functional.affine_grid(torch.tensor([[[1.0, 0.2, 0.1], [0.1, 1.0, 0.3]]]), [1, 1, 4, 4],
+                                      align_corners=False)
+        return functional.grid_sample(image, grid, align_corners=False)
 
-    return find_fault(model, torch.ones(1, 2, 3))
+    def make_value(theta: Any) -> Any:
+        return functional.affine_grid(theta, [1, 1, 2, 3], align_corners=False) * 2
+
+    functional = torch.nn.functional
+    return find_fault(sample, torch.arange(16.0).reshape(1, 1, 4, 4)) or find_fault(make_value, torch.ones(1, 2, 3))
 
 
 @PATCH.op("affine_grid_generator")

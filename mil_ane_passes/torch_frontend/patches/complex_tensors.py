@@ -28,7 +28,6 @@ from coremltools.converters.mil.frontend.torch.utils import (
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
 
-from ...passes.severity import Severity
 from ..complex_values import ComplexLiteral, is_complex, is_zero, join_complex, map_nested, split_complex, zeros_like
 from ..contract import Lowering, Patch
 from ..errors import NotConverted
@@ -46,7 +45,7 @@ from ..lowering import (
 from .aliases import SYNONYMS
 
 PATCH = Patch(
-    code="TORCH156", severity=Severity.WRONG,
+    code="TORCH156",
     title="complex tensors: most ops are not implemented or fail; `view_as_complex`, `polar`, `angle`, `1j` do",
     upstream=("https://github.com/apple/coremltools/issues/2130",),
 )

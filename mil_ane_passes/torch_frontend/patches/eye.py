@@ -21,7 +21,11 @@ PATCH = Patch(code="TORCH112", severity=Severity.WRONG,
 def probe() -> str | None:
     import torch
 
-    return find_fault(lambda x: (x > 0) & torch.eye(2, dtype=torch.bool), torch.tensor([3., -5.]))
+    def add_twice(x: Any) -> Any:
+        return x + (torch.eye(2, dtype=torch.bool) + torch.eye(2, dtype=torch.bool)).float()
+
+    x = torch.tensor([3.0, -5.0])
+    return find_fault(add_twice, x) or find_fault(lambda x: (x > 0) & torch.eye(2, dtype=torch.bool), x)
 
 
 @PATCH.op("eye", "eye.m")

@@ -16,7 +16,7 @@ from ...passes.severity import Severity
 from ..contract import Patch
 from ..creation import make_filled, make_filled_like, read_sizes, to_mil_type
 from ..lowering import add_result, bind_arguments
-from ..probes import find_fault, is_lowered_by_coremltools
+from ..probes import find_fault
 
 PATCH = Patch(code="TORCH113", severity=Severity.WRONG,
               title="`new_ones`, `zero_` are not implemented; `new_zeros`, `new_full`, `full_like` lose the dtype",
@@ -27,13 +27,12 @@ _FILL_VALUES = {"zeros": 0, "empty": 0, "ones": 1}
 
 @PATCH.probe
 def probe() -> str | None:
-    """Test for a missing op, and for an int tensor that becomes float."""
+    """Test for int tensors that become floats."""
     import torch
 
-    missing = [kind for kind in PATCH.ops if not is_lowered_by_coremltools(kind)]
-    if missing:
-        return f"not implemented: {', '.join(missing)}"
-    return find_fault(lambda x: x.new_zeros((2,)) / x.new_full((2,), 3) + torch.full_like(x, 2), torch.tensor([1, 2]))
+    x = torch.tensor([1, 2])
+    return find_fault(lambda x: torch.full_like(x, 2.7) + x, x) or find_fault(
+        lambda x: x.new_zeros((2,)) / x.new_full((2,), 3) + torch.full_like(x, 2), x)
 
 
 @PATCH.op("zeros", "ones", "empty", "empty.memory_format")

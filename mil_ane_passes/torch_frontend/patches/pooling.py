@@ -30,9 +30,9 @@ def probe() -> str | None:
     import torch
 
     pools = torch.nn.functional
-    return find_fault(lambda x: pools.max_pool1d(x, 2, 1, dilation=2), torch.arange(5.).reshape(1, 1, 5)) \
-        or find_fault(lambda x: pools.avg_pool2d(x, 2, divisor_override=3), torch.arange(4.).reshape(1, 1, 2, 2)) \
-        or find_fault(lambda x: pools.max_pool1d(x, 1, 2, ceil_mode=True), torch.arange(4.).reshape(1, 1, 4))
+    return (find_fault(lambda x: pools.max_pool1d(x, 1, 2, ceil_mode=True), torch.arange(4.0).reshape(1, 1, 4))
+            or find_fault(lambda x: pools.max_pool1d(x, 2, 1, dilation=2), torch.arange(5.0).reshape(1, 1, 5))
+            or find_fault(lambda x: pools.avg_pool2d(x, 2, divisor_override=3), torch.arange(4.0).reshape(1, 1, 2, 2)))
 
 
 @PATCH.op("max_pool1d", "max_pool2d", "max_pool3d", "max_pool1d_with_indices", "max_pool2d_with_indices",

@@ -18,11 +18,29 @@ from ...passes.severity import Severity
 from ..contract import Patch
 from ..errors import NotConverted
 from ..lowering import add_results, bind_arguments, to_python, to_tensor
+from ..probes import find_fault
 from ..recurrent_layers import compute_packed_rows, gather_rows, iterate_equal_lengths, lower_recurrent_layer
 
 PATCH = Patch(code="TORCH131", severity=Severity.WRONG,
               title="exported recurrent layers are not implemented; packed sequences silently include their padding",
               upstream=("none known",))
+
+
+@PATCH.probe
+def probe() -> str | None:
+    """Test the last state of a packed sequence that is shorter than its padding."""
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        layer = torch.nn.LSTM(1, 1, batch_first=True)
+    for weight in layer.parameters():
+        weight.requires_grad_(False).fill_(0.5)
+
+    def run(x: Any) -> Any:
+        packed = torch.nn.utils.rnn.pack_padded_sequence(x, torch.tensor([3, 1]), batch_first=True)
+        return layer(packed)[1][0]
+
+    return find_fault(run, torch.ones(2, 3, 1))
 
 _LAYER_KINDS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 _SHARED_PARAMETERS = "params has_biases num_layers dropout train bidirectional"

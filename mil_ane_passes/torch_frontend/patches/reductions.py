@@ -28,9 +28,9 @@ PATCH = Patch(code="TORCH133", severity=Severity.WRONG,
 def probe() -> str | None:
     import torch
 
-    return find_fault(
-        lambda x: x.var(1, correction=2) + x.std() + x.prod(1) + x.median() + x.argmax(), torch.randn(3, 4)
-    )
+    x = torch.tensor([[1.0, 2.0, 4.0, 8.0], [9.0, 3.0, 5.0, 0.0], [7.0, 6.0, 2.0, 1.0]])
+    return find_fault(lambda x: x.var(1, correction=2) + x.std() + x.argmax(), x) or find_fault(
+        lambda x: x.prod(1) + x.median(), x)
 
 
 _SPREAD_KINDS = ("var", "std", "var_mean", "std_mean")

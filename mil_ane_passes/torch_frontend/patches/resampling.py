@@ -31,6 +31,7 @@ from ..lowering import (
     name_result,
     to_python,
 )
+from ..probes import find_fault
 
 PATCH = Patch(code="TORCH136", severity=Severity.WRONG,
               title="bicubic, trilinear and nearest-exact resizes are not implemented; others by scales that round a "
@@ -52,6 +53,15 @@ _NEAREST_KINDS = (
     "_upsample_nearest_exact3d",
     "upsample_nearest3d",
 )
+
+
+@PATCH.probe
+def probe() -> str | None:
+    import torch
+
+    image, resize = torch.arange(81.0).reshape(1, 1, 9, 9), torch.nn.functional.interpolate
+    return find_fault(lambda x: resize(x, scale_factor=1.7), image) or find_fault(
+        lambda x: resize(x, size=(4, 4), mode="bilinear", antialias=True), image)
 
 
 @PATCH.op(*_LINEAR_KINDS, *(f"{kind}.vec" for kind in _LINEAR_KINDS))

@@ -27,8 +27,8 @@ PATCH = Patch(code="TORCH163", severity=Severity.WRONG,
 def probe() -> str | None:
     import torch
 
-    return find_fault(lambda x: x.sum().expand(()) + x, torch.arange(3.)) or find_fault(
-        lambda x: x.view(()) + x[0], torch.ones(1, 1))
+    return find_fault(lambda x: x.view(()) + x[0], torch.ones(1, 1)) or find_fault(
+        lambda x: x.sum().expand(()) + x, torch.arange(3.0))
 
 
 @PATCH.op("expand", "expand_copy", "expand_as", "broadcast_to")

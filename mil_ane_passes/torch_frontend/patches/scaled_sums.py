@@ -30,6 +30,7 @@ def probe() -> str | None:
     import torch
 
     x = torch.ones(2, 2)
+    # Exported, alpha is overlooked without a word; the first export of a process takes seconds, so it is traced here.
     return (find_fault(lambda x: torch.add(x, x, alpha=2) - torch.sub(x, x, alpha=2), x)
             # coremltools 9.1.dev1 supports alpha, but still has the other faults.
             or find_fault(lambda x: torch.addmm(x, x, x, beta=3, alpha=2), x)

@@ -19,10 +19,24 @@ from ...passes.severity import Severity
 from ..contract import Patch
 from ..errors import NotConverted
 from ..functional.specialization import use_input_types
+from ..probes import find_fault
 
 PATCH = Patch(code="TORCH165", severity=Severity.WRONG,
               title="scripted modules: attributes become their names, branches on constant ranks and `raise` fail",
               upstream=("none known",))
+
+
+@PATCH.probe
+def probe() -> str | None:
+    """Test an attribute that is False, whose name is a text, and so true."""
+    import torch
+
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.sum(1, keepdim=self.keepdim)
+
+    module = type("Summed", (torch.nn.Module,), {"forward": forward})()
+    module.keepdim = False
+    return find_fault(module, torch.ones(2, 3), captured=torch.jit.script(module))
 
 
 @PATCH.replace_function(

@@ -32,7 +32,11 @@ def probe() -> str | None:
         sizes = x.shape
         return x * sizes[1] + sizes[0]
 
-    return find_fault(torch.jit.script(sized), torch.ones(2, 3))
+    def sum_rows(x: torch.Tensor) -> torch.Tensor:
+        return x.sum() * x.shape[0]
+
+    x = torch.ones(2, 3)
+    return find_fault(torch.jit.script(sum_rows), x) or find_fault(torch.jit.script(sized), x)
 
 
 @PATCH.op("getitem")

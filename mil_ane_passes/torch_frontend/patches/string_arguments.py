@@ -29,16 +29,15 @@ class TextArgument(str):
 
 @PATCH.probe
 def probe() -> str | None:
-    """Return what coremltools makes of `div(floor, 2, rounding_mode="floor")`."""
+    """Return what coremltools reads in `gelu(tanh, approximate="tanh")`: as a tensor, the mode is overlooked."""
     import torch
     from coremltools.converters.mil.frontend.torch.internal_graph import InternalTorchIRNode
 
     graph = torch.fx.Graph()
-    node = graph.call_function(torch.ops.aten.div.Tensor_mode, (graph.placeholder("floor"), 2),
-                               {"rounding_mode": "floor"})
+    node = graph.call_function(torch.ops.aten.gelu.default, (graph.placeholder("tanh"),), {"approximate": "tanh"})
     read = InternalTorchIRNode.from_exir_node(node)
-    same = (type(read.inputs[0]), read.inputs[0]) == (type(read.kwinputs["rounding_mode"][0]), "floor")
-    return "fails: reads the mode of `div(floor, 2, rounding_mode='floor')` as a value" if same else None
+    same = (type(read.inputs[0]), read.inputs[0]) == (type(read.kwinputs["approximate"][0]), "tanh")
+    return "converts to other values, silently: `gelu(tanh, approximate='tanh')` has a tensor as mode" if same else None
 
 
 @PATCH.replace_function(f"{_TORCH_FRONTEND}.internal_graph", "InternalTorchIRNode.from_exir_node")

@@ -12,13 +12,12 @@ import numpy as np
 from coremltools.converters.mil.mil import Builder as mb
 from coremltools.converters.mil.mil import Var, types
 
-from ...passes.severity import Severity
 from ..contract import Patch, describe_fault
 from ..creation import make_constant, to_mil_type
 from ..lowering import add_result, bind_arguments, cast_to, is_constant, name_result, to_python, to_tensor
 from ..probes import convert_to_mil
 
-PATCH = Patch(code="TORCH145", severity=Severity.WRONG,
+PATCH = Patch(code="TORCH145",
               title="torch.tensor in scripts: only fp32, and of the wrong shape", upstream=("none known",))
 
 
