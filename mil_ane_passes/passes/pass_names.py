@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,10 +16,11 @@ from urllib.parse import quote, unquote
 from coremltools.converters.mil.mil.passes.graph_pass import AbstractGraphPass
 from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY
 
-from ..utils.errors import InputError
+from ..utils.errors import InputError, suggest_nearest
 
 __all__ = ["format_pass_name", "install_lookup", "parse_pass_name"]
 
+_log = logging.getLogger("mil_ane_passes")
 _PASS_NAME = re.compile(r"ane::(?P<name>\w+)(?:\{(?P<settings>[^{}]*)\})?", re.ASCII)
 _UNQUOTED_CHARACTERS = "-._~:/+"
 "Characters of values that are not quoted, besides letters and digits; others are percent-encoded as in URLs."
@@ -67,7 +69,13 @@ class _PassesWithSettings(dict[str, Any]):
 
     def _find_or_make(self, pass_id: object) -> type[AbstractGraphPass] | None:
         found = parse_pass_name(pass_id) if isinstance(pass_id, str) else None
-        return None if found is None else self.make(*found)
+        if found is None:
+            return None
+        made = self.make(*found)
+        if made is None and found[1]:  # coremltools' KeyError, which follows, says only that it is not found
+            near = suggest_nearest(f"ane::{found[0]}", ["ane::safe", "ane::full", *filter(_PASS_NAME.fullmatch, self)])
+            _log.warning("no pass '%s'%s", pass_id, near)
+        return made
 
 
 def install_lookup(make: MakePass) -> None:

@@ -149,6 +149,12 @@ def test_what_is_not_ours_is_not_registered(name):
         PASS_REGISTRY[name]
 
 
+def test_a_name_that_is_nearly_ours_is_named_in_the_log(caplog):
+    with pytest.raises(KeyError):
+        PASS_REGISTRY["ane::ful{target=m4}"]
+    assert "no pass 'ane::ful{target=m4}'; did you mean 'ane::full'?" in caplog.text
+
+
 @pytest.mark.parametrize("value", ["a b", "1,2;3", "{x}=%20", "ü", "0.01"])
 def test_any_value_survives_in_a_name(value):
     assert parse_pass_name(format_pass_name("fp16_compute", {"keep": value})) == ("fp16_compute", {"keep": value})
