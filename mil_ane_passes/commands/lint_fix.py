@@ -45,16 +45,16 @@ def check_fix_options(arguments: argparse.Namespace, sources: Sequence[Source]) 
     """Raise InputError for options that contradict each other, or that `--fix` has no use for."""
     if not arguments.fix:
         raise InputError("--in-place has no effect without --fix; expected both")
+    for source in sources:
+        if find_address(source.path) is not None:
+            raise InputError(f"{source.path}: is an ExecuTorch program, but --fix writes packages only; use the "
+                             "command that `lint` prints: mil-ane-passes rewrite IN.pte -o OUT.pte --passes ...")
     if bool(arguments.in_place) == (arguments.output is not None):
         raise InputError("--fix: expected one of -o OUT.mlpackage and --in-place")
     if arguments.output is not None and len(sources) > 1:
         raise InputError(f"--fix: -o names one output for {len(sources)} packages; expected --in-place, or one package")
     if arguments.format not in ("text", "json"):
         raise InputError(f"--fix: found --format {arguments.format}; expected text or json")
-    for source in sources:
-        if find_address(source.path) is not None:
-            raise InputError(f"{source.path}: is an ExecuTorch program, but --fix writes packages only; use the "
-                             f"command that `lint` prints: mil-ane-passes rewrite IN.pte -o OUT.pte --passes ...")
     for name in ("statistics", "after", "measured", "sizes", "fail_under"):
         if getattr(arguments, name):
             raise InputError(f"--fix: found --{name.replace('_', '-')}, which applies to reports without --fix; "

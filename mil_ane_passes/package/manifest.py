@@ -34,6 +34,18 @@ _ARCHIVE_HINTS = {".npz": "numpy arrays, not a model; pass inputs with --feeds (
 "Descriptions of archives that are not packages, by suffix."
 
 
+_FILE_HINTS = {
+    ".onnx": "a model of ONNX; convert it first, with onnx2coreml, and give the .mlpackage",
+    ".ptd": "data of an ExecuTorch program, not a model; give the .pte that it belongs to",
+    **dict.fromkeys((".h5", ".keras", ".tflite"),
+                    "a model of TensorFlow; convert it first, with coremltools, and give the .mlpackage"),
+    **dict.fromkeys((".mlir", ".stablehlo"), "a module of StableHLO; convert it first, with stablehlo-coreml and "
+                    "coremltools, and give the .mlpackage"),
+    ".safetensors": "weights without a model; convert the model first, and give the .mlpackage",
+}
+"Descriptions of files that are not packages, by suffix."
+
+
 @dataclass(frozen=True)
 class Layout:
     """Paths of a package: its folder, the model file, and every item the manifest lists."""
@@ -157,6 +169,8 @@ def _check_kind(root: Path) -> None:
                 f"{root}: a single-file .mlmodel, the format of NeuralNetworks and older models; expected an ML "
                 f"Program: convert it first with `mil-ane-passes upgrade`, and pass the .mlpackage that it writes"
             )
+        if root.suffix in _FILE_HINTS:
+            raise InputError(f"{root}: {_FILE_HINTS[root.suffix]}")
         raise InputError(
             f"{root}: a file, not a package; convert the source model with coremltools "
             '(convert_to="mlprogram") and pass the .mlpackage'

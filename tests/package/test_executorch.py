@@ -159,6 +159,7 @@ def check_refused(capsys, expected: list[str], *arguments: object) -> None:
     (["rewrite", "{}/mixed.pte", "-o", "{}/mixed.pte", "--overwrite"], ["is the source"]),
     (["rewrite", "{}/mixed.pte", "-o", "{}/shared.pte"], ["exists already", "--overwrite"]),
     (["rewrite", "{}/mixed.pte"], ["no output", "OUT.pte"]),
+    (["lint", "{}/inline.pte", "--fix"], ["inline.pte", "--fix", "rewrite", "OUT.pte"]),
     (["lint", "{}/inline.pte", "--fix", "--in-place"], ["inline.pte", "--fix", "rewrite", "OUT.pte"]),
     (["lint", "{}/inline.pte", "--fix", "-o", "{out}/out.pte"], ["inline.pte", "--fix", "rewrite", "OUT.pte"]),
     (["rewrite", "{}/inline.pte", "-o", "{out}/out.pte", "--passes", "fp16_io"], ["fp16_io", "inputs and outputs"]),
