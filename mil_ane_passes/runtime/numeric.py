@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -30,6 +30,9 @@ _MAX_EXCESS = 8
 #: bytes from which the memory of constants is used again
 _LARGE_BYTES = 1 << 20
 
+#: elements of a matrix that are converted at a time: with what is computed from them they stay in the processor's cache
+_BLOCK_ELEMENTS = 1 << 18
+
 #: the largest number of fp16
 _FP16_MAX = 65504.0
 
@@ -41,6 +44,9 @@ _SAMPLES = 64
 
 #: the dtypes that torch reads in numpy's layout, in the machine's byte order
 _SHARED_NUMPY_DTYPES = frozenset(map(np.dtype, ("f2", "f4", "f8", "i4", "i8", "?")))
+
+#: floats that torch converts from numpy's layout
+_NARROW_FLOATS = frozenset(map(np.dtype, ("f2", "f4")))
 
 
 class ReusedMemory:
@@ -168,10 +174,45 @@ class Precision:
 
         With `finite_constants`, magnitudes of 65504 and more become the finite number of this precision.
         """
-        made = self.tensor(value, passing)
+        return self._limit(self.tensor(value, passing))
+
+    def _limit(self, made: torch.Tensor) -> torch.Tensor:
         if self.infinity is not None and made.is_floating_point():
             made.masked_fill_(made >= _FP16_MAX, self.infinity).masked_fill_(made <= -_FP16_MAX, -self.infinity)
         return made
+
+    def can_convert_in_blocks(self, value: Any) -> bool:
+        """Return whether `iterate_blocks` converts `value`: a large matrix of floats of fewer bits than are computed in.
+        """
+        array = np.asarray(value)
+        return bool(array.ndim == 2 and array.dtype in _NARROW_FLOATS and array.itemsize < self.compute.itemsize
+                    and array.size > _BLOCK_ELEMENTS and min(array.strides) > 0)
+
+    def iterate_blocks(self, value: Any) -> Iterator[tuple[int, torch.Tensor]]:
+        """Convert a matrix as `constant` does, some rows at a time; yields the first of them, and the rows.
+
+        The next rows reuse their memory: a product with each of them takes half as long as one with all, which are
+        written to memory and read again.
+        """
+        array = np.asarray(value)
+        count = max(1, _BLOCK_ELEMENTS // array.shape[1])
+        out = torch.empty((count, array.shape[1]), dtype=self.compute)
+        between = torch.empty(out.shape) if self.compute == torch.float64 else out  # torch converts to float64 slowly
+        for start, piece in self._iterate_rows(array, count):
+            made, first = out[: len(piece)], between[: len(piece)]
+            first.copy_(torch.from_numpy(np.asarray(_WritableView(piece))))
+            yield start, self._limit(made if between is out else made.copy_(first))
+
+    @staticmethod
+    def _iterate_rows(array: np.ndarray[Any, Any], count: int) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
+        if is_mapped(array) and array.flags.c_contiguous:
+            width = array.shape[1]
+            for start, piece in iterate_chunks(array, count * width):
+                yield start // width, piece.reshape(-1, width)
+            return
+        check_file_of(array)
+        for start in range(0, len(array), count):
+            yield start, array[start : start + count]
 
     def shared(self, value: Any) -> torch.Tensor | None:
         """Return a tensor on the memory of `value` itself, or for a mapped file on the memory that all runs share.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -75,6 +75,20 @@ class OpInputs:
         if found is None:
             raise KeyError(f"{self.op.op_type} '{self.op.name}' has no input '{name}'")
         return found
+
+    def iterate_blocks(self, name: str) -> Iterator[tuple[int, torch.Tensor]] | None:
+        """Return the rows of a large constant matrix in blocks (see `Precision.iterate_blocks`).
+
+        Returns None for other operands, and for one that is kept in the computing dtype.
+        """
+        var = self.var(name)
+        if var is None or var.op is None or var.op.op_type != "const" or id(var) in self.machine.env or (
+                not self.machine.prepared.constants.is_converted(var)):
+            return None
+        held = get_typed_value(var)
+        if isinstance(held, LazyValue) or not self.machine.precision.can_convert_in_blocks(var.val):
+            return None
+        return self.machine.precision.iterate_blocks(var.val)
 
     def value(self, name: str) -> Any:
         """Return a parameter as a plain Python value: scalar, string, (nested) list of numbers, or None."""

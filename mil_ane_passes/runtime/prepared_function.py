@@ -192,6 +192,10 @@ class _ConstantCache:
         """Raise AnePassesError when a file that holds constants is not as it was."""
         check_mapped_files(self._files)
 
+    def is_converted(self, var: Any) -> bool:
+        """Return whether the constant `var` is made at each use."""
+        return var in self._large
+
     def get(self, var: Any, make: Callable[[Any], Any]) -> Any:
         """Return the operand for the constant `var`; `make` makes it where it is not kept."""
         if var in self._unread:

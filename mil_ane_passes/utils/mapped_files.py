@@ -191,14 +191,15 @@ def check_file_of(array: Array) -> None:
         mapping.check()
 
 
-def iterate_chunks(array: Array) -> Iterator[tuple[int, Array]]:
+def iterate_chunks(array: Array, count: int | None = None) -> Iterator[tuple[int, Array]]:
     """Yield the elements of `array`, a contiguous view of a mapped file, as they are in the file now.
 
-    Each item is the index of the first element of a piece, and the piece. The next piece reuses its memory.
+    Each item is the index of the first element of a piece, and the piece, which has `count` elements, or as many as the
+    cache holds. The next piece reuses its memory.
     """
     mapping = file_of(array)
     assert mapping is not None
-    offset, step = _get_address(array) - mapping.start, max(1, _CHUNK_BYTES // array.itemsize)
+    offset, step = _get_address(array) - mapping.start, count or max(1, _CHUNK_BYTES // array.itemsize)
     buffer = np.empty(min(step, array.size), array.dtype)
     for index in range(0, array.size, step):
         piece = buffer[: array.size - index]

@@ -152,3 +152,40 @@ def test_constants_that_are_returned_are_not_overwritten() -> None:
     for precision in ("float64", "float16"):
         found = list(Runtime(program(build, feeds), precision=precision)(feeds).values())
         assert [each.min() for each in found[:3]] == [each.max() for each in found[:3]] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("precision", ["float64", "float32", "float16"])
+@pytest.mark.parametrize("kind", ["whole", "strided", "infinite"])
+def test_products_with_large_weights_are_computed_in_blocks(
+    precision: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a weight is never converted as a whole, and the results are those of one that is."""
+    from mil_ane_passes.runtime import numeric
+
+    weight = draw(1, 41, 64, dtype=np.float16)
+    weight = weight[:, 5:30] if kind == "strided" else weight
+    if kind == "infinite":
+        weight[3, 2], weight[4, 1] = np.inf, -np.inf
+    x, bias = draw(0, 2, 3, weight.shape[1], dtype=np.float16), draw(2, 41, dtype=np.float16)
+
+    def build(x: Any) -> Any:
+        return (mb.linear(x=x, weight=weight, bias=bias), mb.matmul(x=x, y=weight, transpose_y=True),
+                mb.matmul(x=x, y=np.ascontiguousarray(weight.T)))
+
+    def compute() -> list[Any]:
+        made = Runtime(program(build, {"x": x}), precision=precision, finite_constants=kind == "infinite")
+        return [value for _ in range(2) for value in made({"x": x}).values()]
+
+    expected = compute()
+    monkeypatch.setattr(numeric, "_BLOCK_ELEMENTS", 4 * weight.shape[1])
+    sizes: list[int] = []
+    convert = numeric.Precision.constant
+    monkeypatch.setattr(numeric.Precision, "constant", lambda self, value, passing=False: (
+        sizes.append(np.size(value)) or convert(self, value, passing)))
+    monkeypatch.setattr("mil_ane_passes.runtime.prepared_function._MAX_EAGER_BYTES", 512)
+    found = compute()
+    assert sizes.count(weight.size) == 2  # the one that is not turned: for the first call, and to be kept
+    for one, other in zip(found, expected, strict=True):
+        assert np.isfinite(one).all() == np.isfinite(other).all()
+        tolerance = {"float64": 1e-14, "float32": 1e-6, "float16": 2e-3}[precision]
+        np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance * np.abs(other).max())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,6 +14,12 @@ from .elementwise_binary import promote_operands
 
 @register_kernel("linear")
 def linear(op: Any, ins: Any) -> torch.Tensor:
+    blocks = ins.iterate_blocks("weight")
+    if blocks is not None and ins["x"].dtype == ins.compute:
+        x, bias = ins["x"], ins.get("bias")
+        y = _multiply_blocks(canonicalize_layout(x.reshape(-1, x.shape[-1])), blocks, int(ins.var("weight").shape[0]))
+        y.add_(0 if bias is None else bias)
+        return y.reshape(*x.shape[:-1], y.shape[-1])
     x, weight = promote_operands(ins["x"], ins["weight"])
     bias = ins.get("bias")
     # Leading axes only group rows: one matrix product at any rank.
@@ -21,8 +28,21 @@ def linear(op: Any, ins: Any) -> torch.Tensor:
     return y.reshape(*x.shape[:-1], weight.shape[0])
 
 
+def _multiply_blocks(x: torch.Tensor, blocks: Iterator[tuple[int, torch.Tensor]], count: int) -> torch.Tensor:
+    """Multiply x (rows, inner) with a matrix (`count`, inner) that comes in blocks of rows."""
+    y = torch.empty((x.shape[0], count), dtype=x.dtype)
+    for start, rows in blocks:
+        torch.matmul(x, rows.t(), out=y[:, start : start + len(rows)])
+    return y
+
+
 @register_kernel("matmul")
 def matmul(op: Any, ins: Any) -> torch.Tensor:
+    blocks = ins.iterate_blocks("y") if ins.value("transpose_y") and not ins.value("transpose_x") else None
+    if blocks is not None and ins["x"].dtype == ins.compute and ins["x"].dim() > 1:
+        x = ins["x"]
+        y = _multiply_blocks(canonicalize_layout(x.reshape(-1, x.shape[-1])), blocks, int(ins.var("y").shape[0]))
+        return y.reshape(*x.shape[:-1], y.shape[-1])
     x, y = promote_operands(ins["x"], ins["y"])
     if ins.value("transpose_x") and x.dim() > 1:
         x = x.mT
