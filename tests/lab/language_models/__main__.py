@@ -1,11 +1,14 @@
 """Which encoders and decoders become packages without unsupported ops, and are results and tokens the same?
 
     python -m tests.lab.language_models [NAME ...] [--record]
+    python -m tests.lab.language_models --billion [--record]
 
 All go through `adapt`, which compares them with the source on random feeds: encoders at several lengths, decoders of
 `builders.py` in each form of their cache over steps, and over 16 tokens generated with both, behind a prompt in chunks.
 Of decoders, the script generate.py then continues a prompt of 40 tokens on the reference runtime, and its tokens and
-logits are compared with those of the torch module. `--record` writes the rows to the table in README.md.
+logits are compared with those of the torch module. `--record` writes the rows to the table in README.md. `--billion`
+measures time and memory of `adapt` on a decoder of a billion weights instead (`large.py`), which needs 12 GB of memory
+and 8 GB of disk.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from typing import Any
 import numpy as np
 
 import mil_ane_passes as ane
+from tests.lab.language_models import large
 
 TARGET = "m4"
 PREFILL, PROMPT, STEPS = 4, 40, 16
@@ -163,7 +167,11 @@ def main(arguments: Sequence[str]) -> int:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--record", action="store_true")
+    parser.add_argument("--billion", action="store_true")
+    parser.add_argument("--layers", type=int, default=large.LAYERS, help="with --billion: fewer, to try it")
     given = parser.parse_args(arguments)
+    if given.billion:
+        return _measure_large(given.layers, given.record)
     print(HEAD)
     rows = []
     for name, form in _list_keys(given.names):
@@ -173,6 +181,18 @@ def main(arguments: Sequence[str]) -> int:
     if given.record:
         write_page(rows)
     return 0
+
+
+def _measure_large(layers: int, records: bool) -> int:
+    """Measure `adapt` on a large decoder; 1 if a bound is missed."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = large.measure(Path(folder), layers)
+    print(large.format_section(found))
+    if records:
+        if layers != large.LAYERS:
+            raise SystemExit(f"--layers {layers} is not recorded: the bounds are those of {large.LAYERS}")
+        large.record_costs(PAGE, found)
+    return int(not all(large.is_within_bounds(name, found) for name in large.BOUNDS))
 
 
 if __name__ == "__main__":
