@@ -15,7 +15,7 @@ from .._version import __version__
 from ..report.decoder.generate import read_rows
 from ..utils.errors import InputError
 from ..utils.option_spelling import format_option_values
-from ..utils.text_format import escape_text, format_markdown_code, format_swift_string
+from ..utils.text_format import escape_text, format_count, format_markdown_code, format_swift_string
 from .adapt_parts import (
     choose_identifier,
     compare_drafts,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["LOGIT_BOUND", "write_decoder"]
 
 _CACHE, _EMBEDDING = "cache", "embedding"
-_LOOKUP, _MAIN = "lookup.mlpackage", "decoder.mlpackage"
+_LOOKUP, _MAIN, _ONCE = "lookup.mlpackage", "decoder.mlpackage", "once.mlpackage"
 _MAX_ONE_HOT = 16384
 "The most rows of a table that a product reads: the inner dimension that all generations accept."
 _MIN_VERSION_FUNCTIONS = 9
@@ -75,10 +75,11 @@ def write_decoder(
     _tile_head(options, forms, structure, report)
     report.done = list(dict.fromkeys(report.done))
     embedding = _write_embedding(options, before, structure, forms[0], folder, report)
+    once = _write_once(options, structure, forms, folder, report)
     parts = _write_packages(options, forms, structure, folder, report)
     report.after = join_figures([measure_package(folder / each["package"], options.target, parts[0]["function"])
                                  for each in parts[0]["main"]]) | {"weight_bytes": count_weight_bytes(folder)}
-    _write_files(folder, _make_manifest(structure, options, forms, parts, embedding, report))
+    _write_files(folder, _make_manifest(before, structure, options, forms, parts, embedding, once, report))
     if options.verify:
         options.progress("generating tokens")
         _compare_generations(before, structure, folder, report)
@@ -162,16 +163,24 @@ def _check_parts(options: AdaptOptions) -> None:
 class _Form:
     """A decoder for `count` tokens a call: the drafts of the lookup and of the rest, and the name of the position.
 
-    That of a recurrent model has no position.
+    That of a recurrent model has no position. `once` is the draft of what is computed once, if there is any: it runs
+    before `main`.
     """
 
     count: int
-    drafts: list[Draft]
+    lookup: Draft
+    main: Draft
     position: str | None
+    once: Draft | None = None
 
     @property
     def name(self) -> str:
         return "decode" if self.count == 1 else "prefill"
+
+    @property
+    def drafts(self) -> list[Draft]:
+        """The drafts in the order in which they run."""
+        return [each for each in (self.lookup, self.once, self.main) if each is not None]
 
 
 def _write_packages(
@@ -184,10 +193,10 @@ def _write_packages(
     from ..package.interface import get_specification_version
 
     parts = [_describe_form(form, structure) for form in forms]
-    function = forms[0].drafts[0].program.functions[structure.function]
+    function = forms[0].lookup.program.functions[structure.function]
     if len(forms) > 1 and get_specification_version(function) >= _MIN_VERSION_FUNCTIONS:
-        joined = [_join_functions([form.drafts[place] for form in forms], [form.name for form in forms], structure)
-                  for place in (0, 1)]
+        joined = [_join_functions(drafts, [form.name for form in forms], structure) for drafts in (
+            [form.lookup for form in forms], [form.main for form in forms])]
         mains = _write_pair(options, structure, joined, folder / _LOOKUP, folder / _MAIN, report)
         report.done.append(f"all packages have the functions {', '.join(form.name for form in forms)}, which share "
                            "weights")
@@ -195,7 +204,7 @@ def _write_packages(
                 for part, form in zip(parts, forms)]
     for part, form in zip(parts, forms):
         part |= {"lookup": f"{form.name}_lookup.mlpackage", "function": None}
-        mains = _write_pair(options, structure, form.drafts, folder / part["lookup"], folder / f"{form.name}.mlpackage",
+        mains = _write_pair(options, structure, [form.lookup, form.main], folder / part["lookup"], folder / f"{form.name}.mlpackage",
                             report)
         part["main"] = mains[structure.function]
     return parts
@@ -231,6 +240,30 @@ def _write_pair(
     return found
 
 
+def _write_once(
+    options: AdaptOptions, structure: DecoderStructure, forms: Sequence[_Form], folder: Path, report: AdaptReport
+) -> dict[str, Any] | None:
+    """Write the package of what is computed once, which is the same for all numbers of tokens; returns its manifest."""
+    draft = forms[0].once
+    if draft is None:
+        return None
+    function = draft.program.functions[structure.function]
+    outputs = {var.name: describe_var(var) for var in function.outputs}
+    for form in forms[1:]:
+        others = () if form.once is None else form.once.program.functions[structure.function].outputs
+        if {var.name: describe_var(var) for var in others} != outputs:
+            raise InputError(f"what is computed from {', '.join(structure.fixed)} alone depends on the number of tokens "
+                             f"of a call ({', '.join(outputs)}); expected the same keys and values for each, or no "
+                             "--prefill")
+    made, = emit_drafts([draft], folder)
+    rewrite_package(options, made, folder / _ONCE, report)
+    nbytes = sum(int(np.prod(each["shape"])) * np.dtype(each["dtype"]).itemsize for each in outputs.values())
+    report.done.append(f"{_ONCE} computes what follows from {', '.join(function.inputs)} alone once for each prompt: "
+                       f"{format_count(len(outputs), 'value')}, {nbytes:,} bytes, which each call reads")
+    return {"package": _ONCE, "inputs": {name: describe_var(var) for name, var in function.inputs.items()},
+            "outputs": {name: each["dtype"] for name, each in outputs.items()}}
+
+
 def _list_caches(structure: DecoderStructure) -> list[str]:
     """List the arrays that the caller keeps between calls."""
     return list(structure.caches or (structure.states if structure.rows is None else [_CACHE]))
@@ -262,7 +295,7 @@ def _join_functions(drafts: Sequence[Draft], names: Sequence[str], structure: De
 
 
 def _describe_form(form: _Form, structure: DecoderStructure) -> dict[str, Any]:
-    lookup, main = (draft.program.functions[structure.function] for draft in form.drafts)
+    lookup, main = (draft.program.functions[structure.function] for draft in (form.lookup, form.main))
     crossing = {var.name for var in lookup.outputs}
     inputs = {name: describe_var(main.inputs[name]) for name in main.inputs}
     return {"tokens": form.count, "lookups": {name: each["dtype"] for name, each in inputs.items() if name in crossing},
@@ -290,18 +323,21 @@ def _transform(
     from ..transforms.merge_states import MergeStates
     from ..transforms.pad_shape import PadShape
     from ..transforms.shape_inference import get_sizes
-    from ..transforms.split_inputs import SplitInputs
+    from ..transforms.split_inputs import SplitConstantInputs, SplitInputs
     from ..transforms.state_to_io import StateToIo
     from ..transforms.token_input import TokenInput
 
     function = draft.program.functions[structure.function]
-    first: list[Transform] = [] if structure.steps is not None else [FixShape({structure.ids: (1, count)})]
+    shapes = structure.get_fixed_shapes(function)
+    if structure.steps is None:
+        shapes[structure.ids] = (1, count)
+    first: list[Transform] = [FixShape(shapes)] if shapes else []
     halved = [name for name in (structure.mask, *structure.caches, *structure.fixed)
               if name is not None and function.inputs[name].dtype != types.fp16]
     types_of_inputs: list[Transform] = [Io("fp16", halved)] if halved else []
     if structure.mask is None:
-        return _Form(count, apply_transforms(draft, [*first, *types_of_inputs, StateToIo(), SplitInputs(
-            [structure.ids])]), None)
+        lookup, main = apply_transforms(draft, [*first, *types_of_inputs, StateToIo(), SplitInputs([structure.ids])])
+        return _Form(count, lookup, main, None)
     assert structure.rows is not None
     context = options.context or structure.rows
     sizes: dict[str, tuple[Any, ...]] = {structure.mask: (1, 1, (count, count), (count + structure.least, context))}
@@ -321,12 +357,18 @@ def _transform(
         table = _read_table(function, structure)
         rest.insert(0, TokenInput(structure.ids, _EMBEDDING, partial(read_rows, table), options.embedding == "one-hot"))
         integers = [positions[0]]
-    drafts = apply_transforms(draft, [*rest, SplitInputs(integers)])
-    outputs = {var.name for var in drafts[1].program.functions[structure.function].outputs}
+    lookup, main = apply_transforms(draft, [*rest, SplitInputs(integers)])
+    outputs = {var.name for var in main.program.functions[structure.function].outputs}
     if options.cache == "io" and not {f"{name}_rows" for name in _list_caches(structure)} <= outputs:
         raise InputError("the cache is not written by rows at the position alone; expected that of all layers, or "
                          f"{format_option_values('cache', 'state')}")
-    return _Form(count, drafts, positions[0])
+    once: Draft | None = None
+    if structure.fixed:
+        *before, main = SplitConstantInputs(structure.fixed).apply(main)
+        main.part = "2"
+        for once in before:
+            once.part = "once"
+    return _Form(count, lookup, main, positions[0], once)
 
 
 def _read_table(function: Function, structure: DecoderStructure) -> dict[str, Any]:
@@ -351,10 +393,10 @@ def _tile_head(
 
     if options.head_tiles is None or options.head_tiles == 1:
         return
-    outputs = forms[0].drafts[1].program.functions[structure.function].outputs
+    outputs = forms[0].main.program.functions[structure.function].outputs
     width = int(next(var for var in outputs if var.name == structure.logits).shape[-1])
     for form in forms:
-        draft = form.drafts[1]
+        draft = form.main
         before = len(draft.done)
         TileHead(structure.logits, options.head_tiles).apply(draft)
         report.done += [each.note for each in draft.done[before:]]
@@ -381,7 +423,7 @@ def _write_embedding(
     if options.embedding == "package":
         return {"form": "package"}
     table = _read_table(before.functions[structure.function], structure)
-    held = describe_var(form.drafts[1].program.functions[structure.function].inputs[_EMBEDDING])
+    held = describe_var(form.main.program.functions[structure.function].inputs[_EMBEDDING])
     found = {"form": options.embedding, "input": _EMBEDDING, "dtype": held["dtype"]}
     arrays = {name: each for name, each in table.items() if isinstance(each, np.ndarray)}
     nbytes = sum(each.nbytes for each in arrays.values())
@@ -401,10 +443,10 @@ def _write_embedding(
 
 
 def _make_manifest(
-    structure: DecoderStructure, options: AdaptOptions, forms: Sequence[_Form], parts: Sequence[Mapping[str, Any]],
-    embedding: Mapping[str, Any], report: AdaptReport,
+    before: Program, structure: DecoderStructure, options: AdaptOptions, forms: Sequence[_Form], parts: Sequence[Mapping[str, Any]],
+    embedding: Mapping[str, Any], once: Mapping[str, Any] | None, report: AdaptReport,
 ) -> dict[str, Any]:
-    main = next(iter(forms[0].drafts[1].program.functions.values()))
+    main = next(iter(forms[0].main.program.functions.values()))
     held = {name: describe_var(main.inputs[name]) for name in _list_caches(structure)}
     cache: dict[str, Any] = {"form": options.cache}
     if options.cache == "state":
@@ -418,11 +460,24 @@ def _make_manifest(
         "schema": 1, "kind": "decoder", "version": __version__, "context": options.context or structure.rows,
         "vocabulary": structure.vocabulary,
         "inputs": {"ids": structure.ids, "position": forms[0].position, "mask": structure.mask},
-        "fixed": {name: describe_var(main.inputs[name]) for name in structure.fixed},
+        "fixed": _describe_fixed(before, structure, forms[0]), "once": None if once is None else dict(once),
         "outputs": {"logits": _list_logits(options, structure)}, "cache": cache, "embedding": dict(embedding),
         "parts": [dict(part) for part in parts],
         "predicted": {"before": report.before, "after": report.after},
     }
+
+
+def _describe_fixed(before: Program, structure: DecoderStructure, form: _Form) -> dict[str, Any]:
+    """Describe inputs that are the same for all tokens; what is shorter is padded along `length_axes`."""
+    from ..transforms.pad_shape import reaches_softmax
+
+    found = {}
+    for name in structure.fixed:
+        functions = [next(iter(draft.program.functions.values())) for draft in form.drafts[::-1]]
+        var = next(function.inputs[name] for function in functions if name in function.inputs)
+        found[name] = describe_var(var) | {"length_axes": list(structure.lengths.get(name, ())), "padding": (
+            _get_hidden() if reaches_softmax(before.functions[structure.function].inputs[name]) else 0.0)}
+    return found
 
 
 def _write_files(folder: Path, manifest: Mapping[str, Any]) -> None:
@@ -471,16 +526,21 @@ def _compare_generations(before: Program, structure: DecoderStructure, folder: P
 
 
 def _make_fixed(function: Function, structure: DecoderStructure) -> dict[str, Any]:
-    """Make values of fixed inputs: masks that hide the last quarter of keys, and random numbers that fp16 holds."""
+    """Make values of fixed inputs: masks that hide the last quarter of keys, and random numbers that fp16 holds.
+
+    Flexible ones are shorter than the longest, so that they are padded.
+    """
     from coremltools.converters.mil.mil import types
 
     from ..transforms.pad_shape import reaches_softmax
+    from ..transforms.shape_inference import get_sizes
 
     rng = np.random.default_rng(1)
     found: dict[str, Any] = {}
     for name in structure.fixed:
         var = function.inputs[name]
-        shape = tuple(int(size) for size in var.shape)
+        length = max(structure.shortest, 3 * structure.longest // 4)
+        shape = tuple(size or length for size in get_sizes(var.sym_type) or ())
         hidden = np.arange(shape[-1]) >= shape[-1] - shape[-1] // 4
         value = np.broadcast_to(np.where(hidden, _get_hidden(), 0.0), shape) if reaches_softmax(
             var) else rng.standard_normal(shape)
@@ -551,7 +611,9 @@ def _describe_packages(parts: Sequence[Mapping[str, Any]], cache: str) -> str:
 def _describe_memory(manifest: Mapping[str, Any], form: str) -> dict[str, str]:
     """Describe what a step knows of those before: a cache with a position and a mask, or states that are replaced."""
     position, mask = manifest["inputs"]["position"], manifest["parts"][0]["mask"]
-    fixed = "".join(f", {format_markdown_code(name)}" for name in manifest["fixed"])
+    read = {name for each in manifest["parts"][0]["main"] for name in each["inputs"]}
+    fixed = "".join(f", {format_markdown_code(name)}" for name in (*manifest["fixed"], *(
+        () if manifest["once"] is None else manifest["once"]["outputs"])) if name in read)
     if position is None:
         return {"READS": "token ids (integers)", "PLACE": "", "MASKED": "", "RISES": "", "POSITION_PARAMETER": "",
                 "KEPT": f"{fixed} and the states", "WRITE": 'caches[name] = result.featureValue(for: name + "_new")!'
@@ -569,6 +631,27 @@ def _describe_memory(manifest: Mapping[str, Any], form: str) -> dict[str, str]:
             "MEMORY": f"The context holds {manifest['context']} tokens. {format_markdown_code(name)} ({shape}) is 0 "
                       f"where a query sees a key, and {hidden} where it does not: query i of a call at position p sees "
                       "keys 0 ... p + i."}
+
+
+def _describe_fixed_inputs(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Describe inputs that are the same for all tokens, and what is computed from them once."""
+    fixed, once = manifest["fixed"], manifest["once"]
+    named = {name: choose_identifier(name, number) for number, name in enumerate(fixed)}
+    read = {name for part in manifest["parts"][:1] for each in part["main"] for name in each["inputs"]}
+    given = "".join(f"    inputs[{format_swift_string(name)}] = {named[name]}  // the same for all tokens, "
+                    f"{_format_shape(each)}\n" for name, each in fixed.items() if name in read)
+    padded = [name for name, each in fixed.items() if each["length_axes"]]
+    text = "".join(f" {format_markdown_code(name)} ({_format_shape(fixed[name])}) may be shorter: it is padded behind "
+                   f"its elements with {fixed[name]['padding']:g}." for name in padded)
+    if once is None:
+        return {"FIXED": given, "ONCE": "", "FIXED_TEXT": text}
+    feeds = ", ".join(f"{format_swift_string(name)}: {named[name]}" for name in once["inputs"])
+    shapes = "; ".join(f"{named[name]}: {_format_shape(each)}" for name, each in once["inputs"].items())
+    made = (f"let once = try MLModel(contentsOf: onceURL, configuration: cpuAndNeuralEngine)\n"
+            f"let kept = try once.prediction(from: features([{feeds}]))  // for each prompt; {shapes}\n")
+    return {"FIXED": f"{given}    inputs.merge(copy(of: kept)) {{ $1 }}  // the same for all tokens\n", "ONCE": made,
+            "FIXED_TEXT": f"{text} `{once['package']}` runs once for each prompt: it computes what follows from "
+                          f"{', '.join(map(format_markdown_code, once['inputs']))} alone, and each call reads that."}
 
 
 def _describe_logits(names: Sequence[str]) -> str:
@@ -598,10 +681,7 @@ def _format_readme(manifest: Mapping[str, Any]) -> str:
         **_describe_memory(manifest, form), "CACHES": ", ".join(
             f'{format_swift_string(each["input"])}: {each["shape"]}' for each in cache.get("arrays", ())),
         "CACHE_SHAPE": ", ".join(map(str, cache.get("shape", ()))),
-        "INPUTS": " --inputs inputs.npz" if manifest["fixed"] else "",
-        "FIXED": "".join(f"    inputs[{format_swift_string(name)}] = {choose_identifier(name, number)}  "
-                         f"// the same for all tokens, {_format_shape(each)}\n"
-                         for number, (name, each) in enumerate(manifest["fixed"].items())),
+        "INPUTS": " --inputs inputs.npz" if manifest["fixed"] else "", **_describe_fixed_inputs(manifest),
         "LOGITS": _describe_logits(manifest["outputs"]["logits"]),
         "LOOKUPS": ", ".join(map(format_markdown_code, part["lookups"])),
         "LOOKUP_NAMES": escape_text(", ".join(part["lookups"])),

@@ -21,6 +21,8 @@ __all__ = ["DecoderStructure", "find_caches", "find_lookup", "format_sizes", "ha
            "recognize_decoder"]
 
 _MASK_RANK = 4
+_UNBOUNDED = 1 << 30
+"Sizes from here on are those of a range without an upper end."
 _LOOKUP_OPS = frozenset({"cast", "expand_dims", "squeeze", "reshape", "identity", "select", "greater_equal", "add"})
 "Ops between token ids and the lookup in a table."
 _VIEWS = frozenset({"slice_by_index", "gather", "split", "squeeze", "cast", "identity", "transpose", "mul", "add"})
@@ -32,7 +34,8 @@ class DecoderStructure:
     """The parts of a decoder by their names in the model, and its sizes.
 
     The cache is in `states`, or goes in and out: `caches` maps inputs to outputs, both with all rows. `fixed` are
-    inputs of floats of fixed shape, such as what an encoder returned. A recurrent model has no `mask` and no `rows`.
+    inputs of floats that are the same for all tokens, such as what an encoder returned. A recurrent model has no `mask`
+    and no `rows`.
     """
 
     function: str
@@ -48,6 +51,15 @@ class DecoderStructure:
     least: int = 0
     "The fewest rows of caches that go in."
     fixed: tuple[str, ...] = ()
+    lengths: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    "The flexible axes of `fixed`, which are padded to `longest`, and hidden by one of them."
+    shortest: int = 0
+    longest: int = 0
+
+    def get_fixed_shapes(self, function: Function) -> dict[str, tuple[int, ...]]:
+        """Return the shapes to which those of `fixed` with flexible axes are padded."""
+        return {name: tuple(self.longest if axis in axes else int(size or 1) for axis, size in enumerate(
+            get_sizes(function.inputs[name].sym_type) or ())) for name, axes in self.lengths.items()}
 
 
 def has_cache(program: Program) -> bool:
@@ -76,6 +88,7 @@ def recognize_decoder(program: Program, where: str) -> DecoderStructure:
     mask = None if states and not _has_attention(function) else _find_mask(function, sizes[1], where)
     others = set(arrays) - {ids.name, *caches} - ({mask.name} if mask is not None else set())
     fixed = _check_fixed(function, sorted(others), where)
+    lengths, shortest, longest = _find_fixed_lengths(function, fixed, where)
     if caches and states:
         raise InputError(f"{where}: the cache '{next(iter(caches))}' is an input, and '{states[0]}' is a state; "
                          "expected one form of cache")
@@ -90,7 +103,7 @@ def recognize_decoder(program: Program, where: str) -> DecoderStructure:
     if width is None:
         raise InputError(f"{where}: the size of the output '{logits.name}' is not fixed; expected logits")
     return DecoderStructure(name, ids.name, None if mask is None else mask.name, states, logits.name, rows,
-                            int(table.x.shape[0]), sizes[1], returned, least, fixed)
+                            int(table.x.shape[0]), sizes[1], returned, least, fixed, lengths, shortest, longest)
 
 
 def _has_attention(function: Function) -> bool:
@@ -98,18 +111,47 @@ def _has_attention(function: Function) -> bool:
 
 
 def _check_fixed(function: Function, names: Sequence[str], where: str) -> tuple[str, ...]:
-    """Return inputs that stay as they are. InputError for others than floats of fixed shape."""
+    """Return inputs that are the same for all tokens. InputError for others than floats."""
     for name in names:
         var = function.inputs[name]
-        sizes = get_sizes(var.sym_type) or ()
         if not types.is_float(var.dtype):
             raise InputError(f"{where}: '{name}' is an input of {types.builtin_to_string(var.dtype)} besides token ids "
                              "and a mask; expected these, the cache, and floats, such as what an encoder returned")
-        if None in sizes:
-            raise InputError(f"{where}: '{name}' is {format_sizes(sizes)}, an input besides token ids and a mask; "
-                             f"expected a fixed shape: {format_option_values('fix_shape', name)}=... of edit, and a "
-                             "mask of floats for what is padded")
     return tuple(names)
+
+
+def _find_fixed_lengths(
+    function: Function, names: Sequence[str], where: str
+) -> tuple[dict[str, tuple[int, ...]], int, int]:
+    """Return the flexible axes of inputs that are the same for all tokens, and the ends of their common range.
+
+    What is shorter is padded by the caller, so a mask has to hide the padding. InputError where nothing does.
+    """
+    lengths: dict[str, tuple[int, ...]] = {}
+    low, high, hides = 1, _UNBOUNDED, False
+    for name in names:
+        var = function.inputs[name]
+        sizes = get_sizes(var.sym_type) or ()
+        axes = tuple(axis for axis, size in enumerate(sizes) if size is None)
+        if not axes:
+            continue
+        ranges = read_ranges(get_feature(function, name), name, sizes)
+        if len(axes) > 1 or axes == (0,) and len(sizes) > 2:
+            raise InputError(f"{where}: '{name}' is {format_sizes(sizes)}, an input besides token ids and a mask; "
+                             "expected one flexible axis, the length of what an encoder returned, and no batch")
+        lengths[name] = axes
+        low, high = max(low, ranges[axes[0]][0]), min(high, ranges[axes[0]][1])
+        hides = hides or axes[0] == len(sizes) - 1 and reaches_softmax(var)
+    for name, axes in lengths.items():
+        shape = f"'{name}' is {format_sizes(get_sizes(function.inputs[name].sym_type) or ())}, an input besides token "
+        fixing = f"{format_option_values('fix_shape', name)}=... of edit"
+        if not hides:
+            raise InputError(f"{where}: {shape}ids and a mask, and no input is added to scores that could hide its "
+                             f"padding; expected a fixed shape: {fixing}, or a mask of floats (1, 1, 1, S) beside it")
+        if not low <= high < _UNBOUNDED:
+            raise InputError(f"{where}: {shape}ids and a mask, without a largest size; expected one in the range that "
+                             f"it was converted with, or a fixed shape: {fixing}")
+    return lengths, low if lengths else 0, high if lengths else 0
 
 
 def _find_ids(function: Function, where: str) -> tuple[Var, Operation]:
@@ -142,6 +184,10 @@ def _find_mask(function: Function, steps: int | None, where: str) -> Var:
              and reaches_softmax(var)]
     flexible = [var for var in found if (get_sizes(var.sym_type) or (0,))[-1] is None]
     found = flexible if len(flexible) == 1 else found  # others, of fixed shape, hide keys of an encoder
+    if len(flexible) > 1:  # a row for each token, or a length that is read as the position
+        own = [var for var in flexible if (get_sizes(var.sym_type) or ())[-2:-1] == (None,) or steps == 1 and any(
+            op.op_type == "shape" for op in get_consumers(var))]
+        found = own if len(own) == 1 else found
     if len(found) != 1:
         names = ", ".join(f"'{var.name}'" for var in found)
         several = ", such as one for a sliding window" if found else ""

@@ -6,12 +6,13 @@ language model reads their floats.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coremltools.converters.mil.mil import Function, Operation, Var, types
 
-from ..ir.query import get_consumers, is_const
+from ..ir.query import get_consumers, get_static_shape, is_const
 from ..utils.errors import InputError
 from ..utils.option_spelling import format_option, format_option_values
 from .contract import Draft, EditRecord, Transform
@@ -19,9 +20,11 @@ from .dead_ops import get_read_vars, is_pure
 from .names import make_unknown_name_error
 from .split_at import SplitAt
 
-__all__ = ["SplitInputs", "find_boundary", "find_lookups"]
+__all__ = ["SplitConstantInputs", "SplitInputs", "find_boundary", "find_lookups"]
 
 _OPTION = "--split-inputs"
+_REPEATING = frozenset({"tile", "reshape", "expand_dims", "squeeze", "transpose"})
+"Ops that repeat a value, and those that change its shape around them."
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,47 @@ class SplitInputs(Transform):
 
     def _make_error(self, words: str) -> InputError:
         return InputError(f"{format_option_values('split_inputs', *self.names)}: {words}")
+
+
+@dataclass(frozen=True)
+class SplitConstantInputs(Transform):
+    """Splits a function behind all that is computed from `names` alone, inputs that are the same for many calls.
+
+    The first part runs once, such as for the keys and values of an encoder's output; the second reads what it returned
+    at each call. What only repeats a value stays in the second part. The draft is left as it is if nothing is computed
+    from these inputs alone.
+    """
+
+    names: Sequence[str]
+
+    def apply(self, draft: Draft) -> list[Draft]:
+        """Return the two parts, or the draft."""
+        (name, function), = draft.program.functions.items()
+        values = dict.fromkeys(_skip_repetition(var) for var in find_boundary(function, self.names))
+        values = {var: None for var in values if var.op is not None}
+        if not values:
+            return [draft]
+        listed = ", ".join(f"'{var.name}'" for var in values)
+        draft.done.append(EditRecord("", name, ", ".join(self.names), "computed once, from what is the same for all "
+                                     f"calls: {listed}"))
+        return SplitAt([var.name for var in values]).apply(draft)
+
+
+def _skip_repetition(var: Var) -> Var:
+    """Return the smallest value that `var` is a repetition of, such as the heads of keys before they are repeated.
+
+    That is an input where nothing is computed from it.
+    """
+    best = each = var
+    while each.op is not None and each.op.op_type in _REPEATING:
+        each = each.op.x
+        if _count_elements(each) < _count_elements(best):
+            best = each
+    return best if each.op is not None else each
+
+
+def _count_elements(var: Var) -> int:
+    return math.prod(int(size) for size in get_static_shape(var) or ())
 
 
 def find_lookups(function: Function, names: Sequence[str]) -> dict[str, list[Var]]:

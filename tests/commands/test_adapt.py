@@ -103,8 +103,12 @@ def test_a_decoder_with_cross_attention_reads_what_an_encoder_returned(tmp_path,
     masked = CROSS_DECODERS[name].masked
     manifest = json.loads((folder / "manifest.json").read_text())
     assert set(manifest["fixed"]) == {"encoded", *(["encoderMask"] if masked else [])}
+    assert list(manifest["once"]["inputs"]) == ["encoded"] and len(manifest["once"]["outputs"]) == 4
+    for name_ in ("decode", "prefill"):
+        read = ane.load(folder / "decoder.mlpackage").program.functions[name_].inputs
+        assert set(manifest["once"]["outputs"]) <= set(read) and "encoded" not in read
     page = (folder / "README.md").read_text()
-    assert "@" not in page and 'inputs["encoded"] = encoded' in page and "--inputs inputs.npz" in page
+    assert "@" not in page and 'features(["encoded": encoded])' in page and "--inputs inputs.npz" in page
     encoded = make_encoded(name)
     assert continue_by_script(folder, **encoded) == run_module(name)[0]
     assert "no values for the input 'encoded' (1, 20, 128)" in continue_by_script(folder)
@@ -816,8 +820,9 @@ def test_a_cache_that_is_carried_in_another_way_is_named(tmp_path, capsys, optio
     ({"ids": False}, "no input of token ids is looked up in a table by a gather op"),
     ({"mask": False}, "no input is added to what a softmax reads; expected one mask of floats"),
     ({"extra": types.int32}, "'extra' is an input of int32 besides token ids and a mask; expected these, the cache"),
-    ({"extra": types.fp16, "extra_rows": None}, "'extra' is (?, 4), an input besides token ids and a mask; expected a "
-                                                "fixed shape: --fix-shape extra=..."),
+    ({"extra": types.fp16, "extra_rows": None}, "'extra' is (?, 4), an input besides token ids and a mask, and no input "
+                                                "is added to scores that could hide its padding; expected a fixed "
+                                                "shape: --fix-shape extra=... of edit"),
     ({"outputs": 2}, "2 outputs (logits, more); expected logits alone"),
     ({"end": ROWS}, "the mask 'mask' is (1, 1, ?, 8); expected (1, 1, T, E) with flexible E"),
     ({"write": False}, "no rows are written to the cache at a position"),

@@ -82,6 +82,10 @@ class Decoder:
         self.context: int | None = self.manifest["context"]
         self.position = 0
         self._fixed = read_fixed(self.manifest["fixed"], fixed or {})
+        once = self.manifest["once"]
+        if once is not None:  # what follows from these alone, such as keys and values of an encoder's output
+            found = open_model(folder / once["package"], None).predict({name: self._fixed[name] for name in once["inputs"]})
+            self._fixed |= {name: np.asarray(found[name]).astype(dtype) for name, dtype in once["outputs"].items()}
         self._parts = {part["tokens"]: (
             part, open_model(folder / part["lookup"], part["function"]),
             [open_model(folder / each["package"], part["function"]) for each in part["main"]])
@@ -150,14 +154,27 @@ class Decoder:
 
 
 def read_fixed(inputs: dict[str, Any], values: Any) -> dict[str, Any]:
-    """Return the values of fixed inputs in their type. ValueError for one that is missing or has another shape."""
+    """Return the values of fixed inputs in their type, padded to their shape along flexible axes.
+
+    ValueError for one that is missing or has another shape.
+    """
+    found = {}
     for name, each in inputs.items():
         if name not in values:
             raise ValueError(f"no values for the input '{name}' ({', '.join(map(str, each['shape']))}); expected them "
-                             f"among the given values, for example in an .npz file")
-        if list(np.shape(values[name])) != each["shape"]:
-            raise ValueError(f"'{name}' is {np.shape(values[name])}; expected {tuple(each['shape'])}")
-    return {name: np.asarray(values[name]).astype(each["dtype"]) for name, each in inputs.items()}
+                             "among the given values, for example in an .npz file")
+        value, shape, axes = np.asarray(values[name]), tuple(each["shape"]), each["length_axes"]
+        held = [1 if axis in axes and 0 < size <= shape[axis] else size for axis, size in enumerate(value.shape)]
+        if held != [1 if axis in axes else size for axis, size in enumerate(shape)]:
+            at_most = f" or shorter along axis {axes[0]}" if axes else ""
+            raise ValueError(f"'{name}' is {value.shape}; expected {shape}{at_most}")
+        widths = [(0, size - given) for size, given in zip(shape, value.shape)]
+        found[name] = np.pad(value, widths, constant_values=each["padding"]).astype(each["dtype"])
+    lengths = {np.shape(values[name])[axis] for name, each in inputs.items() for axis in each["length_axes"]}
+    if len(lengths) > 1:
+        raise ValueError(f"inputs of {' and '.join(map(str, sorted(lengths)))} elements; expected the same for all: "
+                         f"{', '.join(name for name, each in inputs.items() if each['length_axes'])}")
+    return found
 
 
 def choose_token(logits: Any, temperature: float, random: Any) -> int:

@@ -30,6 +30,8 @@ from tests.lab.language_models import large
 
 TARGET = "m4"
 PREFILL, PROMPT, STEPS = 4, 40, 16
+SHORTER = 13
+"The tokens of an encoder of flexible length: fewer than the most, so that they are padded."
 PAGE = Path(__file__).parent / "README.md"
 HEAD = ("| model | form | ops | unsupported on m4 | % of ops on the ANE | % of time | transitions | "
         "compared with the source |\n| --- | --- | --- | --- | --- | --- | --- | --- |")
@@ -41,7 +43,8 @@ def measure(name: str, form: str, folder: Path) -> str:
     from tests.lab.language_models.builders import convert
 
     try:
-        report, outcome = (_adapt_encoder if form == "encoder" else _adapt)(name, convert(name, form), folder)
+        report, outcome = (_adapt_encoder if form == "encoder" else _adapt)(
+            name, form, convert(name, form), folder)
     except ane.InputError as error:
         return f"| {name} | {form} | | | | | | {' '.join(str(error).split())} |"
     pairs = list(zip(_list_figures(report.before), _list_figures(report.after), strict=True))
@@ -53,24 +56,24 @@ def _list_figures(figures: Mapping[str, Any]) -> list[str]:
             f"{figures['time_share']:.0f}", str(figures["transitions"])]
 
 
-def _adapt(name: str, source: Path, folder: Path) -> Any:
+def _adapt(name: str, form: str, source: Path, folder: Path) -> Any:
     from tests.lab.language_models.builders import RECURRENT
 
     report = ane.adapt(source, folder / name, prefill=None if name in RECURRENT else PREFILL, target=TARGET)
     if report.status != "written":
         return report, report.reason
     return report, (f"{len(report.tokens)} tokens the same, logits within {report.logit_error:.0e}; "
-                    f"{_continue_prompt(name, folder / name)}")
+                    f"{_continue_prompt(name, form, folder / name)}")
 
 
-def _continue_prompt(name: str, folder: Path) -> str:
+def _continue_prompt(name: str, form: str, folder: Path) -> str:
     """Continue a prompt with the script of the folder and with the torch module; returns how far they agree."""
     from mil_ane_passes.report.decoder.generate import Decoder, open_by
 
     prompt = np.random.default_rng(5).integers(0, 96, PROMPT).tolist()
     command = [sys.executable, str(folder / "generate.py"), "--ids", ",".join(map(str, prompt)), "--steps", str(STEPS),
                "--runtime", "reference", "--json"]
-    fixed = make_encoded(name)
+    fixed = make_encoded(name, SHORTER if form.endswith("flexible") else None)
     if fixed:
         np.savez(folder.parent / "inputs.npz", **fixed)
         command += ["--inputs", str(folder.parent / "inputs.npz")]
@@ -88,15 +91,16 @@ def _continue_prompt(name: str, folder: Path) -> str:
     return f"behind {PROMPT} tokens {same} those of torch{parted}, logits within {error:.0e}"
 
 
-def make_encoded(name: str) -> dict[str, Any]:
+def make_encoded(name: str, length: int | None = None) -> dict[str, Any]:
     """Make what an encoder returns for a decoder with cross attention: random, its last quarter hidden by a mask."""
     from tests.lab.language_models.builders import CROSS_DECODERS, ENCODED, HEADS, WIDTH
 
     if name not in CROSS_DECODERS:
         return {}
-    found = {"encoded": np.random.default_rng(7).standard_normal((1, ENCODED, HEADS * WIDTH)).astype(np.float16)}
+    length = length or ENCODED
+    found = {"encoded": np.random.default_rng(7).standard_normal((1, length, HEADS * WIDTH)).astype(np.float16)}
     if CROSS_DECODERS[name].masked:
-        hidden = np.arange(ENCODED) >= ENCODED - ENCODED // 4
+        hidden = np.arange(length) >= length - length // 4
         found["encoderMask"] = np.where(hidden, -40000, 0).astype(np.float16)[None, None, None]
     return found
 
@@ -129,7 +133,7 @@ def run_torch(
     return tokens[len(ids):], logits
 
 
-def _adapt_encoder(name: str, source: Path, folder: Path) -> Any:
+def _adapt_encoder(name: str, form: str, source: Path, folder: Path) -> Any:
     report = ane.adapt(source, folder / name, target=TARGET)
     if report.status != "written":
         return report, report.reason
@@ -157,6 +161,7 @@ def _list_keys(names: Sequence[str] = ()) -> list[tuple[str, str]]:
 
     groups = {("encoder",): ENCODERS, FORMS: DECODERS, ("cross",): CROSS_DECODERS, ("recurrent",): RECURRENT}
     known = {name: forms for forms, group in groups.items() for name in group}
+    known |= {name: ("cross", "cross, flexible") for name, each in CROSS_DECODERS.items() if each.masked}
     return [(name, form) for name in names or known for form in known[name]]
 
 

@@ -6,7 +6,7 @@ Encoders are converted with a flexible number of tokens (form "encoder"). Forms 
   its length: rows go to [E - T, E). This is Apple's recipe for Llama 3.1.
 - "stateless": the cache of the past goes in with a flexible length, and comes out with the new rows appended.
 - "cross": an encoder's output goes in besides, of fixed length, and a mask of its keys where `masked`; the cache of the
-  decoder's own keys is as in "states".
+  decoder's own keys is as in "states". "cross, flexible": of flexible length.
 - "recurrent": the states of each layer are replaced at each step, of one token.
 - "states, exported" and "stateless, exported": the same by `torch.export`; the others are traced.
 
@@ -44,7 +44,11 @@ _GROUPED = {**_COMMON, "num_key_value_heads": 2}
 
 @dataclass(frozen=True)
 class Decoder:
-    """A decoder: its class, the class of its configuration, the number of heads in its cache, and the configuration."""
+    """A decoder: its class, the class of its configuration, the number of heads in its cache, and the configuration.
+
+    With `positions`, the module is given the places of new tokens; with `window`, some layers see this number of tokens
+    alone, by a mask that is made of the other one; `prepare` changes the module, such as what reads masks of rank 2.
+    """
 
     model: str
     config: str
@@ -52,6 +56,9 @@ class Decoder:
     settings: dict[str, Any]
     layers: int = LAYERS
     width: int = WIDTH
+    positions: bool = False
+    window: int | None = None
+    prepare: Callable[[nn.Module], None] | None = None
 
     def get_cache_shape(self, rows: Any = CONTEXT) -> tuple[Any, ...]:
         return (self.layers, 1, self.heads, rows, self.width)
@@ -61,14 +68,35 @@ class Decoder:
         transformers()
         torch.manual_seed(0)
         config = getattr(package, self.config)(**self.settings, attn_implementation="eager")
-        return seeded(getattr(package, self.model)(config))
+        made = seeded(getattr(package, self.model)(config))
+        if getattr(self, "prepare", None) is not None:
+            self.prepare(made)
+        return made
 
 
+def _spread_alibi(model: nn.Module) -> None:
+    """Let BLOOM bias scores by the places of keys, whatever the mask says: it expects one of rank 2."""
+    def build(mask: torch.Tensor, heads: int, dtype: torch.dtype) -> torch.Tensor:
+        slopes = package.models.bloom.modeling_bloom._get_alibi_slopes(heads, mask.device)
+        found: torch.Tensor = (slopes[:, None, None] * torch.arange(mask.shape[-1])).to(dtype)
+        return found
+
+    model.transformer.build_alibi_tensor = build
+
+
+_SPARSE = {"vocab_size": VOCABULARY, "n_positions": CONTEXT, "n_embd": HEADS * WIDTH, "n_layer": LAYERS,
+           "n_head": HEADS, "rotary_dim": WIDTH // 2, "bos_token_id": 0, "eos_token_id": 1}
 DECODERS = {
     "llama": Decoder("LlamaForCausalLM", "LlamaConfig", 2, _GROUPED),
     "qwen2": Decoder("Qwen2ForCausalLM", "Qwen2Config", 2, _GROUPED),
     "qwen3": Decoder("Qwen3ForCausalLM", "Qwen3Config", 2, {**_GROUPED, "head_dim": WIDTH}),
     "gemma": Decoder("GemmaForCausalLM", "GemmaConfig", 2, {**_GROUPED, "head_dim": WIDTH}),
+    "gemma2": Decoder("Gemma2ForCausalLM", "Gemma2Config", 2, {
+        **_GROUPED, "head_dim": WIDTH, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0,
+        "query_pre_attn_scalar": WIDTH, "sliding_window": 8}, window=8),
+    "gemma3": Decoder("Gemma3ForCausalLM", "Gemma3TextConfig", 2, {
+        **_GROUPED, "head_dim": WIDTH, "query_pre_attn_scalar": WIDTH, "sliding_window": 8, "layer_types": [
+            "sliding_attention", "full_attention"]}, window=8),
     "mistral": Decoder("MistralForCausalLM", "MistralConfig", 2, {**_GROUPED, "sliding_window": None}),
     "phi3": Decoder("Phi3ForCausalLM", "Phi3Config", 2, {**_GROUPED, "pad_token_id": 0}),
     "gpt2": Decoder("GPT2LMHeadModel", "GPT2Config", HEADS, {
@@ -80,6 +108,22 @@ DECODERS = {
     "falcon": Decoder("FalconForCausalLM", "FalconConfig", 1, {
         "vocab_size": VOCABULARY, "hidden_size": HEADS * WIDTH, "num_hidden_layers": LAYERS,
         "num_attention_heads": HEADS, "multi_query": True, "alibi": False, "new_decoder_architecture": False}),
+    "opt": Decoder("OPTForCausalLM", "OPTConfig", HEADS, {
+        **{key: value for key, value in _COMMON.items() if key != "intermediate_size"}, "ffn_dim": 96,
+        "word_embed_proj_dim": HEADS * WIDTH}, positions=True),
+    "bloom": Decoder("BloomForCausalLM", "BloomConfig", HEADS, {
+        "vocab_size": VOCABULARY, "hidden_size": HEADS * WIDTH, "n_layer": LAYERS, "n_head": HEADS},
+        prepare=_spread_alibi),
+    "stablelm": Decoder("StableLmForCausalLM", "StableLmConfig", 2, {
+        **_GROUPED, "use_qkv_bias": True, "rope_parameters": {
+            "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}}),
+    "olmo": Decoder("OlmoForCausalLM", "OlmoConfig", 2, {**_GROUPED, "clip_qkv": 8.0}),
+    "cohere": Decoder("CohereForCausalLM", "CohereConfig", 2, {**_GROUPED, "use_qk_norm": True}),
+    "granite": Decoder("GraniteForCausalLM", "GraniteConfig", 2, {
+        **_GROUPED, "embedding_multiplier": 12.0, "logits_scaling": 8.0, "residual_multiplier": 0.22,
+        "attention_multiplier": 0.015625}),
+    "gptj": Decoder("GPTJForCausalLM", "GPTJConfig", HEADS, _SPARSE),
+    "codegen": Decoder("CodeGenForCausalLM", "CodeGenConfig", HEADS, {**_SPARSE, "n_ctx": CONTEXT}),
 }
 
 
@@ -218,19 +262,31 @@ class _ConcatCache(package.cache_utils.Cache):
         return self.k.shape[3]
 
 
+def make_inputs(decoder: Decoder, ids: torch.Tensor, mask: torch.Tensor) -> dict[str, Any]:
+    """Return what the module of a decoder reads besides token ids, for a mask (1, 1, T, E)."""
+    end, steps = mask.shape[-1], ids.shape[-1]
+    places = torch.arange(end - steps, end)
+    masks: Any = mask
+    if decoder.window is not None:
+        far = torch.arange(end)[None] <= places[:, None] - decoder.window
+        masks = {"full_attention": mask, "sliding_attention": mask + far.to(mask.dtype) * -40000.0}
+    return {"attention_mask": masks, **({"position_ids": places[None]} if decoder.positions else {})}
+
+
 class StatefulDecoder(nn.Module):
     """(ids, mask) -> logits, with the cache in buffers."""
 
-    def __init__(self, model: nn.Module, shape: tuple[int, ...]) -> None:
+    def __init__(self, model: nn.Module, shape: tuple[int, ...], decoder: Decoder | None = None) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.decoder = model, decoder
         self.cache = _StateCache(shape)
         self.register_buffer("keyCache", self.cache.k)
         self.register_buffer("valueCache", self.cache.v)
 
     @torch.no_grad()
     def forward(self, input_ids: torch.Tensor, causal_mask: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.model(input_ids, attention_mask=causal_mask, use_cache=True,
+        assert self.decoder is not None
+        found: torch.Tensor = self.model(input_ids, **make_inputs(self.decoder, input_ids, causal_mask), use_cache=True,
                                          past_key_values=self._place_cache(input_ids, causal_mask)).logits
         return found
 
@@ -244,14 +300,15 @@ class StatefulDecoder(nn.Module):
 class StatelessDecoder(nn.Module):
     """(ids, mask, keys, values) -> logits, keys, values."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, decoder: Decoder) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.decoder = model, decoder
 
     @torch.no_grad()
     def forward(self, input_ids: torch.Tensor, causal_mask: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
         cache = _ConcatCache(k, v)
-        logits = self.model(input_ids, attention_mask=causal_mask, past_key_values=cache, use_cache=True).logits
+        logits = self.model(input_ids, **make_inputs(self.decoder, input_ids, causal_mask), past_key_values=cache,
+                            use_cache=True).logits
         return logits, torch.stack([k for k, _ in cache.made]), torch.stack([v for _, v in cache.made])
 
 
@@ -341,7 +398,7 @@ def make_mask(steps: int, end: int) -> np.ndarray[Any, Any]:
 
 def _convert_states(decoder: Decoder, path: Path, exported: bool = False) -> None:
     shape = decoder.get_cache_shape()
-    module = StatefulDecoder(decoder.make(), shape).eval()
+    module = StatefulDecoder(decoder.make(), shape, decoder).eval()
     example = (torch.zeros((1, 3), dtype=torch.int32), torch.zeros((1, 1, 3, 5)))
     states = [] if exported else [ct.StateType(ct.TensorType(shape=shape, dtype=np.float16), name=name)
                                   for name in ("keyCache", "valueCache")]
@@ -352,7 +409,7 @@ def _convert_states(decoder: Decoder, path: Path, exported: bool = False) -> Non
 
 
 def _convert_stateless(decoder: Decoder, path: Path, exported: bool = False) -> None:
-    module = StatelessDecoder(decoder.make()).eval()
+    module = StatelessDecoder(decoder.make(), decoder).eval()
     cache = torch.zeros(decoder.get_cache_shape(4))
     example = (torch.zeros((1, 3), dtype=torch.int32), torch.zeros((1, 1, 3, 7)), cache, cache.clone())
     past = ct.RangeDim(lower_bound=1, upper_bound=CONTEXT - 1, default=1)
@@ -379,11 +436,13 @@ def _capture(module: nn.Module, example: tuple[torch.Tensor, ...], exported: boo
     return torch.export.export(module, example, dynamic_shapes=tuple(axes))
 
 
-def _convert_cross(decoder: CrossDecoder, path: Path) -> None:
+def _convert_cross(decoder: CrossDecoder, path: Path, flexible: bool = False) -> None:
     shape = (LAYERS, 1, HEADS, CONTEXT, WIDTH)
     module = CrossAttendingDecoder(decoder.make(), shape).eval()
-    fixed = {"encoded": (1, ENCODED, HEADS * WIDTH), **({"encoderMask": (1, 1, 1, ENCODED)} if decoder.masked else {})}
-    example = (torch.zeros((1, 3), dtype=torch.int32), torch.zeros((1, 1, 3, 5)), *map(torch.zeros, fixed.values()))
+    length: Any = ct.RangeDim(lower_bound=1, upper_bound=ENCODED, default=7) if flexible else ENCODED
+    fixed = {"encoded": (1, length, HEADS * WIDTH), **({"encoderMask": (1, 1, 1, length)} if decoder.masked else {})}
+    example = (torch.zeros((1, 3), dtype=torch.int32), torch.zeros((1, 1, 3, 5)), *(
+        torch.zeros([7 if size is length else size for size in shape]) for shape in fixed.values()))
     ane.convert(
         torch.jit.trace(module, example, check_trace=False), skip_model_load=True,
         minimum_deployment_target=ct.target.iOS18,
@@ -420,7 +479,7 @@ def _convert_encoder(encoder: Encoder, path: Path) -> None:
 
 _CONVERSIONS: dict[str, Callable[[Any, Path], None]] = {
     "states": _convert_states, "stateless": _convert_stateless, "encoder": _convert_encoder,
-    "cross": _convert_cross, "recurrent": _convert_recurrent,
+    "cross": _convert_cross, "cross, flexible": partial(_convert_cross, flexible=True), "recurrent": _convert_recurrent,
     f"states{EXPORTED}": partial(_convert_states, exported=True),
     f"stateless{EXPORTED}": partial(_convert_stateless, exported=True)}
 
