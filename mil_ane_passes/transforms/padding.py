@@ -576,7 +576,7 @@ class Padding:
         squeeze = _get_flags(op, "squeeze_mask", op.x.rank)
         begin, end, found = [], [], {}
         moving: tuple[int, int, int] | None = None
-        for axis, bounds in enumerate(self._list_bounds(op, source)):
+        for axis, bounds in enumerate(self._list_bounds(op, source, strided=True)):
             starts, stops = [each[0] for each in bounds], [each[1] for each in bounds]
             begin.append(starts[0])
             end.append(stops[0])
@@ -607,6 +607,8 @@ class Padding:
         """Read rows at a place that moves with the length: the product of a one-hot matrix and all rows."""
         axis, start, count = moving
         x = op.x
+        if op.inputs.get("stride") is not None and np.any(op.stride.val != 1):
+            raise Refusal(op, "it reads at a place that moves with the length, with a stride along another axis")
         if (begin, end) != ([0] * x.rank, list(map(int, x.shape))):
             x = self.mb.slice_by_index(x=x, begin=begin, end=end)
             self.pads[x] = self.get_pads(op.x)
@@ -645,8 +647,11 @@ class Padding:
                 changes[name] = self.mb.const(val=np.zeros(len(begin), bool), name=f"{op.name}_{name}")
         op.set_inputs(no_check_var_types=True, **changes)
 
-    def _list_bounds(self, op: Operation, source: Var) -> list[list[tuple[int, int]]]:
-        """Return begin and end along each axis at each length, resolved against the size there."""
+    def _list_bounds(self, op: Operation, source: Var, strided: bool = False) -> list[list[tuple[int, int]]]:
+        """Return begin and end along each axis at each length, resolved against the size there.
+
+        With `strided`, axes along which nothing depends on the length may have any stride.
+        """
         parameters = []
         for name in ("begin", "end"):
             values = self.samples.get_values(op.inputs[name])
@@ -654,8 +659,8 @@ class Padding:
                 raise Refusal(op, f"its {name} depends on data")
             parameters.append(values or [np.asarray(op.inputs[name].val)] * len(self.samples.deficits))
         stride = np.ones(source.rank) if op.inputs.get("stride") is None else op.stride.val
-        if stride is None or np.any(np.asarray(stride) != 1):
-            raise Refusal(op, "it reads or writes with a stride")
+        if stride is None:
+            raise Refusal(op, "it reads or writes with a stride that depends on data")
         masks = [_get_flags(op, name, source.rank) for name in ("begin_mask", "end_mask")]
         squeeze = _get_flags(op, "squeeze_mask", source.rank)
         found = []
@@ -666,6 +671,9 @@ class Padding:
                 first = 0 if masks[0][axis] else _resolve_index(int(begin[axis]), size)
                 last = size if masks[1][axis] else _resolve_index(int(end[axis]), size)
                 bounds.append((first, first + 1 if squeeze[axis] else last))
+            if stride[axis] != 1 and (not strided or len(set(bounds)) > 1 or axis in self.get_pads(op.x) or (
+                    stride[axis] < 0 and not (is_const(op.begin) and is_const(op.end)))):
+                raise Refusal(op, f"it reads or writes with a stride along axis {axis}, which is padded or moves")
             found.append(bounds)
         return found
 

@@ -148,6 +148,12 @@ SUPPORTED = {
     "quotients of the largest magnitude": lambda x: attend(mb.real_div(x=x, y=mb.clip(x=mb.reduce_max(
         x=mb.abs(x=x), axes=[2], keep_dims=True), alpha=1e-3, beta=1e4))),
     "rows of a table by the distance to the end": nearness,
+    "every second channel": lambda x: mb.reduce_sum(x=mb.slice_by_index(
+        x=mb.exp(x=x), begin=[0, 0, 1], end=[1, 0, WIDTH], stride=[1, 1, 2], end_mask=[True] * 3), axes=[1],
+        name="out"),
+    "channels turned": lambda x: mb.reduce_sum(x=mb.slice_by_index(
+        x=mb.exp(x=x), begin=[0, 0, 0], end=[1, 0, 0], stride=[1, 1, -1], begin_mask=[True] * 3, end_mask=[True] * 3),
+        axes=[1], name="out"),
     "rows from the second on": lambda x: mb.slice_by_index(
         x=mb.concat(values=[normal(1, 1, WIDTH), x], axis=1), begin=[0, 1, 0], end=[1, 0, WIDTH], end_mask=[True] * 3,
         name="out"),
@@ -241,8 +247,11 @@ REFUSED = {
     "strided rows": (lambda x: mb.slice_by_index(x=x, begin=[0, 0, 0], end=[1, 0, WIDTH], stride=[1, 2, 1],
                                                  end_mask=[True, True, True], name="out"),
                      "at successive lengths"),
-    "stride along channels": (lambda x: mb.slice_by_index(x=x, begin=[0, 0, 0], end=[1, 0, WIDTH], stride=[1, 1, 2],
-                                                          end_mask=[True, True, True], name="out"), "with a stride"),
+    "last row with a stride along channels": (lambda x: mb.slice_by_index(
+        x=x, begin=[0, -1, 0], end=[1, 0, WIDTH], stride=[1, 1, 2], end_mask=[True, True, True], name="out"),
+        "(slice_by_index) cannot be padded: it reads at a place that moves with the length, with a stride along another"),
+    "first row with a stride": (lambda x: mb.slice_by_index(
+        x=x, begin=[0, 0, 0], end=[1, 1, WIDTH], stride=[1, 3, 1], name="out"), "with a stride along axis 1, which is"),
     "rows turned": (lambda x: mb.reverse(x=x, axes=[1], name="out"), "(reverse) cannot be padded: it has no rule"),
     "a row behind repeated rows": (lambda x: mb.concat(values=[mb.tile(x=x, reps=[1, 2, 1]), normal(1, 1, WIDTH)],
                                                        axis=1, name="out"), "elements at successive lengths"),
