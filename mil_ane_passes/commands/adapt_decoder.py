@@ -48,6 +48,8 @@ _MIN_VERSION_FUNCTIONS = 9
 "The specification version (iOS 18) from which a model may have several functions."
 _PROMPT, _STEPS = 9, 16
 "The lengths of the prompt and of what is generated, to compare with the source."
+_CALLS, _STEP_BOUND = 3, 1e-9
+"The calls of several tokens of a recurrent model that are compared, and the most that these may differ at float64."
 _SLOWER_CHIP = "a19"
 "The chip on which tiles of the head were measured to be slower."
 LOGIT_BOUND = 1e-2
@@ -68,9 +70,9 @@ def write_decoder(
         report.done += [each.note for part in forms[-1].drafts for each in part.done if each.changed and count == 1]
         if options.verify:
             options.progress(f"comparing {forms[-1].name}")
-            found = compare_drafts(before, forms[-1].drafts)
-            if not found.equal:
-                report.status, report.reason = "rejected", f"{forms[-1].name}: {found}"
+            reason = _compare_form(before, structure, forms[-1])
+            if reason:
+                report.status, report.reason = "rejected", f"{forms[-1].name}: {reason}"
                 return
     _tile_head(options, forms, structure, report)
     report.done = list(dict.fromkeys(report.done))
@@ -83,6 +85,41 @@ def write_decoder(
     if options.verify:
         options.progress("generating tokens")
         _compare_generations(before, structure, folder, report)
+
+
+def _compare_form(before: Program, structure: DecoderStructure, form: _Form) -> str:
+    """Compare packages with the source on random feeds; returns how they differ, "" if they do not."""
+    if structure.mask is None and form.count > 1:
+        return _compare_steps(before, structure, form)
+    found = compare_drafts(before, form.drafts)
+    return "" if found.equal else str(found)
+
+
+def _compare_steps(before: Program, structure: DecoderStructure, form: _Form) -> str:
+    """Compare calls of several tokens with as many calls of the source, over several calls, at float64."""
+    from ..runtime import Runtime
+
+    function = before.functions[structure.function]
+    rng = np.random.default_rng(2)
+    fixed = _make_fixed(function, structure)
+    source = Runtime(before, function=structure.function, precision="float64")
+    lookup, main = (Runtime(draft.program, function=structure.function, precision="float64") for draft in form.drafts)
+    states = {name: rng.standard_normal(tuple(map(int, function.inputs[name].shape))) for name in structure.states}
+    carried = dict(states)
+    for call in range(_CALLS):
+        ids = rng.integers(0, structure.vocabulary, (1, form.count)).astype(np.int32)
+        expected = [source({structure.ids: ids[:, token:token + 1], **fixed}, states)[structure.logits]
+                    for token in range(form.count)]
+        feeds = {**lookup({structure.ids: ids}), **fixed, **carried}
+        found = main({name: value for name, value in feeds.items() if name in (
+            form.main.program.functions[structure.function].inputs)})
+        carried |= {name: found[f"{name}_new"] for name in structure.states if f"{name}_new" in found}
+        for name, one, other in ((structure.logits, np.concatenate(expected, -2), found[structure.logits]), *(
+                (name, states[name], carried[name]) for name in structure.states)):
+            error = float(np.abs(one - other).max()) / (float(np.abs(one).max()) or 1.0)
+            if not error <= _STEP_BOUND:
+                return f"'{name}' differs by {error:.1e} of its largest value in call {call + 1} of {_CALLS}"
+    return ""
 
 
 def check_sizes(options: AdaptOptions, structure: DecoderStructure) -> list[int]:
@@ -121,10 +158,6 @@ def _check_recurrent(options: AdaptOptions, structure: DecoderStructure) -> list
     """Check the options for a model whose states are replaced at each step."""
     for name, given, why in (
             ("context", options.context, "its states hold any number of tokens"),
-            ("prefill", options.prefill if options.prefill != 1 else None, "each token needs the states of the one "
-                                                                           "before"),
-            ("parts", options.parts if options.parts != 1 else None, "its states are not cut"),
-            ("max_part_size", options.max_part_size, "its states are not cut"),
             ("cache", None if options.cache == "io" else options.cache, "several states are reported to fail"),
             ("embedding", None if options.embedding == "package" else options.embedding,
              "token ids alone are looked up")):
@@ -134,7 +167,7 @@ def _check_recurrent(options: AdaptOptions, structure: DecoderStructure) -> list
     if structure.steps not in (None, 1):
         raise InputError(f"the token ids '{structure.ids}' are (1, {structure.steps}); expected a flexible number, or "
                          "one")
-    return [1]
+    return [1] if options.prefill in (None, 1) else [1, int(options.prefill or 1)]
 
 
 def _check_tiles(options: AdaptOptions) -> None:
@@ -326,17 +359,22 @@ def _transform(
     from ..transforms.split_inputs import SplitConstantInputs, SplitInputs
     from ..transforms.state_to_io import StateToIo
     from ..transforms.token_input import TokenInput
+    from ..transforms.unroll_steps import UnrollSteps
 
     function = draft.program.functions[structure.function]
     shapes = structure.get_fixed_shapes(function)
     if structure.steps is None:
-        shapes[structure.ids] = (1, count)
+        shapes[structure.ids] = (1, 1 if structure.mask is None else count)
     first: list[Transform] = [FixShape(shapes)] if shapes else []
     halved = [name for name in (structure.mask, *structure.caches, *structure.fixed)
               if name is not None and function.inputs[name].dtype != types.fp16]
     types_of_inputs: list[Transform] = [Io("fp16", halved)] if halved else []
     if structure.mask is None:
-        lookup, main = apply_transforms(draft, [*first, *types_of_inputs, StateToIo(), SplitInputs([structure.ids])])
+        draft, = apply_transforms(draft, [*first, *types_of_inputs, StateToIo()])
+        outputs = {var.name for var in draft.program.functions[structure.function].outputs}
+        states = {name: f"{name}_new" for name in structure.states if f"{name}_new" in outputs}
+        several: list[Transform] = [] if count == 1 else [UnrollSteps(structure.ids, states, count)]
+        lookup, main = apply_transforms(draft, [*several, SplitInputs([structure.ids])])
         return _Form(count, lookup, main, None)
     assert structure.rows is not None
     context = options.context or structure.rows

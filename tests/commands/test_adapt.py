@@ -116,13 +116,19 @@ def test_a_decoder_with_cross_attention_reads_what_an_encoder_returned(tmp_path,
     assert "'encoded' is (1, 3, 128); expected (1, 20, 128)" in continue_by_script(folder, **wrong)
 
 
-def test_states_that_are_replaced_at_each_step_go_in_and_out(tmp_path, capsys):
+@pytest.mark.parametrize("prefill", [None, pytest.param(4, marks=pytest.mark.slow)])
+def test_states_that_are_replaced_at_each_step_go_in_and_out(tmp_path, capsys, prefill):
     from tests.lab.language_models.builders import convert
 
     source, folder = convert("mamba", "recurrent"), tmp_path / "out"
-    report = ane.adapt(source, folder)
+    report = ane.adapt(source, folder, prefill=prefill)
     assert report.status == "written" and len(report.tokens) == STEPS, str(report)
     assert report.before["unsupported"] and report.after["unsupported"] == {} and report.after["unknown"] == 0
+    if prefill is not None:
+        functions = ane.load(folder / "decoder.mlpackage").program.functions.values()
+        one, several = (sum(op.op_type == "linear" for op in each.operations) for each in functions)
+        assert one == several
+        assert ane.lint(folder / "decoder.mlpackage", target="m4").summary()["ane_unsupported"] == 0
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["context"] is None and manifest["inputs"] == {"ids": "inputIds", "position": None, "mask": None}
     assert [(each["input"], each["output"], each["axis"]) for each in manifest["cache"]["arrays"]] == [
@@ -130,15 +136,33 @@ def test_states_that_are_replaced_at_each_step_go_in_and_out(tmp_path, capsys):
     page = (folder / "README.md").read_text()
     assert "@" not in page and "The model is recurrent" in page and "position" not in page.partition("```swift")[2]
     assert continue_by_script(folder) == run_module("mamba")[0]
-    for arguments, reason in ((["--prefill", "4"], "each token needs the states of the one before"),
-                              (["--context", "64"], "its states hold any number of tokens"),
-                              (["--parts", "2"], "its states are not cut"),
-                              (["--cache", "state"], "several states are reported to fail"),
+    for arguments, reason in ((["--context", "64"], "its states hold any number of tokens"), (["--cache", "state"], "several states are reported to fail"),
                               (["--embedding", "npy"], "token ids alone are looked up")):
         assert main(["adapt", str(source), "-o", str(tmp_path / "none"), *arguments]) == 2
         said = capsys.readouterr().err
         assert reason in said and "the model is recurrent, it has states (convState, recurrentState)" in said, said
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.slow
+def test_parts_of_a_recurrent_model_hand_on_what_the_last_one_returns(tmp_path):
+    from tests.lab.language_models.builders import convert
+
+    report = ane.adapt(convert("mamba", "recurrent"), tmp_path / "out", parts=2)
+    assert report.status == "written" and len(report.tokens) == STEPS, str(report)
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert list_packages(manifest["parts"][0]) == ["decode_1.mlpackage", "decode_2.mlpackage"]
+    assert continue_by_script(tmp_path / "out") == run_module("mamba")[0]
+
+
+@pytest.mark.slow
+def test_a_step_of_a_recurrent_model_that_is_wrong_is_found(tmp_path, monkeypatch):
+    from mil_ane_passes.transforms.unroll_steps import _Unrolling
+    from tests.lab.language_models.builders import convert
+
+    monkeypatch.setattr(_Unrolling, "_get_carried", lambda self, each, token, before: each.read)
+    report = ane.adapt(convert("mamba", "recurrent"), tmp_path / "out", prefill=2)
+    assert report.status == "rejected" and "prefill: 'logits' differs by" in report.reason, str(report)
 
 
 @pytest.mark.slow

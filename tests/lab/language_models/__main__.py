@@ -57,9 +57,7 @@ def _list_figures(figures: Mapping[str, Any]) -> list[str]:
 
 
 def _adapt(name: str, form: str, source: Path, folder: Path) -> Any:
-    from tests.lab.language_models.builders import RECURRENT
-
-    report = ane.adapt(source, folder / name, prefill=None if name in RECURRENT else PREFILL, target=TARGET)
+    report = ane.adapt(source, folder / name, prefill=PREFILL, target=TARGET)
     if report.status != "written":
         return report, report.reason
     return report, (f"{len(report.tokens)} tokens the same, logits within {report.logit_error:.0e}; "
@@ -87,8 +85,27 @@ def _continue_prompt(name: str, form: str, folder: Path) -> str:
     parted = ""
     if same < STEPS:
         gap = float((logits[same].max() - logits[same][found[same]]) / np.abs(logits[same]).max())
-        parted = f", then one whose logit is {gap:.0e} below the largest"
+        parted = f", then one whose logit is {gap:.0e} below the largest{_compare_source(name, prompt, expected)}"
     return f"behind {PROMPT} tokens {same} those of torch{parted}, logits within {error:.0e}"
+
+
+def _compare_source(name: str, prompt: Sequence[int], expected: Sequence[int]) -> str:
+    """Return how many tokens of torch the source generates, in the precision in which the script runs the result."""
+    from tests.lab.language_models.builders import DECODERS, convert, make_mask
+
+    if name not in DECODERS:
+        return ""
+    source = ane.runtime.Runtime(ane.load(convert(name, "states")).program, precision="float16")
+    state: dict[str, Any] = {}
+    tokens = list(prompt)
+    ids = tokens
+    for _ in range(STEPS):
+        logits = source({"inputIds": np.int32([ids]), "causalMask": make_mask(len(ids), len(tokens))}, state)["logits"]
+        ids = [int(np.argmax(logits[0, -1]))]
+        tokens += ids
+    found = tokens[len(prompt):]
+    same = next((place for place, (x, y) in enumerate(zip(found, expected)) if x != y), STEPS)
+    return f" (the source, traced with states, has {same} at float16)"
 
 
 def make_encoded(name: str, length: int | None = None) -> dict[str, Any]:
