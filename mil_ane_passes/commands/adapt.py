@@ -109,8 +109,9 @@ class AdaptReport:
 
     `kind`: "encoder" or "decoder". `status`: "written", or "rejected" (results differ from those of the source; nothing
     was written). `before` and `after` are figures of the source and of the main package (for one token): ops, those
-    unsupported by type, a reason for each type, shares on the ANE, estimated time, transitions, and bytes of weights,
-    which of `after` are those of the whole folder. `done` are the changes.
+    unsupported by type, a reason for each type, shares on the ANE, estimated time, transitions, bytes of weights, which
+    of `after` are those of the whole folder, and bytes that go in and out of a call, lookups included. `done` are the
+    changes.
     Of a decoder, `fixed` are inputs that are the same for all tokens, `tokens` what both generated, `logit_error` is
     the largest difference of logits, relative to the largest of their step. Of an encoder, `lengths` are those that
     were compared, `result_error` is the largest
@@ -167,12 +168,12 @@ def adapt(options: AdaptOptions) -> AdaptReport:
 
     `src` is a path, an MLModel or a `Package` of an ML Program. A decoder reads token ids, a mask (1, 1, T, E) whose
     length E states the position, and a cache: in states, which it writes there, or in inputs that outputs return with
-    new rows appended; it gets generate.py as well. It may read floats of fixed shape besides, as for cross attention. A
-    recurrent model has token ids and states alone. A model without a cache is an encoder: it reads token ids, or
-    floats, and masks. These are found in the graph. `context` is the number of tokens, `prefill` how many tokens a
-    second pair of packages of a decoder takes at a time. The main package of a decoder is cut into `parts`, or into as
-    few as have at most `max_part_size` of weights; its logits come out in `head_tiles` parts. The main packages are
-    rewritten with the preset full for `target`.
+    new rows appended; it gets generate.py as well. It may read floats besides that are the same for all tokens, as for
+    cross attention: what follows from these alone is computed once. A recurrent model has token ids and states alone. A
+    model without a cache is an encoder: it reads token ids, or floats, and masks. These are found in the graph.
+    `context` is the number of tokens, `prefill` how many tokens a second function of a decoder takes at a time. The
+    main package of a decoder is cut into `parts`, or into as few as have at most `max_part_size` of weights; its logits
+    come out in `head_tiles` parts. The main packages are rewritten with the preset full for `target`.
     Unless `verify` is false, all are compared with the source on random feeds, and decoders generate tokens.
 
     Raises InputError for a model that is not recognized, with the op or input that it stopped at and what was expected

@@ -14,11 +14,12 @@ import numpy as np
 from .._version import __version__
 from ..report.decoder.generate import read_rows
 from ..utils.errors import InputError
-from ..utils.option_spelling import format_option_values
+from ..utils.option_spelling import format_option, format_option_values
 from ..utils.text_format import escape_text, format_count, format_markdown_code, format_swift_string
 from .adapt_parts import (
     choose_identifier,
     compare_drafts,
+    count_call_bytes,
     count_weight_bytes,
     describe_var,
     emit_drafts,
@@ -62,6 +63,7 @@ def write_decoder(
 ) -> None:
     """Write the packages of a decoder and what belongs to them into `folder`; the report says if they are rejected."""
     counts = check_sizes(options, structure)
+    report.before["call_bytes"] = _count_source_bytes(before.functions[structure.function], structure, options)
     report.fixed = list(structure.fixed)
     forms = []
     for count in counts:
@@ -81,10 +83,29 @@ def write_decoder(
     parts = _write_packages(options, forms, structure, folder, report)
     report.after = join_figures([measure_package(folder / each["package"], options.target, parts[0]["function"])
                                  for each in parts[0]["main"]]) | {"weight_bytes": count_weight_bytes(folder)}
+    lookup = forms[0].lookup.program.functions  # of all numbers of tokens, one token first
+    report.after["call_bytes"] += count_call_bytes(next(iter(lookup.values())))
     _write_files(folder, _make_manifest(before, structure, options, forms, parts, embedding, once, report))
     if options.verify:
         options.progress("generating tokens")
         _compare_generations(before, structure, folder, report)
+
+
+def _count_source_bytes(function: Function, structure: DecoderStructure, options: AdaptOptions) -> int | None:
+    """Count the bytes that a call of the source for one token reads and returns, with all rows of the context."""
+    from ..transforms.shape_inference import get_sizes
+
+    rows = options.context or structure.rows or 1
+    longest = {**dict.fromkeys(structure.caches, rows - 1), **dict.fromkeys(structure.caches.values(), rows)}
+    shapes = {}
+    for name, var in (*function.inputs.items(), *((var.name, var) for var in function.outputs)):
+        sizes = get_sizes(var.sym_type) or ()
+        if name == structure.mask:
+            shapes[name] = [*(size or 1 for size in sizes[:-1]), rows]
+        else:
+            size = longest.get(name, structure.longest if name in structure.lengths else 1)
+            shapes[name] = [each or size for each in sizes]
+    return count_call_bytes(function, shapes)
 
 
 def _compare_form(before: Program, structure: DecoderStructure, form: _Form) -> str:
@@ -237,8 +258,8 @@ def _write_packages(
                 for part, form in zip(parts, forms)]
     for part, form in zip(parts, forms):
         part |= {"lookup": f"{form.name}_lookup.mlpackage", "function": None}
-        mains = _write_pair(options, structure, [form.lookup, form.main], folder / part["lookup"], folder / f"{form.name}.mlpackage",
-                            report)
+        mains = _write_pair(options, structure, [form.lookup, form.main], folder / part["lookup"],
+                            folder / f"{form.name}.mlpackage", report)
         part["main"] = mains[structure.function]
     return parts
 
@@ -285,9 +306,9 @@ def _write_once(
     for form in forms[1:]:
         others = () if form.once is None else form.once.program.functions[structure.function].outputs
         if {var.name: describe_var(var) for var in others} != outputs:
-            raise InputError(f"what is computed from {', '.join(structure.fixed)} alone depends on the number of tokens "
-                             f"of a call ({', '.join(outputs)}); expected the same keys and values for each, or no "
-                             "--prefill")
+            raise InputError(f"what is computed from {', '.join(structure.fixed)} alone depends on the number of "
+                             f"tokens of a call ({', '.join(outputs)}); expected the same keys and values for each, or "
+                             f"no {format_option('prefill')}")
     made, = emit_drafts([draft], folder)
     rewrite_package(options, made, folder / _ONCE, report)
     nbytes = sum(int(np.prod(each["shape"])) * np.dtype(each["dtype"]).itemsize for each in outputs.values())
@@ -481,8 +502,9 @@ def _write_embedding(
 
 
 def _make_manifest(
-    before: Program, structure: DecoderStructure, options: AdaptOptions, forms: Sequence[_Form], parts: Sequence[Mapping[str, Any]],
-    embedding: Mapping[str, Any], once: Mapping[str, Any] | None, report: AdaptReport,
+    before: Program, structure: DecoderStructure, options: AdaptOptions, forms: Sequence[_Form],
+    parts: Sequence[Mapping[str, Any]], embedding: Mapping[str, Any], once: Mapping[str, Any] | None,
+    report: AdaptReport,
 ) -> dict[str, Any]:
     main = next(iter(forms[0].main.program.functions.values()))
     held = {name: describe_var(main.inputs[name]) for name in _list_caches(structure)}

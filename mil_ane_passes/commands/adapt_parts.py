@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 from collections import Counter
@@ -16,12 +17,15 @@ import numpy as np
 from ..passes.layout import format_bytes
 
 if TYPE_CHECKING:
+    from coremltools.converters.mil.mil import Function
+
     from ..transforms.contract import Draft
     from .adapt import AdaptOptions, AdaptReport
 
 __all__ = [
     "choose_identifier",
     "compare_drafts",
+    "count_call_bytes",
     "count_weight_bytes",
     "describe_var",
     "emit_drafts",
@@ -89,12 +93,35 @@ def measure_package(package: Path, target: str, function: str | None = None) -> 
     found = lint(source, target=target, select=[])  # placement alone: fixes of findings take as long again to try
     figures = found.summary()
     left = [row for row in found.plan.rows if row.ane == "no"]
+    program = found.plan.program
+    default = program.functions.get(function or program.default_function_name)
     unsupported = Counter(row.op.op_type for row in left)
     return {"ops": figures["ops"], "unsupported": dict(sorted(unsupported.items())),
             "reasons": {row.op.op_type: row.reason for row in reversed(left)},
             "unknown": figures.get("ane_unknown", 0), "share": figures["predicted_share"],
             "time_share": figures["predicted_time_share"], "transitions": figures["transitions"],
-            "estimated_ms": figures.get("est_ms"), "weight_bytes": count_weight_bytes(package), "target": target}
+            "estimated_ms": figures.get("est_ms"), "weight_bytes": count_weight_bytes(package),
+            "call_bytes": None if default is None else count_call_bytes(default), "target": target}
+
+
+def count_call_bytes(function: Function, flexible: Mapping[str, Sequence[int]] | None = None) -> int | None:
+    """Count the bytes of inputs and outputs of a call, states left out; None if one has a flexible shape.
+
+    `flexible` has the shapes of inputs and outputs of flexible shape.
+    """
+    from coremltools.converters.mil.mil import types
+
+    from ..transforms.shape_inference import get_sizes
+
+    total = 0
+    for name, var in (*function.inputs.items(), *((var.name, var) for var in function.outputs)):
+        if types.is_state(var.sym_type) or not types.is_tensor(var.sym_type):
+            continue
+        sizes = (flexible or {}).get(name) or get_sizes(var.sym_type)
+        if sizes is None or None in sizes:
+            return None
+        total += math.prod(int(size or 1) for size in sizes) * np.dtype(types.nptype_from_builtin(var.dtype)).itemsize
+    return total
 
 
 def count_weight_bytes(folder: Path) -> int:
@@ -117,7 +144,9 @@ def join_figures(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                            if sum(times) else parts[0]["time_share"]),
             "transitions": sum(each["transitions"] for each in parts),
             "estimated_ms": None if any(each["estimated_ms"] is None for each in parts) else sum(times),
-            "weight_bytes": sum(each["weight_bytes"] for each in parts), "target": parts[0]["target"]}
+            "weight_bytes": sum(each["weight_bytes"] for each in parts),
+            "call_bytes": None if any(each["call_bytes"] is None for each in parts) else sum(
+                each["call_bytes"] for each in parts), "target": parts[0]["target"]}
 
 
 def format_figures(figures: Mapping[str, Any]) -> str:
@@ -129,7 +158,8 @@ def format_figures(figures: Mapping[str, Any]) -> str:
     return (f"{figures['ops']} ops, {count} unsupported on {figures['target']}{f' ({listed})' if listed else ''}, "
             f"{figures['share']:.1f} % of ops and {figures['time_share']:.1f} % of estimated time "
             f"predicted on the ANE, {figures['transitions']} transitions{milliseconds}, "
-            f"{format_bytes(figures['weight_bytes'])} of weights")
+            f"{format_bytes(figures['weight_bytes'])} of weights"
+            + ("" if figures["call_bytes"] is None else f", {format_bytes(figures['call_bytes'])} in and out a call"))
 
 
 def describe_var(var: Any) -> dict[str, Any]:

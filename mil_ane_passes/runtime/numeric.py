@@ -182,8 +182,7 @@ class Precision:
         return made
 
     def can_convert_in_blocks(self, value: Any) -> bool:
-        """Return whether `iterate_blocks` converts `value`: a large matrix of floats of fewer bits than are computed in.
-        """
+        """Return whether `iterate_blocks` converts `value`: a large matrix of narrower floats than results."""
         array = np.asarray(value)
         return bool(array.ndim == 2 and array.dtype in _NARROW_FLOATS and array.itemsize < self.compute.itemsize
                     and array.size > _BLOCK_ELEMENTS and min(array.strides) > 0)

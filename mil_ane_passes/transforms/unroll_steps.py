@@ -83,7 +83,7 @@ class _Unrolling:
         function, ids = self._function, self._requested.ids
         old = function.inputs[ids]
         dead = set(find_dead_ops(function))
-        carried = [each for state, output in self._requested.states.items() for each in self._list_carried(state, output)]
+        carried = [each for names in self._requested.states.items() for each in self._list_carried(*names)]
         order = self._order_ops(carried)
         old.name = f"{ids}_one"
         placeholder = Placeholder((1, self._count), old.dtype, name=ids)
@@ -125,7 +125,7 @@ class _Unrolling:
             if start not in get_read_vars(user):
                 continue
             window = get_window(user) if user.op_type == "slice_by_index" else None
-            if window is None or window.bounds[0] not in parts or window.find_partial_axes(start.shape) not in ([0], []):
+            if window is None or window.bounds[0] not in parts or any(window.find_partial_axes(start.shape)):
                 return entire
             found.append(_Carried(user.outputs[0], parts[window.bounds[0]]))
         return found
@@ -227,8 +227,8 @@ class _Unrolling:
             bounds = get_window(op)
             assert bounds is not None
             ends = [(0, self._count) if place == before else bound for place, bound in enumerate(bounds.bounds)]
-            changes |= {"begin": np.int32([begin for begin, _ in ends]), "end": np.int32([end for _, end in ends]),
-                        "begin_mask": None, "end_mask": None}
+            changes |= {"begin": np.array([begin for begin, _ in ends], np.int32), "begin_mask": None,
+                        "end": np.array([end for _, end in ends], np.int32), "end_mask": None}
         for old, new in zip(op.outputs, self._rebuild(op, changes)):
             self._values[old] = _Values(joined=new, axis=behind)
         return True
@@ -316,7 +316,7 @@ def _find_components(needs: Sequence[set[int]]) -> list[list[int]]:
                 if work:
                     low[work[-1][0]] = min(low[work[-1][0]], low[node])
                 if low[node] == index[node]:
-                    group = []
+                    group: list[int] = []
                     while not group or group[-1] != node:
                         group.append(stack.pop())
                         held.discard(group[-1])

@@ -136,7 +136,8 @@ def test_states_that_are_replaced_at_each_step_go_in_and_out(tmp_path, capsys, p
     page = (folder / "README.md").read_text()
     assert "@" not in page and "The model is recurrent" in page and "position" not in page.partition("```swift")[2]
     assert continue_by_script(folder) == run_module("mamba")[0]
-    for arguments, reason in ((["--context", "64"], "its states hold any number of tokens"), (["--cache", "state"], "several states are reported to fail"),
+    for arguments, reason in ((["--context", "64"], "its states hold any number of tokens"),
+                              (["--cache", "state"], "several states are reported to fail"),
                               (["--embedding", "npy"], "token ids alone are looked up")):
         assert main(["adapt", str(source), "-o", str(tmp_path / "none"), *arguments]) == 2
         said = capsys.readouterr().err
@@ -844,9 +845,9 @@ def test_a_cache_that_is_carried_in_another_way_is_named(tmp_path, capsys, optio
     ({"ids": False}, "no input of token ids is looked up in a table by a gather op"),
     ({"mask": False}, "no input is added to what a softmax reads; expected one mask of floats"),
     ({"extra": types.int32}, "'extra' is an input of int32 besides token ids and a mask; expected these, the cache"),
-    ({"extra": types.fp16, "extra_rows": None}, "'extra' is (?, 4), an input besides token ids and a mask, and no input "
-                                                "is added to scores that could hide its padding; expected a fixed "
-                                                "shape: --fix-shape extra=... of edit"),
+    ({"extra": types.fp16, "extra_rows": None}, "'extra' is (?, 4), an input besides token ids and a mask, and no "
+                                                "input is added to scores that could hide its padding; expected a "
+                                                "fixed shape: --fix-shape extra=... of edit"),
     ({"outputs": 2}, "2 outputs (logits, more); expected logits alone"),
     ({"end": ROWS}, "the mask 'mask' is (1, 1, ?, 8); expected (1, 1, T, E) with flexible E"),
     ({"write": False}, "no rows are written to the cache at a position"),

@@ -104,7 +104,8 @@ def test_an_encoder_of_flexible_length_is_padded_and_hidden(tmp_path):
     report = ane.adapt(source, tmp_path / "out", prefill=3)
     assert report.status == "written" and report.after["unsupported"] == {}, str(report)
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
-    assert {name: (each["shape"], each["length_axes"], each["padding"]) for name, each in manifest["fixed"].items()} == {
+    found = {name: (each["shape"], each["length_axes"], each["padding"]) for name, each in manifest["fixed"].items()}
+    assert found == {
         "encoded": ([1, LONGEST, WIDTH], [1], 0.0), "hidden": ([1, 1, 1, LONGEST], [3], -40000.0)}
     assert "`encoded` (1, 6, 4) may be shorter" in (tmp_path / "out" / "README.md").read_text()
     program = ane.load(source).program
@@ -112,7 +113,8 @@ def test_an_encoder_of_flexible_length_is_padded_and_hidden(tmp_path):
     for length in (2, 5, LONGEST):
         fixed = {"encoded": rng.standard_normal((1, length, WIDTH)).astype(np.float16),
                  "hidden": np.zeros((1, 1, 1, length), np.float16)}
-        decoder, runtime, state = Decoder(tmp_path / "out", open_by("reference"), fixed), ane.runtime.Runtime(program), {}
+        decoder, runtime = Decoder(tmp_path / "out", open_by("reference"), fixed), ane.runtime.Runtime(program)
+        state: dict = {}
         for end, token in enumerate((3, 1, 4, 1), 1):
             feeds = {"ids": np.int32([[token]]), "mask": np.zeros((1, 1, 1, end), np.float16), **fixed}
             expected = runtime(feeds, state)["logits"].reshape(-1)

@@ -249,7 +249,7 @@ REFUSED = {
                      "at successive lengths"),
     "last row with a stride along channels": (lambda x: mb.slice_by_index(
         x=x, begin=[0, -1, 0], end=[1, 0, WIDTH], stride=[1, 1, 2], end_mask=[True, True, True], name="out"),
-        "(slice_by_index) cannot be padded: it reads at a place that moves with the length, with a stride along another"),
+        "cannot be padded: it reads at a place that moves with the length, with a stride along another axis"),
     "first row with a stride": (lambda x: mb.slice_by_index(
         x=x, begin=[0, 0, 0], end=[1, 1, WIDTH], stride=[1, 3, 1], name="out"), "with a stride along axis 1, which is"),
     "rows turned": (lambda x: mb.reverse(x=x, axes=[1], name="out"), "(reverse) cannot be padded: it has no rule"),

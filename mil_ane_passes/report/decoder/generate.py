@@ -84,7 +84,8 @@ class Decoder:
         self._fixed = read_fixed(self.manifest["fixed"], fixed or {})
         once = self.manifest["once"]
         if once is not None:  # what follows from these alone, such as keys and values of an encoder's output
-            found = open_model(folder / once["package"], None).predict({name: self._fixed[name] for name in once["inputs"]})
+            given = {name: self._fixed[name] for name in once["inputs"]}
+            found = open_model(folder / once["package"], None).predict(given)
             self._fixed |= {name: np.asarray(found[name]).astype(dtype) for name, dtype in once["outputs"].items()}
         self._parts = {part["tokens"]: (
             part, open_model(folder / part["lookup"], part["function"]),
