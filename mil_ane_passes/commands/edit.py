@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,7 @@ FixShapes = str | Sequence[str] | Shapes | Sequence[Shapes] | Mapping[str, Shape
 "Texts in the command's syntax, one set of shapes, one set for each function to make, or sets by function name."
 PadShapes = str | Sequence[str] | Mapping[str, Sequence[int | tuple[int, int]]]
 "Sizes to pad inputs to, by input name, or texts in the command's syntax."
-_EDITS = ("fix_shape", "pad_shape", "merge_states", "state_to_io", "expose", "drop_output", "io", "rename", "split_at",
+_EDITS = ("fix_shape", "pad_shape", "merge_states", "state_to_io", "one_hot", "tile_output", "expose", "drop_output", "io", "rename", "split_at",
           "split_inputs", "split_parts", "max_part_size", "dedup_weights")
 "The options that edit, in the order in which the edits are made."
 _SPLITS = ("split_at", "split_inputs", "split_parts", "max_part_size")
@@ -64,20 +65,31 @@ def _parse_io(texts: list[list[str]]) -> dict[str, list[str]]:
     return found
 
 
-def _parse_renames(texts: list[str]) -> dict[str, str]:
+def _parse_pairs(option: str, texts: list[str]) -> dict[str, str]:
     """Parse `A=B` texts to a mapping. InputError for a text that is not of that form, or for two with the same A."""
     found: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not (name and equals and value):
-            raise InputError(f"{format_option_values('rename', text)}: expected A=B, such as "
-                             f"{format_option_values('rename', name or 'var_12')}=logits")
+            example = {"rename": ("var_12", "logits"), "one_hot": ("ids", "rows"), "tile_output": ("logits", "4")}[option]
+            raise InputError(f"{format_option_values(option, text)}: expected A=B, such as "
+                             f"{format_option_values(option, name or example[0])}={example[1]}")
         if name in found:
             raise InputError(
-                f"{format_option_values('rename', text)}: '{name}' is given twice (first as {name}={found[name]})"
+                f"{format_option_values(option, text)}: '{name}' is given twice (first as {name}={found[name]})"
             )
         found[name] = value
     return found
+
+
+def _parse_tiles(texts: list[str]) -> dict[str, int]:
+    """Parse `NAME=N` texts to a mapping."""
+    found = _parse_pairs("tile_output", texts)
+    for name, count in found.items():
+        if not count.isdecimal():
+            raise InputError(f"{format_option_values('tile_output', f'{name}={count}')}: expected a number of tiles, "
+                             f"such as {format_option_values('tile_output', name)}=4")
+    return {name: int(count) for name, count in found.items()}
 
 
 @dataclass(frozen=True)
@@ -100,6 +112,13 @@ class EditOptions:
     state_to_io: Names = field(default=(), metadata=flag(metavar="STATE", nargs="+", action="extend"))
     """replace these states (all: every state) by inputs and outputs; where rows are written at a position, the output
     has the new rows only"""
+    one_hot: Mapping[str, str] | None = field(
+        default=None, metadata=flag(metavar="IDS=NAME", action="append", parse=partial(_parse_pairs, "one_hot")))
+    """replace the input IDS, integers that are looked up in a table, by NAME, rows of ones and zeros that are multiplied
+    with the table; repeatable"""
+    tile_output: Mapping[str, int] | None = field(
+        default=None, metadata=flag(metavar="NAME=N", action="append", parse=_parse_tiles))
+    "split the output NAME, a product with a weight, into N outputs; repeatable"
     expose: Names = field(default=(), metadata=flag(metavar="VALUE", action="append"))
     "append this internal value to the outputs; repeatable"
     drop_output: Names = field(default=(), metadata=flag(metavar="NAME", action="append"))
@@ -108,7 +127,7 @@ class EditOptions:
         default=None, metadata=flag(metavar=("TYPE", "NAME"), nargs="+", action="append", parse=_parse_io))
     "convert these inputs and outputs (default: all floats) to fp16 or fp32; repeatable"
     rename: Mapping[str, str] | None = field(
-        default=None, metadata=flag(metavar="A=B", action="append", parse=_parse_renames))
+        default=None, metadata=flag(metavar="A=B", action="append", parse=partial(_parse_pairs, "rename")))
     "rename the input, output, state or internal value A to B; repeatable"
     split_at: Names = field(default=(), metadata=flag(metavar="VALUE", nargs="+", action="extend"))
     "split into two packages that run in sequence, OUT_1 and OUT_2, after these values"
@@ -182,8 +201,8 @@ def edit(options: EditOptions) -> EditReport:
     to a shape, with what reads them computed in full and masked, and makes an input of the position where a number
     follows from the real length; a size may be a pair of the smallest and the largest real size. `merge_states` names
     the one state of rank 4 that all states become. `state_to_io` names states ("all": each) that become inputs and
-    outputs. `expose` names inner
-    values to return as well; a type that is not allowed in the interface is cast, and the report says so.
+    outputs. `one_hot` maps inputs of integers to inputs of rows of ones and zeros that replace them, `tile_output`
+    outputs to the number of those that they are returned in. `expose` names inner values to return as well; a type that is not allowed in the interface is cast, and the report says so.
     `drop_output` names outputs to remove, with all ops that only they needed. `io` is "fp16" or "fp32", the type that
     all float inputs and outputs get, or maps one or both to the names that get it. `rename` maps names of inputs,
     outputs, states or inner values to their new names. `split_at` makes two packages that run one after the other, cut
@@ -198,8 +217,8 @@ def edit(options: EditOptions) -> EditReport:
     they cannot be cloned, so that the packages share them. `ahead`: copies of the source's large files that the caller
     has already started.
 
-    The order is fixed: fix_shape, pad_shape, merge_states, state_to_io, expose, drop_output, io, rename,
-    split_at, split_inputs, split_parts, max_part_size, dedup_weights.
+    The order is fixed: fix_shape, pad_shape, merge_states, state_to_io, one_hot, tile_output, expose, drop_output, io,
+    rename, split_at, split_inputs, split_parts, max_part_size, dedup_weights.
 
     Raises InputError for anything that cannot be done, with the reason; nothing is written then.
     """
@@ -262,6 +281,8 @@ def _make_transforms(options: EditOptions) -> list[Transform]:
     from ..transforms.split_inputs import SplitInputs
     from ..transforms.split_parts import SplitIntoParts
     from ..transforms.state_to_io import StateToIo
+    from ..transforms.tile_head import TileHead
+    from ..transforms.token_input import TokenInput
     from ..utils.byte_size import parse_byte_size
 
     function = options.function
@@ -279,6 +300,10 @@ def _make_transforms(options: EditOptions) -> list[Transform]:
     if options.state_to_io:
         states = _list_names(options.state_to_io, "state_to_io")
         transforms.append(StateToIo([] if states == ["all"] else states, function))
+    for ids, name in (options.one_hot or {}).items():
+        transforms.append(TokenInput(ids, name, one_hot=True, function=function))
+    for name, count in (options.tile_output or {}).items():
+        transforms.append(TileHead(name, count, function))
     if options.expose:
         transforms.append(Expose(_list_names(options.expose, "expose"), function))
     if options.drop_output:

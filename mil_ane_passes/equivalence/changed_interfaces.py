@@ -219,9 +219,11 @@ def _describe_left_out(chain: _Chain) -> Iterator[str]:
     """Name the outputs and states that are not compared."""
     changes = [change for mapping in chain.mappings for change in mapping.changes if change.kind != "input"]
     made = {change.new for change in changes if change.action == "added"}
+    compared = {tile for change in changes for tile in change.tiles}
+    compared |= {each for change in changes if change.carried for each in (change.old, change.carried.output) if each}
     for action, why in (("removed", "is gone"), ("added", "is new")):
         for change in changes:
             name = change.old if action == "removed" else change.new
             elsewhere = len(chain.parts) > 1 or name in made and action == "removed"
-            if change.action == action and not elsewhere:
+            if change.action == action and not elsewhere and not change.tiles and name not in compared:
                 yield f"{chain.label}: {change.kind} '{name}' {why}, so not compared"

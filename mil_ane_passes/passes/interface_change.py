@@ -45,7 +45,8 @@ class InterfaceChange:
     comes from a part of the model that runs earlier. `shape` is the only shape of the old form that the new one
     accepts, where the old one accepted others. `unmap_with` converts back what depends on the feeds of before, which
     are its second argument. `shapes` are shapes of inputs of before, by name, that go together and are to be tried in
-    turn. `carried` says how the caller carries a state that is gone.
+    turn. `carried` says how the caller carries a state that is gone. `tiles` are the new outputs that are parts, along
+    the last axis, of an output that is gone.
     """
 
     kind: Literal["input", "output", "state"]
@@ -59,6 +60,7 @@ class InterfaceChange:
     unmap_with: Callable[[Any, Mapping[str, Any]], Any] | None = None
     shapes: tuple[Mapping[str, tuple[int, ...]], ...] = ()
     carried: CarriedState | None = None
+    tiles: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, str | None]:
         """Return the change as in JSON, without the functions that convert arrays."""
@@ -137,7 +139,7 @@ class InterfaceMapping:
         for place, name, each in self._iterate_carried():
             if name in carried:
                 rest = replace(self, steps=self.steps[place + 1:])
-                found |= rest._map_values("input", {each.input: carried[name]}, {})
+                found |= rest._map_values("input", {each.input: carried[name]}, None)
         return found
 
     def update_carried(
@@ -164,15 +166,17 @@ class InterfaceMapping:
         for place, step in enumerate(self.steps):
             yield from ((place, str(change.old), change.carried) for change in step if change.carried is not None)
 
-    def _map_values(self, kind: str, values: Mapping[str, Any], feeds: Mapping[str, Any]) -> dict[str, Any]:
+    def _map_values(self, kind: str, values: Mapping[str, Any], feeds: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Convert values to the new form; without feeds nothing is made of them."""
         found = dict(values)
         for step in self.steps:
             changes = [change for change in step if change.kind == kind]
             kept = {name: value for name, value in found.items() if name not in {each.old for each in changes}}
             moved = {each.new: each.map(found[each.old]) for each in changes
                      if each.new is not None and each.old is not None and each.old in found}
-            made = {each.new: each.make(feeds if kind == "input" else {**feeds, **found}) for each in changes
-                    if each.old is None and each.new is not None and each.make is not None}
+            made = {} if feeds is None else {
+                each.new: each.make(feeds if kind == "input" else {**feeds, **found}) for each in changes
+                if each.old is None and each.new is not None and each.make is not None}
             found = {**kept, **moved, **made}
         return found
 
@@ -184,5 +188,7 @@ class InterfaceMapping:
             moved = {each.old: each.unmap(found[each.new]) if each.unmap_with is None else each.unmap_with(
                          found[each.new], feeds) for each in changes
                      if each.new is not None and each.old is not None and each.new in found}
-            found = {**kept, **moved}
+            joined = {each.old: np.concatenate([found[tile] for tile in each.tiles], -1) for each in changes
+                      if each.tiles and each.old is not None and all(tile in found for tile in each.tiles)}
+            found = {**kept, **moved, **joined}
         return found

@@ -13,10 +13,14 @@ from ..ir.query import get_const_value, is_compressed, is_const
 from ..ir.weight_cuts import cut_weight, find_cut_unit, slice_weight
 from ..passes.interface_change import InterfaceChange
 from ..utils.errors import InputError
+from ..utils.option_spelling import format_option, format_option_values
 from .contract import Draft, EditRecord, Transform
 from .dead_ops import find_dead_ops, remove_dead_ops
+from .names import make_unknown_name_error
 
 __all__ = ["TileHead", "list_tiles"]
+
+_OPTION = "--tile-output"
 
 
 @dataclass(frozen=True)
@@ -28,11 +32,18 @@ class TileHead(Transform):
 
     output: str
     count: int
+    function: str | None = None
 
     def apply(self, draft: Draft) -> list[Draft]:
         """Cut in place. InputError for an output that is no product with a stored weight, or cannot be cut so."""
-        for name, function in draft.program.functions.items():
-            self._cut(draft, name, function)
+        functions = draft.select_functions(self.function)
+        known = {var.name for function in functions.values() for var in function.outputs}
+        if self.output not in known:
+            raise make_unknown_name_error(self.output, format_option_values(
+                "tile_output", f"{self.output}={self.count}"), known, "output", draft.gone)
+        for name, function in functions.items():
+            if any(var.name == self.output for var in function.outputs):
+                self._cut(draft, name, function)
         return [draft]
 
     def _cut(self, draft: Draft, name: str, function: Function) -> None:
@@ -42,6 +53,10 @@ class TileHead(Transform):
         dead = set(find_dead_ops(function))
         whole.name = f"{self.output}_whole"
         names = list_tiles(self.output, self.count)
+        taken = ({*function.inputs, *(var.name for var in function.outputs)} & set(names))
+        if taken:
+            raise InputError(f"the tiles of the output '{self.output}' would be called as the input or output "
+                             f"'{min(taken)}'; expected this name to be free: {format_option('rename')} of edit")
         tiles: list[Var] = []
         with function:
             mb = RewriteBuilder(function, UniqueNames(function))
@@ -55,10 +70,10 @@ class TileHead(Transform):
             function.set_outputs([each for var in function.outputs for each in (tiles if var is whole else [var])])
             remove_dead_ops(function, dead)
         draft.gone.add(self.output)
-        draft.change_interface(name, InterfaceChange("output", self.output, None, "removed"), *(
+        draft.change_interface(name, InterfaceChange("output", self.output, None, "removed", tiles=tuple(names)), *(
             InterfaceChange("output", None, tile, "added") for tile in names))
         most = max(stop - start for start, stop in bounds)
-        draft.done.append(EditRecord("", name, self.output, f"'{self.output}' ({bounds[-1][1]:,} wide) is cut into "
+        draft.done.append(EditRecord(_OPTION, name, self.output, f"'{self.output}' ({bounds[-1][1]:,} wide) is cut into "
                                      f"{self.count} outputs of at most {most:,}: {names[0]} to {names[-1]}"))
 
     def _find_product(self, whole: Var) -> tuple[Operation, str, int]:

@@ -19,10 +19,11 @@ from ..ir.coremltools_internals import add_function_input, remove_function_input
 from ..ir.query import get_consumers, get_static_shape, is_const
 from ..passes.interface_change import InterfaceChange
 from ..utils.errors import InputError
-from ..utils.option_spelling import format_option
+from ..utils.option_spelling import format_option, format_option_values
 from .contract import Draft, EditRecord, Transform
 from .dead_ops import find_dead_ops, remove_dead_ops
 from .decoder import find_lookup
+from .names import make_unknown_name_error
 
 __all__ = ["TokenInput", "read_table"]
 
@@ -38,20 +39,29 @@ class TokenInput(Transform):
 
     ids: str
     name: str
-    rows: Rows
+    rows: Rows | None = None
     one_hot: bool = False
+    function: str | None = None
 
     def apply(self, draft: Draft) -> list[Draft]:
-        """Replace in place. InputError for ids that are read by other ops as well."""
-        for name, function in draft.program.functions.items():
-            self._replace(draft, name, function)
+        """Replace in place. InputError for ids that are read by other ops as well, or that no table is read by."""
+        functions = draft.select_functions(self.function)
+        known = {name for function in functions.values() for name in function.inputs}
+        if self.ids not in known:
+            raise make_unknown_name_error(self.ids, format_option_values("one_hot", f"{self.ids}={self.name}"), known,
+                                          "input", draft.gone)
+        for name, function in functions.items():
+            if self.ids in function.inputs:
+                self._replace(draft, name, function)
         return [draft]
 
     def _replace(self, draft: Draft, name: str, function: Function) -> None:
         var = function.inputs[self.ids]
         lookup = find_lookup(var)
         shape = get_static_shape(var)
-        assert lookup is not None and shape is not None
+        if lookup is None or shape is None:
+            found = "has a flexible shape" if lookup is not None else "is not looked up in a table by a gather op"
+            raise InputError(f"{draft.where}: the input '{self.ids}' {found}; expected token ids of fixed shape")
         if self.name in {*function.inputs, *(each.name for each in function.outputs)}:
             raise InputError(f"{draft.where}: '{self.name}' is an input or output; expected this name to be free: give "
                              f"it another by {format_option('rename')} of edit")
@@ -80,7 +90,7 @@ class TokenInput(Transform):
             "input", None, self.name, "added", make=self._make_feed(table)))
         what = "one-hot rows, which are multiplied with the table" if self.one_hot else "rows of the table"
         held = ", ".join(map(str, (*shape, size)))
-        draft.done.append(EditRecord("", name, self.name, f"input '{self.name}' ({held}) replaces '{self.ids}': "
+        draft.done.append(EditRecord("--one-hot" if self.one_hot else "", name, self.name, f"input '{self.name}' ({held}) replaces '{self.ids}': "
                                      f"{what}"))
 
     def _make_feed(self, table: Var) -> Callable[[Any], Any]:
@@ -89,7 +99,7 @@ class TokenInput(Transform):
         def make(feeds: Any) -> Any:
             ids = np.asarray(feeds[self.ids])
             flat = ids.reshape(-1)
-            rows = np.eye(count, dtype=kind)[flat] if self.one_hot else np.asarray(self.rows(flat))
+            rows = np.eye(count, dtype=kind)[flat] if self.rows is None or self.one_hot else np.asarray(self.rows(flat))
             return rows.reshape(*ids.shape, -1)
 
         return make

@@ -91,9 +91,9 @@ def _continue_prompt(name: str, form: str, folder: Path) -> str:
 
 def _compare_source(name: str, prompt: Sequence[int], expected: Sequence[int]) -> str:
     """Return how many tokens of torch the source generates, in the precision in which the script runs the result."""
-    from tests.lab.language_models.builders import DECODERS, convert, make_mask
+    from tests.lab.language_models.builders import DECODERS, MORE_DECODERS, convert, make_mask
 
-    if name not in DECODERS:
+    if name not in DECODERS and name not in MORE_DECODERS:
         return ""
     source = ane.runtime.Runtime(ane.load(convert(name, "states")).program, precision="float16")
     state: dict[str, Any] = {}
@@ -131,9 +131,9 @@ def run_torch(
     """
     import torch
 
-    from tests.lab.language_models.builders import CROSS_DECODERS, DECODERS, RECURRENT, package
+    from tests.lab.language_models.builders import CROSS_DECODERS, DECODERS, MORE_DECODERS, RECURRENT, package
 
-    model, tokens, logits = {**DECODERS, **CROSS_DECODERS, **RECURRENT}[name].make().double(), list(ids), []
+    model, tokens, logits = {**DECODERS, **MORE_DECODERS, **CROSS_DECODERS, **RECURRENT}[name].make().double(), list(ids), []
     encoded = {key: torch.tensor(value).double() for key, value in (fixed or {}).items()}
 
     def run() -> Any:
@@ -174,9 +174,16 @@ def _get_key(row: str) -> tuple[str, str]:
 
 def _list_keys(names: Sequence[str] = ()) -> list[tuple[str, str]]:
     """List the models with their forms, in the order of the table."""
-    from tests.lab.language_models.builders import CROSS_DECODERS, DECODERS, ENCODERS, FORMS, RECURRENT
+    from tests.lab.language_models.builders import (
+        CROSS_DECODERS,
+        DECODERS,
+        ENCODERS,
+        FORMS,
+        MORE_DECODERS,
+        RECURRENT,
+    )
 
-    groups = {("encoder",): ENCODERS, FORMS: DECODERS, ("cross",): CROSS_DECODERS, ("recurrent",): RECURRENT}
+    groups = {("encoder",): ENCODERS, FORMS: DECODERS, ("states",): MORE_DECODERS, ("cross",): CROSS_DECODERS, ("recurrent",): RECURRENT}
     known = {name: forms for forms, group in groups.items() for name in group}
     known |= {name: ("cross", "cross, flexible") for name, each in CROSS_DECODERS.items() if each.masked}
     return [(name, form) for name in names or known for form in known[name]]

@@ -108,6 +108,8 @@ DECODERS = {
     "falcon": Decoder("FalconForCausalLM", "FalconConfig", 1, {
         "vocab_size": VOCABULARY, "hidden_size": HEADS * WIDTH, "num_hidden_layers": LAYERS,
         "num_attention_heads": HEADS, "multi_query": True, "alibi": False, "new_decoder_architecture": False}),
+}
+MORE_DECODERS = {
     "opt": Decoder("OPTForCausalLM", "OPTConfig", HEADS, {
         **{key: value for key, value in _COMMON.items() if key != "intermediate_size"}, "ffn_dim": 96,
         "word_embed_proj_dim": HEADS * WIDTH}, positions=True),
@@ -125,6 +127,7 @@ DECODERS = {
     "gptj": Decoder("GPTJForCausalLM", "GPTJConfig", HEADS, _SPARSE),
     "codegen": Decoder("CodeGenForCausalLM", "CodeGenConfig", HEADS, {**_SPARSE, "n_ctx": CONTEXT}),
 }
+"Decoders that are converted in the form \"states\" alone: other positions, norms and scales."
 
 
 ENCODED = 20
@@ -493,6 +496,6 @@ def convert(name: str, form: str) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder, silence_warnings():
             made = Path(folder) / path.name
-            _CONVERSIONS[form]({**ENCODERS, **DECODERS, **CROSS_DECODERS, **RECURRENT}[name], made)
+            _CONVERSIONS[form]({**ENCODERS, **DECODERS, **MORE_DECODERS, **CROSS_DECODERS, **RECURRENT}[name], made)
             made.rename(path)
     return path
