@@ -71,7 +71,8 @@ def replace_source(package: Package, backup: str | os.PathLike[str]) -> None:
 
     The new package is complete before anything is changed, and swapped for the old one in one step. The backup appears
     before that, at a path that has to be free; its files are the old ones, as links or copies. On any failure the
-    source is as it was, and there is no backup. Raises InputError as `save` does, and as `check_backup`.
+    source is as it was, and there is no backup; but where another run puts something at the path in the moment between
+    two renames (see `swap`), that stays, and so does the backup. Raises InputError as `save` does, and as `check_backup`.
     """
     target, kept = Path(os.path.abspath(package.path)), Path(os.path.abspath(backup))
     check_backup(target, kept)
@@ -87,6 +88,9 @@ def replace_source(package: Package, backup: str | os.PathLike[str]) -> None:
             raise
         try:
             exchange_paths(new, target, staging.folder / REPLACED)
+        except FileExistsError as error:  # the source cannot go back, so that the backup is all that is left of it
+            raise InputError(f"{target}: another run put something there meanwhile; it stays, and the source is kept "
+                             f"as {kept}") from error
         except BaseException:
             os.rename(kept, staging.folder / _TAKEN_BACK_NAME)
             raise
@@ -99,7 +103,9 @@ def check_backup(target: Path, backup: Path) -> None:
         raise InputError(f"{target}: is a link to {os.readlink(target)}, and a link is not replaced; expected the path "
                          "of the package itself")
     if not target.exists():
-        raise InputError(f"{target}: no such file or folder; expected the path of an .mlpackage")
+        left = f"a run that was killed has left it as {backup}: rename that" if (backup / "Manifest.json").is_file() \
+            else "expected the path of an .mlpackage"
+        raise InputError(f"{target}: no such file or folder; {left}")
     if not target.is_dir():
         raise InputError(f"{target}: is not a package; only an .mlpackage is replaced in place")
     if os.path.lexists(backup):

@@ -14,7 +14,7 @@ import mil_ane_passes as ane
 from mil_ane_passes.commands import rewrite_steps
 from mil_ane_passes.commands.main import main
 from mil_ane_passes.equivalence.equivalence import VerifyReport
-from mil_ane_passes.package import load, package_writer, replace_source
+from mil_ane_passes.package import load, package_writer, replace_source, swap
 from mil_ane_passes.passes.examples import build_program
 from mil_ane_passes.utils.errors import InputError
 from tests.conversions import save_program
@@ -200,6 +200,33 @@ def test_a_backup_that_appears_meanwhile_is_not_overwritten(models, monkeypatch)
     with pytest.raises(InputError, match="exists already, and a backup is never overwritten"):
         replace_source(load(models / "b" / "c.mlpackage"), backup)
     assert content(models) == before and list(backup.iterdir()) == []
+
+
+def test_what_another_puts_in_the_place_of_the_source_stays_and_so_does_the_source(models, monkeypatch):
+    """Where a file system cannot swap two paths, the place is free for a moment."""
+    source, backup = models / "b" / "c.mlpackage", models / "b" / "c.mlpackage.bak"
+    package, before = load(source), content(source)
+    rename = os.rename
+
+    def rename_slowly(old, new):
+        rename(old, new)
+        if Path(old) == source:
+            source.mkdir()
+            (source / "theirs").touch()
+
+    monkeypatch.setattr(swap, "_rename_with_flag", lambda *_: False)
+    monkeypatch.setattr(os, "rename", rename_slowly)
+    with pytest.raises(InputError, match=r"another run put something there meanwhile; it stays, and the source is kept "
+                                         r"as .*c\.mlpackage\.bak"):
+        replace_source(package, backup)
+    assert content(backup) == before and os.listdir(source) == ["theirs"]
+
+
+def test_a_source_that_a_killed_run_has_moved_away_is_found(models, capsys):
+    (models / "b" / "c.mlpackage").rename(models / "b" / "c.mlpackage.bak")
+    _, error = ran(capsys, models / "b" / "c.mlpackage", "--in-place", code=2)
+    assert "no such file or folder; a run that was killed has left it as" in error
+    assert "c.mlpackage.bak: rename that" in error
 
 
 def test_a_path_without_a_package_is_said_to_be_so(models, capsys):
