@@ -28,8 +28,8 @@ from .padding import MASKED
 from .shape_inference import get_sizes
 from .split_inputs import SplitInputs
 
-__all__ = ["AddMasks", "EncoderStructure", "NarrowMasks", "OneHotRows", "choose_context", "recognize_encoder",
-           "transform_encoder"]
+__all__ = ["AddMasks", "EncoderStructure", "NarrowMasks", "OneHotRows", "choose_context", "divide_encoder",
+           "fold_encoder", "pad_encoder", "recognize_encoder"]
 
 _UNBOUNDED = 1 << 30
 "Sizes from here on are those of a range without an upper end."
@@ -124,21 +124,29 @@ def _find_lengths(function: Function, where: str) -> tuple[dict[str, tuple[int, 
     return lengths, least, most
 
 
-def transform_encoder(
-    draft: Draft, structure: EncoderStructure, context: int | None, evaluate: Evaluate | None = None
-) -> list[Draft]:
+def pad_encoder(draft: Draft, structure: EncoderStructure, context: int | None) -> Draft:
+    """Pad flexible lengths to `context`."""
+    function = draft.program.functions[structure.function]
+    if not structure.lengths or context is None:
+        return draft
+    padded, = apply_transforms(draft, [PadShape({name: tuple(
+        (min(structure.least, context), context) if axis in axes else int(size or 1) for axis, size in enumerate(
+            get_sizes(function.inputs[name].sym_type) or ())) for name, axes in structure.lengths.items()})])
+    return padded
+
+
+def fold_encoder(draft: Draft, evaluate: Evaluate | None = None) -> Draft:
+    """Make constants of what follows from sizes alone. `evaluate` computes them (see `FoldSizes`)."""
+    folded, = apply_transforms(draft, [FoldSizes(evaluate)])
+    return folded
+
+
+def divide_encoder(draft: Draft, structure: EncoderStructure) -> list[Draft]:
     """Return the package for integers and the one that reads floats alone, or that one alone if there are none.
 
-    Flexible lengths are padded to `context`. `evaluate` computes constants (see `FoldSizes`). Raises InputError naming
-    the op where integers cannot be kept out.
+    Raises InputError naming the op where integers cannot be kept out.
     """
-    function = draft.program.functions[structure.function]
-    first: list[Transform] = []
-    if structure.lengths and context is not None:
-        first = [PadShape({name: tuple(
-            (min(structure.least, context), context) if axis in axes else int(size or 1) for axis, size in enumerate(
-                get_sizes(function.inputs[name].sym_type) or ())) for name, axes in structure.lengths.items()})]
-    draft, = apply_transforms(draft, [*first, FoldSizes(evaluate), OneHotRows(), AddMasks(), NarrowMasks(), Io("fp16")])
+    draft, = apply_transforms(draft, [OneHotRows(), AddMasks(), NarrowMasks(), Io("fp16")])
     function = draft.program.functions[structure.function]
     integers = [name for name, var in function.inputs.items() if not types.is_float(var.dtype)]
     integers = [name for name in integers if get_consumers(function.inputs[name])]

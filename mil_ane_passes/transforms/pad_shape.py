@@ -209,11 +209,16 @@ def _make_padder(shape: tuple[int, ...], value: float) -> Callable[[Any], Any]:
 
 
 def _make_input_cutter(name: str, is_mask: bool) -> Callable[[Any, Mapping[str, Any]], Any]:
-    """Make the inverse of padding; a mask of integers that hides all keys shows the first, which has a result."""
+    """Make the inverse of padding. Of keys side by side that a mask of integers hides, it shows every second one.
+
+    A query that attends to a window, or to all keys, sees one of them then, and has a result.
+    """
     def cut(array: Any, feeds: Mapping[str, Any]) -> Any:
         found = np.array(np.asarray(array)[tuple(slice(0, size) for size in np.shape(feeds[name]))])
         if is_mask and found.ndim:
-            found[..., 0] = np.where(np.any(found, -1), found[..., 0], 1)
+            for place in range(found.shape[-1]):
+                hidden = found[..., place - 1] == 0 if place else found.shape[-1] == 1
+                found[..., place] = np.where(hidden & (found[..., place] == 0), 1, found[..., place])
         return found
 
     return cut

@@ -394,6 +394,8 @@ class Padding:
         if op.op_type in ("mul", "logical_and") and 0.0 in low or op.op_type == "real_div" and first == 0.0 and (
                 second is None):
             return 0.0
+        if op.op_type == "logical_or" and 1.0 in low:
+            return 1.0
         if op.op_type in ("real_div", "floor_div", "mod") and second == FINITE:
             return FINITE if op.op_type == "real_div" and _is_positive(op.y) else ANY
         if op.op_type == "pow" and not (isinstance(second, float) and second >= 0 and second == int(second)):

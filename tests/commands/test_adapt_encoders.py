@@ -152,7 +152,7 @@ def test_what_is_left_unsupported_is_listed_with_its_reason(tmp_path):
     assert len(lines) == 1 and "matmul" in lines[0] and "compute in fp32" in lines[0]
 
 
-@pytest.mark.parametrize("form", ["select", "float mask", "pooled", "no mask"])
+@pytest.mark.parametrize("form", ["select", "float mask", "pooled", "no mask", "rotary", "window"])
 def test_forms_of_masks_and_pooled_rows(tmp_path, form):
     report = ane.adapt(make_encoder(tmp_path / "source.mlpackage", form=form), tmp_path / "out", context=CONTEXT)
     assert report.status == "written", str(report)
@@ -190,18 +190,27 @@ def test_a_length_without_an_end_has_to_be_given(tmp_path, capsys):
     assert main(["adapt", str(source), "-o", str(tmp_path / "out"), "--context", "20"]) == 0
 
 
-@pytest.mark.parametrize("broken", ["padding", "mask"])
+@pytest.mark.parametrize("broken", ["padding", "mask", "mask of a rotary one", "mask that is added", "table"])
 def test_wrong_results_are_found_and_nothing_is_written(tmp_path, monkeypatch, broken):
     from mil_ane_passes.commands import adapt_encoder
-    from mil_ane_passes.transforms import padding
+    from mil_ane_passes.transforms import encoder, padding
 
     if broken == "padding":
         monkeypatch.setattr(adapt_encoder, "_get_padding", lambda var: 1.0)
+    elif broken == "mask that is added":
+        monkeypatch.setattr(encoder, "MASKED", 0.0)
+    elif broken == "table":
+        evaluate = adapt_encoder.evaluate_values
+        monkeypatch.setattr(adapt_encoder, "evaluate_values", lambda function, values: [
+            each + 0.1 if each.dtype.kind == "f" else each for each in evaluate(function, values)])
     else:
         monkeypatch.setattr(padding.Padding, "_hide", lambda self, op, axis: None)
-    source = make_encoder(tmp_path / "source.mlpackage", form="select" if broken == "padding" else "no mask")
+    form = {"padding": "select", "mask": "no mask", "mask of a rotary one": "rotary", "mask that is added": "window",
+            "table": "rotary"}[broken]
+    source = make_encoder(tmp_path / "source.mlpackage", form=form)
     report = ane.adapt(source, tmp_path / "out", context=8)
-    assert report.status == "rejected" and ("differs by" if broken == "padding" else "different") in report.reason
+    assert report.status == "rejected", str(report)
+    assert ("differs by" if broken in ("padding", "table") else "different") in report.reason
     assert [each.name for each in tmp_path.iterdir()] == ["source.mlpackage"]
 
 
@@ -217,7 +226,7 @@ def make_encoder(path, *, batch=1, length=None, most=CONTEXT, features=False, fo
     specs = [mb.TensorSpec(shape, dtype=kind)]
     inputs = [ct.TensorType("ids", (many, range_, WIDTH) if features else (many, range_),
                             dtype=np.float16 if features else np.int32)]
-    masked = not features and form != "no mask"
+    masked = not features and form not in ("no mask", "rotary")
     if masked:
         float_mask = form == "float mask"
         specs.append(mb.TensorSpec((1, 1, 1, size) if float_mask else (1, size), dtype=types.fp16 if float_mask
@@ -228,12 +237,19 @@ def make_encoder(path, *, batch=1, length=None, most=CONTEXT, features=False, fo
     def body(ids, mask=None):
         x = ids if features else mb.gather(x=normal(9, WIDTH).astype(np.float16), indices=ids, axis=0)
         x = mb.cast(x=x, dtype="fp32") if float32 else x
+        places = mb.range_1d(start=0, end=mb.gather(x=mb.shape(x=ids), indices=1, axis=0), step=1)
+        if form == "rotary":
+            angles = mb.mul(x=mb.cast(x=mb.expand_dims(x=places, axes=[1]), dtype="fp16"), y=np.float16(0.7))
+            x = mb.mul(x=x, y=mb.cos(x=angles))
         query = mb.matmul(x=x, y=normal(WIDTH, WIDTH).astype(np.float32 if float32 else np.float16))
         scores = mb.matmul(x=query, y=x, transpose_y=True)
         if form == "float mask":
             scores = mb.add(x=scores, y=mb.squeeze(x=mask, axes=[1]))
-        elif form == "select":
+        elif form in ("select", "window"):
             hidden = mb.expand_dims(x=mb.equal(x=mask, y=0), axes=[1])
+            if form == "window":
+                distance = mb.sub(x=mb.expand_dims(x=places, axes=[0]), y=mb.expand_dims(x=places, axes=[1]))
+                hidden = mb.logical_or(x=hidden, y=mb.greater(x=mb.abs(x=distance), y=1))
             scores = mb.select(cond=hidden, a=np.float16(-3e4), b=scores)
         elif mask is not None:
             hidden = mb.sub(x=np.float16(1), y=mb.cast(x=mb.expand_dims(x=mask, axes=[1]), dtype="fp16"))
