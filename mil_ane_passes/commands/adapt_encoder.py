@@ -46,7 +46,7 @@ def write_encoder(
 ) -> None:
     """Write the packages of an encoder and what belongs to them into `folder`; the report says if they are rejected."""
     options.progress("adapting")
-    drafts, reason = _transform(options, before, draft, structure, context)
+    drafts, structure, reason = _transform(options, before, draft, structure, context)
     report.done = list(dict.fromkeys(each.note for part in drafts for each in part.done if each.changed))
     if reason:
         report.status, report.reason = "rejected", reason
@@ -66,8 +66,9 @@ def write_encoder(
 
 def _transform(
     options: AdaptOptions, before: Program, draft: Draft, structure: EncoderStructure, context: int | None
-) -> tuple[list[Draft], str]:
-    """Apply the transforms; returns the drafts, and how they differ from the source, if they do.
+) -> tuple[list[Draft], EncoderStructure, str]:
+    """Apply the transforms; returns the drafts, the structure (with the least length that is possible), and how the
+    drafts differ from the source, if they do.
 
     Tables of positions that are stored rounded, such as those of rotary embeddings, differ from what the source
     computes. Then what comes before the folding is compared with the source, and what comes behind with the folded
@@ -84,23 +85,23 @@ def _transform(
         rounded.extend(var.name for var, array in zip(values, arrays) if _is_rounded(var, array))
         return arrays
 
-    padded = pad_encoder(draft, structure, context)
+    padded, structure = pad_encoder(draft, structure, context)
     kept = padded.copy() if options.verify else padded
     folded = fold_encoder(padded, evaluate if options.verify or find_spec("torch") is not None else None)
     if not rounded or not options.verify:
         drafts = divide_encoder(folded, structure)
         if not options.verify:
-            return drafts, ""
+            return drafts, structure, ""
         options.progress("comparing")
         found = compare_drafts(before, drafts)
-        return drafts, "" if found.equal else str(found)
+        return drafts, structure, "" if found.equal else str(found)
     reference = clone_program(folded.program)
     drafts = divide_encoder(replace(folded, interfaces={}), structure)
     options.progress("comparing")
     for found in (compare_drafts(before, [kept]), compare_across_interfaces(reference, drafts)):
         if not found.equal:
-            return drafts, str(found)
-    return drafts, ""
+            return drafts, structure, str(found)
+    return drafts, structure, ""
 
 
 def _is_rounded(var: Var, array: Any) -> bool:

@@ -6,7 +6,7 @@ An encoder computes attention over all tokens of a call, and keeps nothing for t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from coremltools.converters.mil.mil import Function, Operation, Program, Var, types
@@ -21,9 +21,10 @@ from ..utils.errors import InputError
 from ..utils.option_spelling import format_option, format_option_values
 from .contract import Draft, EditRecord, Transform, apply_transforms
 from .decoder import find_lookup, format_sizes
-from .fix_shape import Evaluate, FoldSizes
+from .fix_shape import Evaluate, FixShape, FoldSizes
 from .io import Io
 from .pad_shape import PadShape, read_ranges, spread_scalar_choices
+from .padded_values import ImpossibleLength
 from .padding import MASKED
 from .shape_inference import get_sizes
 from .split_inputs import SplitInputs
@@ -33,6 +34,8 @@ __all__ = ["AddMasks", "EncoderStructure", "NarrowMasks", "OneHotRows", "choose_
 
 _UNBOUNDED = 1 << 30
 "Sizes from here on are those of a range without an upper end."
+_MAX_LEAST_TRIED = 8
+"How much longer than the shortest length a model may need to be to run: differences and windows of a few tokens."
 _BETWEEN_SCORES = frozenset({"add", "cast", "mul", "real_div", "reshape", "transpose", "squeeze", "expand_dims",
                              "identity", "select"})
 "Ops between a softmax and the product with the values."
@@ -124,15 +127,32 @@ def _find_lengths(function: Function, where: str) -> tuple[dict[str, tuple[int, 
     return lengths, least, most
 
 
-def pad_encoder(draft: Draft, structure: EncoderStructure, context: int | None) -> Draft:
-    """Pad flexible lengths to `context`."""
-    function = draft.program.functions[structure.function]
+def pad_encoder(draft: Draft, structure: EncoderStructure, context: int | None) -> tuple[Draft, EncoderStructure]:
+    """Pad flexible lengths to `context`; returns the structure with the least length at which the model can run."""
     if not structure.lengths or context is None:
-        return draft
-    padded, = apply_transforms(draft, [PadShape({name: tuple(
-        (min(structure.least, context), context) if axis in axes else int(size or 1) for axis, size in enumerate(
-            get_sizes(function.inputs[name].sym_type) or ())) for name, axes in structure.lengths.items()})])
-    return padded
+        return draft, structure
+    sizes = {name: get_sizes(draft.program.functions[structure.function].inputs[name].sym_type) or ()
+             for name in structure.lengths}
+    first = min(structure.least, context)
+    if first == context:
+        fixed, = apply_transforms(draft, [FixShape({name: tuple(
+            context if axis in axes else int(sizes[name][axis] or 1) for axis in range(len(sizes[name])))
+            for name, axes in structure.lengths.items()})])
+        return fixed, structure
+    for least in range(first, min(first + _MAX_LEAST_TRIED, context)):
+        try:
+            padded, = apply_transforms(draft.copy(), [PadShape({name: tuple(
+                (least, context) if axis in axes else int(sizes[name][axis] or 1) for axis in range(len(sizes[name])))
+                for name, axes in structure.lengths.items()})])
+        except ImpossibleLength as error:
+            impossible = error
+            continue
+        if least > first:
+            padded.done.append(EditRecord("", structure.function, "", f"real lengths are {least} or more: shorter ones "
+                                          "make a value of the source empty, or sizes of it that do not fit"))
+        return padded, replace(structure, least=least)
+    raise InputError(f"{draft.where}: {str(impossible).partition(': ')[2].partition('; expected real')[0]}; expected a "
+                     "source that can run at its shortest lengths: convert it again with a larger one")
 
 
 def fold_encoder(draft: Draft, evaluate: Evaluate | None = None) -> Draft:

@@ -26,7 +26,7 @@ from .contract import Draft, EditRecord, Transform
 from .dead_ops import find_dead_ops, find_unread_updates, remove_dead_ops
 from .fix_shape import fix_feature_shape, format_shape
 from .names import strip_percent
-from .padded_values import LengthSamples, Refusal, choose_compared_deficits, sample_deficits
+from .padded_values import ImpossibleLength, LengthSamples, Refusal, choose_compared_deficits, sample_deficits
 from .padding import MASKED, Pad, Padding, get_uniform
 from .shape_inference import get_sizes
 from .state_flow import get_window
@@ -113,9 +113,11 @@ class _PaddedFunction:
         dead = {*find_dead_ops(function), *find_unread_updates(function)}
         try:
             samples = LengthSamples(function, deficits, [lengths.get_shapes(each) for each in deficits])
+        except ImpossibleLength as error:
+            raise ImpossibleLength(f"{format_option_values('pad_shape')}: {error}; expected real sizes that go "
+                                   "together: give the smallest as well, such as NAME=1,1,64,64..1024") from error
         except InputError as error:
-            raise _make_error(f"{error}; expected real sizes that go together: give the smallest as well, such as "
-                              "NAME=1,1,64,64..1024") from error
+            raise _make_error(f"{error}; expected sizes that the model can have") from error
         with function:
             names = UniqueNames(function)
             mb = RewriteBuilder(function, names)

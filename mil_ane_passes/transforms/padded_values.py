@@ -45,6 +45,10 @@ def choose_compared_deficits(span: int) -> tuple[int, ...]:
     return tuple(sorted({0, span, *chosen}, reverse=True))
 
 
+class ImpossibleLength(InputError):
+    """A length below the maximum at which the model cannot run."""
+
+
 @dataclass(frozen=True)
 class _Sample:
     """The shape of a value, and the value where it is known, at one length."""
@@ -57,7 +61,8 @@ class LengthSamples:
     """What is known of each value of `function` at the lengths `deficits` below the maximum.
 
     `shapes` are those of inputs for each deficit, the first of which is 0. The function itself gets the shapes of the
-    maximum, with all types inferred. Raises InputError where an op is impossible at one of these lengths.
+    maximum, with all types inferred. Raises InputError where an op is impossible at the maximum, ImpossibleLength at
+    another length.
     """
 
     def __init__(self, function: Function, deficits: Sequence[int], shapes: Sequence[Mapping[str, Any]]) -> None:
@@ -65,7 +70,9 @@ class LengthSamples:
         clones = [clone_function(function) for _ in deficits[1:]]
         self._samples: dict[Var, list[_Sample]] = {}
         for each, sizes in zip([function, *clones], shapes, strict=True):
-            _infer(each, sizes)
+            reason = _infer(each, sizes)
+            if reason:
+                raise (InputError if each is function else ImpossibleLength)(reason)
             for var, other in zip(_list_vars(function), _list_vars(each), strict=True):
                 self._samples.setdefault(var, []).append(_Sample(get_sizes(other.sym_type), _get_value(other)))
 
@@ -144,12 +151,14 @@ def _cut(value: np.ndarray[Any, Any], shape: Sequence[int]) -> np.ndarray[Any, A
     return value[tuple(slice(0, size) for size in shape)]
 
 
-def _infer(function: Function, shapes: Mapping[str, Any]) -> None:
+def _infer(function: Function, shapes: Mapping[str, Any]) -> str:
+    """Infer all types for shapes of inputs; returns which op is impossible, if one is."""
     inferred = ShapeInference(function, [set_input_shape(function, name, shape) for name, shape in shapes.items()])
     for op, why in inferred.rejected.items():
         if why and op.outputs:
             listed = ", ".join(f"{name} = {','.join(map(str, shape))}" for name, shape in shapes.items())
-            raise InputError(f"with {listed} the op '{op.outputs[0].name}' ({op.op_type}) is impossible: {why}")
+            return f"with {listed} the op '{op.outputs[0].name}' ({op.op_type}) is impossible: {why}"
+    return ""
 
 
 def _list_vars(function: Function) -> list[Var]:

@@ -474,6 +474,27 @@ class Padding:
         pad = self.get_pads(first)[axis]
         self._replace(op, made, {**others, axis: 0.0 if pad == 0.0 else ANY if pad == ANY else FINITE})
 
+    def _pad_pad(self, op: Operation) -> None:
+        """Fill the padding with the constant that an op puts on both sides of a padded axis."""
+        x, mode = op.x, "constant" if op.inputs.get("mode") is None else str(op.mode.val)
+        value = 0.0 if op.inputs.get("constant_val") is None else get_uniform(op.constant_val)
+        amounts = [0] * (2 * x.rank - len(op.pad.val)) + [int(each) for each in op.pad.val]
+        found: Pads = {}
+        for axis, pad in self.get_pads(x).items():
+            if any(amounts[2 * axis:2 * axis + 2]):
+                if mode != "constant" or value is None:
+                    raise Refusal(op, f"it pads the padded axis {axis} with values that it reads (mode '{mode}'); "
+                                      "expected a finite constant")
+                if pad != value:
+                    x = self._clear(op, x, axis) if value == 0.0 and types.is_float(x.dtype) else self._fill_padding(
+                        op, x, axis, value)
+                found[axis] = value
+            else:
+                found[axis] = pad if pad in (value, ANY) else FINITE if value is not None else ANY
+        if x is not op.x:
+            op.set_inputs(no_check_var_types=True, x=x)
+        self._set(op, found)
+
     def _pad_stack(self, op: Operation) -> None:
         axis = int(op.axis.val) % op.outputs[0].rank
         self._set(op, {place + (place >= axis): pad for place, pad in self._join(list(op.values)).items()})
@@ -682,13 +703,16 @@ class Padding:
     def _find_slice_pad(self, op: Operation, source: Var, axis: int, stops: list[int]) -> Pad:
         """Return what is behind the real elements of a slice that ends at `stops`.
 
-        Real elements that are cut off at the end lie where the result has padding: any number, also NaN. A cache, whose
-        rows are not padded, has finite numbers behind the place up to which it is read.
+        Real elements that are cut off at the end lie where the result has padding: any number, also NaN, unless they
+        are rows of a table. A cache, whose rows are not padded, has finite numbers behind the place up to which it is
+        read.
         """
         pads = self.get_pads(op.x)
         if axis not in pads:
             return FINITE
         to_end = all(stop == self.samples.get_shape(source, place)[axis] for place, stop in enumerate(stops))
+        if not to_end and pads[axis] != ANY and _is_finite_table(op.x):
+            return FINITE
         return pads[axis] if to_end else ANY
 
     def _follows(self, places: list[int]) -> bool:
@@ -992,6 +1016,13 @@ def _find_sign(var: Var, strictly: bool, known: dict[tuple[Var, bool], bool]) ->
         return float(op.alpha.val) > 0 or not strictly and float(op.alpha.val) == 0
     squares = op.op_type == "pow" and is_const(op.y) and op.y.val is not None and np.all(np.mod(op.y.val, 2) == 0)
     return not strictly and bool(squares or op.op_type in ("square", "abs", "relu", "reduce_sum_square"))
+
+
+def _is_finite_table(var: Var) -> bool:
+    """Return whether all elements are those of a constant without NaN and infinities."""
+    while var.op is not None and var.op.op_type in ("gather", "reshape", "transpose", "expand_dims", "squeeze"):
+        var = var.op.x
+    return is_const(var) and var.val is not None and bool(np.isfinite(var.val).all())
 
 
 def _is_place(column: np.ndarray[Any, Any], axis: int) -> bool:

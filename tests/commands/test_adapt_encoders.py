@@ -152,6 +152,11 @@ def test_what_is_left_unsupported_is_listed_with_its_reason(tmp_path):
     assert len(lines) == 1 and "matmul" in lines[0] and "compute in fp32" in lines[0]
 
 
+def test_a_single_length_is_fixed(tmp_path):
+    report = ane.adapt(make_encoder(tmp_path / "source.mlpackage", most=1), tmp_path / "out")
+    assert report.status == "written" and report.lengths == [1], str(report)
+
+
 @pytest.mark.parametrize("form", ["select", "float mask", "pooled", "no mask", "rotary", "window"])
 def test_forms_of_masks_and_pooled_rows(tmp_path, form):
     report = ane.adapt(make_encoder(tmp_path / "source.mlpackage", form=form), tmp_path / "out", context=CONTEXT)
@@ -159,7 +164,18 @@ def test_forms_of_masks_and_pooled_rows(tmp_path, form):
     assert report.after["unsupported"] == {}, str(report)
 
 
+def test_lengths_at_which_the_source_cannot_run_are_left_out(tmp_path):
+    """MobileBERT joins each token with the next one; of a single one there is no next."""
+    report = ane.adapt(make_encoder(tmp_path / "source.mlpackage", form="joined"), tmp_path / "out")
+    assert report.status == "written" and report.lengths[0] == 2, str(report)
+    assert "real lengths are 2 or more" in str(report)
+    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["shortest"] == 2
+
+
 @pytest.mark.parametrize(("options", "arguments", "reason"), [
+    ({"form": "joined to ten tokens"}, [], "is impossible: Incompatible dim 1 in shapes (1, 12, 4) vs. (1, 10, 4); "
+                                           "expected sizes that the model can have"),
+    ({"form": "joined", "most": 2}, [], "with ids = 1,1, mask = 1,1 the op 'concat_0' (concat) is impossible"),
     ({"attend": False}, [], "no op softmax whose result is multiplied with values"),
     ({"batch": 2}, [], "the token ids or mask 'ids' are (2, ?); expected one sequence, (1, S): no batch"),
     ({"batch": None}, [], "'ids' are (?, ?); expected one sequence"),
@@ -238,6 +254,12 @@ def make_encoder(path, *, batch=1, length=None, most=CONTEXT, features=False, fo
         x = ids if features else mb.gather(x=normal(9, WIDTH).astype(np.float16), indices=ids, axis=0)
         x = mb.cast(x=x, dtype="fp32") if float32 else x
         places = mb.range_1d(start=0, end=mb.gather(x=mb.shape(x=ids), indices=1, axis=0), step=1)
+        if form == "joined":
+            later = mb.slice_by_index(x=x, begin=[0, 1, 0], end=[1, 0, WIDTH], end_mask=[True] * 3)
+            later = mb.pad(x=later, pad=[0, 1, 0, 0], constant_val=np.float16(0))
+            x = mb.linear(x=mb.concat(values=[x, later], axis=2), weight=normal(WIDTH, 2 * WIDTH).astype(np.float16))
+        if form == "joined to ten tokens":
+            x = mb.add(x=x, y=normal(1, 10, WIDTH).astype(np.float16))
         if form == "rotary":
             angles = mb.mul(x=mb.cast(x=mb.expand_dims(x=places, axes=[1]), dtype="fp16"), y=np.float16(0.7))
             x = mb.mul(x=x, y=mb.cos(x=angles))

@@ -154,6 +154,11 @@ SUPPORTED = {
     "channels turned": lambda x: mb.reduce_sum(x=mb.slice_by_index(
         x=mb.exp(x=x), begin=[0, 0, 0], end=[1, 0, 0], stride=[1, 1, -1], begin_mask=[True] * 3, end_mask=[True] * 3),
         axes=[1], name="out"),
+    "a constant in front and behind": lambda x: mb.reduce_sum(x=mb.pad(
+        x=mb.exp(x=x), pad=[2, 1, 1, 0], mode="constant", constant_val=np.float32(2.5)), axes=[1], name="out"),
+    "causal conv": lambda x: mb.conv(x=mb.pad(x=mb.transpose(x=mb.exp(x=x), perm=[0, 2, 1]), pad=[2, 0]),
+                                     weight=normal(5, WIDTH, 3), pad_type="valid", name="out"),
+    "reflected channels": lambda x: attend(mb.pad(x=x, pad=[1, 1], mode="reflect")),
     "rows from the second on": lambda x: mb.slice_by_index(
         x=mb.concat(values=[normal(1, 1, WIDTH), x], axis=1), begin=[0, 1, 0], end=[1, 0, WIDTH], end_mask=[True] * 3,
         name="out"),
@@ -173,6 +178,20 @@ def test_norms_behind_many_residual_sums(square, masked):
     draft, report = pad(program_of(body))
     assert report.equal, str(report)
     assert ("select" in types_of(draft)) == masked, "roots of what may be negative are not finite in the padding"
+
+
+def test_zeros_behind_rows_moved_by_one_are_those_of_the_source():
+    _, report = pad(program_of(lambda x: mb.reduce_sum(x=mb.mul(x=x, y=mb.pad(
+        x=cut_off(normalized(x)), pad=[0, 1, 0, 0])), axes=[1], name="out")), {"x": (1, (2, LENGTH), WIDTH)})
+    assert report.equal, str(report)
+
+
+def test_a_length_at_which_the_source_cannot_run_is_named():
+    body = lambda x: mb.concat(values=[x, mb.pad(x=cut_off(x), pad=[0, 1, 0, 0])], axis=2, name="out")  # noqa: E731
+    with pytest.raises(ane.InputError, match=r"with x = 1,1,4 the op 'out' \(concat\) is impossible.*; expected real "
+                                             r"sizes that go together: give the smallest as well"):
+        pad(program_of(body))
+    assert pad(program_of(body), {"x": (1, (2, LENGTH), WIDTH)})[1].equal
 
 
 def test_differences_of_neighbours_are_those_of_the_source():
@@ -199,6 +218,17 @@ def looked_up(ids, table=None):
     kinds = mb.gather_along_axis(x=np.arange(9, dtype=np.int32)[None] % 3 if table is None else table, indices=ids,
                                  axis=1)
     return mb.gather(x=normal(3, WIDTH), indices=kinds, axis=0, name="out")
+
+
+@pytest.mark.parametrize(("table", "op"), [(normal(9, WIDTH), "mul"), (normal(9, WIDTH) / 0, "select")])
+def test_rows_of_a_table_that_a_slice_cuts_off_are_finite_if_it_is(table, op):
+    def body(x):
+        rows = mb.gather(x=table, indices=x, axis=0)
+        return mb.reduce_sum(x=cut_off(rows), axes=[1], name="out")
+
+    draft, report = pad(program_of(body, shape=(1, None), dtype=types.int32), {"x": (1, LENGTH)})
+    assert op in types_of(draft) and {"mul": "select", "select": "mul"}[op] not in types_of(draft)
+    assert report.equal or op == "select", str(report)
 
 
 def test_places_along_an_axis_of_a_table_are_looked_up():
@@ -238,6 +268,10 @@ def test_an_extreme_of_ones_and_zeros_needs_no_mask():
 
 
 REFUSED = {
+    "infinities behind rows": (lambda x: mb.pad(x=x, pad=[0, 1, 0, 0], constant_val=np.float32(-np.inf), name="out"),
+                               "(mode 'constant'); expected a finite constant"),
+    "reflected rows": (lambda x: mb.pad(x=x, pad=[1, 0, 0, 0], mode="reflect", name="out"),
+                       "(pad) cannot be padded: it pads the padded axis 1 with values that it reads (mode 'reflect')"),
     "product over rows": (lambda x: mb.reduce_prod(x=x, axes=[1], name="out"),
                           "'out' (reduce_prod) cannot be padded: it reduces the padded axis 1"),
     "layer norm over rows": (lambda x: mb.layer_norm(x=x, axes=[1, 2], name="out"),
