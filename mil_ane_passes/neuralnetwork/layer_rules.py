@@ -17,6 +17,7 @@ from .network_view import NetworkView, iterate_nested_layers
 
 __all__ = ["LayerHit", "LayerRule", "find_layer_hits", "get_layer_rules", "is_layer_rule_key", "select_layer_rules"]
 
+# The limits of the list of layers from 2020 that the rules on pooling and upsampling cite.
 MAX_POOL_SIDE = 13
 MAX_POOL_STRIDE = 2
 MAX_UPSAMPLING = 2

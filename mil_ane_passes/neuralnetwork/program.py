@@ -33,6 +33,7 @@ __all__ = ["NETWORK_KINDS", "PIPELINE_KINDS", "ConvertedNetwork", "Stage", "conv
 NETWORK_KINDS = ("neuralNetwork", "neuralNetworkClassifier", "neuralNetworkRegressor")
 "The kinds of models that hold a network, as fields of the Model proto."
 PIPELINE_KINDS = ("pipeline", "pipelineClassifier", "pipelineRegressor")
+# Pipelines may contain pipelines; the limit bounds the recursion for a damaged file.
 _MAX_PIPELINE_DEPTH = 8
 
 _PROGRAM_ADVICE = "; it is an ML Program already"

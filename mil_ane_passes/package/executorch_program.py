@@ -32,6 +32,7 @@ SUFFIX = ".pte"
 _BACKEND = "CoreMLBackend"
 _REFERENCE = b"CMJR"
 "Begins the blob of a delegate whose model is among the named data; JSON with its `key` and `functionName` follows."
+# A reference is JSON with two short texts; the limit bounds what is parsed of a damaged program.
 _MAX_REFERENCE_BYTES = 1 << 16
 _IDENTIFIER = re.compile(rb"ET\d\d")
 _HEADER = struct.Struct("<4sIQQQ")

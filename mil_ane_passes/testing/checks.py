@@ -43,6 +43,7 @@ __all__ = ["CHECKS", "Check", "collect_miss_reasons", "find_rule_matches", "sele
 Array = np.ndarray[Any, Any]
 Check = Callable[[type[Rule], Path], None]
 _PRECISIONS = ("float64", "float16")
+# Stands for a symbolic extent where a static shape is needed.
 _SYMBOLIC_EXTENT = 8
 _MAX_RANK = 5
 "The rank above which coremltools does not convert a program."

@@ -20,6 +20,7 @@ __all__ = ["AttributeTable"]
 
 _MAX_SAMPLED = 1 << 16
 "Values of one weight that are read; of a larger one, that many in blocks."
+# Blocks of a sample, evenly spaced from the start to the end of the weight.
 _BLOCKS = 16
 _MAX_READ = 1 << 23
 "Values of all weights that are read: a tenth of a second."
