@@ -298,7 +298,7 @@ def test_a_memory_error_anywhere_else_gets_words(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("mil_ane_passes.commands.sources.open_source", fail)
     assert main(["lint", str(fixtures / "nothing_to_do.mlpackage")]) == 2
     said = capsys.readouterr().err
-    assert "not enough memory; expected" in said and "internal error" not in said and "report it" not in said
+    assert "not enough memory; use fewer jobs" in said and "internal error" not in said and "report it" not in said
 
 
 def test_a_limit_that_texts_exceed_names_an_array(tmp_path: Path) -> None:
