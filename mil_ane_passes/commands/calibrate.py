@@ -221,8 +221,8 @@ class CalibrateReport:
             lines += [f"first to overflow fp16: %{self.first.trace.value} in {' > '.join(self.first.trace.place)}",
                       f"  {self.found.first}"]
         for row in self.beyond[:self.worst]:
-            sums = f"has partial sums up to {row.partial:.4g}, above 32768"
-            what = "overflows fp16" if row.beyond == "overflow" else sums
+            what = ("overflows fp16" if row.beyond == "overflow" else
+                    f"has partial sums up to {row.partial:.4g}, above 32768")
             fixes = ", ".join(f"ane::{name}" for name in row.fixed_by) or "no single rewrite"
             lines.append(f"{_format_value_name(row, several)} {what}; fixed by {fixes}")
         if self.worst is not None and len(self.beyond) > self.worst:

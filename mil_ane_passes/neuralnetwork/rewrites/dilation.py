@@ -12,11 +12,11 @@ from ..network_view import NetworkView, make_layer
 
 @rewrite_layer("convolution", fixes="NN106", exactness=Exactness.ROUNDING, preset="named")
 def undilate_convolution(layer: Any, view: NetworkView) -> Result:
-    """Compute a dilated convolution without dilation on the phases of its input, which two reshapes and a permute
-    separate.
+    """Compute a dilated convolution without dilation, on the phases of its input.
 
-    Output u * d + r is the sum over k of w[k] * x[(u + k) * d + r]: the same products, with the weights as they are
-    stored. Four layers before and three after move the data, so it runs only by name.
+    Two reshapes and a permute separate the phases. Output u * d + r is the sum over k of w[k] * x[(u + k) * d + r]: the
+    same products, with the weights as they are stored. Four layers before and three after move the data, so it runs
+    only by name.
     """
     if get_layer_rules()["NN106"].find(layer, view) is None:
         return None
