@@ -178,7 +178,7 @@ def test_a_bar_that_is_none(bar, source, capsys):
 def test_a_baseline_lets_known_findings_pass(source, fixtures, tmp_path, capsys):
     ran(capsys, source, "--format", "json", "-o", "old.json", code=1)
     _, out, err = ran(capsys, source, "--baseline", "old.json", code=0)
-    assert err == "" and "against old.json: 0 new, " in out
+    assert err == "" and "compared with old.json: 0 new, " in out
     data = strict(ran(capsys, source, "--baseline", "old.json", "--format", "json", code=0)[1])
     assert data["baseline"] == {"file": "old.json", "target": "all", "new": [], "gone": []}
     old = json.loads((tmp_path / "old.json").read_text())
@@ -189,7 +189,7 @@ def test_a_baseline_lets_known_findings_pass(source, fixtures, tmp_path, capsys)
     _, out, err = ran(capsys, source, "--baseline", "old.json", code=1)
     assert err == "mil-ane-passes: --baseline: 1 finding that old.json does not have\n"
     assert f"%{lost['value']}" in out and "  gone: ANE999  main:%gone_by_now (relu)" in out
-    assert "against old.json: 1 new, " in out and out.splitlines()[2].endswith(", 1 gone")
+    assert "compared with old.json: 1 new, " in out and out.splitlines()[2].endswith(", 1 gone")
 
 
 def test_a_finding_counts_as_often_as_it_is_there(source, tmp_path, capsys):
@@ -267,7 +267,8 @@ def test_settings_are_read_and_the_command_line_wins(source, tmp_path, capsys):
     other.write_text("[tool.mil_ane_passes]\ntarget = 'm2'\nbaseline = 'old.json'\n")
     line = refused(capsys, source, "--config", other)
     assert line.startswith(f"{other}: baseline: no file '{tmp_path / 'old.json'}'")
-    assert refused(capsys, source, "--config", other, "--no-config").startswith("--config and --no-config contradict")
+    line = refused(capsys, source, "--config", other, "--no-config")
+    assert line.startswith("--config and --no-config exclude each other; ")
 
 
 @pytest.mark.parametrize("said,message", [

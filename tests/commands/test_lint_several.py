@@ -195,7 +195,7 @@ def test_the_bar_is_for_each_package(models, capsys):
 def test_the_baseline_of_several_has_a_report_of_each(models, capsys, monkeypatch):
     ran(capsys, "models", "--format", "json", "-o", "old.json", code=1)
     out, err = ran(capsys, "models", "--baseline", "old.json", code=0)
-    assert err == "" and out.count("against old.json: 0 new, ") == 2
+    assert err == "" and out.count("compared with old.json: 0 new, ") == 2
     assert out.splitlines()[-1].startswith("2 packages: 0 findings, 0 suggestions; ")
     shutil.copytree(models / "b" / "c.mlpackage", models / "b" / "new.mlpackage")
     out, err = ran(capsys, "models", "--baseline", "old.json", code=1)

@@ -141,4 +141,4 @@ def test_mistakes_in_the_file_name_it(package, capsys):
     with open("pyproject.toml", "w", encoding="utf-8") as file:
         file.write("[tool.mil_ane_passes]\nper-op-ignores = 3\n")
     assert main(["lint", package]) == 2
-    assert "pyproject.toml: found 3 as per-op-ignores; expected a table" in capsys.readouterr().err
+    assert "pyproject.toml: found per-op-ignores 3; expected a table" in capsys.readouterr().err

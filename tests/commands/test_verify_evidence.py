@@ -83,8 +83,8 @@ def test_another_verdict_and_other_feeds_are_named(evidence, capsys):
     evidence.write_text(json.dumps(found))
     assert main(["verify", "--replay", str(evidence)]) == 1
     said, count = capsys.readouterr().out, len(found["runs"])
-    assert "not repeated: the verdict was 'different' and is 'equal'" in said
-    assert f"{count - 1} of {count} runs had the recorded feeds (torch 1.0 then, " in said
+    assert "not repeated: the verdict was 'different', now 'equal'" in said
+    assert f"{count - 1} of {count} runs had the recorded feeds (torch 1.0 recorded, " in said
 
 
 def test_other_bits_are_counted_but_decide_nothing(evidence):

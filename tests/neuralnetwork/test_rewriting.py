@@ -479,7 +479,7 @@ def test_destinations_that_cannot_be_written(tmp_path, capsys):
     for target, message in (
             (source, "is the source, which is never modified"), (tmp_path / "no/x.mlmodel", "does not exist"),
             (tmp_path / "folder.mlmodel", "is a folder"),
-            (tmp_path / "program.mlpackage/x.mlmodel", "lies in the package")):
+            (tmp_path / "program.mlpackage/x.mlmodel", "is inside the package")):
         assert main(["rewrite", str(source), "-o", str(target), "--overwrite"]) == 2
         err = capsys.readouterr().err
         assert message in err and err.count("\n") == 1
