@@ -71,7 +71,8 @@ def test_feeds_that_cannot_be_used(case, command, fixtures, tmp_path, capsys):
     [
         (lambda folder: folder / "no" / "out.npz", "no folder '{folder}/no' to write 'out.npz' to; create it first"),
         (lambda folder: folder_at(folder / "out.npz"), "'{folder}/out.npz' is a folder; expected the name of an .npz "),
-        (lambda folder: folder / "in.mlpackage" / "Data" / "out.npz", "in.mlpackage, which is never modified; expected"),
+        (lambda folder: folder / "in.mlpackage" / "Data" / "out.npz",
+         "in.mlpackage, which is never modified; expected"),
     ],
 )
 def test_a_place_run_cannot_write_to(output, message, fixtures, tmp_path, capsys):

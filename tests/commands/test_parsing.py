@@ -9,13 +9,13 @@ from mil_ane_passes.commands.main import _build_parser, main
 
 @pytest.mark.parametrize("arguments, error", [
     (["rewrite", "a", "--presets", "full"],
-     "mil-ane-passes rewrite: error: no option --presets; mil-ane-passes rewrite --help tells more; "
+     "mil-ane-passes rewrite: error: no option --presets; mil-ane-passes rewrite --help lists the options; "
      "did you mean '--preset'?"),
     (["edit", "a", "-o", "b", "--drop-outptu=c"],
-     "mil-ane-passes edit: error: no option --drop-outptu; mil-ane-passes edit --help tells more; "
+     "mil-ane-passes edit: error: no option --drop-outptu; mil-ane-passes edit --help lists the options; "
      "did you mean '--drop-output'?"),
     (["batch", "lint", "a", "--zzzz"],
-     "mil-ane-passes batch lint: error: no option --zzzz; mil-ane-passes batch lint --help tells more"),
+     "mil-ane-passes batch lint: error: no option --zzzz; mil-ane-passes batch lint --help lists the options"),
 ])
 def test_an_option_that_is_not_there(arguments, error, capsys):
     with pytest.raises(SystemExit) as ended:

@@ -15,8 +15,7 @@ from ._examples import make_conv_transpose_example
 
 
 class ExplicitConvTransposeShape(Rewrite):
-    """Replace an output_shape or pad_type `same` of conv_transpose that the pads do not imply by equal pads and a
-    slice.
+    """Replace an ambiguous output_shape or pad_type `same` of conv_transpose by equal pads and a slice.
 
     why     An output_shape that the pads do not imply is ambiguous: CPU_ONLY and ALL gave different outputs. ONNX
             Runtime declines it, and `same`, for Core ML.

@@ -32,8 +32,7 @@ _MAX_ROW, _MAX_ROWS = 31, 16384
 
 
 class FactorConvStride(Rewrite):
-    """Compute a conv whose stride has prime factors other than 2 and 3 as a conv of stride 1 over the phases of its
-    input.
+    """Compute a conv whose stride has prime factors other than 2 and 3 as one of stride 1 over phases of its input.
 
     why     Such strides (5, 7, 10, ...) made the ANE's compiler hang or take half a minute. An iPad whose log says
             "Strides of Conv needs to be product of at most 2 interleave factors" gave wrong outputs; whether the stride

@@ -53,8 +53,7 @@ _MAX_HEIGHT, _MAX_WIDTH = 16, 13
 
 
 class SplitWideConv(Rewrite):
-    """Compute a conv whose kernel exceeds the ANE's limit as a conv of kernel 1 over windows, or as a sum of smaller
-    convs.
+    """Compute a conv whose kernel exceeds the limit as a conv of kernel 1 over windows, or as a sum of smaller convs.
 
     why     Kernels are limited to 15 wide and 31 tall on an M4, and 13 wide on an M1; on an M6 a larger one moves the
             model off the ANE. A 16x16 kernel takes minutes and 11.7 GB to compile for an M4.

@@ -262,7 +262,8 @@ def test_what_is_wrong_for_all_is_said_once(options, words, two, out):
 
 def test_places_for_results_that_cannot_be(two, out, tmp_path):
     for folder, words in ((None, "no output folder"), (two[0], "sources are never modified"),
-                          (f"{two[1]}/Data/new", "sources are never modified"), (tmp_path / "in", "sources are never modified")):
+                          (f"{two[1]}/Data/new", "sources are never modified"),
+                          (tmp_path / "in", "sources are never modified")):
         with pytest.raises(InputError, match=words):
             batch("rewrite", two, folder)
     out.write_text("a file")
