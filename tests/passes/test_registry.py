@@ -105,6 +105,10 @@ def test_rules_are_in_order_of_their_names_and_problems_have_codes_of_their_own(
     assert {rule.code for rule in get_all_rules().values()} == {rule.code for rule in problems}
 
 
+def test_summaries_are_one_line_and_not_cut_off():
+    assert [name for name, rule in get_all_rules().items() if not rule.summary().endswith(".")] == []
+
+
 def test_one_new_file_is_all_it_takes(newcomer, capsys):
     newcomer("square_by_mul", source())
     register_passes()
