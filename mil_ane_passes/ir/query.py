@@ -41,6 +41,7 @@ __all__ = [
     "iterate_ops_inside_out",
     "plain_type",
     "weights",
+    "wraps_negatives",
 ]
 
 OPAQUE = " (opaque)"
@@ -238,3 +239,11 @@ def get_pipeline_functions(program: Program) -> tuple[str, ...]:
 def count_ops(program: Program) -> int:
     """Count the ops that compute something; consts are not counted."""
     return sum(op.op_type != "const" for _, op in iterate_ops(program))
+
+
+def wraps_negatives(op: Operation) -> bool:
+    """Return whether `op` counts indices below 0 from the end, `select(i >= 0, i, i + size)`: it keeps all others."""
+    if op.op_type != "select" or op.cond.op is None or op.cond.op.op_type != "greater_equal":
+        return False
+    asked = op.cond.op
+    return asked.x is op.a and asked.y.val is not None and not np.any(asked.y.val)

@@ -14,7 +14,7 @@ from coremltools.converters.mil.mil import Function, Operation, Program, Var, ty
 from ..ir.block_editor import BlockEditor
 from ..ir.builder import RewriteBuilder, UniqueNames
 from ..ir.coremltools_internals import set_stored_type
-from ..ir.query import get_consumers, get_flat_inputs, is_const
+from ..ir.query import get_consumers, get_flat_inputs, is_const, wraps_negatives
 from ..ir.type_inference import infer_types
 from ..package.interface import get_feature
 from ..utils.errors import InputError
@@ -330,9 +330,10 @@ def _find_places(op: Operation) -> tuple[int, Var] | None:
         return None
     if op.op_type == "gather":
         return None if is_const(op.indices) else (int(op.axis.val) % op.x.rank, op.indices)
-    var = op.indices
-    while var.op is not None and var.op.op_type == "cast":
-        var = var.op.x
+    var, wrapped = op.indices, False
+    while var.op is not None and (var.op.op_type == "cast" or wraps_negatives(var.op)):
+        wrapped |= var.op.op_type == "select"
+        var = var.op.x if var.op.op_type == "cast" else var.op.a
     if var.op is None or var.op.op_type != "stack" or int(var.op.axis.val) % var.rank != var.rank - 1:
         return None
     columns = list(var.op.values)
@@ -340,7 +341,16 @@ def _find_places(op: Operation) -> tuple[int, Var] | None:
     others = [axis for axis in range(len(columns)) if axis not in moving]
     if len(moving) != 1 or any(int(op.x.shape[axis]) != 1 or np.any(columns[axis].val) for axis in others):
         return None
+    if wrapped and not _is_place_of_extreme(columns[moving[0]]):
+        return None
     return moving[0], columns[moving[0]]
+
+
+def _is_place_of_extreme(var: Var) -> bool:
+    """Return whether integers are places of extremes, which are never below 0."""
+    while var.op is not None and var.op.op_type in ("cast", "expand_dims", "squeeze", "reshape", "identity"):
+        var = var.op.x
+    return var.op is not None and var.op.op_type in ("reduce_argmax", "reduce_argmin")
 
 
 def _multiply_one_hot(mb: RewriteBuilder, op: Operation, axis: int, places: Var) -> Var:

@@ -17,7 +17,7 @@ from coremltools.converters.mil.mil import Function, Operation, Var, types
 from ..ir.block_editor import get_first_op
 from ..ir.builder import RewriteBuilder
 from ..ir.coremltools_internals import set_typed_value
-from ..ir.query import get_flat_inputs, is_const, is_opaque, plain_type
+from ..ir.query import get_flat_inputs, is_const, is_opaque, plain_type, wraps_negatives
 from .dead_ops import get_read_vars, has_effects
 from .fix_shape import EXACT_OPS
 from .padded_values import LengthSamples, Refusal
@@ -586,8 +586,8 @@ class Padding:
     def _reads_real_places(self, op: Operation, axes: list[int]) -> bool:
         """Return whether a gather_nd op reads padded axes at places of extremes, which its indices are stacked of."""
         var = op.indices
-        while var.op is not None and var.op.op_type == "cast":
-            var = var.op.x
+        while var.op is not None and (var.op.op_type == "cast" or wraps_negatives(var.op)):
+            var = var.op.x if var.op.op_type == "cast" else var.op.a
         made = var.op
         if made is None or made.op_type not in ("stack", "concat") or int(made.axis.val) % var.rank != var.rank - 1:
             return False

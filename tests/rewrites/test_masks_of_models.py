@@ -49,11 +49,11 @@ def torchs(name):
         return half(model(name)).double()(*inputs).numpy()
 
 
-def infinite(program):
+def infinite(program, least=65504):
     """Ops with a float constant beyond fp16, or of its largest number, which coremltools 9.1 makes of those."""
     return [op.op_type for _, op in iterate_ops(program) if op.op_type != "const" for var in op.get_flattened_inputs()
             if var.val is not None and np.asarray(var.val).dtype.kind == "f"
-            and np.any(np.abs(np.asarray(var.val, dtype=np.float64)) >= 65504)]
+            and np.any(np.abs(np.asarray(var.val, dtype=np.float64)) >= least)]
 
 
 def close(found, truth, share):
@@ -71,7 +71,7 @@ def test_a_package_is_rewritten_proved_and_right_despite_the_fault(name, tmp_pat
     truth, inputs = torchs(name), example(name)
     before, after = ane.load(source).program, ane.load(target).program
     assert infinite(before) and not infinite(after)
-    if name not in BY_HAND:
+    if name not in BY_HAND and infinite(before, np.inf):  # the fault is about infinities
         faulty = outputs(before, inputs, precision="float16", quirks=["infinite_mask"])
         assert not np.allclose(faulty, truth, rtol=0, atol=0.1 * np.abs(truth).max())
     close(outputs(after, inputs, precision="float64"), truth, 0.01)

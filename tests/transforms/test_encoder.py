@@ -100,6 +100,10 @@ def test_a_compressed_weight_in_another_order_is_not_unpacked():
     assert types_of(folded) == ["constexpr_blockwise_shift_scale", "transpose", "matmul"]
 
 
+def count_from_the_end(places):
+    return mb.select(cond=mb.greater_equal(x=places, y=0), a=places, b=mb.add(x=places, y=np.int32([1, ROWS])))
+
+
 PICKED = {
     "one row": lambda ids, x: mb.gather(x=x, indices=mb.reduce_argmax(x=ids, axis=1, keep_dims=False), axis=1,
                                         name="out"),
@@ -111,6 +115,8 @@ PICKED = {
         x=ids, begin=[0, 2], end=[1, 4], squeeze_mask=[True, False]), y=WIDTH), axis=2, name="out"),
     "indices": lambda ids, x: mb.gather_nd(x=x, indices=mb.stack(values=[np.int32([0]), mb.reduce_argmax(
         x=ids, axis=1, keep_dims=False)], axis=1), name="out"),
+    "indices, those below 0 from the end": lambda ids, x: mb.gather_nd(x=x, indices=count_from_the_end(mb.stack(
+        values=[np.int32([0]), mb.reduce_argmax(x=ids, axis=1, keep_dims=False)], axis=1)), name="out"),
 }
 
 
@@ -129,6 +135,8 @@ def test_rows_at_computed_places_are_read_by_a_product(name):
     lambda ids, x: mb.gather(x=mb.concat(values=[x, x], axis=1), indices=mb.concat(values=[mb.mod(
         x=ids, y=ROWS), [[3]]], axis=1), axis=1, name="out"),
     lambda ids, x: mb.gather_nd(x=x, indices=mb.stack(values=[np.int32([0]), np.int32([3])], axis=1), name="out"),
+    lambda ids, x: mb.gather_nd(x=x, indices=count_from_the_end(mb.stack(values=[np.int32([0]), mb.sub(
+        x=mb.reduce_argmax(x=ids, axis=1, keep_dims=False), y=1)], axis=1)), name="out"),
 ])
 def test_constant_places_tables_and_many_rows_stay_as_they_are(body):
     program = program_of(body)

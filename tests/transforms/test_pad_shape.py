@@ -91,6 +91,12 @@ def last_element(x):
     return mb.slice_by_index(x=x, begin=[0, -1, 0], end=[1, 0, WIDTH], end_mask=[True] * 3)
 
 
+def count_from_the_end(places, x):
+    """Places along the first axes of x as coremltools 9.1 makes them, which may be below 0."""
+    sizes = mb.slice_by_size(x=mb.shape(x=x), begin=[0], size=[int(places.shape[-1])])
+    return mb.select(cond=mb.greater_equal(x=places, y=0), a=places, b=mb.add(x=places, y=sizes))
+
+
 def place_of_largest(x):
     """The row with the largest sum, (1,)."""
     return mb.reduce_argmax(x=mb.reduce_sum(x=x, axes=[2]), axis=1, keep_dims=False)
@@ -139,6 +145,8 @@ SUPPORTED = {
     "row of the largest": lambda x: mb.gather(x=x, indices=place_of_largest(x), axis=1, name="out"),
     "row of the largest by its indices": lambda x: mb.gather_nd(x=x, indices=mb.stack(values=[
         np.int32([0]), place_of_largest(x)], axis=1), name="out"),
+    "row of the largest, places below 0 from the end": lambda x: mb.gather_nd(x=x, indices=count_from_the_end(
+        mb.stack(values=[np.int32([0]), place_of_largest(x)], axis=1), x), name="out"),
     "a choice between scalars": lambda x: mb.reduce_sum(x=mb.mul(x=x, y=mb.select(
         cond=mb.greater(x=x, y=0.5), a=np.float32(2), b=np.float32(-3))), axes=[1], name="out"),
     "an additive mask of scalars": lambda x: attend(x, mb.select(
