@@ -14,7 +14,7 @@ from mil_ane_passes.commands.lint_outlook import SourceOutlook
 from mil_ane_passes.commands.main import main
 from mil_ane_passes.passes.examples import build_program, make_weight
 from mil_ane_passes.passes.forecast import Forecast
-from mil_ane_passes.report.next_step import FixForecast, iterate_step_lines
+from mil_ane_passes.report.next_step import FixForecast, NextStep, iterate_step_lines
 from tests.report import programs
 from tests.report.made import chain
 from tests.report.made import report as made_report
@@ -75,6 +75,13 @@ def test_a_command_that_gains_says_by_how_much():
     assert predicted == ("  predicted: 8 of 10 -> 12 of 12 ops on the ANE, 2 -> 0 unsupported, "
                          "latency 0.1 ms -> 0.05 ms")
     assert lines_of(report)[0] in str(report)
+
+
+def test_ops_that_may_be_unsupported_are_counted_apart():
+    found = FixForecast(BEFORE, replace(BEFORE, off=1, unsupported=1))
+    assert "possibly" not in NextStep("", "", found).outcome
+    found = FixForecast(replace(BEFORE, off=5), replace(BEFORE, off=2))
+    assert ", 2 -> 2 unsupported, 3 -> 0 possibly unsupported, latency " in NextStep("", "", found).outcome
 
 
 def test_json_and_sarif_have_it():
