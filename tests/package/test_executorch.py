@@ -20,7 +20,7 @@ from mil_ane_passes.commands.main import main
 from mil_ane_passes.package import executorch_blob, executorch_program
 
 PROGRAMS = Path(__file__).parents[2] / "fixtures" / "executorch"
-NAMES = ("mixed", "shared", "inline")
+NAMES = ("mixed", "shared", "inline", "state")
 SETTINGS = {"preset": "full", "target": "m4", "verify": False}
 needs_flatbuffers = pytest.mark.skipif(find_spec("flatbuffers") is None, reason="needs flatbuffers")
 
@@ -53,6 +53,7 @@ def rewritten(tmp_path_factory) -> dict[str, Path]:
     ("mixed", {"forward/0": {"forward/0": ""}, "forward/2": {"forward/2": ""}}, {"forward/1": "XnnpackBackend"}),
     ("shared", {"decode/0": {"decode/0": "decode", "prefill/0": "prefill"}}, {}),
     ("inline", {"forward/0": {"forward/0": ""}}, {}),
+    ("state", {"forward/0": {"forward/0": ""}}, {}),
     ("xnnpack", {}, {"forward/0": "XnnpackBackend"}),
 ])
 def test_delegates_are_found_and_their_folders_flattened_to_the_same_bytes(name, blobs, others):
@@ -104,7 +105,8 @@ def test_debug_handles_follow_the_new_model(rewritten):
 
 @needs_flatbuffers
 @pytest.mark.parametrize(
-    ("name", "delegate"), [("mixed", "forward/0"), ("shared", "prefill/0"), ("inline", "forward/0")])
+    ("name", "delegate"), [("mixed", "forward/0"), ("shared", "prefill/0"), ("inline", "forward/0"),
+                           ("state", "forward/0")])
 def test_values_and_interface_are_those_of_the_original(name, delegate, rewritten):
     pytest.importorskip("torch")
     before, after = f"{PROGRAMS / name}.pte/{delegate}", f"{rewritten[name]}/{delegate}"
