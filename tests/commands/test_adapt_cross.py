@@ -145,3 +145,13 @@ def test_values_of_fixed_inputs_are_padded_or_refused():
                               ((1, 3, 2), (1, 2), "inputs of 2 and 3 elements; expected the same for all: x, hidden")):
         with pytest.raises(ValueError, match=reason):
             read_fixed(inputs, {"x": np.ones(x), "hidden": np.zeros(hidden)})
+
+
+def test_what_is_computed_once_goes_with_a_cache_in_a_state(tmp_path):
+    source = make_decoder(tmp_path / "source.mlpackage", flexible=True)
+    report = ane.adapt(source, tmp_path / "out", cache="state")
+    assert report.status == "written" and len(report.tokens) == 2, str(report)
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert manifest["once"] is not None and manifest["cache"]["form"] == "state"
+    page = (tmp_path / "out" / "README.md").read_text()
+    assert "@" not in page and "makeState" in page and "inputs.merge(copy(of: kept))" in page
