@@ -12,11 +12,14 @@ from coremltools.converters.mil.mil import Var, types
 
 from ..ir.constants import LazyValue, get_blob_ref
 from ..ir.coremltools_internals import get_typed_value
+from ..utils.mapped_files import is_mapped, iterate_rows
 from .blobs import ALIGN, DTYPES, MODEL_PATH, Array, Blob, WeightFile, WeightFiles, align_up, count_payload_bytes
 
 WEIGHT_FILE = f"{MODEL_PATH}weights/weight.bin"
 _COMPARE_PIECE_BYTES = 1 << 20
 "Bytes that are read and compared at once."
+_MIN_VIEW_BYTES = 1 << 20
+"Bytes from which a part of a weight in a mapped file is not copied to memory before it is written."
 _PREFIX_BYTES = 64
 "Bytes at the start of a blob by which candidates for equal blobs are looked up."
 DEAD_LIMIT = 0.01
@@ -25,7 +28,7 @@ DEAD_LIMIT = 0.01
 
 @dataclass(frozen=True)
 class NewBlob:
-    """Values that are in no weight file yet, contiguous, and the offset assigned to them."""
+    """Values that are in no weight file yet, and the offset assigned to them: contiguous, or a view of a mapped file."""
 
     offset: int
     dtype: Any
@@ -88,15 +91,18 @@ class WeightPlan:
 
         Equal bytes share a place.
 
-        The value is held until the package is written: new values take as much memory as they have bytes.
+        The value is held until the package is written: new values take as much memory as they have bytes, but for large
+        parts of weights of a mapped file, which are read from there.
         """
         assert self.target is not None
         dtype = None if types.is_sub_byte(var.dtype) else types.nptype_from_builtin(var.dtype)
-        value = np.ascontiguousarray(var.val, dtype)
+        value = np.asarray(var.val)
+        if value.dtype != dtype or value.nbytes < _MIN_VIEW_BYTES or not is_mapped(value):
+            value = np.ascontiguousarray(value, dtype)
         nbytes = count_payload_bytes(var.dtype, value.size)
         if nbytes == value.nbytes and (twin := self._find_equal_blob(DTYPES[var.dtype], value)) is not None:
             return twin
-        key = (DTYPES[var.dtype], value.nbytes, hashlib.sha256(value.reshape(-1).view(np.uint8).data).digest())
+        key = (DTYPES[var.dtype], value.nbytes, _compute_digest(value))
         if key not in self._offsets:
             offset = align_up(self._end)
             self._end = offset + ALIGN + nbytes
@@ -112,7 +118,8 @@ class WeightPlan:
                 for blob in file.known:
                     start = file.read(blob.data, min(_PREFIX_BYTES, blob.nbytes))
                     self._by_start.setdefault((blob.dtype, blob.nbytes, start), []).append((file, blob))
-        start = value.reshape(-1)[:_PREFIX_BYTES].view(np.uint8)[:_PREFIX_BYTES].tobytes()
+        first = value if value.flags.c_contiguous else next(iterate_rows(value))
+        start = first.reshape(-1)[:_PREFIX_BYTES].view(np.uint8)[:_PREFIX_BYTES].tobytes()
         found = self._by_start.get((code, value.nbytes, start), ())
         return next(((file.name, blob.offset) for file, blob in found if _is_equal_to_blob(file, blob, value)), None)
 
@@ -175,11 +182,27 @@ def _has_same_bytes(file: WeightFile, blob: Blob, value: Array) -> bool:
 
 
 def _is_equal_to_blob(file: WeightFile, blob: Blob, value: Array) -> bool:
-    """Return whether `blob` has the bytes of `value`, which is contiguous and of the same length."""
+    """Return whether `blob` has the bytes of `value`, which is of the same length."""
+    if not value.flags.c_contiguous:
+        at = blob.data
+        for rows in iterate_rows(value):
+            if file.read(at, rows.nbytes) != rows.reshape(-1).view(np.uint8).data:
+                return False
+            at += rows.nbytes
+        return True
     ours = memoryview(value.reshape(-1).view(np.uint8).data)
     pieces = range(0, blob.nbytes, _COMPARE_PIECE_BYTES)
     return all(file.read(blob.data + i, len(ours[i : i + _COMPARE_PIECE_BYTES])) == ours[i : i + _COMPARE_PIECE_BYTES]
                for i in pieces)
+
+
+def _compute_digest(value: Array) -> bytes:
+    if value.flags.c_contiguous:
+        return hashlib.sha256(value.reshape(-1).view(np.uint8).data).digest()
+    digest = hashlib.sha256()
+    for rows in iterate_rows(value):
+        digest.update(rows.reshape(-1).view(np.uint8).data)
+    return digest.digest()
 
 
 def _get_address(value: Array) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 from coremltools.converters.mil.mil import types
 from coremltools.optimize import _utils as optimize_utils
 
+from ..utils.mapped_files import iterate_rows
 from .blobs import (
     ALIGN,
     DATA_OFFSET_AT,
@@ -83,6 +84,10 @@ def _write_blob(out: int, blob: NewBlob, offset: int) -> None:
 
 def _iterate_pieces(blob: NewBlob) -> Iterator[bytes | memoryview]:
     """Yield the bytes of a blob piece by piece."""
+    if not blob.value.flags.c_contiguous:
+        for rows in iterate_rows(blob.value):
+            yield rows.reshape(-1).view(np.uint8).data
+        return
     flat = blob.value.reshape(-1)
     if not types.is_sub_byte(blob.dtype):
         yield flat.view(np.uint8).data

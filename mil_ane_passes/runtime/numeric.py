@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from coremltools.converters.mil.mil import types
 
-from ..utils.mapped_files import check_file_of, is_mapped, iterate_chunks, read_once
+from ..utils.mapped_files import check_file_of, is_mapped, iterate_chunks, read_once, release_pages
 
 __all__ = ["Precision", "ReusedMemory", "canonicalize_layout", "get_bit_width", "have_equal_bits", "is_tensor_value"]
 
@@ -211,7 +211,9 @@ class Precision:
             return
         check_file_of(array)
         for start in range(0, len(array), count):
-            yield start, array[start : start + count]
+            rows = array[start : start + count]
+            yield start, rows
+            release_pages(rows)
 
     def shared(self, value: Any) -> torch.Tensor | None:
         """Return a tensor on the memory of `value` itself, or for a mapped file on the memory that all runs share.

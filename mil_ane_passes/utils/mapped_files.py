@@ -34,9 +34,11 @@ __all__ = [
     "file_of",
     "is_mapped",
     "iterate_chunks",
+    "iterate_rows",
     "map_file",
     "read_exactly",
     "read_once",
+    "release_pages",
 ]
 
 Array = np.ndarray[Any, Any]
@@ -63,6 +65,7 @@ class MappedFile:
     file: FileIO
     path: Path
     end: int
+    memory: weakref.ref[mmap.mmap]
     copies: weakref.WeakValueDictionary[tuple[int, int], Array] = field(default_factory=weakref.WeakValueDictionary)
     "Arrays read by `read_once`, by offset and bytes, as long as they are in use."
 
@@ -99,7 +102,8 @@ def map_file(file: FileIO, path: Path) -> Array:
     owner: mmap.mmap = vars(mapped)["_mmap"]
     array = np.asarray(mapped)
     start = _get_address(array)
-    _mapped_files[start] = MappedFile(start, array.nbytes, changed, file, path, _align_to_page(array.nbytes))
+    _mapped_files[start] = MappedFile(start, array.nbytes, changed, file, path, _align_to_page(array.nbytes),
+                                      weakref.ref(owner))
     weakref.finalize(owner, _mapped_files.pop, start, None).atexit = False
     return array
 
@@ -205,6 +209,31 @@ def iterate_chunks(array: Array, count: int | None = None) -> Iterator[tuple[int
         piece = buffer[: array.size - index]
         _read_into(piece.view(np.uint8), mapping, offset + index * array.itemsize)
         yield index, piece
+
+
+def iterate_rows(array: Array) -> Iterator[Array]:
+    """Yield the elements of `array`, which need not be contiguous, some rows at a time, as contiguous arrays.
+
+    Pages of a mapped file that were read for them are given back: a part of a large weight takes no memory so.
+    """
+    count = max(1, _CHUNK_BYTES // max(1, array[:1].nbytes))
+    for start in range(0, len(array), count):
+        rows = array[start : start + count]
+        yield np.ascontiguousarray(rows)
+        release_pages(rows)
+
+
+def release_pages(array: Array) -> None:
+    """Take the pages that a view of a mapped file has read out of the process's memory; they stay in the system's."""
+    mapping = file_of(array)
+    memory = None if mapping is None else mapping.memory()
+    if mapping is None or memory is None or not hasattr(memory, "madvise") or min(array.strides, default=0) < 0:
+        return
+    begin = (_get_address(array) - mapping.start) // mmap.PAGESIZE * mmap.PAGESIZE
+    extent = sum((size - 1) * stride for size, stride in zip(array.shape, array.strides)) + array.itemsize
+    end = min(_get_address(array) - mapping.start + extent, mapping.size)
+    if begin < end:
+        memory.madvise(mmap.MADV_DONTNEED, begin, end - begin)
 
 
 def read_once(array: Array) -> Array:
