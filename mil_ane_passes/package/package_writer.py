@@ -72,7 +72,8 @@ def replace_source(package: Package, backup: str | os.PathLike[str]) -> None:
     The new package is complete before anything is changed, and swapped for the old one in one step. The backup appears
     before that, at a path that has to be free; its files are the old ones, as links or copies. On any failure the
     source is as it was, and there is no backup; but where another run puts something at the path in the moment between
-    two renames (see `swap`), that stays, and so does the backup. Raises InputError as `save` does, and as `check_backup`.
+    two renames (see `swap`), that stays, and so does the backup. Raises InputError as `save` does, and as
+    `check_backup`.
     """
     target, kept = Path(os.path.abspath(package.path)), Path(os.path.abspath(backup))
     check_backup(target, kept)

@@ -21,8 +21,9 @@ def resolve_rule_names(keys: Iterable[str] | str, who: str = "rules") -> frozens
     listed = keys.split(",") if isinstance(keys, str) else list(keys)
     wrong = next((key for key in listed if not isinstance(key, str) or not key.strip()), None)
     if wrong is not None or not listed:
-        raise InputError(f"{who}: found {wrong!r}; expected rules by code, code prefix, slug or name, e.g. "
-                         f"ANE3,int-inputs", option=who)
+        found = repr(wrong) if listed else "an empty list"
+        raise InputError(f"{who}: found {found}; expected rules by code, code prefix, slug or name, e.g. "
+                         "ANE3,int-inputs", option=who)
     return frozenset(name for key in listed for name in _find_names_by_key(key.strip(), who))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..ane.agreement import Agreement, Disagreement
-from ..utils.text_format import format_duration
+from ..utils.text_format import format_count, format_duration
 
 __all__ = ["agreement_to_dict", "disagreement_to_dict", "find_contradictions", "iterate_agreement_lines"]
 
@@ -21,8 +21,9 @@ def iterate_agreement_lines(found: Agreement) -> Iterator[str]:
     measurement, match = found.match.measurement, found.match
     package = f", package {measurement.package}" if measurement.package else ""
     units = f", {measurement.units}" if measurement.units else ""
-    yield (f"measured on {measurement.where}{units} ({measurement.file}{package}): {len(match.pairs)} ops matched, "
-           f"{len(match.ours)} only in the prediction, {len(match.theirs)} only in the measurement")
+    yield (f"measured on {measurement.where}{units} ({measurement.file}{package}): "
+           f"{format_count(len(match.pairs), 'op')} matched, {len(match.ours)} only in the prediction, "
+           f"{len(match.theirs)} only in the measurement")
     for run in measurement.runs:
         spent = "" if run["median_ms"] is None else f"; {format_duration(run['median_ms'])} per prediction (median)"
         wrong = "DIFFERS: " if run["passed"] is False else ""

@@ -139,20 +139,21 @@ def pad_encoder(draft: Draft, structure: EncoderStructure, context: int | None) 
             context if axis in axes else int(sizes[name][axis] or 1) for axis in range(len(sizes[name])))
             for name, axes in structure.lengths.items()})])
         return fixed, structure
+    reason = ""
     for least in range(first, min(first + _MAX_LEAST_TRIED, context)):
         try:
             padded, = apply_transforms(draft.copy(), [PadShape({name: tuple(
                 (least, context) if axis in axes else int(sizes[name][axis] or 1) for axis in range(len(sizes[name])))
                 for name, axes in structure.lengths.items()})])
         except ImpossibleLength as error:
-            impossible = error
+            reason = str(error).partition(": ")[2].partition("; expected real")[0]
             continue
         if least > first:
             padded.done.append(EditRecord("", structure.function, "", f"real lengths are {least} or more: shorter ones "
                                           "make a value of the source empty, or sizes of it that do not fit"))
         return padded, replace(structure, least=least)
-    raise InputError(f"{draft.where}: {str(impossible).partition(': ')[2].partition('; expected real')[0]}; expected a "
-                     "source that can run at its shortest lengths: convert it again with a larger one")
+    raise InputError(f"{draft.where}: {reason}; expected a source that can run at its shortest lengths: convert it "
+                     "again with a larger one")
 
 
 def fold_encoder(draft: Draft, evaluate: Evaluate | None = None) -> Draft:

@@ -80,6 +80,14 @@ def test_no_name_ends_a_line():
     assert parse(line)[1]["file"] == shown
 
 
+def test_annotations_of_a_delegate_are_at_its_program(fixtures):
+    found = report(chain("relu"))
+    program = str(fixtures / "executorch" / "mixed.pte")
+    found.model = f"{program}/forward/0"
+    (line,) = format_github_lines(found)
+    assert parse(line)[1]["file"] == program and parse(line)[2].startswith(f"{program}/forward/0:relu_0: ")
+
+
 def test_the_layers_of_a_network_are_named(fixtures):
     path = next((fixtures / "onnx_coreml").glob("dilated_conv_ios13.mlmodel"))
     found = ane.lint(path)
