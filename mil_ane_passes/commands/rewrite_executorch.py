@@ -3,6 +3,7 @@ it; everything else stays unchanged."""
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections.abc import Mapping
@@ -87,7 +88,9 @@ def rewrite_delegates(options: RewriteOptions) -> ExecutorchRewriteReport:
                          f"IN.pte, or an OUT.mlpackage")
     if options.link:
         raise InputError(f"{format_option('link')}: applies to packages only; expected an output that ends in "
-                         f".mlpackage")
+                         ".mlpackage")
+    if options.dst is not None and os.fspath(options.dst).endswith(os.sep):
+        raise InputError(f"{options.dst}: names a folder; expected the path of a .pte file")
     path = None if options.dst is None else Path(options.dst)
     if path is not None and not options.dry_run:
         check_file_destination(address[0], path, options.overwrite, "a .pte file")

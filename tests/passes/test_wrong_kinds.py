@@ -87,7 +87,7 @@ WRONG_FOR_LINT = {
     "ignore": ({"ignore": b"ANE3"}, "ignore: found b'ANE3'; expected codes"),
     "ignored": ({"per_op_ignores": {"a*": 3}}, "per_op_ignores: found 3; expected codes"),
     "nothing ignored": ({"per_op_ignores": {"a*": None}}, "per_op_ignores: found None for 'a*'; expected rules"),
-    "no rules": ({"per_op_ignores": {"a*": ()}}, "per_op_ignores: found an empty list where a rule is named"),
+    "no rules": ({"per_op_ignores": {"a*": ()}}, "per_op_ignores: found an empty list; expected rules by code"),
     "options": ({"options": 3}, "options: found 3; expected a mapping from the name of a rule"),
     "a rule": ({"options": {3: {}}}, "options: found the key 3"),
 }
