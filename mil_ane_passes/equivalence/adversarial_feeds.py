@@ -80,7 +80,9 @@ _ROW_SCALES = (30.0, 1e-3, 1.0)
 
 _ROWS_AT_ONCE = 1024
 "Rows of tables that are compared at a time, in float64: a table may be as large as memory."
-_KEEPS_IDS = frozenset({"cast", "expand_dims", "identity", "reshape", "select", "squeeze", "transpose"})
+_MAX_CHOICES = 4
+"The most choices behind each other between ids and a lookup: both sides of each are followed."
+_KEEPS_IDS = frozenset({"cast", "expand_dims", "identity", "reshape", "squeeze", "transpose"})
 
 
 @dataclass(frozen=True)
@@ -142,9 +144,9 @@ def build_table_row_plans(before: Program, after: Program, describe: Callable[[s
     made = []
     for name, function in before.functions.items():
         tables = [dict(_iterate_tables(each)) for each in (function, after.functions[name])]
-        wanted: dict[str, Array] = {}
+        wanted: dict[str, list[tuple[Array, Array]]] = {}
         for place, (old, source) in tables[0].items():
-            new, _ = tables[1].get(place, (None, ""))
+            new, _ = tables[1].get(place, (None, None))
             if new is None or (is_compressed(old) and _is_stored_alike(old, new)):
                 continue
             try:
@@ -152,12 +154,13 @@ def build_table_row_plans(before: Program, after: Program, describe: Callable[[s
             except AnePassesError:
                 continue  # neither can a run read it, which the report then says
             if (rows := _find_differing_rows(*dense)).size:
-                wanted[source] = np.append(wanted.get(source, rows[:0]), rows)
+                wanted.setdefault(source.name, []).append((rows, source.offset))
         if wanted:
             description = describe(name)
-            feeds = make_feeds(function, list_shape_choices(function, description)[0], 0, description)
-            feeds |= {each: np.resize(rows, feeds[each].shape).astype(feeds[each].dtype)
-                      for each, rows in wanted.items()}
+            choice = list_shape_choices(function, description)[0]
+            feeds = make_feeds(function, choice, 0, description)
+            domains = infer_input_domains(function, get_symbol_sizes(function, choice.shapes))
+            feeds |= {each: _choose_ids(feeds[each], read, domains[each]) for each, read in wanted.items()}
             made.append(Plan(name, ROWS, feeds, make_state(function, 0), typed=False, adversarial=ROWS))
     return made
 
@@ -171,8 +174,31 @@ class _TablePlace(NamedTuple):
     number: int
 
 
-def _iterate_tables(function: Function) -> Iterator[tuple[_TablePlace, tuple[Var, str]]]:
-    """Yield the constant tables, compressed or not, from which ids select, each with the input that has the ids."""
+class _IdSource(NamedTuple):
+    """The input that has the ids of a lookup, and what is added to these: one number, or one for each place."""
+
+    name: str
+    offset: Array
+
+
+def _choose_ids(drawn: Array, read: Sequence[tuple[Array, Array]], domain: Interval) -> Array:
+    """Return ids that read rows of tables, given with what is added to the ids; drawn ones where none of them can."""
+    ids = drawn.reshape(-1).copy()
+    read = [(rows, each) for rows, offset in read for each in (
+        [offset] if offset.ndim <= drawn.ndim and np.broadcast_shapes(offset.shape, drawn.shape) == drawn.shape
+        else np.unique(offset))]  # ids that are repeated read rows at all of these offsets
+    offsets = np.stack([np.broadcast_to(offset, drawn.shape).reshape(-1) for _, offset in read], axis=1)
+    for offset in np.unique(offsets, axis=0):
+        places = np.flatnonzero((offsets == offset).all(axis=1))
+        able = np.concatenate([rows - each for (rows, _), each in zip(read, offset)])
+        able = able[(able >= max(domain[0], 0)) & (able <= domain[1])]
+        if able.size:
+            ids[places] = np.resize(able, places.size)
+    return ids.reshape(drawn.shape)
+
+
+def _iterate_tables(function: Function) -> Iterator[tuple[_TablePlace, tuple[Var, _IdSource]]]:
+    """Yield the constant tables, compressed or not, from which ids select, each with the source of the ids."""
     counts: dict[Any, int] = {}
     for op in function.operations:
         if op.op_type != "gather" or not is_const_or_compressed(op.x) or op.axis is None or op.axis.val is None:
@@ -202,11 +228,31 @@ def _read_table(program: Program, function: str, var: Var, axis: int) -> Array:
     return np.moveaxis(np.asarray(dense), axis, 0)
 
 
-def _find_ids(function: Function, var: Var) -> str | None:
-    """Return the input whose integers `var` has, behind casts, changes of shape and a choice for negative ones."""
-    while var.op is not None and var.op.op_type in _KEEPS_IDS:
-        var = var.op.b if var.op.op_type == "select" else var.op.x
-    return next((name for name, each in function.inputs.items() if each is var), None)
+def _find_ids(function: Function, var: Var, choices: int = _MAX_CHOICES) -> _IdSource | None:
+    """Return the input whose integers `var` has, behind casts, changes of shape, sums with constants, and a choice for
+    negative ones, of which the one that adds nothing counts."""
+    offset = np.zeros((), np.int64)
+    while var.op is not None:
+        op = var.op
+        if op.op_type == "select":
+            sides = [_find_ids(function, each, choices - 1) for each in (op.a, op.b)] if choices else []
+            found = [each for each in sides if each is not None]
+            least = min(found, key=lambda each: int(np.abs(each.offset).max(initial=0)), default=None)
+            return None if least is None else _IdSource(least.name, least.offset + offset)
+        if op.op_type in ("add", "sub"):
+            x, y = (op.x, op.y) if is_const(op.y) or op.op_type == "sub" else (op.y, op.x)
+            if not is_const(y) or y.val is None:
+                return None
+            offset = offset + np.asarray(y.val, np.int64) * (1 if op.op_type == "add" else -1)
+            offset = offset.reshape(-1)[:1].reshape(()) if offset.size and np.all(offset == offset.reshape(-1)[0]) \
+                else offset
+            var = x
+        elif op.op_type in _KEEPS_IDS and (not offset.ndim or op.op_type in ("cast", "identity")):
+            var = op.x
+        else:
+            return None
+    name = next((name for name, each in function.inputs.items() if each is var), None)
+    return None if name is None else _IdSource(name, offset)
 
 
 def _find_differing_rows(old: Array, new: Array) -> Array:

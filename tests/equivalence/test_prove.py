@@ -329,6 +329,34 @@ def test_a_row_of_a_table_that_differs_is_read(wrapped):
     assert same.equal and "rows of tables that differ" not in str(same.to_dict())
 
 
+CODEBOOKS = np.int32([[0], [1250], [2500], [3750]])
+PLACES = {
+    "offset": lambda ids: mb.add(x=ids, y=2),
+    "offset from the other end": lambda ids: mb.cast(x=mb.sub(x=mb.expand_dims(x=ids, axes=[0]), y=-2), dtype="int32"),
+    "codebooks": lambda ids: mb.reshape(x=mb.add(x=ids, y=CODEBOOKS), shape=[-1]),
+    "ids of one codebook for all": lambda ids: mb.add(x=ids, y=CODEBOOKS),
+    "negative ones from the end": lambda ids: mb.select(cond=mb.greater_equal(x=ids, y=0), a=ids,
+                                                        b=mb.add(x=ids, y=5000)),
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_a_row_that_is_read_at_an_offset_is_read(name):
+    """As tables of positions begin with rows for padding, and those of several codebooks lie behind each other."""
+    def looked_up(value):
+        table = np.random.default_rng(0).standard_normal((5000, 4)).astype(np.float32)
+        table[4321] = value
+
+        def body(ids):
+            return mb.gather(x=table, indices=PLACES[name](ids), axis=0, name="y")
+
+        shape = (1, 3) if name == "ids of one codebook for all" else (4, 3)
+        return mb.program(input_specs=[mb.TensorSpec(shape, dtype=types.int32)], opset_version=ct.target.iOS17)(body)
+
+    found = compare_programs(looked_up(7.0), looked_up(7.5))
+    assert found.status == "different" and "rows of tables that differ" in str(found), str(found)
+
+
 @pytest.mark.parametrize("form", ["blocks", "palette", "sparse"])
 @pytest.mark.parametrize("axis", [0, 1])
 def test_a_row_of_a_compressed_table_that_differs_is_read(form, axis):
