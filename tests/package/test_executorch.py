@@ -160,7 +160,7 @@ def check_refused(capsys, expected: list[str], *arguments: object) -> None:
     (["rewrite", "{}/mixed.pte", "-o", "{out}/out.mlpackage"], ["has 2 models", "mixed.pte/forward/2"]),
     (["rewrite", "{}/mixed.pte", "-o", "{}/mixed.pte", "--overwrite"], ["is the source"]),
     (["rewrite", "{}/mixed.pte", "-o", "{}/shared.pte"], ["exists already", "--overwrite"]),
-    (["rewrite", "{}/mixed.pte", "-o", "{out}/out.pte/"], ["out.pte/: is the name of a folder", "a .pte file"]),
+    (["rewrite", "{}/mixed.pte", "-o", "{out}/out.pte/"], ["out.pte/: names a folder", "a .pte file"]),
     (["rewrite", "{}/mixed.pte"], ["no output", "OUT.pte"]),
     (["lint", "{}/inline.pte", "--fix"], ["inline.pte", "--fix", "rewrite", "OUT.pte"]),
     (["lint", "{}/inline.pte", "--fix", "--in-place"], ["inline.pte", "--fix", "rewrite", "OUT.pte"]),
