@@ -26,7 +26,8 @@ from .execution import (
     join_results,
     note_error,
 )
-from .value_matching import FunctionMatch, FunctionValues, OpMatch, list_operands, match_functions
+from .overflow_bounds import can_overflow
+from .value_matching import FunctionMatch, FunctionValues, OpMatch, is_constant, list_operands, match_functions
 
 if TYPE_CHECKING:
     from ..runtime.interpreter import Interpreter
@@ -45,7 +46,7 @@ class Lockstep:
 
     `common`, a runtime of the first function at float32, runs the ops whose results both functions share, as long as
     they read no value in which the two may differ: whatever its precision, both go on from the same numbers. An op
-    whose result is finite at float64 alone is run there. Where the second function computes from such a result what the
+    whose result may be finite at float64 alone is run there. Where the second function computes from such a result what the
     first computes from others, the two agree to float32 only.
     """
 
@@ -157,6 +158,8 @@ class _CommonOps:
             if (each.is_same and {id(var) for var in op.outputs} <= self.values
                     and {partners.get(var) for var in each.operands} == set(read)):
                 self.operands[op] = tuple(map(id, read))
+        self.magnitudes: dict[int, float] = {}
+        "By constant: its largest finite magnitude."
 
 
 class _Steps:
@@ -171,6 +174,7 @@ class _Steps:
         self._ops = iter(self.machine.enter_block(self._block, call.arguments))
         self._common: Interpreter | None = None
         self._common_ops: _CommonOps | None = None
+        self._magnitudes: dict[int, float] = {}
         self._last: Operation | None = None
         self.at_float32 = self.rounded = 0
 
@@ -202,7 +206,10 @@ class _Steps:
         return True
 
     def _run(self, op: Operation) -> None:
-        """Run an op; at float32 where all values that it reads are, if what is finite at float64 stays so."""
+        """Run an op; at float32 where all values that it reads are, if what is finite at float64 stays so.
+
+        It does where the results are finite, and where they are not because the op reads what is not.
+        """
         self._last = op
         reads = None if self._common_ops is None else self._common_ops.operands.get(op)
         if self._common is None or reads is None or any(map(self.machine.is_wide, reads)):
@@ -210,12 +217,23 @@ class _Steps:
             return
         if not op.blocks:
             self._common.run_op(op)
-            if all(map(self._common.is_finite, op.outputs)):
+            if all(map(self._common.has_finite_sum, op.outputs)) or not can_overflow(
+                    op, lambda name: self._find_magnitude(op.inputs.get(name))) or all(
+                    map(self._common.is_finite, op.outputs)):
                 self.at_float32 += 1
                 return
         self.machine.run_op(op)
         for var in op.outputs:
             self.lower(var)
+
+    def _find_magnitude(self, operand: Any) -> float:
+        """Return the largest finite magnitude of an operand; 0 for none."""
+        if operand is None or self._common is None or self._common_ops is None:
+            return 0.0
+        known = self._common_ops.magnitudes if is_constant(operand) else self._magnitudes
+        if id(operand) not in known:
+            known[id(operand)] = self._common.find_largest_magnitude(operand)
+        return known[id(operand)]
 
     def lower(self, var: Var) -> Any:
         """Hold a value that both functions share at float32, if all that is finite stays so; returns what is held.
@@ -272,9 +290,17 @@ def execute_in_lockstep(
     for function in dict.fromkeys(plan.function for plan in made):
         values = [FunctionValues(function, program.functions[function]) for program in (before, after)]
         match = match_functions(values[0], values[1], mapping)
+        plain: Runtime | None = None
+        plain_after: Runtime | None = None
         for precision in precisions:
-            runtimes = [Runtime(program, function=function, precision=precision) for program in (before, after)]
-            common = Runtime(before, function=function) if lowers and precision == "float64" else None
+            common = None
+            if lowers and precision == "float64":
+                common = plain = Runtime(before, function=function, keeps_constants=True, like=plain)
+            old_runtime, new_runtime = (
+                Runtime(program, function=function, precision=precision, like=like, keeps_constants=True)
+                for program, like in ((before, plain), (after, plain_after)))
+            runtimes = [old_runtime, new_runtime]
+            plain, plain_after = plain or old_runtime, plain_after or new_runtime
             lockstep = Lockstep(runtimes[0], runtimes[1], match, regions, common)
             for pair in zip(old.runs, new.runs):
                 if not is_left_out(pair[0], function, precision):

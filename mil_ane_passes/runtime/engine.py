@@ -67,8 +67,10 @@ class Runtime:
     defaults. `finite_constants` reads constants with a magnitude of 65504 or more, including infinity, as numbers far
     beyond any other: 1e6, and 3e4 at float16. `rounded_steps` rounds the intermediate results of recurrent steps as
     float16 stores them. `partial_sums` is called with (op, bound) for each op that sums products, before its observer:
-    no partial sum of any element is larger than the bound. `departure` changes single ops as rewrites declare. A
-    program that was edited between two calls runs in its edited form.
+    no partial sum of any element is larger than the bound. `departure` changes single ops as rewrites declare. With
+    `keeps_constants`, those that are converted are kept when they are read first, not at the second call: for what is
+    called several times. `like` is a runtime of the same function, with which this one shares what it prepares, and the
+    constants that are in the same dtype. A program that was edited between two calls runs in its edited form.
     """
 
     @synchronized
@@ -77,6 +79,7 @@ class Runtime:
         observer: Callable[[Any, Any, Any], None] | None = None, description: Any = None,
         finite_constants: bool = False, rounded_steps: bool = False,
         partial_sums: Callable[[Any, float], None] | None = None, departure: Quirk | None = None,
+        keeps_constants: bool = False, like: Runtime | None = None,
     ) -> None:
         if precision not in PRECISIONS:
             known = ", ".join(PRECISIONS)
@@ -103,6 +106,7 @@ class Runtime:
         self._observer = observer
         self._description = description
         self._finite_constants, self._rounded_steps = finite_constants, rounded_steps
+        self._keeps_constants, self._like = keeps_constants, like
         self._prepared: PreparedFunction | None = None
         self.executed_blocks: set[Any] = set()
         "The blocks that runs have entered so far, including nested blocks."
@@ -182,14 +186,20 @@ class Runtime:
 
     def _make_interpreter(self) -> Interpreter:
         from .interpreter import Interpreter
+
+        return Interpreter(self._kernels, self._prepare(), self._quirks, self._observer)
+
+    def _prepare(self) -> PreparedFunction:
+        """Return what is prepared of the function as it is now."""
         from .numeric import Precision
         from .prepared_function import PreparedFunction
 
         if self._prepared is None or not self._prepared.is_current():
-            self._prepared = PreparedFunction(self._block,
-                                              Precision(self.precision, self._finite_constants, self._rounded_steps))
+            precision = Precision(self.precision, self._finite_constants, self._rounded_steps)
+            like = None if self._like is None else self._like._prepare()
+            self._prepared = PreparedFunction(self._block, precision, keeps_constants=self._keeps_constants, like=like)
             refuse_excessive_peak(self._prepared, self._block)
-        return Interpreter(self._kernels, self._prepared, self._quirks, self._observer)
+        return self._prepared
 
     @staticmethod
     def _state_cells(machine: Interpreter, states: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, StateCell]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -64,10 +65,7 @@ class Interpreter:
         """Return the value of `var` in the form kernels expect."""
         if id(var) in self.env:
             return self.precision.operand(self.env[id(var)])
-        return self.prepared.constants.get(var, self._make_passing_constant)
-
-    def _make_passing_constant(self, var: Any) -> Any:
-        return self._make_constant(var, passing=True)
+        return self.prepared.constants.get(var, self._make_constant)
 
     def _make_constant(self, var: Any, passing: bool = False) -> Any:
         """Compute the operand for a constant; `passing` if one op reads it and it is then dropped."""
@@ -122,8 +120,20 @@ class Interpreter:
         value = self.env[id(var)]
         if not isinstance(value, torch.Tensor):
             return False
-        # A finite sum says so, and takes less time.
-        return not value.is_floating_point() or bool(value.sum().isfinite()) or bool(value.isfinite().all())
+        return not value.is_floating_point() or bool(value.isfinite().all())
+
+    def has_finite_sum(self, var: Any) -> bool:
+        """Return whether the elements of `var` have a finite sum, so that all are finite; faster than `is_finite`."""
+        value = self.env[id(var)]
+        return isinstance(value, torch.Tensor) and (not value.is_floating_point() or math.isfinite(float(value.sum())))
+
+    def find_largest_magnitude(self, var: Any) -> float:
+        """Return the largest magnitude of the finite elements of `var`; 0 where none is, or `var` is no tensor."""
+        value = self.operand(var)
+        if not isinstance(value, torch.Tensor) or not value.numel():
+            return 0.0
+        finite = value.nan_to_num(0.0, 0.0, 0.0) if value.is_floating_point() else value.double()
+        return float(finite.abs_().max())
 
     def round_to_float32(self, var: Any, exactly: bool = False) -> bool:
         """Store a float64 tensor at float32, if no finite element becomes infinite, or with `exactly` none changes.

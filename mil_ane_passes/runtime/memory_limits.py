@@ -10,7 +10,7 @@ import math
 import os
 import re
 from collections.abc import Iterable
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -18,6 +18,7 @@ import numpy as np
 from coremltools.converters.mil.mil import types
 
 from ..ir.printer import format_dimension
+from ..ir.query import get_type_info
 from ..utils.budget import get_current_budget
 from ..utils.errors import MemoryLimitReached
 from ..utils.option_spelling import format_option_values
@@ -261,15 +262,16 @@ def _format_bytes(nbytes: float) -> str:
 
 def _count_static_bytes(prepared: PreparedFunction, var: Any) -> int:
     """Count the bytes of `var` in its stored form, as far as its shape is known."""
-    if not types.is_tensor(var.sym_type):
+    if not get_type_info(var).is_tensor:
         return 0
     return int(prepared.precision.storage(prepared.dtypes[var]).itemsize) * _count_elements(var.sym_type)
 
 
 def _is_tensor(var: Any) -> bool:
-    return bool(types.is_tensor(var.sym_type))
+    return get_type_info(var).is_tensor
 
 
+@lru_cache(maxsize=1 << 16)
 def _count_elements(sym_type: Any) -> int:
     if not types.is_tensor(sym_type):
         return 1

@@ -150,6 +150,10 @@ class Precision:
         self._storage: dict[Any, torch.dtype] = {}
         self._reused = ReusedMemory()
 
+    def has_constants_of(self, other: Precision) -> bool:
+        """Return whether `constant` and `shared` give the same tensors as those of `other`."""
+        return self.compute == other.compute and self.infinity == other.infinity
+
     def tensor(self, value: Any, passing: bool = False) -> torch.Tensor:
         """Convert a numpy value to a tensor in the computing dtype, in memory of its own.
 
@@ -214,6 +218,14 @@ class Precision:
             rows = array[start : start + count]
             yield start, rows
             release_pages(rows)
+
+    def small_constant(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
+        """Return what `constant` does for an array that is not mapped, in less time."""
+        if self.infinity is not None:
+            return self.constant(array)
+        made = torch.empty(array.shape, dtype=self._computed(array.dtype))
+        np.copyto(made.numpy(), array, casting="unsafe")
+        return made
 
     def shared(self, value: Any) -> torch.Tensor | None:
         """Return a tensor on the memory of `value` itself, or for a mapped file on the memory that all runs share.

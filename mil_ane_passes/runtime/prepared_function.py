@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from coremltools.converters.mil.mil import types
 
 from ..ir.constants import LazyValue
 from ..ir.coremltools_internals import get_input_vars, get_typed_value
-from ..ir.query import iterate_nested_ops
+from ..ir.query import get_type_info, iterate_nested_ops
 from ..utils.mapped_files import MappedFile, check_mapped_files, file_of
 from .memory_limits import most_kept
 from .numeric import Precision, is_tensor_value
@@ -48,11 +49,32 @@ def is_lazy(op: Any) -> bool:
 
 
 class PreparedFunction:
-    """The prepared form of one function, `block`, run at `precision`."""
+    """The prepared form of one function, `block`, run at `precision`.
 
-    def __init__(self, block: Any, precision: Precision) -> None:
+    `like` is that of the same function at another one, which shares what it has.
+    """
+
+    def __init__(
+        self, block: Any, precision: Precision, *, keeps_constants: bool = False,
+        like: PreparedFunction | None = None,
+    ) -> None:
         self.precision = precision
         self._block = block
+        if like is None:
+            self._plan()
+        else:
+            self._ops, self._inputs, self._bound, self._outputs = like._ops, like._inputs, like._bound, like._outputs
+            self.steps, self.dtypes = like.steps, like.dtypes
+        is_like = like is not None and precision.has_constants_of(like.precision)
+        self._defaults = like._defaults if like is not None and is_like else {
+            op: self._collect_defaults(op) for op in self._ops if op.op_type != "const"}
+        self.constants = _ConstantCache(precision, self._list_constants(), keeps_constants,
+                                        like.constants if like is not None and is_like else None)
+        self._result_bytes = {op: self._count_bytes(op) for op in self._defaults}
+
+    def _plan(self) -> None:
+        """Collect what does not depend on the precision."""
+        block = self._block
         self._ops = list(iterate_nested_ops(block))
         self._inputs: dict[Any, Mapping[str, Any]] = {op: op.inputs for op in self._ops}
         #: what each op is bound to, which is faster to compare than `inputs`
@@ -60,13 +82,12 @@ class PreparedFunction:
         blocks = [block, *(inner for op in self._ops for inner in op.blocks)]
         self._outputs = {each: list(each.outputs) for each in blocks}
         self.steps: dict[Any, BlockSteps] = {each: self._plan_block(each) for each in blocks}
-        made = [var for op in self._ops for var in op.outputs]
         #: the declared builtin type of each tensor variable; None for a list
-        self.dtypes: dict[Any, Any] = {var: _get_dtype(var) for var in made}
+        self.dtypes: dict[Any, Any] = {var: _get_dtype(var) for op in self._ops for var in op.outputs}
         self.dtypes |= {var: _get_dtype(var) for steps in self.steps.values() for var in steps.inputs}
-        self._defaults = {op: self._collect_defaults(op) for op in self._ops if op.op_type != "const"}
-        self.constants = _ConstantCache(precision, made)
-        self._result_bytes = {op: self._count_bytes(op) for op in self._defaults}
+
+    def _list_constants(self) -> list[Any]:
+        return [var for op in self._ops if is_lazy(op) for var in op.outputs]
 
     def is_current(self) -> bool:
         """Return whether ops, their inputs and the outputs are unchanged.
@@ -90,12 +111,12 @@ class PreparedFunction:
     def _count_bytes(self, op: Any) -> int | None:
         total = 0
         for var in op.outputs:
-            if not types.is_tensor(var.sym_type) or self.dtypes[var] is None:
+            kind = get_type_info(var)
+            if not kind.is_tensor or self.dtypes[var] is None:
                 continue
-            sizes = var.sym_type.get_shape()
-            if not all(isinstance(size, int) for size in sizes):
+            if kind.shape is None:
                 return None
-            total += math.prod(sizes) * self._computed_itemsize(self.dtypes[var])
+            total += math.prod(kind.shape) * self._computed_itemsize(self.dtypes[var])
         return total
 
     def _computed_itemsize(self, dtype: Any) -> int:
@@ -149,11 +170,15 @@ class _ConstantCache:
     Constants that share the program's memory are kept, since they cost nothing, and so are small ones. A weight stored
     in the package in its computing dtype is read from its file at its first use and kept, as far as `most_kept` allows:
     pages of the mapping would take the same memory. Other constants are made when they are read and freed after that;
-    those that were read are kept from one call to the next, as far as `_CACHE_BYTES` allows.
+    those that were read are kept from one call to the next, as far as `_CACHE_BYTES` allows; with `keeps`, they
+    are kept when they are read first. Those that `source` has in the same form are read there.
     """
 
-    def __init__(self, precision: Precision, made: Iterable[Any]) -> None:
+    def __init__(
+        self, precision: Precision, made: Iterable[Any], keeps: bool = False, source: _ConstantCache | None = None
+    ) -> None:
         self._precision = precision
+        self._source, self._keeps = source, keeps
         self._kept: dict[Any, Any] = {}
         #: constants to read from a file at their first use, and then keep
         self._unread: dict[Any, Any] = {}
@@ -163,7 +188,7 @@ class _ConstantCache:
         self._free = min(_CACHE_BYTES, self._unread_free)
         self._files: dict[MappedFile, None] = {}
         for var in made:
-            if is_lazy(var.op):
+            if self._source is None or not self._source.has(var):
                 # What is stored packed is not unpacked before it is used, and then not kept.
                 is_packed = isinstance(get_typed_value(var), LazyValue)
                 self._add(var, var.val if var.op.op_type == "const" and not is_packed else None)
@@ -175,9 +200,14 @@ class _ConstantCache:
         if not is_tensor_value(value):
             self._kept[var] = value
             return
-        size, file = self._precision.nbytes(value), file_of(np.asarray(value))
+        array = np.asarray(value)
+        size = self._precision.nbytes(array)
+        file = None if array.flags.owndata else file_of(array)
         if file is not None:
             self._files[file] = None
+        elif size <= _MAX_EAGER_BYTES:
+            self._kept[var] = self._precision.small_constant(array)
+            return
         if size > _MAX_EAGER_BYTES and self._precision.is_read_once(value) and size <= self._unread_free:
             self._unread[var] = value
             self._unread_free -= size
@@ -191,21 +221,43 @@ class _ConstantCache:
     def check_files(self) -> None:
         """Raise AnePassesError when a file that holds constants is not as it was."""
         check_mapped_files(self._files)
+        if self._source is not None:
+            self._source.check_files()
 
     def is_converted(self, var: Any) -> bool:
         """Return whether the constant `var` is made at each use."""
         return var in self._large
 
-    def get(self, var: Any, make: Callable[[Any], Any]) -> Any:
-        """Return the operand for the constant `var`; `make` makes it where it is not kept."""
+    def has(self, var: Any) -> bool:
+        """Return whether `var` is a constant that any runtime reads in the form in which it is here.
+
+        What is unpacked is rounded to the dtypes of one precision.
+        """
+        return var.op.op_type == "const" and (var in self._kept or var in self._unread)
+
+    def get(self, var: Any, make: Callable[..., Any]) -> Any:
+        """Return the operand for the constant `var`; `make(var, passing)` makes it where it is not kept."""
         if var in self._unread:
             self._kept[var] = self._precision.shared(self._unread[var])
             del self._unread[var]
         if var in self._kept:
             return self._kept[var]
+        if self._source is not None and self._source.has(var):
+            return self._source.get(var, make)
         if var in self._large:
             self._large[var] = True
-        return make(var)
+            if self._keeps and self._least_bytes(var) <= self._free:
+                del self._large[var]
+                return self._keep(var, make(var))
+        return make(var, True)
+
+    def _keep(self, var: Any, value: Any) -> Any:
+        """Keep the value of a constant if there is room; returns it."""
+        size = value.nbytes if isinstance(value, torch.Tensor) else 0
+        if size <= self._free:
+            self._kept[var] = value
+            self._free -= size
+        return value
 
     def cache_read_constants(self, make: Callable[[Any], Any]) -> None:
         """Make the constants that earlier calls have read, and keep them while there is room."""
@@ -213,11 +265,7 @@ class _ConstantCache:
             del self._large[var]
             if self._least_bytes(var) > self._free:
                 continue
-            value = make(var)
-            size = value.nbytes if isinstance(value, torch.Tensor) else 0
-            if size <= self._free:
-                self._kept[var] = value
-                self._free -= size
+            self._keep(var, make(var))
 
     def _least_bytes(self, var: Any) -> int:
         """Return the bytes of `var` as far as its type declares them, so that nothing is made only to be discarded."""
@@ -228,4 +276,13 @@ class _ConstantCache:
 
 
 def _get_dtype(var: Any) -> Any:
-    return None if types.is_list(var.sym_type) else var.dtype
+    return _get_cached_dtype(var.sym_type)
+
+
+@lru_cache(maxsize=1 << 16)
+def _get_cached_dtype(sym_type: Any) -> Any:
+    """Return the dtype of what has this type, which pymil derives again on each access; None for a list."""
+    if types.is_list(sym_type):
+        return None
+    inner = sym_type.wrapped_type() if types.is_state(sym_type) else sym_type
+    return inner.get_primitive() if types.is_tensor(inner) else inner

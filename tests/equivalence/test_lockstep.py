@@ -412,6 +412,50 @@ def test_an_infinite_mask_does_not_raise_the_precision(monkeypatch):
     assert found["soft"] == "float32"
 
 
+def test_quotients_of_infinite_numbers_stay_at_float32(monkeypatch):
+    def build(last):
+        def body(x):
+            y = mb.real_div(x=x, y=np.float16([[0.5], [2], [4]]), name="quotient")
+            return last(x=mb.tanh(x=y, name="one"), name="y")
+        return build_program(body, x=(3, 2))
+
+    plans = [Plan("main", "by hand", {"x": np.float16([[1, np.inf], [np.nan, 2], [3, 4]])})]
+    with widths(monkeypatch) as found:
+        run_both(build(mb.sin), build(mb.cos), plans, ("float64",), lowers=True)
+    assert found["quotient"] == found["one"] == "float32"
+
+
+@pytest.mark.parametrize(("size", "width"), [(1.0, "float32"), (1e19, "float64")], ids=["small", "may overflow"])
+def test_what_is_not_finite_because_an_operand_is_not_stays_at_float32(monkeypatch, size, width):
+    weight, bias = make_weight(3, 3).astype(np.float32) * np.float32(size), np.float32([1, np.inf, 2])
+
+    def build(last):
+        def body(x):
+            y = mb.linear(x=x, weight=weight, bias=bias, name="linear")
+            y = mb.leaky_relu(x=mb.add(x=y, y=x, name="sum"), alpha=np.float32(0.5), name="leaky")
+            return last(x=mb.tanh(x=mb.mul(x=y, y=x, name="product"), name="one"), name="y")
+        return build_program(body, dtype=types.fp32, x=(4, 3))
+
+    before, after = build(mb.sin), build(mb.cos)
+    x = np.float32([[1, 2, 3], [np.nan, 1, 2], [np.inf, -1, 0], [size, -np.inf, size]])
+    plans = [Plan("main", "by hand", {"x": x})]
+    with widths(monkeypatch) as found:
+        both = run_both(before, after, plans, ("float64",), lowers=True)
+    assert found["linear"] == width and found["y"] == "float64"
+    assert size > 1 or {found[name] for name in ("sum", "leaky", "product", "one")} == {"float32"}
+    assert_near(both, run_alone(before, after, plans, ("float64",)))
+
+
+def test_an_op_without_a_bound_on_its_results_is_run_at_float64_where_they_are_not_finite(monkeypatch):
+    before, after = (build_program(lambda x, last=last: last(x=mb.exp(x=x, name="exp"), name="y"), dtype=types.fp32,
+                                   x=(3,)) for last in (mb.atan, mb.tanh))
+    plans = [Plan("main", "by hand", {"x": np.float32([1, np.nan, 100])})]  # e^100 is finite at float64
+    with widths(monkeypatch) as found:
+        both = run_both(before, after, plans, ("float64",), lowers=True)
+    assert found["exp"] == "float64"
+    assert_near(both, run_alone(before, after, plans, ("float64",)))
+
+
 def test_labels_and_lists_are_made_at_float64(monkeypatch):
     """What is no tensor has no precision of its own, and its elements are not rounded."""
     def classified(last):

@@ -6,13 +6,14 @@ import subprocess
 import sys
 from typing import Any
 
+import coremltools as ct
 import numpy as np
 import pytest
 import torch
 from coremltools.converters.mil.mil import Builder as mb
 
 from mil_ane_passes.runtime import Runtime
-from mil_ane_passes.runtime.numeric import ReusedMemory, have_equal_bits
+from mil_ane_passes.runtime.numeric import Precision, ReusedMemory, have_equal_bits
 from tests.runtime.helpers import close, draw, program, run, same_bits
 
 
@@ -189,3 +190,44 @@ def test_products_with_large_weights_are_computed_in_blocks(
         assert np.isfinite(one).all() == np.isfinite(other).all()
         tolerance = {"float64": 1e-14, "float32": 1e-6, "float16": 2e-3}[precision]
         np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance * np.abs(other).max())
+
+
+def test_runtimes_of_one_function_share_what_they_prepare() -> None:
+    """Constants too, but for those whose numbers are rounded at one precision alone."""
+    x, weight = draw(0, 4, 96, dtype=np.float16), draw(1, 96, 96, dtype=np.float16)
+    numbers = np.arange(96 * 96, dtype=np.int8).reshape(96, 96) % 100
+
+    def build(x: Any) -> Any:
+        packed = mb.constexpr_blockwise_shift_scale(data=numbers, scale=np.full((96, 1), 0.0123, np.float16))
+        return mb.linear(x=x, weight=weight, bias=weight[0]), mb.linear(x=x, weight=packed)
+
+    made = program(build, {"x": x}, opset=ct.target.iOS18)
+    plain = Runtime(made, keeps_constants=True)
+    plain({"x": x})
+    for precision in ("float16", "float64", "float32"):
+        runtime, alone = Runtime(made, precision=precision, like=plain), Runtime(made, precision=precision)
+        for _ in range(3):
+            for one, other in zip(runtime({"x": x}).values(), alone({"x": x}).values(), strict=True):
+                same_bits(one, other)
+    function = made.functions["main"]
+    (first, second) = function.find_ops(op_type="linear")
+    function.set_outputs([second.outputs[0], first.outputs[0]])
+    first.set_inputs(x=first.x, weight=first.weight, bias=second.bias, type_inference=False)
+    for one, other in zip(Runtime(made, precision="float16", like=plain)({"x": x}).values(),
+                          Runtime(made, precision="float16")({"x": x}).values(), strict=True):
+        same_bits(one, other)
+
+
+def test_constants_are_kept_when_they_are_read_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight = draw(0, 4, 96, dtype=np.float16), draw(1, 96, 96, dtype=np.float16)
+    made = program(lambda x: mb.linear(x=x, weight=weight), {"x": x})
+    converted = []
+    constant = Precision.constant
+    monkeypatch.setattr(Precision, "constant", lambda self, value, passing=False: (
+        converted.append(np.size(value)), constant(self, value, passing))[1])
+    for keeps, expected in ((False, 2), (True, 1)):
+        converted.clear()
+        runtime = Runtime(made, keeps_constants=keeps)
+        for _ in range(3):
+            runtime({"x": x})
+        assert converted.count(weight.size) == expected
