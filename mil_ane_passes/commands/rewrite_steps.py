@@ -48,6 +48,7 @@ __all__ = [
     "check_source",
     "combine_promises",
     "fill_report",
+    "map_replaced_values",
     "plan_rewrite",
     "resolve_destination",
     "start_copying_ahead",
@@ -250,7 +251,7 @@ def _verify(
         return compare_programs(
             before.program, made.copy.program, seeds=plan.options.seeds, precisions=CHECK_PRECISIONS,
             exactness=promised, describe=before.describe, progress=plan.options.progress,
-            mapping=_map_replaced_values(made.traces),
+            mapping=map_replaced_values(made.traces),
             further=plan.inputs.plans(before.program, before.describe),
             widths=any(rule.interface for rule in plan.rules), only=only, locate=locate, ranges=plan.inputs.ranges)
     except NotSupported as lacking:
@@ -338,7 +339,7 @@ def _require_torch(who: str, otherwise: str = "") -> None:
                          f"{otherwise}")
 
 
-def _map_replaced_values(traces: Sequence[PassTrace]) -> dict[str, str]:
+def map_replaced_values(traces: Sequence[PassTrace]) -> dict[str, str]:
     """Map each removed value to the value that replaces it after all passes."""
     found: dict[str, str] = {}
     for trace in reversed(traces):  # last first: a replacement may itself have been replaced

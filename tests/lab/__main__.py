@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from tests.lab.fuzz_programs.beside import BESIDE, Tally
 from tests.lab.records import format_table, read_record
 
 HERE = Path(__file__).parent
@@ -50,13 +51,28 @@ Either way the pass is left out, and nothing wrong is delivered. Counts are runs
 
 {rules}
 
+## Beside whole runs
+
+    python -m tests.lab.fuzz_programs --beside-whole-runs {beside_seeds} --record    # {beside_date}, {beside_hours}
+
+The check computes once what both programs share, and at float64 computes at float32 what is before all that differs.
+Here it is held against a check that runs one program after the other, each in full at every precision. The pairs: each
+random program and its distinct results of preset full, *rewritten*; and these results and the program itself with an
+error in one op (`fuzz_programs/planted.py`: another constant or parameter, exchanged operands, another op or none),
+*planted*. Some such errors change no result. Both ways have to give the same verdict, with the same failing runs, and
+where nothing was computed at float32 the same bits of all outputs.
+
+{beside}
+
+{beside_differing}
+
 {attack}
 """
 
 
 def build_readme() -> str:
     """README.md, from the records."""
-    mutation, fuzz = map(read_record, (MUTATION, FUZZ))
+    mutation, fuzz, beside = map(read_record, (MUTATION, FUZZ, BESIDE))
     return _README_TEMPLATE.format(
         mutation_command=_format_command(mutation),
         mutation=_format_mutation_counts(mutation),
@@ -65,6 +81,11 @@ def build_readme() -> str:
         fuzz=_format_fuzz_counts(fuzz),
         failures=_format_failures(fuzz),
         rules=_format_rules(fuzz),
+        beside_seeds=" ".join(f"--seeds {shard}" for shard in beside["shards"]),
+        beside_date=beside["date"],
+        beside_hours=f"{sum(each['seconds'] for each in beside['shards'].values()) // 60} min on a busy core",
+        beside=_format_pair_counts(beside),
+        beside_differing=_format_differing(beside),
         attack=(HERE / "attacks.md").read_text().strip(),
     )
 
@@ -111,6 +132,33 @@ def _format_rules(record: dict[str, Any]) -> str:
     fired = sorted(record["rules"].items(), key=lambda item: (-item[1], item[0]))
     return (f"{len(fired)} passes fired, at so many matches: "
             + ", ".join(f"`{rule}` {count:,}" for rule, count in fired) + ".")
+
+
+def _sum_shards(record: dict[str, Any]) -> Tally:
+    total = Tally()
+    for held in map(Tally.from_dict, record["shards"].values()):
+        total.programs += held.programs
+        total.pairs += held.pairs
+        total.runs += held.runs
+        total.lowered += held.lowered
+        total.differing += held.differing
+    return total
+
+
+def _format_pair_counts(record: dict[str, Any]) -> str:
+    total = _sum_shards(record)
+    kinds = sorted(total.pairs)
+    return format_table(
+        ["programs", "pairs", *kinds, "runs of the same bits", "runs partly at float32", "differences"],
+        [[f"{total.programs:,}", f"{total.pairs.total():,}", *(f"{total.pairs[kind]:,}" for kind in kinds),
+          f"{total.runs:,}", f"{total.lowered:,}", len(total.differing)]])
+
+
+def _format_differing(record: dict[str, Any]) -> str:
+    found = _sum_shards(record).differing
+    if not found:
+        return "No pair is judged otherwise."
+    return format_table(["seed", "pair", "difference"], [[each["seed"], each["pair"], each["what"]] for each in found])
 
 
 if __name__ == "__main__":

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
+from coremltools.converters.mil.mil import Builder as mb
 
 import mil_ane_passes as ane
+from mil_ane_passes.equivalence.comparison import Strictness
 from mil_ane_passes.ir.printer import format_program
+from mil_ane_passes.passes.contract import Exactness
+from mil_ane_passes.passes.examples import build_program
 
 from .__main__ import FUZZ
-from .fuzz_programs import trial
+from .fuzz_programs import beside, trial
 from .fuzz_programs.draft import generate_program
 from .fuzz_programs.kinds import KINDS
+from .fuzz_programs.planted import plant_error
 from .fuzz_programs.trial import run_trial
 
 
@@ -87,3 +93,58 @@ def test_the_recorded_programs_fare_as_recorded():
         if drawn is not None:
             found |= {(failure.seed, failure.kind, failure.rule) for failure in run_trial(drawn).failures}
     assert found == {each for each in recorded if each[0] < 200}
+
+
+def test_errors_are_planted_in_copies():
+    random, labels = np.random.default_rng(0), []
+    for seed in range(12):
+        drawn = generate_program(seed, KINDS)
+        if drawn is None:
+            continue
+        text = format_program(drawn.program, names=True)
+        planted = plant_error(drawn.program, random)
+        assert format_program(drawn.program, names=True) == text
+        if planted is not None:
+            planted[0].validate()
+            labels.append(planted[1].partition(" of ")[0])
+    assert len(labels) >= 6 and len(set(labels)) >= 3
+
+
+def _make_pair(change, exactness=Exactness.ROUNDING):
+    before, after = (build_program(lambda x, make=make: mb.tanh(x=make(x), name="y"), x=(2, 3))
+                     for make in (lambda x: mb.exp(x=x, name="a"), change))
+    return beside.Pair("planted", "by hand", before, after, Strictness(exactness))
+
+
+def test_both_ways_of_checking_agree_on_right_and_wrong_programs():
+    for change, status in ((lambda x: mb.exp(x=x, name="a"), "equal"), (lambda x: mb.abs(x=x, name="a"), "different")):
+        pair, tally = _make_pair(change), beside.Tally()
+        tally.add(pair, 0, *beside.compare_both_ways(pair))
+        assert tally.pairs == {f"planted, {status}": 1} and not tally.differing
+        assert tally.runs >= 3  # at float16 nothing is computed at another precision
+
+
+def test_a_difference_between_the_ways_of_checking_is_seen(monkeypatch):
+    pair, execute = _make_pair(lambda x: mb.abs(x=x, name="a")), beside._execute_alone
+    monkeypatch.setattr(beside, "_execute_alone", lambda before, after, *more: execute(before, before, *more))
+    tally = beside.Tally()
+    tally.add(pair, 0, *beside.compare_both_ways(pair))
+    (found,) = tally.differing
+    assert "verdict 'different' in lockstep, 'not verified' alone" in found["what"] and "bits of" in found["what"]
+
+
+def test_a_record_is_gone_on_with(monkeypatch, tmp_path):
+    monkeypatch.setattr(beside, "BESIDE", tmp_path / "beside.json")
+    monkeypatch.setattr(beside, "generate_pairs", lambda drawn: [])
+    for first, last, end in ((0, 2, 2), (0, 2, 2), (2, 3, 3)):
+        beside.run_seeds(first, last, KINDS, record=True)
+        assert json.loads(beside.BESIDE.read_text())["shards"][f"{first}:{last}"]["next"] == end
+    shards = json.loads(beside.BESIDE.read_text())["shards"]
+    assert set(shards) == {"0:2", "2:3"} and shards["0:2"]["programs"] <= 2
+
+
+def test_the_record_of_both_ways_of_checking_is_complete():
+    record = json.loads(beside.BESIDE.read_text())
+    tallies = [beside.Tally.from_dict(each) for each in record["shards"].values()]
+    assert sum(tally.pairs.total() for tally in tallies) >= 10_000
+    assert [each for tally in tallies for each in tally.differing] == []

@@ -1,11 +1,13 @@
 """Rewrites random programs with the equivalence check on, and counts false alarms, wrong results and crashes.
 
-    python -m tests.lab.fuzz_programs [--seeds 0:2300] [--record] [--only N] [--kinds NAME,...]
+    python -m tests.lab.fuzz_programs [--seeds 0:2300] [--record] [--only N] [--kinds NAME,...] [--beside-whole-runs]
 
 Each program is drawn from its seed: one to three kinds of op chains on values of rank 0 to 5, for iOS15 to iOS18, fp16
 or fp32, with a flexible batch in a quarter of them. It is linted, rewritten with preset full for M4 and M1 (older chips
 where the kind is for them), and rewritten again. A pass that the check leaves out is judged again at float64 on other
 draws: a result that is equal there is a false alarm. `--only` prints the program of one seed, and what became of it.
+With `--beside-whole-runs`, each program is compared with its rewritten forms, and with ones that have an error in them,
+twice: as `rewrite` does, and on runs of each alone. A record of some seeds is gone on with where it ends.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from typing import Any
 from mil_ane_passes.ir.printer import format_program
 from tests.lab.records import write_record
 
+from .beside import BESIDE, run_seeds
 from .draft import generate_program
 from .kinds import KINDS
 from .trial import Failure, Outcome, run_trial
@@ -72,6 +75,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--record", action="store_true", help=f"write the figures to {RESULT.name}")
     parser.add_argument("--only", type=int, help="run this seed alone, and print its program")
     parser.add_argument("--kinds", default="", help="draw these kinds only (not for --record)")
+    parser.add_argument("--beside-whole-runs", action="store_true",
+                        help=f"compare the check with one of whole runs; --record writes to {BESIDE.name}")
     given = parser.parse_args(argv)
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
@@ -79,6 +84,8 @@ def main(argv: list[str] | None = None) -> int:
     if given.only is not None:
         return _run_one(given.only, kinds)
     first, last = map(int, given.seeds.split(":"))
+    if given.beside_whole_runs:
+        return 1 if run_seeds(first, last, kinds, given.record).differing else 0
     record, started = Record(), time.monotonic()
     for seed in range(first, last):
         _run_seed(seed, kinds, record)
