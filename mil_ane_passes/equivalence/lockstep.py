@@ -46,8 +46,8 @@ class Lockstep:
 
     `common`, a runtime of the first function at float32, runs the ops whose results both functions share, as long as
     they read no value in which the two may differ: whatever its precision, both go on from the same numbers. An op
-    whose result may be finite at float64 alone is run there. Where the second function computes from such a result what the
-    first computes from others, the two agree to float32 only.
+    whose result may be finite at float64 alone is run there. Where the second function computes from such a result
+    what the first computes from others, the two agree to float32 only.
     """
 
     def __init__(

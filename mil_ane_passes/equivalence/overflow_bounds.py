@@ -25,10 +25,10 @@ _DEFAULT_EPSILON = 1e-5
 
 _SAFE_OPS = frozenset({
     # Their results are elements of their operands.
-    "abs", "batch_to_space", "cast", "clip", "concat", "depth_to_space", "expand_dims", "gather", "identity", "max_pool",
-    "maximum", "minimum", "pixel_shuffle", "pixel_unshuffle", "reduce_max", "reduce_min", "relu", "relu6", "reshape",
-    "reverse", "select", "slice_by_index", "slice_by_size", "sliding_windows", "space_to_batch", "space_to_depth", "split",
-    "squeeze", "stack", "tile", "transpose", "upsample_nearest_neighbor",
+    "abs", "batch_to_space", "cast", "clip", "concat", "depth_to_space", "expand_dims", "gather", "identity",
+    "max_pool", "maximum", "minimum", "pixel_shuffle", "pixel_unshuffle", "reduce_max", "reduce_min", "relu", "relu6",
+    "reshape", "reverse", "select", "slice_by_index", "slice_by_size", "sliding_windows", "space_to_batch",
+    "space_to_depth", "split", "squeeze", "stack", "tile", "transpose", "upsample_nearest_neighbor",
     # Their results are no larger than 1, and no larger than an operand.
     "sigmoid", "softmax", "tanh", "silu",
 })

@@ -85,11 +85,11 @@ class ReusedMemory:
 
 def canonicalize_layout(x: torch.Tensor) -> torch.Tensor:
     """Return `x` in the canonical memory layout of its shape: dense, row-major, aligned."""
-    x = x.contiguous()
-    if x.data_ptr() % _ALIGNMENT:
-        x = x.clone()
-    # Axes of extent 1 may carry any stride and still count as contiguous; kernels look at strides to pick a layout.
-    return x.view(-1).view(x.shape) if x.stride() != _get_row_major_strides(x.shape) else x
+    shape = x.shape
+    if x.stride() != _get_row_major_strides(shape):
+        # Axes of extent 1 may carry any stride and still count as contiguous; kernels look at strides to pick a layout.
+        x = x.contiguous().view(-1).view(shape)
+    return x.clone() if x.data_ptr() % _ALIGNMENT else x
 
 
 @lru_cache(4096)
@@ -273,7 +273,10 @@ class Precision:
 
     def store(self, value: torch.Tensor, dtype: Any) -> torch.Tensor:
         """Convert a kernel's result to the form in which a variable of builtin type `dtype` is stored."""
-        storage = self.storage(dtype)
+        storage = self._storage.get(dtype) or self.storage(dtype)
+        if value.dtype is storage and (storage.is_floating_point or storage is torch.bool):
+            stored = canonicalize_layout(value)
+            return stored.clone() if stored.untyped_storage().nbytes() > stored.nbytes else stored
         if value.is_floating_point() and not (storage.is_floating_point or storage == torch.bool):
             # MIL does not define this conversion and no report of a device was found. arm64's conversions saturate, and
             # so does

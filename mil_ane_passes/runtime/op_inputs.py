@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from .interpreter import Interpreter
 
 __all__ = ["OpInputs"]
+
+_MAX_KEPT_NUMBERS = 64
+"The most numbers of a parameter that are kept as a list from one op to the next."
 
 
 class OpInputs:
@@ -48,6 +51,14 @@ class OpInputs:
         """
         rounds = self.machine.precision.rounded_steps and self.op.outputs[0].dtype == types.fp16
         return value.half().to(value.dtype) if rounds else value
+
+    def memo(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """Return what `make` makes of constant parameters and of `key`, such as shapes; it is made once for the op."""
+        known = self.machine.prepared.memos
+        found = known.get((self.op, key))
+        if found is None:
+            found = known[self.op, key] = make()
+        return found
 
     def var(self, name: str) -> Any:
         """Return the input variable itself, or None when it is not connected."""
@@ -91,9 +102,18 @@ class OpInputs:
         return self.machine.precision.iterate_blocks(var.val)
 
     def value(self, name: str) -> Any:
-        """Return a parameter as a plain Python value: scalar, string, (nested) list of numbers, or None."""
+        """Return a parameter as a plain Python value, not to be changed: scalar, string, (nested) list, or None."""
+        known = self.machine.prepared.parameters
+        var = self._vars.get(name)
+        if var in known:
+            return known[var]
         found = self.get(name)
-        return found.tolist() if isinstance(found, torch.Tensor) else found
+        if not isinstance(found, torch.Tensor):
+            return found
+        plain = found.tolist()
+        if found.numel() <= _MAX_KEPT_NUMBERS and getattr(getattr(var, "op", None), "op_type", "") == "const":
+            known[var] = plain
+        return plain
 
     def values(self, name: str) -> list[Any]:
         """Return a vector parameter as a list; a scalar gives a list of one, a missing parameter an empty list."""

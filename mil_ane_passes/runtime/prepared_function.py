@@ -71,6 +71,10 @@ class PreparedFunction:
         self.constants = _ConstantCache(precision, self._list_constants(), keeps_constants,
                                         like.constants if like is not None and is_like else None)
         self._result_bytes = {op: self._count_bytes(op) for op in self._defaults}
+        #: constant parameters as plain Python values, as far as ops have read them so
+        self.parameters: dict[Any, Any] = {}
+        #: by op and shapes of its operands: what kernels compute of both
+        self.memos: dict[Any, Any] = {}
 
     def _plan(self) -> None:
         """Collect what does not depend on the precision."""

@@ -14,6 +14,8 @@ from coremltools.converters.mil.mil import Builder as mb
 
 from mil_ane_passes.runtime import Runtime
 from mil_ane_passes.runtime.numeric import Precision, ReusedMemory, have_equal_bits
+from mil_ane_passes.runtime.quirks._operands import ReplacedInputs
+from mil_ane_passes.runtime.quirks.base import Quirk
 from tests.runtime.helpers import close, draw, program, run, same_bits
 
 
@@ -231,3 +233,32 @@ def test_constants_are_kept_when_they_are_read_first(monkeypatch: pytest.MonkeyP
         for _ in range(3):
             runtime({"x": x})
         assert converted.count(weight.size) == expected
+
+
+def test_parameters_that_a_quirk_replaces_are_not_those_of_the_program() -> None:
+    x = draw(0, 1, 2, 3, 4, dtype=np.float32)
+
+    class Crop(Quirk):
+        name, source, op_types, any_float = "crop", "", ("transpose",), True
+
+        def operands(self, op: Any, inputs: Any) -> Any:
+            return ReplacedInputs(inputs, {"perm": torch.tensor([0, 1, 3, 2])})
+
+    made = program(lambda x: mb.transpose(x=x, perm=[0, 3, 1, 2], name="y"), {"x": x})
+    runtime = Runtime(made)
+    for _ in range(2):
+        assert runtime({"x": x})["y"].shape == (1, 4, 2, 3)
+        assert Runtime(made, departure=Crop(), like=runtime)({"x": x})["y"].shape == (1, 2, 4, 3)
+
+
+@pytest.mark.parametrize("axis", [1, 2, 3])
+def test_a_row_is_normalized_alike_wherever_it_is(axis: int) -> None:
+    """On any axis, beside any other rows, and with scale and offset."""
+    x, gamma, beta = draw(0, 3, 8, 8, 8, dtype=np.float32), draw(1, 8, dtype=np.float32), draw(2, 8, dtype=np.float32)
+
+    def normalize(x: Any, axis: int) -> Any:
+        return run(lambda x: mb.layer_norm(x=x, axes=[axis], gamma=gamma, beta=beta), {"x": x}, precision="float32")[0]
+
+    whole = normalize(np.moveaxis(x, -1, axis).copy(), axis)
+    same_bits(np.moveaxis(whole, axis, -1), normalize(x, 3))
+    same_bits(normalize(x[1:2, 3:4], 3), normalize(x, 3)[1:2, 3:4])

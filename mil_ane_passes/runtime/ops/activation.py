@@ -89,6 +89,8 @@ def elu(op: Any, ins: Any) -> torch.Tensor:
 
 @register_kernel("gelu")
 def gelu(op: Any, ins: Any) -> torch.Tensor:
+    """Compute gelu step by step: torch's own kernel rounds an element by its place, and makes NaN of infinity at some.
+    """
     x, mode = ins["x"], ins.value("mode")
     if mode == "SIGMOID_APPROXIMATION":
         return _multiply_into(x, (1.702 * x).sigmoid_())

@@ -59,23 +59,27 @@ def compute_pads(ins: Any, extents: list[int], kernel_extents: list[int], stride
 def compute_conv(ins: Any, weight: torch.Tensor) -> torch.Tensor:
     """Compute the convolution without its bias."""
     x = ins["x"]
-    strides, dilations = ins.values("strides"), ins.values("dilations")
-    reach = [(size - 1) * step + 1 for size, step in zip(weight.shape[2:], dilations)]
-    pads = compute_pads(ins, list(x.shape[2:]), reach, strides)
-    rank = x.dim() - 2
-    trivial = [x.shape[2 + axis] == 1 == weight.shape[2 + axis] and pads[axis] == (0, 0) for axis in range(rank)]
-    kept = _find_kept_axes(trivial)
+    kept, pads, steps = ins.memo((x.shape, weight.shape), lambda: _plan_conv(ins, x.shape, weight.shape))
     # Padding is always explicit, so that padded zeros meet infinite weights in the same way for all pads.
-    padded = _pad_spatial(_drop_trivial_axes(x, kept), [pads[axis] for axis in kept])
+    padded = _pad_spatial(_drop_trivial_axes(x, kept), pads)
     y = _CONV[len(kept) - 1](
-        canonicalize_layout(padded),
-        canonicalize_layout(_drop_trivial_axes(weight, kept)),
-        None,
-        stride=_select_steps(strides, trivial, kept),
-        dilation=_select_steps(dilations, trivial, kept),
-        groups=ins.value("groups"),
-    )
-    return _restore_axes(y, rank, kept)
+        canonicalize_layout(padded), canonicalize_layout(_drop_trivial_axes(weight, kept)), None, **steps)
+    return _restore_axes(y, x.dim() - 2, kept)
+
+
+def _plan_conv(
+    ins: Any, shape: torch.Size, weight_shape: torch.Size
+) -> tuple[list[int], list[tuple[int, int]], dict[str, Any]]:
+    """Return the spatial axes to convolve, their pads, and the strides, dilations and groups."""
+    strides, dilations = ins.values("strides"), ins.values("dilations")
+    reach = [(size - 1) * step + 1 for size, step in zip(weight_shape[2:], dilations)]
+    pads = compute_pads(ins, list(shape[2:]), reach, strides)
+    rank = len(shape) - 2
+    trivial = [shape[2 + axis] == 1 == weight_shape[2 + axis] and pads[axis] == (0, 0) for axis in range(rank)]
+    kept = _find_kept_axes(trivial)
+    return kept, [pads[axis] for axis in kept], {
+        "stride": _select_steps(strides, trivial, kept), "dilation": _select_steps(dilations, trivial, kept),
+        "groups": ins.value("groups")}
 
 
 def compute_conv_transpose(ins: Any) -> torch.Tensor:
@@ -146,10 +150,14 @@ def _drop_trivial_axes(x: torch.Tensor, kept: list[int]) -> torch.Tensor:
 
     They do not change the sums, but a library may select another algorithm for the other rank and round differently.
     """
+    if len(kept) == x.dim() - 2:
+        return x
     return x.reshape(*x.shape[:2], *(x.shape[2 + axis] for axis in kept))
 
 
 def _restore_axes(y: torch.Tensor, rank: int, kept: list[int]) -> torch.Tensor:
+    if len(kept) == rank:
+        return y
     extents = [1] * rank
     for axis, extent in zip(kept, y.shape[2:]):
         extents[axis] = extent

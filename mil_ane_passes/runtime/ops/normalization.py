@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from ..numeric import canonicalize_layout
 from ..registry import register_kernel
 from .reduction import reduce_over
 
@@ -49,11 +50,23 @@ def instance_norm(op: Any, ins: Any) -> torch.Tensor:
 
 @register_kernel("layer_norm")
 def layer_norm(op: Any, ins: Any) -> torch.Tensor:
+    """Normalize rows with torch's kernel, the normalized axes moved last: where they are does not change the bits."""
     x = ins["x"]
-    axes = ins.values("axes") if ins.has("axes") else list(range(x.dim()))
-    axes = sorted(axis % x.dim() for axis in axes)
-    y = _normalize_over(x, axes, ins["epsilon"])
-    return _apply_scale(y, ins, [x.shape[axis] if axis in axes else 1 for axis in range(x.dim())])
+    order, kept, extents = ins.memo(x.shape, lambda: _order_axes(ins, x.shape))
+    gamma, beta = (None if each is None else each.reshape(extents) for each in (ins.get("gamma"), ins.get("beta")))
+    rows = canonicalize_layout(x.permute(order))
+    if not rows.numel():
+        return x
+    y = functional.layer_norm(rows, extents, gamma, beta, ins.value("epsilon"))
+    return y.permute(kept)
+
+
+def _order_axes(ins: Any, shape: torch.Size) -> tuple[list[int], list[int], list[int]]:
+    """Return the axes with the normalized ones last, the permutation back, and the extents of the normalized ones."""
+    rank = len(shape)
+    normalized = sorted(axis % rank for axis in (ins.values("axes") if ins.has("axes") else range(rank)))
+    order = [*(axis for axis in range(rank) if axis not in normalized), *normalized]
+    return order, [order.index(axis) for axis in range(rank)], [shape[axis] for axis in normalized]
 
 
 @register_kernel("l2_norm")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -25,6 +26,16 @@ class ReplacedInputs(OpInputs):
     def get(self, name: str) -> Any:
         """Return the replacement, or the original input where it is not replaced."""
         return self._replaced[name] if name in self._replaced else self._inputs.get(name)
+
+    def value(self, name: str) -> Any:
+        found = self._replaced.get(name)
+        if name in self._replaced:
+            return found.tolist() if isinstance(found, torch.Tensor) else found
+        return self._inputs.value(name)
+
+    def memo(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """Return what `make` makes: it may follow from what is replaced."""
+        return make()
 
 
 def compute_sum_start(inputs: OpInputs, y: torch.Tensor) -> torch.Tensor:
