@@ -32,7 +32,8 @@ SPEEDS = ("| `explain` of a rule |", "| `lint` of 100 ops |", "| `rewrite --no-v
           "| `rewrite --no-verify` of 1.0 GB |",
           "| `rewrite --no-verify` of 1.0 GB, beyond start-up | `cp -r` |",
           "| `lint` of 1.0 GB", "| `lint` of 10,000", "| preset full on 2,000 ops |",
-          "| a call of resnet50 (", "| `ane.convert` of vocoder |", "| what the equivalence check of vocoder")
+          "| a call of resnet50 (", "| `ane.convert` of vocoder |", "| what the equivalence check of vocoder",
+          "| rewrite with check of", "| memory of rewrite with check of")
 "How the rows begin that the README has of the table of speed."
 HUNDREDS = {"1": "layout, shape, size", "2": "what the ANE may not take", "3": "wrong numbers", "4": "weights",
             "5": "the model as a whole"}

@@ -13,7 +13,7 @@ from typing import Any
 from tests.lab import records
 from tests.lab.benchmarks.rounds import COLUMNS, Comparison, describe_machine, show_progress
 
-NAMES = ("start", "package", "lint", "passes", "runtime", "convert", "proof", "upgrade")
+NAMES = ("start", "package", "lint", "passes", "runtime", "convert", "proof", "check", "upgrade")
 """Every benchmark, in the order of the table; each is a file `bench_NAME.py`."""
 RECORD = Path(__file__).parent / "record.json"
 
