@@ -32,16 +32,14 @@ _PYTORCH_HINT = (
 _ARCHIVE_HINTS = {".npz": "numpy arrays, not a model; pass inputs with --feeds (feeds= in Python)",
                   ".pt": _PYTORCH_HINT, ".pth": _PYTORCH_HINT, ".pt2": _PYTORCH_HINT}
 "Descriptions of archives that are not packages, by suffix."
-
-
 _FILE_HINTS = {
-    ".onnx": "a model of ONNX; convert it first, with onnx2coreml, and give the .mlpackage",
-    ".ptd": "data of an ExecuTorch program, not a model; give the .pte that it belongs to",
+    ".onnx": "an ONNX model; convert it first, with onnx2coreml, and pass the .mlpackage",
+    ".ptd": "data of an ExecuTorch program, not a model; pass the .pte that it belongs to",
     **dict.fromkeys((".h5", ".keras", ".tflite"),
-                    "a model of TensorFlow; convert it first, with coremltools, and give the .mlpackage"),
-    **dict.fromkeys((".mlir", ".stablehlo"), "a module of StableHLO; convert it first, with stablehlo-coreml and "
-                    "coremltools, and give the .mlpackage"),
-    ".safetensors": "weights without a model; convert the model first, and give the .mlpackage",
+                    "a TensorFlow model; convert it first, with coremltools, and pass the .mlpackage"),
+    **dict.fromkeys((".mlir", ".stablehlo"), "a StableHLO module; convert it first, with stablehlo-coreml and coremltools, "
+                    "and pass the .mlpackage"),
+    ".safetensors": "weights without a model; convert the model first, and pass the .mlpackage",
 }
 "Descriptions of files that are not packages, by suffix."
 

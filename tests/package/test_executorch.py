@@ -292,7 +292,7 @@ def test_a_check_of_delegates_is_repeated(rewritten, tmp_path, capsys):
     assert "repeated: the recorded models" in capsys.readouterr().out
     assert main(["verify", models[0], f"{PROGRAMS}/inline.pte/forward/0", "--replay", str(evidence)]) == 1
     assert "not repeated: after is not the recorded model" in capsys.readouterr().out
-    check_refused(capsys, ["absent.pte/forward/0: no such file or package", "--replay FILE"], "verify",
+    check_refused(capsys, ["absent.pte: no such file", "a .pte file written by ExecuTorch"], "verify",
                   tmp_path / "absent.pte/forward/0", models[1], "--report", evidence)
 
 
