@@ -45,9 +45,11 @@ FixShapes = str | Sequence[str] | Shapes | Sequence[Shapes] | Mapping[str, Shape
 "Texts in the command's syntax, one set of shapes, one set for each function to make, or sets by function name."
 PadShapes = str | Sequence[str] | Mapping[str, Sequence[int | tuple[int, int]]]
 "Sizes to pad inputs to, by input name, or texts in the command's syntax."
-_EDITS = ("fix_shape", "pad_shape", "merge_states", "state_to_io", "one_hot", "tile_output", "expose", "drop_output", "io", "rename", "split_at",
-          "split_inputs", "split_parts", "max_part_size", "dedup_weights")
+_EDITS = ("fix_shape", "pad_shape", "merge_states", "state_to_io", "one_hot", "tile_output", "expose", "drop_output",
+          "io", "rename", "split_at", "split_inputs", "split_parts", "max_part_size", "dedup_weights")
 "The options that edit, in the order in which the edits are made."
+_PAIR_EXAMPLES = {"rename": ("var_12", "logits"), "one_hot": ("ids", "rows"), "tile_output": ("logits", "4")}
+"For error messages: an example of the pairs of each option that has them."
 _SPLITS = ("split_at", "split_inputs", "split_parts", "max_part_size")
 _MAX_CHANGES_LISTED = 12
 "The most changes that the text lists per option; the JSON has all."
@@ -71,9 +73,9 @@ def _parse_pairs(option: str, texts: list[str]) -> dict[str, str]:
     for text in texts:
         name, equals, value = text.partition("=")
         if not (name and equals and value):
-            example = {"rename": ("var_12", "logits"), "one_hot": ("ids", "rows"), "tile_output": ("logits", "4")}[option]
+            left, right = _PAIR_EXAMPLES[option]
             raise InputError(f"{format_option_values(option, text)}: expected A=B, such as "
-                             f"{format_option_values(option, name or example[0])}={example[1]}")
+                             f"{format_option_values(option, name or left)}={right}")
         if name in found:
             raise InputError(
                 f"{format_option_values(option, text)}: '{name}' is given twice (first as {name}={found[name]})"
@@ -114,8 +116,8 @@ class EditOptions:
     has the new rows only"""
     one_hot: Mapping[str, str] | None = field(
         default=None, metadata=flag(metavar="IDS=NAME", action="append", parse=partial(_parse_pairs, "one_hot")))
-    """replace the input IDS, integers that are looked up in a table, by NAME, rows of ones and zeros that are multiplied
-    with the table; repeatable"""
+    """replace the input IDS, integers that are looked up in a table, by NAME, one-hot rows that are multiplied with the
+    table; repeatable"""
     tile_output: Mapping[str, int] | None = field(
         default=None, metadata=flag(metavar="NAME=N", action="append", parse=_parse_tiles))
     "split the output NAME, a product with a weight, into N outputs; repeatable"
@@ -201,8 +203,9 @@ def edit(options: EditOptions) -> EditReport:
     to a shape, with what reads them computed in full and masked, and makes an input of the position where a number
     follows from the real length; a size may be a pair of the smallest and the largest real size. `merge_states` names
     the one state of rank 4 that all states become. `state_to_io` names states ("all": each) that become inputs and
-    outputs. `one_hot` maps inputs of integers to inputs of rows of ones and zeros that replace them, `tile_output`
-    outputs to the number of those that they are returned in. `expose` names inner values to return as well; a type that is not allowed in the interface is cast, and the report says so.
+    outputs. `one_hot` maps integer inputs to the inputs of one-hot rows that replace them, `tile_output` outputs to the
+    number of outputs that they are split into. `expose` names inner values to return as well; a type that is not
+    allowed in the interface is cast, and the report says so.
     `drop_output` names outputs to remove, with all ops that only they needed. `io` is "fp16" or "fp32", the type that
     all float inputs and outputs get, or maps one or both to the names that get it. `rename` maps names of inputs,
     outputs, states or inner values to their new names. `split_at` makes two packages that run one after the other, cut

@@ -37,8 +37,8 @@ _FILE_HINTS = {
     ".ptd": "data of an ExecuTorch program, not a model; pass the .pte that it belongs to",
     **dict.fromkeys((".h5", ".keras", ".tflite"),
                     "a TensorFlow model; convert it first, with coremltools, and pass the .mlpackage"),
-    **dict.fromkeys((".mlir", ".stablehlo"), "a StableHLO module; convert it first, with stablehlo-coreml and coremltools, "
-                    "and pass the .mlpackage"),
+    **dict.fromkeys((".mlir", ".stablehlo"), "a StableHLO module; convert it first, with stablehlo-coreml and "
+                    "coremltools, and pass the .mlpackage"),
     ".safetensors": "weights without a model; convert the model first, and pass the .mlpackage",
 }
 "Descriptions of files that are not packages, by suffix."

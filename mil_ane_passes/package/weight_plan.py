@@ -28,7 +28,7 @@ DEAD_LIMIT = 0.01
 
 @dataclass(frozen=True)
 class NewBlob:
-    """Values that are in no weight file yet, and the offset assigned to them: contiguous, or a view of a mapped file."""
+    """Values that are in no weight file yet (contiguous, or a view of a mapped file), and their assigned offset."""
 
     offset: int
     dtype: Any

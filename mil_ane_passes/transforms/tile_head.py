@@ -73,8 +73,8 @@ class TileHead(Transform):
         draft.change_interface(name, InterfaceChange("output", self.output, None, "removed", tiles=tuple(names)), *(
             InterfaceChange("output", None, tile, "added") for tile in names))
         most = max(stop - start for start, stop in bounds)
-        draft.done.append(EditRecord(_OPTION, name, self.output, f"'{self.output}' ({bounds[-1][1]:,} wide) is cut into "
-                                     f"{self.count} outputs of at most {most:,}: {names[0]} to {names[-1]}"))
+        draft.done.append(EditRecord(_OPTION, name, self.output, f"'{self.output}' ({bounds[-1][1]:,} wide) is cut "
+                                     f"into {self.count} outputs of at most {most:,}: {names[0]} to {names[-1]}"))
 
     def _find_product(self, whole: Var) -> tuple[Operation, str, int]:
         """Return the op that makes the output, its input that is the weight, and the axis of that to cut."""

@@ -90,8 +90,8 @@ class TokenInput(Transform):
             "input", None, self.name, "added", make=self._make_feed(table)))
         what = "one-hot rows, which are multiplied with the table" if self.one_hot else "rows of the table"
         held = ", ".join(map(str, (*shape, size)))
-        draft.done.append(EditRecord("--one-hot" if self.one_hot else "", name, self.name, f"input '{self.name}' ({held}) replaces '{self.ids}': "
-                                     f"{what}"))
+        draft.done.append(EditRecord("--one-hot" if self.one_hot else "", name, self.name,
+                                     f"input '{self.name}' ({held}) replaces '{self.ids}': {what}"))
 
     def _make_feed(self, table: Var) -> Callable[[Any], Any]:
         count, kind = int(table.shape[0]), types.nptype_from_builtin(table.dtype)

@@ -98,7 +98,7 @@ PACKAGES = {
     "misspelt": (lambda s: s.with_name(f"{s.stem}s.mlpackage"), "in.mlpackage'?"),
     "arrays": (arrays, "numpy arrays, not a model; pass inputs with --feeds"),
     "a torch model": (torch_model, "a PyTorch model; convert it first"),
-    "an ONNX model": (lambda s: written(s.with_name("m.onnx"), "x"), "an ONNX model; convert it first, with onnx2coreml"),
+    "an ONNX model": (lambda s: written(s.with_name("m.onnx"), "x"), "an ONNX model; convert it first"),
     "data of a program": (lambda s: written(s.with_name("m.ptd"), "x"), "pass the .pte that it belongs to"),
     "an archive": (lambda s: Path(shutil.make_archive(str(s.with_name("z")), "zip", s)), "an archive; unpack it first"),
     "the file in a package": (lambda s: s / "Data/com.apple.CoreML/model.mlmodel", "a part of the package "),

@@ -20,7 +20,8 @@ def make_model(path, *, looked_up=True, activation=False, state=True, named="log
     def body(ids, held=None):
         x = mb.gather(x=normal(COUNT, WIDTH).astype(np.float16), indices=ids, axis=0) if looked_up else mb.expand_dims(
             x=mb.cast(x=ids, dtype="fp16"), axes=[2])
-        x = mb.coreml_update_state(state=held, value=mb.add(x=x, y=mb.read_state(input=held))) if held is not None else x
+        if held is not None:
+            x = mb.coreml_update_state(state=held, value=mb.add(x=x, y=mb.read_state(input=held)))
         x = mb.linear(x=x, weight=normal(7, WIDTH if looked_up else x.shape[-1]).astype(np.float16),
                       bias=normal(7).astype(np.float16), name="product" if activation else named)
         return mb.tanh(x=x, name=named) if activation else x
@@ -81,7 +82,8 @@ def test_a_tile_that_is_not_the_part_is_found(tmp_path, monkeypatch):
     ({}, ["--tile-output", "logit=2"], "--tile-output logit=2"),
     ({}, ["--tile-output", "logits=x"], "--tile-output logits=x: expected a number of tiles, such as"),
     ({}, ["--tile-output", "logits=8"], "8 tiles of the output 'logits', which is 7 wide; expected 2 to 7"),
-    ({"activation": True}, ["--tile-output", "logits=2"], "the output 'logits' is made by a tanh op; expected a linear"),
+    ({"activation": True}, ["--tile-output", "logits=2"],
+     "the output 'logits' is made by a tanh op; expected a linear"),
     ({"named": "x"}, ["--tile-output", "x=2", "--rename", "x=y"], "'x'"),
 ])
 def test_what_cannot_be_changed_is_named(tmp_path, capsys, options, arguments, reason):

@@ -133,7 +133,8 @@ def run_torch(
 
     from tests.lab.language_models.builders import CROSS_DECODERS, DECODERS, MORE_DECODERS, RECURRENT, package
 
-    model, tokens, logits = {**DECODERS, **MORE_DECODERS, **CROSS_DECODERS, **RECURRENT}[name].make().double(), list(ids), []
+    known = {**DECODERS, **MORE_DECODERS, **CROSS_DECODERS, **RECURRENT}
+    model, tokens, logits = known[name].make().double(), list(ids), []
     encoded = {key: torch.tensor(value).double() for key, value in (fixed or {}).items()}
 
     def run() -> Any:
@@ -183,7 +184,8 @@ def _list_keys(names: Sequence[str] = ()) -> list[tuple[str, str]]:
         RECURRENT,
     )
 
-    groups = {("encoder",): ENCODERS, FORMS: DECODERS, ("states",): MORE_DECODERS, ("cross",): CROSS_DECODERS, ("recurrent",): RECURRENT}
+    groups = {("encoder",): ENCODERS, FORMS: DECODERS, ("states",): MORE_DECODERS, ("cross",): CROSS_DECODERS,
+              ("recurrent",): RECURRENT}
     known = {name: forms for forms, group in groups.items() for name in group}
     known |= {name: ("cross", "cross, flexible") for name, each in CROSS_DECODERS.items() if each.masked}
     return [(name, form) for name in names or known for form in known[name]]
