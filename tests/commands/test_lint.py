@@ -187,7 +187,7 @@ def test_a_baseline_lets_known_findings_pass(source, fixtures, tmp_path, capsys)
     old["findings"].append({"code": "ANE999", "function": "main", "op": "relu", "value": "gone_by_now"})
     (tmp_path / "old.json").write_text(json.dumps(old))
     _, out, err = ran(capsys, source, "--baseline", "old.json", code=1)
-    assert err == "mil-ane-passes: --baseline: 1 finding that old.json does not have\n"
+    assert err == "mil-ane-passes: --baseline: 1 finding not in old.json\n"
     assert f"%{lost['value']}" in out and "  gone: ANE999  main:%gone_by_now (relu)" in out
     assert "compared with old.json: 1 new, " in out and out.splitlines()[2].endswith(", 1 gone")
 
