@@ -178,7 +178,8 @@ def test_what_is_wrong_for_every_package_is_said_once(models, capsys):
     assert "is what this run reads" in refused(capsys, "models", "-o", "models/n.mlmodel")
     (models.parent / "setup.cfg").write_text("[mil_ane_passes]\ntarget = m99\n")
     assert main(["lint", "models"]) == 2
-    assert capsys.readouterr().err.startswith(f"mil-ane-passes: {models.parent / 'setup.cfg'}: target 'm99' is unknown; ")
+    said = capsys.readouterr().err
+    assert said.startswith(f"mil-ane-passes: {models.parent / 'setup.cfg'}: target 'm99' is unknown; ")
 
 
 def test_the_bar_is_for_each_package(models, capsys):
