@@ -48,11 +48,56 @@ def is_lazy(op: Any) -> bool:
     return op is not None and (op.op_type == "const" or op.op_type.startswith("constexpr_"))
 
 
+class _Layout:
+    """The part of a prepared function that does not depend on the precision: its ops, their operands, and the steps."""
+
+    def __init__(self, block: Any) -> None:
+        self.ops: list[Any] = list(iterate_nested_ops(block))
+        self.inputs: dict[Any, Mapping[str, Any]] = {op: op.inputs for op in self.ops}
+        #: what each op is bound to, which is faster to compare than `inputs`
+        self.bound = {op: dict(get_input_vars(op)) for op in self.ops if op.op_type != "const"}
+        blocks = [block, *(inner for op in self.ops for inner in op.blocks)]
+        self.outputs = {each: list(each.outputs) for each in blocks}
+        self.steps: dict[Any, BlockSteps] = {each: self._plan_block(each) for each in blocks}
+        #: the declared builtin type of each tensor variable; None for a list
+        self.dtypes: dict[Any, Any] = {var: _get_dtype(var) for op in self.ops for var in op.outputs}
+        self.dtypes |= {var: _get_dtype(var) for steps in self.steps.values() for var in steps.inputs}
+
+    def _plan_block(self, block: Any) -> BlockSteps:
+        inputs = list(block.inputs.values()) if isinstance(block.inputs, Mapping) else list(block.inputs)
+        ops = [op for op in block.operations if not is_lazy(op)]
+        own = dict.fromkeys(map(id, inputs), -1)
+        for index, op in enumerate(ops):
+            for var in self._operands(op):
+                if id(var) in own:
+                    own[id(var)] = index
+            own.update(dict.fromkeys(map(id, op.outputs), index))
+        left = {id(var) for var in block.outputs} & own.keys()
+        finished: list[list[int]] = [[] for _ in range(len(ops) + 1)]
+        for key in own.keys() - left:
+            finished[own[key]].append(key)
+        return BlockSteps(inputs, finished[-1], list(zip(ops, finished)), list(left))
+
+    def _operands(self, op: Any) -> Iterable[Any]:
+        """Yield all variables that an op reads, including those read inside its nested blocks."""
+        for operand in self.inputs[op].values():
+            yield from operand if isinstance(operand, (list, tuple)) else (operand,)
+        for block in op.blocks:
+            yield from block.outputs
+            for inner in block.operations:
+                yield from self._operands(inner)
+
+
 class PreparedFunction:
     """The prepared form of one function, `block`, run at `precision`.
 
-    `like` is that of the same function at another one, which shares what it has.
+    `like` is that of the same function at another precision, with which it shares the layout, and constants of the
+    same form.
     """
+
+    _layout: _Layout
+    _defaults: dict[Any, dict[str, Any]]
+    constants: _ConstantCache
 
     def __init__(
         self, block: Any, precision: Precision, *, keeps_constants: bool = False,
@@ -60,11 +105,9 @@ class PreparedFunction:
     ) -> None:
         self.precision = precision
         self._block = block
-        if like is None:
-            self._plan()
-        else:
-            self._ops, self._inputs, self._bound, self._outputs = like._ops, like._inputs, like._bound, like._outputs
-            self.steps, self.dtypes = like.steps, like.dtypes
+        self._layout = layout = _Layout(block) if like is None else like._layout
+        self._ops, self._inputs = layout.ops, layout.inputs
+        self.steps, self.dtypes = layout.steps, layout.dtypes
         is_like = like is not None and precision.has_constants_of(like.precision)
         self._defaults = like._defaults if like is not None and is_like else {
             op: self._collect_defaults(op) for op in self._ops if op.op_type != "const"}
@@ -76,20 +119,6 @@ class PreparedFunction:
         #: by op and shapes of its operands: what kernels compute of both
         self.memos: dict[Any, Any] = {}
 
-    def _plan(self) -> None:
-        """Collect what does not depend on the precision."""
-        block = self._block
-        self._ops = list(iterate_nested_ops(block))
-        self._inputs: dict[Any, Mapping[str, Any]] = {op: op.inputs for op in self._ops}
-        #: what each op is bound to, which is faster to compare than `inputs`
-        self._bound = {op: dict(get_input_vars(op)) for op in self._ops if op.op_type != "const"}
-        blocks = [block, *(inner for op in self._ops for inner in op.blocks)]
-        self._outputs = {each: list(each.outputs) for each in blocks}
-        self.steps: dict[Any, BlockSteps] = {each: self._plan_block(each) for each in blocks}
-        #: the declared builtin type of each tensor variable; None for a list
-        self.dtypes: dict[Any, Any] = {var: _get_dtype(var) for op in self._ops for var in op.outputs}
-        self.dtypes |= {var: _get_dtype(var) for steps in self.steps.values() for var in steps.inputs}
-
     def _list_constants(self) -> list[Any]:
         return [var for op in self._ops if is_lazy(op) for var in op.outputs]
 
@@ -100,8 +129,8 @@ class PreparedFunction:
         """
         return (
             self._ops == list(iterate_nested_ops(self._block))
-            and all(self._outputs[block] == list(block.outputs) for block in self._outputs)
-            and all(get_input_vars(op) == bound for op, bound in self._bound.items())
+            and all(self._layout.outputs[block] == list(block.outputs) for block in self._layout.outputs)
+            and all(get_input_vars(op) == bound for op, bound in self._layout.bound.items())
         )
 
     def inputs(self, op: Any) -> Mapping[str, Any]:
@@ -142,30 +171,6 @@ class PreparedFunction:
         if value is None or isinstance(value, str):
             return value
         return self.precision.tensor(list(value) if isinstance(value, range) else value)
-
-    def _plan_block(self, block: Any) -> BlockSteps:
-        inputs = list(block.inputs.values()) if isinstance(block.inputs, Mapping) else list(block.inputs)
-        ops = [op for op in block.operations if not is_lazy(op)]
-        own = dict.fromkeys(map(id, inputs), -1)
-        for index, op in enumerate(ops):
-            for var in self._operands(op):
-                if id(var) in own:
-                    own[id(var)] = index
-            own.update(dict.fromkeys(map(id, op.outputs), index))
-        left = {id(var) for var in block.outputs} & own.keys()
-        finished: list[list[int]] = [[] for _ in range(len(ops) + 1)]
-        for key in own.keys() - left:
-            finished[own[key]].append(key)
-        return BlockSteps(inputs, finished[-1], list(zip(ops, finished)), list(left))
-
-    def _operands(self, op: Any) -> Iterable[Any]:
-        """Yield all variables that an op reads, including those read inside its nested blocks."""
-        for operand in self._inputs[op].values():
-            yield from operand if isinstance(operand, (list, tuple)) else (operand,)
-        for block in op.blocks:
-            yield from block.outputs
-            for inner in block.operations:
-                yield from self._operands(inner)
 
 
 class _ConstantCache:
