@@ -82,8 +82,7 @@ def test_a_tile_that_is_not_the_part_is_found(tmp_path, monkeypatch):
     ({}, ["--tile-output", "logit=2"], "--tile-output logit=2"),
     ({}, ["--tile-output", "logits=x"], "--tile-output logits=x: expected a number of tiles, such as"),
     ({}, ["--tile-output", "logits=8"], "8 tiles of the output 'logits', which is 7 wide; expected 2 to 7"),
-    ({"activation": True}, ["--tile-output", "logits=2"],
-     "the output 'logits' is made by a tanh op; expected a linear"),
+    ({"activation": True}, ["--tile-output", "logits=2"], "'logits' is made by a tanh op; expected a linear"),
     ({"named": "x"}, ["--tile-output", "x=2", "--rename", "x=y"], "'x'"),
 ])
 def test_what_cannot_be_changed_is_named(tmp_path, capsys, options, arguments, reason):
