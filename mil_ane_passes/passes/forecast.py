@@ -77,6 +77,11 @@ class Forecast:
         return SupportCounts(self.unsupported, self.unmeasured)
 
     @property
+    def possibly_unsupported(self) -> int:
+        """The unmeasured ops whose nearest evidence is negative."""
+        return self.off - self.unsupported
+
+    @property
     def share(self) -> float:
         """Share of ops that are predicted to run on the ANE; 1 for a program without ops."""
         return (self.on_ane or 0) / self.ops if self.ops else 1.0

@@ -103,9 +103,8 @@ def _describe_outcome(found: FixForecast) -> str:
     one, other = found.before, found.after
     parts = [f"{one.on_ane or 0} of {one.ops} -> {other.on_ane or 0} of {other.ops} ops on the ANE",
              f"{one.unsupported} -> {other.unsupported} unsupported"]
-    possibly = [each.off - each.unsupported for each in (one, other)]
-    if possibly[0] != possibly[1]:
-        parts.append(f"{possibly[0]} -> {possibly[1]} possibly unsupported")
+    if one.possibly_unsupported != other.possibly_unsupported:
+        parts.append(f"{one.possibly_unsupported} -> {other.possibly_unsupported} possibly unsupported")
     if one.latency_us is not None and other.latency_us is not None:
         parts.append(f"latency {format_duration(one.latency_us / 1e3)} -> {format_duration(other.latency_us / 1e3)}")
     return ", ".join(parts)

@@ -38,13 +38,25 @@ def run(cell: Cell, python: Path, jobs: str, one_in: int) -> Result:
 
 
 def rerun(before: Result, python: Path) -> Result:
-    """What failed, once more: those that pass now count as passed."""
+    """What failed, once more: those that pass now count as passed. Tests that are no longer there are left out."""
     failures = [name for name in before.failures if name != _OF_THE_RECORD]
+    known = _collected(python, failures) if failures else set()
+    failures = [name for name in failures if name in known]
     if not failures:
         return replace(before, failed=0, failures=[], again=commit() if before.failures else before.again)
     seen = _pytest(python, ["-n", "0", *failures])
     return replace(before, passed=before.passed + seen.passed, skipped=before.skipped + seen.skipped,
                    failed=len(seen.failures), failures=seen.failures, again=commit())
+
+
+def _collected(python: Path, names: list[str]) -> set[str]:
+    """The names of all tests in the files of `names`."""
+    files = {name.partition("::")[0] for name in names}
+    command = [python, "-m", "pytest", "-o", "addopts=", "-q", "--collect-only", "-p", "no:cacheprovider", "-p",
+               "no:anyio", *sorted(name for name in files if (ROOT / name).exists())]
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True,
+                          text=True, check=False)
+    return {line.strip() for line in done.stdout.splitlines()}
 
 
 def _pytest(python: Path, arguments: list[str]) -> Counted:
