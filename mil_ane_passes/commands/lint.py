@@ -120,9 +120,9 @@ class TextOptions:
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--format", choices=FORMATS + LINE_FORMATS, default="text",
-                        help="output format: text (default); concise: one line per finding; github: annotations of "
-                             "GitHub workflows")
+    parser.add_argument("--format", choices=FORMATS + LINE_FORMATS,
+                        help="output format: text (default, unless FILE ends in .html, .json or .sarif); concise: one "
+                             "line per finding; github: annotations of GitHub workflows")
     parser.add_argument("-o", "--output", metavar="FILE", help="output file for the report; an existing file is "
                                                                "replaced")
     parser.add_argument("--all", action="store_true", help="list all occurrences of each finding in the text")
@@ -139,6 +139,9 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if not all(each.strip() for each in arguments.src):
         raise InputError("no path given; expected the path of an .mlpackage")
+    if arguments.format is None:
+        suffix = Path(arguments.output or "").suffix.removeprefix(".").lower()
+        arguments.format = suffix if suffix in FORMATS else "text"
     sources = find_sources(arguments.src, None, named=False)
     single = [source.path for source in sources] == arguments.src and len(sources) == 1
     if not single:

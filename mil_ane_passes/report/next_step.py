@@ -147,7 +147,8 @@ def _suggest_preset(report: LintReport, failing: Sequence[Finding]) -> NextStep 
 def _suggest_rewrite(
     report: LintReport, passes: Sequence[str], failing: Sequence[Finding],
 ) -> NextStep:
-    """Suggest the passes that gain by forecast; without a command, say what speaks against them all."""
+    """Suggest the passes that gain by forecast, else the preset if it gains, else fixes of wrong numbers; without a
+    command, say what speaks against them all."""
     tried = _Forecasts(report)
     found = tried.forecast(passes)
     if isinstance(found, str):
@@ -159,13 +160,16 @@ def _suggest_rewrite(
         words = "" if found.is_gain else _AT_ANY_COST
         return NextStep(format_rewrite_command(report, passes), _describe_passes(passes, words), found)
     chosen = _choose_gaining(tried, passes, needed)
-    if chosen:
-        why = "" if tried.gains(chosen) else _AT_ANY_COST + " "
+    if chosen and tried.gains(chosen):
         return NextStep(format_rewrite_command(report, chosen), _describe_passes(
-            chosen, f"{why}The other fixes are not predicted to gain."), tried.known.get(tuple(chosen)))
-    if isinstance(whole := tried.forecast_preset("full"), FixForecast) and whole.is_gain:
+            chosen, "The other fixes are not predicted to gain."), tried.known[tuple(chosen)])
+    has_all = all(fix["preset"] != "named" for fix in collect_fixes(failing) if fix["pass"] in needed)
+    if has_all and isinstance(whole := tried.forecast_preset("full"), FixForecast) and whole.is_gain:
         return NextStep(format_preset_command(report, "full"), "Rewrite the model with the preset full; the passes "
                         f"that fix findings are not predicted to gain alone: {_list_passes(passes)}.", whole)
+    if chosen:
+        return NextStep(format_rewrite_command(report, chosen), _describe_passes(
+            chosen, f"{_AT_ANY_COST} The other fixes are not predicted to gain."), tried.known.get(tuple(chosen)))
     why = found.fault or ("the estimated latency grows" if _is_placed_better(found) else "no op moves to the ANE")
     return NextStep("", f"No known fix is predicted to gain. Tried: {_list_passes(passes)}.", found, why)
 

@@ -105,6 +105,13 @@ def test_programs_in_memory(made):
     assert {op["function"] for op in data["ops"]} <= {"main", "other"}
 
 
+@pytest.mark.parametrize(("name", "begins"), [
+    ("r.html", "<!doctype html>"), ("r.JSON", '{'), ("r.sarif", '{'), ("r.txt", "/"), ("r", "/")])
+def test_the_name_of_the_file_chooses_the_format(name, begins, source, tmp_path, capsys):
+    ran(capsys, source, "-o", tmp_path / name)
+    assert (tmp_path / name).read_text().lower().startswith(begins)
+
+
 @pytest.mark.parametrize("form", ["text", "json", "sarif", "html"])
 def test_a_file_is_written_whole(form, source, tmp_path, capsys):
     target = tmp_path / "report"

@@ -119,6 +119,13 @@ def test_a_preset_is_recommended_where_it_gains_and_the_fixes_do_not():
     assert lines_of(report)[0] == "next: mil_ane_passes.rewrite(..., preset='full', target='m4')"
 
 
+def test_a_preset_that_gains_comes_before_a_fix_of_wrong_numbers_that_does_not():
+    report = ane.lint(programs.vocoder(), target="m4")
+    report.outlook.forecast_preset = lambda preset: gaining(on_ane=10)
+    command, words, _ = lines_of(report)
+    assert command == "next: mil_ane_passes.rewrite(..., preset='full', target='m4')" and "not predicted" in words
+
+
 def test_wrong_numbers_are_fixed_at_any_cost():
     report = ane.lint(programs.vocoder(), target="m4")
     command, words, _ = lines_of(report)

@@ -109,7 +109,8 @@ def _encode_step(step: NextStep | None) -> dict[str, Any] | None:
                   _compare_numbers(other.unsupported, one.unsupported)]]
         possibly = one.possibly_unsupported, other.possibly_unsupported
         if possibly[0] != possibly[1]:
-            pairs.append(["possibly unsupported", *(f"{each:,}" for each in possibly), _compare_numbers(*possibly[::-1])])
+            pairs.append(["possibly unsupported", *(f"{each:,}" for each in possibly),
+                          _compare_numbers(*possibly[::-1])])
         if one.latency_us is not None and other.latency_us is not None:
             times = [format_duration(each / 1e3) for each in (one.latency_us, other.latency_us)]
             gain = 0 if times[0] == times[1] else _compare_numbers(other.latency_us, one.latency_us)

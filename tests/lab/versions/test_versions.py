@@ -73,7 +73,8 @@ def test_failures_have_the_names_that_pytest_takes(tmp_path: Path) -> None:
 def test_what_failed_runs_once_more() -> None:
     before = Result("py310", "3.10.1", passed=5, failed=3,
                     failures=["tests/lab/versions/test_versions.py::test_a_cell_is_known_by_its_name",
-                              "tests/lab/versions/test_versions.py::test_renamed[since]", "tests/test_removed.py::test_a"])
+                              "tests/lab/versions/test_versions.py::test_renamed[since]",
+                              "tests/test_removed.py::test_a"])
     after = rerun(before, Path(sys.executable))
     assert (after.passed, after.failed, after.failures) == (6, 0, [])
     assert rerun(after, Path("nowhere")) == after
