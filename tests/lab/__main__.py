@@ -53,7 +53,7 @@ Either way the pass is left out, and nothing wrong is delivered. Counts are runs
 
 ## Beside whole runs
 
-    python -m tests.lab.fuzz_programs --beside-whole-runs {beside_seeds} --record    # {beside_date}, {beside_hours}
+{beside_commands}
 
 The check computes once what both programs share, and at float64 computes at float32 what is before all that differs.
 Here it is held against a check that runs one program after the other, each in full at every precision. The pairs: each
@@ -81,9 +81,7 @@ def build_readme() -> str:
         fuzz=_format_fuzz_counts(fuzz),
         failures=_format_failures(fuzz),
         rules=_format_rules(fuzz),
-        beside_seeds=" ".join(f"--seeds {shard}" for shard in beside["shards"]),
-        beside_date=beside["date"],
-        beside_hours=f"{sum(each['seconds'] for each in beside['shards'].values()) // 60} min on a busy core",
+        beside_commands="\n".join(_format_shard(*each, beside["date"]) for each in beside["shards"].items()),
         beside=_format_pair_counts(beside),
         beside_differing=_format_differing(beside),
         attack=(HERE / "attacks.md").read_text().strip(),
@@ -132,6 +130,12 @@ def _format_rules(record: dict[str, Any]) -> str:
     fired = sorted(record["rules"].items(), key=lambda item: (-item[1], item[0]))
     return (f"{len(fired)} passes fired, at so many matches: "
             + ", ".join(f"`{rule}` {count:,}" for rule, count in fired) + ".")
+
+
+def _format_shard(seeds: str, held: dict[str, Any], date: str) -> str:
+    """The command for these seeds, and how far it came: it goes on from there."""
+    return (f"    python -m tests.lab.fuzz_programs --beside-whole-runs --seeds {seeds} --record"
+            f"    # {date}, {held['seconds'] // 60} min on a busy core, up to seed {held['next'] - 1}")
 
 
 def _sum_shards(record: dict[str, Any]) -> Tally:
