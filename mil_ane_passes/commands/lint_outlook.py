@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ..report.next_step import FixForecast
 from ..utils.errors import AnePassesError, InputError
-from ..utils.locking import synchronized
+from ..utils.locking import synchronized, synchronized_property
 
 if TYPE_CHECKING:
     from ..passes.forecast import Forecast, Forecaster
@@ -28,13 +27,13 @@ class SourceOutlook:
     source: OpenedSource
     target: str
 
-    @cached_property
+    @synchronized_property
     def _predict(self) -> Forecaster:
         from .pipeline import make_forecaster
 
         return make_forecaster(self.target, self.source.package)
 
-    @cached_property
+    @synchronized_property
     def _source_forecast(self) -> Forecast:
         return self._predict(self.source.program)
 

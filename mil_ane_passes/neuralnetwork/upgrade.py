@@ -7,7 +7,6 @@ import os
 import stat
 from contextlib import redirect_stderr
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from ..package.limits import MAX_MODEL_BYTES
 from ..package.manifest import read_layout
 from ..passes.coremltools_setup import silence_coremltools
 from ..utils.errors import AnePassesError, InputError
+from ..utils.locking import synchronized_property
 from .interface import Feature
 from .layer_converter import BUILDER_ERRORS, format_cause
 from .precision import WholeNumbers
@@ -57,7 +57,7 @@ class UpgradedModel:
     renamed: dict[str, str]
     expanded: dict[str, int]
 
-    @cached_property
+    @synchronized_property
     def package(self) -> Package:
         """The model as a package, to edit, verify and save."""
         package = package_of_mlmodel(self.model)

@@ -23,6 +23,7 @@ from ..passes.finding import Finding, build_finding
 from ..passes.plan import Plan, Row
 from ..passes.severity import DEFAULT_FAIL_ON, Severity
 from ..utils.garbage_collection import pause_garbage_collection
+from ..utils.locking import synchronized_property
 from ..utils.text_format import format_short_repr
 from ..utils.upgraded_source import UpgradedSource, upgrades_to_dict
 from .agreement import agreement_to_dict
@@ -112,7 +113,7 @@ class LintReport(Document):
             return [*self.baseline.new]
         return [*self.findings, *(() if self.network is None else self.network.findings)]
 
-    @functools.cached_property
+    @synchronized_property
     def next_step(self) -> NextStep | None:
         """The step that helps most, of what is known; None if no finding fails.
 

@@ -23,12 +23,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar, overload
 
-__all__ = ["exclusive", "is_synchronized", "synchronized"]
+__all__ = ["exclusive", "is_synchronized", "synchronized", "synchronized_property"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 
 _SYNCHRONIZED_MARK = "__mil_ane_passes_synchronized__"
 _MIL_PACKAGE = "coremltools.converters.mil.mil"
@@ -57,6 +58,34 @@ def synchronized(function: Callable[P, R]) -> Callable[P, R]:
 
     setattr(call, _SYNCHRONIZED_MARK, True)
     return call
+
+
+class synchronized_property(Generic[R_co]):  # noqa: N801
+    """A property that is computed once for an object, under the lock.
+
+    Before Python 3.12 `functools.cached_property` has a lock of its own, shared by all objects of a class: a thread that
+    computes a property and waits for the API, and one in the API that reads another's, would wait for each other.
+    """
+
+    def __init__(self, function: Callable[[Any], R_co]) -> None:
+        self._function, self._name = function, function.__name__
+        self.__doc__ = function.__doc__
+
+    @overload
+    def __get__(self, owner: None, kind: type | None = None) -> synchronized_property[R_co]: ...
+
+    @overload
+    def __get__(self, owner: object, kind: type | None = None) -> R_co: ...
+
+    def __get__(self, owner: object | None, kind: type | None = None) -> synchronized_property[R_co] | R_co:
+        if owner is None:  # read from the class, as documentation tools do
+            return self
+        with exclusive():
+            if self._name not in owner.__dict__:
+                # Not by setattr: the object may be a frozen dataclass. What is found here first, Python returns itself.
+                owner.__dict__[self._name] = self._function(owner)
+            found: R_co = owner.__dict__[self._name]
+        return found
 
 
 def is_synchronized(function: Any) -> bool:

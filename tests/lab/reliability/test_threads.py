@@ -8,9 +8,11 @@ import importlib
 import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,7 +25,7 @@ import mil_ane_passes as ane
 from mil_ane_passes.commands.mac_script import write_mac_script
 from mil_ane_passes.passes.pipeline import NAMESPACE
 from mil_ane_passes.utils.garbage_collection import pause_garbage_collection
-from mil_ane_passes.utils.locking import exclusive, is_synchronized
+from mil_ane_passes.utils.locking import exclusive, is_synchronized, synchronized_property
 from tests.without_torch import hide_torch
 
 REWRITTEN, IDLE = "conv_transpose_1d.mlpackage", "nothing_to_do.mlpackage"
@@ -209,6 +211,36 @@ def run_in_thread(call):
 
     threading.Thread(target=work, daemon=True).start()
     return done
+
+
+def test_a_property_waits_for_the_lock_alone():
+    """functools.cached_property has a lock of its own before Python 3.12: these two threads would never go on."""
+    computed = []
+
+    class Report:
+        @synchronized_property
+        def step(self):
+            with exclusive():
+                computed.append(self)
+                return object()
+
+    one, two, waiting = Report(), Report(), []
+
+    def read_in_the_api():
+        with exclusive():
+            waiting.append(run_in_thread(lambda: one.step))
+            time.sleep(0.2)  # the other thread is in the property
+            assert two.step
+
+    assert run_in_thread(read_in_the_api).wait(10) and waiting[0].wait(10)
+    assert computed == [two, one] and one.step is one.step and one.step is not two.step and computed == [two, one]
+    assert isinstance(Report.step, synchronized_property)
+
+
+def test_no_other_property_is_kept_under_a_lock_of_its_own():
+    sources = (Path(ane.__file__).parent).rglob("*.py")
+    assert not [path.name for path in sources if re.search(r"import.*cached_property|functools\.cached_property$",
+                                                           path.read_text(), re.M)]
 
 
 def test_a_second_thread_waits_until_the_first_is_done(fixtures):
