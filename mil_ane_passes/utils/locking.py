@@ -63,8 +63,8 @@ def synchronized(function: Callable[P, R]) -> Callable[P, R]:
 class synchronized_property(Generic[R_co]):  # noqa: N801
     """A property that is computed once for an object, under the lock.
 
-    Before Python 3.12 `functools.cached_property` has a lock of its own, shared by all objects of a class: a thread that
-    computes a property and waits for the API, and one in the API that reads another's, would wait for each other.
+    Before Python 3.12 `functools.cached_property` has a lock of its own, shared by all objects of a class: a thread
+    that computes one and waits for the API, and another in the API that reads that property, would never go on.
     """
 
     def __init__(self, function: Callable[[Any], R_co]) -> None:
