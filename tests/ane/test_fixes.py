@@ -70,7 +70,7 @@ def test_a_rule_that_knows_which_of_its_ops_a_rewrite_leaves_alone_is_believed()
 
     found = ane.lint(build_program(body, x=(1, 2, 4, 4), at=(1, 3, 3, 2)), target="m1", select="texture_ops").findings
     said = {item.value: (item.fix["pass"], item.not_fixed_because) for item in found}
-    assert said == {"sampled": (None, "sliced_pad: for pad only"), "padded": ("ane::sliced_pad", "")}
+    assert said == {"sampled": (None, "sliced_pad: applies to pad only"), "padded": ("ane::sliced_pad", "")}
 
 
 @pytest.mark.parametrize(("target", "share"), [

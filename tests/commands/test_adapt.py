@@ -358,7 +358,7 @@ def test_the_cache_as_one_state_that_the_functions_share(tmp_path, capsys):
     opened = open_by("reference")
     decoder = Decoder(folder, opened)
     assert generate(decoder, PROMPT, STEPS) == run_module("gpt2")[0]
-    with pytest.raises(ValueError, match="tokens; the maximum (context) is 60"):
+    with pytest.raises(ValueError, match=r"tokens; the maximum \(context\) is 60"):
         decoder.feed(PROMPT)
     chunks, singles = (Decoder(folder, opened) for _ in range(2))
     chunked = chunks.feed(PROMPT)

@@ -120,8 +120,8 @@ def test_link_shares_what_stays(fixtures, tmp_path, link, monkeypatch):
 
 
 @pytest.mark.parametrize("place", [".", "/", ""])
-def test_a_place_without_a_name_is_no_place_for_parts(place, tmp_path, capsys):
-    assert main(["edit", str(tmp_path / "source.mlpackage"), "--split-at", "x", "-o", place]) == 2
+def test_a_place_without_a_name_is_no_place_for_parts(place, fixtures, capsys):
+    assert main(["edit", str(fixtures / CONV), "--split-at", "x", "-o", place]) == 2
     assert "is not the name of a package; expected one that ends in .mlpackage" in capsys.readouterr().err
 
 

@@ -126,7 +126,7 @@ def test_both_files_say_the_same(name, text, tmp_path):
 
 @pytest.mark.parametrize("table,words", [
     ({"x": "cumsums"}, "per_op_ignores: no rule 'cumsums'; expected a code"),
-    ({"x": []}, "per_op_ignores: found None"),
+    ({"x": []}, "per_op_ignores: found an empty list"),
     ({" ": "ANE2"}, "per_op_ignores: found the pattern ' '"),
     (["x"], "per_op_ignores: found ['x']; expected a mapping")])
 def test_mistakes(table, words, package):

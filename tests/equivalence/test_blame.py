@@ -104,7 +104,7 @@ def test_it_says_which_where_and_by_how_much(package, preset, tmp_path):
         "\nane::more_tanh  left out because it breaks the equivalence check at 1 place: main, seed 0, float64: y: "
         in text
     )
-    (line,) = [line for line in text.splitlines() if "left out, as" in line]
+    (line,) = [line for line in text.splitlines() if "left out because" in line]
     assert line.endswith("; the first op that differs: add %" + report.left_out_passes[0].verify.first.after.value)
     assert text.splitlines()[-2].endswith(" s, without ane::more_tanh")
     data = json.loads(json.dumps(report.to_dict()))

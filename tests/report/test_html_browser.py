@@ -13,7 +13,7 @@ from mil_ane_passes.report.lint_groups import find_costliest
 from tests.report import programs
 from tests.report.chromium import browser, complaints, missing, open_page, requests
 
-pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "can be run")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missing() or "can be run")]
 
 TAB, ENTER, DOWN, RIGHT, END = "\ue004", "\ue007", "\ue015", "\ue014", "\ue010"
 

@@ -66,7 +66,7 @@ def feeds(tmp_path_factory: pytest.TempPathFactory, endless: Path) -> Path:
 def test_a_loop_is_stopped_after_its_steps() -> None:
     with share_budget(max_steps=50), pytest.raises(ane.LimitReached) as reached:
         Runtime(loop(0))(X)
-    assert "while_loop '" in str(reached.value) and "still running after 50 steps" in str(reached.value)
+    assert "while_loop '" in str(reached.value) and "still running after 50 loop steps" in str(reached.value)
     assert "max_steps=" in str(reached.value)
     with share_budget(max_steps=50):
         Runtime(loop(1, 50))(X)
@@ -80,7 +80,7 @@ def test_steps_of_nested_loops_count_together_and_each_run_begins_anew() -> None
     runtime = Runtime(nested(4, 5))
     with share_budget(max_steps=24):
         runtime(X), runtime(X)
-    with share_budget(max_steps=23), pytest.raises(ane.LimitReached, match=r"in it while_loop .* after 23 steps"):
+    with share_budget(max_steps=23), pytest.raises(ane.LimitReached, match=r"in it while_loop .* after 23 loop steps"):
         runtime(X)
 
 
@@ -117,13 +117,13 @@ def test_every_function_that_runs_a_model_is_bounded(endless: Path, tmp_path: Pa
     for call in (lambda: ane.run(endless, feeds, max_steps=40), lambda: ane.trace(endless, feeds, max_steps=40),
                  lambda: ane.calibrate(endless, feeds=feeds, max_steps=40),
                  lambda: ane.runtime.predictor(endless, max_steps=40).predict(dict(feeds))):
-        with pytest.raises(ane.LimitReached, match="after 40 steps"):
+        with pytest.raises(ane.LimitReached, match="after 40 loop steps"):
             call()
     report = ane.verify(endless, endless, max_steps=40)
-    assert report.status == "not verified" and "after 40 steps" in report.reason and not report.equal
+    assert report.status == "not verified" and "after 40 loop steps" in report.reason and not report.equal
     assert ane.verify(endless, lambda x: x, max_steps=40).status == "not verified"
     passes = ane.rewrite(endless, tmp_path / "out.mlpackage", passes="fp16_compute", max_steps=40)
-    assert passes.status == "not verified" and "after 40 steps" in passes.verify.reason
+    assert passes.status == "not verified" and "after 40 loop steps" in passes.verify.reason
     assert not (tmp_path / "out.mlpackage").exists()
 
 
