@@ -16,8 +16,8 @@ Lowering = Callable[[Any, Any], None]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-_NUMBERED_NAME = re.compile(r"\bis\d+\b|(?<=torch::tensor )\d+\b")
-"""A symbolic dimension or a torch value, whose number depends on what the process has converted before."""
+_NUMBERED_NAME = re.compile(r"\bis\d+\b|(?<=torch::tensor )\d+\b|(?<=\bInput )\w+(?= has rank )")
+"""A symbolic dimension, a torch value or a var, whose number depends on what the process has converted before."""
 
 
 def describe_fault(error: Exception) -> str:
