@@ -128,7 +128,8 @@ def test_ops_that_are_named_otherwise_are_matched_by_order(plan, package, predic
 def test_one_op_is_said_to_be_one(plan, package, predicted, capsys):
     data = as_predicted(predicted)
     del data["program"]["functions"]["main"][2:]
-    assert "): 1 op matched, 4 only in the prediction, 0 only in the measurement" in called(capsys, plan(data), "--model", package, code=0)
+    text = called(capsys, plan(data), "--model", package, code=0)
+    assert "): 1 op matched, 4 only in the prediction, 0 only in the measurement" in text
 
 
 @pytest.mark.parametrize("relu_on_cpu, agrees, extra", [(0.01, True, 0.0), (0.03, False, 0.02)])

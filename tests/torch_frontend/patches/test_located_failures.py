@@ -200,6 +200,7 @@ def test_a_failure_while_the_graph_is_read_is_named(monkeypatch, frontend, targe
 
     model = captured(Outer(torch.relu).eval(), [V], frontend)
     monkeypatch.setattr(target, fail)
-    with pytest.raises(NotConverted, match=r"^reading the torch graph fails: KeyError: 'gone'; use other ops") as refused:
+    expected = r"^reading the torch graph fails: KeyError: 'gone'; use other ops"
+    with pytest.raises(NotConverted, match=expected) as refused:
         converted(model, V)
     assert isinstance(refused.value.__cause__, KeyError)
