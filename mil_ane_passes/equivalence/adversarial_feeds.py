@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from coremltools.converters.mil.mil import Function, Program, Var, types
+from coremltools.converters.mil.mil import Function, Operation, Program, Var, types
 
-from ..ir.query import is_compressed, is_const, is_const_or_compressed
+from ..ir.query import get_flat_inputs, is_compressed, is_const, is_const_or_compressed
 from ..utils.errors import AnePassesError
 from .execution import Plan
 from .feeds import (
@@ -80,9 +80,8 @@ _ROW_SCALES = (30.0, 1e-3, 1.0)
 
 _ROWS_AT_ONCE = 1024
 "Rows of tables that are compared at a time, in float64: a table may be as large as memory."
-_MAX_CHOICES = 4
-"The most choices behind each other between ids and a lookup: both sides of each are followed."
-_KEEPS_IDS = frozenset({"cast", "expand_dims", "identity", "reshape", "squeeze", "transpose"})
+_MAX_INDEX_OPS, _MAX_INDICES = 64, 1 << 16
+"The most ops that compute the indices of a lookup from inputs, and elements of each: they are computed many times."
 
 
 @dataclass(frozen=True)
@@ -143,26 +142,37 @@ def build_table_row_plans(before: Program, after: Program, describe: Callable[[s
     """
     made = []
     for name, function in before.functions.items():
-        tables = [dict(_iterate_tables(each)) for each in (function, after.functions[name])]
-        wanted: dict[str, list[tuple[Array, Array]]] = {}
-        for place, (old, source) in tables[0].items():
-            new, _ = tables[1].get(place, (None, None))
-            if new is None or (is_compressed(old) and _is_stored_alike(old, new)):
-                continue
-            try:
-                dense = [_read_table(program, name, var, place.axis) for program, var in ((before, old), (after, new))]
-            except AnePassesError:
-                continue  # neither can a run read it, which the report then says
-            if (rows := _find_differing_rows(*dense)).size:
-                wanted.setdefault(source.name, []).append((rows, source.offset))
-        if wanted:
+        found = _find_differing_lookups(before, after, name)
+        if found:
             description = describe(name)
             choice = list_shape_choices(function, description)[0]
             feeds = make_feeds(function, choice, 0, description)
             domains = infer_input_domains(function, get_symbol_sizes(function, choice.shapes))
-            feeds |= {each: _choose_ids(feeds[each], read, domains[each]) for each, read in wanted.items()}
-            made.append(Plan(name, ROWS, feeds, make_state(function, 0), typed=False, adversarial=ROWS))
+            wanted: dict[str, list[tuple[Array, _IdUse]]] = {}
+            for indices, rows in found:
+                for use in _find_id_uses(before, name, indices, feeds):
+                    wanted.setdefault(use.name, []).append((rows, use))
+            chosen = {each: _choose_ids(feeds[each], uses, domains[each]) for each, uses in wanted.items()}
+            if chosen:
+                made.append(Plan(name, ROWS, feeds | chosen, make_state(function, 0), typed=False, adversarial=ROWS))
     return made
+
+
+def _find_differing_lookups(before: Program, after: Program, function: str) -> list[tuple[Var, Array]]:
+    """Return the indices of each lookup in a constant table that differs in the other program, with these rows."""
+    tables = [dict(_iterate_tables(program.functions[function])) for program in (before, after)]
+    found = []
+    for place, (old, indices) in tables[0].items():
+        new, _ = tables[1].get(place, (None, None))
+        if new is None or (is_compressed(old) and _is_stored_alike(old, new)):
+            continue
+        try:
+            dense = [_read_table(program, function, var, place.axis) for program, var in ((before, old), (after, new))]
+        except AnePassesError:
+            continue  # neither can a run read it, which the report then says
+        if (rows := _find_differing_rows(*dense)).size:
+            found.append((indices, rows))
+    return found
 
 
 class _TablePlace(NamedTuple):
@@ -174,40 +184,100 @@ class _TablePlace(NamedTuple):
     number: int
 
 
-class _IdSource(NamedTuple):
-    """The input that has the ids of a lookup, and what is added to these: one number, or one for each place."""
+class _IdUse(NamedTuple):
+    """How the indices of a lookup follow from one input, at the places that depend on it: `base` + `step` times the
+    input's element of number `element`. Three arrays of one length."""
 
     name: str
-    offset: Array
+    base: Array
+    step: Array
+    element: Array
 
 
-def _choose_ids(drawn: Array, read: Sequence[tuple[Array, Array]], domain: Interval) -> Array:
-    """Return ids that read rows of tables, given with what is added to the ids; drawn ones where none of them can."""
+def _find_id_uses(program: Program, function: str, indices: Var, feeds: Mapping[str, Array]) -> list[_IdUse]:
+    """Return how `indices` depend on each input, found by computing them at values of 0 and 1; empty where too much
+    has to be computed for that, or where they cannot be computed.
+
+    One value of 1 among zeros would tell which places read it, an input of n elements takes n such runs. That each
+    place reads one element is assumed, so the number of this element is found bit by bit, in log2(n) runs. Where it is
+    not so, the ids chosen are as good as drawn ones.
+    """
+    from ..runtime import Runtime
+
+    ops = _list_needed_ops(indices)
+    if ops is None:
+        return []
+    read = {indices, *(each for op in ops for each in get_flat_inputs(op))}
+    names = [name for name, var in program.functions[function].inputs.items() if name in feeds and var in read]
+    found = []
+    try:
+        runtime = Runtime(program, function=function, precision="float64")
+        for name in names:
+            def compute(bits: Array, name: str = name) -> Array:
+                value = bits.reshape(feeds[name].shape).astype(feeds[name].dtype)
+                return np.asarray(runtime.compute(indices, ops, {**feeds, name: value}), np.int64).reshape(-1)
+
+            numbers = np.arange(feeds[name].size)
+            base = compute(np.zeros_like(numbers))
+            step = compute(np.ones_like(numbers)) - base
+            element = np.zeros_like(base)
+            for bit in range(int(numbers[-1:].max(initial=0)).bit_length()):
+                element |= (compute(numbers >> bit & 1) != base).astype(np.int64) << bit
+            places = np.flatnonzero((step != 0) & (element < numbers.size))
+            if places.size:
+                found.append(_IdUse(name, base[places], step[places], element[places]))
+    except AnePassesError:
+        pass  # indices that cannot be computed at these values; other inputs are tried
+    return found
+
+
+def _list_needed_ops(var: Var) -> list[Operation] | None:
+    """Return the ops of the function that compute `var`, in their order; None where they are more than integers need:
+    many, with blocks, or of many elements."""
+    needed: set[Operation] = set()
+    pending = [var]
+    while pending:
+        op = pending.pop().op
+        if op is None or op in needed or is_const_or_compressed(op.outputs[0]):
+            continue
+        if len(needed) == _MAX_INDEX_OPS or op.blocks or any(each.rank and math.prod(
+                size if isinstance(size, int) else 1 for size in each.shape) > _MAX_INDICES for each in op.outputs):
+            return None
+        needed.add(op)
+        pending.extend(get_flat_inputs(op))
+    block = var.op.enclosing_block if var.op is not None else None
+    return [op for op in block.operations if op in needed] if block is not None else []
+
+
+def _choose_ids(drawn: Array, wanted: Sequence[tuple[Array, _IdUse]], domain: Interval) -> Array:
+    """Return ids that read rows of tables, given with how these are looked up; drawn ones where none of them can."""
     ids = drawn.reshape(-1).copy()
-    read = [(rows, each) for rows, offset in read for each in (
-        [offset] if offset.ndim <= drawn.ndim and np.broadcast_shapes(offset.shape, drawn.shape) == drawn.shape
-        else np.unique(offset))]  # ids that are repeated read rows at all of these offsets
-    offsets = np.stack([np.broadcast_to(offset, drawn.shape).reshape(-1) for _, offset in read], axis=1)
-    for offset in np.unique(offsets, axis=0):
-        places = np.flatnonzero((offsets == offset).all(axis=1))
-        able = np.concatenate([rows - each for (rows, _), each in zip(read, offset)])
+    readers: dict[int, set[tuple[int, int, int]]] = {}
+    for number, (_, use) in enumerate(wanted):
+        for base, step, element in zip(use.base.tolist(), use.step.tolist(), use.element.tolist()):
+            readers.setdefault(element, set()).add((number, base, step))
+    alike: dict[frozenset[tuple[int, int, int]], list[int]] = {}
+    for element, places in readers.items():
+        alike.setdefault(frozenset(places), []).append(element)
+    for same, elements in alike.items():
+        hits = [(wanted[number][0] - base, step) for number, base, step in sorted(same)]
+        able = np.concatenate([gaps[gaps % step == 0] // step for gaps, step in hits])
         able = able[(able >= max(domain[0], 0)) & (able <= domain[1])]
         if able.size:
-            ids[places] = np.resize(able, places.size)
+            ids[elements] = np.resize(able, len(elements))
     return ids.reshape(drawn.shape)
 
 
-def _iterate_tables(function: Function) -> Iterator[tuple[_TablePlace, tuple[Var, _IdSource]]]:
-    """Yield the constant tables, compressed or not, from which ids select, each with the source of the ids."""
+def _iterate_tables(function: Function) -> Iterator[tuple[_TablePlace, tuple[Var, Var]]]:
+    """Yield the constant tables, compressed or not, from which computed indices select, each with the indices."""
     counts: dict[Any, int] = {}
     for op in function.operations:
         if op.op_type != "gather" or not is_const_or_compressed(op.x) or op.axis is None or op.axis.val is None:
             continue
-        source = _find_ids(function, op.indices)
-        if op.x.rank and source is not None:
+        if op.x.rank and not is_const(op.indices):
             shape, axis = tuple(op.x.shape), int(op.axis.val) % op.x.rank
             counts[shape, axis] = counts.get((shape, axis), 0) + 1
-            yield _TablePlace(shape, axis, counts[shape, axis]), (op.x, source)
+            yield _TablePlace(shape, axis, counts[shape, axis]), (op.x, op.indices)
 
 
 def _is_stored_alike(old: Var, new: Var) -> bool:
@@ -226,33 +296,6 @@ def _read_table(program: Program, function: str, var: Var, axis: int) -> Array:
 
     dense = var.val if is_const(var) else Runtime(program, function=function).read_constant(var)
     return np.moveaxis(np.asarray(dense), axis, 0)
-
-
-def _find_ids(function: Function, var: Var, choices: int = _MAX_CHOICES) -> _IdSource | None:
-    """Return the input whose integers `var` has, behind casts, changes of shape, sums with constants, and a choice for
-    negative ones, of which the one that adds nothing counts."""
-    offset = np.zeros((), np.int64)
-    while var.op is not None:
-        op = var.op
-        if op.op_type == "select":
-            sides = [_find_ids(function, each, choices - 1) for each in (op.a, op.b)] if choices else []
-            found = [each for each in sides if each is not None]
-            least = min(found, key=lambda each: int(np.abs(each.offset).max(initial=0)), default=None)
-            return None if least is None else _IdSource(least.name, least.offset + offset)
-        if op.op_type in ("add", "sub"):
-            x, y = (op.x, op.y) if is_const(op.y) or op.op_type == "sub" else (op.y, op.x)
-            if not is_const(y) or y.val is None:
-                return None
-            offset = offset + np.asarray(y.val, np.int64) * (1 if op.op_type == "add" else -1)
-            offset = offset.reshape(-1)[:1].reshape(()) if offset.size and np.all(offset == offset.reshape(-1)[0]) \
-                else offset
-            var = x
-        elif op.op_type in _KEEPS_IDS and (not offset.ndim or op.op_type in ("cast", "identity")):
-            var = op.x
-        else:
-            return None
-    name = next((name for name, each in function.inputs.items() if each is var), None)
-    return None if name is None else _IdSource(name, offset)
 
 
 def _find_differing_rows(old: Array, new: Array) -> Array:

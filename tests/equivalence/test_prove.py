@@ -337,6 +337,15 @@ PLACES = {
     "ids of one codebook for all": lambda ids: mb.add(x=ids, y=CODEBOOKS),
     "negative ones from the end": lambda ids: mb.select(cond=mb.greater_equal(x=ids, y=0), a=ids,
                                                         b=mb.add(x=ids, y=5000)),
+    "one offset for each, in another shape": lambda ids: mb.add(x=mb.reshape(x=ids, shape=[12]),
+                                                                y=np.arange(0, 120, 10, dtype=np.int32)),
+    "codebooks, in another order": lambda ids: mb.reshape(x=mb.add(x=mb.transpose(x=ids, perm=[1, 0]),
+                                                                   y=CODEBOOKS.T), shape=[2, 6]),
+    "every third row": lambda ids: mb.add(x=mb.mul(x=ids, y=3), y=1),
+    "counted from the last row": lambda ids: mb.sub(x=4999, y=ids),
+    "the last two of each": lambda ids: mb.slice_by_index(x=ids, begin=[0, 1], end=[4, 3]),
+    "limited to the table": lambda ids: mb.minimum(x=mb.maximum(x=ids, y=0), y=4999),
+    "floats": lambda ids: mb.cast(x=mb.floor(x=mb.cast(x=ids, dtype="fp32")), dtype="int32"),
 }
 
 
