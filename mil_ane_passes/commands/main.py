@@ -40,12 +40,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _run_as_process()
 
 
+_SPIN_COUNT = "1000"
+"""Turns for which a thread of torch waits actively, in place of 300,000: what libgomp itself uses if a program has more
+threads than processors. Beside one other busy process on two processors, a call of a vocoder took 0.08 s instead of
+2.4 s; on an idle machine 0.039 s instead of 0.034 s."""
+
+
+def _keep_threads_from_spinning() -> None:
+    """Set libgomp's `GOMP_SPINCOUNT`, unless the user has set how threads wait; it is read when torch is imported."""
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)
+
+
 def _run_as_process() -> int:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by whoever started us, as with `>&-`
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     try:
         arguments = _build_parser(sys.argv[1:]).parse_args()
+        _keep_threads_from_spinning()
         atexit.register(gc.freeze)  # a garbage collection of a model's ops at exit is slow
         if getattr(arguments, "keeps_all", False):
             gc.disable()

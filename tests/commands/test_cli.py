@@ -14,7 +14,7 @@ import pytest
 import mil_ane_passes
 from mil_ane_passes import load, rewrite
 from mil_ane_passes._version import __version__
-from mil_ane_passes.commands.main import main
+from mil_ane_passes.commands.main import _keep_threads_from_spinning, main
 from mil_ane_passes.commands.pages import collect_pages
 from mil_ane_passes.commands.passes import Catalogue
 from mil_ane_passes.ir.query import iterate_ops
@@ -340,3 +340,12 @@ def test_a_reader_that_leaves_early_gets_no_traceback():
     finally:
         os.close(writing)
     assert result.stderr == "" and result.returncode == 141
+
+
+@pytest.mark.parametrize("held, expected", [
+    ({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)])
+def test_threads_do_not_spin_unless_the_user_says_so(monkeypatch, held, expected):
+    """On a machine that others use, each op waits for the other thread, which a spinning one keeps from running."""
+    monkeypatch.setattr(os, "environ", dict(held))
+    _keep_threads_from_spinning()
+    assert os.environ.get("GOMP_SPINCOUNT") == expected
