@@ -327,18 +327,25 @@ def _execute_both(
 
     What the two share before they differ is computed at float32 in the runs at float64, which makes these half as long.
     A run that does not pass so is made at float64 throughout: the two may agree to float32 only, and it is held against
-    further runs of `before` at float64.
+    further runs of `before` at float64. One that was made as one with others and does not pass is made alone.
     """
     from .lockstep import execute_in_lockstep
 
     if not quirks:
-        old, new = execute_in_lockstep(before, after, plans, precisions, progress, mapping, regions, lowers=True)
-        pairs = [(run, other) for run, other in zip(old.runs, new.runs) if not _is_settled(run, other, promised)]
-        again = execute_in_lockstep(before, after, [run.plan for run, _ in pairs], ("float64",), progress, mapping)
-        for pair, repeated in zip(pairs, zip(*(found.runs for found in again))):
-            for run, other in zip(pair, repeated):
-                run.results.update(other.results)
-                run.ops.update(other.ops)
+        old, new = execute_in_lockstep(before, after, plans, precisions, progress, mapping, regions, lowers=True,
+                                       joins=True)
+        pairs = [*zip(old.runs, new.runs)]
+
+        def repeat(chosen: Sequence[tuple[Run, Run]], precisions: Sequence[str], joins: bool) -> None:
+            again = execute_in_lockstep(before, after, [run.plan for run, _ in chosen], precisions, progress, mapping,
+                                        joins=joins)
+            for pair, repeated in zip(chosen, zip(*(found.runs for found in again))):
+                for run, other in zip(pair, repeated):
+                    run.results.update(other.results)
+                    run.ops.update(other.ops)
+
+        repeat([pair for pair in pairs if not _is_settled(*pair, promised)], ("float64",), joins=True)
+        repeat([pair for pair in pairs if pair[0].joined and not _passes(*pair, promised)], precisions, joins=False)
         return old, new
     old = execute_plans(before, plans, precisions, lambda text: progress(f"before, {text}"))
     runnable = [replace(run.plan, error=run.error) for run in old.runs]
@@ -359,6 +366,12 @@ def _is_settled(old: Run, new: Run, promised: Strictness) -> bool:
     is_telling = promised.exactness is Exactness.BITWISE or count.shared == count.ops
     return all(output.passed for output in outputs) and (
         is_telling or not all(output.equal_bits for output in outputs))
+
+
+def _passes(old: Run, new: Run, promised: Strictness) -> bool:
+    """Return whether all outputs of a run are equal as promised, or it ended with an error."""
+    return bool(old.error or new.error) or all(
+        output.passed for case in _cases(old, new, promised) for output in case.outputs)
 
 
 def _has_undefined(run: Run) -> bool:

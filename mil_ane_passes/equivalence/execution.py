@@ -166,6 +166,8 @@ class Run:
     rounding: frozenset[str] = frozenset()
     ops: dict[str, OpCount] = field(default_factory=dict)
     "By precision, where two programs ran side by side: the ops of the second."
+    joined: bool = False
+    "Made as one with other runs, which may round differently than alone."
     error: str = ""
 
 

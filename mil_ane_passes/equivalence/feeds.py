@@ -11,7 +11,7 @@ import numpy as np
 from coremltools.converters.mil.mil import Function, Var, types
 from coremltools.converters.mil.mil.types.symbolic import is_symbolic
 
-from ..ir.query import get_static_shape
+from ..ir.query import get_static_shape, get_type_info
 from ..runtime.feeds import get_numpy_dtype
 from ..utils.errors import InputError
 from ..utils.text_format import format_count
@@ -103,8 +103,10 @@ def count_computed_elements(function: Function, shapes: Mapping[str, tuple[int, 
         if op.blocks:
             return math.inf
         for var in op.outputs if op.op_type != "const" else ():
-            if types.is_tensor(var.sym_type):
-                total += math.prod(_resolve_extent(dim, sizes) for dim in var.shape)
+            kind = get_type_info(var)
+            if kind.is_tensor:
+                total += math.prod(_resolve_extent(dim, sizes) for dim in (
+                    var.shape if kind.shape is None else kind.shape))
     return total
 
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from coremltools.converters.mil.mil import Operation, Program, Var
+from coremltools.converters.mil.mil import Function, Operation, Program, Var
 
 from ..ir.query import iterate_nested_ops
 from ..runtime.engine import Call, Runtime
+from ..runtime.joined_runs import can_join_runs
 from ..utils.errors import InputError, MemoryLimitReached
 from ..utils.locking import synchronized
+from .adversarial_feeds import SPECIAL
 from .execution import (
+    USER_FEEDS_LABEL,
     Execution,
     OpCount,
     Plan,
@@ -26,6 +30,7 @@ from .execution import (
     join_results,
     note_error,
 )
+from .feeds import count_computed_elements
 from .overflow_bounds import can_overflow
 from .value_matching import FunctionMatch, FunctionValues, OpMatch, is_constant, list_operands, match_functions
 
@@ -35,6 +40,10 @@ if TYPE_CHECKING:
 __all__ = ["Lockstep", "execute_in_lockstep"]
 
 Array = np.ndarray[Any, Any]
+
+_MAX_JOINED_ELEMENTS = 1 << 27
+"""The most elements that runs made as one compute. They take 1 GB at float64 if all are kept, of which few are alive at
+once; in larger runs the time that joining saves, between ops, does not matter."""
 
 
 class Lockstep:
@@ -78,8 +87,29 @@ class Lockstep:
         Raises the errors of the first; LimitReached of either, that of memory also where each alone would keep within
         it.
         """
+        return self._run(
+            self.first.start_call(feeds, states[0]), lambda: self.second.start_call(feeds, states[1]), states)
+
+    @synchronized
+    def run_joined(
+        self, feeds: Sequence[Mapping[str, Any]]
+    ) -> list[tuple[dict[str, Array], dict[str, Array]]]:
+        """Run both on each of `feeds`, as one run; returns the outputs of both for each.
+
+        Raises the errors of both, whichever of the runs has them.
+        """
+        outputs, outcome = self._run(
+            self.first.start_joined_call(feeds), lambda: self.second.start_joined_call(feeds), ({}, {}))
+        if isinstance(outcome, InputError):
+            raise outcome
+        parts = [_split_rows(each, len(feeds)) for each in (outputs, outcome)]
+        return [*zip(*parts)]
+
+    def _run(
+        self, one: Call, start_second: Callable[[], Call],
+        states: tuple[MutableMapping[str, Any], MutableMapping[str, Any]],
+    ) -> tuple[dict[str, Array], dict[str, Array] | InputError]:
         self.count = OpCount()
-        one = self.first.start_call(feeds, states[0])
         steps = _Steps(one, self._match.ops)
         if self._common is not None and self._common_ops is not None:
             steps.share(self._common.join_call(one), self._common_ops)
@@ -87,7 +117,7 @@ class Lockstep:
         outcome: dict[str, Array] | InputError
         try:
             try:
-                two = self.second.start_call(feeds, states[1])
+                two = start_second()
                 found = self._run_second(steps, two, entered)
                 outcome = self.second.finish_call(two, found, states[1])
             except InputError as error:
@@ -129,12 +159,22 @@ class Lockstep:
             value = first.machine.env[id(other)]
             is_equal = is_shared or machine.holds_bits(own, value)
             if not match.is_same and self._regions is not None:
-                self._regions.note(self.first.function, self.first.precision, (other, own),
-                                   (value, machine.env[id(own)]), is_equal)
+                self._note_region(self._regions, (other, own), (value, machine.env[id(own)]), first.joined, is_equal)
             if is_equal:
                 machine.hold(id(own), value if is_shared else first.lower(other))
                 equal.add(id(own))
         first.drop_needs(match)
+
+
+    def _note_region(
+        self, regions: RegionLog, values: tuple[Var, Var], tensors: tuple[Any, Any], count: int, is_equal: bool
+    ) -> None:
+        """Note the comparison of two values in each of `count` runs made as one."""
+        from ..runtime.numeric import have_equal_bits
+
+        for parts in [tensors] if count == 1 else zip(*(each.chunk(count) for each in tensors)):
+            regions.note(self.first.function, self.first.precision, values, parts,
+                         is_equal or (count > 1 and have_equal_bits(*parts)))
 
 
 class _CommonOps:
@@ -177,6 +217,8 @@ class _Steps:
         self._magnitudes: dict[int, float] = {}
         self._last: Operation | None = None
         self.at_float32 = self.rounded = 0
+        self.joined = call.joined
+        "The number of runs that are made as one."
 
     def share(self, common: Interpreter, ops: _CommonOps) -> None:
         """Let `common`, an interpreter at float32 on the values of this one, run `ops` where nothing before differs."""
@@ -261,6 +303,12 @@ class _Steps:
         return self.machine.leave_block(self._block)
 
 
+def _split_rows(outputs: Mapping[str, Array], count: int) -> list[dict[str, Array]]:
+    """Split the outputs of `count` runs that were made as one."""
+    parts = {name: np.split(value, count) for name, value in outputs.items()}
+    return [{name: each[number] for name, each in parts.items()} for number in range(count)]
+
+
 def _count_blocks(op: Any, counterpart: Any, first: Interpreter, second: Interpreter) -> None:
     """Count the blocks in `op` as executed where those in its counterpart are."""
     if not op.blocks:
@@ -277,19 +325,21 @@ def _iterate_inner(op: Operation) -> Iterator[Operation]:
 
 def execute_in_lockstep(
     before: Program, after: Program, made: Sequence[Plan], precisions: Sequence[str], progress: Callable[[str], None],
-    mapping: Mapping[str, str], regions: RegionLog | None = None, lowers: bool = False,
+    mapping: Mapping[str, str], regions: RegionLog | None = None, lowers: bool = False, joins: bool = False,
 ) -> tuple[Execution, Execution]:
     """Execute every plan on two programs at every precision, and what they have in common once.
 
     Returns what `execute_plans` returns for each alone; a plan that `before` cannot run has its error in both.
     `mapping` (name before -> name after) is that of `compare_programs`. With `lowers`, runs at float64 compute at
-    float32 what the programs share before they differ. `regions` notes where values that differ are compared.
+    float32 what the programs share before they differ. With `joins`, runs of functions whose rows do not depend on each
+    other are made as one, which is faster. `regions` notes where values that differ are compared.
     """
     old, new = (Execution([Run(plan, error=plan.error) for plan in made]) for _ in range(2))
     count = RunProgress(progress, len(made) * len(precisions))
     for function in dict.fromkeys(plan.function for plan in made):
         values = [FunctionValues(function, program.functions[function]) for program in (before, after)]
         match = match_functions(values[0], values[1], mapping)
+        can_join = joins and all(can_join_runs(program.functions[function]) for program in (before, after))
         plain: Runtime | None = None
         plain_after: Runtime | None = None
         for precision in precisions:
@@ -302,13 +352,53 @@ def execute_in_lockstep(
             runtimes = [old_runtime, new_runtime]
             plain, plain_after = plain or old_runtime, plain_after or new_runtime
             lockstep = Lockstep(runtimes[0], runtimes[1], match, regions, common)
-            for pair in zip(old.runs, new.runs):
-                if not is_left_out(pair[0], function, precision):
+            pairs = [pair for pair in zip(old.runs, new.runs) if not is_left_out(pair[0], function, precision)]
+            for group in _group_pairs(pairs, before.functions[function]) if can_join else [[pair] for pair in pairs]:
+                for pair in group:
                     count.report(pair[0].plan, precision)
-                    _execute_pair(lockstep, pair, precision)
+                if len(group) == 1 or not _execute_joined(lockstep, group, precision):
+                    for pair in group:
+                        _execute_pair(lockstep, pair, precision)
             old.executed_blocks |= runtimes[0].executed_blocks
             new.executed_blocks |= runtimes[1].executed_blocks
     return old, new
+
+
+def _group_pairs(pairs: Sequence[tuple[Run, Run]], function: Function) -> list[list[tuple[Run, Run]]]:
+    """Group runs on feeds of the same shapes, and cut groups that compute many elements.
+
+    Runs on NaN and infinities stay alone: one such element makes an op look further for what overflows. So do those on
+    feeds of the user, whose errors are reported.
+    """
+    groups: dict[Any, list[tuple[Run, Run]]] = {}
+    for number, pair in enumerate(pairs):
+        plan = pair[0].plan
+        is_alone = plan.adversarial == SPECIAL or plan.label.startswith(USER_FEEDS_LABEL)
+        key = number if is_alone else tuple((name, each.shape, each.dtype) for name, each in plan.feeds.items())
+        groups.setdefault(key, []).append(pair)
+    return [part for group in groups.values() for part in _cut_group(group, function)]
+
+
+def _cut_group(group: list[tuple[Run, Run]], function: Function) -> list[list[tuple[Run, Run]]]:
+    """Cut a group into parts that compute few elements each."""
+    if len(group) == 1:
+        return [group]
+    shapes = {name: value.shape for name, value in group[0][0].plan.feeds.items()}
+    most = max(1, int(_MAX_JOINED_ELEMENTS / max(count_computed_elements(function, shapes), 1)))
+    return [group[start : start + most] for start in range(0, len(group), most)]
+
+
+def _execute_joined(lockstep: Lockstep, pairs: Sequence[tuple[Run, Run]], precision: str) -> bool:
+    """Execute plans on both programs as one run; returns False where one of them ends with an error."""
+    try:
+        found = lockstep.run_joined([old.plan.feeds for old, _ in pairs])
+    except (InputError, MemoryLimitReached):
+        return False
+    for (old, new), (outputs, outcome) in zip(pairs, found):
+        old.joined = new.joined = True
+        new.ops[precision] = replace(lockstep.count)
+        old.results[precision], new.results[precision] = join_results(outputs, {}), join_results(outcome, {})
+    return True
 
 
 def _execute_pair(lockstep: Lockstep, runs: tuple[Run, Run], precision: str) -> None:

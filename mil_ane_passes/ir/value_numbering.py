@@ -11,6 +11,7 @@ from coremltools.converters.mil.mil import Block, Function, Operation, Var, type
 
 from .constants import LazyValue, get_blob_ref
 from .coremltools_internals import get_typed_value
+from .query import get_type_info
 
 __all__ = ["ValueNumbering"]
 
@@ -158,4 +159,4 @@ class _LargeConstant:
 def _get_kind(var: Var) -> Hashable:
     """Return what distinguishes types of values whose shape follows from how they are computed."""
     kind = var.sym_type
-    return var.dtype if types.is_tensor(kind) or types.is_scalar(kind) else str(kind.__name__)
+    return get_type_info(var).dtype if types.is_tensor(kind) or types.is_scalar(kind) else str(kind.__name__)

@@ -12,6 +12,7 @@ from ..ir.query import contradiction, iterate_nested_ops, plain_type
 from ..utils.errors import InputError, NotSupported, suggest_nearest
 from ..utils.locking import synchronized
 from .feeds import check_feeds, check_state, split_inputs
+from .joined_runs import JoinedShapes
 from .memory_limits import refuse_excessive_peak, refuse_oversized_values
 from .model_description import apply_description
 from .partial_sum_observer import PartialSumObserver
@@ -55,6 +56,8 @@ class Call:
     machine: Interpreter
     cells: Mapping[str, StateCell]
     arguments: Iterator[Any]
+    joined: int = 1
+    "The number of runs that are made as one."
 
 
 class Runtime:
@@ -140,9 +143,23 @@ class Runtime:
         return Call(self._block, machine, cells, arguments)
 
     @synchronized
+    def start_joined_call(self, feeds: Sequence[Mapping[str, Any]]) -> Call:
+        """Prepare runs on each of `feeds` as one call, of a function for which `can_join_runs` holds.
+
+        Its results have the rows of all runs along axis 0. Raises InputError as a call does.
+        """
+        checked = [self._check_inputs(each, {})[0] for each in feeds]
+        machine = self._make_interpreter(len(feeds))
+        arguments = (
+            machine.keep(var, machine.precision.tensor(np.concatenate([arrays[name] for arrays in checked])))
+            for name, var in self._block.inputs.items()
+        )
+        return Call(self._block, machine, {}, arguments, len(feeds))
+
+    @synchronized
     def join_call(self, call: Call) -> Interpreter:
         """Return an interpreter at this precision on the values of `call`, of the same function at another one."""
-        machine = self._make_interpreter()
+        machine = self._make_interpreter(call.joined)
         machine.env, machine.live = call.machine.env, call.machine.live
         return machine
 
@@ -197,10 +214,11 @@ class Runtime:
         check_state(states, state)
         return arrays, states
 
-    def _make_interpreter(self) -> Interpreter:
+    def _make_interpreter(self, joined: int = 1) -> Interpreter:
         from .interpreter import Interpreter
 
-        return Interpreter(self._kernels, self._prepare(), self._quirks, self._observer)
+        quirks = [*self._quirks, *[JoinedShapes(joined)] * (joined > 1)]
+        return Interpreter(self._kernels, self._prepare(), quirks, self._observer)
 
     def _prepare(self) -> PreparedFunction:
         """Return what is prepared of the function as it is now."""
