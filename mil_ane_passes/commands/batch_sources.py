@@ -65,7 +65,7 @@ def _list_delegates(source: Source) -> list[Source]:
     if source.error or not is_program_path(source.path) or not os.path.isfile(source.path):
         return [source]
     try:
-        found = ExecutorchProgram(source.path).select(None)
+        found = ExecutorchProgram(source.path).select_blobs(None)
     except InputError:
         return [source]  # the error is that of the command, which meets it again
     if len(found) == 1:

@@ -95,7 +95,7 @@ def rewrite_delegates(options: RewriteOptions) -> ExecutorchRewriteReport:
     if path is not None and not options.dry_run:
         check_file_destination(address[0], path, options.overwrite, "a .pte file")
     program = ExecutorchProgram(address[0])
-    blobs = program.select(address[1])
+    blobs = program.select_blobs(address[1])
     if len(blobs) > 1 and (options.feeds or options.ranges):
         raise InputError(f"{program.path}: {format_option('feeds')} and {format_option('ranges')} apply to the inputs "
                          f"of one model, but the program has {len(blobs)}; choose one: {program.path}/{blobs[0].name}")

@@ -192,7 +192,7 @@ def _list_valid_shapes(var: Var, feature: Any) -> dict[str, tuple[int, ...]]:
         if len(shape) != var.rank or min(shape, default=1) < 0:
             raise InputError(
                 f"input '{var.name}': its description allows the shape {tuple(map(int, shape))} ({label}); expected "
-                f"{format_count(var.rank, 'size')} of 0 or more; the package is damaged: take a fresh copy")
+                f"{format_count(var.rank, 'size')} of 0 or more; the package is damaged: use a fresh copy")
     return offers
 
 

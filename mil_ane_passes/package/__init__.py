@@ -4,8 +4,8 @@ A package is rewritten at the speed of a copy, because weights are not loaded. P
 byte for byte: ops with attributes such as `IntendedBackend`, names, shared weights, metadata, labels, images, flexible
 shapes, states, several functions, unknown fields. The ML Programs of a pipeline are rewritten in place; in reports
 their functions are called `PART/FUNCTION`. Where the file system can clone files (APFS, XFS, Btrfs), the weights are
-cloned; elsewhere `--link` makes hard links instead of copies. ExecuTorch's mapping from debug handles to ops, where a
-package has one, is written for the ops that are there afterwards.
+cloned; elsewhere `--link` makes hard links instead of copies. If a package has ExecuTorch's mapping from debug handles
+to ops, it is written again for the ops of the new program.
 
 The output is staged in a hidden folder beside the target, synced, and published in one step. Files of a killed run are
 removed by the next run to that target. If the file system cannot swap paths, an old package is replaced by two renames;
@@ -37,6 +37,6 @@ _HOME = {"CopyAhead": ".copy_ahead", "Package": ".model", "check_destination": "
          "package_of_mlmodel": ".model", "check_backup": ".package_writer", "replace_source": ".package_writer",
          "save": ".package_writer"}
 
-# A copy can start before coremltools is there.
-if not TYPE_CHECKING:  # so that a checker refuses names that are not there
+# A copy can start before coremltools is imported.
+if not TYPE_CHECKING:  # a type checker would accept any name with a module-level `__getattr__`
     __getattr__ = make_lazy_getattr(__name__, _HOME)

@@ -13,7 +13,7 @@ from .blobs import MODEL_PATH
 
 _BLOB_DESCRIPTOR = proto.MIL_pb2.Value.BlobFileValue.DESCRIPTOR
 _FILE_NAME_FIELD, _OFFSET_FIELD = 1, 2
-# A message without this prefix has no reference in it. The substring search is quick and skips most messages.
+# A message without this prefix contains no reference. The substring search is fast and skips most messages.
 _MODEL_PATH_BYTES = MODEL_PATH.encode()
 
 
@@ -21,16 +21,16 @@ def find_refs(raw: bytes) -> set[tuple[str, int]]:
     """Return the file name and offset of every reference in model file `raw`."""
     found: set[tuple[str, int]] = set()
 
-    def note(data: bytes) -> bytes:
+    def record_ref(data: bytes) -> bytes:
         found.add(_read_ref(data))
         return data
 
-    _visit_refs(raw, proto.Model_pb2.Model.DESCRIPTOR, note)
+    _visit_refs(raw, proto.Model_pb2.Model.DESCRIPTOR, record_ref)
     return found
 
 
 def move_refs(raw: bytes, moves: Mapping[str, Mapping[int, int]]) -> bytes:
-    """Return model file `raw` with the offsets replaced that `moves` has a new one for, and the rest byte for byte."""
+    """Return model file `raw` with the offsets in `moves` replaced by the new ones, and the rest byte for byte."""
     places = {(name, old): (name, new) for name, moved in moves.items() for old, new in moved.items()}
     return redirect_refs(raw, places)
 
@@ -39,7 +39,7 @@ def redirect_refs(raw: bytes, places: Mapping[tuple[str, int], tuple[str, int]])
     """Return model file `raw` with references replaced as `places` maps (file, offset) to (file, offset), the rest
     unchanged."""
 
-    def redirect(data: bytes) -> bytes:
+    def redirect_ref(data: bytes) -> bytes:
         old = _read_ref(data)
         name, offset = places.get(old, old)
         if (name, offset) == old:
@@ -54,7 +54,7 @@ def redirect_refs(raw: bytes, places: Mapping[tuple[str, int], tuple[str, int]])
             else b""
         )
 
-    return _visit_refs(raw, proto.Model_pb2.Model.DESCRIPTOR, redirect) if places else raw
+    return _visit_refs(raw, proto.Model_pb2.Model.DESCRIPTOR, redirect_ref) if places else raw
 
 
 def _visit_refs(data: bytes, descriptor: Any, change: Callable[[bytes], bytes]) -> bytes:
@@ -64,13 +64,13 @@ def _visit_refs(data: bytes, descriptor: Any, change: Callable[[bytes], bytes]) 
         return change(data)
     inner = _get_message_fields(descriptor.full_name, descriptor)
 
-    def visit(f: wire.Field, payload: bytes) -> bytes | None:
+    def visit_field(f: wire.Field, payload: bytes) -> bytes | None:
         if f.number not in inner:
             return None
         new = _visit_refs(payload, inner[f.number], change)
         return None if new is payload else new
 
-    return wire.edit_payloads(data, visit)
+    return wire.edit_payloads(data, visit_field)
 
 
 @cache

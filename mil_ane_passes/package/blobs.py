@@ -105,13 +105,13 @@ class WeightFile:
             self.bytes: Array = map_file(self._file, path)
         except OSError as error:
             raise InputError(f"weight file {path} cannot be read ({error.strerror}); {_REMEDY}") from error
-        _, version = HEADER.unpack_from(self.metadata(0))
+        _, version = HEADER.unpack_from(self.read_metadata(0))
         if version != VERSION:
             raise InputError(f"weight file {path} has storage version {version}; expected {VERSION}; {_REMEDY}")
         self._blobs: dict[int, Blob] = {}
         self._reserved_ranges: list[tuple[int, int, int]] = []  # in order: start, end, and the blob's offset
 
-    def metadata(self, offset: int) -> bytes:
+    def read_metadata(self, offset: int) -> bytes:
         """Return the 64 bytes at `offset`."""
         return self.read(offset, ALIGN)
 
@@ -128,21 +128,21 @@ class WeightFile:
         Raises InputError when there is no blob, or its data exceeds the file.
         """
         if offset not in self._blobs:
-            self._blobs[offset] = self._read(offset)
+            self._blobs[offset] = self._read_blob(offset)
         return self._blobs[offset]
 
     @property
-    def known(self) -> tuple[Blob, ...]:
+    def known_blobs(self) -> tuple[Blob, ...]:
         """The blobs looked up so far."""
         return tuple(self._blobs.values())
 
-    def _read(self, offset: int) -> Blob:
+    def _read_blob(self, offset: int) -> Blob:
         if not 0 < offset <= self.size - ALIGN:
             raise InputError(
                 f"file {self.path}, offset {offset}: past the end; expected at most {self.size - ALIGN} "
                 f"in a file of {self.size} bytes; {_REMEDY}"
             )
-        sentinel, dtype, nbytes, data, _ = METADATA.unpack_from(self.metadata(offset))
+        sentinel, dtype, nbytes, data, _ = METADATA.unpack_from(self.read_metadata(offset))
         if sentinel != SENTINEL:
             raise InputError(
                 f"file {self.path}, offset {offset}: found sentinel {sentinel:#010x}; "
@@ -177,7 +177,7 @@ class WeightFile:
         if start < end:
             self._reserved_ranges.insert(at, (start, end, blob))
 
-    def view(self, blob: Blob, dtype: Any) -> Array:
+    def view_elements(self, blob: Blob, dtype: Any) -> Array:
         """Return the flat elements of `blob` as they are in the file; packed ones as bytes."""
         raw = self.bytes[blob.data : blob.data + blob.nbytes]
         return raw if types.is_sub_byte(dtype) else raw.view(types.nptype_from_builtin(dtype))
@@ -193,7 +193,7 @@ class WeightFile:
 
         return LazyValue(read, shape, read_packed)
 
-    def ref(self, blob: Blob) -> BlobRef:
+    def make_ref(self, blob: Blob) -> BlobRef:
         """Return the reference to `blob` that consts carry."""
         return BlobRef(self.path, self.name, blob.offset, blob.nbytes, self._opened)
 
@@ -201,7 +201,7 @@ class WeightFile:
 class WeightFiles:
     """The weight files of one package, opened when a program first names them.
 
-    `stamps` holds the stamp that each file of the package had when it was opened; who reads the model file adds it.
+    `stamps` holds the stamp of each file of the package at the time it was opened; `Package` adds the model file's.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -209,7 +209,7 @@ class WeightFiles:
         self.files: dict[str, WeightFile] = {}
         self.stamps: dict[Path, tuple[int, int, int]] = {}
 
-    def open(self, name: str) -> WeightFile:
+    def open_file(self, name: str) -> WeightFile:
         """Return the file named `name` in the program; InputError when it is missing, broken or outside the package."""
         if name not in self.files:
             file = self.files[name] = WeightFile(self.path(name), name)
@@ -217,14 +217,14 @@ class WeightFiles:
         return self.files[name]
 
     def check_unchanged(self) -> None:
-        """Raise InputError when files of the package are no longer those that were opened, or were written to."""
+        """Raise InputError when files of the package were replaced or written to since they were opened."""
         for path, opened in self.stamps.items():
             if not path.exists() or get_file_stamp(path.stat()) != opened:
                 raise InputError(f"{self.layout.root}: {path.name} was modified or removed after it was loaded: load "
                                  f"the package again")
 
     def check_opened(self) -> None:
-        """Raise AnePassesError when an opened file was written to, wherever it is now."""
+        """Raise AnePassesError when an opened file was written to, even if it was moved or replaced since."""
         check_files_of(file.bytes for file in self.files.values())
 
     def path(self, name: str) -> Path:
@@ -234,9 +234,9 @@ class WeightFiles:
             raise InputError(f"weight file name {name!r}; expected {MODEL_PATH}<path inside the package>; {_REMEDY}")
         return check_inside(self.layout.root, self.layout.model_dir.joinpath(*parts), f"weight file name {name!r}")
 
-    def find(self, name: str, offset: int, dtype: Any, count: int) -> tuple[WeightFile, Blob]:
+    def find_blob(self, name: str, offset: int, dtype: Any, count: int) -> tuple[WeightFile, Blob]:
         """Return the blob at `offset` of file `name`, checked against the declared `count` elements of `dtype`."""
-        file = self.open(name)
+        file = self.open_file(name)
         blob = file.blob(offset)
         if blob.dtype != DTYPES.get(dtype):
             raise InputError(

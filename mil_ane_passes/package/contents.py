@@ -10,7 +10,7 @@ from ..utils.errors import InputError
 
 __all__ = ["Item", "list_contents"]
 
-# A package has three levels of folders.
+# A package has three levels of folders; 64 leaves room for anything a user adds, and ends endless nesting.
 _MAX_DEPTH = 64
 _REMEDY = "remove it from the package, or use a copy without it"
 
@@ -28,8 +28,8 @@ class Item:
 def list_contents(root: Path) -> list[Item]:
     """List all entries of the folder `root`, sorted by name, folders before their contents.
 
-    Raises InputError for entries that a copy would hang on or could not hold: a pipe, a device or a socket, a link that
-    leads out of the folder, folders nested more than 64 deep. Raises OSError when the folder cannot be listed.
+    Raises InputError for entries that cannot be copied: a pipe, a device or a socket (a copy would hang), a link that
+    leads out of the folder, folders nested more than 64 levels deep. Raises OSError when the folder cannot be listed.
     """
     found: list[Item] = []
     waiting = [Path()]

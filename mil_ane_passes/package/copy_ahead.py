@@ -1,7 +1,7 @@
 """Copy-ahead: a package's large files are copied next to the target while the program is still being rewritten.
 
-The kernel copies and the disk writes without Python, so the time of a copy is not added to that of the rewrite. When
-the rewrite comes to nothing, the copies are removed.
+The kernel copies and the disk writes without Python, so the copy runs at the same time as the rewrite. If the rewrite
+fails or changes nothing, the copies are removed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .manifest import MANIFEST
 from .staging import Staging
 
 _MIN_COPY_AHEAD_BYTES = 8 << 20
-"Smallest size of a file, in bytes, for which a thread is worth its cost."
+"Smallest size of a file, in bytes, that is copied ahead: a smaller one is copied in a few milliseconds anyway."
 
 
 class _Cancelled(Exception):
@@ -24,11 +24,11 @@ class _Cancelled(Exception):
 
 
 class CopyAhead:
-    """Starts copying the large files of the folder `source` beside `target`; a context manager that cleans up.
+    """Starts copying the large files of the folder `source` into the folder of `target`; a context manager.
 
-    The writer moves the finished copies into place with `take`. A file that could not be copied ahead is not available
-    there: the writer copies it again, meets the same error, and reports it. Raises InputError for a package whose
-    contents cannot be copied.
+    On exit, copies that were not used are removed. The writer moves the finished copies into place with `take`. If a
+    file could not be copied ahead, `take` returns False; the writer then copies the file itself, meets the same error,
+    and reports it. Raises InputError for a package whose contents cannot be copied.
     """
 
     def __init__(self, source: Path, target: Path) -> None:
@@ -48,10 +48,10 @@ class CopyAhead:
             # A copy ahead only saves time: without a staging folder here, the writer makes its own and reports the
             # error.
             return
-        self._thread = threading.Thread(target=self._copy, args=(large, self._staging.folder), daemon=True)
+        self._thread = threading.Thread(target=self._copy_files, args=(large, self._staging.folder), daemon=True)
         self._thread.start()
 
-    def _copy(self, files: list[Path], folder: Path) -> None:
+    def _copy_files(self, files: list[Path], folder: Path) -> None:
         for number, path in enumerate(files):
             copy = folder / str(number)
             try:
@@ -67,7 +67,7 @@ class CopyAhead:
         if self._cancelled:
             raise _Cancelled
 
-    def take(self, source: Path, target: Path) -> bool:
+    def take_copy(self, source: Path, target: Path) -> bool:
         """Move the finished copy of `source` to `target`; False if there is no copy, or `source` has changed since."""
         if self._thread is not None:
             self._thread.join()

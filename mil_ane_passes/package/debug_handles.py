@@ -1,7 +1,8 @@
-"""ExecuTorch's mapping from debug handles to ops, a file that coremltools saves beside the manifest of a package.
+"""ExecuTorch's mapping from debug handles to ops, a file that coremltools saves next to the manifest of a package.
 
-Its profiler finds the ops of an exported program by their output names. Ops carry their handle as a scope of
-coremltools while the program changes, so ops that replace another have its handle; saving writes the file again.
+ExecuTorch's profiler uses the file to find the ops of an exported program by their output names. While the program is
+rewritten, each op carries its handle as a coremltools scope, so ops that replace another op get its handle. Saving
+writes the file again for the new ops.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from .limits import MAX_DEBUG_HANDLES_BYTES
 __all__ = ["attach_debug_handles", "format_debug_handles"]
 
 FILE = Path("executorch_debug_handle_mapping.json")
-_FUNCTION_AT, _OP_AT = 1, -1  # places in a path: program, function, block, operation
+_FUNCTION_AT, _OP_AT = 1, -1  # indices in a path, which lists program, function, block and operation
 
 
 def attach_debug_handles(root: Path, program: Program) -> None:
-    """Set the handles in the file of the package at `root`, if it has a valid one, as scopes of the ops they name."""
+    """Read the mapping of the package at `root` and set each handle as a scope of its op; do nothing without a valid
+    file."""
     document = _read_document(root)
     if document is None:
         return
@@ -36,9 +38,9 @@ def attach_debug_handles(root: Path, program: Program) -> None:
 
 
 def format_debug_handles(root: Path, program: Program) -> dict[Path, bytes]:
-    """Format the file of the package at `root` for the ops of `program`, by its path in the package.
+    """Return the mapping for the ops of `program` as {path in the package: contents of the file}.
 
-    {} without a valid file, or if no op has a handle: a file that is about other ops is copied.
+    Returns {} if the package at `root` has no valid mapping or no op has a handle. The existing file is then copied.
     """
     document = _read_document(root)
     if document is None:
@@ -54,7 +56,7 @@ def format_debug_handles(root: Path, program: Program) -> dict[Path, bytes]:
 
 
 def _iterate_ops(program: Program) -> Iterator[tuple[str, Operation]]:
-    """Yield function name and op for the ops that a path can name: those of no nested block, with an output."""
+    """Yield function name and op for each op that a path can name: it has an output and is not in a nested block."""
     for name, function in program.functions.items():
         for op in function.operations:
             if op.outputs:
@@ -62,7 +64,7 @@ def _iterate_ops(program: Program) -> Iterator[tuple[str, Operation]]:
 
 
 def _read_document(root: Path) -> dict[str, Any] | None:
-    """Return the file of the package at `root`; None without one, or if it has another form: it is copied then."""
+    """Return the parsed mapping of the package at `root`; None if it is missing or has an unexpected form."""
     path = root / FILE
     if path.is_symlink() or not path.is_file() or path.stat().st_size > MAX_DEBUG_HANDLES_BYTES:
         return None

@@ -23,7 +23,7 @@ _FUNCTIONS_FIELD, _DEFAULT_FUNCTION_FIELD = (
 
 
 class Feature:
-    """The description of one input, output or state: its bytes, and the message in them."""
+    """The description of one input, output or state: its bytes, and the protobuf message they encode."""
 
     __slots__ = ("_message", "data")
 
@@ -47,13 +47,13 @@ class Feature:
     def name(self) -> str:
         return str(self.message.name)
 
-    def named(self, name: str) -> Feature:
+    def with_name(self, name: str) -> Feature:
         """Return the description under another name, the rest byte for byte."""
         return self if name == self.name else Feature(wire.replace_fields(self.data, NAME_FIELD, [name.encode()]))
 
 
 class Section:
-    """The description of one function, or of the entire model; each change is made to `data` at once."""
+    """The description of one function, or of the entire model; each edit updates the bytes in `data` immediately."""
 
     def __init__(self, data: bytes, of_function: bool) -> None:
         self.data = data
@@ -61,11 +61,11 @@ class Section:
         self._numbers = {name: field.number for name, field in kind.DESCRIPTOR.fields_by_name.items()}
         self.name = wire.get_entry_key(data) if of_function else ""
 
-    def features(self, kind: str) -> list[Feature]:
+    def get_features(self, kind: str) -> list[Feature]:
         """Return the features of `kind` ("input", "output" or "state"), in order."""
         return [Feature(data) for data in wire.get_payloads(self.data, self._numbers[kind])]
 
-    def put(self, kind: str, features: Sequence[Feature]) -> None:
+    def set_features(self, kind: str, features: Sequence[Feature]) -> None:
         """Replace all features of `kind`."""
         self.data = wire.replace_fields(self.data, self._numbers[kind], [feature.data for feature in features])
 
@@ -81,7 +81,8 @@ class Section:
     def rename(self, names: Mapping[str, str]) -> None:
         """Rename features, also in the names of predicted features."""
         for kind in FEATURE_KINDS:
-            self.put(kind, [feature.named(names.get(feature.name, feature.name)) for feature in self.features(kind)])
+            features = self.get_features(kind)
+            self.set_features(kind, [feature.with_name(names.get(feature.name, feature.name)) for feature in features])
         self.rename_predicted(names)
 
     def copy(self, name: str) -> Section:
@@ -107,20 +108,21 @@ class Description:
         self.model.data = wire.replace_fields(self.model.data, _DEFAULT_FUNCTION_FIELD, [name.encode()])
 
     def of(self, function: str) -> list[Section]:
-        """Return the sections that describe `function`: its own, and the model's where that describes this function."""
+        """Return the sections that describe `function`: its own, and the model's if it describes this function."""
         own = [section for section in self.functions if section.name == function]
-        whole = not own or (function == self.default and bool(self.model.features("output")))
+        whole = not own or (function == self.default and bool(self.model.get_features("output")))
         return own + ([self.model] if whole else [])
 
     def make_own_section(self, function: str) -> Section:
-        """Return the section of `function` alone; it is made of the model's when the model has no others."""
+        """Return the section that describes only `function`; if the model has no sections of functions, make it from
+        the model's."""
         own = next((section for section in self.functions if section.name == function), None)
         if own is not None:
             return own
         section = Section(wire.encode_field(NAME_FIELD, function.encode()), of_function=True)
         for kind in FEATURE_KINDS:
-            section.put(kind, self.model.features(kind))
-            self.model.put(kind, [])
+            section.set_features(kind, self.model.get_features(kind))
+            self.model.set_features(kind, [])
         self.functions.append(section)
         return section
 

@@ -17,7 +17,7 @@ def find_enclosing_package(path: str | os.PathLike[str]) -> Path | None:
 
 
 def check_destination(source: str | os.PathLike[str], path: str | os.PathLike[str], overwrite: bool) -> None:
-    """Raise InputError when `save` could not write a package loaded from `source` to `path`."""
+    """Raise InputError if `save` could not write a package loaded from `source` to `path`."""
     target = Path(os.path.abspath(path))
     if has_overlap(os.path.realpath(source), os.path.realpath(target)):
         raise InputError(
@@ -42,7 +42,8 @@ def check_destination(source: str | os.PathLike[str], path: str | os.PathLike[st
 
 
 def check_file_destination(source: object, path: Path, overwrite: bool, what: str) -> None:
-    """Raise InputError when `what`, a model that is one file, cannot be written to `path`; `source` is what is read."""
+    """Raise InputError if `what`, a model that is a single file, cannot be written to `path`; `source` is the file
+    that is read."""
     if isinstance(source, (str, os.PathLike)) and os.path.exists(source) and path.exists() \
             and os.path.samefile(source, path):
         raise InputError(f"{path}: is the source, which is never modified; expected another path")
@@ -58,7 +59,7 @@ def check_file_destination(source: object, path: Path, overwrite: bool, what: st
 
 
 def _is_replaceable(target: Path) -> bool:
-    """Return whether `target` is a package or an empty folder, so that replacing it loses nothing else."""
+    """Return whether `target` is a package or an empty folder: replacing it cannot delete other files."""
     if not target.is_dir():
         return False
     return (target / "Manifest.json").is_file() or not any(target.iterdir())

@@ -1,8 +1,8 @@
-"""The folder that a Core ML delegate of an ExecuTorch program holds: the model's package, and files beside it.
+"""The blob of a Core ML delegate in an ExecuTorch program: a folder with the model's package and other files.
 
-The blob has the data of all files one after another, and after it, written backwards, JSON: a list of `nodes`, each a
-file (kind 0) with its `dataRegion` or a folder (kind 1) with its `children`, indices in the list by name; the last node
-is the folder itself. Children come before their folder.
+The blob starts with the data of all files, one after another. A JSON text follows, with its bytes in reverse order. It
+has a list `nodes`. A node is a file (kind 0) with its `dataRegion`, or a folder (kind 1) with `children`, a map from
+name to index in the list. Children come before their folder, so the last node is the outermost folder.
 Source: `backends/apple/coreml/runtime/inmemoryfs` of https://github.com/pytorch/executorch.
 """
 
@@ -26,13 +26,13 @@ MODEL, COMPILED_MODEL = "model.mlpackage", "model.mlmodelc"
 _METADATA, _DEBUG_INFO = "metadata.json", "debug_info.json"
 _FILE, _FOLDER = 0, 1
 _MAX_INDEX_BYTES = 1 << 24
-"The largest list of nodes in bytes that is parsed; a package has some ten files."
+"Largest JSON list of nodes, in bytes, that is parsed. A package has about ten files, so 16 MB means a damaged blob."
 _MAX_DEPTH = 32
-"The deepest folder; that of a package has a depth of four."
+"Deepest nesting of folders that is read. A package has four levels, so 32 means a damaged blob."
 
 
 def read_folder(blob: memoryview) -> tuple[str, Folder]:
-    """Return the name of the folder in `blob`, and its contents. Raises ValueError when it contradicts itself."""
+    """Return the name of the folder in `blob`, and its contents. Raises ValueError if the blob is inconsistent."""
     text = bytes(blob[-_MAX_INDEX_BYTES:])[::-1].decode("utf-8", "surrogateescape")
     try:
         index, end = json.JSONDecoder().raw_decode(text)
@@ -52,7 +52,7 @@ def read_folder(blob: memoryview) -> tuple[str, Folder]:
 
 
 def _read_node(node: Any, data: memoryview, read: list[tuple[Data | Folder, int] | None]) -> tuple[Data | Folder, int]:
-    """Return the contents of a node, and how deep its folders are nested; takes its children out of `read`."""
+    """Return the contents of a node and the nesting depth of its folders; its children are removed from `read`."""
     if not isinstance(node, dict) or node.get("kind") not in (_FILE, _FOLDER):
         raise ValueError("an entry is neither a file nor a folder")
     if node["kind"] == _FILE:
@@ -78,17 +78,17 @@ def _read_node(node: Any, data: memoryview, read: list[tuple[Data | Folder, int]
 
 
 def flatten_folder(name: str, folder: Folder) -> list[bytes | memoryview | Path]:
-    """Return the blob of a folder in parts, as ExecuTorch writes it; parts that are paths stand for those files."""
+    """Return the blob of a folder, as ExecuTorch writes it, in parts; a part that is a path stands for that file."""
     parts: list[bytes | memoryview | Path] = []
     nodes: list[dict[str, Any]] = []
     written = 0
 
-    def add(name: str, content: Data | Folder) -> int:
+    def add_node(name: str, content: Data | Folder) -> int:
         nonlocal written
         children: dict[str, int] = {}
         start = size = 0
         if isinstance(content, dict):
-            children = {key: add(key, each) for key, each in content.items()}
+            children = {key: add_node(key, each) for key, each in content.items()}
         else:
             start, size = written, count_bytes(content)
             parts.append(content)
@@ -97,7 +97,7 @@ def flatten_folder(name: str, folder: Folder) -> list[bytes | memoryview | Path]
                       "kind": _FOLDER if isinstance(content, dict) else _FILE, "name": name})
         return len(nodes) - 1
 
-    add(name, folder)
+    add_node(name, folder)
     return [*parts, json.dumps({"nodes": nodes}, separators=(",", ":"), sort_keys=True).encode()[::-1]]
 
 
@@ -117,12 +117,12 @@ def unpack_folder(folder: Folder, path: Path) -> None:
 
 
 def replace_model(folder: Folder, package: Path) -> Folder:
-    """Return the folder with the package on disk in place of its own.
+    """Return the folder with its package replaced by `package`, a path on disk.
 
-    The model gets another identifier, one made of its contents: devices keep compiled models by their identifiers, and
-    would go on with the old one. The profiler's table of debug handles follows that of the package. All else is kept.
+    The model gets a new identifier, derived from its contents: devices cache compiled models by identifier, and would
+    keep using the old model. The profiler's table of debug handles is updated from the package's. Other files are kept.
     """
-    from .debug_handles import FILE as HANDLES_FILE  # imports coremltools, for which a command's help does not wait
+    from .debug_handles import FILE as HANDLES_FILE  # imports coremltools, which would delay `--help`
 
     digest = hashlib.sha256()
     for path in sorted(each for each in package.rglob("*") if each.is_file()):
@@ -149,7 +149,7 @@ def _list_folder(path: Path) -> Folder:
 
 
 def _parse_object(content: Data | Folder | None) -> dict[str, Any] | None:
-    """Return the JSON object of a file; None where it is something else, which is kept as it is."""
+    """Return the JSON object in a file; None if it contains anything else (the file is then kept as it is)."""
     if content is None or isinstance(content, dict):
         return None
     try:
@@ -160,9 +160,9 @@ def _parse_object(content: Data | Folder | None) -> dict[str, Any] | None:
 
 
 def _make_debug_info(handles: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return the debug handles by symbol, `OUTPUT:OPERATOR`, as ExecuTorch's backend derives them from a package.
+    """Return the debug handles by symbol (`OUTPUT:OPERATOR`), as ExecuTorch's backend derives them from a package.
 
-    None for handles of another form.
+    Returns None if the handles have an unexpected form.
     """
     mapping = handles.get("mapping") if handles is not None else None
     if handles is None or not isinstance(mapping, dict):
@@ -181,7 +181,7 @@ def _make_debug_info(handles: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _iterate_symbols(mapping: dict[str, Any]) -> Iterator[tuple[int, str, Any]]:
-    """Yield handle, symbol and path. Raises ValueError where these are of another form."""
+    """Yield handle, symbol and path. Raises ValueError if one of them has an unexpected form."""
     for handle, paths in mapping.items():
         for path in paths if isinstance(paths, list) else [None]:
             if not isinstance(path, list) or not path or not isinstance(path[-1], dict):

@@ -1,9 +1,9 @@
-"""ExecuTorch programs (.pte): where the blobs of their Core ML delegates lie, and how they are replaced.
+"""ExecuTorch programs (.pte): finding and replacing the blobs of their Core ML delegates.
 
-A program is a flatbuffer, and segments after it. Where a blob is replaced, the sizes and offsets of segments change
-with it, and nothing else: methods, names, compile specs, debug handles, constants and the blobs of other backends stay
-byte for byte, and each segment keeps its alignment. Delegates are named `METHOD/N`, N being their number in the method,
-and `model.pte/METHOD/N` is the path of one. A blob that several delegates share has the name of the first.
+A program is a flatbuffer followed by segments. When a blob is replaced, only the sizes and offsets of segments change:
+methods, names, compile specs, debug handles, constants and the blobs of other backends stay byte for byte, and each
+segment keeps its alignment. A delegate is named `METHOD/N`, where N is its number in the method; its path is
+`model.pte/METHOD/N`. A blob that several delegates share has the name of the first.
 Source of the format: `schema/program.fbs` and `exir/_serialize/_program.py` of https://github.com/pytorch/executorch.
 """
 
@@ -31,15 +31,15 @@ __all__ = ["SUFFIX", "Blob", "ExecutorchProgram", "find_address", "find_read_fil
 SUFFIX = ".pte"
 _BACKEND = "CoreMLBackend"
 _REFERENCE = b"CMJR"
-"Begins the blob of a delegate whose model is among the named data; JSON with its `key` and `functionName` follows."
-# A reference is JSON with two short texts; the limit bounds what is parsed of a damaged program.
+"Marks the blob of a delegate whose model is in the named data; JSON with its `key` and `functionName` follows."
+# A reference is JSON with two short texts; a damaged program may claim any size, and the limit bounds what is parsed.
 _MAX_REFERENCE_BYTES = 1 << 16
 _IDENTIFIER = re.compile(rb"ET\d\d")
 _HEADER = struct.Struct("<4sIQQQ")
-"The header after the identifier: magic, its length, size of the flatbuffer, start and size of the segments."
+"The header after the identifier: magic, length of the header, size of the flatbuffer, start and size of the segments."
 _HEADER_AT, _HEADER_MAGIC, _SHORT_HEADER = 8, b"eh00", 24
 _MAX_ALIGNMENT = 1 << 16
-"The largest alignment of a segment in bytes that is kept: that of the largest pages of any system."
+"Largest alignment of a segment, in bytes, that is kept: 64 KB, the largest memory page that systems use by default."
 
 # Slots of fields in the tables of the schema, which never change: fields are only ever added.
 _PROGRAM_PLANS, _PROGRAM_INLINE_DATA, _PROGRAM_SEGMENTS, _PROGRAM_NAMED_DATA = 6, 10, 12, 18
@@ -58,7 +58,10 @@ def is_program_path(path: Any) -> bool:
 
 
 def find_address(path: Any) -> tuple[Path, str | None] | None:
-    """Split a path into that of a program and the name of a delegate in it; None if it is no such path."""
+    """Split the path of a delegate or program into the program's path and the delegate's name (None for a program).
+
+    Returns None if the path is neither a program nor a delegate in one.
+    """
     if not isinstance(path, (str, os.PathLike)):
         return None
     found = Path(path)
@@ -69,13 +72,13 @@ def find_address(path: Any) -> tuple[Path, str | None] | None:
 
 
 def find_read_file(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
-    """Return the path of what is read for the model at `path`: the program of a delegate, else `path` itself."""
+    """Return the file or folder that is read for the model at `path`: a delegate's program, else `path` itself."""
     address = find_address(path)
     return path if address is None else address[0]
 
 
 def refuse_program(path: str | os.PathLike[str]) -> None:
-    """Raise InputError for the path of a program or a delegate, where a package or a network is expected."""
+    """Raise InputError if `path` is an ExecuTorch program or a delegate: a package or a network is expected."""
     if find_address(path) is not None:
         raise InputError(f"{os.fspath(path)}: is part of an ExecuTorch program, which is not supported here; expected "
                          f"a package: mil-ane-passes rewrite IN.pte/METHOD/N -o OUT.mlpackage writes the one of a "
@@ -84,10 +87,10 @@ def refuse_program(path: str | os.PathLike[str]) -> None:
 
 @dataclass(frozen=True)
 class Blob:
-    """The blob of one or several Core ML delegates: its place in the file, and its folder.
+    """The blob of one or several Core ML delegates: its position in the file, and its folder.
 
-    `users` are the delegates, each with the function of the model that it calls, "" for the default one. `pointer` is
-    the place of the offset that leads to the blob, if it lies in the flatbuffer.
+    `users` maps each delegate to the function of the model that it calls ("" for the default function). If the blob is
+    in the flatbuffer, `pointer` is the position of the offset that leads to it; None otherwise.
     """
 
     name: str
@@ -101,7 +104,7 @@ class Blob:
 
 @dataclass(frozen=True)
 class _Segment:
-    """A segment: its place in the file, and the places of both numbers that say so, 0 for one that is left out."""
+    """A segment: its start and size in the file, and the positions of these two numbers (0 for one that is omitted)."""
 
     start: int
     size: int
@@ -118,7 +121,7 @@ class _Table:
         self._data, self._types, self._table = data, number_types, table.Table(data, position)
 
     def find_field(self, slot: int) -> int:
-        """Return the place of a field; 0 if it is left out, as it has the default."""
+        """Return the position of a field; 0 if it is omitted because it has its default value."""
         offset = self._table.Offset(slot)
         return int(offset and self._table.Pos + offset)
 
@@ -137,7 +140,7 @@ class _Table:
         return _Table(self._data, self._table.Indirect(at))
 
     def find_vector(self, slot: int) -> tuple[int, int]:
-        """Return start and length of a vector."""
+        """Return the start and the length of a vector."""
         if not self.find_field(slot):
             return 0, 0
         offset = self._table.Offset(slot)
@@ -157,7 +160,7 @@ class ExecutorchProgram:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        from ..utils.mapped_files import map_file  # imports numpy, for which a command's help does not wait
+        from ..utils.mapped_files import map_file  # imports numpy, which would delay `--help`
 
         self.path = Path(path)
         try:
@@ -194,7 +197,7 @@ class ExecutorchProgram:
                              f"again") from error
 
     def _read_header(self) -> None:
-        """Find the end of the flatbuffer and the start of the segments, which are its own where there is no header."""
+        """Find the end of the flatbuffer and the start of the segments; without a header, all bytes are flatbuffer."""
         self._program_end = self._base = len(self._data)
         self._has_header = bytes(self._data[_HEADER_AT:_HEADER_AT + 4]) == _HEADER_MAGIC
         if self._has_header:
@@ -262,10 +265,13 @@ class ExecutorchProgram:
             raise ValueError(f"the model of {name}: {error}") from error
         return Blob(name, users, start, size, pointer, root, folder)
 
-    def select(self, name: str | None) -> list[Blob]:
-        """Return the blob of the delegate `name`, or all. Raises InputError if there is none, or one is compiled."""
+    def select_blobs(self, name: str | None) -> list[Blob]:
+        """Return the blob of the delegate `name`, or all blobs if it is None.
+
+        Raises InputError if it does not exist, or contains a compiled model.
+        """
         if not self.blobs:
-            others = ", ".join(f"{each} is of {backend}" for each, backend in self.others.items())
+            others = ", ".join(f"{delegate} is of {backend}" for delegate, backend in self.others.items())
             raise InputError(f"{self.path}: no Core ML delegate ({others or 'it has no delegates'}); expected a "
                              "program lowered with CoreMLPartitioner")
         found = [blob for blob in self.blobs.values() if name is None or name in blob.users]
@@ -283,8 +289,11 @@ class ExecutorchProgram:
         return found
 
     def select_only(self, name: str | None) -> Blob:
-        """Return the blob of the delegate `name`, or the only one. Raises InputError as `select`, and for several."""
-        found = self.select(name)
+        """Return the blob of the delegate `name`; if it is None, the only blob.
+
+        Raises InputError as `select` does, and if `name` is None but the program has several blobs.
+        """
+        found = self.select_blobs(name)
         if len(found) > 1:
             raise InputError(f"{self.path}: has {len(found)} models; choose one of them: "
                              f"{', '.join(f'{self.path}/{blob.name}' for blob in found)}")
@@ -301,9 +310,9 @@ class ExecutorchProgram:
                              f"it")
 
     def write(self, blobs: Mapping[str, Sequence[Data]], file: IO[bytes]) -> None:
-        """Write the program to `file`, with other parts in place of the blobs of these names.
+        """Write the program to `file` with the blobs of these names replaced by the given parts.
 
-        Raises InputError for a file with data between its segments that no segment lists, which could not be kept.
+        Raises InputError if the file has data between its segments that no segment lists: they could not be kept.
         """
         try:
             for part in self._lay_out(blobs) if blobs else [self._data]:
@@ -313,7 +322,7 @@ class ExecutorchProgram:
                 else:
                     file.write(part)
         except OSError:
-            self.check_unchanged()  # the system refuses to write from pages that the file has lost
+            self.check_unchanged()  # writing from a mapping fails if the file has become shorter
             raise
         self.check_unchanged()
 
@@ -327,14 +336,14 @@ class ExecutorchProgram:
                 new[blob.start, blob.size] = contents
             else:
                 _replace_inline_data(program, blob, contents)
-        base = _align(len(program), self._base) if len(program) != self._program_end else self._base
+        base = _align_position(len(program), self._base) if len(program) != self._program_end else self._base
         parts: list[Data] = [bytes(base - len(program))]
         end, old_end = base, self._base
         for start, size in sorted({(each.start, each.size) for each in self._segments if each.size}):
             if start < old_end or any(self._data[old_end:start]):
                 raise InputError(f"{self.path}: its segments overlap, or there is unlisted data between them; "
                                  f"expected a program written by `to_executorch`")
-            at = start if end == old_end else _align(end, start)
+            at = start if end == old_end else _align_position(end, start)
             content = new.get((start, size), [self._data[start:start + size]])
             parts += [bytes(at - end), *content]
             length = sum(map(count_bytes, content))
@@ -351,7 +360,7 @@ class ExecutorchProgram:
         return [bytes(program), *parts]
 
     def _set_place(self, program: bytearray, start: int, size: int, offset: int, length: int) -> None:
-        """Set offset and size of all segments that lay at `start` with `size` bytes."""
+        """Set the offset and size of all segments that were at `start` with `size` bytes."""
         for each in self._segments:
             if (each.start, each.size) == (start, size):
                 for at, number in ((each.offset_at, offset), (each.size_at, length)):
@@ -360,20 +369,20 @@ class ExecutorchProgram:
 
 
 def _replace_inline_data(program: bytearray, blob: Blob, contents: Sequence[Data]) -> None:
-    """Replace a blob in the flatbuffer: in its place if it fits there, else at the end; what it leaves is zeroed."""
+    """Replace a blob in the flatbuffer, in place if it fits there, else at the end; unused old bytes are zeroed."""
     assert blob.pointer is not None
     data = b"".join(each.read_bytes() if isinstance(each, Path) else bytes(each) for each in contents)
     program[blob.start:blob.start + blob.size] = bytes(blob.size)
     start = blob.start
     if len(data) > blob.size:
-        start = _align(len(program) + 4, blob.start)  # the length stands before the data
+        start = _align_position(len(program) + 4, blob.start)  # four bytes of length precede the data
         program += bytes(start + len(data) - len(program))
         struct.pack_into("<I", program, blob.pointer, start - 4 - blob.pointer)
     struct.pack_into("<I", program, start - 4, len(data))
     program[start:start + len(data)] = data
 
 
-def _align(position: int, like: int) -> int:
-    """Return the first place from `position` on that is aligned as the place `like` is."""
+def _align_position(position: int, like: int) -> int:
+    """Return the first position at or after `position` that is aligned as the position `like` is."""
     alignment = min(like & -like, _MAX_ALIGNMENT) or 1
     return -(-position // alignment) * alignment

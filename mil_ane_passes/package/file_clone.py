@@ -19,7 +19,7 @@ _FICLONE = 0x40049409  # the ioctl's number in linux/fs.h
 
 
 def clone_file(source: Path, target: Path) -> bool:
-    """Make `target` a clone of `source`; return False, with no file left at `target`, where that is not possible."""
+    """Make `target` a clone of `source`; return False, with no file left at `target`, if that is not possible."""
     if sys.platform == "linux":
         return _clone_linux(source, target)
     call = _load_clonefile() if sys.platform == "darwin" else None

@@ -1,4 +1,4 @@
-"""Operations on files: cloned where the file system can, copied by the kernel where it can, synced."""
+"""File operations: clone if the file system supports it, else copy in the kernel if possible, and sync."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from .file_clone import clone_file
 
-# Bytes that are read at once where the kernel cannot copy.
+# Bytes that are read at once if the kernel cannot copy.
 _READ_CHUNK_BYTES = 1 << 20
 # Bytes that the kernel copies in one call: few enough to stop soon when the copy is cancelled.
 _COPY_PIECE_BYTES = 64 << 20
@@ -21,10 +21,10 @@ Check = Callable[[], None]
 
 
 def copy_file(source: Path, target: Path, check: Check | None = None) -> None:
-    """Copy `source` to the new file `target`, sharing its blocks where the file system can do that.
+    """Copy `source` to the new file `target`; the two share blocks if the file system supports it.
 
-    Holes stay holes. `check` is called before each piece of 64 MB; an exception that it raises ends the copy. Raises
-    OSError, also when the source changes meanwhile.
+    Holes of a sparse file stay holes. `check` is called before each piece of 64 MB; an exception that it raises ends
+    the copy. Raises OSError, also if the source changes during the copy.
     """
     if clone_file(source, target):
         return
@@ -68,7 +68,8 @@ def write_all(dst: int, data: bytes | memoryview, to: int) -> None:
 
 
 def link_file(source: Path, target: Path) -> bool:
-    """Make `target` a hard link to the file `source`; False, and nothing there, where that is not possible."""
+    """Make `target` a hard link to the file `source`; return False, with no file at `target`, if that is not possible.
+    """
     try:
         os.link(source, target, follow_symlinks=False)
     except OSError:
@@ -99,14 +100,14 @@ def _iterate_data_ranges(handle: int) -> Iterator[tuple[int, int]]:
 
 
 def _copy_in_kernel(src: int, dst: int, start: int, to: int, count: int) -> int:
-    """Copy with copy_file_range as far as possible and return the number of bytes copied; not all file systems can."""
+    """Copy with copy_file_range and return the number of bytes copied: fewer than `count` if the file system cannot."""
     done = 0
     if sys.platform == "linux":
         while done < count:
             try:
                 copied = os.copy_file_range(src, dst, count - done, start + done, to + done)
             except OSError:
-                # Whatever the reason (a full disk too), the copy in Python meets it again and reports it.
+                # The copy in Python that follows meets the same error (such as a full disk) and reports it.
                 break
             if copied == 0:
                 break
@@ -115,13 +116,13 @@ def _copy_in_kernel(src: int, dst: int, start: int, to: int, count: int) -> int:
 
 
 def _begin_writing(handle: int, start: int, count: int) -> None:
-    """Let the disk begin to write these bytes now, so that little is left to wait for when the file is synced."""
+    """Let the disk begin to write these bytes now: the later sync of the file then takes less time."""
     if sys.platform == "linux":
         os.posix_fadvise(handle, start, count, os.POSIX_FADV_DONTNEED)
 
 
 def copy_mode(source: Path, target: Path) -> None:
-    """Copy the permissions of `source` to `target`; folders stay usable by their owner."""
+    """Copy the permissions of `source` to `target`; the owner of a folder always keeps full access."""
     shutil.copymode(source, target)
     if target.is_dir():
         target.chmod(target.stat().st_mode | 0o700)

@@ -14,7 +14,7 @@ from coremltools.converters.mil.mil import InternalVar, Operation, Var
 __all__ = ["InputChecks"]
 
 _MAX_REMEMBERED = 1 << 16
-"The most combinations of types that are remembered."
+"Most combinations of types that are remembered: the cache must not grow without limit in a run over many packages."
 
 
 class _AcceptingSpec:
@@ -34,7 +34,7 @@ class InputChecks:
         self._passed: set[Any] = set()
         self._specs: dict[Any, _AcceptingSpec] = {}
 
-    def begin(self, op: Operation, bound: Mapping[str, Any]) -> Any:
+    def begin_op(self, op: Operation, bound: Mapping[str, Any]) -> Any:
         """Prepare `op` before its inputs are set: skip the check if it is known to pass.
 
         Returns the argument of `end`.
@@ -47,7 +47,7 @@ class InputChecks:
             op.input_spec = self._specs[cls]
         return seen
 
-    def end(self, op: Operation, seen: Any) -> None:
+    def end_op(self, op: Operation, seen: Any) -> None:
         """Record that the inputs were set without an error."""
         if vars(op).pop("input_spec", None) is None and len(self._passed) < _MAX_REMEMBERED:
             self._passed.add(seen)

@@ -1,8 +1,9 @@
 """The interface of functions as the model description declares it: read by transforms, written when it changed.
 
-The loader sets `origin` (a `FunctionOrigin`) on each function; copies of a function keep it. What a transform changes
-in pymil follows from a comparison with it: inputs, outputs and states that are new, gone, or of another type. What
-pymil cannot express is recorded on the function here: the name that a feature had in the file, and descriptions.
+The loader sets `origin` (a `FunctionOrigin`) on each function; copies of a function keep it. Changes by a transform are
+found by comparing the function with its origin: inputs, outputs and states that were added, removed, or got another
+type. Two things that pymil cannot express are recorded on the function by this module: the name that a feature had in
+the file, and feature descriptions.
 """
 
 from __future__ import annotations
@@ -37,17 +38,17 @@ _DATA_TYPES = {
     types.int8: 0x20008,
     types.fp64: _ARRAY.DOUBLE,
 }
-"Element types of model descriptions by those of pymil; int8 by number, as only coremltools 9.0 names it."
+"Element types of model descriptions by pymil type. int8 is a number because coremltools 8.3 has no name for it."
 _FLOATS = (types.fp16, types.fp32)
 
 
 def get_file_name(function: Function, name: str) -> str:
-    """Return the name in the file of the input, output or state `name`, which a transform may have renamed."""
+    """Return the name that the input, output or state `name` has in the file: a transform may have renamed it."""
     return str(getattr(function, "renamed", {}).get(name, name))
 
 
 def get_feature(function: Function, name: str) -> Any:
-    """Return the FeatureDescription of an input, output or state; None for one that no file describes."""
+    """Return the FeatureDescription of an input, output or state; None if a transform added it without one."""
     described = getattr(function, "described", {})
     if name in described:
         return described[name]
@@ -56,7 +57,10 @@ def get_feature(function: Function, name: str) -> Any:
 
 
 def describe_feature(function: Function, feature: Any) -> None:
-    """Set the FeatureDescription of an input, output or state, by its name, where the type alone does not make it."""
+    """Set the FeatureDescription of an input, output or state that cannot be derived from the type (such as an image).
+
+    `feature` has its name.
+    """
     function.described = {**getattr(function, "described", {}), feature.name: feature}
 
 
@@ -75,7 +79,7 @@ def get_specification_version(function: Function) -> int:
 
 
 def rename_features(function: Function, names: Mapping[str, str]) -> None:
-    """Record that inputs, outputs and states have other names (old to new): they keep their descriptions."""
+    """Record new names of inputs, outputs and states (old to new); their descriptions are kept."""
     ends = {*function.inputs, *(var.name for var in function.outputs)}
     before = {old: new for old, new in names.items() if new in ends}
     known = dict(getattr(function, "renamed", {}))
@@ -83,13 +87,13 @@ def rename_features(function: Function, names: Mapping[str, str]) -> None:
     function.renamed = {**{name: old for name, old in known.items() if name not in before}, **moved}
     described = {}
     for name, feature in getattr(function, "described", {}).items():
-        described[names.get(name, name)] = Feature.of(feature).named(names.get(name, name)).message
+        described[names.get(name, name)] = Feature.of(feature).with_name(names.get(name, name)).message
     function.described = described
     function.images = frozenset(names.get(name, name) for name in getattr(function, "images", ()))
 
 
 def is_same_except_width(now: Any, then: Any) -> bool:
-    """Return whether two types are tensors of one shape, each of fp16 or fp32."""
+    """Return whether two types are tensors of the same shape, each of dtype fp16 or fp32."""
     if not (types.is_tensor(now) and types.is_tensor(then)):
         return False
     floats = {kind.get_primitive() for kind in (now, then)} <= set(_FLOATS)
@@ -97,22 +101,22 @@ def is_same_except_width(now: Any, then: Any) -> bool:
 
 
 def find_changed_widths(function: Function) -> bool:
-    """Return whether an input or output now holds floats of another width than the file declares."""
+    """Return whether an input or output now has another float width (fp16 or fp32) than the file declares."""
     ends = [(function.inputs[name], then) for name, then in function.origin.inputs if name in function.inputs]
     ends += [(var, then) for var, (name, then) in zip(function.outputs, function.origin.outputs) if var.name == name]
     return any(is_same_except_width(var.sym_type, then) and var.dtype != then.get_primitive() for var, then in ends)
 
 
 def update_section(section: Section, function: Function, shapes: bool) -> None:
-    """Write into `section` what changed of the function's inputs, outputs and states; the rest keeps its bytes.
+    """Write the changes of the function's inputs, outputs and states into `section`; the rest keeps its bytes.
 
-    With `shapes`, fixed sizes of changed types are written, too; without, element types alone.
+    With `shapes`, the fixed sizes of changed types are written, too; without it, only element types are written.
     """
     described = getattr(function, "described", {})
     for kind, (then, now) in _compare_interface(function).items():
         current = {get_file_name(function, name): name for name in now}
         features = []
-        for feature in section.features(kind):
+        for feature in section.get_features(kind):
             if feature.name in then and feature.name not in current:
                 continue
             name = current.get(feature.name, feature.name)
@@ -121,10 +125,10 @@ def update_section(section: Section, function: Function, shapes: bool) -> None:
                 feature = Feature.of(described[name])
             if declared is not None and now[name].sym_type is not declared:
                 feature = _update_type(feature, now[name], declared, shapes and name not in described)
-            features.append(feature.named(name))
+            features.append(feature.with_name(name))
         features += [Feature.of(described.get(name) or _build_feature(now[name], kind))
                      for old, name in current.items() if old not in then]
-        section.put(kind, features)
+        section.set_features(kind, features)
     _update_predicted(section, function)
 
 

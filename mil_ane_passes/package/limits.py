@@ -1,6 +1,6 @@
-"""Limits on the resources that a package may require: a small file must not cost much memory.
+"""Limits on the resources that a package may require: a small file must not cause a large allocation.
 
-Packages beyond them are rejected, or parts of them left unevaluated.
+A package beyond a limit is rejected, or the part of it beyond the limit is not evaluated.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ __all__ = [
 MAX_MODEL_BYTES = (1 << 31) - 1
 "The largest model file in bytes: the limit of a protobuf message."
 MAX_MANIFEST_BYTES = 1 << 22
-"The largest manifest in bytes: it is read and parsed at once."
+"Largest manifest in bytes, as it is parsed in memory. A real one has about 1 KB; 4 MB is a damaged or hostile file."
 MAX_DEBUG_HANDLES_BYTES = 1 << 24
-"The largest mapping of debug handles in bytes that is parsed, some 80,000 ops; a larger one is copied as it is."
+"Largest mapping of debug handles, in bytes, that is parsed: enough for about 80,000 ops. A larger one is copied as is."
 MAX_ELEMENTS = (1 << 63) - 1
 "The most elements a type may have: the largest signed 64-bit integer."
 MAX_RANK = 32
-"The highest rank passed to pymil; Core ML supports five to eight. A type of higher rank is kept, but not interpreted."
+"Highest rank passed to pymil. Core ML supports ranks 5 to 8, depending on the op; a type of higher rank stays opaque."
 MAX_EVALUATED_ELEMENTS = 1 << 20
-"The most elements of an op's outputs that are evaluated while a package is loaded."
+"Most elements of an op's outputs that are evaluated while a package is loaded: shape computations have far fewer."
 MAX_EVALUATED_IN_PACKAGE = 1 << 22
-"The most elements that are evaluated for a package."
+"Most elements that are evaluated for one package: four ops of the largest size, or thousands of shape computations."
 
 
 def count_elements(shape: Iterable[Any]) -> int:
@@ -43,15 +43,15 @@ def count_elements(shape: Iterable[Any]) -> int:
 
 
 class EvaluationBudget:
-    """Elements that may still be evaluated for one package: at most `each` for one op's outputs, `in_all` in total."""
+    """Number of elements that may still be evaluated for a package: at most `each` per op, and `in_all` in total."""
 
     def __init__(self, each: int = MAX_EVALUATED_ELEMENTS, in_all: int = MAX_EVALUATED_IN_PACKAGE) -> None:
         self._each, self._left = each, in_all
 
-    def allows(self, count: int) -> bool:
+    def can_evaluate(self, count: int) -> bool:
         """Return whether an op with outputs of `count` elements may be evaluated."""
         return count <= min(self._each, self._left)
 
-    def spend(self, count: int) -> None:
+    def spend_elements(self, count: int) -> None:
         """Subtract `count` evaluated elements."""
         self._left -= count

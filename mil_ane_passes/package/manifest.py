@@ -25,7 +25,7 @@ _MAX_NAMED = 8  # items named in an error
 _REMEDY = "expected an .mlpackage folder saved by coremltools"
 _MISSING_REMEDIES = {_SUFFIX: _REMEDY, _NETWORK_SUFFIX: "expected an .mlmodel file",
                      _PROGRAM_SUFFIX: "expected a .pte file written by ExecuTorch"}
-"What is expected at a path where nothing is, by its suffix."
+"Expected kind of model at a path that does not exist, by the path's suffix."
 _PYTORCH_HINT = (
     "a PyTorch model; convert it first, with mil_ane_passes.convert or coremltools, and pass the .mlpackage"
 )
@@ -78,7 +78,7 @@ def check_inside(root: Path, path: Path, what: str) -> Path:
 def read_layout(path: str | os.PathLike[str]) -> Layout:
     """Return the layout of the package at `path`.
 
-    Raises InputError when there is no package, it is a compiled or single-file model, or the manifest is broken.
+    Raises InputError if `path` is not a package (such as a compiled or single-file model), or its manifest is broken.
     """
     root = Path(path)
     _check_kind(root)
@@ -103,7 +103,7 @@ def read_layout(path: str | os.PathLike[str]) -> Layout:
 def _get_file_size(path: Path) -> int | None:
     """Return the size of the regular file at `path`; None if it is missing or of another kind.
 
-    Raises InputError where a folder on the way to it cannot be entered.
+    Raises InputError if a folder on the path cannot be entered.
     """
     try:
         found = path.stat()
@@ -115,8 +115,7 @@ def _get_file_size(path: Path) -> int | None:
 
 
 def check_exists(root: Path) -> None:
-    """Raise InputError, with the nearest model beside it, if there is nothing at `root`; of a delegate, at its program.
-    """
+    """Raise InputError if `root` (for a delegate: its program) does not exist; the message suggests a similar name."""
     if root.exists():
         return
     program = next((each for each in root.parents if each.suffix == _PROGRAM_SUFFIX and not each.exists()), None)
@@ -128,19 +127,19 @@ def check_exists(root: Path) -> None:
 
 
 def check_model_path(path: str | os.PathLike[str]) -> None:
-    """Raise InputError for a path at which no model can be: loading would raise the same, after a slow import."""
+    """Raise InputError if `path` cannot be a model. Loading would raise the same error, but after a slow import."""
     root = Path(path)
     if find_address(root) is None and not (root.suffix == _NETWORK_SUFFIX and root.is_file()):
         read_layout(root)
 
 
 def check_package_path(path: str | os.PathLike[str]) -> None:
-    """Raise InputError for a path at which no package can be, as `check_model_path` does."""
+    """Raise InputError if `path` cannot be a package, before the slow import as in `check_model_path`."""
     read_layout(path)
 
 
 def check_network_path(path: str | os.PathLike[str]) -> None:
-    """Raise InputError for a path at which no NeuralNetwork can be, as `check_model_path` does."""
+    """Raise InputError if `path` cannot be a NeuralNetwork, before the slow import as in `check_model_path`."""
     root = Path(path)
     refuse_program(root)
     check_exists(root)
@@ -180,8 +179,10 @@ def _check_kind(root: Path) -> None:
 
 
 def _list_models(folder: Path, suffix: str) -> dict[str, str]:
-    """List the names of models in a folder by their stems, of equal ones that with `suffix`; empty where it cannot be
-    read."""
+    """Map the stems of the models in a folder to their names; of equal stems, the name with `suffix` is listed.
+
+    Returns {} if the folder cannot be read.
+    """
     try:
         names = [name for entry in os.scandir(folder) if Path(name := entry.name).suffix in _MISSING_REMEDIES]
     except OSError:

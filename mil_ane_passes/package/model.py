@@ -39,9 +39,9 @@ class Package:
     `functions` the names of its functions in file order. The ML Programs of a pipeline are one program, whose functions
     are called `PART/FUNCTION`; `members` holds their paths and the names of parts that are not ML Programs.
     `program.chain` names the function of each part that runs; it is empty for a model that is not a pipeline.
-    `upgraded` describes the NeuralNetwork that the package was made of in memory; None for a package on disk. `name` is
-    what reports call the source where that is not its path. `is_delegate`: it is one of an ExecuTorch program, which
-    declares its inputs and outputs, too.
+    `upgraded` describes the NeuralNetwork from which the package was made in memory; None for a package on disk. `name`
+    is the name of the source in reports, if that is not its path. `is_delegate` is true for the package of a delegate
+    in an ExecuTorch program: the program declares its inputs and outputs, too.
     """
 
     upgraded: UpgradedSource | None = None
@@ -64,14 +64,14 @@ class Package:
         self.origins: dict[str, FunctionOrigin]
         try:
             with pause_garbage_collection():
-                self.program, self.origins = reader.read(self.members.programs)
+                self.program, self.origins = reader.read_program(self.members.programs)
         except (ValueError, UnicodeDecodeError) as error:
             if isinstance(error, InputError):
                 raise
             raise InputError(f"{self.path}: {layout.model} is damaged ({error}); use a fresh copy") from error
         attach_debug_handles(layout.root, self.program)
         self.functions = tuple(self.origins)
-        self.check_source()  # the model file and the weights were opened one after the other
+        self.check_source()  # the source may have changed between opening the model file and the weights
 
     def description(self, function: str) -> Any:
         """Return the ModelDescription or FunctionDescription proto for the inputs and outputs of `function`."""
@@ -117,10 +117,10 @@ class Package:
 
 @synchronized
 def load(path: str | os.PathLike[str], owner: object = None) -> Package:
-    """Load the package at `path`, an ML Program or a pipeline with one; its weights are mapped, not read.
+    """Load the package at `path`, an ML Program or a pipeline that contains one; its weights are mapped, not read.
 
-    `owner` removes the files when it is deleted, so the package keeps it alive. Raises InputError when `path` is not an
-    ML Program package, or the package contradicts itself.
+    `owner` removes the files when it is deleted, so the package keeps it alive. Raises InputError if `path` is not an
+    ML Program package, or the package is inconsistent.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise InputError(f"cannot load a {type(path).__name__}; expected the path of an .mlpackage (lint, rewrite and "
@@ -133,12 +133,12 @@ def load(path: str | os.PathLike[str], owner: object = None) -> Package:
 def package_of_mlmodel(mlmodel: Any) -> Package:
     """Return the package of a `ct.models.MLModel`, with the changes made to its spec since it was created.
 
-    Raises InputError when the model has no package, or for the reasons `load` does.
+    Raises InputError if the model has no package, and for the same reasons as `load`.
     """
     path = getattr(mlmodel, "package_path", None)
     if path is None:
         raise InputError(
-            "the MLModel has no package on disk; expected one that is an ML Program: convert the source model with "
+            "the MLModel has no package on disk; expected an MLModel of an ML Program: convert the source model with "
             'coremltools (convert_to="mlprogram"), or save it as .mlpackage and load that'
         )
     layout = read_layout(path)

@@ -103,17 +103,17 @@ class _MemberEmitter:
         self._entries = {wire.get_entry_key(each): each for each in wire.get_payloads(self._program, FUNCTIONS)}
 
     def emit(self, default: str) -> bytes:
-        """Emit the message; `default` is the function that runs by default, empty for the one of before."""
+        """Emit the message; `default` is the function that runs by default ("" keeps the previous one)."""
         ordered = sorted(self._functions, key=list(self._entries).index) if (
             self._functions.keys() == self._entries.keys()) else list(self._functions)
-        entries = [self._entry(name, self._functions[name]) for name in ordered]
+        entries = [self._emit_entry(name, self._functions[name]) for name in ordered]
         raw = wire.replace_fields(
             self._member.raw, ML_PROGRAM_FIELD, [wire.replace_fields(self._program, FUNCTIONS, entries)])
         old = b"".join(wire.get_payloads(raw, DESCRIPTION_FIELD))
-        described = self._describe(Description(old), default)
+        described = self._emit_description(Description(old), default)
         return raw if described == old else wire.replace_fields(raw, DESCRIPTION_FIELD, [described])
 
-    def _entry(self, name: str, function: Function) -> bytes:
+    def _emit_entry(self, name: str, function: Function) -> bytes:
         origin = function.origin
         data = wire.get_entry_value(self._entries[origin.name]) if origin.name else _start_function(origin)
         block = _emit_function(function, origin, self._version, self._plan, self._interface)
@@ -125,12 +125,12 @@ class _MemberEmitter:
             )
         data = self._replace_inputs(function, data)
 
-        def change(f: wire.Field, payload: bytes) -> bytes | None:
+        def replace_block(f: wire.Field, payload: bytes) -> bytes | None:
             if f.number != SPECIALIZATIONS or wire.get_entry_key(payload) != origin.opset:
                 return None
             return _replace_entry_value(payload, block) if block != origin.data else None
 
-        data = wire.edit_payloads(data, change)
+        data = wire.edit_payloads(data, replace_block)
         if name not in self._entries:
             return wire.encode_entry(name, data)
         return wire.replace_fields(self._entries[name], wire.VALUE, [data])
@@ -145,12 +145,12 @@ class _MemberEmitter:
         for name, var in function.inputs.items():
             source = get_file_name(function, name)
             if source not in old or not export.has_same_type(var.sym_type, then[source]):
-                declared.append(export.output(var))
+                declared.append(export.export_output(var))
             else:
                 declared.append(wire.replace_fields(old[source], _NAME_FIELD, [name.encode()]))
         return wire.replace_fields(data, _FUNCTION_INPUTS_FIELD, declared)
 
-    def _describe(self, description: Description, default: str) -> bytes:
+    def _emit_description(self, description: Description, default: str) -> bytes:
         """Return the description of the current functions."""
         sources = [function.origin.name for function in self._functions.values()]
         first, single = description.default, not description.functions
@@ -201,14 +201,14 @@ def _emit_function(
         )
     check_op_order(function, emitter.written)
     with assign_unique_names(function, emitter.written):
-        return emitter.block(function, origin.data)
+        return emitter.emit_block(function, origin.data)
 
 
 class _Emitter:
     def __init__(self, function: Function, version: int, plan: WeightPlan) -> None:
-        self._export = Exporter(version, plan, lambda block: self.block(block, b"", new=True))
+        self._export = Exporter(version, plan, lambda block: self.emit_block(block, b"", new=True))
         self._used = _find_used_vars(function)
-        # Sizes may be known now that the file lacks, also those that loading infers.
+        # Sizes that are unknown in the file may be known now, including sizes that loading inferred.
         self._sized = bool(getattr(function, "sizes_inferred", False))
         self.written = {op for op in iterate_nested_ops(function) if self._is_written(op)}
 
@@ -224,30 +224,31 @@ class _Emitter:
             for (a, s), (b, t) in zip(now, then, strict=True)
         )
 
-    def block(self, block: Block, data: bytes, then: tuple[tuple[str, Any], ...] = (), new: bool = False) -> bytes:
+    def emit_block(self, block: Block, data: bytes, then: tuple[tuple[str, Any], ...] = (), new: bool = False) -> bytes:
         """Emit the bytes of `block`, which was loaded from `data` with the inputs `then`."""
         if not isinstance(block, Function):
             now = tuple((var.name, var.sym_type) for var in block.inputs)
             if new or not self.has_same_inputs(now, then):
-                data = wire.replace_fields(data, BLOCK_INPUTS, [self._export.output(var) for var in block.inputs])
+                declared = [self._export.export_output(var) for var in block.inputs]
+                data = wire.replace_fields(data, BLOCK_INPUTS, declared)
             elif self._sized:
                 old = zip(wire.get_payloads(data, BLOCK_INPUTS), block.inputs, strict=True)
                 data = wire.replace_fields(data, BLOCK_INPUTS, [self._add_sizes(each, var) for each, var in old])
         data = wire.replace_fields(data, BLOCK_OUTPUTS, [var.name.encode() for var in block.outputs])
-        ops = [part for op in block.operations if op in self.written for part in self._operation(op)]
+        ops = [part for op in block.operations if op in self.written for part in self._emit_op(op)]
         return wire.replace_fields(data, OPERATIONS, ops)
 
-    def _operation(self, op: Operation) -> list[bytes]:
+    def _emit_op(self, op: Operation) -> list[bytes]:
         origin = get_origin(op)
         if origin is None:
-            return self._export.operations(op)
-        parts = [self._part(op, origin, part) for part in origin.parts]
+            return self._export.export_op(op)
+        parts = [self._emit_part(op, origin, part) for part in origin.parts]
         if not origin.names and op.op_type == "coreml_update_state" and _has_users(op.outputs[0]):
-            # In the file the write had no read; its result is used now, so a read is added.
-            parts.append(self._export.operations(op)[1])
+            # The file has no read after the write. The result of the write is used now, so a read is added.
+            parts.append(self._export.export_op(op)[1])
         return parts
 
-    def _part(self, op: Operation, origin: Origin, part: Part) -> bytes:
+    def _emit_part(self, op: Operation, origin: Origin, part: Part) -> bytes:
         data = part.data
         if op.op_type == "const" and get_stored_value(op) is not origin.value:
             data = _set_entry(
@@ -256,15 +257,15 @@ class _Emitter:
         now = get_file_inputs(op)
         for bound in part.bounds:
             if not is_kept(bound, now.get(bound.param, ())):
-                data = self._rebind(op, part, bound, now.get(bound.param, ()), data)
+                data = self._rebind_input(op, part, bound, now.get(bound.param, ()), data)
         if len(origin.parts) == 1 and op.op_type != "coreml_update_state":
             known = {bound.param for bound in part.bounds}
             for param in [param for param in now if param not in known]:
-                data = self._rebind(op, part, InputBinding(param, param, DEFAULT, ()), now[param], data)
+                data = self._rebind_input(op, part, InputBinding(param, param, DEFAULT, ()), now[param], data)
         data = self._update_outputs(op, origin, part, data)
         return self._update_blocks(op, origin.blocks, data)
 
-    def _rebind(self, op: Operation, part: Part, bound: InputBinding, now: tuple[Var, ...], data: bytes) -> bytes:
+    def _rebind_input(self, op: Operation, part: Part, bound: InputBinding, now: tuple[Var, ...], data: bytes) -> bytes:
         field = bound.field
         if field == DEFAULT:
             field = ATTRIBUTES if any(other.field == ATTRIBUTES for other in part.bounds) else INPUTS
@@ -272,7 +273,7 @@ class _Emitter:
             return _set_entry(data, field, bound.key, None)
         if field == ATTRIBUTES and is_embedded(op, bound.param, now[0]):
             return _set_entry(data, field, bound.key, serialize_message(self._export.get_milproto_value(now[0])))
-        new = wire.get_payloads(self._export.argument(op, bound.param, now), _ARGUMENTS_FIELD)
+        new = wire.get_payloads(self._export.export_argument(op, bound.param, now), _ARGUMENTS_FIELD)
         if len(bound.args) == len(now):  # an argument that is still the same keeps its bytes, also a literal
             entries = wire.get_payloads(data, INPUTS)
             entry = next((each for each in entries if wire.get_entry_key(each) == bound.key), b"")
@@ -287,7 +288,7 @@ class _Emitter:
         for index, declared in zip(part.outputs, old, strict=True):
             var = op.outputs[index]
             if not self._export.has_same_type(var.sym_type, origin.sym_types[index]):
-                declared = self._redeclare(declared, var)
+                declared = self._redeclare_var(declared, var)
             elif self._sized:
                 declared = self._add_sizes(declared, var)
                 if var.name != origin.names[index]:
@@ -297,31 +298,31 @@ class _Emitter:
             changed.append(declared)
         return data if changed == old else wire.replace_fields(data, OUTPUTS, changed)
 
-    def _redeclare(self, declared: bytes, var: Var) -> bytes:
+    def _redeclare_var(self, declared: bytes, var: Var) -> bytes:
         """Return the declaration of `var` with its current type; other fields of the one in the file stay."""
-        made, old = (NAMED_TYPE.FromString(each) for each in (self._export.output(var), declared))
+        made, old = (NAMED_TYPE.FromString(each) for each in (self._export.export_output(var), declared))
         if not (made.type.HasField("tensorType") and old.type.HasField("tensorType")):
             return serialize_message(made)
         made.type.tensorType.attributes.MergeFrom(old.type.tensorType.attributes)
         return serialize_message(made)
 
     def _add_sizes(self, declared: bytes, var: Var) -> bytes:
-        """Return a declaration with the sizes that are known now; the same bytes if it has them all."""
+        """Return a declaration with the sizes that are known now; the same bytes if it already has all of them."""
         old = NAMED_TYPE.FromString(declared).type
         if old.WhichOneof("type") != "tensorType" or all(
             each.WhichOneof("dimension") == "constant" for each in old.tensorType.dimensions
         ):
             return declared
-        made = self._redeclare(declared, var)
+        made = self._redeclare_var(declared, var)
         return declared if NAMED_TYPE.FromString(made).type == old else made
 
     def _update_blocks(self, op: Operation, origins: tuple[NestedOrigin, ...], data: bytes) -> bytes:
         # By index, not by identity: a copy of the program has blocks of its own.
         matched = len(op.blocks) == len(origins)
         blocks = [
-            self.block(block, origins[index].data, origins[index].inputs)
+            self.emit_block(block, origins[index].data, origins[index].inputs)
             if matched
-            else self.block(block, b"", new=True)
+            else self.emit_block(block, b"", new=True)
             for index, block in enumerate(op.blocks)
         ]
         return wire.replace_fields(data, BLOCKS, blocks) if blocks or origins else data
@@ -359,7 +360,7 @@ def _find_used_vars(function: Function) -> set[Var]:
         for param, now in get_file_inputs(op).items():
             bound = bounds.get(param)
             if bound is not None and is_kept(bound, now):
-                # Literals inside the op need no const, also where other arguments are names.
+                # Literals inside the op need no const, even if other arguments of the op are names.
                 used.update(var for arg, var in zip(bound.args, now) if isinstance(arg, str))
                 continue
             in_file = bound.args if bound is not None else ()

@@ -16,8 +16,9 @@ from .origin import get_origin
 def assign_unique_names(function: Function, written: set[Operation]) -> Iterator[None]:
     """Give new vars and ops in `function` unique names while the `with` block runs.
 
-    Names from the file stay, except where a new op makes a function output and the loaded op of that name is still
-    there: the output's name belongs to the interface. `written` are the ops that will be in the file.
+    Names from the file stay, with one exception. If a new op makes a function output and the loaded op of that name
+    still exists, the new op gets the name, because it belongs to the interface. `written` are the ops that will be in
+    the file.
     """
     old, new = _partition_vars(function, written)
     renamed = [(var, var.name) for var in new]
@@ -60,7 +61,7 @@ def _partition_vars(function: Function, written: set[Operation]) -> tuple[list[V
 
 
 def rename_var(op: Operation, var: Var, name: str) -> None:
-    """Rename an output of `op` or an input of its blocks; it is written as it is, even if blocks share it."""
+    """Rename an output of `op` or an input of its blocks. The name is written unchanged, even if blocks share it."""
     var.name = name
     op.requested_names = getattr(op, "requested_names", frozenset()) | {name}
 

@@ -27,7 +27,8 @@ from .origin import to_var_tuple
 from .oversized_inputs import Rejected, reject_oversized_inputs
 from .values import LoadedValue
 
-# Ops over file-backed consts above this many bytes are not evaluated while loading: that would read the weights.
+# Ops on file-backed consts above this many bytes are not evaluated while loading, because that would read the weights.
+# Shapes and indices, whose ops have to be evaluated, are far smaller.
 _MAX_EVALUATED_BYTES = 64 * 1024
 # pymil searches the list of users of a var linearly, so one shared default is used by at most this many ops.
 _MAX_SHARED_USES = 64
@@ -38,7 +39,7 @@ COREMLTOOLS_ERRORS = (
 _GATE_COUNTS = {"lstm": 4, "gru": 3, "rnn": 1}
 "Number of gates of a recurrent op: its weights have one block of rows for each."
 _MAX_UPSTREAM_WEIGHTS = 8
-"The most compressed weights recorded as upstream of a constant: only whether there is any is read."
+"Most compressed weights recorded as upstream of a constant. coremltools only reads whether the list is empty."
 # Dtypes that pymil holds unchanged; it narrows 64 bits.
 _PLAIN_DTYPES = tuple(map(np.dtype, ("f2", "f4", "i1", "i2", "i4", "u1", "u2", "u4", "?")))
 _INPUT_CHECKS = InputChecks()
@@ -52,14 +53,14 @@ class OpBuilder:
         self._heavy, self._budget = heavy, budget
         self._shared: dict[Any, tuple[Var, int]] = {}
 
-    def const(self, loaded: LoadedValue, name: str) -> Var:
-        """Make a const of a value of the file; its bytes are neither read nor copied when they are in a weight file."""
+    def build_const(self, loaded: LoadedValue, name: str) -> Var:
+        """Make a const of a value of the file; bytes in a weight file are neither read nor copied."""
         if isinstance(loaded.value, (LazyValue, str)) or loaded.blob is not None or _is_held_unchanged(loaded):
             var = make_const(loaded.value, loaded.dtype, name)
         else:
             var = Builder.const(val=loaded.value, name=name)
         if loaded.file is not None and loaded.blob is not None:
-            var.op.blob = loaded.file.ref(loaded.blob)
+            var.op.blob = loaded.file.make_ref(loaded.blob)
         if isinstance(loaded.value, LazyValue) or (
             get_blob_ref(var) is not None and loaded.value.nbytes > _MAX_EVALUATED_BYTES
         ):
@@ -68,11 +69,11 @@ class OpBuilder:
 
     def build_literal(self, loaded: LoadedValue, name: str) -> Var:
         """Make a const for a value that the file writes inside an op; it has no op of its own in the file."""
-        var = self.const(loaded, Builder._get_free_name(name))
+        var = self.build_const(loaded, Builder._get_free_name(name))
         var.op.synthetic = True
         return var
 
-    def known(
+    def build_known_op(
         self, cls: Any, name: str, inputs: dict[str, Any], blocks: list[Block], declared: Sequence[Any]
     ) -> Operation:
         """Make an op of coremltools' class `cls`.
@@ -81,17 +82,17 @@ class OpBuilder:
         """
         op = cls.__new__(cls)
         try:
-            bound = {param: self._bind(cls, param, var, name) for param, var in inputs.items()}
+            bound = {param: self._bind_input(cls, param, var, name) for param, var in inputs.items()}
             reject_oversized_inputs(cls, bound, len(declared))
-            seen = _INPUT_CHECKS.begin(op, bound)
+            seen = _INPUT_CHECKS.begin_op(op, bound)
             op.__init__(name=name, enclosing_block=self._block, scopes=SCOPE_STACK.get_curr_scopes(), **bound)
             self._set_defaults(op, name, bound)
-            _INPUT_CHECKS.end(op, seen)
+            _INPUT_CHECKS.end_op(op, seen)
             _check_recurrent(op)
             op.build_nested_blocks()
             result = _infer_output_types(op, declared)
         except (*COREMLTOOLS_ERRORS, Rejected) as error:
-            # The op is kept as an opaque one then.
+            # The caller then keeps the op as an opaque one.
             _detach_op(op, inputs)
             raise Rejected(f"{name}: {error}") from error
         for var in op.internal_inputs.values():
@@ -101,7 +102,7 @@ class OpBuilder:
         self._set_outputs(op, result)
         return op
 
-    def opaque(
+    def build_opaque_op(
         self, op_type: str, name: str, inputs: Mapping[str, Any], blocks: list[Block], declared: Sequence[Any]
     ) -> Operation:
         """Make an op that is known only by its type's name, its inputs and its declared outputs."""
@@ -114,7 +115,7 @@ class OpBuilder:
         op.type_value_inference()
         return op
 
-    def _bind(self, cls: Any, param: str, var: Any, name: str) -> Any:
+    def _bind_input(self, cls: Any, param: str, var: Any, name: str) -> Any:
         kind = cls.input_spec.input_types.get(param)
         if kind is None:
             raise Rejected(f"unknown input {param}")
@@ -137,12 +138,12 @@ class OpBuilder:
             elif isinstance(kinds[param], InternalInputType):
                 defaults[param] = InternalVar(value, name=f"{name}_{param}")
             elif isinstance(kinds[param], TupleInputType):
-                defaults[param] = [v if isinstance(v, Var) else self._default(v, f"{name}_{param}") for v in value]
+                defaults[param] = [v if isinstance(v, Var) else self._make_default(v, f"{name}_{param}") for v in value]
             else:
-                defaults[param] = self._default(value, f"{name}_{param}")
+                defaults[param] = self._make_default(value, f"{name}_{param}")
         op.set_inputs(type_inference=False, **defaults)
 
-    def _default(self, value: Any, name: str) -> Var:
+    def _make_default(self, value: Any, name: str) -> Var:
         if isinstance(value, range):  # some defaults of pymil are ranges, which cannot become consts
             value = np.asarray(value, np.int32)
         array = np.asarray(value)
@@ -159,13 +160,13 @@ class OpBuilder:
         inner = [var for block in op.blocks for var in block.outputs]
         heavy = any(var in self._heavy for var in (*flat, *inner))
         count = sum(map(_count_type_elements, result))
-        if heavy or not self._budget.allows(count):
+        if heavy or not self._budget.can_evaluate(count):
             op.value_inference = raise_not_evaluated
 
-        def known() -> tuple[Any, ...]:
+        def return_result() -> tuple[Any, ...]:
             return result
 
-        op.type_inference = known
+        op.type_inference = return_result
         make = _make_plain_outputs if all(map(_is_plain_type, result)) else _make_special_outputs
         try:
             make(op, result)
@@ -176,7 +177,7 @@ class OpBuilder:
             make(op, result)
         del op.type_inference
         if any(get_typed_value(var) is not None for var in op.outputs):
-            self._budget.spend(count)
+            self._budget.spend_elements(count)
         if heavy and all(var.is_descendant_of_const for var in flat):
             self._heavy.update(op.outputs)
 
@@ -195,7 +196,7 @@ def _is_plain_type(sym_type: Any) -> bool:
 
 
 def _make_special_outputs(op: Operation, result: tuple[Any, ...]) -> None:
-    """Make output vars of other kinds, for lists, complex and sub-byte numbers; `op.type_inference` gives `result`."""
+    """Make output vars for lists, complex and sub-byte numbers; `result` comes from `op.type_inference`."""
     op.type_value_inference()
 
 
@@ -217,8 +218,8 @@ def _make_plain_outputs(op: Operation, result: tuple[Any, ...]) -> None:
         names = named if isinstance(named, tuple) else (named,)
     except NotImplementedError:
         names = tuple(map(str, range(len(result)))) if len(result) > 1 else ("",)
-    # These are only read to decide whether a constant may be folded. With all compressed weights above each value, as
-    # coremltools keeps them, a model of 20,000 would take memory for 200 million entries.
+    # The list is only read to decide whether a constant may be folded. coremltools would record all compressed weights
+    # upstream of each value: 200 million entries for a model with 20,000 compressed weights.
     above = [var.nonreplaceable_vars_upstream for var in op.get_flattened_inputs()]
     outputs: list[Var] = []
     set_output_vars(op, outputs)
@@ -274,7 +275,7 @@ def _check_recurrent(op: Operation) -> None:
 
 
 def _infer_output_types(op: Operation, declared: Sequence[Any]) -> tuple[Any, ...]:
-    """Infer the types of the outputs; raises Rejected when they differ from what the file declares."""
+    """Infer the types of the outputs; raises Rejected if they differ from the types that the file declares."""
     if op.op_type.startswith("constexpr_"):
         # coremltools' type inference for these reads the compressed weights.
         return tuple(declared)

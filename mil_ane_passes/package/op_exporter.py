@@ -17,7 +17,7 @@ from .weight_plan import WeightPlan
 if TYPE_CHECKING:
 
     class MILProtoExporter:
-        """Annotations for coremltools' exporter, which has none."""
+        """Type annotations for coremltools' exporter, which is not annotated."""
 
         specification_version: int
 
@@ -62,18 +62,18 @@ class Exporter(MILProtoExporter):
         if place is None:
             if self._plan.target is None or not should_use_weight_file(var.val, self.specification_version):
                 return helper.create_immediate_value(var)
-            place = self._plan.add(var)
+            place = self._plan.add_blob(var)
         primitive = helper.types_to_proto_primitive(var.dtype)
         return helper.create_file_value_tensor(place[0], place[1], var.shape, primitive)
 
     def create_block(self, block: Block) -> Any:
         """Return an empty block.
 
-        `operations` inserts the bytes from `emit_block`, which keep unchanged parts as loaded.
+        `operations` inserts the bytes from `emit_block`, in which unchanged parts keep their original bytes.
         """
         return MIL.Block()
 
-    def operations(self, op: Operation) -> list[bytes]:
+    def export_op(self, op: Operation) -> list[bytes]:
         """Return the bytes of the op or ops that represent a new pymil op in the model format."""
         if op.op_type == "const":
             return [serialize_message(self.translate_const(op))]
@@ -86,7 +86,7 @@ class Exporter(MILProtoExporter):
             wire.replace_fields(data, BLOCKS, [self._emit_block(block) for block in op.blocks]) if op.blocks else data
         ]
 
-    def argument(self, op: Operation, param: str, now: tuple[Var, ...]) -> bytes:
+    def export_argument(self, op: Operation, param: str, now: tuple[Var, ...]) -> bytes:
         """Return the Argument message that binds the vars in `now`."""
         result = MIL.Argument()
         for var in now:
@@ -99,7 +99,7 @@ class Exporter(MILProtoExporter):
                 binding.value.CopyFrom(helper.create_immediate_value(var))
         return serialize_message(result)
 
-    def output(self, var: Var) -> bytes:
+    def export_output(self, var: Var) -> bytes:
         """Return the declaration of an op's output or a block's input."""
         return serialize_message(MIL.NamedValueType(name=var.name, type=self.types_to_proto(var.sym_type)))
 

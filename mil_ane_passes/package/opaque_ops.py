@@ -40,8 +40,8 @@ _RESERVED_ATTRIBUTES = frozenset(
 class OpaqueOp(Operation):
     """An op known only by its type's name, its inputs and its declared output types.
 
-    `opaque` distinguishes it from coremltools' ops: its attributes are only those the file binds. `contradiction` is
-    coremltools' error on the op where it defines an op of that name.
+    `opaque` distinguishes it from coremltools' ops: its attributes are only those the file binds. If coremltools
+    defines an op of that name, `contradiction` is its error on this op.
     """
 
     opaque = True

@@ -34,7 +34,7 @@ UPDATE_STATE = "coreml_update_state"
 _STATE_PARAMS = {"input": "state", "data": "value"}
 # Number of nested blocks of coremltools' ops that have blocks.
 _BLOCK_COUNTS = {"cond": 2, "while_loop": 2}
-_REMEDY = "the package is damaged: take a fresh copy"
+_REMEDY = "the package is damaged: use a fresh copy"
 
 
 class BlockReader:
@@ -55,7 +55,7 @@ class BlockReader:
         self._build = OpBuilder(block, heavy, self._values.budget)
         self._write: Operation | None = None
 
-    def lookup(self, name: str, who: str) -> Var:
+    def find_var(self, name: str, who: str) -> Var:
         """Return the var called `name`; InputError when no earlier op or input defines it."""
         if name not in self._scope:
             raise InputError(
@@ -63,26 +63,26 @@ class BlockReader:
             )
         return self._scope[name]
 
-    def operation(self, spec: Any, data: bytes, blocks: tuple[NestedOrigin, ...]) -> None:
+    def read_op(self, spec: Any, data: bytes, blocks: tuple[NestedOrigin, ...]) -> None:
         """Add one op to the block.
 
         Raises InputError when its values contradict their declared types, or it is not a valid op.
         """
         write, self._write = self._write, None
         name = _get_op_name(spec)
-        self._check(spec, name)
-        if spec.type == "const" and self._const(spec, data):
+        self._check_op(spec, name)
+        if spec.type == "const" and self._read_const(spec, data):
             return
-        inputs, bounds = self._inputs(spec, name)
+        inputs, bounds = self._read_inputs(spec, name)
         if spec.type == "write_state" and self._write_state(spec, data, name, inputs, bounds):
             return
         if write is not None and _is_read_of(spec, inputs, write):
-            self._merge(write, spec, data, name, bounds)
+            self._merge_state_read(write, spec, data, name, bounds)
             return
         self._read_generic(spec, data, name, inputs, bounds, blocks)
 
-    def _check(self, spec: Any, name: str) -> None:
-        """Raise InputError for what cannot be an op of any type."""
+    def _check_op(self, spec: Any, name: str) -> None:
+        """Raise InputError if the message cannot be an op of any type."""
         if not spec.type or not (spec.inputs or spec.outputs or spec.blocks):
             found = f"neither inputs nor outputs (type {spec.type!r})" if spec.type else "no type"
             raise InputError(f"{self._where}: op {name!r} has {found}; expected an op that does something; {_REMEDY}")
@@ -92,23 +92,23 @@ class BlockReader:
                 f"{'a' if 'val' in spec.attributes else 'no'} value; expected one of each; {_REMEDY}"
             )
 
-    def _const(self, spec: Any, data: bytes) -> bool:
+    def _read_const(self, spec: Any, data: bytes) -> bool:
         """Load a const and return True; False if pymil cannot represent its value."""
         output = spec.outputs[0].name
-        loaded = self._read(spec.attributes["val"], f"const {output!r}")
+        loaded = self._read_value(spec.attributes["val"], f"const {output!r}")
         if loaded is None:
             return False
-        var = self._build.const(loaded, _get_op_name(spec))
-        self._publish(var, output)
+        var = self._build.build_const(loaded, _get_op_name(spec))
+        self._publish_var(var, output)
         part = Part(data, (), (0,))
         var.op.origin = Origin((part,), (output,), (var.sym_type,), value=get_stored_value(var.op))
         return True
 
-    def _inputs(self, spec: Any, name: str) -> tuple[dict[str, Any], list[InputBinding]]:
+    def _read_inputs(self, spec: Any, name: str) -> tuple[dict[str, Any], list[InputBinding]]:
         inputs: dict[str, Any] = {}
         bounds: list[InputBinding] = []
         for key in sorted(spec.inputs):
-            args = [self._argument(binding, key, spec, name) for binding in spec.inputs[key].arguments]
+            args = [self._read_argument(binding, key, spec, name) for binding in spec.inputs[key].arguments]
             found = [var for _, var in args if var is not None]
             if found and len(found) == len(args):
                 inputs[key] = found[0] if len(found) == 1 else found
@@ -119,27 +119,27 @@ class BlockReader:
 
     def _add_attributes(self, spec: Any, name: str, inputs: dict[str, Any], bounds: list[InputBinding]) -> None:
         """Add the inputs that the iOS 16 form of compressed weights writes as attributes."""
-        cls = self._class(spec.type)
+        cls = self._get_class(spec.type)
         for key in sorted(spec.attributes):
             if cls is None or key not in cls.input_spec.input_types or key in inputs:
                 continue
-            loaded = self._read(spec.attributes[key], f"op {name!r} ({spec.type}), {key!r}")
+            loaded = self._read_value(spec.attributes[key], f"op {name!r} ({spec.type}), {key!r}")
             if loaded is not None:
                 inputs[key] = self._build.build_literal(loaded, f"{name}_{key}")
                 bounds.append(InputBinding(key, key, ATTRIBUTES, (inputs[key],)))
 
-    def _argument(self, binding: Any, key: str, spec: Any, name: str) -> tuple[Any, Var | None]:
+    def _read_argument(self, binding: Any, key: str, spec: Any, name: str) -> tuple[Any, Var | None]:
         """Return what the file binds (a name, or the const of a literal) and its var.
 
         Returns None if pymil cannot represent it.
         """
         if binding.WhichOneof("binding") == "name":
-            return binding.name, self.lookup(binding.name, f"the inputs of op {name!r} ({spec.type})")
-        loaded = self._read(binding.value, f"op {name!r} ({spec.type}), {key!r}")
+            return binding.name, self.find_var(binding.name, f"the inputs of op {name!r} ({spec.type})")
+        loaded = self._read_value(binding.value, f"op {name!r} ({spec.type}), {key!r}")
         var = None if loaded is None else self._build.build_literal(loaded, f"{name}_{key}")
         return var, var
 
-    def _read(self, value: Any, who: str) -> LoadedValue | None:
+    def _read_value(self, value: Any, who: str) -> LoadedValue | None:
         try:
             return self._values.read(value)
         except Unrepresentable:
@@ -148,7 +148,7 @@ class BlockReader:
             raise InputError(f"{self._where}: {who}: {error}") from error
 
     @staticmethod
-    def _class(op_type: str) -> Any:
+    def _get_class(op_type: str) -> Any:
         """Return coremltools' class for `op_type` in the function's opset; None if it defines none."""
         if op_type == UPDATE_STATE:
             return SSAOpRegistry.dialect_ops[op_type]
@@ -164,13 +164,13 @@ class BlockReader:
     ) -> bool:
         """Load a write_state as coremltools' `coreml_update_state` and return True.
 
-        Returns False where that is not possible.
+        Returns False if that is not possible.
         """
         if inputs.keys() != _STATE_PARAMS.keys() or spec.outputs or spec.blocks:
             return False
         renamed = {_STATE_PARAMS[key]: var for key, var in inputs.items()}
         try:
-            op = self._build.known(self._class(UPDATE_STATE), name, renamed, [], ())
+            op = self._build.build_known_op(self._get_class(UPDATE_STATE), name, renamed, [], ())
         except Rejected:
             # The types do not fit `coreml_update_state`: the caller keeps the op as it was read.
             return False
@@ -179,11 +179,13 @@ class BlockReader:
         self._write = op
         return True
 
-    def _merge(self, write: Operation, spec: Any, data: bytes, name: str, bounds: list[InputBinding]) -> None:
+    def _merge_state_read(
+        self, write: Operation, spec: Any, data: bytes, name: str, bounds: list[InputBinding]
+    ) -> None:
         """Merge a read that directly follows a write of the same state into the write: one op in pymil."""
         output = spec.outputs[0].name
         write.name = name
-        self._publish(write.outputs[0], output)
+        self._publish_var(write.outputs[0], output)
         read = Part(data, tuple(InputBinding(b.key, _STATE_PARAMS[b.key], b.field, b.args) for b in bounds), (0,))
         write.origin = Origin((*write.origin.parts, read), (output,), write.origin.sym_types)
 
@@ -196,12 +198,12 @@ class BlockReader:
         bounds: list[InputBinding],
         blocks: tuple[NestedOrigin, ...],
     ) -> None:
-        declared = [self._type(output) for output in spec.outputs]
-        op = self._make(spec, name, inputs, [origin.block for origin in blocks], declared)
+        declared = [self._read_output_type(output) for output in spec.outputs]
+        op = self._make_op(spec, name, inputs, [origin.block for origin in blocks], declared)
         for origin in blocks:
             origin.block.outer_op = op
         for output, var in zip(spec.outputs, op.outputs, strict=True):
-            self._publish(var, output.name)
+            self._publish_var(var, output.name)
         if getattr(op, "opaque", False):
             shown = assign_attribute_names(inputs)
             bounds = [replace(bound, param=shown[bound.key]) for bound in bounds]
@@ -211,13 +213,13 @@ class BlockReader:
         names = tuple(output.name for output in spec.outputs)
         op.origin = Origin((part,), names, tuple(var.sym_type for var in op.outputs), blocks)
 
-    def _type(self, output: Any) -> Any:
+    def _read_output_type(self, output: Any) -> Any:
         try:
             return self._types.read(output.type)
         except InputError as error:
             raise InputError(f"{self._where}: {output.name!r}: {error}") from error
 
-    def _make(
+    def _make_op(
         self,
         spec: Any,
         name: str,
@@ -225,7 +227,7 @@ class BlockReader:
         blocks: list[Block],
         declared: list[Any],
     ) -> Operation:
-        cls = self._class(spec.type)
+        cls = self._get_class(spec.type)
         # If an input is left out because pymil cannot represent it, coremltools' class would use a default instead.
         rejected, why = None, ""
         complete = all(key in inputs for key in spec.inputs) and len(blocks) == _BLOCK_COUNTS.get(spec.type, 0)
@@ -234,16 +236,16 @@ class BlockReader:
                 bound = dict(inputs)
                 if blocks:
                     _set_inputs_for_control_flow_op(bound, blocks, spec.type)
-                return self._build.known(cls, name, bound, blocks, declared)
+                return self._build.build_known_op(cls, name, bound, blocks, declared)
             except Rejected as error:
-                # coremltools' own error on these inputs; empty where it only infers other outputs.
+                # coremltools' own error on these inputs; empty if it accepts them but infers other outputs.
                 rejected = "" if isinstance(error.__cause__, Rejected) else " ".join(str(error.__cause__).split())
-                why = _reason(error.__cause__)
-        op = self._build.opaque(spec.type, name, inputs, blocks, declared)
+                why = _format_error(error.__cause__)
+        op = self._build.build_opaque_op(spec.type, name, inputs, blocks, declared)
         op.rejected, op.contradiction = rejected, why
         return op
 
-    def _publish(self, var: Var, name: str) -> None:
+    def _publish_var(self, var: Var, name: str) -> None:
         if name in self._own:
             raise InputError(
                 f"{self._where}: two values of one block are called {name!r}; expected different names; {_REMEDY}"
@@ -252,8 +254,8 @@ class BlockReader:
         self._own[name] = var
 
 
-def _reason(error: BaseException | None) -> str:
-    """Format coremltools' error on an op in one line, with the error's type where its text alone means little."""
+def _format_error(error: BaseException | None) -> str:
+    """Format coremltools' error on an op in one line, with the error's type if its text alone is not clear."""
     text = " ".join(str(error).split())
     return text if isinstance(error, (Rejected, ValueError)) else f"{type(error).__name__}: {text}"
 

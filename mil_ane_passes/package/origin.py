@@ -1,4 +1,4 @@
-"""Origins: how each loaded op was written in the file, and whether it is still the same.
+"""Origins: the bytes of each loaded op in the file, and the comparison of the current op with them.
 
 The loader sets an `Origin` on every op (`op.origin`); an op without one is new. Consts that the loader made for
 defaults and inline literals have `op.synthetic` instead: the file has no op for them.
@@ -17,8 +17,10 @@ from ..ir.coremltools_internals import get_typed_value
 
 INPUTS, OUTPUTS, BLOCKS, ATTRIBUTES = 2, 3, 4, 5
 DEFAULT = 0
-_MAX_COMPARED_ELEMENTS = 1024  # larger consts are compared by identity only
-# The loader makes several for each op; frozen ones would take three times as long to make. Nothing changes them.
+# Larger consts are compared by identity only. coremltools' passes merge equal scalars and short lists, not weights.
+_MAX_COMPARED_ELEMENTS = 1024
+# The loader makes several bindings for each op. A frozen dataclass would take three times as long to make, so this one
+# is not frozen; no code changes it.
 
 
 @dataclass(slots=True)

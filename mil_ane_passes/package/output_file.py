@@ -1,4 +1,4 @@
-"""Files that commands write beside packages: checked before the work, and written completely or not at all."""
+"""Output files of commands other than packages: checked before the work, and written completely or not at all."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["check_output_file", "write_atomically", "write_text_file"]
 
 
 def check_output_file(path: str, inputs: Iterable[str | os.PathLike[str] | None], what: str = "a file") -> Path:
-    """Check the file to write.
+    """Check the path of a file to write.
 
-    Raises InputError for a folder, for a file in a missing folder or inside a package, and for one of the `inputs` of
-    the same run (None: not given), which the result would replace.
+    Raises InputError if it is a folder, in a missing folder, inside a package, or one of the `inputs` of the same run,
+    which the result would replace. An input that is None is ignored.
     """
     target = Path(path)
     if not path.strip() or target.is_dir():
@@ -32,13 +32,13 @@ def check_output_file(path: str, inputs: Iterable[str | os.PathLike[str] | None]
     for each in inputs:
         read = None if each is None else find_read_file(each)
         if read is not None and target.is_file() and os.path.exists(read) and os.path.samefile(target, read):
-            raise InputError(f"'{path}' is what this run reads ('{os.fspath(read)}'), and would be replaced; expected "
+            raise InputError(f"'{path}' is read by this run ('{os.fspath(read)}') and would be replaced; expected "
                              "another file")
     return target
 
 
 def write_text_file(target: Path, text: str) -> None:
-    """Write a text as `write_atomically` does."""
+    """Write `text` to `target` with `write_atomically`."""
     write_atomically(target, lambda file: file.write(text.encode("utf-8", "surrogateescape")))
 
 

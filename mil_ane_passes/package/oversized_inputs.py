@@ -1,6 +1,6 @@
-"""Inputs kept from coremltools' type inference.
+"""Inputs that must not reach coremltools' type inference.
 
-It would enumerate sizes that a file only claims, or need a value that a constant does not have.
+Type inference would allocate memory for sizes that a file only claims, or need the value of a constant without one.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from .limits import MAX_EVALUATED_ELEMENTS, MAX_RANK
 
 __all__ = ["Rejected", "reject_oversized_inputs"]
 
-# Inputs whose length is a rank.
+# Inputs with one element for each axis of a tensor.
 _PER_AXIS_INPUTS = frozenset(
     {"shape", "reps", "pad", "begin", "end", "size", "perm", "axes", "elem_shape", "resized_dims"}
 )
-# Inputs that may be constants without a value: compressed weights have none, and those in weight files are not read.
+# Inputs that may be constants without a value: compressed weights have no value, and weight files are not read.
 _WEIGHT_INPUTS = frozenset(
     {"weight", "bias", "gamma", "beta", "mean", "variance", "weight_ih", "weight_hh", "weight_ih_back",
      "weight_hh_back", "bias_back", "input_bias", "peephole", "peephole_back", "quant_bias", "quant_scale", "scale",
      "zero_point", "val"}
 )
-# Inputs for whose rows coremltools materializes the default of another input.
+# Inputs from whose number of rows coremltools derives the size of another input's default, and allocates it.
 _SIZED_INPUTS = {"linear": "weight", "crop_resize": "boxes"}
 
 
@@ -34,8 +34,8 @@ class Rejected(Exception):
 
 
 def reject_oversized_inputs(cls: Any, bound: Mapping[str, Any], outputs: int) -> None:
-    """Raise Rejected when coremltools' class `cls` would allocate something huge from `bound`, or need a missing
-    value."""
+    """Raise Rejected if type inference of coremltools' class `cls` would allocate far too much for the inputs `bound`,
+    or need a missing value."""
     op_type, kinds = cls.__name__, cls.input_spec.input_types
     for param, var in bound.items():
         if not isinstance(var, Var):
@@ -53,6 +53,6 @@ def reject_oversized_inputs(cls: Any, bound: Mapping[str, Any], outputs: int) ->
 
 
 def _get_first_dimension(var: Var) -> int:
-    """Return the first dimension; 0 where it is unknown."""
+    """Return the first dimension; 0 if it is unknown."""
     shape = var.sym_type.get_shape() if types.is_tensor(var.sym_type) else ()
     return shape[0] if shape and isinstance(shape[0], int) else 0

@@ -1,4 +1,4 @@
-"""Saving: a new package is written beside the target and appears complete or not at all."""
+"""Saving: a new package is written to a staging folder beside the target and appears complete or not at all."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from .weight_plan import NewBlob, WeightPlan, find_live_blobs, plan_blob_moves
 from .weights import write_weights
 from .write_errors import convert_write_errors
 
-# Attempts to publish a package while other runs replace the one at the target.
+# Attempts to publish a package while other runs replace the one at the target. Each failed attempt means that another
+# run has just published, so 100 failures in a row point to an error and not to concurrency.
 _MAX_TRIES = 100
 _NEW_NAME, _TAKEN_BACK_NAME = "new", "taken back"
 
@@ -41,19 +42,19 @@ def save(
 ) -> None:
     """Write `package` to `path`: every byte as in the source, except for what changed in the program.
 
-    The package is complete when it appears; on any failure nothing is left. The source stays as it is. With `overwrite`
-    an existing package is swapped for the new one in one step. With `link`, files that stay as they are become hard
-    links where they cannot be cloned: the two packages then share them, so never edit either in place. With
-    `interface`, functions, inputs, outputs and states that were added, removed or changed are written, and described.
+    The package is complete when it appears; on any failure nothing is left. The source is not modified. With
+    `overwrite`, an existing package is exchanged for the new one in one step. With `link`, unchanged files that cannot
+    be cloned become hard links: the two packages then share them, so never edit either in place. With `interface`,
+    functions, inputs, outputs and states that were added, removed or changed are written to the model and described.
     `ahead` holds copies of the source's large files that were started earlier.
 
-    Raises InputError when `path` exists (and not `overwrite`), is the source, inside it or around it, when the source
-    changed on disk after it was loaded, when the interface changed (and not `interface`), or when writing fails;
-    RuleError when the program's ops are out of order.
+    Raises InputError if `path` exists (without `overwrite`), if it is the source, in it or contains it, if the source
+    changed on disk after it was loaded, if the interface changed (without `interface`), or if writing fails; RuleError
+    if the program's ops are out of order.
     """
     if not isinstance(package, Package):
-        raise InputError(f"cannot save a {type(package).__name__}; expected a Package, as load gives it (an MLModel "
-                         "has a save of its own)")
+        raise InputError(f"cannot save a {type(package).__name__}; expected a Package, as load returns it (an MLModel "
+                         "has its own method save)")
     target = Path(os.path.abspath(path))
     check_destination(package.path, target, overwrite)
     with convert_write_errors(target):
@@ -69,11 +70,11 @@ def save(
 def replace_source(package: Package, backup: str | os.PathLike[str]) -> None:
     """Write `package` in place of the folder that it was loaded from, which is kept as `backup`.
 
-    The new package is complete before anything is changed, and swapped for the old one in one step. The backup appears
-    before that, at a path that has to be free; its files are the old ones, as links or copies. On any failure the
-    source is as it was, and there is no backup; but where another run puts something at the path in the moment between
-    two renames (see `swap`), that stays, and so does the backup. Raises InputError as `save` does, and as
-    `check_backup`.
+    The new package is complete before anything is changed, and exchanged for the old one in one step. The backup is
+    made before that; its path must be free, and its files are links to the old ones or copies. After a failure the
+    source is unchanged and there is no backup, with one exception: if another run puts something at the source's path
+    in the moment between two renames (see `swap`), that stays, and so does the backup. Raises InputError for the
+    reasons of `save` and `check_backup`.
     """
     target, kept = Path(os.path.abspath(package.path)), Path(os.path.abspath(backup))
     check_backup(target, kept)
@@ -89,7 +90,7 @@ def replace_source(package: Package, backup: str | os.PathLike[str]) -> None:
             raise
         try:
             exchange_paths(new, target, staging.folder / REPLACED)
-        except FileExistsError as error:  # the source cannot go back, so that the backup is all that is left of it
+        except FileExistsError as error:  # the source cannot be put back, so only the backup is left of it
             raise InputError(f"{target}: another run put something there meanwhile; it stays, and the source is kept "
                              f"as {kept}") from error
         except BaseException:
@@ -118,9 +119,9 @@ def check_backup(target: Path, backup: Path) -> None:
 class PackageOutput:
     """One package to write: the one at `layout` with the model file `model`, to the absolute path `target`.
 
-    `plan` lists the new blobs. Without a plan the weights are copied as they are. With one, blobs that `model` does not
-    refer to are dropped where they are more than the plan's `dead_limit` of their file.
-    `extra` has the contents of other files that changed, by their paths in the package.
+    `plan` lists the new blobs; without a plan the weights are copied as they are. With a plan, blobs that `model` does
+    not refer to are dropped from each weight file of which they are more than the fraction `plan.dead_limit`. `extra`
+    maps the paths (in the package) of other changed files to their contents.
     """
 
     layout: Layout
@@ -135,9 +136,10 @@ class PackageOutput:
 def write_models(
     outputs: Sequence[PackageOutput], *, overwrite: bool = False, link: bool = False, ahead: CopyAhead | None = None
 ) -> None:
-    """Write packages, each with the rest of its source as it is, all or none: they appear after the last is complete.
+    """Write several packages, all or none; files that a `PackageOutput` does not change are those of its source.
 
-    A kill in the moment between two of them leaves those that have appeared, each complete. Errors: as `save`.
+    The packages appear one after another when the last is complete. If the process is killed between two of them, the
+    packages that have appeared stay, and each is complete. Raises the errors of `save`.
     """
     with ExitStack() as stack:
         stagings = []
@@ -150,7 +152,7 @@ def write_models(
                 _fill_staged_folder(each.layout.root, stagings[-1].folder / _NEW_NAME, writers, ahead, link)
         for each in outputs:
             with convert_write_errors(each.target):
-                each.files.check_unchanged()  # what was copied meanwhile may be of two states of the source
+                each.files.check_unchanged()  # else the copied files could be of two different states of the source
         with ExitStack() as undo:
             for each, staging in zip(outputs, stagings, strict=True):
                 with convert_write_errors(each.target):
@@ -164,7 +166,7 @@ def write_models(
 def _undo_publish(staging: Staging) -> None:
     """Undo `_publish_package`: restore what was replaced."""
     staged, aside = staging.folder / _NEW_NAME, staging.folder / REPLACED
-    if staged.exists():  # the two were swapped
+    if staged.exists():  # the two paths were exchanged
         exchange_paths(staged, staging.target, staging.folder / _TAKEN_BACK_NAME)
         return
     os.rename(staging.target, staging.folder / _TAKEN_BACK_NAME)
@@ -175,7 +177,7 @@ def _undo_publish(staging: Staging) -> None:
 def _plan_writers(
     layout: Layout, files: WeightFiles, model: bytes, plan: WeightPlan | None, ahead: CopyAhead | None
 ) -> dict[Path, Writer]:
-    """Return the functions that write the files that are not plain copies, by their paths in the package."""
+    """Return, by path in the package, the functions that write the files that are not plain copies."""
     if plan is None:
         unchanged = layout.model.read_bytes() == model
         return {} if unchanged else {layout.model.relative_to(layout.root): partial(_write_bytes, model)}
@@ -197,10 +199,10 @@ def _make_weight_writer(
     files: WeightFiles, added: list[NewBlob], name: str, live: list[Blob], moves: dict[str, dict[int, int]],
     ahead: CopyAhead | None,
 ) -> Writer:
-    def write(target: Path) -> None:
+    def write_file(target: Path) -> None:
         write_weights(files.files.get(name), target, live, moves.get(name), added, ahead)
 
-    return write
+    return write_file
 
 
 def _write_bytes(data: bytes, target: Path) -> None:
@@ -211,9 +213,9 @@ def _write_bytes(data: bytes, target: Path) -> None:
 def _fill_staged_folder(
     source: Path, staged: Path, writers: dict[Path, Writer], ahead: CopyAhead | None, link: bool
 ) -> None:
-    """Fill the new folder `staged` with the contents of `source`, synced.
+    """Fill the new folder `staged` with the contents of `source` and sync it.
 
-    Files in `writers` are written by their writer.
+    Files in `writers` are written by their writer instead of copied.
     """
     staged.mkdir()
     folders = {Path()}
@@ -248,7 +250,7 @@ def _copy_or_link(path: Path, copy: Path, ahead: CopyAhead | None, link: bool) -
 
     Returns False if it is a hard link to the same file, True if it is a file of its own.
     """
-    if ahead is not None and ahead.take(path, copy):
+    if ahead is not None and ahead.take_copy(path, copy):
         return True
     if link and clone_file(path, copy):
         return True
@@ -259,7 +261,7 @@ def _copy_or_link(path: Path, copy: Path, ahead: CopyAhead | None, link: bool) -
 
 
 def _publish_package(staged: Path, target: Path, aside: Path, overwrite: bool) -> None:
-    """Move `staged` to `target`, in one step where the file system can; other runs may be doing the same."""
+    """Move `staged` to `target`, in one step if the file system supports it; other runs may do the same meanwhile."""
     for _ in range(_MAX_TRIES):
         try:
             if not (overwrite and os.path.lexists(target)):

@@ -32,9 +32,9 @@ _REMEDY = "the package is damaged: use a fresh copy"
 class FunctionOrigin:
     """A function as it was in the file: its ML Program, name, opset, block and interface.
 
-    `data` are the bytes of its block for that opset; `name` is its name in the file, without the prefix of `member`.
-    `features` are the FeatureDescriptions of its inputs, outputs and states by name, `predicted` the names of a
-    classifier's outputs. Functions in pymil refer to it as `origin`, and so do their clones.
+    `data` are the bytes of its block for that opset. `name` is its name in the file, without the prefix of `member`.
+    `features` maps the names of inputs, outputs and states to their FeatureDescriptions. `predicted` are the names of a
+    classifier's outputs. The attribute `origin` of a pymil function, and of its clones, is this object.
     """
 
     member: Member
@@ -49,7 +49,7 @@ class FunctionOrigin:
 
 
 class ProgramReader:
-    """Reads one program; `where` names the package in messages, `budget` limits how much of it is evaluated."""
+    """Reads one program; `where` is the package's name in messages, `budget` limits how much of it is evaluated."""
 
     def __init__(self, files: WeightFiles, where: str, budget: EvaluationBudget | None = None) -> None:
         self._types = TypeReader()
@@ -57,12 +57,12 @@ class ProgramReader:
         self._where = where
         self._heavy: set[Var] = set()
 
-    def read(self, members: Sequence[Member]) -> tuple[Program, dict[str, FunctionOrigin]]:
-        """Read the functions of all `members` as one program; InputError when one contradicts itself."""
+    def read_program(self, members: Sequence[Member]) -> tuple[Program, dict[str, FunctionOrigin]]:
+        """Read the functions of all `members` as one program; raises InputError if one of them is inconsistent."""
         program, origins = Program(), {}
         for member in members:
             for name, data in self._function_bytes(member.raw).items():
-                origin = self._function(member, name, data)
+                origin = self._read_function(member, name, data)
                 program.functions[member.prefix + name] = origin.function
                 origin.function.origin = origin
                 origin.function.images = frozenset(
@@ -86,7 +86,7 @@ class ProgramReader:
             )
         return functions
 
-    def _function(self, member: Member, name: str, data: bytes) -> FunctionOrigin:
+    def _read_function(self, member: Member, name: str, data: bytes) -> FunctionOrigin:
         spec, version = member.spec.mlProgram.functions[name], member.spec.specificationVersion
         where = f"{self._where}: function {member.prefix + name!r}"
         blocks = {wire.get_entry_key(e): wire.get_entry_value(e) for e in wire.get_payloads(data, SPECIALIZATIONS)}
@@ -99,7 +99,7 @@ class ProgramReader:
         inputs = {i.name: self._make_placeholder(i.name, self._types.read(i.type)) for i in spec.inputs}
         scope: dict[str, Var] = {input_name: placeholder.outputs[0] for input_name, placeholder in inputs.items()}
         with Function(inputs, opset_version=_target_from_opset(spec.opset, version)) as function:
-            self._block(function, spec.block_specializations[spec.opset], blocks[spec.opset], scope, where)
+            self._read_block(function, spec.block_specializations[spec.opset], blocks[spec.opset], scope, where)
         signature = tuple((input_name, var.sym_type) for input_name, var in function.inputs.items())
         results = tuple((var.name, var.sym_type) for var in function.outputs)
         described = _get_descriptions(member.spec.description, name)
@@ -129,15 +129,15 @@ class ProgramReader:
         placeholder.outputs = [Var(name, sym_type)]
         return placeholder
 
-    def _block(self, block: Block, spec: Any, data: bytes, scope: MutableMapping[str, Var], where: str) -> None:
+    def _read_block(self, block: Block, spec: Any, data: bytes, scope: MutableMapping[str, Var], where: str) -> None:
         if isinstance(block, Function):  # other blocks have no such attribute
             block._propagate_nonreplaceable_vars = skip_upstream_propagation
         slices = wire.get_payloads(data, OPERATIONS)
         reader = BlockReader(block, scope, (self._values, self._types), self._heavy, where)
         for op_spec, op_data in zip(spec.operations, slices, strict=True):
             blocks = self._read_nested_blocks(block, op_spec, op_data, scope, where) if op_spec.blocks else ()
-            reader.operation(op_spec, op_data, blocks)
-        block.set_outputs([reader.lookup(name, "the block's outputs") for name in spec.outputs])
+            reader.read_op(op_spec, op_data, blocks)
+        block.set_outputs([reader.find_var(name, "the block's outputs") for name in spec.outputs])
 
     def _read_nested_blocks(
         self, outer: Block, op_spec: Any, op_data: bytes, scope: MutableMapping[str, Var], where: str
@@ -151,7 +151,7 @@ class ProgramReader:
             # Names inside a block are out of scope after it, and may shadow names around it.
             inner = ChainMap({var.name: var for var in inputs}, scope)
             with Block(block_inputs=inputs, outer_op=stand_in, name=Block._get_new_name()) as block:
-                self._block(block, spec, data, inner, where)
+                self._read_block(block, spec, data, inner, where)
             found.append(NestedOrigin(block, data, tuple((var.name, var.sym_type) for var in inputs)))
         return tuple(found)
 
@@ -164,14 +164,14 @@ class ProgramReader:
 
 
 def choose_default_function(member: Member, names: Sequence[str]) -> str:
-    """Return the function among `names` that runs when `member` is run and none is named."""
+    """Return the function among `names` that runs by default when `member` is run."""
     default = member.prefix + str(member.spec.description.defaultFunctionName or "main")
     own = [name for name in names if name.startswith(member.prefix)]
     return default if default in own or not own else own[0]
 
 
 def make_new_origin(member: Member, function: Function) -> FunctionOrigin:
-    """Make the origin of a function that is in no file, to be written to the ML Program `member`."""
+    """Make the origin of a new function, to be written to the ML Program `member`."""
     opset = _OPSET[function.opset_version]
     return FunctionOrigin(member, "", opset, function, b"", (), (), {}, ())
 
@@ -183,7 +183,8 @@ def _get_descriptions(description: Any, function: str) -> list[Any]:
 
 
 def _target_from_opset(opset: str, version: int) -> AvailableTarget:
-    """Return coremltools' target for `opset`; for one it does not know, the newest up to the specification version."""
+    """Return coremltools' target for `opset`. For an unknown opset, return the newest target that is not above the
+    specification version `version`."""
     known = {name: AvailableTarget(number) for number, name in _OPSET.items()}
     if opset in known:
         return known[opset]

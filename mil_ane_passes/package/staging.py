@@ -1,8 +1,8 @@
 """Staging folders: hidden folders beside the target, in which a run prepares its output.
 
-A run holds the lock of a file in its folder until it ends, in whichever way. A run that gets the lock of a folder
-therefore knows that no other run uses it, and removes it. On a file system without locks the lock cannot be taken, and
-folders of other runs stay.
+A run holds the lock of a file in its folder until it ends, even if it is killed. A run that gets the lock of a folder
+left by another run therefore knows that no run uses the folder, and removes it. On a file system without locks the lock
+cannot be taken, so folders of other runs stay.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .swap import move_to_free_path
 __all__ = ["REPLACED", "Staging", "close_all_stagings", "is_staging_name", "remove_stale_stagings"]
 
 REPLACED = "replaced"
-"Name in a staging folder of what is being replaced; it is moved back when the replacement fails."
+"Name in a staging folder of the package that is being replaced; it is moved back if the replacement fails."
 _LOCK_NAME = "lock"
 _SUFFIX = ".mil-ane-passes"
 _MAX_NAME_BYTES = 180  # longer names are hashed, so that file systems accept the hidden name
@@ -67,8 +67,8 @@ def close_all_stagings() -> None:
 def remove_stale_stagings(target: Path) -> None:
     """Remove the folders beside `target` that runs to it have left behind; those of runs still alive stay.
 
-    Folders of another user stay, too: in a folder that several users write to anybody can make one of such a name, and
-    what lies in it would replace a package.
+    Folders of another user stay, too. In a folder that several users write to, anybody can make a folder of such a
+    name, and the package in it would be restored to the target's path.
     """
     with suppress(OSError), os.scandir(target.parent) as entries:
         for entry in entries:
@@ -78,7 +78,7 @@ def remove_stale_stagings(target: Path) -> None:
 
 
 def _remove_stale_folder(folder: Path, target: Path) -> None:
-    """Remove one folder if no run uses it. Raises OSError where that cannot be determined."""
+    """Remove one folder if no run uses it. Raises OSError if that cannot be determined."""
     found = os.lstat(folder)
     # See `remove_stale_stagings` for folders of other users.
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
@@ -92,7 +92,7 @@ def _remove_stale_folder(folder: Path, target: Path) -> None:
 
 
 def is_staging_name(name: str, target: Path) -> bool:
-    """Return whether `name` is a name of staging folders for `target`."""
+    """Return whether `name` is the name of a staging folder for `target`."""
     prefix = _build_prefix(target.name)
     return name.startswith(prefix) and name.endswith(_SUFFIX) and "." not in name[len(prefix) : -len(_SUFFIX)]
 
@@ -109,7 +109,7 @@ def _make_folder(target: Path) -> tuple[Path, int]:
     while True:
         try:
             made = tempfile.mkdtemp(prefix=_build_prefix(target.name), suffix=_SUFFIX, dir=target.parent)
-        except OSError as error:  # names a folder that nobody has heard of
+        except OSError as error:  # the message would name the staging folder, which the user does not know
             raise OSError(error.errno, error.strerror, str(target)) from error
         folder = Path(made)
         try:
@@ -134,23 +134,23 @@ def _open_lock(folder: Path) -> int:
 def _take_lock(handle: int, flags: int) -> bool:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | flags)
-    except OSError:  # held by another, or there are no locks here
+    except OSError:  # another process holds the lock, or the file system has no locks
         return False
     return True
 
 
 def _discard_folder(folder: Path, target: Path) -> None:
-    """Remove `folder` with everything in it; a replaced package goes back unless another is in its place."""
+    """Remove `folder` with everything in it; first move a replaced package back, unless its path is taken."""
     aside = folder / REPLACED
     if os.path.lexists(aside) and not os.path.lexists(target):
         try:
             move_to_free_path(aside, target)
         except FileExistsError:
-            pass  # another run was quicker
+            pass  # another run has published a package meanwhile
         except OSError:
             # The replaced package is still in `folder`, so the folder must stay.
             return
-    # A thread that is still copying may make one more file while the others are being removed.
+    # A copy thread that has not stopped yet may create one more file while the others are being removed.
     for _ in range(3):
         with suppress(OSError):
             for inner, _, _ in os.walk(folder):

@@ -1,9 +1,9 @@
 """Atomic renames that publish a finished package: one that replaces nothing, and one that swaps two paths.
 
-Linux (renameat2) and macOS (renamex_np) swap two paths in one step, so that at every moment one of the packages is
-there complete. Some file systems (network ones above all) cannot: there the old package is renamed aside first, and for
-a moment the path is free. If a run dies in that moment, the next run to the path puts the package back. The call on
-macOS was written from its manual and has never been made.
+Linux (renameat2) and macOS (renamex_np) swap two paths in one step: at every moment, a complete package is at the path.
+Some file systems, mostly network ones, do not support this. There the old package is first renamed to another path, and
+the target's path is free for a moment. If a run is killed in that moment, the next run to the path puts the package
+back. The macOS call was written from its manual and has never been run.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ def move_to_free_path(staged: Path, target: Path) -> None:
 
 
 def exchange_paths(staged: Path, target: Path, aside: Path) -> None:
-    """Put `staged` in the place of `target`; the old `target` is then at `staged`, or at the free path `aside`.
+    """Replace `target` by `staged`; the old `target` is afterwards at `staged`, or at `aside`, which must be free.
 
-    Raises FileNotFoundError when there is nothing at `target`, FileExistsError when another run put something there in
-    the moment between two renames.
+    Raises FileNotFoundError if `target` does not exist, FileExistsError if another run put something there between the
+    two renames.
     """
     if _rename_with_flag(staged, target, _EXCHANGE_FLAGS):
         return
@@ -58,7 +58,7 @@ def exchange_paths(staged: Path, target: Path, aside: Path) -> None:
 
 
 def _rename_with_flag(old: Path, new: Path, flags: dict[str, int]) -> bool:
-    """Rename with a flag; False where the system or the file system does not support it."""
+    """Rename with a flag; return False if the system or the file system does not support it."""
     call = _load_rename_call(sys.platform)
     if call is None:
         return False

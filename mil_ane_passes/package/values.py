@@ -32,30 +32,30 @@ class TypeReader:
         """Return the pymil type of `declared` (a ValueType); `types.unknown` if pymil has no type for it."""
         key = declared.SerializeToString()
         if key not in self._known:
-            result, fresh = self._read(declared)
+            result, fresh = self._read_new_type(declared)
             if fresh:
                 return result
             self._known[key] = result
         return self._known[key]
 
-    def _read(self, declared: Any) -> tuple[Any, bool]:
+    def _read_new_type(self, declared: Any) -> tuple[Any, bool]:
         """Return the type, and whether it has new symbols (then it must not be shared with equal declarations)."""
         kind = declared.WhichOneof("type")
         if kind == "tensorType":
             return self._read_tensor_type(declared.tensorType)
         if kind == "stateType":
-            inner, fresh = self._read(declared.stateType.wrappedType)
+            inner, fresh = self._read_new_type(declared.stateType.wrappedType)
             return (types.state(inner), fresh) if types.is_tensor(inner) else (types.unknown, False)
         if kind == "listType":
-            inner, fresh = self._read(declared.listType.type)
+            inner, fresh = self._read_new_type(declared.listType.type)
             # The format does not declare whether a list may grow; coremltools' reader assumes that it may.
             return types.list(inner, None, dynamic_length=True), fresh
         if kind == "dictionaryType":
-            key, _ = self._read(declared.dictionaryType.keyType)
-            inner, fresh = self._read(declared.dictionaryType.valueType)
+            key, _ = self._read_new_type(declared.dictionaryType.keyType)
+            inner, fresh = self._read_new_type(declared.dictionaryType.valueType)
             return types.dict(key, inner), fresh
         if kind == "tupleType":
-            inners = [self._read(inner) for inner in declared.tupleType.types]
+            inners = [self._read_new_type(inner) for inner in declared.tupleType.types]
             return types.tuple([inner for inner, _ in inners]), any(fresh for _, fresh in inners)
         return types.unknown, False
 
@@ -130,10 +130,10 @@ class ValueReader:
 
     def _from_file(self, ref: Any, dtype: Any, shape: tuple[int, ...]) -> LoadedValue:
         count = math.prod(shape)
-        file, blob = self._files.find(ref.fileName, ref.offset, dtype, count)
+        file, blob = self._files.find_blob(ref.fileName, ref.offset, dtype, count)
         if types.is_sub_byte(dtype):
             return LoadedValue(file.make_lazy(blob, dtype, shape), dtype, file, blob)
-        return LoadedValue(file.view(blob, dtype).reshape(shape), dtype, file, blob)
+        return LoadedValue(file.view_elements(blob, dtype).reshape(shape), dtype, file, blob)
 
 
 def _read_immediate(tensor: Any, dtype: Any, shape: tuple[int, ...], is_tensor: bool) -> Any:

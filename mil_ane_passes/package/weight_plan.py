@@ -17,13 +17,16 @@ from .blobs import ALIGN, DTYPES, MODEL_PATH, Array, Blob, WeightFile, WeightFil
 
 WEIGHT_FILE = f"{MODEL_PATH}weights/weight.bin"
 _COMPARE_PIECE_BYTES = 1 << 20
-"Bytes that are read and compared at once."
+"Bytes that are read and compared at once: large enough that system calls cost little, small enough for any machine."
 _MIN_VIEW_BYTES = 1 << 20
-"Bytes from which a part of a weight in a mapped file is not copied to memory before it is written."
+"Smallest part of a weight in a mapped file, in bytes, that is written from the mapping and not copied to memory first."
 _PREFIX_BYTES = 64
-"Bytes at the start of a blob by which candidates for equal blobs are looked up."
+"Bytes at the start of a blob that are the lookup key for equal blobs; candidates are then compared in full."
 DEAD_LIMIT = 0.01
-"Dead blobs are dropped when they are more than this part of a weight file, unless a plan has another limit."
+"""Dead blobs are dropped if they are more than this fraction of a weight file, unless a plan has another limit.
+
+Dropping means writing the entire file again. Below 1 % the file is cloned or copied instead, which is much faster.
+"""
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class NewBlob:
 
 @dataclass
 class WeightPlan:
-    """Assigns every const to a blob: the one it is a view of, or a new one at the end of the weight file."""
+    """Assigns every const to a blob: to the one it is a view of, or to a new one at the end of the weight file."""
 
     files: WeightFiles
     added: list[NewBlob] = field(default_factory=list)
@@ -52,10 +55,10 @@ class WeightPlan:
         self._end = opened.size if opened is not None else ALIGN
 
     def _find_target_file(self) -> str | None:
-        """Return the weight file that new blobs go to; None when the package has no place for one."""
+        """Return the weight file for new blobs; None if the package has no weight file and none can be added."""
         path = self.files.path(WEIGHT_FILE)
         if path.is_file():
-            self.files.open(WEIGHT_FILE)
+            self.files.open_file(WEIGHT_FILE)
         if path.is_file() or self.files.layout.has_item(path.parent):
             return WEIGHT_FILE
         return next(iter(self.files.files), None)
@@ -80,19 +83,19 @@ class WeightPlan:
         for name, file in self.files.files.items():
             at = _get_address(value) - _get_address(file.bytes)
             if 0 <= at < file.size:
-                starts = self._starts.setdefault(name, {blob.data: blob for blob in file.known})
+                starts = self._starts.setdefault(name, {blob.data: blob for blob in file.known_blobs})
                 blob = starts.get(at)
                 if blob is not None and blob.dtype == code and blob.nbytes == value.nbytes:
                     return name, blob.offset
         return None
 
-    def add(self, var: Var) -> tuple[str, int]:
+    def add_blob(self, var: Var) -> tuple[str, int]:
         """Assign a file name and offset to the bytes of const `var`, which is not a view of a file.
 
-        Equal bytes share a place.
+        Equal bytes share a blob.
 
-        The value is held until the package is written: new values take as much memory as they have bytes, but for large
-        parts of weights of a mapped file, which are read from there.
+        The value is held until the package is written, so new values occupy memory until then. The exception is a part
+        of a weight in a mapped file of at least 1 MB: it is read from the file when it is written.
         """
         assert self.target is not None
         dtype = None if types.is_sub_byte(var.dtype) else types.nptype_from_builtin(var.dtype)
@@ -111,11 +114,11 @@ class WeightPlan:
         return self.target, self._offsets[key]
 
     def _find_equal_blob(self, code: int, value: Array) -> tuple[str, int] | None:
-        """Find the file name and offset of a blob with the bytes of `value`, such as another function's."""
+        """Find the file name and offset of a blob with the bytes of `value`, such as a const of another function."""
         if self._by_start is None:
             self._by_start = {}
             for file in self.files.files.values():
-                for blob in file.known:
+                for blob in file.known_blobs:
                     start = file.read(blob.data, min(_PREFIX_BYTES, blob.nbytes))
                     self._by_start.setdefault((blob.dtype, blob.nbytes, start), []).append((file, blob))
         first = value if value.flags.c_contiguous else next(iterate_rows(value))
@@ -128,7 +131,7 @@ def find_live_blobs(files: WeightFiles, refs: set[tuple[str, int]]) -> dict[str,
     """Return for each open weight file the blobs among `refs`, in file order; new blobs are left out."""
     live: dict[str, list[Blob]] = {name: [] for name in files.files}
     for name, offset in sorted(refs):
-        file = files.open(name)
+        file = files.open_file(name)
         live.setdefault(name, [])
         if offset < file.size:
             live[name].append(file.blob(offset))
@@ -149,9 +152,9 @@ def plan_blob_moves(
     files: WeightFiles, added: list[NewBlob], target: str | None, live: Mapping[str, list[Blob]], limit: float,
     gaps: bool = False,
 ) -> dict[str, dict[int, int]]:
-    """Plan, for each weight file with more than `limit` of it dead, the blobs' new offsets after dead ones are dropped.
+    """Plan the new offsets of blobs in each weight file of which more than the fraction `limit` is dead.
 
-    `added` go to the end of the file `target`; `gaps` means that some new blobs were dropped between them.
+    The blobs `added` go to the end of the file `target`. `gaps` means that some new blobs between them were dropped.
     """
     moves: dict[str, dict[int, int]] = {}
     known = {**live, **({target: []} if gaps and added and target and target not in live else {})}
@@ -182,7 +185,7 @@ def _has_same_bytes(file: WeightFile, blob: Blob, value: Array) -> bool:
 
 
 def _is_equal_to_blob(file: WeightFile, blob: Blob, value: Array) -> bool:
-    """Return whether `blob` has the bytes of `value`, which is of the same length."""
+    """Return whether `blob` has the bytes of `value`, which has the same length."""
     if not value.flags.c_contiguous:
         at = blob.data
         for rows in iterate_rows(value):

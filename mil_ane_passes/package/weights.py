@@ -27,7 +27,8 @@ from .copy_ahead import CopyAhead
 from .files import copy_file, copy_range, write_all
 from .weight_plan import NewBlob
 
-# Packing takes eight bytes for each element; a multiple of eight elements ends with a whole byte.
+# Packing needs eight bytes of memory for each element, so elements are packed in pieces of 8 MB. A piece must have a
+# multiple of eight elements: it then ends at a byte boundary.
 _PACK_PIECE_ELEMENTS = 1 << 20
 
 
@@ -35,9 +36,9 @@ def write_weights(
     source: WeightFile | None, target: Path, live: list[Blob], moved: Mapping[int, int] | None,
     added: list[NewBlob], ahead: CopyAhead | None = None,
 ) -> None:
-    """Write weight file `target`: `source`, or only its `live` blobs when they are `moved`, then the `added` ones."""
+    """Write the weight file `target`: all of `source`, or only its `live` blobs if these are `moved`; then `added`."""
     if source is not None and moved is None:
-        if ahead is None or not ahead.take(source.path, target):
+        if ahead is None or not ahead.take_copy(source.path, target):
             copy_file(source.path, target)
     elif source is not None:
         _write_live_blobs(source, target, live, moved or {})
@@ -50,7 +51,7 @@ def _write_live_blobs(source: WeightFile, target: Path, live: list[Blob], moved:
         write_all(out, HEADER.pack(len(live), VERSION).ljust(ALIGN, b"\0"), 0)
         for blob in live:
             offset = moved[blob.offset]
-            metadata = bytearray(source.metadata(blob.offset))
+            metadata = bytearray(source.read_metadata(blob.offset))
             metadata[DATA_OFFSET_AT : DATA_OFFSET_AT + 8] = (offset + ALIGN).to_bytes(8, "little")
             write_all(out, bytes(metadata), offset)
             copy_range(src.fileno(), out, blob.data, offset + ALIGN, blob.nbytes)

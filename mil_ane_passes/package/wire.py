@@ -1,7 +1,7 @@
 """Protobuf at wire level: a message is split into its fields as slices, and joined again from slices.
 
-Saving replaces the changed parts of a model file and keeps every other byte. Parsing and serializing would not: map
-entries lose their order there.
+Saving replaces the changed parts of a model file and keeps every other byte. Parsing and serializing would not keep
+them, because map entries lose their order.
 """
 
 from __future__ import annotations
@@ -123,7 +123,8 @@ def encode_entry(key: str, value: bytes) -> bytes:
 def replace_fields(data: bytes, number: int, new: Sequence[bytes]) -> bytes:
     """Return `data` with its fields `number` replaced by `new`, the rest byte for byte.
 
-    As many as before stay in their places, one by one; otherwise all are written in the place of the first.
+    If the number of fields is unchanged, each new field takes the position of an old one. Otherwise all new fields are
+    written at the position of the first old one.
     """
     old = get_payloads(data, number)
     if old == list(new):
@@ -131,11 +132,11 @@ def replace_fields(data: bytes, number: int, new: Sequence[bytes]) -> bytes:
     if len(old) == len(new):
         left = iter(zip(old, new, strict=True))
 
-        def change(f: Field, payload: bytes) -> bytes | None:
+        def replace_field(f: Field, payload: bytes) -> bytes | None:
             before, after = next(left) if f.number == number else (payload, payload)
             return None if before == after else after
 
-        return edit_payloads(data, change)
+        return edit_payloads(data, replace_field)
     out: list[bytes] = []
     written = False
     for f in iterate_fields(data):
@@ -150,9 +151,9 @@ def replace_fields(data: bytes, number: int, new: Sequence[bytes]) -> bytes:
 
 
 def edit_payloads(data: bytes, change: Callable[[Field, bytes], bytes | None]) -> bytes:
-    """Return `data` with each length-delimited payload replaced for which `change` returns another.
+    """Return `data` with length-delimited payloads replaced by the result of `change`; None keeps a payload.
 
-    The rest stays byte for byte.
+    All other bytes are unchanged.
     """
     out: list[bytes] = []
     changed = False

@@ -1,4 +1,4 @@
-"""Messages for errors of the disk: what could not be written, why, and what to do."""
+"""Messages for write errors: the file that could not be written, the reason, and the remedy."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _REMEDIES = {
 def convert_write_errors(target: Path, what: str = "the package") -> Iterator[None]:
     """Convert an OSError of writing `what` to `target` into an InputError.
 
-    Use it only where nothing has been changed at `target`.
+    Use it only while nothing has been changed at `target`: the message says that existing files are unchanged.
     """
     try:
         yield
@@ -48,7 +48,7 @@ def convert_write_errors(target: Path, what: str = "the package") -> Iterator[No
 
 
 def _is_write_error(error: OSError, target: Path) -> bool:
-    """Return whether writing failed, rather than reading what is copied."""
+    """Return whether writing failed, and not reading the files that are copied."""
     if not isinstance(error.filename, str | bytes):
         return True
     path = Path(os.fsdecode(error.filename))

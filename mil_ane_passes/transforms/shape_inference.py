@@ -99,14 +99,14 @@ class ShapeInference:
 
     def _evaluate(self, op: Operation, made: tuple[Any, ...]) -> tuple[Any, ...]:
         count = sum(count_elements(each.get_shape()) if types.is_tensor(each) else 1 for each in made)
-        if not self._budget.allows(count):
+        if not self._budget.can_evaluate(count):
             return (None,) * len(made)
         try:
             values = evaluate_op(op, made)
         except COREMLTOOLS_ERRORS:
             return (None,) * len(made)
         if any(value is not None for value in values):
-            self._budget.spend(count)
+            self._budget.spend_elements(count)
         return values
 
     def _infer_loop(self, op: Operation) -> None:

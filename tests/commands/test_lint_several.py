@@ -175,7 +175,7 @@ def test_what_is_wrong_for_every_package_is_said_once(models, capsys):
     assert refused(capsys, "models", "").startswith("no path given; ")
     assert refused(capsys, "none/*.mlpackage").startswith("none/*.mlpackage: no path matches this pattern; ")
     (models / "n.mlmodel").write_text("not a model")
-    assert "is what this run reads" in refused(capsys, "models", "-o", "models/n.mlmodel")
+    assert "is read by this run" in refused(capsys, "models", "-o", "models/n.mlmodel")
     (models.parent / "setup.cfg").write_text("[mil_ane_passes]\ntarget = m99\n")
     assert main(["lint", "models"]) == 2
     said = capsys.readouterr().err

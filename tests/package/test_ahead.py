@@ -21,15 +21,15 @@ def folder(tmp_path):
 def test_a_folder_that_is_no_package_is_neither_searched_nor_copied(folder, tmp_path):
     with CopyAhead(folder, tmp_path / "out.mlpackage") as ahead:
         assert sorted(path.name for path in tmp_path.iterdir()) == ["in"]
-        assert not ahead.take(folder / "weights.bin", tmp_path / "taken")
+        assert not ahead.take_copy(folder / "weights.bin", tmp_path / "taken")
 
 
 def test_a_large_file_is_handed_over_once_and_nothing_stays(folder, tmp_path):
     (folder / "Manifest.json").write_text("{}")
     with CopyAhead(folder, tmp_path / "out.mlpackage") as ahead:
-        assert ahead.take(folder / "weights.bin", tmp_path / "taken")
-        assert not ahead.take(folder / "weights.bin", tmp_path / "again")
-        assert not ahead.take(folder / "small.bin", tmp_path / "small")
+        assert ahead.take_copy(folder / "weights.bin", tmp_path / "taken")
+        assert not ahead.take_copy(folder / "weights.bin", tmp_path / "again")
+        assert not ahead.take_copy(folder / "small.bin", tmp_path / "small")
     assert (tmp_path / "taken").read_bytes() == b"w" * LARGE
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "taken"]
 
@@ -47,5 +47,5 @@ def test_a_file_that_was_changed_since_is_not_handed_over(folder, tmp_path):
         assert ahead._thread is not None
         ahead._thread.join()
         (folder / "weights.bin").write_bytes(b"v" * LARGE)
-        assert not ahead.take(folder / "weights.bin", tmp_path / "taken")
+        assert not ahead.take_copy(folder / "weights.bin", tmp_path / "taken")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in"]

@@ -201,7 +201,7 @@ def test_damaged_programs_are_refused_without_a_crash(name, tmp_path):
     for variant in variants:
         path.write_bytes(variant)
         try:
-            read(path).select(None)
+            read(path).select_blobs(None)
         except ane.InputError as error:
             assert str(error).startswith(str(path)), error
             refused += 1
@@ -277,7 +277,7 @@ def test_results_do_not_replace_the_program_of_a_delegate(name, tmp_path, monkey
                       ["run", "in.pte/forward/0/", "--feeds", "feeds.npz", "-o", name],
                       ["lint", "in.pte/forward/0", "--format", "html", "-o", name],
                       ["verify", "in.pte/forward/0", "in.pte", "--report", name]):
-        check_refused(capsys, ["is what this run reads", "expected another file"], *arguments)
+        check_refused(capsys, ["is read by this run", "expected another file"], *arguments)
     assert Path("in.pte").read_bytes() == (PROGRAMS / "inline.pte").read_bytes()
 
 

@@ -164,7 +164,7 @@ def test_blob_dtypes_are_the_hosts(tmp_path, dtype):
         read = file.make_lazy(blob, dtype, (13,)).read()
         assert read.dtype.metadata == nptype_from_builtin(dtype).metadata
     else:
-        read = file.view(blob, dtype)
+        read = file.view_elements(blob, dtype)
     assert read.astype(np.int64).tolist() == values.tolist()
     host = getattr(_BlobStorageReader(str(tmp_path / "w.bin")), f"read_{name}_data")(offset)
     assert string_to_builtin(types.builtin_to_string(dtype)) == dtype and len(host) == 13

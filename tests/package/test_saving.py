@@ -254,13 +254,13 @@ def put_another_in_place(source):
 
 def test_a_source_that_is_replaced_while_it_is_loaded_is_refused(source, monkeypatch):
     """The model file is read before the weights are opened, so that the two could be those of two packages."""
-    read = ProgramReader.read
+    read = ProgramReader.read_program
 
     def replace_and_read(reader, *args):
         put_another_in_place(source)
         return read(reader, *args)
 
-    monkeypatch.setattr(ProgramReader, "read", replace_and_read)
+    monkeypatch.setattr(ProgramReader, "read_program", replace_and_read)
     fault = r"model.mlmodel was modified or removed after it was loaded.*load the package again"
     with pytest.raises(InputError, match=fault):
         load(source)

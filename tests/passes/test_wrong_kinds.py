@@ -71,7 +71,7 @@ def test_tensors_that_require_gradients_are_fed_as_they_are():
 
 def test_only_packages_are_saved(tmp_path, fixtures):
     model = ct.models.MLModel(str(fixtures / "nothing_to_do.mlpackage"), skip_model_load=True)
-    with pytest.raises(ane.InputError, match=r"^cannot save a MLModel; expected a Package, as load gives it"):
+    with pytest.raises(ane.InputError, match=r"^cannot save a MLModel; expected a Package, as load returns it"):
         ane.save(model, tmp_path / "out.mlpackage")
 
 

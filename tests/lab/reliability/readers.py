@@ -73,7 +73,7 @@ def _compare_weight(path: Path, name: str, offset: int, dtype: Any, count: int) 
         read = np.asarray(getattr(_BlobStorageReader(str(path)), f"read_{reads}_data")(offset))
     except RuntimeError as error:
         return f"the C++ reader says {error}"
-    ours = file.reader(blob, dtype, count)() if types.is_sub_byte(dtype) else file.view(blob, dtype)
+    ours = file.reader(blob, dtype, count)() if types.is_sub_byte(dtype) else file.view_elements(blob, dtype)
     if len(read) != count or blob.nbytes != count_payload_bytes(dtype, count):
         return f"the C++ reader has {len(read)} elements, the program declares {count}"
     same = np.array_equal(read.astype(np.int64), ours.astype(np.int64)) if types.is_sub_byte(dtype) else (
@@ -203,7 +203,7 @@ def _describe_graph(package: Path, name: str, interface: Any, programs: list[tup
 def _hash_weight(package: Path, value: Any) -> str:
     name, offset, dtype, _ = _describe_weight(value)
     file = WeightFile(package / _MODEL_FOLDER / name.removeprefix("@model_path/"), name)
-    return hashlib.sha256(file.view(file.blob(offset), dtype).tobytes()).hexdigest()
+    return hashlib.sha256(file.view_elements(file.blob(offset), dtype).tobytes()).hexdigest()
 
 
 READERS: dict[str, Callable[[Sequence[Path]], dict[str, Any]]] = {
