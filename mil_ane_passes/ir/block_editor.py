@@ -22,7 +22,7 @@ _OPS_WITH_EFFECTS = frozenset({"coreml_update_state", "write_state", "read_state
 
 
 class BlockEditor:
-    """Collector of the edits of one walk. Call `flush` at the end (leaving the context manager does)."""
+    """Edits a block during one walk over it. Call `flush` at the end; leaving the context manager calls it, too."""
 
     def __init__(self) -> None:
         self._dead: set[Operation] = set()
@@ -46,7 +46,7 @@ class BlockEditor:
         old.consuming_blocks.clear()  # some passes of coremltools list a block twice if it returns a value twice
 
     def remove_if_unused(self, ops: Iterable[Operation]) -> None:
-        """Remove those of `ops` whose outputs have no users, then the producers that lost their last user."""
+        """Remove each of `ops` whose outputs have no users, then the producers that lost their last user."""
         pending = list(ops)
         while pending:
             op = pending.pop()
@@ -54,12 +54,12 @@ class BlockEditor:
                 continue
             if any(self._live_uses(var) or var.consuming_blocks for var in op.outputs):
                 continue
-            pending.extend(self._remove(op))
+            pending.extend(self._remove_op(op))
 
     def remove(self, ops: Iterable[Operation]) -> None:
-        """Remove `ops`, whichever they are: the users of each have to be among those before it."""
+        """Remove `ops` unconditionally. The users of each op must precede it in `ops`."""
         for op in ops:
-            self._remove(op)
+            self._remove_op(op)
 
     def flush(self) -> None:
         """Drop removed ops from the consumer lists of shared consts."""
@@ -70,14 +70,14 @@ class BlockEditor:
     def _live_uses(self, var: Var) -> int:
         return len(var.child_ops) - self._stale.get(var, 0)
 
-    def _remove(self, op: Operation) -> list[Operation]:
+    def _remove_op(self, op: Operation) -> list[Operation]:
         """Remove `op` and its nested blocks. Returns the producers that may have lost their last user."""
         self._dead.add(op)
         producers = []
         for block in op.blocks:
             block.set_outputs([])
             for inner in reversed(list(block.operations)):
-                producers.extend(self._remove(inner))
+                producers.extend(self._remove_op(inner))
         for var in get_flat_inputs(op):
             if var.op is not None and var.op.op_type == "const":
                 self._stale[var] = self._stale.get(var, 0) + 1
@@ -94,7 +94,7 @@ class BlockEditor:
 
 
 def rebind_inputs(op: Operation, old: Var, new: Var) -> dict[str, Var | tuple[Var, ...]]:
-    """Return the inputs of `op` that read `old`, with `new` in its place."""
+    """Return the inputs of `op` that read `old`, with `old` replaced by `new`."""
     found: dict[str, Var | tuple[Var, ...]] = {}
     for name, bound in op.inputs.items():
         if isinstance(bound, (list, tuple)):
@@ -113,9 +113,9 @@ def get_first_op(block: Block) -> Operation | None:
 def check_op_order(
     block: Block, written: Container[Operation] | None = None, visible: set[Var] | None = None
 ) -> None:
-    """Raise RuleError if an op of `block` uses a value that is defined later, or nowhere: Core ML would reject that.
+    """Raise RuleError if an op of `block` uses a value that is defined later or not at all: Core ML would reject it.
 
-    `written` limits the check to those ops. Linear in the number of ops.
+    `written` limits the check to these ops. The cost is linear in the number of ops.
     """
     visible = set() if visible is None else visible
     built = set(block.inputs.values() if isinstance(block, Function) else block.inputs) - visible

@@ -1,4 +1,4 @@
-"""Interval analysis: static bounds on the magnitudes of values, over the few op types that bound anything."""
+"""Interval analysis: static bounds on the magnitudes of values, from the few op types whose results are bounded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Interval", "bound_magnitude", "get_measured_range", "infer_interval"
 
 Interval = tuple[float, float]
 _MAX_DEPTH = 6
-"Maximum number of producers to follow for an interval: bounds the cost of each query."
+"Longest chain of producers that is followed for an interval. It limits the cost of a query, as each step may branch."
 _FIXED_INTERVALS: dict[str, Interval] = {
     "sigmoid": (0.0, 1.0), "softmax": (0.0, 1.0), "sigmoid_hard": (0.0, 1.0), "tanh": (-1.0, 1.0), "sin": (-1.0, 1.0),
     "cos": (-1.0, 1.0), "erf": (-1.0, 1.0), "softsign": (-1.0, 1.0), "sign": (-1.0, 1.0), "relu6": (0.0, 6.0),
@@ -30,7 +30,7 @@ _RANGE_PRESERVING_OPS = frozenset({
 
 
 def bound_magnitude(var: Var) -> float | None:
-    """Return a bound on the magnitudes of `var`'s elements for every input, or None if the program implies none."""
+    """Return a bound on the magnitudes of `var`'s elements that holds for every input; None if none can be inferred."""
     interval = infer_interval(var)
     return None if interval is None else max(abs(interval[0]), abs(interval[1]))
 
@@ -41,7 +41,7 @@ def get_measured_range(measured: Any, var: Var) -> Range | None:
 
 
 def infer_interval(var: Var, depth: int = _MAX_DEPTH) -> Interval | None:
-    """Infer an interval that contains every element of `var` (except NaN), or None."""
+    """Infer an interval that contains every element of `var` (except NaN); None if none can be inferred."""
     if is_const(var):
         return _compute_const_interval(var)
     op = var.op
@@ -95,8 +95,11 @@ def _bound_silu_or_gelu(op: Operation, depth: int) -> Interval | None:
 
 
 def _bound_norm(op: Operation, depth: int) -> Interval | None:
-    """Bound the result of `layer_norm` and `instance_norm`: a normalized element is at most sqrt(n) in magnitude, n
-    the number of elements normalized together; gamma scales that bound and beta shifts it."""
+    """Bound the result of `layer_norm` and `instance_norm`.
+
+    If n elements are normalized together, a normalized element is at most sqrt(n) in magnitude. Gamma scales this bound
+    and beta shifts it.
+    """
     shape = op.x.shape
     axes = range(2, len(shape)) if op.op_type == "instance_norm" else get_const_value(op.axes) or range(len(shape))
     extents = [shape[axis] for axis in axes]
@@ -186,7 +189,7 @@ def _bound_select(op: Operation, depth: int) -> Interval | None:
 
 
 def _bound_remainder(op: Operation) -> Interval | None:
-    """Match `x - c * round(x / c)`, the explicit form of range reduction (also with floor), and bound its result.
+    """Bound the result of `x - c * round(x / c)`, the explicit form of range reduction (also with floor).
 
     Returns None when `op` does not match.
     """
@@ -196,12 +199,12 @@ def _bound_remainder(op: Operation) -> Interval | None:
     for count, step in ((product.x, product.y), (product.y, product.x)):
         c = _read_scalar_const(step)
         if c and count.op is not None and _is_rounded_quotient(count.op, op.x, c):
-            return (-abs(c), abs(c))  # half of it for round; x / c is rounded, too
+            return (-abs(c), abs(c))  # with exact division, `round` would give c / 2; but x / c is rounded, too
     return None
 
 
 def _is_rounded_quotient(op: Operation, x: Var, c: float) -> bool:
-    """Return whether `op` computes how many times `c` goes into `x`."""
+    """Return whether `op` computes x / c, rounded to an integer."""
     if op.op_type == "floor_div":
         return op.x is x and _read_scalar_const(op.y) == c
     return op.op_type in ("round", "floor") and _is_quotient(op.x, x, c)

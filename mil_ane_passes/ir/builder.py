@@ -19,7 +19,10 @@ from .type_inference import limit_evaluation
 __all__ = ["RewriteBuilder", "UniqueNames", "rebuild_op"]
 
 _MAX_SHARED_ELEMENTS = 64
-"Largest element count of a const, built from a plain value, that is shared within its block."
+"""Largest element count of a const, built from a plain value, that is shared within its block.
+
+Its bytes are the key of the lookup. Parameters such as shapes and axes are shorter; longer values are rarely equal.
+"""
 
 class UniqueNames:
     """The op and value names of a function; new names never collide with them."""
@@ -28,7 +31,7 @@ class UniqueNames:
         self._taken: set[str] = set(function.inputs)
         self._next: dict[str, int] = {}
         self.shared: set[str] = set()
-        "Names that several values share, in different blocks."
+        "Names that several values in different blocks have."
         values = set(function.inputs)
         pending: list[Block] = [function]
         while pending:
@@ -55,8 +58,8 @@ class UniqueNames:
 class RewriteBuilder:
     """Builder for rewrites: `mb.conv(x=..., ...)` inserts before the op that is being rewritten.
 
-    Plain values (numbers, strings, short lists and arrays) become consts that are shared by the whole block.
-    `mb.reshaped(var, shape)` reshapes a const without copying its bytes, once for all its users.
+    Plain values (numbers, strings, short lists and arrays) become consts that all ops of the block share.
+    `mb.reshaped(var, shape)` reshapes a const without copying its bytes; all users share the result.
     """
 
     def __init__(self, block: Block, names: UniqueNames) -> None:
@@ -70,7 +73,7 @@ class RewriteBuilder:
         self._anchor: Operation | None = None
         self._made: set[Operation] = set()
         self.moved_ops: set[Operation] = set()
-        "Ops that existed before and were moved here, such as those of an inlined block."
+        "Existing ops that were moved here, such as the ops of an inlined block."
         self._entry: Operation | None = None
 
     @contextmanager
@@ -105,7 +108,7 @@ class RewriteBuilder:
             raise AttributeError(op_type)
         make = getattr(Builder, op_type)
 
-        def build(**inputs: Any) -> Any:
+        def build_op(**inputs: Any) -> Any:
             required = inputs.pop("name", None) or f"{self._base}_{op_type}"
             shared = inputs if op_type == "const" else {
                 key: self._share_const(key, args) for key, args in inputs.items() if args is not None}
@@ -114,7 +117,7 @@ class RewriteBuilder:
             self._record_op((result[0] if isinstance(result, (list, tuple)) else result).op)
             return result
 
-        return build
+        return build_op
 
     def reshaped(self, var: Var, shape: tuple[int, ...]) -> Var:
         """Return const `var` reshaped to `shape`.
@@ -135,13 +138,14 @@ class RewriteBuilder:
         return self._views[key]
 
     def weight(self, source: Var, what: Any, make: Callable[[], np.ndarray[Any, Any]], view: bool = False) -> Var:
-        """Make a const from `make()`, in the dtype of const `source` and next to it; one for each (source, what).
+        """Make a const from `make()`, with the dtype of const `source` and next to it; calls with equal (source, what)
+        share one const.
 
-        With `view` the array is kept as it is: a strided view of the bytes of `source` is copied only where it is
+        With `view` the array is not copied: a strided view of the bytes of `source` is copied only when the package is
         written.
         """
 
-        def build() -> Var:
+        def build_const() -> Var:
             beside = source.op.enclosing_block is self.block
             where = _find_next_op(source.op) if beside else get_first_op(self.block)
             array = make() if view else np.ascontiguousarray(make())
@@ -149,19 +153,19 @@ class RewriteBuilder:
             self._record_op(var.op)
             return var
 
-        built: Var = self.once(("weight", source, what), build)
+        built: Var = self.once(("weight", source, what), build_const)
         return built
 
     def once(self, key: Any, make: Callable[[], Any]) -> Any:
-        """Return `make()` (vars) on the first call with `key` in this walk of the block, and its result later on."""
+        """Return `make()` (vars). Later calls with the same `key` in this walk of the block return the same result."""
         if not _is_in_program(self._memo.get(key)):
             self._memo[key] = make()
         return self._memo[key]
 
     def find_insertion_point(self, var: Var) -> Operation | None:
-        """Find the op to insert before so that what is made from `var` and shared consts is visible to `var`'s users.
+        """Find the op before which ops that read `var` and shared consts can be inserted for the users of `var`.
 
-        For a value from outside the block, that is the first op that was in the block before the rewrite: consts made
+        If `var` is defined outside the block, return the first op that was in the block before the rewrite: consts made
         since then precede it.
         """
         if var.op is not None and var.op.enclosing_block is self.block:
@@ -175,8 +179,8 @@ class RewriteBuilder:
         return self._names.make_unique_name(base)
 
     def insert(self, op: Operation, into: Block | None = None) -> list[Var]:
-        """Insert `op`, which is in no block, at the current insertion point (or at the end of the block `into`) under
-        a new name. Returns its outputs."""
+        """Insert `op`, which must not be in a block, at the current insertion point (or at the end of the block `into`)
+        with a new name. Returns its outputs."""
         op.name = self.make_unique_name(op.name)
         for var in op.outputs:
             var.name = op.name if len(op.outputs) == 1 else self.make_unique_name(var.name)
@@ -220,7 +224,8 @@ class RewriteBuilder:
         return self._consts[key]
 
     def adopt_scopes(self, scopes: Any) -> list[Operation]:
-        """Assign the scopes of replaced ops to the ops made since the last call, and to consts pymil added for them."""
+        """Assign the scopes of replaced ops to the ops made since the last call, and to the consts that pymil made for
+        their inputs."""
         built, self.created_ops = self.created_ops, []
         for op in built:
             for new in [op, *(var.op for var in op.get_flattened_inputs() if var.op is not None)]:
@@ -230,7 +235,7 @@ class RewriteBuilder:
 
 
 def rebuild_op(mb: RewriteBuilder, op: Operation, **changes: Any) -> Var:
-    """Build `op` again with some inputs changed; a change to None omits the input."""
+    """Build a copy of `op` with the inputs `changes` replaced; a change to None omits the input."""
     passed = {name: var for name, var in op.inputs.items() if name in changes or not _is_mismatched_default(op, name)}
     inputs = {**passed, **changes}  # in the order of the op, which is the order in which consts are made
     bias = inputs.get("bias")
@@ -245,7 +250,7 @@ def rebuild_op(mb: RewriteBuilder, op: Operation, **changes: Any) -> Var:
 
 
 def _is_mismatched_default(op: Operation, name: str) -> bool:
-    """Return whether input `name` is a default that pymil filled in as fp32 beside an fp16 x.
+    """Return whether input `name` is a default that pymil filled in as fp32 although x is fp16.
 
     pymil accepts such a default when it fills it in, but not when the caller passes it.
     """
@@ -260,7 +265,7 @@ def _find_next_op(op: Operation) -> Operation | None:
 
 
 def _is_in_program(built: Any) -> bool:
-    """Return whether what was made earlier is still in the program: ops that lost their last user have been removed."""
+    """Return whether a result made earlier is still in the program: ops that lost their last user were removed."""
     built = built if isinstance(built, (list, tuple)) else [built]
     return all(isinstance(var, Var) and var.op.enclosing_block is not None for var in built)
 
@@ -268,8 +273,8 @@ def _is_in_program(built: Any) -> bool:
 def _has_negative_indices(parameter: str, given: Any) -> bool:
     """Return whether `begin` or `end` has indices counted from the back.
 
-    coremltools normalizes those in place, in the array passed to it, and another op that shares the const may slice a
-    longer value.
+    coremltools normalizes negative indices in place, in the array passed to it. The const must not be shared then,
+    because another op may use it to slice a longer axis.
     """
     return parameter in ("begin", "end") and isinstance(given, (list, tuple, np.ndarray)) and bool(
         np.any(np.asarray(given) < 0))

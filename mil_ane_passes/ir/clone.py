@@ -1,6 +1,7 @@
-"""Cloning of programs: the clone shares the weights, without the recursion and memory of `copy.deepcopy`.
+"""Cloning of programs: the clone shares the weights with the original.
 
-pymil's objects refer to one another across the whole graph, so a deep copy recurses as deep as the program is long.
+`copy.deepcopy` is not usable. It would copy the weights, and its recursion would be as deep as the program is long,
+because pymil's objects refer to one another across the whole graph.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ __all__ = ["Rollback", "clone_function", "clone_op", "clone_program", "infer_out
 _LOADER_ATTRIBUTES = ("origin", "synthetic", "blob", "value_inference")
 "Attributes that the loader sets on an op to refer to the op in the file."
 _MAX_EVALUATED_BYTES = 1 << 16
-"Values larger than this are not evaluated, because that would read weights."
+"Values of more bytes are not evaluated, because that would read weights; shapes and indices are far smaller."
 
 
 def clone_program(program: Program) -> Program:
@@ -35,7 +36,7 @@ def clone_program(program: Program) -> Program:
 
 
 class Rollback:
-    """Restores a program, function by function, from copies made before a function is changed."""
+    """Restores the functions of a program from copies that were made before the changes."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -55,7 +56,7 @@ class Rollback:
             self.keep(name)
 
     def restore(self) -> None:
-        """Restore the saved functions, and close the blocks that a failure left open in coremltools."""
+        """Restore the saved functions, and close the blocks that an exception left open in coremltools."""
         if self._attributes is not None:
             vars(self._program).clear()
             vars(self._program).update(self._attributes)
@@ -79,7 +80,7 @@ def clone_function(function: Function) -> Function:
 
 
 def _clone_block_contents(block: Block, clone: Block, env: dict[Var, Var]) -> None:
-    """Fill `clone`, a shallow copy of `block`, with ops and outputs of its own."""
+    """Replace the ops and outputs of `clone`, a shallow copy of `block`, by clones."""
     clone.operations = CacheDoublyLinkedList([_clone_op(op, clone, env) for op in block.operations])
     clone._internal_vars = {env[var] for var in block._internal_vars if var in env}
     clone._essential_scope_sources = list(block._essential_scope_sources)
@@ -127,7 +128,7 @@ def _clone_var(var: Var, op: Operation | None, env: dict[Var, Var]) -> Var:
 
 
 def clone_op(op: Operation, inputs: Mapping[str, Any]) -> Operation:
-    """Clone `op`, without a block or outputs, with `inputs` replacing its own inputs of those names.
+    """Clone `op`, without a block or outputs, with the inputs of the names in `inputs` replaced.
 
     The producers of its inputs do not list it as a user until it is inserted.
     """
@@ -147,7 +148,7 @@ def clone_op(op: Operation, inputs: Mapping[str, Any]) -> Operation:
 
 
 def map_inputs(op: Operation, env: Mapping[Var, Var]) -> dict[str, Any]:
-    """Return the inputs of `op` by name, replaced by their vars in `env` where it has them."""
+    """Return the inputs of `op` by name; vars that are keys of `env` are replaced by its values."""
     return {name: tuple(env.get(var, var) for var in bound) if isinstance(bound, (list, tuple)) else
             env.get(bound, bound) for name, bound in op.inputs.items()}
 
@@ -162,10 +163,10 @@ def infer_outputs(clone: Operation, like: Operation) -> Operation:
     if len(built) == len(like.outputs):
         built = tuple(refine_type(new, old.sym_type) for new, old in zip(built, like.outputs))
 
-    def known() -> Any:
+    def return_types() -> Any:
         return built
 
-    clone.type_inference = known
+    clone.type_inference = return_types
     if any(_has_large_value(var) for var in get_flat_inputs(clone)) or any(
         _count_bytes(each) > _MAX_EVALUATED_BYTES for each in built
     ):

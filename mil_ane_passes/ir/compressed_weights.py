@@ -1,7 +1,7 @@
-"""Compressed weights (`constexpr_*`) with one more axis of extent 1, still compressed.
+"""Insertion of an axis of extent 1 into compressed weights (`constexpr_*`) without decompressing them.
 
-The packed data is unchanged: only shapes and axis numbers change, along the whole chain where one constexpr feeds
-another (iOS18 joint compression).
+The packed data is unchanged: only shapes and axis numbers change. If one constexpr feeds another (joint compression of
+iOS 18), both change.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .query import is_compressed, is_const
 __all__ = ["explain_axis_obstacle", "insert_unit_axis"]
 
 _FLAT_INPUTS = frozenset({"nonzero_data", "indices_nonzero_data"})
-"Inputs that list elements without a shape of their own."
+"Inputs that list elements in one dimension, whatever the shape of the weight."
 _UNCHANGED_INPUTS = frozenset({"zero_point", "output_dtype"})
 _DENSE_INPUTS = frozenset(
     {"quantized_data", "source_val", "data", "indices", "mask", "data_mask", "indices_mask", "lut", "scale", "offset"}
@@ -27,7 +27,7 @@ _KNOWN_INPUTS = _FLAT_INPUTS | _UNCHANGED_INPUTS | _DENSE_INPUTS | _AXIS_INPUTS 
 
 
 def explain_axis_obstacle(var: Var) -> str | None:
-    """Return why `insert_unit_axis` does not support `var`, or None when it does."""
+    """Return the reason why `insert_unit_axis` does not support `var`; None if it does."""
     if not is_compressed(var):
         return None
     for name, bound in var.op.inputs.items():
@@ -43,17 +43,17 @@ def explain_axis_obstacle(var: Var) -> str | None:
 def insert_unit_axis(mb: RewriteBuilder, var: Var, axis: int) -> Var:
     """Insert an axis of extent 1 into `var` (const, compressed or computed) before position `axis`.
 
-    A const becomes a view of the same bytes, a compressed weight the same packed data under a longer shape, and a
-    computed one an `expand_dims`. Repeated calls for the same `var` return the same result.
+    A const becomes a view of the same bytes. A compressed weight keeps its packed data and gets a shape with one more
+    axis. A computed value gets an `expand_dims`. Repeated calls for the same `var` return the same result.
     """
     if is_const(var):
         return mb.reshaped(var, _insert_one_in_shape(tuple(var.shape), axis))
 
-    def make() -> Any:
+    def build_lifted() -> Any:
         with mb.at(mb.find_insertion_point(var), var.name):
             return _rebuild_constexpr(mb, var, axis) if is_compressed(var) else mb.expand_dims(x=var, axes=[axis])
 
-    lifted: Var = mb.once(("unit axis", var, axis), make)
+    lifted: Var = mb.once(("unit axis", var, axis), build_lifted)
     return lifted
 
 
@@ -70,13 +70,13 @@ def _rebuild_constexpr(mb: RewriteBuilder, var: Var, axis: int) -> Var:
 
 
 def _get_dense_rank(op: Operation) -> int:
-    """Return the rank of the constexpr's result, which is the rank of its packed data."""
+    """Return the rank of the constexpr's result, which equals the rank of its packed data."""
     packed = ("quantized_data", "indices", "indices_mask")
     return next(int(op.inputs[name].rank) for name in packed if name in op.inputs)
 
 
 def _rebuild_input(mb: RewriteBuilder, op: Operation, name: str, bound: Var, axis: int) -> Any:
-    """Build one input of the new constexpr. iOS16 forms carry a `shape` and store their elements flat."""
+    """Build one input of the new constexpr. The iOS 16 ops have an input `shape` and store their elements flat."""
     if is_compressed(bound):
         return insert_unit_axis(mb, bound, axis)
     if name == "shape":

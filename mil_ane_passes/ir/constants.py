@@ -24,7 +24,7 @@ __all__ = ["BlobRef", "LazyValue", "get_blob_ref", "make_bare_var", "make_const"
            "unpack_codes", "unpack_elements"]
 
 _ELEMENTS_AT_ONCE = 1 << 18
-"Elements that are unpacked at once, few enough to stay in the processor's cache; a multiple of 8."
+"Elements that are unpacked at once: few enough for the processor's cache. A multiple of 8 ends at a byte boundary."
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class BlobRef:
 
     `file` is the weight file on disk, `name` its name as the program's proto spells it
     (`@model_path/weights/weight.bin`), `offset` the position of the blob's 64-byte metadata, `nbytes` its payload.
-    `opened` tells the file from another that is at the same path later: device, inode, size and time of its last change
-    when it was opened.
+    `opened` identifies the file even if another one is at the same path later: device, inode, size and time of the last
+    change at the time it was opened.
     """
 
     file: Path
@@ -65,7 +65,7 @@ class LazyValue:
         return self._value
 
     def read(self) -> np.ndarray[Any, Any]:
-        """Return the elements, read anew unless `val` was accessed before; they are not kept."""
+        """Return the elements without caching them; they are read again unless `val` was accessed before."""
         return self._read().reshape(self.shape) if self._value is None else self._value
 
     def reshaped(self, shape: tuple[int, ...]) -> LazyValue:
@@ -85,7 +85,7 @@ def unpack_elements(packed: np.ndarray[Any, Any], dtype: Any, count: int) -> np.
 
 
 def unpack_codes(packed: np.ndarray[Any, Any], bits: int, signed: bool = False) -> np.ndarray[Any, Any]:
-    """Unpack all numbers of `bits` bits each, 8 at most, from bytes to bytes, the first number in the lowest bits."""
+    """Unpack all numbers of `bits` bits each (at most 8) into one byte each, the first number from the lowest bits."""
     if 8 % bits == 0:
         return _make_code_table(bits, signed).take(packed).view(np.uint8)
     return _unpack_bits(packed, bits, signed)
@@ -93,7 +93,7 @@ def unpack_codes(packed: np.ndarray[Any, Any], bits: int, signed: bool = False) 
 
 @functools.cache
 def _make_code_table(bits: int, signed: bool) -> np.ndarray[Any, Any]:
-    """Make a table of the numbers in each byte, which are together one element of it."""
+    """Make a table with one element for each byte value: the numbers packed in the byte, as one wide integer."""
     return _unpack_bits(np.arange(256, dtype=np.uint8), bits, signed).view(f"u{8 // bits}")
 
 
@@ -112,8 +112,8 @@ def make_const(
 
     `value` is an array or a scalar of that type; it is neither read nor copied.
 
-    The const is built here rather than by pymil's builder: its type is known, nothing has to be inferred or read, and
-    with thousands of weights that is most of the cost.
+    The const is not built by pymil's builder, which would infer the type from the value. The type is known here, and
+    with thousands of weights inference and reading are most of the cost.
     """
     kind: Any = SSAOpRegistry._get_core_op_cls("const")
     op: Any = object.__new__(kind)
@@ -139,7 +139,7 @@ def make_const(
 
 
 def make_bare_var(cls: Any, name: str, sym_type: Any, held: Any) -> Any:
-    """Create a var without running its initializer: the slots are set directly and nothing is inferred."""
+    """Create a var without its initializer: the slots are set directly, and type and value are not inferred."""
     var = object.__new__(cls)
     var.name, var._sym_type, var._sym_val = name, sym_type, held
     var._op = var.op_output_idx = None

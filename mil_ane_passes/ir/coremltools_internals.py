@@ -1,6 +1,6 @@
-"""Access to private attributes of pymil's vars, ops, blocks and functions, for all rooms besides this one.
+"""Access to private attributes of pymil's vars, ops, blocks and functions, for all other rooms.
 
-coremltools states neither of them; they are those of coremltools 8.3 to 9.0, and tests of both versions read them.
+coremltools does not document these attributes. They exist in coremltools 8.3 to 9.0, and tests run with both versions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ __all__ = [
 
 
 def get_typed_value(var: Var) -> Any:
-    """Return the typed value of `var` as it is stored, unread; None where it has none, not even a symbolic one."""
+    """Return the typed value of `var` as it is stored, without reading it; None if it has no value, not even a symbolic
+    one."""
     return var._sym_val
 
 
@@ -37,20 +38,20 @@ def set_typed_value(var: Var, value: Any) -> None:
 
 
 def set_stored_type(var: Var, sym_type: Any) -> None:
-    """Set the type of `var`; readers are not inferred anew."""
+    """Set the type of `var`; the types of its users are not inferred again."""
     var._sym_type = sym_type
 
 
 def evaluate_op(op: Operation, sym_types: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the typed values of the outputs of types `sym_types`, None for each that does not follow from inputs.
+    """Evaluate `op` and return the typed values of its outputs, whose types are `sym_types`.
 
-    Raises what coremltools' value inference raises.
+    An output that cannot be evaluated from the inputs is None. Raises the exceptions of coremltools' value inference.
     """
     return tuple(op._auto_val(tuple(sym_types)))
 
 
 def get_input_vars(op: Operation) -> Mapping[str, Any]:
-    """Return the operands of `op` by name as they are bound, internal ones included."""
+    """Return the operands of `op` by input name, including internal ones: a var or a tuple of vars each."""
     bound: Mapping[str, Any] = op._input_vars
     return bound
 
@@ -72,23 +73,23 @@ def remove_last_user(var: Var) -> None:
 
 
 def clear_users(var: Var) -> None:
-    """Make `var`, a shallow copy, a var without users."""
+    """Remove all users of `var`, a shallow copy, without changing the list of the original."""
     var._child_ops, var.consuming_blocks = [], []
 
 
 def clear_block_copy(block: Block, inputs: Iterable[Var]) -> None:
-    """Make `block`, a shallow copy, a block of its own without outputs and with `inputs`."""
+    """Detach `block`, a shallow copy, from the original: no internal vars, no outputs, and the inputs `inputs`."""
     block._internal_vars, block._outputs = set(), []
     block._block_inputs = tuple(inputs)
 
 
 def add_function_input(function: Function, name: str, placeholder: Any) -> None:
-    """Add an input to `function`, after those that it has."""
+    """Add an input to `function`, after the existing ones."""
     function.placeholder_inputs[name] = placeholder
     function._input_dict[name] = placeholder.outputs[0]
 
 
 def remove_function_input(function: Function, name: str) -> None:
-    """Remove an input or state of `function` that nothing reads."""
+    """Remove an input or state of `function` that has no users."""
     del function.placeholder_inputs[name]
     del function._input_dict[name]

@@ -19,18 +19,18 @@ __all__ = ["FLOAT_TYPES", "Retyped", "find_retype_obstacle", "retype_input", "re
 FLOAT_TYPES = {"fp16": types.fp16, "fp32": types.fp32}
 "The float types of inputs and outputs, by the names that `cast` uses."
 _OPS_READING_ANY_FLOAT = ("cast", "shape")
-"Ops that accept any float type, so that they need no cast back."
+"Ops that accept any float type: they read an input of the new type without a cast."
 
 
 class Retyped(NamedTuple):
-    """What became of the casts of an input or output, and whether results stay the same bits."""
+    """The result of a type change: `note` describes the casts; `exact` is true if the results keep the same bits."""
 
     note: str
     exact: bool
 
 
 def find_retype_obstacle(function: Function, var: Var) -> str:
-    """Return why the type of an input or output must not change; empty if it may."""
+    """Return the reason why the type of an input or output must not change; "" if it may."""
     if var.name in _collect_image_names(function):
         return f"'{var.name}' is an image, whose type is set by the model description"
     if var.op is None and var in function.outputs:
@@ -39,7 +39,7 @@ def find_retype_obstacle(function: Function, var: Var) -> str:
 
 
 def _collect_image_names(function: Function) -> set[str]:
-    """Collect the inputs and outputs that are images by the package, or by the types passed to `ct.convert`."""
+    """Collect the inputs and outputs that are images in the package, or in the types passed to `ct.convert`."""
     given = [kind.name for kind in function.input_types if isinstance(kind, ct.ImageType)]
     made = [var.name for var, kind in zip(function.outputs, function.output_types or ())
             if isinstance(kind, ct.ImageType)]
@@ -47,9 +47,9 @@ def _collect_image_names(function: Function) -> set[str]:
 
 
 def retype_input(function: Function, var: Var, dtype: str) -> Retyped:
-    """Declare the float input `var` in `dtype`: drop its casts to that, and cast it back for ops that read the other.
+    """Change the type of the float input `var` to `dtype` ("fp16" or "fp32"; `var` has the other type).
 
-    `dtype` is "fp16" or "fp32", `var` has the other of the two.
+    Casts of `var` to `dtype` are removed. Ops that need the old type read one cast back to it.
     """
     old, new = _get_other(dtype), FLOAT_TYPES[dtype]
     function.placeholder_inputs[var.name].dtype = new
@@ -84,7 +84,10 @@ def retype_input(function: Function, var: Var, dtype: str) -> Retyped:
 
 
 def retype_output(function: Function, var: Var, dtype: str) -> Retyped:
-    """Return the float output `var` in `dtype`, under its name: the value it was cast from, or a cast of it."""
+    """Change the type of the float output `var` to `dtype` ("fp16" or "fp32"); its name is kept.
+
+    If `var` is a cast of an fp16 value and `dtype` is "fp16", this value is returned. Otherwise a cast is added.
+    """
     old = _get_other(dtype)
     names = UniqueNames(function)
     name, source = var.name, var.op.x if var.op.op_type == "cast" else None
@@ -94,7 +97,7 @@ def retype_output(function: Function, var: Var, dtype: str) -> Retyped:
         mb = RewriteBuilder(function, names)
         if source is None or not undone:
             new = mb.cast(x=var, dtype=dtype, name=f"{name}_to_{dtype}")
-        elif source.op is None or source.consuming_blocks or is_const(source):  # it has to keep its own name
+        elif source.op is None or source.consuming_blocks or is_const(source):  # `source` must keep its own name
             new = mb.identity(x=source)
         else:
             new = source

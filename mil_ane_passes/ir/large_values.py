@@ -15,12 +15,11 @@ Shape = Sequence[object]
 
 
 def group_ops_by_large_values(block: Block, large: Callable[[Shape], bool]) -> list[tuple[list[Operation], Var]]:
-    """Group the ops of `block` that read or make a value whose shape is too `large`, connected by shared values.
+    """Group the ops of `block` that read or make a value for whose shape `large` is true.
 
-    Each group comes with its first such value.
-
-    Consts and weights do not count as values. The cost is linear: merging two groups moves the smaller one. There is
-    nearly always no such group.
+    Ops that share such a value are in one group. Each group is returned with its first such value. Consts and weights
+    are not counted as values. The cost is nearly linear in the number of ops: merging two groups moves the smaller one,
+    and most models have no such value.
     """
     judged = {var: large(_get_shape(var)) for var in _iterate_block_values(block)}
     if isinstance(block, Function) and not any(judged.values()):
@@ -38,7 +37,7 @@ def group_ops_by_large_values(block: Block, large: Callable[[Shape], bool]) -> l
 
 
 def _iterate_block_values(block: Block) -> Iterator[Var]:
-    """Yield the values that enter a block or are made in it."""
+    """Yield the inputs of a block and the values computed in it."""
     yield from block.inputs.values() if isinstance(block, Function) else block.inputs
     for op in block.operations:
         if op.op_type != "const":
@@ -55,7 +54,7 @@ def _get_shape(var: Var) -> Shape:
 def merge_groups(groups: dict[Operation, list[Operation]], one: Operation, other: Operation) -> None:
     """Merge the groups of two ops.
 
-    The smaller one moves into the larger, which keeps the total cost of all merges low.
+    The smaller group is appended to the larger one, so n merges cost O(n log n) in total.
     """
     small, large = sorted((groups[one], groups[other]), key=len)
     if small is not large:
@@ -65,13 +64,13 @@ def merge_groups(groups: dict[Operation, list[Operation]], one: Operation, other
 
 
 def list_groups(groups: Mapping[Operation, list[Operation]]) -> list[list[Operation]]:
-    """List each group once, in the order of the first op of each; their ops are in the order of `groups`."""
+    """List each group once, in the order of their first ops; the ops of a group are in the order of `groups`."""
     order = {op: place for place, op in enumerate(groups)}
     return [sorted(members, key=order.__getitem__) for members in {id(each): each for each in groups.values()}.values()]
 
 
 def group_by_shared_values(values: Mapping[Operation, Iterable[Var]]) -> list[list[Operation]]:
-    """Group ops that share values, directly or through other ops, from the values of each op."""
+    """Group ops that share values, directly or through other ops; `values` maps each op to its values."""
     groups: dict[Operation, list[Operation]] = {}
     holder: dict[Var, Operation] = {}
     for op, own in values.items():

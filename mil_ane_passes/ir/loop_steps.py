@@ -1,4 +1,4 @@
-"""Trip counts of loops, computed by evaluating the ops that the condition depends on, and bounds of their counters."""
+"""Trip counts of loops, computed by evaluating the ops that the condition depends on, and bounds on loop counters."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ __all__ = ["UnknownStepCount", "count_steps", "find_counter_bounds"]
 
 
 _MAX_COUNTED_STEPS = 10_000
-"Limit on evaluated steps: each takes some milliseconds, and no caller unrolls more."
+"Most steps that are evaluated to count them: each takes a few milliseconds, and no caller unrolls more."
 _LARGEST_COUNTS = {types.fp16: 2**11, types.fp32: 2**24, types.int32: 2**31 - 1}
 "Largest n such that a dtype represents all integers up to n."
 _MOVES = ("identity", "squeeze", "expand_dims", "reshape")
 
 
 class UnknownStepCount(Exception):
-    """The number of steps is unknown; the message is the reason."""
+    """The number of steps is unknown; the message states the reason."""
 
 
 def count_steps(op: Operation, most: int) -> tuple[int, set[Operation]]:
-    """Count the steps that the while_loop `op` runs, and return the ops of its body that only count them.
+    """Count the steps of the while_loop `op`, and return the count and the ops of its body that only count steps.
 
-    Raises UnknownStepCount, naming the value that decides, if it is unknown, and if there are more than `most` steps.
+    Raises UnknownStepCount if the count depends on a dynamic value (the message has its name), or exceeds `most`.
     """
     condition, body = op.blocks
     tested, read = _slice_backward(condition, condition.outputs[:1])
@@ -63,7 +63,8 @@ def _format_dependency(var: Var) -> str:
 
 
 def _slice_backward(block: Block, required: Iterable[Var]) -> tuple[list[Operation], list[int]]:
-    """Return the ops of `block` that the vars `required` depend on, in order, and the block inputs read, by index."""
+    """Return the ops of `block` that the vars `required` depend on, in order, and the indices of the block inputs that
+    these ops read."""
     places = {var: place for place, var in enumerate(block.inputs)}
     found: set[Operation] = set()
     read: list[int] = []
@@ -124,7 +125,7 @@ def find_counter_bounds(var: Var) -> tuple[int, int] | None:
 
 
 def _find_loop_input(var: Var) -> tuple[Operation, int] | None:
-    """Return the while_loop that has `var` among the inputs of its blocks, and the place; None where there is none."""
+    """Return the while_loop that has `var` as an input of one of its blocks, and the input's index; None otherwise."""
     block = var.child_ops[0].enclosing_block if var.op is None and var.child_ops else None
     while block is not None and block.outer_op is not None:
         if var in block.inputs:
@@ -135,7 +136,7 @@ def _find_loop_input(var: Var) -> tuple[Operation, int] | None:
 
 
 def _read_whole(var: Var) -> tuple[int, int] | None:
-    """Return the smallest and the largest of the integers in constant `var`; None for other values."""
+    """Return the smallest and the largest integer in the constant `var`; None if it has other values."""
     if var.val is None or not np.size(var.val):
         return None
     values = np.asarray(var.val, np.float64)
@@ -151,7 +152,10 @@ def _skip_moves(var: Var) -> Var:
 
 
 def _read_step(body: Block, place: int) -> tuple[int, int] | None:
-    """Return what each step adds to the value at `place`; None if it does anything else."""
+    """Return the smallest and the largest integer that a step adds to the loop variable of index `place`.
+
+    Returns None if the step computes anything else.
+    """
     op, counter = _skip_moves(body.outputs[place]).op, body.inputs[place]
     if op is None or op.op_type != "add":
         return None
@@ -160,7 +164,7 @@ def _read_step(body: Block, place: int) -> tuple[int, int] | None:
 
 
 def _iterate_conjuncts(var: Var) -> Iterator[Var]:
-    """Yield the conditions that all hold where `var` does."""
+    """Yield the operands of the conjunction `var`: all of them are true if `var` is."""
     var = _skip_moves(var)
     if var.op is not None and var.op.op_type == "logical_and":
         yield from _iterate_conjuncts(var.op.x)
@@ -170,7 +174,7 @@ def _iterate_conjuncts(var: Var) -> Iterator[Var]:
 
 
 def _read_end(condition: Var, counter: Var) -> int | None:
-    """Return the largest integer of `counter` for which `condition` holds; None if it is not a bound of it."""
+    """Return the largest integer `counter` for which `condition` is true; None if `condition` is not a bound on it."""
     op = condition.op
     if op is None or op.op_type not in ("less", "less_equal", "greater", "greater_equal"):
         return None

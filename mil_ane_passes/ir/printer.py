@@ -1,6 +1,6 @@
-"""Printing of MIL as text that is equal for equal programs: intermediate values are numbered, small consts are inline.
+"""Printing of MIL: equal programs give equal text. Intermediate values are numbered, small consts are inline.
 
-pymil's own text has names from a counter of the process, so two builds of one program print differently.
+pymil's own text has names from a process-wide counter, so two builds of the same program print differently.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ __all__ = [
 
 _PYMIL_SYMBOL = re.compile(r"\bis\d+\b")
 _MAX_INLINE_ELEMENTS = 12
-"Largest element count of a const that is printed by value."
+"Largest element count of a const that is printed by value: pads, strides and shapes fit, and a line stays readable."
 
 
 def format_dimension(size: Any) -> str:
-    """Format a size of a shape; `?` for a symbolic one, whose name in pymil differs from process to process."""
+    """Format a dimension; `?` for a symbolic one, because its name in pymil differs from process to process."""
     return "?" if is_symbolic(size) else str(size)
 
 
 def format_dtype(dtype: Any) -> str:
-    """Format a dtype as `fp16`; kinds of types that are not those of numbers by their name in MIL."""
+    """Format a dtype such as `fp16`; a type that is not numeric is formatted as its name in MIL."""
     try:
         return str(types.builtin_to_string(dtype))
     except KeyError:
@@ -48,7 +48,7 @@ def format_dtype(dtype: Any) -> str:
 
 
 def format_type(var: Var, dim: Callable[[Any], str] = format_dimension) -> str:
-    """Format a type as `fp16[1, 384, ?]`; a scalar is its dtype alone. `dim` formats one dimension."""
+    """Format a type such as `fp16[1, 384, ?]`; a scalar has only its dtype. `dim` formats one dimension."""
     if types.is_list(var.sym_type):
         return "list"
     name = format_dtype(var.dtype)
@@ -64,16 +64,16 @@ def format_program(program: Program, *, names: bool = False) -> str:
 
 def format_function_body(function: Function) -> str:
     """Format the ops of a function, one a line, without its header: the form used in docstrings."""
-    return format_lines(_Namer(function, False).lines(function, ""))
+    return format_lines(_Namer(function, False).format_ops(function, ""))
 
 
 def format_block(block: Block) -> str:
-    """Format the ops of a block under their own names, nested blocks included."""
-    return format_lines(_Namer(None, True).lines(block, ""))
+    """Format the ops of a block, including nested blocks; values keep their names."""
+    return format_lines(_Namer(None, True).format_ops(block, ""))
 
 
 def format_op(op: Operation) -> str:
-    """Format one op under its own names, for errors and traces."""
+    """Format one op for errors and traces; values keep their names."""
     return escape_text(next(iter(_Namer(None, True).op_lines(op, ""))))
 
 
@@ -85,9 +85,9 @@ def diff_program_texts(before: str, after: str) -> str:
 
 def _format_function(name: str, function: Function, names: bool) -> str:
     namer = _Namer(function, names)
-    inputs = ", ".join(f"%{key}: {namer.type(var)}" for key, var in function.inputs.items())
-    body = list(namer.lines(function, "    "))
-    outputs = ", ".join(namer.ref(var) for var in function.outputs)
+    inputs = ", ".join(f"%{key}: {namer.format_var_type(var)}" for key, var in function.inputs.items())
+    body = list(namer.format_ops(function, "    "))
+    outputs = ", ".join(namer.format_ref(var) for var in function.outputs)
     return format_lines([f"{name}({inputs}) {{", *body, f"}} -> ({outputs})"])
 
 
@@ -103,7 +103,7 @@ class _Namer:
         self._count = 0
         self._symbols: dict[str, str] = {}
 
-    def type(self, var: Var) -> str:
+    def format_var_type(self, var: Var) -> str:
         return format_type(var, self._format_dimension)
 
     def _format_dimension(self, extent: Any) -> str:
@@ -111,12 +111,12 @@ class _Namer:
 
         Symbols numbered by pymil are renumbered in the order of their first use in this function.
         """
-        def numbered(found: re.Match[str]) -> str:
+        def renumber_symbol(found: re.Match[str]) -> str:
             return self._symbols.setdefault(found[0], f"s{len(self._symbols)}")
 
-        return _PYMIL_SYMBOL.sub(numbered, str(extent))
+        return _PYMIL_SYMBOL.sub(renumber_symbol, str(extent))
 
-    def ref(self, var: Var) -> str:
+    def format_ref(self, var: Var) -> str:
         if self._keep:
             return f"%{var.name}"
         if var not in self._numbers:
@@ -124,20 +124,20 @@ class _Namer:
             self._count += 1
         return self._numbers[var]
 
-    def lines(self, block: Block, indent: str) -> Iterator[str]:
+    def format_ops(self, block: Block, indent: str) -> Iterator[str]:
         for op in block.operations:
             if op.op_type != "const" or any(var in block.outputs for var in op.outputs):
                 yield from self.op_lines(op, indent)
 
     def op_lines(self, op: Operation, indent: str) -> Iterator[str]:
         arguments = ", ".join(self._iterate_arguments(op))
-        results = ", ".join(f"{self.ref(var)}: {self.type(var)}" for var in op.outputs)
+        results = ", ".join(f"{self.format_ref(var)}: {self.format_var_type(var)}" for var in op.outputs)
         yield f"{indent}{results} = {op.op_type}({arguments})"
         for block in op.blocks:
-            inputs = ", ".join(f"{self.ref(var)}: {self.type(var)}" for var in block.inputs)
+            inputs = ", ".join(f"{self.format_ref(var)}: {self.format_var_type(var)}" for var in block.inputs)
             yield f"{indent}  ({inputs}) {{"
-            yield from self.lines(block, indent + "    ")
-            yield f"{indent}  }} -> ({', '.join(self.ref(var) for var in block.outputs)})"
+            yield from self.format_ops(block, indent + "    ")
+            yield f"{indent}  }} -> ({', '.join(self.format_ref(var) for var in block.outputs)})"
 
     def _iterate_arguments(self, op: Operation) -> Iterator[str]:
         if op.op_type == "const":
@@ -150,7 +150,7 @@ class _Namer:
                 yield f"{name}={self._format_operand(bound)}"
 
     def _format_operand(self, var: Var) -> str:
-        return format_literal(var) if var.op is not None and var.op.op_type == "const" else self.ref(var)
+        return format_literal(var) if var.op is not None and var.op.op_type == "const" else self.format_ref(var)
 
 
 def is_literal(var: Var) -> bool:

@@ -14,11 +14,11 @@ from coremltools.converters.mil.mil.types.symbolic import any_symbolic, is_symbo
 __all__ = [
     "OPAQUE",
     "TypeInfo",
-    "contradiction",
     "count_ops",
     "count_stored_bytes",
     "get_const_value",
     "get_consumers",
+    "get_contradiction",
     "get_flat_inputs",
     "get_function_name",
     "get_itemsize",
@@ -39,16 +39,16 @@ __all__ = [
     "iterate_nested_ops",
     "iterate_ops",
     "iterate_ops_inside_out",
+    "iterate_weights",
     "plain_type",
-    "weights",
     "wraps_negatives",
 ]
 
 OPAQUE = " (opaque)"
-"Suffix of the type of an op that coremltools knows but rejects in the form found in the file."
+"Suffix of the type of an op that coremltools defines, but whose inputs in the file it rejects."
 
 _PRECISION_NEUTRAL_OPS = frozenset({"cast", "const", "identity", "read_state", "coreml_update_state"})
-"Ops that do not indicate the precision in which a program computes."
+"Ops whose dtype does not indicate the precision in which a program computes."
 
 
 def is_const(var: Var | None) -> bool:
@@ -62,7 +62,7 @@ def is_compressed(var: Var | None) -> bool:
 
 
 def get_const_value(var: Var | None, default: Any = None) -> Any:
-    """Return the value of a small parameter as Python numbers, or `default` if the input is absent or not constant."""
+    """Return the value of a parameter as Python numbers, or `default` if the input is absent or not constant."""
     if var is None or var.val is None:
         return default
     return var.val.tolist() if isinstance(var.val, (np.ndarray, np.generic)) else var.val
@@ -74,10 +74,10 @@ def is_all_zero(var: Var | None) -> bool:
 
 
 class TypeInfo(NamedTuple):
-    """Dtype and shape of a type, cached: pymil derives them again on each access, which is most of the cost of a rule.
+    """Cached dtype and shape of a type: pymil derives them on each access, which would be most of the cost of a rule.
 
-    `dtype` and `shape` are those of the tensor, or of the one in a state; a scalar has shape (); `shape` is None if a
-    dimension is symbolic.
+    For a state, `dtype` and `shape` are those of its tensor. A scalar has the shape (). `shape` is None if a dimension
+    is symbolic.
     """
 
     dtype: Any
@@ -96,22 +96,22 @@ def _get_cached_type_info(sym_type: Any) -> TypeInfo:
 
 
 def get_type_info(var: Var) -> TypeInfo:
-    """Return dtype, static shape and whether it is a tensor, from a cache: pymil keeps one object per type anyway."""
+    """Return the cached type info of `var`. The cache does not grow much: pymil keeps one object per type anyway."""
     return _get_cached_type_info(var.sym_type)
 
 
 def get_static_shape(var: Var) -> tuple[int, ...] | None:
-    """Return the shape, or None when a dimension is symbolic."""
+    """Return the shape; None if a dimension is symbolic."""
     return _get_cached_type_info(var.sym_type).shape
 
 
 def is_opaque(op: Operation) -> bool:
-    """Return whether the loader could not interpret `op` (newer opset, custom layer). It is kept, and rules skip it."""
+    """Return whether the loader could not interpret `op` (newer opset, custom layer): it is kept, but rules skip it."""
     return bool(getattr(op, "opaque", False))
 
 
-def contradiction(op: Operation) -> str:
-    """Return coremltools' objection to an opaque op of a type that it knows; "" for other ops."""
+def get_contradiction(op: Operation) -> str:
+    """Return coremltools' error on an opaque op of a type that it defines; "" for other ops."""
     return str(getattr(op, "contradiction", ""))
 
 
@@ -131,7 +131,7 @@ def _get_dtype_itemsize(dtype: Any) -> int:
 
 
 def count_stored_bytes(var: Var) -> int:
-    """Count the bytes of a constant as stored, such as half a byte for each int4; 0 for other than numbers."""
+    """Count the bytes of a constant as stored (half a byte for an int4); 0 if it is not numeric."""
     kind = get_type_info(var)
     if not kind.is_tensor or kind.shape is None or not (types.is_float(kind.dtype) or types.is_int(kind.dtype)):
         return 0
@@ -139,7 +139,7 @@ def count_stored_bytes(var: Var) -> int:
 
 
 def get_flat_inputs(op: Operation) -> list[Var]:
-    """Return all vars an op reads, with tuples flattened, internal ones included."""
+    """Return all vars that an op reads, including internal ones, with tuples flattened."""
     return list(op.get_flattened_inputs())
 
 
@@ -182,8 +182,8 @@ def iterate_ops(program: Program) -> Iterator[tuple[str, Operation]]:
             yield name, op
 
 
-def weights(program: Program) -> Iterator[Any]:
-    """The arrays that the consts of a program hold."""
+def iterate_weights(program: Program) -> Iterator[Any]:
+    """Yield the array of each const of a program."""
     values = (var.val for _, op in iterate_ops(program) if op.op_type == "const" for var in op.outputs)
     return (value for value in values if isinstance(value, np.ndarray))
 
@@ -215,8 +215,10 @@ def is_const_or_compressed(var: Var) -> bool:
 
 
 def is_computed_in_fp16(op: Operation) -> bool:
-    """Return whether `op` shows that its model computes in fp16: it produces fp16, and is not a cast,
-    identity, state op or weight."""
+    """Return whether `op` is evidence that its model computes in fp16.
+
+    It must produce fp16, and must not be a cast, identity, const, state op or weight.
+    """
     if op.op_type in _PRECISION_NEUTRAL_OPS or op.op_type.startswith("constexpr_"):
         return False
     return any(get_type_info(var).dtype == types.fp16 and not types.is_state(var.sym_type) for var in op.outputs)
@@ -242,7 +244,7 @@ def count_ops(program: Program) -> int:
 
 
 def wraps_negatives(op: Operation) -> bool:
-    """Return whether `op` counts indices below 0 from the end, `select(i >= 0, i, i + size)`: it keeps all others."""
+    """Return whether `op` is `select(i >= 0, i, i + size)`: it counts indices below 0 from the end."""
     if op.op_type != "select" or op.cond.op is None or op.cond.op.op_type != "greater_equal":
         return False
     asked = op.cond.op

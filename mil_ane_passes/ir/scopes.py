@@ -15,18 +15,18 @@ __all__ = ["Origin", "copy_scopes", "fill_layer_scopes", "find_origin", "make_la
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)\n\s*(.*)')
 _LAYER_MARK = "NeuralNetworkLayer:"
-"Precedes the kind of a NeuralNetwork layer where a torch module has its class: scopes have no source for layers."
+"Prefix of the kind of a NeuralNetwork layer, in the scope that has a torch module's class: layers have no own scope."
 _INSIDE_TORCH = ("/torch/", "\\torch\\")
 
 
 @dataclass(frozen=True)
 class Origin:
-    """The PyTorch module and op, or the NeuralNetwork layer, behind a MIL op. None stands for what was not recorded.
+    """The PyTorch module and op, or the NeuralNetwork layer, that a MIL op was converted from.
 
-    `module` is the path of the module in a traced model, `module_type` its class, `op` the torch op; `source` the
-    file, line and text in an exported one. Of a layer, `module` is the name and `module_type` the kind; `is_layer` is
-    set. coremltools omits containers from the path that are not called themselves:
-    `ups.0.conv` of a ModuleList `ups` arrives as `0.conv`.
+    A field that was not recorded is None. For a traced model, `module` is the path of the module, `module_type` its
+    class, and `op` the torch op. For an exported model, `source` is the file, line and text. For a layer, `is_layer` is
+    set, `module` is its name and `module_type` its kind. coremltools omits containers that are not called from the
+    path: `ups.0.conv` in a ModuleList `ups` becomes `0.conv`.
     """
 
     module: str | None = None
@@ -46,14 +46,14 @@ class Origin:
 
 
 def find_origin(op: Operation) -> Origin | None:
-    """Find the origin of `op`, or None: only ops converted in this process have scopes, those of a package do not."""
+    """Find the origin of `op`; None if it has no scopes, such as an op loaded from a package."""
     scopes = op.scopes
     names = [str(name) for name in scopes.get(ScopeSource.TORCHSCRIPT_MODULE_NAME, ())]
     kinds = [str(kind) for kind in scopes.get(ScopeSource.TORCHSCRIPT_MODULE_TYPE, ())]
     if names and kinds and kinds[-1].startswith(_LAYER_MARK):
         name = "" if names[-1] == "-" else unquote(names[-1])
         return Origin(name, kinds[-1].removeprefix(_LAYER_MARK), is_layer=True)
-    if names and kinds:  # the last of both is the torch op itself: its number in the graph, and its kind
+    if names and kinds:  # the last entries are the torch op itself: its number in the graph, and its kind
         return Origin(".".join(names[:-1]) or None, kinds[-2] if len(kinds) > 1 else None, kinds[-1])
     frames = [frame for trace in scopes.get(ScopeSource.EXIR_STACK_TRACE, ()) if trace
               for frame in _FRAME.findall(str(trace))]
@@ -65,16 +65,17 @@ def find_origin(op: Operation) -> Origin | None:
 
 
 def make_layer_scopes(name: str, kind: str) -> tuple[ScopeInfo, ScopeInfo]:
-    """Make the scopes of the ops of one layer of a NeuralNetwork; a layer in the body of another replaces its scopes.
+    """Make the scopes for the ops of one layer of a NeuralNetwork.
 
-    coremltools drops spaces from scopes, so the name is quoted.
+    The scopes of a layer in the body of another layer replace those of the outer layer. coremltools drops spaces from
+    scopes, so the name is quoted.
     """
     return (ScopeInfo(source=ScopeSource.TORCHSCRIPT_MODULE_NAME, data=[quote(name) or "-"]),
             ScopeInfo(source=ScopeSource.TORCHSCRIPT_MODULE_TYPE, data=[f"{_LAYER_MARK}{kind}"]))
 
 
 def fill_layer_scopes(program: Program) -> None:
-    """Give ops without an origin, such as casts that passes added, the scopes of an op beside them."""
+    """Give ops without an origin, such as casts that passes added, the scopes of a neighbouring op."""
     ops = [op for _, op in iterate_ops(program)]
     for listed, neighbours in ((ops[::-1], _get_readers), (ops, _get_makers)):
         for op in listed:
@@ -94,8 +95,10 @@ def _get_makers(op: Operation) -> list[Operation]:
 
 
 def copy_scopes(source: Program, program: Program) -> None:
-    """Copy scopes to the ops of `program`, which was read from a package, from the ops of `source` that make the same
-    values: `source` is the program that coremltools converted, before saving it dropped the scopes."""
+    """Copy the scopes of the ops of `source` to the ops of `program` that compute the same values.
+
+    `source` is the program that coremltools converted; `program` was loaded from a package, which has no scopes.
+    """
     known = {(function, var.name): op.scopes for function, op in iterate_ops(source) for var in op.outputs}
     for function, op in iterate_ops(program):
         for var in op.outputs:

@@ -17,7 +17,10 @@ from .query import get_flat_inputs, is_opaque
 __all__ = ["infer_types", "limit_evaluation", "propagate_symbols", "raise_not_evaluated", "refine_type"]
 
 _MAX_EVALUATED_ELEMENTS = 1 << 20
-"Limit on the elements of an evaluated output that is larger than the operands; a package may declare any size."
+"""Most elements of an evaluated output that is larger than the operands, because a package may declare any size.
+
+Outputs of shape computations are far smaller, and a million elements are evaluated in milliseconds.
+"""
 _ORIGINAL_AUTO_VAL = Operation._auto_val
 _INFERENCE_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 "Exceptions that coremltools raises when it cannot infer a type or a value."
@@ -26,10 +29,9 @@ _INFERENCE_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupErro
 def infer_types(op: Operation) -> Any:
     """Infer the output types of `op` as `op.type_inference()` does: a type, or a tuple of types.
 
-    coremltools' type inference of slices converts ends counted from the back to ends counted from the front, in place.
-    Those arrays belong to the file, and another slice may count from the back of something longer, so a copy is passed
-    instead. For an op with nested blocks, coremltools infers the types of one path, and `_join_output_types` those of
-    all paths.
+    For slices, coremltools converts negative ends to positive ones in place. These arrays belong to the file, and
+    another slice may use them on a longer axis, so a copy is passed instead. For an op with nested blocks, coremltools
+    infers the types of one path only, so `_join_output_types` infers the types for all paths.
     """
     joined = _join_output_types(op) if op.blocks else None
     if joined is not None:
@@ -48,10 +50,10 @@ def infer_types(op: Operation) -> Any:
 
 @contextmanager
 def limit_evaluation() -> Iterator[None]:
-    """Limit constant folding of ops built inside the `with` to values that are not much larger than their operands.
+    """Limit constant folding of ops built inside the `with`: a value must not be much larger than its operands.
 
-    coremltools evaluates every op whose operands are constants: a `tile` or `fill` of one number is as large as a
-    package declares. A result as large as its operands is needed, such as that of a transpose of weights.
+    coremltools evaluates every op whose operands are constants, and the result of a `tile` or `fill` of one number has
+    any size that a package declares. Results as large as their operands, such as transposed weights, are evaluated.
     """
     Operation._auto_val = _evaluate_within_limit
     try:
@@ -96,11 +98,13 @@ def refine_type(inferred: Any, known: Any) -> Any:
 
 
 def propagate_symbols(block: Block, changed: set[Var]) -> None:
-    """Infer again the types of what `block` computes from the values `changed`, whose symbolic sizes are other symbols
-    than when their users were built. Values whose types change are added to `changed`.
+    """Infer again the types of all values in `block` that are computed from the values `changed`.
 
-    A file does not name symbols. Without this, a program in memory would state equal sizes that are no longer known to
-    be equal once it is saved and loaded, and rules would match differently. If coremltools' type inference of an op
+    The symbolic sizes of the values `changed` are other symbols than when their users were built. Values whose types
+    change are added to `changed`.
+
+    A file does not name symbols. Without this function, two sizes could have the same symbol in memory, but different
+    symbols after saving and loading, and rules would match differently. If coremltools' type inference of an op
     requires equal symbols, the op keeps its types, which are still valid.
     """
     for op in block.operations:

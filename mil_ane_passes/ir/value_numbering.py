@@ -18,20 +18,23 @@ __all__ = ["ValueNumbering"]
 Array = np.ndarray[Any, Any]
 
 _MAX_BYTES_IN_KEY = 1 << 10
-"Maximum bytes of a constant to use as its key; larger ones are compared by location first, then by digest."
+"""Most bytes of a constant that are used as its key.
+
+Larger constants are compared by location, then by digest, so that a key never needs much memory.
+"""
 _SAMPLES = 64
-"Elements of a large constant that are compared before all of it is read."
+"Elements of a large constant that are compared first: most different constants differ in them, so few are read fully."
 _MAX_DEPTH = 100
-"Nested blocks from this depth on get new numbers: each takes a level of Python's stack."
+"Deepest nesting of blocks that is compared. Blocks below it get new numbers, because each level uses Python's stack."
 _PIECE_BYTES = 4 << 20
 
 
 class ValueNumbering:
-    """Numbers of values, in `numbers`.
+    """Assigns a number to each value, in `numbers`; values with equal numbers are equal.
 
-    Equal numbers: inputs of the same name, equal constants, and results of ops of one type, opset and result type
-    whose inputs have equal numbers and whose nested blocks are alike apart from names. Functions that are numbered one
-    after the other share the numbers.
+    Inputs of the same name have equal numbers, and so do equal constants. Results of two ops have equal numbers if the
+    ops have the same type, opset and result type, their inputs have equal numbers, and their nested blocks are equal
+    except for names. All functions numbered by one object share the numbers.
     """
 
     def __init__(self) -> None:
@@ -50,7 +53,7 @@ class ValueNumbering:
             self.numbers[var] = self._get_number(("input", name, _get_kind(var)))
 
     def number_op(self, op: Operation, depth: int = 0) -> bool:
-        """Number the results of an op; returns whether any op before computes alike."""
+        """Number the results of an op; return whether an earlier op computes the same values."""
         count = len(self._known)
         if op.op_type == "const":
             key: Hashable = self._constants.make_key(op.outputs[0])
@@ -62,7 +65,7 @@ class ValueNumbering:
         return len(self._known) == count
 
     def assign_new_numbers(self, op: Operation) -> None:
-        """Number the results of an op as unlike all others."""
+        """Give the results of an op numbers that no other value has."""
         for var in op.outputs:
             self.numbers[var] = self._get_number(("new", len(self._known)))
 
@@ -70,7 +73,7 @@ class ValueNumbering:
         return self._known.setdefault(key, len(self._known))
 
     def _number_input(self, bound: Any) -> Hashable:
-        """Return the numbers of the values that one input reads; for values that exist in pymil only, their text."""
+        """Return the numbers of the values that one input reads; for a value without a number, its text."""
         found = bound if isinstance(bound, (list, tuple)) else () if bound is None else (bound,)
         return tuple(self.numbers[var] if var in self.numbers else str(getattr(var, "val", var)) for var in found)
 
@@ -87,8 +90,8 @@ class ValueNumbering:
 class _ConstantKeys:
     """Keys of constants, equal for equal dtypes, shapes and bits.
 
-    A large constant is known by its place: the same object, or the same bytes of a file. Only one that is at none of
-    the places seen is read, with those of its dtype and shape.
+    A large constant is first identified by its location: the same array in memory, or the same bytes of a file. Only a
+    constant at a new location is read, and compared with the constants of its dtype and shape.
     """
 
     def __init__(self) -> None:
@@ -109,7 +112,7 @@ class _ConstantKeys:
         if key is None:
             found = _LargeConstant(held, ("large", kind, len(self._by_place)))
             others = self._by_kind.setdefault(kind, [])
-            same = next((each for each in others if found.equals(each)), None)
+            same = next((each for each in others if found.has_equal_bytes(each)), None)
             if same is None:
                 others.append(found)
             key = (same or found).key
@@ -118,7 +121,7 @@ class _ConstantKeys:
 
 
 def _list_places(var: Var, held: Any) -> Iterator[Hashable]:
-    """Yield what a large constant can be known by: where it is stored, and in memory."""
+    """Yield the keys that identify a large constant by its location: in the weight file, and in memory."""
     blob = get_blob_ref(var)
     if blob is not None:
         yield (blob.file, blob.opened, blob.offset, _get_kind(var), tuple(held.shape))
@@ -127,18 +130,18 @@ def _list_places(var: Var, held: Any) -> Iterator[Hashable]:
 
 
 class _LargeConstant:
-    """A constant that is compared by samples, then by a digest of all of it, which is taken once."""
+    """A constant that is compared by samples, then by a digest of all its bytes, which is computed once."""
 
     def __init__(self, held: Any, key: Hashable) -> None:
         self.key = key
         self._held = held
         self._digest = b""
 
-    def equals(self, other: _LargeConstant) -> bool:
-        return self._sample() == other._sample() and self._get_digest() == other._get_digest()
+    def has_equal_bytes(self, other: _LargeConstant) -> bool:
+        return self._take_samples() == other._take_samples() and self._get_digest() == other._get_digest()
 
-    def _sample(self) -> bytes:
-        """Return some elements; none of a value that has to be unpacked first."""
+    def _take_samples(self) -> bytes:
+        """Return some elements; b"" for a value that would have to be unpacked first."""
         if isinstance(self._held, LazyValue):
             return b""
         flat = self._held.reshape(-1)
@@ -157,6 +160,6 @@ class _LargeConstant:
 
 
 def _get_kind(var: Var) -> Hashable:
-    """Return what distinguishes types of values whose shape follows from how they are computed."""
+    """Return a key of the type without the shape, which is determined by the op that computes the value."""
     kind = var.sym_type
     return get_type_info(var).dtype if types.is_tensor(kind) or types.is_scalar(kind) else str(kind.__name__)

@@ -1,4 +1,4 @@
-"""Value ranges measured in runs, for rules whose decision needs more than the program."""
+"""Value ranges measured in runs, for rules that cannot decide from the program alone."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["Measure", "MeasuredRanges", "Range"]
 class Range:
     """Range of one value over all runs, computed at float32.
 
-    `low` and `high` are over the finite elements (both 0 if there are none), `smallest` is the smallest magnitude
-    other than 0 (0 if there is none). `finite` is True if all elements are. `partial`, for convolutions and matrix
-    products, bounds every partial sum in any order of summation: the largest sum of the magnitudes of the products of
-    one element, the bias included.
+    `low` and `high` are the bounds of the finite elements (both 0 without finite elements). `smallest` is the smallest
+    magnitude except 0 (0 if all elements are 0). `finite` is True if all elements are finite. `partial`, for
+    convolutions and matrix products, is a bound on every partial sum in any order of summation: for each output
+    element, the magnitudes of its products and of the bias are summed, and `partial` is the largest such sum.
     """
 
     low: float = 0.0
@@ -34,11 +34,11 @@ class Range:
 
 
 class MeasuredRanges(dict[Var, Range]):
-    """The ranges of a program's values, and the runs they come from.
+    """The ranges of a program's values, and the runs in which they were measured.
 
-    `error` runs another program with the same interface in the precision of its types (float16) and returns the error
-    of its outputs, relative to each output's largest value (for integers, the share that differs): the largest of
-    them, infinite if numbers are lost. `runs` describes these runs.
+    `error` runs another program with the same interface in the precision of its types (float16), and returns the
+    largest error of its outputs. The error of an output is relative to its largest value; for integers, it is the
+    fraction of elements that differ. It is infinite if finite numbers became infinite or NaN. `runs` describes them.
     """
 
     def __init__(self, ranges: Mapping[Var, Range], error: Callable[[Program], float], runs: Sequence[Any] = ()
@@ -48,4 +48,4 @@ class MeasuredRanges(dict[Var, Range]):
 
 
 Measure = Callable[[Program], Mapping[Var, Range]]
-"""Runs a program on the available feeds: a range for every value with numbers, inputs included."""
+"""Runs a program on the available feeds and returns a range for every numeric value, including inputs."""

@@ -1,4 +1,4 @@
-"""Parts of weights along an axis, stored the way the weights are: views of bytes, or packed data with its tables."""
+"""Slices of weights along an axis, stored as the weights are: views of their bytes, or packed data with its tables."""
 
 from __future__ import annotations
 
@@ -14,33 +14,36 @@ from .query import get_const_value, is_compressed, is_const
 __all__ = ["CUT_OPS", "TABLE_INPUTS", "cut_weight", "find_cut_unit", "slice_weight"]
 
 TABLE_INPUTS = frozenset({"lut", "scale", "offset", "zero_point"})
-"Inputs with one entry for each block of the weight."
+"Inputs with one entry for each block (group of elements) of the weight."
 CUT_OPS = {"constexpr_affine_dequantize": "quantized_data", "constexpr_lut_to_dense": "indices",
            "constexpr_blockwise_shift_scale": "data"}
-"Forms that are cut without unpacking, and the input with one entry for each element."
+"Ops whose weight is sliced without unpacking it, and the op's input that has one entry for each element."
 
 
 def slice_weight(mb: RewriteBuilder, var: Var, axis: int, start: int, stop: int) -> Var:
-    """Return elements `start` to `stop` of const `var` along `axis`: a view of its bytes, one const for all users."""
+    """Return elements `start` to `stop` of const `var` along `axis` as a const that is a view of its bytes.
+
+    Equal calls return the same const.
+    """
     at = axis % var.rank
 
-    def make() -> np.ndarray[Any, Any]:
+    def slice_array() -> np.ndarray[Any, Any]:
         part: np.ndarray[Any, Any] = np.asarray(var.val)[(slice(None),) * at + (slice(start, stop),)]
         return part
 
-    return mb.weight(var, f"{at}_{start}_{stop}", make, view=True)
+    return mb.weight(var, f"{at}_{start}_{stop}", slice_array, view=True)
 
 
 def find_cut_unit(var: Var, axis: int) -> int | str:
-    """Return the number of elements of which cuts of `var` along `axis` have to be multiples, or why it is not cut.
+    """Return the number n such that `var` can be cut along `axis` at multiples of n; a str is the reason why it cannot.
 
-    Const and compressed weights are cut exactly, without unpacking: `cut_weight` cuts the packed data and shares
-    tables and scales that hold for the whole axis.
+    Const and compressed weights are cut exactly, without unpacking: `cut_weight` cuts the packed data, and the parts
+    share tables and scales that apply to the whole axis.
     """
     if is_const(var):
         return 1
     if not is_compressed(var) or var.op.op_type not in CUT_OPS:
-        maker = "nothing known" if var.op is None else var.op.op_type
+        maker = "an unknown op" if var.op is None else var.op.op_type
         return f"the weight is made by {maker}, which cannot be split"
     op, at, unit = var.op, axis % var.rank, 1
     packed = op.inputs[CUT_OPS[op.op_type]]
@@ -57,20 +60,20 @@ def find_cut_unit(var: Var, axis: int) -> int | str:
 
 
 def cut_weight(mb: RewriteBuilder, var: Var, axis: int, start: int, stop: int) -> Var:
-    """Return elements `start` to `stop` of const or compressed `var` along `axis`, stored the way `var` is.
+    """Return elements `start` to `stop` of const or compressed `var` along `axis`, stored as `var` is.
 
-    Both ends have to be multiples of `find_cut_unit`, or the end of the axis.
+    `start` and `stop` must be multiples of `find_cut_unit`, or the end of the axis.
     """
     if is_const(var):
         return slice_weight(mb, var, axis, start, stop)
 
-    def make() -> Any:
+    def build_cut() -> Any:
         with mb.at(mb.find_insertion_point(var), var.name):
             inputs = {name: _cut_input(mb, var, name, bound, axis % var.rank, start, stop)
                       for name, bound in var.op.inputs.items() if bound is not None}
             return getattr(mb, var.op.op_type)(**inputs)
 
-    made: Var = mb.once(("cut", var, axis % var.rank, start, stop), make)
+    made: Var = mb.once(("cut", var, axis % var.rank, start, stop), build_cut)
     return made
 
 
@@ -99,7 +102,7 @@ def _cut_input(mb: RewriteBuilder, var: Var, name: str, bound: Var, axis: int, s
 def _cut_packed_bits(
     packed: np.ndarray[Any, Any], bits: int, shape: tuple[int, ...], axis: int, start: int, stop: int,
 ) -> np.ndarray[Any, Any]:
-    """Cut numbers of `bits` bits each that are packed without gaps, least significant bit first."""
+    """Cut a range from numbers of `bits` bits each that are packed without gaps, least significant bit first."""
     row = math.prod(shape[1:]) * bits
     if axis == 0 and row % 8 == 0:
         return packed[start * row // 8:stop * row // 8]

@@ -27,7 +27,7 @@ from ..ir.query import (
     is_symbolic,
     iterate_blocks,
     iterate_ops,
-    weights,
+    iterate_weights,
 )
 from ..ir.type_inference import propagate_symbols
 from ..ir.value_ranges import Measure
@@ -224,7 +224,7 @@ def try_rewrite(
 
 
 def _prepare_rule(rule: Rule, program: Program, target: str, measure: Measure | None) -> None:
-    check_files_of(weights(program))
+    check_files_of(iterate_weights(program))
     rule._generations, rule._program = parse_target(target), ref(program)
     rule._measured = measure(program) if measure is not None and rule.measures else None
 

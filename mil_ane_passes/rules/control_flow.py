@@ -9,7 +9,7 @@ from coremltools.converters.mil.mil import Block, Builder, Function, Operation, 
 from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry
 
 from ..ane.op_support import OpSupport, find_dynamic_inputs
-from ..ir.query import contradiction, get_flat_inputs, is_const, is_opaque, is_used, plain_type
+from ..ir.query import get_contradiction, get_flat_inputs, is_const, is_opaque, is_used, plain_type
 from ..passes.contract import BlockRule, Example, Hit, Miss, Rule
 from ..passes.evidence import cite_2020_layer_list, cite_m4_study, cite_private_route, cite_surgery_tip
 from ..passes.examples import build_program, make_example
@@ -129,7 +129,7 @@ class CustomLayer(BlockRule):
 
 
 def _describe_unreadable(op: Operation) -> str:
-    found, unknown = contradiction(op), "so its support on the ANE is unknown"
+    found, unknown = get_contradiction(op), "so its support on the ANE is unknown"
     if found:
         return (f"coremltools does not accept {plain_type(op)} with these inputs and outputs ({found}), {unknown}; "
                 "fix them where the package is created")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..ir.query import contradiction, iterate_nested_ops, plain_type
+from ..ir.query import get_contradiction, iterate_nested_ops, plain_type
 from ..utils.errors import InputError, NotSupported, suggest_nearest
 from ..utils.locking import synchronized
 from .feeds import check_feeds, check_state, split_inputs
@@ -276,14 +276,14 @@ def _get_function(program: Any, name: str) -> Any:
 
 def _refuse_contradictions(block: Any) -> None:
     """Raise NotSupported where coremltools knows an op but does not accept its inputs and outputs in the package."""
-    found = [op for op in iterate_nested_ops(block) if contradiction(op)]
+    found = [op for op in iterate_nested_ops(block) if get_contradiction(op)]
     if found:
         first = found[0]
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
         name = first.outputs[0].name if first.outputs else first.name
         raise NotSupported(
             f"{plain_type(first)} '{name}': cannot be executed{more}: coremltools does not accept these "
-            f"inputs and outputs ({contradiction(first)}); correct them where the package is made")
+            f"inputs and outputs ({get_contradiction(first)}); correct them where the package is made")
 
 
 def _refuse_missing_ops(missing: Sequence[tuple[str, str]]) -> None:

@@ -190,7 +190,7 @@ def test_cost_grows_with_the_program_and_not_with_its_square(make, monkeypatch):
     chosen = Twice() if make is chain else select_rewrites(passes="lift_conv_transpose_1d")[0]
     for name in ("match", "rewrite"):
         count(type(chosen), name)
-    for name in ("replace", "remove_if_unused", "_remove"):
+    for name in ("replace", "remove_if_unused", "_remove_op"):
         count(BlockEditor, name)
     for name in ("set_inputs", "type_value_inference", "get_flattened_inputs"):
         count(Operation, name)
